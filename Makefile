@@ -1,0 +1,101 @@
+# Everything is installed into .venv from constraints.txt, which pins all versions; nothing else has to be there
+# but Python 3.11 or newer with its venv module. `make help` lists the targets.
+
+PYTHON ?= python3
+# What test-oldest runs with: the oldest releases have no wheels for Python 3.13 and newer.
+PYTHON_OLDEST ?= $(PYTHON)
+# More for pytest: make test ARGS="-m slow -k resume"
+ARGS ?=
+# Test processes. 0 runs the tests in one process, which a debugger needs.
+JOBS ?= 2
+
+VENV := .venv
+OLDEST := .venv-oldest
+BIN := $(VENV)/bin
+PIP_FLAGS := -qq --disable-pip-version-check
+# pip's own step of building the package is held to the pins, too.
+PINNED := -c constraints.txt --build-constraint constraints.txt
+PINNED_OLDEST := -c constraints-oldest.txt --build-constraint constraints-oldest.txt
+PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n $(JOBS) $(ARGS)
+
+# Two pips in one environment would trip over each other.
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test test-oldest coverage lint format types docs bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+quickstart: $(VENV)/.run ## train a small model from an HDF5 file
+	$(BIN)/python examples/quickstart.py
+
+test: $(VENV)/.test ## run the tests (ARGS="-m slow" for the long ones)
+	$(call PYTEST,$(BIN))
+
+test-oldest: $(OLDEST)/.test ## run the tests with the oldest versions we allow
+	$(call PYTEST,$(OLDEST)/bin)
+
+coverage: $(VENV)/.test ## run the tests and list the lines they miss
+	$(call PYTEST,$(BIN)) --cov --cov-report=term-missing
+
+lint: $(VENV)/.lint ## check style, format and spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+
+format: $(VENV)/.lint ## put style and format right where a tool can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.types ## check the types
+	$(BIN)/mypy --strict
+
+docs: $(VENV)/.docs ## build the documentation into docs/_build/html
+	$(BIN)/sphinx-build -q -W -n --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
+
+bench: $(VENV)/.run ## measure reading against plain h5py
+	$(BIN)/python examples/benchmarks/contiguous.py
+
+clean: ## remove what these targets made
+	rm -rf $(VENV) $(OLDEST) docs/_build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Environments. A stamp says which set of packages is in; a changed pin or dependency makes it anew.
+# The pip that comes with Python 3.11 knows neither --group nor --build-constraint, so a newer one comes first.
+$(VENV)/.pip: pyproject.toml constraints.txt
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install $(PIP_FLAGS) --upgrade pip -c constraints.txt
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.pip
+	@echo "installing lightning_h5 with what the examples need into $(VENV) (torch included, a minute or more)"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) $(PINNED) -e '.[cli,examples]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.pip
+	@echo "installing lightning_h5 with all extras and the test tools into $(VENV) (torch included, a minute or more)"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) $(PINNED) -e '.[all]' --group test
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.pip
+	@echo "installing the linters into $(VENV)"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) $(PINNED) --group lint
+	@touch $@
+
+$(VENV)/.types: $(VENV)/.lint
+	@echo "installing lightning_h5 with all extras into $(VENV) (torch included, a minute or more)"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) $(PINNED) -e '.[all]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.pip
+	@echo "installing lightning_h5 with all extras and Sphinx into $(VENV) (torch included, a minute or more)"
+	@$(BIN)/python -m pip install $(PIP_FLAGS) $(PINNED) -e '.[all]' --group docs
+	@touch $@
+
+$(OLDEST)/.test: pyproject.toml constraints-oldest.txt
+	@echo "installing the oldest versions we allow into $(OLDEST) (torch included, a minute or more)"
+	@$(PYTHON_OLDEST) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) --upgrade pip -c constraints-oldest.txt
+	@$(OLDEST)/bin/python -m pip install $(PIP_FLAGS) $(PINNED_OLDEST) -e '.[all]' --group test
+	@touch $@

@@ -1,0 +1,39 @@
+"""Sphinx: pages in Markdown (MyST), the reference from the docstrings. Building needs no network."""
+
+from __future__ import annotations
+
+from lightning_h5 import __version__
+
+project = "lightning_h5"
+author = "The lightning_h5 contributors"
+copyright = author
+release = version = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+exclude_patterns = ["_build", "_parts"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+html_theme = "furo"
+html_title = f"lightning_h5 {release}"
+html_static_path = ["_static"]
+html_css_files = ["drawing.css"]
+html_show_sphinx = False
+html_copy_source = False
+
+# Docstrings are Google style; types stand in the signatures alone.
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_custom_sections = [("Cost", "notes_style")]
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+python_maximum_signature_line_length = 80
+python_use_unqualified_type_names = True
+
+# Links to classes of other packages need those packages' inventories, which come from the network.
+nitpick_ignore_regex = [
+    ("py:.*", r"(torch|numpy|np|npt|lightning|pytorch_lightning|collections|multiprocessing|os)(\..*)?"),
+    ("py:class", r"BaseContext"),  # multiprocessing's, named in a class signature as it stands in the source
+]

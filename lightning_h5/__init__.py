@@ -1,0 +1,73 @@
+"""Trains PyTorch models with Lightning from HDF5 files as they are.
+
+Names are imported when they are first used, so that a worker process that needs a dataset does not pay for
+Lightning.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from .callbacks import H5StatsMonitor, SetEpochCallback
+    from .datamodules import LazyH5DataModule
+    from .datasets import H5LazyDataset, h5_worker_init_fn
+    from .errors import (
+        H5CorruptError,
+        H5DataChangedError,
+        H5Error,
+        H5FileError,
+        H5KeyError,
+        H5ResumeError,
+        H5ValueError,
+    )
+    from .sampling import balanced_contiguous_shard, group_split, interleaved_indices, k_fold
+
+_HOMES = {
+    "callbacks": ("H5StatsMonitor", "SetEpochCallback"),
+    "datamodules": ("LazyH5DataModule",),
+    "datasets": ("H5LazyDataset", "h5_worker_init_fn"),
+    "errors": (
+        "H5CorruptError",
+        "H5DataChangedError",
+        "H5Error",
+        "H5FileError",
+        "H5KeyError",
+        "H5ResumeError",
+        "H5ValueError",
+    ),
+    "sampling": ("balanced_contiguous_shard", "group_split", "interleaved_indices", "k_fold"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "H5CorruptError",
+    "H5DataChangedError",
+    "H5Error",
+    "H5FileError",
+    "H5KeyError",
+    "H5LazyDataset",
+    "H5ResumeError",
+    "H5StatsMonitor",
+    "H5ValueError",
+    "LazyH5DataModule",
+    "SetEpochCallback",
+    "__version__",
+    "balanced_contiguous_shard",
+    "group_split",
+    "h5_worker_init_fn",
+    "interleaved_indices",
+    "k_fold",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f".{home}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,76 @@
+"""Lightning's base classes, from whichever of its two packages the user has imported.
+
+``lightning`` and ``pytorch_lightning`` hold the same code as unrelated classes: a Trainer of one refuses the
+modules of the other. ``lightning`` is taken, unless ``pytorch_lightning`` alone is imported already, or the
+environment variable ``LIGHTNING_H5_IMPORT=pytorch_lightning`` asks for it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .errors import H5ValueError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+    from lightning.pytorch.callbacks import Checkpoint
+    from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+
+__all__ = [
+    "PACKAGE",
+    "Callback",
+    "Checkpoint",
+    "LightningDataModule",
+    "LightningModule",
+    "Trainer",
+    "check_trainer",
+    "rank_zero_info",
+    "rank_zero_warn",
+]
+
+
+def _choose() -> str:
+    asked = os.environ.get("LIGHTNING_H5_IMPORT")
+    if asked is not None:
+        if asked not in ("lightning", "pytorch_lightning"):
+            raise H5ValueError(
+                f"LIGHTNING_H5_IMPORT={asked!r} is set; there are 'lightning' and 'pytorch_lightning'. Set one of these."
+            )
+        return "lightning.pytorch" if asked == "lightning" else asked
+    only_old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
+    return "pytorch_lightning" if only_old else "lightning.pytorch"
+
+
+PACKAGE = _choose()
+
+if not TYPE_CHECKING:
+    _root = import_module(PACKAGE)
+    Callback = _root.Callback
+    LightningDataModule = _root.LightningDataModule
+    LightningModule = _root.LightningModule
+    Trainer = _root.Trainer
+    Checkpoint = import_module(f"{PACKAGE}.callbacks").Checkpoint
+    _utilities = import_module(f"{PACKAGE}.utilities")
+    rank_zero_info = _utilities.rank_zero_info
+    rank_zero_warn = _utilities.rank_zero_warn
+
+
+def check_trainer(trainer: Any) -> None:
+    """Refuses a Trainer of the other Lightning package.
+
+    Raises:
+        H5ValueError: it is one; the text says which is which.
+    """
+    theirs = type(trainer).__module__.split(".")[0]
+    ours = PACKAGE.split(".")[0]
+    if isinstance(trainer, Trainer) or theirs not in ("lightning", "pytorch_lightning"):
+        return
+    raise H5ValueError(
+        f"a Trainer of {theirs!r} was given a data module that lightning_h5 made for {ours!r}; the two packages hold "
+        f"unrelated classes of the same names. Import everything from one of them: either "
+        f"`from {PACKAGE} import Trainer`, or set LIGHTNING_H5_IMPORT={theirs} before Python starts "
+        f"(or import {theirs} before lightning_h5)."
+    )

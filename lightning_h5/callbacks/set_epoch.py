@@ -1,0 +1,37 @@
+"""``SetEpochCallback``: applies a restored position, and tells samplers and datasets the epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._lightning import Callback, LightningModule, Trainer
+
+__all__ = ["SetEpochCallback"]
+
+
+class SetEpochCallback(Callback):
+    """Applies the position of a resumed run before its first batch, and calls ``set_epoch`` each epoch.
+
+    The data modules of this package insert it themselves. It has no state. Loaders of this package read the
+    epoch from the trainer, so that nothing goes wrong in silence without it: a restored position that nobody
+    applied stops the run at the first batch. ``set_epoch`` is for samplers and datasets of one's own.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Applies the restored position, where there is one."""
+        apply = getattr(getattr(trainer, "datamodule", None), "apply_position", None)
+        if apply is not None:
+            apply()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tells every training sampler and dataset the epoch."""
+        for loader in _loaders(trainer):
+            for part in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+                set_epoch = getattr(part, "set_epoch", None)
+                if callable(set_epoch):
+                    set_epoch(trainer.current_epoch)
+
+
+def _loaders(trainer: Trainer) -> list[Any]:
+    combined = trainer.fit_loop._combined_loader  # what `trainer.train_dataloader` was made from, flat
+    return [] if combined is None else list(combined.flattened)

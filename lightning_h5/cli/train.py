@@ -1,0 +1,52 @@
+"""``fit``, ``validate``, ``test`` and ``predict``: LightningCLI over any model and the data modules of this package."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from .._lightning import PACKAGE, LightningDataModule, LightningModule
+from ..errors import H5Error
+
+__all__ = ["TRAINING_VERBS", "run_training"]
+
+TRAINING_VERBS = ("fit", "validate", "test", "predict")
+
+
+def run_training(arguments: Sequence[str]) -> None:
+    """Runs LightningCLI; model and data are classes named in the config.
+
+    A config is code: it names classes that are imported and called.
+
+    Args:
+        arguments: the verb, and what follows it.
+
+    Raises:
+        SystemExit: with 2 for a wrong config, with 1 for data that are not as they should be.
+    """
+    try:
+        lightning_cli = import_module(f"{PACKAGE}.cli").LightningCLI
+        import_module("jsonargparse")
+    except ImportError as error:
+        sys.stderr.write(
+            f"lightning_h5: `{arguments[0]}` needs jsonargparse, which is not installed ({error}). "
+            "Run `pip install 'lightning-h5[cli]'`.\n"
+        )
+        raise SystemExit(1) from error
+    import_module("lightning_h5.datamodules")  # subclasses are found by their short names once they are imported
+    if os.getcwd() not in sys.path:  # the console script, unlike `python -m`, does not look where it is started
+        sys.path.insert(0, os.getcwd())
+    try:
+        lightning_cli(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_kwargs={"overwrite": True},
+            args=list(arguments),
+        )
+    except H5Error as error:
+        sys.stderr.write(f"lightning_h5: {type(error).__name__}: {error}\n")
+        raise SystemExit(1) from error

@@ -1,0 +1,343 @@
+"""The life cycle that all data modules share. What a split holds is the subclass's business."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .._lightning import Checkpoint, LightningDataModule, check_trainer, rank_zero_info
+from ..callbacks import H5StatsMonitor, SetEpochCallback
+from ..datasets import RowDataset
+from ..errors import H5ValueError
+from ..loading import H5DataLoader
+from ..sampling import Mode, OrderParameters, PlanSampler, Replica, TrainingCut, resolve_replica
+from .agreement import agree
+from .options import SPLITS, LoaderOptions, Split, check_batch_size
+from .position import RunPosition
+
+__all__ = ["BaseH5DataModule"]
+
+_STAGES: dict[str, tuple[Split, ...]] = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "test": ("test",),
+    "predict": ("predict",),
+}
+
+
+class BaseH5DataModule(LightningDataModule):
+    """Builds datasets in ``setup``, loaders on demand, and keeps the position of the run.
+
+    Attributes:
+        batch_size: rows of a training batch on one rank; may be set between runs (batch size finders do).
+        rank: this replica, from ``setup`` on.
+        world_size: number of replicas, from ``setup`` on.
+        seed: seed of the order, from ``setup`` on.
+
+    Args:
+        batch_size: rows of a training batch on one rank.
+        options: how loaders are made.
+    """
+
+    # Predicting fewer rows than ranks leaves ranks without any; all other stages are checked in `setup`.
+    allow_zero_length_dataloader_with_multiple_devices = True
+
+    def __init__(self, batch_size: int, options: LoaderOptions) -> None:
+        super().__init__()
+        check_batch_size(batch_size, "batch_size")
+        self.batch_size = batch_size
+        self.rank: int | None = options.rank
+        self.world_size: int | None = options.world_size
+        self.seed = options.seed
+        self._options = options
+        self._datasets: dict[Split, RowDataset] = {}
+        self._train_loader: H5DataLoader | None = None
+        self._loaders: weakref.WeakSet[H5DataLoader] = weakref.WeakSet()
+        self._position = RunPosition()
+        self._said: set[str] = set()
+
+    # Lightning sets this attribute; a property can refuse a Trainer of the other Lightning package in time.
+    @property
+    def trainer(self) -> Any:
+        """The trainer that this module is attached to, or None."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        if trainer is not None:
+            check_trainer(trainer)
+        self._trainer = trainer
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Spawned ranks get the module before it has loaders, and make their own.
+        return self.__dict__ | {"_train_loader": None, "_loaders": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"_loaders": weakref.WeakSet()})
+
+    # What a subclass says ------------------------------------------------------------------------------------
+
+    def build_dataset(self, split: Split) -> RowDataset | None:
+        """The dataset of a split, or None where this module has no data for it.
+
+        Raises:
+            H5Error: the data is not as it should be.
+        """
+        raise NotImplementedError
+
+    def why_no_data(self, split: Split) -> str:
+        """A sentence on what to pass so that a split has data."""
+        raise NotImplementedError
+
+    # Life cycle ----------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str | None = None) -> None:
+        """Builds the datasets of a stage, checks them with all ranks, and inserts the callbacks.
+
+        May be called again, for each stage and for the same one.
+
+        Args:
+            stage: fit, validate, test or predict; None for all of them.
+
+        Raises:
+            H5Error: the data is missing, broken, too little, or not the same on all ranks.
+        """
+        splits = SPLITS if stage is None else _STAGES[getattr(stage, "value", stage)]
+        failure: Exception | None = None
+        try:
+            self._resolve()
+            for split in splits:
+                self._build(split, needed=stage is not None and split == splits[0])
+        except Exception as error:  # told to all ranks first, then raised on all of them
+            failure = error
+        agree(self._facts(splits) if failure is None else {}, failure)
+        self._insert_callbacks()
+
+    def teardown(self, stage: str | None = None) -> None:
+        """Ends reading ahead and closes files. They open again where a dataset is read again."""
+        for loader in list(self._loaders):
+            loader.close()
+        for dataset in self._datasets.values():
+            dataset.close()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Closes files; Lightning does not call ``teardown`` after an error."""
+        self.teardown()
+
+    def train_dataloader(self) -> Any:
+        """The training loader of this rank, in the order of the plan."""
+        self._train_loader = self._loader("train")
+        if self._train_loader is not None:
+            self._position.equip(self._train_loader.sampler)
+        return self._train_loader or NoRows()
+
+    def val_dataloader(self) -> Any:
+        """The validation loader of this rank: a contiguous shard, every row once over all ranks."""
+        return self._loader("val") or NoRows()
+
+    def test_dataloader(self) -> Any:
+        """The test loader of this rank: a contiguous shard, every row once over all ranks."""
+        return self._loader("test") or NoRows()
+
+    def predict_dataloader(self) -> Any:
+        """The prediction loader of this rank: a contiguous shard, every row once over all ranks."""
+        return self._loader("predict") or NoRows()
+
+    # Position of the run -------------------------------------------------------------------------------------
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a trainer keeps epoch and position."""
+        return self.trainer is not None and bool(getattr(self.trainer, "training", False))
+
+    def start_epoch(self) -> int | None:
+        """The trainer's epoch, for an iteration that starts now; None where no trainer trains.
+
+        Raises:
+            H5ResumeError: a position was restored and nobody applied it.
+        """
+        return self._position.start(self.trainer) if self.is_attached else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of training as plain values, under 4 KiB whatever the number of rows."""
+        if self.trainer is None or self._train_loader is None:
+            return {}
+        return self._position.state(self.trainer, self._train_loader.sampler, self._identity())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes a saved position; it is applied when training starts."""
+        self._position.load(self.trainer, state_dict)
+
+    def apply_position(self) -> None:
+        """Goes on where the restored position says; called when training starts.
+
+        Raises:
+            H5ResumeError: the position does not fit the present data or settings.
+        """
+        if self._train_loader is not None:
+            self._position.apply(self.trainer, self._train_loader.sampler, self._identity())
+
+    # Parts ---------------------------------------------------------------------------------------------------
+
+    def _resolve(self) -> None:
+        options = self._options
+        kwargs = getattr(self.trainer, "distributed_sampler_kwargs", None) if self.trainer is not None else None
+        if options.rank is None and options.world_size is None and kwargs:
+            self.rank, self.world_size = int(kwargs["rank"]), int(kwargs["num_replicas"])
+        else:
+            self.rank, self.world_size = resolve_replica(options.rank, options.world_size)
+        self.seed = options.seed if options.seed is not None else int(os.environ.get("PL_GLOBAL_SEED", "0"))
+
+    def _replica(self) -> Replica | tuple[None, None]:
+        """For loaders: fixed where a trainer or the user says it, else open until iteration starts."""
+        fixed = self.trainer is not None or self._options.rank is not None
+        return Replica(self.rank or 0, self.world_size or 1) if fixed and self.rank is not None else (None, None)
+
+    def _build(self, split: Split, *, needed: bool) -> None:
+        if (old := self._datasets.pop(split, None)) is not None:
+            old.close()
+        dataset = self.build_dataset(split)
+        if dataset is None:
+            if needed:
+                raise H5ValueError(f"there is no data for {split!r}. {self.why_no_data(split)}")
+            return
+        self._datasets[split] = dataset
+        self._check_size(split, len(dataset))
+
+    def _check_size(self, split: Split, n_rows: int) -> None:
+        world_size = self.world_size or 1
+        if n_rows == 0:
+            raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_data(split)}")
+        if n_rows < world_size and split != "predict":
+            raise H5ValueError(
+                f"the split {split!r} has {n_rows} rows and there are {world_size} ranks; each needs at least one. "
+                "Use fewer devices, or more rows."
+            )
+        if split != "train":
+            return
+        cut = self._cut(n_rows)
+        if cut.n_steps and cut.n_sitting_out and not cut.drop_last:
+            self._say(
+                f"batch_size=1 on {world_size} ranks: {cut.n_sitting_out} of {n_rows} rows, other ones each epoch, sit "
+                "out so that all ranks take equally many steps"
+            )
+        if cut.n_steps == 0:
+            raise H5ValueError(
+                f"drop_last leaves nothing of the {n_rows} rows of 'train': a step takes batch_size {self.batch_size} x "
+                f"{world_size} ranks = {self.batch_size * world_size} rows. Make batch_size smaller, or pass drop_last=False."
+            )
+
+    def _cut(self, n_rows: int) -> TrainingCut:
+        return TrainingCut(n_rows, self.batch_size, self.world_size or 1, self._options.drop_last)
+
+    def _facts(self, splits: tuple[Split, ...]) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "seed": self.seed,
+            "world_size": self.world_size,
+            "shuffle": self._options.shuffle,
+            "drop_last": self._options.drop_last,
+            "batch_size": self.batch_size,
+        }
+        for split in splits:
+            if (dataset := self._datasets.get(split)) is not None:
+                facts[f"rows of {split!r}"] = len(dataset)
+                facts[f"content of {split!r}"] = _identity_of(dataset)
+        return facts
+
+    def _insert_callbacks(self) -> None:
+        """Puts our callbacks into the trainer, before those that save checkpoints, once."""
+        if self.trainer is None:
+            return
+        callbacks: list[Any] = self.trainer.callbacks
+        for kind in (SetEpochCallback, H5StatsMonitor):
+            if not any(isinstance(callback, kind) for callback in callbacks):
+                at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
+                callbacks.insert(at, kind())
+
+    def _identity(self) -> str:
+        return _identity_of(self._datasets["train"])
+
+    def _mode(self) -> Mode:
+        shuffle = self._options.shuffle
+        if shuffle is False or getattr(self.trainer, "overfit_batches", False):
+            return "none"
+        return "window" if shuffle == "window" else "global"
+
+    def _loader(self, split: Split) -> H5DataLoader | None:
+        dataset = self._datasets.get(split)
+        if dataset is None:
+            return None
+        check_batch_size(self.batch_size, "batch_size")
+        options, training = self._options, split == "train"
+        mode: Mode = self._mode() if training else "none"
+        rank, world_size = self._replica()
+        if training:
+            self._say(f"training order: {mode} over {len(dataset):,} rows, seed {self.seed}")
+        sampler = PlanSampler(
+            dataset.blocks(),
+            OrderParameters(mode=mode, seed=self.seed or 0, batch_size=self.batch_size),
+            batch_size=self.batch_size if training else options.eval_batch_size or self.batch_size,
+            drop_last=training and options.drop_last,
+            evaluation=not training,
+            rank=rank,
+            world_size=world_size,
+            samples=options.collate_fn is not None,
+            keeper=self if training else None,
+        )
+        loader = H5DataLoader(
+            dataset,
+            sampler=sampler,
+            num_workers=options.num_workers,
+            collate_fn=_collate(options.collate_fn, dataset),
+            pin_memory=self._pin_memory(),
+            prefetch_factor=options.prefetch_factor,
+            persistent_workers=options.persistent_workers,
+            multiprocessing_context=options.multiprocessing_context,
+            timeout=options.timeout,
+            worker_init_fn=options.worker_init_fn,
+        )
+        self._loaders.add(loader)
+        return loader
+
+    def _pin_memory(self) -> bool:
+        if self._options.pin_memory != "auto":
+            return self._options.pin_memory
+        device = getattr(getattr(self.trainer, "strategy", None), "root_device", None)
+        return torch.cuda.is_available() and (device is None or device.type == "cuda")
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            rank_zero_info(text)
+
+
+class NoRows(list[Any]):
+    """What a hook gives where a split has no data; Lightning names the class when it warns of that."""
+
+
+class _Collate:
+    """A user's ``collate_fn`` over samples, and the ``batch_transform`` after it; a class, so that it pickles."""
+
+    def __init__(self, collate_fn: Callable[[Any], Any], batch_transform: Callable[[Any], Any] | None) -> None:
+        self._collate_fn, self._batch_transform = collate_fn, batch_transform
+
+    def __call__(self, samples: list[Any]) -> Any:
+        batch = self._collate_fn(samples)
+        return batch if self._batch_transform is None else self._batch_transform(batch)
+
+
+def _collate(collate_fn: Callable[[Any], Any] | None, dataset: RowDataset) -> _Collate | None:
+    return None if collate_fn is None else _Collate(collate_fn, dataset.batch_transform)
+
+
+def _identity_of(dataset: RowDataset) -> str:
+    """A digest of the rows of a dataset: what its files hold, and which of their rows it has."""
+    digest = hashlib.sha256(dataset.table.identity().encode())
+    if dataset.indices is not None:
+        digest.update(dataset.indices.tobytes())
+    return digest.hexdigest()[:32]

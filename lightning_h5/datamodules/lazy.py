@@ -1,0 +1,298 @@
+"""``LazyH5DataModule``: trains from HDF5 files as they are, reading rows on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from .._lightning import rank_zero_info
+from ..datasets import H5LazyDataset
+from ..errors import H5KeyError, H5ValueError
+from ..files import expand_paths, fill_split, find_array, guess_keys, keys_in, open_h5, torch_dtype
+from ..sampling import group_split, k_fold
+from ..sizes import parse_bytes
+from ..types import DTypeLike, IntArray, Keys, Paths
+from .base import BaseH5DataModule
+from .options import LoaderOptions, Split, SplitOptions
+
+__all__ = ["LazyH5DataModule"]
+
+
+class LazyH5DataModule(BaseH5DataModule):
+    """Trains from HDF5 files as they are, reading rows on demand.
+
+    Shards by rank without any Trainer flag, shuffles anew each epoch, resumes exactly where a run broke off,
+    and evaluates every row exactly once. Use it where the data do not fit into memory, or need not.
+
+    Splits come from files of their own (``val_path``), from groups inside one file (``{split}`` in the keys), or
+    from the training files (``val_fraction``, ``test_fraction``, or ``num_folds`` and ``fold``).
+
+    Args:
+        train_path: one file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these. Several
+            files are one dataset, in sorted order for a glob or a directory.
+        val_path: files to validate on, likewise.
+        test_path: files to test on, likewise.
+        predict_path: files to predict on, likewise; they need not have a target.
+        x_key: the input array, a list of arrays (x is a tuple), or a mapping from names to arrays (x is a
+            dict). ``{split}`` in it stands for train, val, test or predict. A name may end in a member of a
+            table. None takes what the file leaves no doubt about.
+        y_key: the target, likewise. None gives inputs alone.
+        x_dtype: dtype of the input by name, such as "float16", or a mapping from fields to names. None keeps
+            the file's.
+        y_dtype: dtype of the target, likewise.
+        val_fraction: share of the training files' rows to validate on, 0 to 1.
+        test_fraction: share of the training files' rows to test on, 0 to 1.
+        group_key: an array with each row's group (a patient, a recording): groups are never cut apart.
+        num_folds: cut the training rows into this many folds; one of them validates.
+        fold: the fold that validates, from 0.
+        split_seed: decides which rows go where. Apart from ``seed``, so that a new training seed moves no row
+            between training and test.
+        transform: runs on each sample's input, a tensor of a row's shape.
+        target_transform: runs on each sample's target.
+        eval_transform: takes the place of ``transform`` for validation, test and prediction. None means that
+            ``transform`` runs there too.
+        batch_transform: runs once on each collated batch.
+        collate_fn: makes a batch of a list of samples. None stacks, without making samples first.
+        batch_size: rows of a training batch on one rank.
+        eval_batch_size: rows of a batch in the other stages. None means ``batch_size``.
+        shuffle: True mixes the training rows anew each epoch; "global" (one permutation of all rows) and
+            "window" (chunks mixed a window at a time) say how. False keeps the storage order.
+        drop_last: drop the ragged end of a training epoch. None means False: nothing is dropped and all ranks
+            take equally many steps, since the last two rounds are cut into slightly smaller batches.
+        seed: seed of the training order. None takes Lightning's ``seed_everything``, else 0.
+        with_index: add each row's index in its split to the batch: last in a tuple, ``"index"`` in a dict.
+        num_workers: worker processes. 0 reads ahead in a thread, without copies between processes: the fastest
+            unless a ``transform`` is slow.
+        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker, or 4.
+        pin_memory: put batches into page-locked memory. "auto" does so where they go to a GPU.
+        persistent_workers: keep workers between epochs. None means yes.
+        multiprocessing_context: how workers start: fork, forkserver or spawn. None is Python's default.
+        timeout: seconds to wait for a worker's batch; None waits for ever.
+        worker_init_fn: runs in each worker, after its random streams are seeded.
+        shuffle_bytes: decoded bytes that are mixed at a time on a rank, where "window" is used; a size such as
+            "512 MiB". It decides the order, so it is the same on all ranks.
+        lanes: streams of chunks that a "window" order deals to ranks and workers. None follows from them.
+        cache_bytes: memory for decoded chunks on a rank, split among its workers; "auto" is 64 MiB. It decides
+            speed alone.
+        mmap: map contiguous arrays into memory: two to three times the rows a second, for files that you vouch
+            nobody truncates while they are read (that ends the process with SIGBUS).
+        world_size: number of replicas, where neither trainer nor ``torch.distributed`` says it right.
+        rank: this replica, likewise.
+        allow_external: follow links, storage and virtual arrays into other files.
+
+    Raises:
+        H5ValueError: arguments that contradict each other or make no sense. Files are looked at in ``setup``.
+
+    Example:
+        >>> datamodule = LazyH5DataModule("digits.h5", x_key="images", y_key="labels", val_fraction=0.1)
+        >>> trainer.fit(model, datamodule=datamodule)
+    """
+
+    def __init__(
+        self,
+        train_path: Paths | None = None,
+        val_path: Paths | None = None,
+        test_path: Paths | None = None,
+        predict_path: Paths | None = None,
+        *,
+        x_key: Keys | None = None,
+        y_key: Keys | None = None,
+        x_dtype: DTypeLike = None,
+        y_dtype: DTypeLike = None,
+        val_fraction: float = 0.0,
+        test_fraction: float = 0.0,
+        group_key: str | None = None,
+        num_folds: int | None = None,
+        fold: int | None = None,
+        split_seed: int = 0,
+        transform: Callable[[Any], Any] | None = None,
+        target_transform: Callable[[Any], Any] | None = None,
+        eval_transform: Callable[[Any], Any] | None = None,
+        batch_transform: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        batch_size: int = 32,
+        eval_batch_size: int | None = None,
+        shuffle: bool | Literal["global", "window"] = True,
+        drop_last: bool | None = None,
+        seed: int | None = None,
+        with_index: bool = False,
+        num_workers: int = 0,
+        prefetch_factor: int | None = None,
+        pin_memory: bool | Literal["auto"] = "auto",
+        persistent_workers: bool | None = None,
+        multiprocessing_context: Literal["fork", "forkserver", "spawn"] | None = None,
+        timeout: float | None = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        shuffle_bytes: int | str = "512 MiB",
+        lanes: int | None = None,
+        cache_bytes: int | str = "auto",
+        mmap: bool = False,
+        world_size: int | None = None,
+        rank: int | None = None,
+        allow_external: bool = False,
+    ) -> None:
+        options = LoaderOptions(
+            eval_batch_size=eval_batch_size,
+            shuffle=shuffle,
+            drop_last=bool(drop_last),
+            seed=seed,
+            num_workers=num_workers,
+            prefetch_factor=prefetch_factor,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers is not False,
+            multiprocessing_context=multiprocessing_context,
+            timeout=timeout or 0,
+            worker_init_fn=worker_init_fn,
+            collate_fn=collate_fn,
+            world_size=world_size,
+            rank=rank,
+        )
+        super().__init__(batch_size, options)
+        self._split = SplitOptions(
+            val_fraction=val_fraction,
+            test_fraction=test_fraction,
+            group_key=group_key,
+            num_folds=num_folds,
+            fold=fold,
+            split_seed=split_seed,
+        )
+        self._paths: dict[Split, Paths | None] = {
+            "train": train_path,
+            "val": val_path,
+            "test": test_path,
+            "predict": predict_path,
+        }
+        self.x_key, self.y_key = x_key, y_key
+        self._x_dtype, self._y_dtype = x_dtype, y_dtype
+        self._transform, self._target_transform = transform, target_transform
+        self._eval_transform, self._batch_transform = eval_transform, batch_transform
+        self._with_index, self._cache_bytes, self._mmap = with_index, cache_bytes, mmap
+        self._allow_external = allow_external
+        self._indices: dict[str, IntArray] | None = None
+        self._check_arguments(shuffle_bytes, lanes)
+
+    def build_dataset(self, split: Split) -> H5LazyDataset | None:
+        """The dataset of a split, or None where there is no data for it."""
+        source = self._source(split)
+        if source is None:
+            return None
+        path, group, cut = source
+        x_key, y_key = self._keys(path, group, split)
+        return H5LazyDataset(
+            path,
+            x_key,
+            y_key,
+            self._x_dtype,
+            self._y_dtype if y_key is not None else None,
+            self._transform if split == "train" or self._eval_transform is None else self._eval_transform,
+            self._target_transform if y_key is not None else None,
+            indices=self._cut_indices(path)[split] if cut else None,
+            batch_transform=self._batch_transform,
+            cache_bytes=self._cache_bytes,
+            with_index=self._with_index,
+            allow_external=self._allow_external,
+            mmap=self._mmap,
+        )
+
+    def why_no_data(self, split: Split) -> str:
+        """A sentence on what to pass so that a split has data."""
+        cut = {"val": "val_fraction (or num_folds and fold), ", "test": "test_fraction, "}.get(split, "")
+        return f"Pass {split}_path, {cut}or train_path and keys with {{split}} in them."
+
+    def _check_arguments(self, shuffle_bytes: int | str, lanes: int | None) -> None:
+        parse_bytes(shuffle_bytes, "shuffle_bytes")
+        if self._cache_bytes != "auto":
+            parse_bytes(self._cache_bytes, "cache_bytes")
+        if lanes is not None and lanes < 1:
+            raise H5ValueError(f"lanes={lanes} was given. Pass at least 1, or None.")
+        if self._options.shuffle == "window":
+            raise H5ValueError("shuffle='window' is not in this version yet. Pass shuffle=True or 'global'.")
+        if self.x_key is None and self.y_key is not None:
+            raise H5ValueError(f"y_key={self.y_key!r} was given without x_key. Pass both.")
+        for dtype, name in ((self._x_dtype, "x_dtype"), (self._y_dtype, "y_dtype")):
+            for one in dtype.values() if isinstance(dtype, dict) else [dtype]:
+                torch_dtype(one, name)
+        if self._target_transform is not None and self.y_key is None and self.x_key is not None:
+            raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
+        for split in ("val", "test"):
+            if self._paths[split] is not None and self._split.cuts(split):
+                raise H5ValueError(
+                    f"{split}_path was given, and rows are to be cut off the training files for {split!r} too. "
+                    f"Pass {split}_path, or {split}_fraction (or folds), not both."
+                )
+
+    def _source(self, split: Split) -> tuple[Paths, str, bool] | None:
+        """Files of a split, what ``{split}`` stands for in them, and whether its rows are cut off the training rows."""
+        path, train_path = self._paths[split], self._paths["train"]
+        if path is not None:
+            return path, split, split == "train" and self._split.cuts_any
+        if train_path is None or split == "train":
+            return None
+        if self._split.cuts(split):
+            return train_path, "train", True
+        if any("{split}" in key for key in keys_in(self.x_key, self.y_key)) and self._has_group(train_path, split):
+            return train_path, split, False
+        return None
+
+    def _has_group(self, path: Paths, split: Split) -> bool:
+        """Whether the first file has the arrays of a split."""
+        first = expand_paths(path, "train_path")[0]
+        with open_h5(first) as file:
+            for key in keys_in(fill_split(self.x_key or (), split)):
+                try:
+                    find_array(file, key, allow_external=self._allow_external)
+                except H5KeyError:
+                    return False
+        return True
+
+    def _keys(self, path: Paths, group: str, split: Split) -> tuple[Keys, Keys | None]:
+        if self.x_key is None:
+            first = expand_paths(path, f"{split}_path")[0]
+            self.x_key, self.y_key = guess_keys(first)
+            rank_zero_info(f"x_key={self.x_key!r}, y_key={self.y_key!r}: {first!r} leaves no doubt about them")
+        x_key = fill_split(self.x_key, group)
+        y_key = None if self.y_key is None else fill_split(self.y_key, group)
+        if split == "predict" and y_key is not None and not self._has_target(path, y_key):
+            rank_zero_info(f"predicting without a target: {y_key!r} is not in the files of predict_path")
+            y_key = None
+        return x_key, y_key
+
+    def _has_target(self, path: Paths, y_key: Keys) -> bool:
+        with open_h5(expand_paths(path, "predict_path")[0]) as file:
+            try:
+                for key in keys_in(y_key):
+                    find_array(file, key, allow_external=self._allow_external)
+            except H5KeyError:
+                return False
+        return True
+
+    def _cut_indices(self, path: Paths) -> dict[str, IntArray]:
+        """Rows of the training files for each split that is cut off them; the same in every process."""
+        split = self._split
+        x_key, _ = self._keys(path, "train", "train")
+        n_or_groups: Any = len(self._columns(path, x_key))
+        if split.group_key is not None:
+            n_or_groups = self._groups(path, fill_split(split.group_key, "train"), n_or_groups)
+        fractions = [1 - split.val_fraction - split.test_fraction, split.val_fraction, split.test_fraction]
+        train, val, test = group_split(n_or_groups, fractions, split.split_seed)
+        if split.num_folds is not None and split.fold is not None:
+            within = len(train) if isinstance(n_or_groups, int) else n_or_groups[train]
+            kept, held_out = k_fold(within, split.num_folds, split.fold, split.split_seed)
+            train, val = train[kept], train[held_out]
+        return {"train": train, "val": val, "test": test}
+
+    def _columns(self, path: Paths, keys: Keys) -> H5LazyDataset:
+        return H5LazyDataset(path, keys, allow_external=self._allow_external)
+
+    def _groups(self, path: Paths, key: Keys, n_rows: int) -> Any:
+        """Each row's group; ``{"group": key}`` since text is allowed in a dict."""
+        column = self._columns(path, {"group": str(key)})
+        if len(column) != n_rows:
+            raise H5ValueError(
+                f"group_key={key!r} has {len(column)} rows and the data has {n_rows}. Name an array with one value a row."
+            )
+        values = np.asarray(column.read_batch(np.arange(n_rows))["group"])
+        column.close()
+        return values

@@ -1,0 +1,99 @@
+"""Where a run is, under a trainer: from its own counter of processed batches, never from counting what was fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import H5ResumeError
+from ..loading import extend, position_from, position_state, steps_left
+from ..sampling import OrderParameters, PlanSampler, Segment
+
+__all__ = ["RunPosition"]
+
+
+class RunPosition:
+    """The position of a training run: taken for a checkpoint, and applied when training goes on."""
+
+    def __init__(self) -> None:
+        self._pending: Mapping[str, Any] | None = None
+        self._restored: tuple[int, tuple[Segment, ...], OrderParameters] | None = None
+        self._started: tuple[int, int] | None = None  # epoch, and batches the trainer had processed by then
+
+    def load(self, trainer: Any, state: Mapping[str, Any]) -> None:
+        """Takes a saved position; kept for a fit alone, since validating a checkpoint must not move a later run."""
+        if state and trainer is not None and getattr(trainer.state.fn, "value", None) == "fit":
+            self._pending = dict(state)
+
+    def check_applied(self) -> None:
+        """Refuses to go on from a position that was loaded and not applied.
+
+        Raises:
+            H5ResumeError: there is one.
+        """
+        if self._pending is not None:
+            raise H5ResumeError(
+                f"a checkpoint's position (epoch {self._pending.get('epoch')}) was loaded and never applied: training "
+                "would repeat rows. Leave SetEpochCallback in trainer.callbacks, or call datamodule.apply_position() "
+                "in on_train_start."
+            )
+
+    def equip(self, sampler: PlanSampler) -> None:
+        """Gives a new sampler what an earlier one was restored to."""
+        if self._restored is not None:
+            sampler.restore(*self._restored)
+
+    def apply(self, trainer: Any, sampler: PlanSampler, identity: str) -> None:
+        """Makes the sampler, and the trainer's counter, go on where the restored position says.
+
+        Raises:
+            H5ResumeError: the position does not fit the present data or settings.
+        """
+        if self._pending is None:
+            return
+        self._restored = epoch, _, _ = position_from(self._pending, sampler, identity)
+        self._pending = None
+        self.equip(sampler)
+        if epoch == trainer.current_epoch:
+            _move(trainer, len(sampler) - steps_left(sampler, epoch))
+
+    def start(self, trainer: Any) -> int:
+        """Notes that an iteration begins; gives its epoch."""
+        self.check_applied()
+        epoch = int(trainer.current_epoch)
+        self._started = epoch, _processed(trainer)
+        return epoch
+
+    def reset(self) -> None:
+        """Forgets iterations of an earlier fit."""
+        self._started = None
+
+    def state(self, trainer: Any, sampler: PlanSampler, identity: str) -> dict[str, Any]:
+        """The position as plain values."""
+        if self._pending is not None:
+            return dict(self._pending)
+        if self._started is None:
+            epoch = self._restored[0] if self._restored is not None else int(trainer.current_epoch)
+            return position_state(sampler, epoch, sampler.consumed(epoch), identity)
+        epoch, before = self._started
+        world_size = sampler.replica.world_size
+        n_batches = (_processed(trainer) - before) * world_size
+        segments = extend(sampler.consumed(epoch), sampler.batch_size, world_size, n_batches)
+        return position_state(sampler, epoch, segments, identity)
+
+
+def _processed(trainer: Any) -> int:
+    """Batches of the running epoch whose training step is done.
+
+    Not ``completed``, which lags behind while batch-end callbacks save; not ``ready``, which counts a batch
+    whose step then fails.
+    """
+    return int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
+
+
+def _move(trainer: Any, processed: int) -> None:
+    """Sets the trainer's counter: under another world size or batch size the same rows are other batches."""
+    delta = processed - _processed(trainer)
+    current = trainer.fit_loop.epoch_loop.batch_progress.current
+    for name in ("ready", "started", "processed", "completed") if delta else ():
+        setattr(current, name, getattr(current, name) + delta)

@@ -1,0 +1,310 @@
+"""What all row datasets share: rows of fields in, samples and batches out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from ..errors import H5ValueError
+from ..files import FieldNames, OpenOptions, process_pool
+from ..readers import open_reader
+from ..sampling import BlockTable
+from ..stats import Counters
+from ..types import BatchToken, IntArray, RowReader
+from .buffers import BufferPool
+from .table import FileTable, held_fields
+
+__all__ = ["Column", "RawBatch", "RowDataset", "Transform"]
+
+Transform: TypeAlias = Callable[[Any], Any]
+Column: TypeAlias = torch.Tensor | list[Any]
+"""One field of a batch: a tensor, or nested lists of str."""
+
+
+@dataclass(frozen=True)
+class RawBatch:
+    """Rows as they were read, before any transform.
+
+    Attributes:
+        rows: indices into the dataset, shape ``(batch,)``.
+        columns: for each field its rows.
+    """
+
+    rows: IntArray
+    columns: tuple[Column, ...]
+
+
+class RowDataset(Dataset[Any]):
+    """A map-style dataset over the rows of a file table.
+
+    Reading has two halves. ``gather`` reads, decodes and copies; it may run in any thread. ``finish`` runs the
+    transforms and collates; it runs where the batch is taken, so that random streams are reproducible.
+
+    Args:
+        table: the files.
+        x: fields of the input; the first columns.
+        y: fields of the target, or None; the columns after them.
+        dtypes: dtype for each column, None leaves it as stored.
+        transform: runs on each sample's x.
+        target_transform: runs on each sample's y.
+        batch_transform: runs once on each collated batch.
+        with_index: add each row's index in this dataset.
+        indices: rows of the table that this dataset has, in its order; None for all.
+        options: how files are opened where the HDF5 library reads.
+        mmap: map contiguous arrays into memory.
+    """
+
+    def __init__(
+        self,
+        table: FileTable,
+        x: FieldNames,
+        y: FieldNames | None,
+        *,
+        dtypes: Sequence[torch.dtype | None],
+        transform: Transform | None,
+        target_transform: Transform | None,
+        batch_transform: Transform | None,
+        with_index: bool,
+        indices: IntArray | None,
+        options: OpenOptions,
+        mmap: bool = False,
+    ) -> None:
+        self.table = table
+        self.x, self.y = x, y
+        self.transform, self.target_transform = transform, target_transform
+        self.batch_transform = batch_transform
+        self.with_index = with_index
+        self.indices = _checked(indices, table.n_rows)
+        self.counters = Counters()
+        self._dtypes = tuple(dtypes)
+        self._options = options
+        self._mmap = mmap
+        self._held = held_fields(table)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._readers: dict[tuple[int, int], RowReader] = {}
+        self._lock = threading.Lock()
+        self._buffers = BufferPool()
+
+    def __len__(self) -> int:
+        return self.table.n_rows if self.indices is None else len(self.indices)
+
+    def __getitem__(self, index: int | BatchToken) -> Any:
+        """One sample, or, for a loader's token, what the token asks for."""
+        if isinstance(index, BatchToken):
+            return self.finish(self.gather(index.rows), samples=index.samples)
+        (sample,) = self.__getitems__([index])
+        return sample
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Samples in the order asked, read in one go; what ``DataLoader(batch_size=...)`` calls."""
+        samples: list[Any] = self.finish(self.gather(self._normal(indices)), samples=True)
+        return samples
+
+    def read_batch(self, indices: Iterable[int] | npt.NDArray[Any] | torch.Tensor) -> Any:
+        """A collated batch in the order asked, at full speed.
+
+        Args:
+            indices: any indices into the dataset, negative ones from its end; shape ``(batch,)``.
+
+        Returns:
+            ``x``, ``(x, y)`` or a dict of tensors with ``batch`` rows, and the indices where ``with_index``.
+        """
+        return self.finish(self.gather(self._normal(indices)))
+
+    def gather(self, rows: IntArray) -> RawBatch:
+        """Reads rows; the first half of a batch. Safe to call from any thread.
+
+        Raises:
+            H5DataChangedError: a file is no longer as it was when the dataset was made.
+            H5CorruptError: stored bytes cannot be read back.
+        """
+        located = rows if self.indices is None else self.indices[rows]
+        if len(self.table.paths) == 1:
+            columns = [self._read(0, field, located) for field in range(len(self._dtypes))]
+            touched: Iterable[int] = (0,)
+        else:
+            columns, touched = self._gather_files(located)
+        for file in touched:
+            self.table.guards[file].check()
+        return RawBatch(rows, tuple(map(self._cast, columns, self._dtypes)))
+
+    def finish(self, raw: RawBatch, *, samples: bool = False) -> Any:
+        """Transforms and collates; the second half of a batch.
+
+        Args:
+            raw: what ``gather`` gave.
+            samples: give a list of samples instead of a batch; ``batch_transform`` is not run then.
+        """
+        n_x = len(self.x.keys)
+        x, y = raw.columns[:n_x], raw.columns[n_x:]
+        if samples:
+            return self._samples(raw.rows, x, y)
+        whole_x = _build(self.x, x) if self.transform is None else self._collate(self.transform, self.x, x, raw)
+        parts = [whole_x]
+        if self.y is not None:
+            as_read = self.target_transform is None
+            parts.append(_build(self.y, y) if as_read else self._collate(self.target_transform, self.y, y, raw))
+        batch = self._join(parts, torch.from_numpy(raw.rows.copy()))
+        return batch if self.batch_transform is None else self.batch_transform(batch)
+
+    def blocks(self) -> BlockTable:
+        """Which of this dataset's rows lie together on disk."""
+        return self.table.blocks(self.indices, self._held)
+
+    def close(self) -> None:
+        """Closes this process's files and gives back what is held in memory; the next read opens them again."""
+        with self._lock:
+            for reader in self._readers.values():
+                reader.close()
+            self._readers.clear()
+        for path in self.table.paths:
+            process_pool().close(path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("_readers", "_lock", "_buffers"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._reset()
+
+    def _normal(self, indices: Iterable[int] | npt.NDArray[Any] | torch.Tensor) -> IntArray:
+        """Indices as an array, counted from the start, inside the dataset."""
+        rows = np.asarray(indices if isinstance(indices, np.ndarray | torch.Tensor | Sequence) else list(indices))
+        if rows.dtype.kind not in "iu" and rows.size:
+            raise H5ValueError(
+                f"indices of dtype {rows.dtype} were asked for; a row is found by an integer. Pass integers."
+            )
+        rows = np.atleast_1d(rows).astype(np.int64)
+        n_rows = len(self)
+        outside = (rows < -n_rows) | (rows >= n_rows)
+        if outside.any():
+            # IndexError by protocol: it ends a `for` loop over a dataset.
+            raise IndexError(
+                f"index {rows[outside][0]} was asked of a dataset with {n_rows} rows. "
+                f"Ask for -{n_rows} to {n_rows - 1}."
+            )
+        return np.where(rows < 0, rows + n_rows, rows)
+
+    def _reader(self, file: int, field: int) -> RowReader:
+        with self._lock:
+            reader = self._readers.get((file, field))
+            if reader is None:
+                reader = self._readers[file, field] = open_reader(
+                    self.table.layouts[file][field],
+                    self._options,
+                    mmap=self._mmap,
+                    held=self._held[field],
+                    counters=self.counters,
+                )
+            return reader
+
+    def _read(self, file: int, field: int, rows: IntArray) -> torch.Tensor | npt.NDArray[Any]:
+        reader = self._reader(file, field)
+        if reader.dtype.kind == "O":
+            return reader.read(rows)
+        column = self._empty(reader, len(rows))
+        reader.read(rows, column.numpy())
+        return column
+
+    def _empty(self, reader: RowReader, n_rows: int) -> torch.Tensor:
+        return self._buffers.tensor((n_rows, *reader.row_shape), _TORCH[reader.dtype.name])
+
+    def _gather_files(self, rows: IntArray) -> tuple[list[torch.Tensor | npt.NDArray[Any]], list[int]]:
+        """Rows of several files: file by file, then put where they were asked."""
+        files, local = self.table.locate(rows)
+        touched = np.unique(files).tolist()
+        columns: list[torch.Tensor | npt.NDArray[Any]] = []
+        for field in range(len(self._dtypes)):
+            first = self._reader(touched[0] if touched else 0, field)
+            is_text = first.dtype.kind == "O"
+            column = np.empty((len(rows), *first.row_shape), object) if is_text else self._empty(first, len(rows))
+            values = column if isinstance(column, np.ndarray) else column.numpy()
+            for file in touched:
+                here = np.flatnonzero(files == file)
+                values[here] = self._reader(file, field).read(local[here])
+            columns.append(column)
+        return columns, touched
+
+    def _cast(self, column: torch.Tensor | npt.NDArray[Any], dtype: torch.dtype | None) -> Column:
+        if isinstance(column, np.ndarray):
+            text: list[Any] = column.tolist()
+            return text
+        if dtype is None or column.dtype == dtype:
+            return column
+        return self._buffers.tensor(tuple(column.shape), dtype).copy_(column)
+
+    def _samples(self, rows: IntArray, x: tuple[Column, ...], y: tuple[Column, ...]) -> list[Any]:
+        samples = []
+        for i, row in enumerate(rows.tolist()):
+            parts = [_apply(self.transform, _build(self.x, [column[i] for column in x]))]
+            if self.y is not None:
+                parts.append(_apply(self.target_transform, _build(self.y, [column[i] for column in y])))
+            samples.append(self._join(parts, row))
+        return samples
+
+    def _collate(self, transform: Transform | None, names: FieldNames, columns: tuple[Column, ...], raw: RawBatch) -> Any:
+        each = range(len(raw.rows))
+        return default_collate([_apply(transform, _build(names, [column[i] for column in columns])) for i in each])
+
+    def _join(self, parts: list[Any], index: Any) -> Any:
+        if self.with_index and len(parts) == 1 and isinstance(parts[0], dict):
+            return {**parts[0], "index": index}
+        if self.with_index:
+            parts = [*parts, index]
+        return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+_TORCH = {
+    name: getattr(torch, name)
+    for name in (
+        "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128"
+    ).split()
+}
+
+
+def text_ok(names: FieldNames | None, *, target: bool) -> list[bool]:
+    """For each field whether it may hold text: a target may, and one of several inputs."""
+    return [] if names is None else [target or names.kind != "single"] * len(names.keys)
+
+
+def _checked(indices: IntArray | None, n_rows: int) -> IntArray | None:
+    if indices is None:
+        return None
+    given = np.asarray(indices)
+    if given.dtype.kind == "b" and given.shape == (n_rows,):
+        return np.flatnonzero(given)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise H5ValueError(
+            f"indices have shape {given.shape} and dtype {given.dtype}; the data has {n_rows} rows. "
+            f"Pass integers, shape (n,), or a mask of shape ({n_rows},)."
+        )
+    if given.size and (given.min() < 0 or given.max() >= n_rows):
+        raise H5ValueError(
+            f"indices run from {given.min()} to {given.max()}; the data has {n_rows} rows. "
+            f"Pass rows from 0 to {n_rows - 1}."
+        )
+    return given.astype(np.int64)
+
+
+def _build(names: FieldNames, values: Sequence[Any]) -> Any:
+    if names.kind == "single":
+        return values[0]
+    return tuple(values) if names.kind == "tuple" else dict(zip(names.names, values, strict=True))
+
+
+def _apply(transform: Transform | None, value: Any) -> Any:
+    return value if transform is None else transform(value)
+
+

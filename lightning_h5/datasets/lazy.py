@@ -1,0 +1,147 @@
+"""``H5LazyDataset``: rows are read from the files when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..errors import H5ValueError, listing
+from ..files import FieldNames, OpenOptions, expand_paths, field_names, torch_dtype
+from ..sizes import parse_bytes
+from ..types import DTypeLike, Keys, Paths
+from .base import RowDataset, Transform, text_ok
+from .table import FileTable, held_fields, scan_files
+
+__all__ = ["H5LazyDataset"]
+
+CACHE_BYTES = 64 << 20
+MOST_OPEN = 256
+
+
+class H5LazyDataset(RowDataset):
+    """Rows of HDF5 files, read on demand.
+
+    Works with the standard ``DataLoader(dataset, batch_size=..., shuffle=True)``, which reads a batch in one
+    go, and in worker processes under fork, forkserver and spawn: each process opens the files itself, on first
+    use. Use ``LazyH5DataModule`` under a Lightning Trainer: it shards by rank and resumes exactly.
+
+    Args:
+        path: one file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these. Several
+            files are one dataset; their rows follow each other, sorted by name for a glob or a directory.
+        x_key: the input array, such as ``"train/images"``. A list of names gives a tuple, a mapping from names
+            in the sample to names in the file gives a dict. A name may end in a member of a table
+            (``"obs/label"``).
+        y_key: the target, likewise. None gives inputs alone.
+        x_dtype: dtype of the input: a name, a NumPy or a torch dtype, or a mapping from a field's name to one.
+            None keeps the file's. Text is left alone.
+        y_dtype: dtype of the target, likewise.
+        transform: runs on each sample's input, a tensor of the row's shape (a tuple or dict where ``x_key`` is).
+        target_transform: runs on each sample's target; a tensor without axes for one-dimensional arrays.
+        rdcc_nbytes: bytes of HDF5's chunk cache for each array. None sizes it from the chunks, within
+            ``cache_bytes`` for the process. The HDF5 library alone uses it, for arrays that only it can read.
+        rdcc_nslots: slots of that cache. None follows from its size.
+        rdcc_w0: how eagerly the cache drops chunks that were read whole, 0 to 1. None leaves HDF5's 0.75.
+        swmr: the file has a live writer in single-writer/multiple-reader mode. False, since reading needs it
+            for nothing else.
+        indices: rows to keep, in this order (shape ``(n,)``), or a mask over all rows. None keeps all.
+        batch_transform: runs once on each batch that ``read_batch`` collates.
+        cache_bytes: memory for decoded chunks in this process, in bytes or as text; "auto" is 64 MiB.
+        with_index: add each row's index in this dataset: last in a tuple, ``"index"`` in a dict.
+        allow_external: follow links, storage and virtual arrays into other files. False, since a file can
+            name any other file of yours.
+        mmap: map contiguous arrays into memory: two to three times as many rows a second, for files that you
+            vouch nobody truncates (that would end the process).
+
+    Raises:
+        H5FileError: a file is missing, damaged, or needs a filter that is not installed.
+        H5KeyError: an array is not in the file.
+        H5ValueError: the arrays do not belong together, or cannot become tensors.
+
+    Cost:
+        Construction opens each file once and reads metadata alone. A row of a compressed array costs the
+        decoding of its whole chunk when read alone.
+
+    Example:
+        >>> dataset = H5LazyDataset("digits.h5", "train/images", "train/labels", x_dtype="float32")
+        >>> image, label = dataset[0]
+        >>> images, labels = dataset.read_batch([3, 1, 2])
+    """
+
+    def __init__(
+        self,
+        path: Paths,
+        x_key: Keys,
+        y_key: Keys | None = None,
+        x_dtype: DTypeLike = None,
+        y_dtype: DTypeLike = None,
+        transform: Transform | None = None,
+        target_transform: Transform | None = None,
+        rdcc_nbytes: int | str | None = None,
+        rdcc_nslots: int | None = None,
+        rdcc_w0: float | None = None,
+        swmr: bool = False,
+        *,
+        indices: Sequence[int] | npt.NDArray[Any] | None = None,
+        batch_transform: Transform | None = None,
+        cache_bytes: int | str = "auto",
+        with_index: bool = False,
+        allow_external: bool = False,
+        mmap: bool = False,
+    ) -> None:
+        x = field_names(x_key, "x_key")
+        y = None if y_key is None else field_names(y_key, "y_key")
+        if y is None and target_transform is not None:
+            raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
+        dtypes = [*_dtypes(x_dtype, x, "x_dtype"), *(_dtypes(y_dtype, y, "y_dtype") if y else ())]
+        keys = [*x.keys, *(y.keys if y else ())]
+        plain = OpenOptions(swmr=swmr, allow_external=allow_external)
+        allowed = [*text_ok(x, target=False), *text_ok(y, target=True)]
+        table = scan_files(expand_paths(path), keys, plain, text_ok=allowed)
+        budget = CACHE_BYTES if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
+        given = None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes")
+        n_bytes = given if given is not None else _chunk_cache(table, budget)
+        super().__init__(
+            table,
+            x,
+            y,
+            dtypes=dtypes,
+            transform=transform,
+            target_transform=target_transform,
+            batch_transform=batch_transform,
+            with_index=with_index,
+            indices=None if indices is None else np.asarray(indices),
+            options=OpenOptions(
+                rdcc_nbytes=n_bytes,
+                rdcc_nslots=rdcc_nslots,
+                rdcc_w0=rdcc_w0,
+                swmr=swmr,
+                allow_external=allow_external,
+            ),
+            mmap=mmap,
+        )
+
+
+def _dtypes(dtype: DTypeLike, names: FieldNames, argument: str) -> list[torch.dtype | None]:
+    if not isinstance(dtype, Mapping):
+        return [torch_dtype(dtype, argument)] * len(names.keys)
+    unknown = [name for name in dtype if name not in names.names]
+    if unknown:
+        raise H5ValueError(
+            f"{argument} names {listing(unknown)}; the fields are {listing(names.names)}. Use the fields' names."
+        )
+    return [torch_dtype(dtype.get(name), f"{argument}[{name!r}]") for name in names.names]
+
+
+def _chunk_cache(table: FileTable, budget: int) -> int:
+    """Bytes of HDF5's chunk cache an array: room for the chunks of one row, where the budget has it.
+
+    HDF5 keeps a cache for each open array, so the budget is shared among the arrays of the files that may be open.
+    """
+    held = held_fields(table)
+    spans = [a.chunk_span_bytes for arrays in table.layouts for a, h in zip(arrays, held, strict=True) if not h]
+    n_open = max(1, min(len(table.paths), MOST_OPEN) * sum(not whole for whole in held))
+    return max(64 << 10, min(budget // n_open, max([1 << 20, *spans])))

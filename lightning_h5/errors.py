@@ -1,0 +1,71 @@
+"""The errors of this package: few types, each of them also a builtin one.
+
+Every message has three parts, in this order: what was asked, what is there, what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "H5CorruptError",
+    "H5DataChangedError",
+    "H5Error",
+    "H5FileError",
+    "H5KeyError",
+    "H5ResumeError",
+    "H5ValueError",
+]
+
+
+class H5Error(Exception):
+    """Base of all errors raised on purpose by this package. Its text prints as written."""
+
+    def __str__(self) -> str:
+        # KeyError prints the repr of its text and OSError wants an errno: neither is for people.
+        return " ".join(str(arg) for arg in self.args)
+
+
+class H5FileError(H5Error, OSError):
+    """A file is missing, is not HDF5, is truncated, locked or cannot be read."""
+
+
+class H5KeyError(H5Error, KeyError):
+    """An array, or a member of a table, is not in the file."""
+
+
+class H5ValueError(H5Error, ValueError):
+    """An argument, or the data it names, does not make sense."""
+
+
+class H5DataChangedError(H5FileError):
+    """A file is no longer the one that was looked at in ``setup``."""
+
+
+class H5CorruptError(H5FileError):
+    """Stored bytes cannot be read back: a short read, a bad checksum, a chunk that does not decode."""
+
+
+class H5ResumeError(H5Error, ValueError):
+    """A saved position does not fit the present data or settings."""
+
+
+def listing(names: Iterable[object], most: int = 12) -> str:
+    """Names for a message: quoted, separated by commas, cut after ``most`` of them."""
+    quoted = [repr(name) for name in names]
+    more = f" and {len(quoted) - most} more" if len(quoted) > most else ""
+    return (", ".join(quoted[:most]) + more) or "nothing"
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """A ``did you mean`` sentence for a misspelled name, with a leading blank, or nothing."""
+    names = list(names)
+    folded = {other.casefold(): other for other in names}
+    tail = {other.rsplit("/", 1)[-1].casefold(): other for other in names}
+    last = name.rsplit("/", 1)[-1].casefold()
+    hit = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
+    if hit:
+        return f" Did you mean {folded[hit[0]]!r}?"
+    hit = difflib.get_close_matches(last, tail, n=1, cutoff=0.6)
+    return f" Did you mean {tail[hit[0]]!r}?" if hit else ""

@@ -1,0 +1,32 @@
+"""Paths, open files, and what an array looks like on disk. With ``readers``, the only part that imports h5py."""
+
+from .door import find_array, list_arrays, open_h5
+from .dtypes import kind_of, torch_dtype
+from .handles import HandlePool, OpenOptions, drop_inherited, process_pool
+from .identity import ChangeGuard, file_identity
+from .keys import FieldNames, field_names, fill_split, guess_keys, keys_in
+from .layout import ArrayLayout, Filter, layout_of
+from .paths import expand_paths
+
+__all__ = [
+    "ArrayLayout",
+    "ChangeGuard",
+    "FieldNames",
+    "Filter",
+    "HandlePool",
+    "OpenOptions",
+    "drop_inherited",
+    "expand_paths",
+    "field_names",
+    "file_identity",
+    "fill_split",
+    "find_array",
+    "guess_keys",
+    "keys_in",
+    "kind_of",
+    "layout_of",
+    "list_arrays",
+    "open_h5",
+    "process_pool",
+    "torch_dtype",
+]

@@ -1,0 +1,88 @@
+"""Two different things that are kept of a file: its identity and a change guard.
+
+The *identity* says whether two files hold the same data: it is equal on all ranks and on resume, also for
+copies on each node's own disk. The *change guard* says whether this very file was touched since ``setup``;
+it is local to a machine and cheap enough to compare before every batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..errors import H5DataChangedError
+from .layout import ArrayLayout
+
+__all__ = ["ChangeGuard", "file_identity"]
+
+SAMPLES = 16
+SAMPLE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class ChangeGuard:
+    """Device, inode, size and modification time of a file."""
+
+    path: str
+    device: int
+    inode: int
+    n_bytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: str) -> ChangeGuard:
+        """Takes the guard of a file as it is now."""
+        found = os.stat(path)
+        return cls(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def check(self) -> None:
+        """Compares with the file as it is now; about 2 microseconds.
+
+        Raises:
+            H5DataChangedError: the file was truncated, edited, replaced or deleted.
+        """
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            raise H5DataChangedError(
+                f"{self.path!r} was there when training was set up and is gone: {error.strerror}. "
+                "Put it back and resume from the last checkpoint."
+            ) from error
+        if (
+            found.st_mtime_ns == self.mtime_ns
+            and found.st_size == self.n_bytes
+            and found.st_ino == self.inode
+            and found.st_dev == self.device
+        ):
+            return
+        if (found.st_ino, found.st_dev) != (self.inode, self.device):
+            what = "was replaced by another file"
+        elif found.st_size != self.n_bytes:
+            what = f"had {self.n_bytes:,} bytes and has {found.st_size:,}"
+        else:
+            what = "was written to"
+        raise H5DataChangedError(
+            f"{self.path!r} {what} since training was set up, so its rows can no longer be trusted. "
+            "Leave files alone while they are trained from, and start again."
+        )
+
+
+def file_identity(path: str, layouts: Iterable[ArrayLayout]) -> str:
+    """A digest of what a file holds: size, the schema of the arrays used, and content sampled over the file.
+
+    Reads at most 64 KiB. Equal for byte-wise copies, whatever their name, time or place.
+    """
+    digest = hashlib.sha256()
+    for a in layouts:
+        schema = (a.key, a.name, a.members, a.n_rows, a.row_shape, a.stored.str, a.dtype.str, a.storage, a.chunks)
+        filters = tuple((f.id, f.options) for f in a.filters)
+        digest.update(repr((schema, filters, a.offset, a.n_stored_bytes)).encode())
+    with open(path, "rb", buffering=0) as file:
+        n_bytes = os.fstat(file.fileno()).st_size
+        digest.update(str(n_bytes).encode())
+        for i in range(SAMPLES):
+            at = max(0, n_bytes - SAMPLE_BYTES) * i // (SAMPLES - 1)
+            digest.update(os.pread(file.fileno(), SAMPLE_BYTES, at))
+    return digest.hexdigest()[:32]

@@ -1,0 +1,111 @@
+"""Which array a key means: ``{split}`` in it, and what to take when the user names none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import H5KeyError, H5ValueError
+from ..types import Keys
+from .door import list_arrays, open_h5
+from .dtypes import kind_of
+
+__all__ = ["FieldNames", "field_names", "fill_split", "guess_keys", "keys_in"]
+
+
+@dataclass(frozen=True)
+class FieldNames:
+    """The fields of one part of a sample (its x or its y).
+
+    Attributes:
+        kind: a single array, a tuple of several, or a dict of several.
+        keys: the arrays, in order.
+        names: their names in the dict, or their keys.
+    """
+
+    kind: Literal["single", "tuple", "dict"]
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def field_names(keys: Keys, argument: str) -> FieldNames:
+    """Sorts out what ``x_key`` or ``y_key`` was given as.
+
+    Raises:
+        H5ValueError: an empty name, an empty list, or something that is no name.
+    """
+    asked: Any = keys  # what comes from a configuration file is not checked by anybody else
+    if isinstance(asked, Mapping):
+        given = list(asked.values())
+    else:
+        given = [asked] if isinstance(asked, str) else list(asked) if isinstance(asked, Iterable) else []
+    if not given or not all(isinstance(key, str) and key.strip("/") for key in given):
+        raise H5ValueError(
+            f"{argument}={keys!r} does not name an array. Pass a name such as 'group/images', a list of names, "
+            "or a mapping from names in the sample to names in the file."
+        )
+    if isinstance(keys, str):
+        return FieldNames("single", (keys,), (keys,))
+    if isinstance(keys, Mapping):
+        return FieldNames("dict", tuple(given), tuple(keys))
+    return FieldNames("tuple", tuple(given), tuple(given))
+
+
+def fill_split(keys: Keys, split: str) -> Keys:
+    """Replaces ``{split}`` in every key by the split's name."""
+    if isinstance(keys, str):
+        return keys.replace("{split}", split)
+    if isinstance(keys, Mapping):
+        return {name: key.replace("{split}", split) for name, key in keys.items()}
+    return [key.replace("{split}", split) for key in keys]
+
+
+def keys_in(*keys: Keys | None) -> list[str]:
+    """All array names in several key arguments."""
+    names: list[str] = []
+    for key in keys:
+        if key is not None:
+            names += field_names(key, "key").keys
+    return names
+
+
+def guess_keys(path: str) -> tuple[str, str | None]:
+    """The arrays to train from, where a file leaves no doubt.
+
+    That is: one array of numbers (then it is x, without a y), or two with as many rows, one of them with
+    one value a row (then that one is y).
+
+    Returns:
+        Names for x and for y (or None).
+
+    Raises:
+        H5KeyError: the file leaves a doubt; the text lists the arrays and says what to add.
+    """
+    with open_h5(path) as file:
+        arrays = {name: file[name] for name in list_arrays(file)}
+        rows = {n: a for n, a in arrays.items() if a.shape and kind_of(a.dtype) == "number"}
+        many = [n for n, a in rows.items() if len(a.shape) > 1]
+        one = [n for n, a in rows.items() if len(a.shape) == 1]
+        if len(rows) == 1:
+            return next(iter(rows)), None
+        if len(many) == len(one) == 1 and rows[many[0]].shape[0] == rows[one[0]].shape[0]:
+            return many[0], one[0]
+        described = "".join(f"\n  {name!r}: {_describe(array)}" for name, array in list(arrays.items())[:40])
+        more = f"\n  and {len(arrays) - 40} more" if len(arrays) > 40 else ""
+        raise H5KeyError(
+            f"x_key was not given, and {path!r} leaves a doubt about it; it has "
+            f"{f'these arrays:{described}{more}' if arrays else 'no arrays'}\n" + _what_to_add(many, one)
+        )
+
+
+def _describe(array: Any) -> str:
+    return f"shape {array.shape}, {array.dtype}"
+
+
+def _what_to_add(many: list[str], one: list[str]) -> str:
+    x = many or one
+    if not x:
+        return "None of them holds rows of numbers to train from. Pass the path of another file."
+    y = [name for name in one if name != x[0]]
+    return f"Say which to take, for example x_key={x[0]!r}" + (f", y_key={y[0]!r}." if y else ".")

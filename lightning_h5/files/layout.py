@@ -1,0 +1,198 @@
+"""What an array looks like on disk, as plain data: it pickles, and no file stays open for it."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+
+from ..errors import H5FileError
+from .door import ArrayHandle
+from .dtypes import kind_of, native
+
+__all__ = ["ArrayLayout", "Filter", "ensure_filters", "layout_of"]
+
+Storage = Literal["contiguous", "chunked", "compact", "virtual", "external"]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """One step of an array's filter pipeline, by HDF5's registered number."""
+
+    id: int
+    name: str
+    options: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayLayout:
+    """One array of one file.
+
+    Attributes:
+        path: the file.
+        key: what the user asked for, a member of a table included.
+        name: the array inside the file, without the member.
+        members: path of the member inside a row of a compound array, outermost first; empty for a whole row.
+        n_rows: length of axis 0.
+        axes: lengths of the array's further axes in the file.
+        row_shape: shape of a row as read: ``axes``, and an array-valued element's own axes.
+        stored: dtype of an element in the file (the whole compound, in the file's byte order).
+        dtype: dtype of an element as read, in native byte order.
+        storage: how the bytes lie in the file.
+        chunks: shape of a chunk, for chunked storage.
+        filters: filter pipeline, in the order of writing.
+        offset: byte position of the first row in the file, where rows lie one after the other in one
+            piece as ``stored`` describes them; else None.
+        n_stored_bytes: bytes the array takes in the file.
+        plain_reason: why only the HDF5 library can read this array, or None.
+    """
+
+    path: str
+    key: str
+    name: str
+    members: tuple[str, ...]
+    n_rows: int
+    axes: tuple[int, ...]
+    row_shape: tuple[int, ...]
+    stored: np.dtype[Any]
+    dtype: np.dtype[Any]
+    storage: Storage
+    chunks: tuple[int, ...] | None
+    filters: tuple[Filter, ...]
+    offset: int | None
+    n_stored_bytes: int
+    plain_reason: str | None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row as read (text counts as a pointer each)."""
+        return self.dtype.itemsize * math.prod(self.row_shape)
+
+    @property
+    def stored_row_bytes(self) -> int:
+        """Bytes of a row as stored, before any filter, all members of a table included."""
+        return self.stored.itemsize * math.prod(self.axes)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all rows as read."""
+        return self.row_bytes * self.n_rows
+
+    @property
+    def rows_per_chunk(self) -> int:
+        """Rows that share a chunk; 1 where there are no chunks."""
+        return self.chunks[0] if self.chunks else 1
+
+    @property
+    def chunk_span_bytes(self) -> int:
+        """Decoded bytes of all chunks that one row takes part in; 0 where there are no chunks."""
+        if not self.chunks:
+            return 0
+        across = math.prod(-(-size // step) for size, step in zip(self.axes, self.chunks[1:], strict=True))
+        return across * math.prod(self.chunks) * self.stored.itemsize
+
+
+def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
+    """Looks at an open array. Reads metadata only.
+
+    Raises:
+        H5FileError: one of the array's filters is not installed.
+    """
+    array, members = handle.array, handle.members
+    plist = array.id.get_create_plist()
+    filters = tuple(Filter(*_filter(plist.get_filter(i))) for i in range(plist.get_nfilters()))
+    ensure_filters(filters, path, key)
+    storage = _storage(array, plist)
+    stored = array.dtype
+    element, inner = stored, ()
+    for member in (None, *members):
+        element = element if member is None else element[member]
+        if element.subdtype is not None:
+            inner += element.subdtype[1]
+        element = element.base
+    # Before the first byte is written the library gives "undefined" plus the user block: 511 for one of 512 bytes.
+    allocated = array.id.get_space_status() != h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
+    offset = array.id.get_offset() if storage == "contiguous" and allocated else None
+    reason = "it lies in another file" if handle.foreign else _plain_reason(array, storage, offset, element)
+    return ArrayLayout(
+        path=path,
+        key=key,
+        # An array in another file is known there by another name: it is found again by the way that led to it.
+        name=_without(key, members) if handle.foreign else array.name,
+        members=members,
+        n_rows=array.shape[0],
+        axes=array.shape[1:],
+        row_shape=(*array.shape[1:], *inner),
+        stored=stored,
+        dtype=native(element),
+        storage=storage,
+        chunks=array.chunks,
+        filters=filters,
+        offset=None if reason else offset,
+        n_stored_bytes=array.id.get_storage_size(),
+        plain_reason=reason,
+    )
+
+
+def ensure_filters(filters: tuple[Filter, ...], path: str, key: str) -> None:
+    """Makes sure that the HDF5 library can decode an array, loading hdf5plugin where that is what it takes.
+
+    Raises:
+        H5FileError: a filter is not installed.
+    """
+    missing = [f for f in filters if not h5py.h5z.filter_avail(f.id)]
+    if not missing:
+        return
+    try:
+        importlib.import_module("hdf5plugin")  # registers its filters when imported
+    except ImportError:
+        pass
+    missing = [f for f in filters if not h5py.h5z.filter_avail(f.id)]
+    if missing:
+        names = ", ".join(f"{f.name or 'an unnamed filter'} (number {f.id})" for f in missing)
+        raise H5FileError(
+            f"{key!r} in {path!r} is compressed with {names}, which this installation cannot decode. "
+            "Run `pip install 'lightning-h5[filters]'`, or install the plugin for that number and set HDF5_PLUGIN_PATH."
+        )
+
+
+def _filter(entry: tuple[int, int, tuple[int, ...], bytes]) -> tuple[int, str, tuple[int, ...]]:
+    number, _flags, options, name = entry
+    return number, name.decode(errors="replace"), tuple(options)
+
+
+def _without(key: str, members: tuple[str, ...]) -> str:
+    parts = [part for part in key.split("/") if part not in ("", ".")]
+    return "/".join(parts[: len(parts) - len(members)])
+
+
+def _storage(array: Any, plist: Any) -> Storage:
+    if array.is_virtual:
+        return "virtual"
+    if array.external:
+        return "external"
+    layout = plist.get_layout()
+    if layout == h5py.h5d.COMPACT:
+        return "compact"
+    return "chunked" if layout == h5py.h5d.CHUNKED else "contiguous"
+
+
+def _plain_reason(array: Any, storage: Storage, offset: int | None, element: np.dtype[Any]) -> str | None:
+    if storage == "chunked":
+        return "chunked arrays are read through the HDF5 library in this version"
+    if storage != "contiguous":
+        return f"its storage is {storage}"
+    if offset is None:
+        return "no byte of it was ever written (it reads as its fill value)"
+    if kind_of(element) == "text":
+        return "text is decoded by the HDF5 library"
+    if array.dtype.hasobject:
+        return "its rows hold references to text or lists elsewhere in the file"
+    # NumPy's idea of the type must be the file's idea to the bit (not so for 24-bit integers, bfloat16 ...).
+    if h5py.h5t.py_create(array.dtype, logical=True) != array.id.get_type():
+        return "its number format has no equal in NumPy"
+    return None

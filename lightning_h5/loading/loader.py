@@ -1,0 +1,190 @@
+"""The loader: a torch ``DataLoader`` that reads batches by token, starts late, and knows where it is."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.context import BaseContext
+from time import perf_counter
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ..datasets import RowDataset, seed_worker
+from ..files import drop_inherited
+from ..sampling import EpochPlan, PlanSampler
+from ..stats import Counters
+from .pinning import pin
+from .readahead import ReadAhead
+from .state import LoaderState
+
+__all__ = ["H5DataLoader"]
+
+DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few to hold in memory
+
+
+class H5DataLoader(DataLoader[Any]):
+    """Batches of a row dataset in the order of a plan.
+
+    ``iter(loader)`` starts nothing; the first ``next()`` starts workers and asks for the epoch. That is after
+    everything that Lightning restores or sets between the two. ``len(loader)`` is the length of a whole epoch,
+    also where an iteration goes on with the rest of one.
+
+    Batches come collated, so ``batch_size`` stays None; shuffling is the sampler's.
+
+    Args:
+        dataset: what to read.
+        sampler: which rows, in which order, on which rank.
+        batch_size: None. Here since Lightning builds loaders anew with the arguments of torch's.
+        shuffle: None or False, likewise.
+        batch_sampler: None, likewise.
+        drop_last: False, likewise; ask the sampler.
+        num_workers: worker processes; with 0 a thread of this process reads ahead, without a copy.
+        collate_fn: runs on what the dataset gives for a token.
+        pin_memory: put batches into page-locked memory.
+        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker, or 4.
+        persistent_workers: keep workers between epochs.
+        multiprocessing_context: how workers start.
+        timeout: seconds to wait for a worker; 0 waits for ever.
+        worker_init_fn: runs in each worker, after its handles and seeds are set.
+        generator: where torch draws the workers' base seed from.
+    """
+
+    dataset: RowDataset
+    sampler: PlanSampler
+
+    def __init__(
+        self,
+        dataset: RowDataset,
+        *,
+        sampler: PlanSampler,
+        batch_size: None = None,
+        shuffle: bool | None = None,
+        batch_sampler: None = None,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        multiprocessing_context: str | BaseContext | None = None,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        generator: Any = None,
+    ) -> None:
+        self._depth = prefetch_factor or DEPTH
+        self._user_init = worker_init_fn.user if isinstance(worker_init_fn, _WorkerInit) else worker_init_fn
+        super().__init__(
+            dataset,
+            batch_size=None,
+            sampler=sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn or _as_it_is,
+            pin_memory=pin_memory,
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=persistent_workers and num_workers > 0,
+            multiprocessing_context=multiprocessing_context if num_workers else None,
+            timeout=timeout if num_workers else 0,
+            worker_init_fn=_WorkerInit(0, self._user_init),
+            generator=generator,
+        )
+        self.position = LoaderState()
+        self._reading: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
+
+    @property
+    def counters(self) -> Counters:
+        """What this loader and its dataset counted."""
+        return self.dataset.counters
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own private class here
+        return _LateIterator(self)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch on this rank."""
+        return len(self.sampler)
+
+    def start(self) -> tuple[Iterator[Any], EpochPlan]:
+        """Starts reading an epoch; called by the first ``next()``.
+
+        Returns:
+            The batches, and the plan they follow.
+
+        Raises:
+            H5ResumeError: a position was loaded and nobody applied it.
+        """
+        epoch = self.sampler.starting_epoch()
+        plan = self.sampler.plan(epoch)
+        self.position.begin(epoch)
+        if self.num_workers:
+            self.worker_init_fn = _WorkerInit(self.sampler.replica.rank, self._user_init)
+            self.dataset.counters.share(self.num_workers)
+            return super().__iter__(), plan
+        reading = ReadAhead(self.dataset, iter(self.sampler), self._depth)
+        self._reading.add(reading)
+        return reading, plan
+
+    def close(self) -> None:
+        """Ends reading ahead in this process, so that nobody opens the files again behind the reader's back."""
+        for reading in list(self._reading):
+            reading.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where a loop without a Trainer is: plain values, a few hundred bytes, whatever the number of rows.
+
+        Under a Trainer the data module's state counts, and this is empty.
+        """
+        return {} if self.sampler.is_kept else self.position.as_dict(self.sampler)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where ``state_dict`` was taken; sets the sampler's epoch. Does nothing under a Trainer.
+
+        Raises:
+            H5ResumeError: the state is not one of ours, or does not fit the present data or settings.
+        """
+        if not self.sampler.is_kept and state:
+            self.position.load(state, self.sampler)
+
+
+class _LateIterator:
+    """Starts the real iteration at the first ``next()``; times each one."""
+
+    def __init__(self, loader: H5DataLoader) -> None:
+        self._loader = loader
+        self._batches: Iterator[Any] | None = None
+        self._plan: EpochPlan
+        self._step = 0
+
+    def __iter__(self) -> _LateIterator:
+        return self
+
+    def __next__(self) -> Any:
+        loader, began = self._loader, perf_counter()
+        if self._batches is None:
+            self._batches, self._plan = loader.start()
+        batch = next(self._batches)
+        if not loader.num_workers:
+            batch = loader.collate_fn(batch)
+            batch = pin(batch) if loader.pin_memory else batch
+        loader.position.advance()
+        loader.counters.add(rows=self._plan.n_rows(self._step), batches=1, wait_seconds=perf_counter() - began)
+        self._step += 1
+        return batch
+
+
+class _WorkerInit:
+    """What a worker does first; a class, so that it pickles for spawn."""
+
+    def __init__(self, rank: int, user: Callable[[int], None] | None) -> None:
+        self.rank, self.user = rank, user
+
+    def __call__(self, worker_id: int) -> None:
+        drop_inherited()
+        seed_worker(self.rank)
+        if self.user is not None:
+            self.user(worker_id)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+

@@ -1,0 +1,163 @@
+"""The position of a run as plain values: what was consumed of which epoch, in which order, of which data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from ..errors import H5ResumeError
+from ..sampling import Mode, OrderParameters, PlanSampler, Segment, TrainingCut
+
+__all__ = ["STATE_VERSION", "LoaderState", "extend", "position_from", "position_state", "steps_left"]
+
+STATE_VERSION = 1
+
+
+def extend(segments: Sequence[Segment], batch_size: int, world_size: int, n_batches: int) -> tuple[Segment, ...]:
+    """Segments with more batches consumed at their end, joined where the settings are the same."""
+    if n_batches <= 0:
+        return tuple(segments)
+    last = segments[-1] if segments else None
+    if last is not None and (last.batch_size, last.world_size) == (batch_size, world_size):
+        return (*segments[:-1], Segment(batch_size, world_size, last.n_batches + n_batches))
+    return (*segments, Segment(batch_size, world_size, n_batches))
+
+
+def position_state(
+    sampler: PlanSampler, epoch: int, segments: Sequence[Segment], identity: str | None = None
+) -> dict[str, Any]:
+    """The position as plain values (text, numbers, lists, dicts): loads with ``weights_only=True``, and as JSON."""
+    order = sampler.order_of(epoch)
+    return {
+        "version": STATE_VERSION,
+        "epoch": epoch,
+        "segments": [list(segment) for segment in segments],
+        "order": {
+            "mode": order.mode,
+            "seed": order.seed,
+            "batch_size": order.batch_size,
+            "lanes": order.lanes,
+            "window": order.window,
+            "version": order.version,
+        },
+        "drop_last": sampler.drop_last,
+        "n_rows": sampler.blocks.n_rows,
+        "n_blocks": sampler.blocks.n_blocks,
+        "identity": identity,
+    }
+
+
+def position_from(
+    state: Mapping[str, Any], sampler: PlanSampler, identity: str | None = None
+) -> tuple[int, tuple[Segment, ...], OrderParameters]:
+    """Reads a saved position back and checks it against the present data and settings.
+
+    Returns:
+        The epoch, what of it is consumed, and what decided its order.
+
+    Raises:
+        H5ResumeError: a field is missing or makes no sense, or saved and present differ; both are shown.
+    """
+    if _whole(state, "version", 0) != STATE_VERSION:
+        raise H5ResumeError(
+            f"the saved position has version {state['version']}; this package reads version {STATE_VERSION}. "
+            "Resume with the version of lightning_h5 that saved it."
+        )
+    order = state.get("order")
+    if not isinstance(order, Mapping) or order.get("mode") not in get_args(Mode):
+        raise _damaged("order", order)
+    parameters = OrderParameters(
+        mode=order["mode"],
+        seed=_whole(order, "seed", None),
+        batch_size=_whole(order, "batch_size", 1),
+        lanes=_whole(order, "lanes", 1),
+        window=_whole(order, "window", 0),
+        version=_whole(order, "version", 1),
+    )
+    present = sampler.parameters
+    _compare(
+        {
+            "rows": (_whole(state, "n_rows", 0), sampler.blocks.n_rows),
+            "files": (state.get("identity"), identity),
+            "seed": (parameters.seed, present.seed),
+            "order": (parameters.mode, present.mode),
+            "version of the order": (parameters.version, present.version),
+            "drop_last": (state.get("drop_last"), sampler.drop_last),
+        }
+    )
+    return _whole(state, "epoch", 0), _segments(state, sampler), parameters
+
+
+def steps_left(sampler: PlanSampler, epoch: int) -> int:
+    """Steps that an epoch has left on each rank, under the present world size."""
+    return sampler.plan(epoch).n_steps
+
+
+def _segments(state: Mapping[str, Any], sampler: PlanSampler) -> tuple[Segment, ...]:
+    given = state.get("segments")
+    if not isinstance(given, list | tuple):
+        raise _damaged("segments", given)
+    segments, done = [], 0
+    for entry in given:
+        if not isinstance(entry, list | tuple) or len(entry) != 3 or not all(type(n) is int and n > 0 for n in entry):
+            raise _damaged("segments", given)
+        segment = Segment(*entry)
+        cut = TrainingCut(sampler.blocks.n_rows - done, segment.batch_size, segment.world_size, sampler.drop_last)
+        if segment.n_batches > cut.n_steps * cut.world_size:
+            raise _damaged("segments", given)
+        done += cut.stop(segment.n_batches - 1)
+        segments.append(segment)
+    return tuple(segments)
+
+
+def _whole(state: Mapping[str, Any], name: str, least: int | None) -> int:
+    value = state.get(name)
+    if type(value) is not int or (least is not None and value < least):
+        raise _damaged(name, value)
+    return value
+
+
+def _damaged(name: str, value: object) -> H5ResumeError:
+    return H5ResumeError(
+        f"the saved position is damaged: its {name!r} is {value!r}. Resume from another checkpoint."
+    )
+
+
+def _compare(fields: Mapping[str, tuple[Any, Any]]) -> None:
+    differing = {name: pair for name, pair in fields.items() if pair[0] != pair[1]}
+    if differing:
+        lines = "".join(f"\n  {name}: saved {saved!r}, present {now!r}" for name, (saved, now) in differing.items())
+        raise H5ResumeError(
+            f"the saved position belongs to other data or settings:{lines}\n"
+            "Use the files and settings of the saved run, or start a new one from its weights."
+        )
+
+
+class LoaderState:
+    """Counts the batches that a loader gave out, for loops without a Trainer."""
+
+    def __init__(self) -> None:
+        self._epoch: int | None = None
+        self._n_given = 0
+
+    def begin(self, epoch: int) -> None:
+        """An iteration of an epoch begins."""
+        self._epoch, self._n_given = epoch, 0
+
+    def advance(self) -> None:
+        """One more batch was given out."""
+        self._n_given += 1
+
+    def as_dict(self, sampler: PlanSampler) -> dict[str, Any]:
+        """The position as plain values."""
+        world_size = sampler.replica.world_size
+        epoch = sampler.epoch if self._epoch is None else self._epoch
+        segments = extend(sampler.consumed(epoch), sampler.batch_size, world_size, self._n_given * world_size)
+        return position_state(sampler, epoch, segments)
+
+    def load(self, state: Mapping[str, Any], sampler: PlanSampler) -> None:
+        """Takes over a saved position."""
+        epoch, segments, order = position_from(state, sampler)
+        sampler.restore(epoch, segments, order)
+        sampler.set_epoch(epoch)
+        self.begin(epoch)

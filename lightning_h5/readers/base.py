@@ -1,0 +1,59 @@
+"""What all readers share: checking rows, and making the array to read into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..files import ArrayLayout
+from ..stats import Counters
+from ..types import IntArray
+
+__all__ = ["LayoutReader"]
+
+
+class LayoutReader:
+    """A reader of one array; subclasses say how ``_fill`` gets rows into memory.
+
+    Args:
+        layout: the array.
+        counters: where bytes read and decoded are counted.
+    """
+
+    def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
+        self.layout = layout
+        self.dtype = layout.dtype
+        self.row_shape = layout.row_shape
+        self._counters = counters or Counters()
+
+    def __len__(self) -> int:
+        return self.layout.n_rows
+
+    def read(self, rows: IntArray, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Rows in the order asked (see ``RowReader.read``).
+
+        Raises:
+            IndexError: a row lies outside the array.
+            H5CorruptError: stored bytes are missing or do not decode.
+        """
+        rows = np.asarray(rows, dtype=np.int64)
+        if out is None:
+            out = np.empty((len(rows), *self.row_shape), dtype=self.dtype)
+        if len(rows):
+            low, high = int(rows.min()), int(rows.max())
+            if low < 0 or high >= self.layout.n_rows:
+                wrong = low if low < 0 else high
+                raise IndexError(
+                    f"row {wrong} was asked of {self.layout.key!r} in {self.layout.path!r}, which has "
+                    f"{self.layout.n_rows} rows. Ask for rows from 0 to {self.layout.n_rows - 1}."
+                )
+            self._fill(rows, out)
+        return out
+
+    def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing to give back: files belong to the handle pool."""

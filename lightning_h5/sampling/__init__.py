@@ -1,0 +1,48 @@
+"""Pure functions for orders, shards and splits, and thin torch samplers over them. Reads no file."""
+
+from .blocks import BlockTable
+from .cuts import EvaluationCut, TrainingCut
+from .permutation import KeyedPermutation, TablePermutation, permutation
+from .plan import (
+    PLAN_VERSION,
+    EpochPlan,
+    EvaluationPlan,
+    Mode,
+    OrderParameters,
+    Segment,
+    TrainingPlan,
+    consumed_rows,
+    order_rows,
+)
+from .replica import Replica, resolve_replica
+from .samplers import PlanSampler
+from .shards import balanced_contiguous_shard, interleaved_indices
+from .splits import group_split, k_fold
+
+_balanced_contiguous_shard = balanced_contiguous_shard  # the seed documents' names stay importable
+_interleaved_indices = interleaved_indices
+
+__all__ = [
+    "PLAN_VERSION",
+    "BlockTable",
+    "EpochPlan",
+    "EvaluationCut",
+    "EvaluationPlan",
+    "KeyedPermutation",
+    "Mode",
+    "OrderParameters",
+    "PlanSampler",
+    "Replica",
+    "Segment",
+    "TablePermutation",
+    "TrainingCut",
+    "TrainingPlan",
+    "balanced_contiguous_shard",
+    "consumed_rows",
+    "group_split",
+    "interleaved_indices",
+    "k_fold",
+    "order_rows",
+    "permutation",
+    "resolve_replica",
+]

@@ -1,0 +1,153 @@
+"""Thin torch samplers over the plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from torch.utils.data import DistributedSampler, SequentialSampler
+
+from ..types import BatchToken
+from .blocks import BlockTable
+from .cuts import EvaluationCut, TrainingCut
+from .plan import (
+    EpochPlan,
+    EvaluationPlan,
+    OrderParameters,
+    Segment,
+    TrainingPlan,
+    consumed_rows,
+    order_rows,
+)
+from .replica import Replica, resolve_replica
+
+__all__ = ["EpochKeeper", "PlanSampler"]
+
+
+class EpochKeeper(Protocol):
+    """Who knows the epoch better than the sampler: a data module, from its trainer."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is a trainer."""
+        ...
+
+    def start_epoch(self) -> int | None:
+        """The epoch of an iteration that starts now, or None; may raise to refuse the start."""
+        ...
+
+
+class PlanSampler(DistributedSampler[Any], SequentialSampler):
+    """Yields one ``BatchToken`` a step: the rows of this rank's batches, in the order of the plan.
+
+    By type it is both a ``DistributedSampler`` and a ``SequentialSampler``: by the first Lightning knows not to
+    shard it again, by the second not to replace it under ``overfit_batches``.
+
+    Args:
+        blocks: the dataset's block table.
+        parameters: what decides the order.
+        batch_size: rows of a batch on one rank.
+        drop_last: drop the ragged end of an epoch (training only).
+        evaluation: contiguous shards, unpadded, instead of the training plan.
+        rank: this replica; None resolves it when iteration starts.
+        world_size: number of replicas; None likewise.
+        samples: ask for lists of samples instead of collated batches.
+        keeper: who keeps the epoch (a data module under a trainer), if anybody.
+    """
+
+    # The two parents' constructors want a sized dataset, and resolve the rank at once.
+    def __init__(  # pylint: disable=super-init-not-called
+        self,
+        blocks: BlockTable,
+        parameters: OrderParameters,
+        *,
+        batch_size: int,
+        drop_last: bool = False,
+        evaluation: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        samples: bool = False,
+        keeper: EpochKeeper | None = None,
+    ) -> None:
+        self.blocks = blocks
+        self.parameters = parameters
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.evaluation = evaluation
+        self.samples = samples
+        self.epoch = 0
+        self.shuffle = parameters.mode != "none"
+        self.seed = parameters.seed
+        self._given = (rank, world_size)
+        self._keeper = keeper
+        self._consumed: tuple[int, OrderParameters, tuple[Segment, ...]] | None = None
+
+    @property
+    def replica(self) -> Replica:
+        """This replica, as given or as resolved now."""
+        return resolve_replica(*self._given)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch for the next iteration, where no trainer keeps it."""
+        self.epoch = epoch
+
+    def starting_epoch(self) -> int:
+        """The epoch that an iteration started now would be."""
+        kept = self._keeper.start_epoch() if self._keeper is not None else None
+        return self.epoch if kept is None else kept
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether somebody else keeps epoch and position."""
+        return self._keeper is not None and self._keeper.is_attached
+
+    def restore(self, epoch: int, segments: Sequence[Segment], order: OrderParameters | None = None) -> None:
+        """Marks a part of an epoch as consumed; the iteration of that epoch goes on with the rest.
+
+        Args:
+            epoch: the epoch that was broken off.
+            segments: what of it is consumed.
+            order: what decided its order; None takes the present parameters.
+        """
+        self._consumed = (epoch, order or self.parameters, tuple(segments))
+
+    def consumed(self, epoch: int) -> tuple[Segment, ...]:
+        """What of an epoch is marked as consumed."""
+        return self._consumed[2] if self._consumed and self._consumed[0] == epoch else ()
+
+    def order_of(self, epoch: int) -> OrderParameters:
+        """What decides the order of an epoch: as saved for one that was broken off, else the present."""
+        return self._consumed[1] if self._consumed and self._consumed[0] == epoch else self._present()
+
+    def plan(self, epoch: int, *, rest: bool = True) -> EpochPlan:
+        """This rank's plan of an epoch.
+
+        Args:
+            epoch: from 0.
+            rest: leave out what is marked as consumed.
+        """
+        rank, world_size = self.replica
+        n_rows = self.blocks.n_rows
+        if self.evaluation:
+            return EvaluationPlan(EvaluationCut(n_rows, self.batch_size, world_size, rank))
+        done = consumed_rows(n_rows, self.consumed(epoch), self.drop_last) if rest else 0
+        cut = TrainingCut(n_rows - done, self.batch_size, world_size, self.drop_last)
+        return TrainingPlan(order_rows(self.blocks, self.order_of(epoch), epoch), cut, rank, done)
+
+    def __iter__(self) -> Iterator[BatchToken]:  # type: ignore[override]  # a token is what our datasets take
+        epoch = self.starting_epoch()
+        plan = self.plan(epoch)
+        first = len(self) - plan.n_steps
+        for step in range(plan.n_steps):
+            yield BatchToken(epoch, first + step, plan.rows(step), self.samples)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch on this rank, also where a part of it is consumed."""
+        rank, world_size = self.replica
+        if self.evaluation:
+            return EvaluationCut(self.blocks.n_rows, self.batch_size, world_size, rank).n_steps
+        return TrainingCut(self.blocks.n_rows, self.batch_size, world_size, self.drop_last).n_steps
+
+    def _present(self) -> OrderParameters:
+        return replace(self.parameters, batch_size=self.batch_size)

@@ -1,0 +1,75 @@
+"""Counters of what the loaders do: added where it happens, in any thread or worker, summed where it is shown."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+__all__ = ["COUNTED", "Counters"]
+
+COUNTED = (
+    "rows",
+    "batches",
+    "bytes_read",
+    "bytes_decoded",
+    "wait_seconds",
+    "cache_hits",
+    "cache_misses",
+    "cache_bytes",
+)
+"""Rows and batches handed out, bytes taken from files, bytes of rows as read, seconds that ``next()`` took in
+the main process, rows served from memory or not, and bytes held in memory."""
+
+_PLACE = {name: at for at, name in enumerate(COUNTED)}
+
+
+class Counters:
+    """A block of numbers in shared memory, with a row for the main process and one for each worker.
+
+    Every process writes to its own row alone, so that nothing is lost and no lock is shared between
+    processes; inside a process a lock keeps threads apart.
+    """
+
+    def __init__(self) -> None:
+        self._block = torch.zeros((1, len(COUNTED)), dtype=torch.float64)
+        self._lock = threading.Lock()
+        self._own: Any = None
+        self._pid = os.getpid()
+
+    def share(self, n_workers: int) -> None:
+        """Makes room for workers that are about to start; what was counted is kept."""
+        with self._lock:
+            if len(self._block) <= n_workers:
+                block = torch.zeros((n_workers + 1, len(COUNTED)), dtype=torch.float64)
+                block[: len(self._block)] = self._block
+                self._block = block.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+                self._own = None
+
+    def add(self, **amounts: float) -> None:
+        """Adds to counters by name, about a microsecond."""
+        with self._lock:
+            if self._own is None or self._pid != os.getpid():  # a forked worker inherits our row
+                self._pid = os.getpid()
+                worker = get_worker_info()
+                row = 0 if worker is None else worker.id + 1
+                # A worker that nobody made room for counts for itself alone.
+                self._own = self._block[min(row, len(self._block) - 1)].numpy()
+            for name, amount in amounts.items():
+                self._own[_PLACE[name]] += amount
+
+    def total(self) -> dict[str, float]:
+        """Sums over this process and its workers, since the start."""
+        return dict(zip(COUNTED, self._block.sum(dim=0).tolist(), strict=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_block": self._block}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._block = state["_block"]
+        self._lock = threading.Lock()
+        self._own = None
+        self._pid = os.getpid()

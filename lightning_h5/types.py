@@ -1,0 +1,72 @@
+"""Small types that several parts share: what a path, a key and a dtype may be, and the seams between parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BatchToken", "DTypeLike", "IntArray", "Keys", "PathLike", "Paths", "RowReader"]
+
+PathLike: TypeAlias = str | os.PathLike[str]
+Paths: TypeAlias = Sequence[PathLike] | PathLike
+"""One file, a glob, a directory, or a list of these. The list comes first, as jsonargparse tries types in
+order and makes one path of a list's text otherwise."""
+
+Keys: TypeAlias = str | Sequence[str] | Mapping[str, str]
+"""One array, several (a tuple in the sample), or names for several (a dict in the sample)."""
+
+DTypeLike: TypeAlias = Any
+"""A dtype's name, a NumPy dtype or a torch dtype. ``Any``, since torch is not imported here and
+jsonargparse takes names only from an unrestricted type."""
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+
+class BatchToken(NamedTuple):
+    """What the sampler hands to the dataset for one step.
+
+    The epoch travels with the rows because persistent workers see nothing else of the main process.
+
+    Attributes:
+        epoch: epoch the rows belong to, from 0.
+        step: step of this rank within the epoch, from 0.
+        rows: indices into the dataset, in the order of the batch, shape ``(batch,)``.
+        samples: True asks for a list of samples (for a user's ``collate_fn``) instead of a collated batch.
+    """
+
+    epoch: int
+    step: int
+    rows: IntArray
+    samples: bool = False
+
+
+class RowReader(Protocol):
+    """Rows of one array in, one ndarray out: the seam behind which all ways of reading stand."""
+
+    dtype: np.dtype[Any]
+    """What ``read`` gives, in native byte order; ``object`` for text."""
+    row_shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        ...
+
+    def read(self, rows: IntArray, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Rows in the order asked.
+
+        Args:
+            rows: any integers in ``[0, len(self))``: unsorted, repeated, none at all.
+            out: C-contiguous array of shape ``(len(rows), *row_shape)`` and this reader's dtype to read into.
+
+        Returns:
+            ``out``, or a new array of that shape.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back what this reader holds in memory. Files belong to the handle pool."""
+        ...

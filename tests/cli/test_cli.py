@@ -1,0 +1,105 @@
+"""``python -m lightning_h5``."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_h5.cli import main
+
+ROOT = Path(__file__).parents[2]
+QUIET = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_progress_bar=false"]
+
+
+@pytest.fixture
+def arguments(make_h5, tmp_path):
+    path = make_h5({"x": np.arange(40, dtype="f4"), "y": np.arange(40)})
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"""
+seed_everything: 3
+trainer: {{max_epochs: 1, default_root_dir: {tmp_path}}}
+model: {{class_path: lightning_models.Recorder}}
+data:
+  class_path: LazyH5DataModule
+  init_args:
+    train_path: [{path}]
+    val_path: {path}
+    test_path: {path}
+    predict_path: {path}
+    x_key: {{signal: x}}
+    y_key: y
+    x_dtype: float16
+    shuffle: global
+    shuffle_bytes: 64 MiB
+    with_index: true
+"""
+    )
+    return ["--config", str(config), *QUIET]
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
+def test_each_verb_runs_from_a_config_with_the_short_name(verb, arguments, capsys):
+    main([verb, *arguments])
+    stage = {"fit": "train"}.get(verb, verb)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(stage)]
+    assert lines[0][2] == "40"
+
+
+def test_a_config_can_name_a_transform(arguments, capsys):
+    main(["fit", *arguments, "--data.x_key=x", "--data.transform=torch.nn.functional.softsign", "--data.num_workers=0"])
+    assert "train" in capsys.readouterr().out
+
+
+def test_what_print_config_prints_is_a_config(arguments, capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["fit", *arguments, "--print_config"])
+    text = capsys.readouterr().out
+    assert "shuffle_bytes: 64 MiB" in text
+    again = tmp_path / "again.yaml"
+    again.write_text(text)
+    main(["fit", "--config", str(again)])
+
+
+def test_the_help_of_the_data_module_explains_every_argument(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--data.help=LazyH5DataModule"])
+    text = capsys.readouterr().out
+    assert "Untyped" not in text
+    for name in ("train_path", "x_key", "val_fraction", "shuffle", "mmap", "timeout"):
+        assert f"--data.init_args.{name}" in text or f"--data.{name}" in text
+
+
+def test_an_unknown_argument_is_wrong_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", *arguments, "--data.batchsize=3"])
+    assert ended.value.code == 2
+    assert "batchsize" in capsys.readouterr().err
+
+
+def test_data_that_are_not_as_they_should_be_end_in_one_line(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", *arguments, "--data.x_key=z"])
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert "H5KeyError: 'z' is not in" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(("given", "code"), [([], 2), (["--help"], 0), (["fly"], 2)])
+def test_usage_lists_the_verbs(given, code, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(given)
+    assert ended.value.code == code
+    printed = capsys.readouterr()
+    assert "fit" in printed.out + printed.err
+    assert "predict" in printed.out + printed.err
+
+
+def test_python_m_runs_it():
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_h5", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("lightning_h5 0.")

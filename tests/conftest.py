@@ -1,0 +1,38 @@
+"""Fixtures for all tests."""
+
+import os
+
+import pytest
+from factories import H5Factory
+from hypothesis import HealthCheck, settings
+
+from lightning_h5.files import process_pool
+
+_COMMON = {
+    "deadline": None,
+    "database": None,
+    # Files of an example have names of their own, so sharing `tmp_path` between examples is harmless.
+    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+}
+settings.register_profile("default", max_examples=100, derandomize=True, **_COMMON)
+settings.register_profile("thorough", max_examples=2000, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.fixture
+def make_h5(tmp_path):
+    """Writes HDF5 files into this test's directory (see ``H5Factory``)."""
+    return H5Factory(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def file_pool_is_empty():
+    """No test inherits open files of the one before it."""
+    yield
+    process_pool().close()
+
+
+@pytest.fixture
+def nothing_held(monkeypatch):
+    """Arrays of a few rows are read from the file each time, as large ones are."""
+    monkeypatch.setattr("lightning_h5.datasets.table.HELD_BYTES", -1)

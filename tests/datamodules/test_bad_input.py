@@ -1,0 +1,196 @@
+"""Bad input ends in a clear error before training starts: what was asked, what is there, what to do."""
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from lightning_models import Recorder, quiet_trainer
+
+from lightning_h5 import H5Error, H5FileError, H5KeyError, H5ValueError, LazyH5DataModule
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with h5py.File(tmp_path / "good.h5", "w") as h5:
+        h5["scans/images"] = np.zeros((20, 2, 2), "u1")
+        h5["scans/labels"] = np.arange(20)
+        h5["scans/short"] = np.arange(19)
+        h5["scans/text"] = np.array(["a"] * 20, dtype=object)
+        h5["scans/table"] = np.zeros(20, dtype=[("age", "i4"), ("weight", "f4")])
+        h5["scans/scalar"] = 3.0
+        h5["scans/wide"] = np.zeros((20, 2), dtype=np.longdouble)
+        h5.create_dataset("scans/lists", (20,), dtype=h5py.vlen_dtype(np.float32))
+        h5["none/images"] = np.zeros((0, 2, 2), "u1")
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((4,))
+        plist.set_filter(32026, h5py.h5z.FLAG_OPTIONAL, (0, 0, 4))
+        space = h5py.h5s.create_simple((20,))
+        h5py.h5d.create(h5["scans"].id, b"blosc2", h5py.h5t.NATIVE_INT32, space, plist)
+    good = (tmp_path / "good.h5").read_bytes()
+    (tmp_path / "cut.h5").write_bytes(good[:-100])
+    (tmp_path / "notes.txt").write_text("no HDF5 here")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").write_text("nor here")
+    return tmp_path
+
+
+IMAGES = {"x_key": "scans/images"}
+CASES = {
+    "no file": ("god.h5", IMAGES, H5FileError, ["god.h5", "does not exist", "Did you mean 'good.h5'"]),
+    "a directory without HDF5 files": ("empty", IMAGES, H5FileError, ["without HDF5 files", "'notes.txt'"]),
+    "not an HDF5 file": ("notes.txt", IMAGES, H5FileError, ["not an HDF5 file", "b'no HDF5 '"]),
+    "a truncated file": ("cut.h5", IMAGES, H5FileError, ["cut.h5", "truncated", "again"]),
+    "a missing key": ("good.h5", {"x_key": "scans/image"}, H5KeyError, ["Did you mean 'scans/images'", "'scans/labels'"]),
+    "a group": ("good.h5", {"x_key": "scans"}, H5ValueError, ["is a group", "'scans/images'"]),
+    "a scalar": ("good.h5", {"x_key": "scans/scalar"}, H5ValueError, ["is a scalar", "'scans/images'"]),
+    "different row counts": (
+        "good.h5",
+        IMAGES | {"y_key": "scans/short"},
+        H5ValueError,
+        ["'scans/images' has 20 rows and 'scans/short' has 19"],
+    ),
+    "no rows": ("good.h5", {"x_key": "none/images"}, H5ValueError, ["'train' has no rows"]),
+    "no rows in a split": ("good.h5", IMAGES | {"val_fraction": 0.01}, H5ValueError, ["'val' has no rows"]),
+    "nothing left by drop_last": (
+        "good.h5",
+        IMAGES | {"drop_last": True, "batch_size": 21},
+        H5ValueError,
+        ["drop_last leaves nothing of the 20 rows", "batch_size 21 x 1 ranks"],
+    ),
+    "fractions that do not add up": ("good.h5", IMAGES | {"val_fraction": 0.7, "test_fraction": 0.5}, H5ValueError, ["0.7", "0.5"]),
+    "a dtype that does not exist": ("good.h5", IMAGES | {"x_dtype": "float31"}, H5ValueError, ["'float31'", "'float32'"]),
+    "text as x": ("good.h5", {"x_key": "scans/text"}, H5ValueError, ["'scans/text'", "holds text", "y_key"]),
+    "a whole table as x": (
+        "good.h5",
+        {"x_key": "scans/table"},
+        H5ValueError,
+        ["is a table", "'scans/table/age'", "'scans/table/weight'"],
+    ),
+    "lists as x": ("good.h5", {"x_key": "scans/lists"}, H5ValueError, ["'scans/lists'", "a tensor cannot have"]),
+    "long doubles as x": ("good.h5", {"x_key": "scans/wide"}, H5ValueError, ["'scans/wide'", "float128"]),
+    "a filter that is not installed": (
+        "good.h5",
+        {"x_key": "scans/blosc2"},
+        H5FileError,
+        ["number 32026", "pip install 'lightning-h5[filters]'"],
+    ),
+    "batch_size=0": ("good.h5", IMAGES | {"batch_size": 0}, H5ValueError, ["batch_size=0", "at least 1"]),
+    "no key, and a doubt": ("good.h5", {}, H5KeyError, ["x_key was not given", "'scans/images': shape (20, 2, 2)", "x_key="]),
+    "two sources for one split": (
+        "good.h5",
+        IMAGES | {"val_path": "good.h5", "val_fraction": 0.5},
+        H5ValueError,
+        ["val_path", "not both"],
+    ),
+    "a fold without folds": ("good.h5", IMAGES | {"fold": 1}, H5ValueError, ["num_folds=None and fold=1"]),
+    "groups of another length": (
+        "good.h5",
+        IMAGES | {"val_fraction": 0.5, "group_key": "scans/short"},
+        H5ValueError,
+        ["'scans/short' has 19 rows and the data has 20"],
+    ),
+    "a group that cuts nothing": ("good.h5", IMAGES | {"group_key": "scans/text"}, H5ValueError, ["nothing is cut"]),
+    "a target without its transform's key": (
+        "good.h5",
+        IMAGES | {"target_transform": abs},
+        H5ValueError,
+        ["target_transform was given without y_key"],
+    ),
+    "a size that is none": ("good.h5", IMAGES | {"shuffle_bytes": "many"}, H5ValueError, ["shuffle_bytes='many'"]),
+    "an unknown shuffle": ("good.h5", IMAGES | {"shuffle": "globl"}, H5ValueError, ["'globl'", "'window'"]),
+    "half a replica": ("good.h5", IMAGES | {"rank": 0}, H5ValueError, ["both, or neither"]),
+    "a negative seed": ("good.h5", IMAGES | {"seed": -1}, H5ValueError, ["seed=-1"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_refused_before_training_starts(folder, case, monkeypatch):
+    monkeypatch.chdir(folder)
+    path, options, kind, words = CASES[case]
+    model = Recorder()
+    with pytest.raises(kind) as caught:
+        quiet_trainer().fit(model, datamodule=LazyH5DataModule(path, **options))
+    assert isinstance(caught.value, H5Error)
+    assert isinstance(caught.value, {H5FileError: OSError, H5KeyError: KeyError, H5ValueError: ValueError}[kind])
+    assert not model.train_rows
+    text = str(caught.value)
+    assert [word for word in words if word not in text] == []
+    assert "\\n" not in text  # a KeyError of the usual kind would print its repr
+
+
+@pytest.mark.parametrize(("stage", "words"), [("validate", "val_path, val_fraction"), ("test", "test_fraction"), ("predict", "predict_path")])
+def test_a_stage_without_data_says_what_to_pass(folder, stage, words):
+    with pytest.raises(H5ValueError, match=words):
+        getattr(quiet_trainer(), stage)(Recorder(), datamodule=LazyH5DataModule(folder / "good.h5", **IMAGES))
+
+
+def test_fitting_without_training_data_says_what_to_pass(folder):
+    with pytest.raises(H5ValueError, match="train_path"):
+        quiet_trainer().fit(Recorder(), datamodule=LazyH5DataModule(val_path=folder / "good.h5", **IMAGES))
+
+
+TWO_PACKAGES = """
+import warnings
+warnings.simplefilter("ignore")
+import {first}
+import {second}
+import lightning_h5, torch
+dm = lightning_h5.LazyH5DataModule({file!r}, x_key="scans/images")
+import {trainer} as package
+class Model(package.LightningModule):
+    def training_step(self, batch, i): return torch.zeros((), requires_grad=True)
+    def configure_optimizers(self): return None
+trainer = package.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                          enable_progress_bar=False, enable_model_summary=False)
+try:
+    trainer.fit(Model(), datamodule=dm)
+    print("trained")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "trainer", "environment", "words"),
+    [
+        ("lightning.pytorch", "lightning.pytorch", {}, ["trained"]),
+        ("pytorch_lightning", "pytorch_lightning", {}, ["trained"]),
+        ("lightning.pytorch", "pytorch_lightning", {"LIGHTNING_H5_IMPORT": "pytorch_lightning"}, ["trained"]),
+        ("lightning.pytorch", "pytorch_lightning", {}, ["H5ValueError a Trainer of 'pytorch_lightning'", "for 'lightning'"]),
+        (
+            "pytorch_lightning",
+            "lightning.pytorch",
+            {"LIGHTNING_H5_IMPORT": "pytorch_lightning"},
+            ["H5ValueError a Trainer of 'lightning'", "for 'pytorch_lightning'"],
+        ),
+    ],
+)
+def test_the_two_lightning_packages_are_told_apart(folder, first, trainer, environment, words):
+    import os
+
+    code = TWO_PACKAGES.format(first=first, second=first, trainer=trainer, file=str(folder / "good.h5"))
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment | {"PYTHONPATH": root},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert [word for word in words if word not in done.stdout] == [], done.stdout[-500:] + done.stderr[-2000:]
+
+
+def test_nothing_warns_in_an_ordinary_run(folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        warnings.filterwarnings("ignore", message=".*logging interval.*")
+        datamodule = LazyH5DataModule(folder / "good.h5", folder / "good.h5", **IMAGES, with_index=True)
+        quiet_trainer(max_epochs=1).fit(Recorder(), datamodule=datamodule)

@@ -1,0 +1,174 @@
+"""The documentation is true: its code runs, its YAML names existing arguments, its lists are complete."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+import lightning_h5
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "lightning_h5"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+pytestmark = [
+    # Lightning's advice on other loggers, and on workers, which is beside the point for a few rows.
+    pytest.mark.filterwarnings("ignore:Starting from v1.9.0, .tensorboardX. has been removed:UserWarning"),
+    pytest.mark.filterwarnings("ignore:You defined a .validation_step. but have no .val_dataloader.:UserWarning"),
+]
+
+
+class Block(NamedTuple):
+    """A fenced block of a page: its language, the page's line it begins at, its text without indentation."""
+
+    language: str
+    line: int
+    text: str
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    """Fenced blocks of a language, also those inside lists."""
+    found: list[Block] = []
+    fence = None
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        if fence is None:
+            if match := re.match(r"( *)(```+)(\S*)", line):
+                fence, inside = match, []
+        elif line.strip() == fence[2]:
+            found.append(Block(fence[3], number - len(inside), "\n".join(inside) + "\n"))
+            fence = None
+        else:
+            inside.append(line.removeprefix(fence[1]))
+    assert fence is None, f"{page.name}: the block {fence[0]!r} does not end"
+    return [block for block in found if block.language == language]
+
+
+def run_python(page: Path) -> None:
+    """Runs a page's Python, one block after the other in one namespace, with the page's own line numbers."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks(page, "python"):
+        source = "\n" * (block.line - 1) + block.text
+        exec(compile(source, page.name, "exec"), namespace)
+
+
+@pytest.fixture(autouse=True)
+def _no_seed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`seed_everything` writes to the environment, and data modules of other tests read it there."""
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "0")
+
+
+def page_ids(pages: list[Path]) -> Any:
+    return pytest.mark.parametrize("page", pages, ids=[page.stem for page in pages])
+
+
+@page_ids([page for page in PAGES if blocks(page, "python")])
+def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_python(page)
+
+
+def test_code_is_found_in_readme_and_docs() -> None:
+    """A change to the pages or to `blocks` cannot empty the test above in silence."""
+    assert {page.name for page in PAGES if blocks(page, "python")} >= {
+        "README.md",
+        "architecture.md",
+        "concepts.md",
+        "faq.md",
+        "index.md",
+        "quickstart.md",
+    }
+
+
+@page_ids([page for page in PAGES if blocks(page, "yaml")])
+def test_yaml_names_existing_arguments(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data alone is completed by a model; an unknown key or a wrong type makes the parser exit."""
+    pytest.importorskip("jsonargparse")
+    from lightning.pytorch import LightningDataModule, LightningModule
+    from lightning.pytorch.cli import LightningCLI
+
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page, "yaml"):
+        config = yaml.safe_load(block.text)
+        assert "data" in config, f"{page.name}, line {block.line}: YAML that is no configuration"
+        config.setdefault("seed_everything", 1)
+        config.setdefault("model", {"class_path": "lightning.pytorch.demos.boring_classes.BoringModel"})
+        cli = LightningCLI(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            trainer_defaults={"logger": False},
+            save_config_callback=None,
+            run=False,
+            args=config,
+        )
+        assert isinstance(cli.datamodule, lightning_h5.LazyH5DataModule)
+
+
+def test_readme_yaml_does_what_its_code_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the file that the code makes."""
+    pytest.importorskip("jsonargparse")
+    from lightning_h5.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    readme = ROOT / "README.md"
+    (python,), (config,) = blocks(readme, "python"), blocks(readme, "yaml")
+    exec(compile(python.text.split("datamodule =")[0], readme.name, "exec"), {})
+    Path("train.yaml").write_text(config.text, encoding="utf-8")
+    main(["fit", "--config", "train.yaml", "--trainer.fast_dev_run=true"])
+
+
+def test_readme_code_is_short() -> None:
+    (block,) = blocks(ROOT / "README.md", "python")
+    assert len([line for line in block.text.splitlines() if line]) <= 12
+
+
+def test_readme_links_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    for target in targets:
+        if not target.startswith("https://"):
+            path, _, anchor = target.partition("#")
+            text = (ROOT / path).read_text(encoding="utf-8")
+            headings = {
+                re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-")
+                for title in re.findall(r"^#+ (.*)$", text, flags=re.M)
+            }
+            assert not anchor or anchor in headings, f"{target} is not a heading of {path}"
+
+
+def test_architecture_names_every_module_and_no_other() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"^- `([\w/]+(?:\.py|/))`:", page, flags=re.M)
+    there = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
+    # A folder's line stands for its __init__.py.
+    folders = {name.removesuffix("__init__.py") for name in there if name.endswith("/__init__.py")}
+    modules = {name for name in there if not name.endswith("/__init__.py")}
+    assert len(named) == len(set(named))
+    assert set(named) == modules | folders
+
+
+def test_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    public = page.split("## For extenders")[0]
+    shown = set(re.findall(r"^\.\. (?:auto\w+|data):: (?:lightning_h5\.)?(\w+)$", public, flags=re.M))
+    assert shown == set(lightning_h5.__all__)
+
+
+def test_docs_do_not_promise_what_is_not_there() -> None:
+    """Modules and verbs that are planned are not documented before they exist."""
+    planned = ["RankCached", "CombinedHDF5", "lightning_h5 inspect", "lightning_h5 check", "lightning_h5 bench"]
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert not [name for name in planned if name in text and not _exists(name)], page.name
+
+
+def _exists(name: str) -> bool:
+    from lightning_h5.cli import _verbs
+
+    verb = name.removeprefix("lightning_h5 ")
+    return verb in _verbs() or any(public.startswith(name) for public in lightning_h5.__all__)

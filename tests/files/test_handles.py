@@ -1,0 +1,214 @@
+"""Open files: bounded in number, never closed under their user, never shared with a forked child."""
+
+import os
+import random
+import resource
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from factories import run_forked
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_h5.errors import H5FileError
+from lightning_h5.files import HandlePool, OpenOptions, drop_inherited, find_array, layout_of, open_h5, process_pool
+
+OPTIONS = OpenOptions()
+
+
+def is_open(fd):
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture
+def pool():
+    pool = HandlePool(most=2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Plain files that hold their own name, which is enough for descriptors."""
+    made = [str(tmp_path / f"{name}.h5") for name in "abcdef"]
+    for path in made:
+        Path(path).write_text(path)
+    return made
+
+
+def content(fd):
+    return os.pread(fd, 4096, 0).decode()
+
+
+@given(uses=st.lists(st.integers(0, 5), max_size=30), most=st.integers(1, 6))
+def test_the_least_recently_used_are_closed_and_no_more_are_kept_than_allowed(paths, uses, most):
+    pool = HandlePool(most=most)
+    recent = []
+    for use in uses:
+        with pool.descriptor(paths[use]) as fd:
+            assert content(fd) == paths[use]
+        recent = [other for other in recent if other != use] + [use]
+        assert [path for path, _ in pool._entries] == [paths[other] for other in recent[-most:]]
+    pool.close()
+    assert len(pool) == 0
+
+
+def test_a_handle_is_opened_once_while_it_is_kept(pool, paths):
+    with pool.descriptor(paths[0]) as first:
+        pass
+    with pool.descriptor(paths[0]) as second:
+        assert first == second
+    with pool.descriptor(paths[1]), pool.descriptor(paths[2]):
+        assert not is_open(first) or first in (fd.handle.fd for fd in pool._entries.values())
+
+
+def test_a_handle_in_use_is_never_closed_to_make_room(pool, paths):
+    with ExitStack() as stack:
+        fds = [stack.enter_context(pool.descriptor(path)) for path in paths]
+        assert len(pool) == len(paths)  # more than allowed, rather than failing or closing
+        assert [content(fd) for fd in fds] == paths
+    with pool.descriptor(paths[0]):
+        pass
+    assert len(pool) <= 2
+
+
+def test_a_handle_closed_while_in_use_closes_when_its_user_is_done(pool, paths):
+    with pool.descriptor(paths[0]) as fd:
+        with pool.descriptor(paths[0]) as same:
+            assert same == fd
+            pool.close(paths[0])
+            assert len(pool) == 0
+        assert content(fd) == paths[0]  # one user is left
+        with pool.descriptor(paths[0]) as fresh:
+            assert fresh != fd
+    assert not is_open(fd)
+    assert is_open(fresh)
+
+
+def test_closing_one_file_leaves_the_others_open(pool, paths):
+    with pool.descriptor(paths[0]) as first, pool.descriptor(paths[1]) as second:
+        pass
+    pool.close(paths[0])
+    assert (is_open(first), is_open(second)) == (False, True)
+
+
+def test_a_user_that_fails_gives_its_handle_back(pool, paths):
+    with pytest.raises(ZeroDivisionError), pool.descriptor(paths[0]) as fd:
+        raise ZeroDivisionError
+    pool.close()
+    assert not is_open(fd)
+
+
+def test_a_file_that_cannot_be_opened_leaves_nothing_behind(pool, tmp_path):
+    for opened in (pool.descriptor(str(tmp_path / "gone")), pool.h5(str(tmp_path / "gone"), OPTIONS)):
+        with pytest.raises(H5FileError, match="gone"), opened:
+            pass
+    assert len(pool) == 0
+
+
+def test_files_open_through_the_library_look_their_arrays_up_once(pool, make_h5):
+    path = make_h5(x=np.arange(4))
+    with open_h5(path) as file:
+        layout = layout_of(find_array(file, "x"), path, "x")
+    with pool.h5(path, OPTIONS) as handle:
+        assert handle.array(layout) is handle.array(layout)
+        array = handle.array(layout)
+    with pool.h5(path, OpenOptions(rdcc_nbytes=0)) as other:
+        assert other is not handle  # opened in another way is another handle
+    assert len(pool) == 2
+    pool.close(path)
+    assert not array.id.valid
+
+
+def test_threads_never_see_a_closed_or_a_wrong_file(paths):
+    pool, failures = HandlePool(most=2), []
+
+    def work(seed):
+        choose = random.Random(seed)
+        try:
+            for _ in range(300):
+                path = choose.choice(paths)
+                if choose.random() < 0.1:
+                    pool.close(path)
+                with pool.descriptor(path) as fd:
+                    assert content(fd) == path
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    before = len(os.listdir("/proc/self/fd"))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    pool.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_quarter_of_the_descriptors_at_most_is_used():
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert HandlePool().most == max(8, min(512, (1024 if soft < 0 else soft) // 4))
+
+
+def test_a_forked_child_drops_what_it_inherited_and_opens_its_own(make_h5):
+    path = make_h5(x=np.arange(4))
+    with process_pool().descriptor(path) as fd, process_pool().h5(path, OPTIONS):
+        pass
+    parents = process_pool()
+    assert len(parents) == 2
+
+    def child():
+        assert is_open(fd)
+        pool = process_pool()  # the first use in this process
+        assert pool is not parents
+        assert len(pool) == 0
+        assert not is_open(fd)
+        with pool.h5(path, OPTIONS), pool.descriptor(path) as own:
+            assert os.pread(own, 4, 0) == b"\x89HDF"
+
+    assert run_forked(child) == 0
+    assert process_pool() is parents
+    assert is_open(fd)
+
+
+def test_a_child_forked_while_the_pool_was_locked_is_not_stuck(make_h5):
+    path = make_h5(x=np.arange(4))
+    with process_pool().descriptor(path):
+        pass
+    locked, done = threading.Event(), threading.Event()
+
+    def hold():
+        with process_pool()._lock:
+            locked.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    locked.wait()
+
+    def child():
+        drop_inherited()
+        with process_pool().descriptor(path):
+            pass
+
+    try:
+        assert run_forked(child) == 0
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_dropping_what_was_inherited_leaves_a_process_its_own_handles(make_h5):
+    path = make_h5(x=np.arange(4))
+    with process_pool().descriptor(path) as fd:
+        drop_inherited()
+        assert is_open(fd)
+    assert len(process_pool()) == 1

@@ -1,0 +1,103 @@
+"""From what a user passes as a path to a list of files."""
+
+import os
+
+import pytest
+
+from lightning_h5.errors import H5FileError, H5ValueError
+from lightning_h5.files import expand_paths, open_h5
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    for name in ("b.h5", "a.hdf5", "c.h5ad", "notes.txt", "10.h5", "9.h5"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_file_is_itself_as_str_or_path(folder):
+    assert expand_paths("b.h5") == ("b.h5",)
+    assert expand_paths(folder / "b.h5") == (str(folder / "b.h5"),)
+    assert expand_paths("notes.txt") == ("notes.txt",)  # a name says little about the content
+
+
+def test_a_directory_gives_its_hdf5_files_sorted(folder):
+    assert [os.path.basename(path) for path in expand_paths(folder)] == ["10.h5", "9.h5", "a.hdf5", "b.h5", "c.h5ad"]
+
+
+def test_a_glob_gives_its_files_sorted(folder):
+    assert expand_paths("*.h5") == ("10.h5", "9.h5", "b.h5")
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "er" / "z.h5").touch()
+    assert expand_paths("**/z.h5") == (os.path.join("deep", "er", "z.h5"),)
+
+
+def test_a_list_keeps_its_order_and_may_hold_globs_and_directories(folder):
+    (folder / "more").mkdir()
+    (folder / "more" / "x.h5").touch()
+    assert expand_paths(["notes.txt", "?.h5", "more"]) == ("notes.txt", "9.h5", "b.h5", os.path.join("more", "x.h5"))
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_taken_as_a_file(folder):
+    (folder / "run[1].h5").touch()
+    assert expand_paths("run[1].h5") == ("run[1].h5",)
+
+
+def test_the_home_directory_may_be_written_as_a_tilde(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    assert expand_paths("~/b.h5") == (str(folder / "b.h5"),)
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [["b.h5", "b.h5"], ["b.h5", "*.h5"], ["b.h5", "./b.h5"], [".", "b.h5"], ["b.h5", "link.h5"]],
+    ids=["same name", "in a glob", "other spelling", "in a directory", "symbolic link"],
+)
+def test_a_file_that_is_named_twice_is_refused(folder, paths):
+    if "link.h5" in paths:
+        os.symlink("b.h5", "link.h5")
+    with pytest.raises(H5ValueError, match=r"'\S*b\.h5'.* more than once"):
+        expand_paths(paths)
+
+
+@pytest.mark.parametrize("paths", [[], ()])
+def test_an_empty_list_is_refused(paths):
+    with pytest.raises(H5ValueError, match="train_path=.* names no file"):
+        expand_paths(paths, "train_path")
+
+
+def test_a_missing_file_names_what_is_there_and_what_was_perhaps_meant(folder):
+    with pytest.raises(H5FileError) as error:
+        expand_paths("notes.text", "val_path")
+    for part in ("val_path='notes.text' does not exist", "'a.hdf5'", "Did you mean 'notes.txt'?", str(folder)):
+        assert part in str(error.value)
+
+
+def test_a_missing_directory_is_named(folder):
+    with pytest.raises(H5FileError, match="there is no directory 'nowhere'"):
+        expand_paths("nowhere/a.h5")
+
+
+def test_a_glob_without_a_match_and_a_directory_without_hdf5_files_are_refused(folder):
+    with pytest.raises(H5FileError, match=r"'\*\.nothing' matches no file"):
+        expand_paths("*.nothing")
+    (folder / "empty").mkdir()
+    (folder / "empty" / "readme.md").touch()
+    with pytest.raises(H5FileError, match=r"directory without HDF5 files.*'readme\.md'"):
+        expand_paths("empty")
+
+
+def test_a_dangling_symbolic_link_is_refused(folder):
+    os.symlink("gone.h5", "dangling.h5")
+    with pytest.raises(H5FileError, match=r"'dangling\.h5' does not exist"):
+        expand_paths("dangling.h5")
+
+
+def test_a_fifo_is_refused_without_hanging(folder):
+    """Opening a FIFO for reading waits for somebody to write into it."""
+    os.mkfifo(folder / "pipe.h5")
+    with pytest.raises(H5FileError, match=r"pipe\.h5' is not a regular file"):
+        expand_paths("pipe.h5")
+    with pytest.raises(H5FileError, match=r"pipe\.h5' is not a regular file"):
+        open_h5(str(folder / "pipe.h5"))

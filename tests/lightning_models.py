@@ -1,0 +1,43 @@
+"""Small modules for tests that train, and a trainer that says nothing."""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+
+class Recorder(LightningModule):
+    """Remembers the indices of the rows it sees, by stage and epoch; wants ``with_index=True``."""
+
+    def __init__(self, fail_at=None):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.fail_at = fail_at
+        self.train_rows = {}
+        self.rows = {"val": [], "test": [], "predict": []}
+
+    def training_step(self, batch, batch_idx):
+        if self.fail_at == (self.current_epoch, batch_idx):
+            raise RuntimeError("stop here")
+        self.train_rows.setdefault(self.current_epoch, []).extend(index_of(batch))
+        return self.layer(torch.ones(1, 1)).sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.rows["val"] += index_of(batch)
+
+    def test_step(self, batch, batch_idx):
+        self.rows["test"] += index_of(batch)
+
+    def predict_step(self, batch, batch_idx):
+        self.rows["predict"] += index_of(batch)
+        return torch.tensor(index_of(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def index_of(batch):
+    return (batch["index"] if isinstance(batch, dict) else batch[-1]).tolist()
+
+
+def quiet_trainer(**options):
+    options = {"max_epochs": 2, "logger": False, "enable_checkpointing": False} | options
+    return Trainer(accelerator="cpu", enable_progress_bar=False, enable_model_summary=False, **options)

@@ -1,0 +1,213 @@
+"""The loader: late start, reading ahead, tokens, errors, position."""
+
+import gc
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_h5 import H5LazyDataset, H5ResumeError
+from lightning_h5.loading import H5DataLoader
+from lightning_h5.sampling import OrderParameters, PlanSampler
+
+
+@pytest.fixture
+def dataset(make_h5):
+    rows = np.arange(50 * 4, dtype="f4").reshape(50, 4)
+    return H5LazyDataset(make_h5({"x": rows, "y": np.arange(50)}), "x", "y", with_index=True)
+
+
+def loader_of(dataset, batch_size=8, mode="global", **options):
+    parameters = OrderParameters(mode=mode, batch_size=batch_size)
+    return H5DataLoader(dataset, sampler=PlanSampler(dataset.blocks(), parameters, batch_size=batch_size), **options)
+
+
+def read_ahead_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("lightning_h5")]
+
+
+def rows_of(batches):
+    return [row for batch in batches for row in batch[-1].tolist()]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_epoch_has_every_row_once_with_its_own_target(dataset, num_workers):
+    batches = list(loader_of(dataset, num_workers=num_workers))
+    assert sorted(rows_of(batches)) == list(range(50))
+    for x, y, index in batches:
+        assert torch.equal(y, index)
+        assert torch.equal(x, torch.from_numpy(np.arange(200, dtype="f4").reshape(50, 4))[index])
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 1}, {"num_workers": 3}, {"prefetch_factor": 1}])
+def test_workers_and_reading_ahead_never_change_the_order(dataset, options):
+    assert rows_of(loader_of(dataset, **options)) == rows_of(loader_of(dataset))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_iter_starts_nothing(dataset, num_workers):
+    """What Lightning restores between ``iter`` and the first ``next`` must still count."""
+    loader = loader_of(dataset, num_workers=num_workers)
+    batches = iter(loader)
+    assert not read_ahead_threads()
+    loader.sampler.set_epoch(3)
+    expected = loader_of(dataset)
+    expected.sampler.set_epoch(3)
+    assert rows_of(batches) == rows_of(expected)
+
+
+def test_persistent_workers_see_each_epoch(dataset):
+    loader = loader_of(dataset, num_workers=2, persistent_workers=True)
+    seen = []
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        seen.append(tuple(rows_of(loader)))
+    assert len(set(seen)) == 3
+    assert all(sorted(rows) == list(range(50)) for rows in seen)
+
+
+def test_the_thread_ends_after_break(dataset):
+    for _ in loader_of(dataset, prefetch_factor=1):
+        break
+    gc.collect()
+    assert not read_ahead_threads()
+
+
+def test_the_thread_ends_with_the_epoch(dataset):
+    batches = iter(loader_of(dataset))
+    rows_of(batches)
+    assert not read_ahead_threads()
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_reading_ahead_is_bounded(dataset):
+    loader = loader_of(dataset, batch_size=1, prefetch_factor=3)
+    asked = []
+    gather = dataset.gather
+    dataset.gather = lambda rows: asked.append(rows) or gather(rows)
+    batches = iter(loader)
+    next(batches)
+    deadline = time.monotonic() + 5
+    while len(asked) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(asked) == 5  # one given out, three waiting, one in the thread's hands
+    time.sleep(0.05)
+    assert len(asked) == 5
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_an_error_while_reading_surfaces_at_next(dataset, at):
+    gather, calls = dataset.gather, []
+
+    def failing(rows):
+        calls.append(rows)
+        if len(calls) > at:
+            raise OSError("the disk is gone")
+        return gather(rows)
+
+    dataset.gather = failing
+    batches = iter(loader_of(dataset))
+    for _ in range(at):
+        next(batches)
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(batches)
+    assert not read_ahead_threads()
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+class FailingTransform:
+    def __call__(self, x):
+        raise ZeroDivisionError("in the transform")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_in_a_transform_surfaces_at_next(dataset, num_workers):
+    dataset.transform = FailingTransform()
+    with pytest.raises(ZeroDivisionError, match="in the transform"):
+        next(iter(loader_of(dataset, num_workers=num_workers)))
+
+
+def test_transforms_run_in_the_consumer(dataset):
+    names = []
+    dataset.transform = lambda x: names.append(threading.current_thread().name) or x
+    rows_of(loader_of(dataset))
+    assert set(names) == {threading.main_thread().name}
+
+
+def as_list(samples):
+    return samples
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_collate_fn_gets_samples(dataset, num_workers):
+    parameters = OrderParameters(mode="none", batch_size=8)
+    sampler = PlanSampler(dataset.blocks(), parameters, batch_size=8, samples=True)
+    first = next(iter(H5DataLoader(dataset, sampler=sampler, collate_fn=as_list, num_workers=num_workers)))
+    assert isinstance(first, list)
+    assert [int(y) for _, y, _ in first] == list(range(8))
+
+
+def test_the_length_is_that_of_a_whole_epoch(dataset):
+    loader = loader_of(dataset)
+    assert len(loader) == 7
+    state = state_after(loader, 3)
+    again = loader_of(dataset)
+    again.load_state_dict(state)
+    assert len(again) == 7
+    assert len(list(again)) == 4
+
+
+def state_after(loader, n_batches, epoch=0):
+    loader.sampler.set_epoch(epoch)
+    batches = iter(loader)
+    for _ in range(n_batches):
+        next(batches)
+    return loader.state_dict()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("n_batches", [0, 1, 3, 6, 7])
+def test_a_bare_loop_goes_on_with_exactly_the_rest(dataset, n_batches, num_workers):
+    whole = loader_of(dataset)
+    whole.sampler.set_epoch(2)
+    batches = [batch[-1].tolist() for batch in whole]
+    again = loader_of(dataset, num_workers=num_workers)
+    again.load_state_dict(state_after(loader_of(dataset, num_workers=num_workers), n_batches, epoch=2))
+    assert [batch[-1].tolist() for batch in again] == batches[n_batches:]
+
+
+def test_a_state_of_other_data_is_refused_with_both_values(dataset, make_h5):
+    other = H5LazyDataset(make_h5({"x": np.zeros((9, 1), "f4")}), "x")
+    with pytest.raises(H5ResumeError, match=r"rows: saved 50, present 9"):
+        loader_of(other).load_state_dict(state_after(loader_of(dataset), 1))
+
+
+def test_the_state_is_plain_and_small(dataset):
+    state = state_after(loader_of(dataset), 2)
+    assert len(pickle.dumps(state)) < 1000
+    assert torch.load(saved(state), weights_only=True) == state
+
+
+def saved(state):
+    import io
+
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return file
+
+
+def test_what_is_read_is_counted_in_this_process_and_in_workers(dataset):
+    n_bytes = 50 * (4 * 4 + 8)  # small arrays: each process reads them whole, once
+    for num_workers, times in ((2, 2), (0, 1)):
+        before = dataset.counters.total()
+        rows_of(loader_of(dataset, num_workers=num_workers))
+        counted = {name: value - before[name] for name, value in dataset.counters.total().items()}
+        assert (counted["rows"], counted["batches"]) == (50, 7)
+        assert counted["wait_seconds"] > 0
+        assert counted["bytes_read"] == times * n_bytes

@@ -1,0 +1,328 @@
+"""Any reader, any list of rows: equal to h5py's ``array[i]`` row by row."""
+
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from factories import Stored, assert_same_rows, random_values, rows_by_h5py
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_h5.files import OpenOptions, find_array, layout_of, open_h5, process_pool
+from lightning_h5.readers import ContiguousReader, HeldReader, MappedReader, PlainReader, open_reader
+
+OPTIONS = OpenOptions()
+ENUM = h5py.enum_dtype({"NO": 0, "YES": 1}, basetype="i2")
+BIG_ENUM = h5py.enum_dtype({"NO": 0, "YES": 1}, basetype=">i4")
+INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">i2", ">i4", ">i8", ">u2", ">u8"]
+NUMBERS = [*INTEGERS, "f2", "f4", "f8", ">f2", ">f4", ">f8", "?", "c8", "c16", ">c8", ">c16", ENUM, BIG_ENUM]
+
+
+def look(path, key):
+    with open_h5(path) as file:
+        return layout_of(find_array(file, key), path, key)
+
+
+def all_readers(layout):
+    """Every reader that an array can be given."""
+    readers = {
+        "chosen": open_reader(layout, OPTIONS),
+        "plain": PlainReader(layout, OPTIONS),
+        "mmap": open_reader(layout, OPTIONS, mmap=True),
+        "held": open_reader(layout, OPTIONS, held=True),
+        "held, mmap": open_reader(layout, OPTIONS, held=True, mmap=True),
+    }
+    assert isinstance(readers["held"], HeldReader)
+    if layout.offset is None:
+        assert type(readers["chosen"]) is type(readers["mmap"]) is PlainReader
+    else:
+        assert type(readers["chosen"]) is ContiguousReader
+        assert type(readers["mmap"]) is MappedReader
+    return readers
+
+
+def assert_all_read(path, key, rows, *, name=None, members=()):
+    """All readers give what h5py gives, as a new array and into given memory."""
+    layout = look(path, key)
+    rows = np.asarray(rows, dtype=np.int64)
+    expected = rows_by_h5py(path, name or key, rows, members)
+    for reader in all_readers(layout).values():
+        for _ in range(2):  # a second read meets warm caches
+            assert_same_rows(reader.read(rows), expected)
+        out = np.empty(expected.shape, expected.dtype)
+        out[...] = None if expected.dtype.kind == "O" else random_values(out.dtype, out.shape, seed=9)
+        assert reader.read(rows, out=out) is out
+        assert_same_rows(out, expected)
+        assert (len(reader), reader.row_shape, reader.dtype) == (layout.n_rows, expected.shape[1:], expected.dtype)
+        reader.close()
+        assert_same_rows(reader.read(rows), expected)
+        reader.close()
+    process_pool().close()
+    return layout
+
+
+def row_lists(n_rows):
+    if not n_rows:
+        return st.just([])
+    one = st.integers(0, n_rows - 1)
+    slices = st.tuples(one, one).map(lambda pair: list(range(min(pair), max(pair) + 1)))
+    return st.one_of(st.lists(one, max_size=25), slices, st.permutations(range(n_rows)))
+
+
+@st.composite
+def filters_for(draw, dtype):
+    options = {}
+    compression = draw(st.sampled_from([None, "gzip", "lzf", "szip"]))
+    kind, size = np.dtype(dtype).kind, np.dtype(dtype).itemsize
+    if compression == "szip" and (kind not in "iuf" or h5py.check_enum_dtype(np.dtype(dtype))):
+        compression = "gzip"
+    if compression:
+        options["compression"] = compression
+    if draw(st.booleans()) and compression != "szip":
+        options["shuffle"] = True
+    if draw(st.booleans()):
+        options["fletcher32"] = True
+    if kind in "iu" and not h5py.check_enum_dtype(np.dtype(dtype)) and size < 8 and draw(st.booleans()):
+        options = {"scaleoffset": 0}
+    return options
+
+
+@st.composite
+def arrays(draw):
+    dtype = draw(st.sampled_from(NUMBERS))
+    # Zero rows and zero-length inner axes are legal, and people have them.
+    shape = (draw(st.integers(0, 23)), *draw(st.lists(st.sampled_from([0, 1, 2, 3, 5, 7]), max_size=2)))
+    storage = draw(st.sampled_from(["contiguous", "contiguous", "chunked", "chunked", "chunked", "compact", "virtual"]))
+    if storage == "virtual" and not all(shape):
+        storage = "compact"
+    values = random_values(dtype, shape, draw(st.integers(0, 99)))
+    stored = Stored(values, storage, dtype=dtype)
+    if storage == "chunked":
+        # Chunks that split rows, and that hang over the edge of the array.
+        stored.chunks = tuple(draw(st.integers(1, max(1, size) + 2)) for size in shape)
+        stored.options = draw(filters_for(dtype))
+        if np.prod(stored.chunks) < 8 and stored.options.get("compression") == "szip":
+            stored.options["compression"] = "lzf"  # szip wants eight values a chunk
+        if "scaleoffset" not in stored.options and draw(st.booleans()):
+            stored.options["fillvalue"] = values.dtype.type(1)
+        stored.written = draw(st.integers(0, shape[0]))
+    elif storage == "contiguous":
+        if draw(st.booleans()):
+            stored.options = {"fillvalue": values.dtype.type(1)}
+        stored.written = draw(st.sampled_from([0, 1, shape[0], shape[0]])) if shape[0] else 0
+    file = {
+        "userblock": draw(st.sampled_from([0, 512, 2048])),
+        "libver": draw(st.sampled_from(["earliest", "latest"])),
+    }
+    return stored, file
+
+
+@given(data=st.data())
+@settings(max_examples=250)
+def test_any_reader_gives_any_rows_of_any_numbers_as_h5py_does(make_h5, data):
+    stored, file = data.draw(arrays())
+    path = make_h5({"deep/down/x": stored}, **file)
+    layout = assert_all_read(path, "deep/down/x", data.draw(row_lists(len(stored.values))))
+    # Without this the test could pass by always going through the HDF5 library.
+    is_there = stored.values.size > 0 and (stored.written is None or stored.written > 0)
+    assert (layout.offset is not None) == (stored.storage == "contiguous" and is_there)
+    assert (layout.plain_reason is None) == (layout.offset is not None)
+    assert layout.storage == stored.storage
+    os.unlink(path)
+
+
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+@pytest.mark.parametrize("userblock", [0, 1024])
+def test_written_contiguous_numbers_take_the_fast_path(make_h5, dtype, userblock):
+    values = random_values(dtype, (6, 3))
+    path = make_h5(x=Stored(values, dtype=dtype), userblock=userblock)
+    layout = look(path, "x")
+    assert layout.plain_reason is None
+    assert Path(path).read_bytes()[layout.offset :][: values.nbytes] == values.tobytes()
+    assert type(open_reader(layout, OPTIONS)) is ContiguousReader
+    assert type(open_reader(layout, OPTIONS, mmap=True)) is MappedReader
+
+
+NUMBER_MEMBERS = [np.dtype(name) for name in ("i1", "<i4", ">i8", "<f4", ">f8", "f2", "?", "c8", "u2")]
+MEMBERS = st.one_of(
+    st.sampled_from(NUMBER_MEMBERS),
+    st.builds(
+        lambda base, shape: np.dtype((base, shape)),
+        st.sampled_from(NUMBER_MEMBERS),
+        st.sampled_from([(1,), (3,), (2, 3)]),
+    ),
+    st.sampled_from([np.dtype("S1"), np.dtype("S7")]),
+)
+
+
+def tables(members):
+    names = st.lists(st.sampled_from(["a", "b", "name with blank", "ü"]), min_size=1, max_size=3, unique=True)
+    fields = names.flatmap(lambda given: st.tuples(*[members.map(lambda m, n=n: (n, m)) for n in given]))
+    return st.builds(lambda fields, align: np.dtype(list(fields), align=align), fields, st.booleans())
+
+
+TABLES = tables(st.one_of(MEMBERS, tables(MEMBERS)))
+
+
+def leaves(dtype, above=()):
+    for name in dtype.names:
+        if dtype[name].names:
+            yield from leaves(dtype[name], (*above, name))
+        else:
+            yield (*above, name)
+
+
+def fill(dtype, shape, seed):
+    values = np.zeros(shape, dtype)
+    for at, path in enumerate(leaves(dtype)):
+        column = values
+        for name in path:
+            column = column[name]
+        if column.dtype.kind == "S":
+            column[...] = np.random.default_rng(seed + at).choice([b"", b"x", b"row", b"longer"], column.shape)
+        else:
+            column[...] = random_values(column.dtype, column.shape, seed + at)
+    return values
+
+
+@given(
+    dtype=TABLES,
+    shape=st.sampled_from([(0,), (1,), (9,), (14,), (5, 2)]),
+    storage=st.sampled_from(["contiguous", "chunked", "gzip"]),
+    seed=st.integers(0, 50),
+    data=st.data(),
+)
+def test_a_key_that_ends_in_a_member_of_a_table_gives_that_column(make_h5, dtype, shape, storage, seed, data):
+    values = fill(dtype, shape, seed)
+    if storage == "contiguous":
+        stored = Stored(values)
+    else:
+        options = {"compression": "gzip"} if storage == "gzip" else {}
+        stored = Stored(values, "chunked", chunks=(4, *[1] * (len(shape) - 1)), options=options)
+    path = make_h5(table=stored)
+    rows = data.draw(row_lists(shape[0]))
+    for members in leaves(dtype):
+        layout = assert_all_read(path, "/".join(["table", *members]), rows, name="table", members=members)
+        number = layout.dtype.kind != "S"
+        assert (layout.offset is not None) == (storage == "contiguous" and number and shape[0] > 0)
+    os.unlink(path)
+
+
+def test_a_member_that_is_text_of_any_length_is_read(make_h5):
+    dtype = np.dtype([("n", "i4"), ("text", h5py.string_dtype()), ("deep", [("text", h5py.string_dtype())])])
+    values = np.zeros(5, dtype)
+    values["n"] = range(5)
+    values["text"] = ["", "a", "ß", "long " * 50, "e"]
+    values["deep"]["text"] = ["v", "w", "x", "y", "z"]
+    path = make_h5(table=values)
+    for key, members in {"table/n": ("n",), "table/text": ("text",), "table/deep/text": ("deep", "text")}.items():
+        layout = assert_all_read(path, key, [4, 0, 0, 3], name="table", members=members)
+        assert layout.offset is None  # the rows hold references to text elsewhere
+
+
+def test_a_table_as_pandas_writes_it_is_read_by_its_blocks(make_h5):
+    dtype = np.dtype([("index", "<i8"), ("values_block_0", "<f8", (3,)), ("values_block_1", "S4", (1,))])
+    path = make_h5({"frame/table": Stored(fill(dtype, (50,), 3), "chunked", chunks=(16,))})
+    for member in dtype.names:
+        assert_all_read(path, f"frame/table/{member}", [49, 0, 17, 17], name="frame/table", members=(member,))
+
+
+@pytest.mark.parametrize("storage", ["contiguous", "chunked"])
+@pytest.mark.parametrize("base", ["<f4", ">i2", "c8"])
+def test_elements_that_are_arrays_add_their_axes_to_the_row(make_h5, storage, base):
+    element = np.dtype((base, (2, 3)))
+    stored = Stored(random_values(base, (7, 4, 2, 3)), storage, (3, 2) if storage == "chunked" else None, dtype=element)
+    path = make_h5(x=stored)
+    layout = assert_all_read(path, "x", [6, 0, 3, 3])
+    assert layout.row_shape == (4, 2, 3)
+    assert (layout.offset is not None) == (storage == "contiguous")
+
+
+TEXTS = ["", "a", "käse", "日本語", "x" * 30, "two words"]
+
+
+@pytest.mark.parametrize("shape", [(0,), (6,), (6, 2), (6, 0)], ids=str)
+@pytest.mark.parametrize("storage", ["contiguous", "chunked", "gzip"])
+@pytest.mark.parametrize(
+    "dtype",
+    [h5py.string_dtype(), h5py.string_dtype("utf-8", 32), h5py.string_dtype("ascii"), np.dtype("S9")],
+    ids=["vlen utf-8", "fixed utf-8", "vlen ascii", "S9"],
+)
+def test_text_comes_as_str(make_h5, dtype, storage, shape):
+    texts = [t for t in TEXTS if h5py.check_string_dtype(dtype).encoding == "utf-8" or t.isascii()]
+    values = np.resize(np.array([t.encode() for t in texts], dtype), shape)
+    stored = Stored(values, dtype=dtype)
+    if storage != "contiguous":
+        options = {"compression": "gzip"} if storage == "gzip" else {}
+        stored = Stored(values, "chunked", (4, *[1] * (len(shape) - 1)), options, dtype, written=shape[0] // 2)
+    path = make_h5(x=stored)
+    rows = [5, 0, 0, 3, 1, 2, 4] if shape[0] else []
+    layout = assert_all_read(path, "x", rows)
+    assert layout.plain_reason is not None
+    if values.size:
+        assert isinstance(open_reader(layout, OPTIONS).read(np.array([1])).flat[0], str)
+
+
+def test_text_that_is_not_utf_8_raises_and_names_file_and_array(make_h5):
+    path = make_h5(x=np.array([b"ok", b"\xff\xfe"]))
+    reader = open_reader(look(path, "x"), OPTIONS)
+    with pytest.raises(OSError, match=r"'x' in .*data1\.h5.* UTF-8"):
+        reader.read(np.array([1]))
+
+
+def test_number_formats_that_numpy_does_not_have_are_left_to_the_library(make_h5):
+    """These integers of 20 bits, eight bits up, look like int32 to NumPy; their bytes taken as int32 are nonsense."""
+    path = make_h5(y=np.arange(3))
+    with h5py.File(path, "a") as file:
+        odd = h5py.h5t.STD_I32LE.copy()
+        odd.set_precision(20)
+        odd.set_offset(8)
+        array = h5py.Dataset(h5py.h5d.create(file.id, b"x", odd, h5py.h5s.create_simple((5,))))
+        array[:] = [-3, 2, 70000, 0, 1]
+    assert_all_read(path, "x", [2, 0, 4])
+    assert look(path, "x").offset is None
+
+
+@pytest.mark.parametrize("chunks", [None, (4, 2)], ids=["contiguous", "chunked"])
+@pytest.mark.parametrize("rows", [[-1], [10], [0, 3, 10], [3, -2, 4]], ids=str)
+def test_rows_outside_the_array_raise(make_h5, chunks, rows):
+    values = np.arange(20).reshape(10, 2)
+    path = make_h5(x=Stored(values, "chunked" if chunks else "contiguous", chunks))
+    for name, reader in all_readers(look(path, "x")).items():
+        with pytest.raises(IndexError, match=r"row -?\d+ .*'x' in .*10 rows"):
+            reader.read(np.array(rows))
+        with pytest.raises(IndexError):
+            reader.read(np.array(rows), out=np.empty((len(rows), 2), int))
+        assert reader.read(np.array([9])).tolist() == [[18, 19]], name
+
+
+def test_large_rows_and_pieces_are_read_whole(make_h5, monkeypatch):
+    """The same where a call may read only a few rows, and where the kernel gives less than was asked."""
+    monkeypatch.setattr("lightning_h5.readers.plain.PIECE_BYTES", 100)
+    real = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, pieces, at: real(fd, [pieces[0][: max(1, len(pieces[0]) // 2)]], at))
+    values = random_values("f4", (40, 7))
+    path = make_h5(x=values, y=Stored(values, "chunked", (1, 7)), z=Stored(values, "chunked", (16, 7)))
+    for key in "xyz":
+        assert_all_read(path, key, [*range(5, 30), 3, 2, 39, 39, 0])
+
+
+def test_a_held_array_gives_fresh_memory_each_time(make_h5):
+    path = make_h5(x=np.arange(6.0))
+    reader = open_reader(look(path, "x"), OPTIONS, held=True)
+    reader.read(np.array([2]))[:] = -1
+    reader.read(np.arange(6))[:] = -1
+    assert reader.read(np.array([2])).tolist() == [2.0]
+
+
+def test_changes_to_rows_of_a_map_never_reach_the_file(make_h5):
+    path = make_h5(x=np.arange(6.0))
+    before = Path(path).read_bytes()
+    reader = open_reader(look(path, "x"), OPTIONS, mmap=True)
+    reader.read(np.arange(6))[:] = -1
+    reader._map().fill_(1)
+    reader.close()
+    assert Path(path).read_bytes() == before
+    assert reader.read(np.array([5])).tolist() == [5.0]

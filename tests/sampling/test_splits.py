@@ -1,0 +1,86 @@
+"""Cutting rows and groups into splits."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_h5 import H5ValueError, group_split, k_fold
+
+groups = st.lists(st.integers(0, 12), min_size=1, max_size=120).map(np.array)
+
+
+@given(st.one_of(st.integers(1, 300), groups), st.integers(0, 5))
+def test_splits_are_disjoint_and_cover_every_row(n_or_groups, seed):
+    splits = group_split(n_or_groups, [0.6, 0.25, 0.15], seed)
+    n_rows = n_or_groups if isinstance(n_or_groups, int) else len(n_or_groups)
+    assert sorted(np.concatenate(splits).tolist()) == list(range(n_rows))
+    assert all((np.diff(split) > 0).all() for split in splits)
+
+
+@given(groups, st.integers(0, 5))
+def test_no_group_is_on_two_sides(values, seed):
+    splits = group_split(values, [0.5, 0.3, 0.2], seed)
+    sides = [set(values[split].tolist()) for split in splits]
+    assert not (sides[0] & sides[1] or sides[0] & sides[2] or sides[1] & sides[2])
+
+
+@given(st.integers(1, 2000), st.floats(0, 0.4), st.floats(0, 0.4))
+def test_rows_of_their_own_are_cut_at_the_rounded_fraction(n_rows, val, test):
+    splits = group_split(n_rows, [1 - val - test, val, test])
+    for split, share in zip(splits, [1 - val - test, val, test], strict=True):
+        assert abs(len(split) - share * n_rows) <= 1
+
+
+def test_a_split_of_share_zero_gets_no_group():
+    values = np.repeat(np.arange(9), 5)
+    assert len(group_split(values, [0.5, 0.0, 0.5], 1)[1]) == 0
+
+
+def test_groups_of_equal_size_come_close_to_the_shares():
+    sizes = [len(split) for split in group_split(np.repeat(np.arange(100), 10), [0.7, 0.2, 0.1], 3)]
+    assert all(abs(size - share) <= 10 for size, share in zip(sizes, [700, 200, 100], strict=True))
+
+
+def test_another_split_seed_draws_another_cut():
+    first, second = (group_split(1000, [0.8, 0.2], seed)[1] for seed in (0, 1))
+    assert 0 < len(set(first) & set(second)) < 200
+
+
+def test_the_cut_of_a_seed_never_changes():
+    assert group_split(20, [0.5, 0.5], 4)[1].tolist() == [0, 3, 4, 5, 6, 7, 9, 13, 16, 19]
+
+
+@given(st.one_of(st.integers(5, 200), st.lists(st.sampled_from("abcdefgh"), min_size=20, max_size=90)), st.integers(0, 3))
+def test_the_folds_held_out_are_everything_once(n_or_groups, seed):
+    values = n_or_groups if isinstance(n_or_groups, int) else np.array(n_or_groups)
+    n_rows = values if isinstance(values, int) else len(values)
+    num_folds = 2 if isinstance(values, int) else min(2, len(set(values.tolist())))
+    if num_folds < 2:
+        return
+    held = []
+    for fold in range(num_folds):
+        kept, out = k_fold(values, num_folds, fold, seed)
+        assert sorted([*kept, *out]) == list(range(n_rows))
+        if not isinstance(values, int):
+            assert not set(values[kept].tolist()) & set(values[out].tolist())
+        held += out.tolist()
+    assert sorted(held) == list(range(n_rows))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: group_split(10, [0.5, 0.6]), "add up to 1.1"),
+        (lambda: group_split(10, [1.5, -0.5]), "shares from 0 to 1"),
+        (lambda: group_split(np.array([1.0, np.nan]), [0.5, 0.5]), "row 1"),
+        (lambda: group_split(np.array(["a", ""], dtype=object), [0.5, 0.5]), "missing"),
+        (lambda: group_split(np.zeros((3, 2)), [0.5, 0.5]), "shape (3, 2)"),
+        (lambda: k_fold(np.array([1, 1, 2]), 3, 0), "over 2 groups"),
+        (lambda: k_fold(5, 6, 0), "over 5 rows"),
+        (lambda: k_fold(5, 5, 5), "fold=5"),
+    ],
+)
+def test_bad_arguments_are_refused_with_the_numbers(call, words):
+    with pytest.raises(H5ValueError, match=words.replace("(", r"\(").replace(")", r"\)")):
+        call()
