@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 from lightning_h5 import __version__
 
 project = "lightning_h5"
@@ -9,7 +12,12 @@ author = "The lightning_h5 contributors"
 copyright = author
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
 exclude_patterns = ["_build", "_parts"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -21,7 +29,7 @@ html_css_files = ["drawing.css"]
 html_show_sphinx = False
 html_copy_source = False
 
-# Docstrings are Google style; types stand in the signatures alone.
+# Docstrings are Google style; types stand in the signatures alone, and are shown with the arguments.
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = [("Cost", "notes_style")]
@@ -33,7 +41,21 @@ python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 
 # Links to classes of other packages need those packages' inventories, which come from the network.
-nitpick_ignore_regex = [
-    ("py:.*", r"(torch|numpy|np|npt|lightning|pytorch_lightning|collections|multiprocessing|os)(\..*)?"),
-    ("py:class", r"BaseContext"),  # multiprocessing's, named in a class signature as it stands in the source
-]
+# BaseContext is multiprocessing's, named in a signature as it stands in the source.
+OTHERS = (
+    r"(torch|numpy|np|npt|lightning|pytorch_lightning|collections|multiprocessing|os)"
+)
+nitpick_ignore_regex = [("py:.*", OTHERS + r"(\..*)?"), ("py:class", "BaseContext")]
+
+
+def types_as_written(app: Any, function: Any, is_bound: bool) -> None:
+    """Shows types by the names that the source has for them: ``IntArray``, not what NumPy makes of it.
+
+    Sphinx takes the source's text where annotations cannot be evaluated, so one is added that cannot.
+    """
+    if inspect.isfunction(function):
+        function.__annotations__["_"] = "nowhere"
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-before-process-signature", types_as_written)

@@ -27,6 +27,7 @@ __all__ = [
     "LightningModule",
     "Trainer",
     "check_trainer",
+    "models_of_the_other_package",
     "rank_zero_info",
     "rank_zero_warn",
 ]
@@ -74,3 +75,13 @@ def check_trainer(trainer: Any) -> None:
         f"`from {PACKAGE} import Trainer`, or set LIGHTNING_H5_IMPORT={theirs} before Python starts "
         f"(or import {theirs} before lightning_h5)."
     )
+
+
+def models_of_the_other_package() -> list[str]:
+    """Names of model classes that were made for the Lightning package which is not in use."""
+    other = "pytorch_lightning" if PACKAGE == "lightning.pytorch" else "lightning.pytorch"
+    if other not in sys.modules:
+        return []
+    found = sys.modules[other].LightningModule.__subclasses__()
+    theirs = (other.split(".")[0], PACKAGE.split(".")[0])
+    return [f"{c.__module__}.{c.__qualname__}" for c in found if c.__module__.split(".")[0] not in theirs]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from .._lightning import PACKAGE, LightningDataModule, LightningModule
+from .._lightning import PACKAGE, LightningDataModule, LightningModule, models_of_the_other_package
 from ..errors import H5Error
 
 __all__ = ["TRAINING_VERBS", "run_training"]
@@ -47,6 +47,14 @@ def run_training(arguments: Sequence[str]) -> None:
             save_config_kwargs={"overwrite": True},
             args=list(arguments),
         )
+    except SystemExit as ended:
+        if ended.code == 2 and (models := models_of_the_other_package()):
+            ours, other = sorted(("lightning", "pytorch_lightning"), key=lambda name: name != PACKAGE.split(".")[0])
+            sys.stderr.write(
+                f"lightning_h5: {', '.join(models)} derives from {other!r}, and this command runs the Trainer of {ours!r}; "
+                f"the two packages hold unrelated classes. Set LIGHTNING_H5_IMPORT={other}, or derive from {ours!r}.\n"
+            )
+        raise
     except H5Error as error:
         sys.stderr.write(f"lightning_h5: {type(error).__name__}: {error}\n")
         raise SystemExit(1) from error

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,10 +12,11 @@ from .._lightning import Checkpoint, LightningDataModule, check_trainer, rank_ze
 from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..datasets import RowDataset
 from ..errors import H5ValueError
-from ..loading import H5DataLoader
+from ..loading import H5DataLoader, SampleCollate
 from ..sampling import Mode, OrderParameters, PlanSampler, Replica, TrainingCut, resolve_replica
 from .agreement import agree
-from .options import SPLITS, LoaderOptions, Split, check_batch_size
+from .checks import check_batch_size, check_rows
+from .options import SPLITS, LoaderOptions, Split
 from .position import RunPosition
 
 __all__ = ["BaseH5DataModule"]
@@ -207,33 +206,15 @@ class BaseH5DataModule(LightningDataModule):
                 raise H5ValueError(f"there is no data for {split!r}. {self.why_no_data(split)}")
             return
         self._datasets[split] = dataset
-        self._check_size(split, len(dataset))
+        self._check_rows(split, len(dataset))
 
-    def _check_size(self, split: Split, n_rows: int) -> None:
-        world_size = self.world_size or 1
+    def _check_rows(self, split: Split, n_rows: int) -> None:
         if n_rows == 0:
             raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_data(split)}")
-        if n_rows < world_size and split != "predict":
-            raise H5ValueError(
-                f"the split {split!r} has {n_rows} rows and there are {world_size} ranks; each needs at least one. "
-                "Use fewer devices, or more rows."
-            )
-        if split != "train":
-            return
-        cut = self._cut(n_rows)
-        if cut.n_steps and cut.n_sitting_out and not cut.drop_last:
-            self._say(
-                f"batch_size=1 on {world_size} ranks: {cut.n_sitting_out} of {n_rows} rows, other ones each epoch, sit "
-                "out so that all ranks take equally many steps"
-            )
-        if cut.n_steps == 0:
-            raise H5ValueError(
-                f"drop_last leaves nothing of the {n_rows} rows of 'train': a step takes batch_size {self.batch_size} x "
-                f"{world_size} ranks = {self.batch_size * world_size} rows. Make batch_size smaller, or pass drop_last=False."
-            )
-
-    def _cut(self, n_rows: int) -> TrainingCut:
-        return TrainingCut(n_rows, self.batch_size, self.world_size or 1, self._options.drop_last)
+        world_size = self.world_size or 1
+        cut = TrainingCut(n_rows, self.batch_size, world_size, self._options.drop_last) if split == "train" else None
+        if told := check_rows(split, n_rows, world_size, cut):
+            self._say(told)
 
     def _facts(self, splits: tuple[Split, ...]) -> dict[str, Any]:
         facts: dict[str, Any] = {
@@ -246,7 +227,7 @@ class BaseH5DataModule(LightningDataModule):
         for split in splits:
             if (dataset := self._datasets.get(split)) is not None:
                 facts[f"rows of {split!r}"] = len(dataset)
-                facts[f"content of {split!r}"] = _identity_of(dataset)
+                facts[f"content of {split!r}"] = dataset.identity()
         return facts
 
     def _insert_callbacks(self) -> None:
@@ -260,7 +241,7 @@ class BaseH5DataModule(LightningDataModule):
                 callbacks.insert(at, kind())
 
     def _identity(self) -> str:
-        return _identity_of(self._datasets["train"])
+        return self._datasets["train"].identity()
 
     def _mode(self) -> Mode:
         shuffle = self._options.shuffle
@@ -293,7 +274,7 @@ class BaseH5DataModule(LightningDataModule):
             dataset,
             sampler=sampler,
             num_workers=options.num_workers,
-            collate_fn=_collate(options.collate_fn, dataset),
+            collate_fn=options.collate_fn and SampleCollate(options.collate_fn, dataset.batch_transform),
             pin_memory=self._pin_memory(),
             prefetch_factor=options.prefetch_factor,
             persistent_workers=options.persistent_workers,
@@ -318,26 +299,3 @@ class BaseH5DataModule(LightningDataModule):
 
 class NoRows(list[Any]):
     """What a hook gives where a split has no data; Lightning names the class when it warns of that."""
-
-
-class _Collate:
-    """A user's ``collate_fn`` over samples, and the ``batch_transform`` after it; a class, so that it pickles."""
-
-    def __init__(self, collate_fn: Callable[[Any], Any], batch_transform: Callable[[Any], Any] | None) -> None:
-        self._collate_fn, self._batch_transform = collate_fn, batch_transform
-
-    def __call__(self, samples: list[Any]) -> Any:
-        batch = self._collate_fn(samples)
-        return batch if self._batch_transform is None else self._batch_transform(batch)
-
-
-def _collate(collate_fn: Callable[[Any], Any] | None, dataset: RowDataset) -> _Collate | None:
-    return None if collate_fn is None else _Collate(collate_fn, dataset.batch_transform)
-
-
-def _identity_of(dataset: RowDataset) -> str:
-    """A digest of the rows of a dataset: what its files hold, and which of their rows it has."""
-    digest = hashlib.sha256(dataset.table.identity().encode())
-    if dataset.indices is not None:
-        digest.update(dataset.indices.tobytes())
-    return digest.hexdigest()[:32]

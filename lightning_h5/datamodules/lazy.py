@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
-
 from .._lightning import rank_zero_info
 from ..datasets import H5LazyDataset
-from ..errors import H5KeyError, H5ValueError
-from ..files import expand_paths, fill_split, find_array, guess_keys, keys_in, open_h5, torch_dtype
-from ..sampling import group_split, k_fold
+from ..errors import H5ValueError
+from ..files import fill_split, guess_keys, keys_in, torch_dtype
 from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, Keys, Paths
 from .base import BaseH5DataModule
 from .options import LoaderOptions, Split, SplitOptions
+from .sources import Source, cut_rows, has_arrays, source_of
 
 __all__ = ["LazyH5DataModule"]
 
@@ -170,25 +168,35 @@ class LazyH5DataModule(BaseH5DataModule):
         self._eval_transform, self._batch_transform = eval_transform, batch_transform
         self._with_index, self._cache_bytes, self._mmap = with_index, cache_bytes, mmap
         self._allow_external = allow_external
-        self._indices: dict[str, IntArray] | None = None
+        self._cut: dict[str, IntArray] | None = None
         self._check_arguments(shuffle_bytes, lanes)
+
+    def setup(self, stage: str | None = None) -> None:
+        """See ``BaseH5DataModule.setup``."""
+        self._cut = None  # the files may be others by now
+        super().setup(stage)
 
     def build_dataset(self, split: Split) -> H5LazyDataset | None:
         """The dataset of a split, or None where there is no data for it."""
-        source = self._source(split)
+        keys = keys_in(self.x_key, self.y_key)
+        source = source_of(split, self._paths, self._split, keys, allow_external=self._allow_external)
         if source is None:
             return None
-        path, group, cut = source
-        x_key, y_key = self._keys(path, group, split)
+        x_key, y_key = self._keys(source, split)
+        indices = None
+        if source.is_cut:
+            if self._cut is None:
+                self._cut = cut_rows(source.files, x_key, self._split, allow_external=self._allow_external)
+            indices = self._cut[split]
         return H5LazyDataset(
-            path,
+            source.files,
             x_key,
             y_key,
             self._x_dtype,
             self._y_dtype if y_key is not None else None,
             self._transform if split == "train" or self._eval_transform is None else self._eval_transform,
             self._target_transform if y_key is not None else None,
-            indices=self._cut_indices(path)[split] if cut else None,
+            indices=indices,
             batch_transform=self._batch_transform,
             cache_bytes=self._cache_bytes,
             with_index=self._with_index,
@@ -223,76 +231,14 @@ class LazyH5DataModule(BaseH5DataModule):
                     f"Pass {split}_path, or {split}_fraction (or folds), not both."
                 )
 
-    def _source(self, split: Split) -> tuple[Paths, str, bool] | None:
-        """Files of a split, what ``{split}`` stands for in them, and whether its rows are cut off the training rows."""
-        path, train_path = self._paths[split], self._paths["train"]
-        if path is not None:
-            return path, split, split == "train" and self._split.cuts_any
-        if train_path is None or split == "train":
-            return None
-        if self._split.cuts(split):
-            return train_path, "train", True
-        if any("{split}" in key for key in keys_in(self.x_key, self.y_key)) and self._has_group(train_path, split):
-            return train_path, split, False
-        return None
-
-    def _has_group(self, path: Paths, split: Split) -> bool:
-        """Whether the first file has the arrays of a split."""
-        first = expand_paths(path, "train_path")[0]
-        with open_h5(first) as file:
-            for key in keys_in(fill_split(self.x_key or (), split)):
-                try:
-                    find_array(file, key, allow_external=self._allow_external)
-                except H5KeyError:
-                    return False
-        return True
-
-    def _keys(self, path: Paths, group: str, split: Split) -> tuple[Keys, Keys | None]:
+    def _keys(self, source: Source, split: Split) -> tuple[Keys, Keys | None]:
+        """The arrays of a split; guessed from its first file where none are named."""
         if self.x_key is None:
-            first = expand_paths(path, f"{split}_path")[0]
-            self.x_key, self.y_key = guess_keys(first)
-            rank_zero_info(f"x_key={self.x_key!r}, y_key={self.y_key!r}: {first!r} leaves no doubt about them")
-        x_key = fill_split(self.x_key, group)
-        y_key = None if self.y_key is None else fill_split(self.y_key, group)
-        if split == "predict" and y_key is not None and not self._has_target(path, y_key):
-            rank_zero_info(f"predicting without a target: {y_key!r} is not in the files of predict_path")
+            self.x_key, self.y_key = guess_keys(source.files[0])
+            rank_zero_info(f"x_key={self.x_key!r}, y_key={self.y_key!r}: {source.files[0]!r} leaves no doubt about them")
+        x_key = fill_split(self.x_key, source.group)
+        y_key = None if self.y_key is None else fill_split(self.y_key, source.group)
+        if split == "predict" and not has_arrays(source.files[0], keys_in(y_key), allow_external=self._allow_external):
+            rank_zero_info(f"predicting without a target: {y_key!r} is not in {source.files[0]!r}")
             y_key = None
         return x_key, y_key
-
-    def _has_target(self, path: Paths, y_key: Keys) -> bool:
-        with open_h5(expand_paths(path, "predict_path")[0]) as file:
-            try:
-                for key in keys_in(y_key):
-                    find_array(file, key, allow_external=self._allow_external)
-            except H5KeyError:
-                return False
-        return True
-
-    def _cut_indices(self, path: Paths) -> dict[str, IntArray]:
-        """Rows of the training files for each split that is cut off them; the same in every process."""
-        split = self._split
-        x_key, _ = self._keys(path, "train", "train")
-        n_or_groups: Any = len(self._columns(path, x_key))
-        if split.group_key is not None:
-            n_or_groups = self._groups(path, fill_split(split.group_key, "train"), n_or_groups)
-        fractions = [1 - split.val_fraction - split.test_fraction, split.val_fraction, split.test_fraction]
-        train, val, test = group_split(n_or_groups, fractions, split.split_seed)
-        if split.num_folds is not None and split.fold is not None:
-            within = len(train) if isinstance(n_or_groups, int) else n_or_groups[train]
-            kept, held_out = k_fold(within, split.num_folds, split.fold, split.split_seed)
-            train, val = train[kept], train[held_out]
-        return {"train": train, "val": val, "test": test}
-
-    def _columns(self, path: Paths, keys: Keys) -> H5LazyDataset:
-        return H5LazyDataset(path, keys, allow_external=self._allow_external)
-
-    def _groups(self, path: Paths, key: Keys, n_rows: int) -> Any:
-        """Each row's group; ``{"group": key}`` since text is allowed in a dict."""
-        column = self._columns(path, {"group": str(key)})
-        if len(column) != n_rows:
-            raise H5ValueError(
-                f"group_key={key!r} has {len(column)} rows and the data has {n_rows}. Name an array with one value a row."
-            )
-        values = np.asarray(column.read_batch(np.arange(n_rows))["group"])
-        column.close()
-        return values

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import H5ValueError
+from .checks import check_batch_size
 
 __all__ = ["SPLITS", "LoaderOptions", "Split", "SplitOptions"]
 
@@ -43,16 +44,6 @@ class LoaderOptions:
             raise H5ValueError(f"prefetch_factor={self.prefetch_factor} was given. Pass at least 1, or None.")
         if self.seed is not None and (type(self.seed) is not int or self.seed < 0):
             raise H5ValueError(f"seed={self.seed!r} was given. Pass a whole number from 0 on, or None.")
-
-
-def check_batch_size(batch_size: int | None, name: str) -> None:
-    """Refuses a batch size that is no whole number above zero; None passes.
-
-    Raises:
-        H5ValueError: it is not.
-    """
-    if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
-        raise H5ValueError(f"{name}={batch_size!r} was given. Pass a whole number of rows, at least 1.")
 
 
 @dataclass(frozen=True, kw_only=True)

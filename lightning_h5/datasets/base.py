@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from ..errors import H5ValueError
 from ..files import FieldNames, OpenOptions, process_pool
@@ -19,13 +20,10 @@ from ..sampling import BlockTable
 from ..stats import Counters
 from ..types import BatchToken, IntArray, RowReader
 from .buffers import BufferPool
+from .structure import Column, SampleStructure, Transform
 from .table import FileTable, held_fields
 
-__all__ = ["Column", "RawBatch", "RowDataset", "Transform"]
-
-Transform: TypeAlias = Callable[[Any], Any]
-Column: TypeAlias = torch.Tensor | list[Any]
-"""One field of a batch: a tensor, or nested lists of str."""
+__all__ = ["RawBatch", "RowDataset"]
 
 
 @dataclass(frozen=True)
@@ -49,13 +47,9 @@ class RowDataset(Dataset[Any]):
 
     Args:
         table: the files.
-        x: fields of the input; the first columns.
-        y: fields of the target, or None; the columns after them.
-        dtypes: dtype for each column, None leaves it as stored.
-        transform: runs on each sample's x.
-        target_transform: runs on each sample's y.
+        structure: what a sample looks like; its fields are those of the table, in order.
+        dtypes: dtype for each field, None leaves it as stored.
         batch_transform: runs once on each collated batch.
-        with_index: add each row's index in this dataset.
         indices: rows of the table that this dataset has, in its order; None for all.
         options: how files are opened where the HDF5 library reads.
         mmap: map contiguous arrays into memory.
@@ -64,23 +58,17 @@ class RowDataset(Dataset[Any]):
     def __init__(
         self,
         table: FileTable,
-        x: FieldNames,
-        y: FieldNames | None,
+        structure: SampleStructure,
         *,
         dtypes: Sequence[torch.dtype | None],
-        transform: Transform | None,
-        target_transform: Transform | None,
         batch_transform: Transform | None,
-        with_index: bool,
         indices: IntArray | None,
         options: OpenOptions,
         mmap: bool = False,
     ) -> None:
         self.table = table
-        self.x, self.y = x, y
-        self.transform, self.target_transform = transform, target_transform
+        self.structure = structure
         self.batch_transform = batch_transform
-        self.with_index = with_index
         self.indices = _checked(indices, table.n_rows)
         self.counters = Counters()
         self._dtypes = tuple(dtypes)
@@ -144,17 +132,17 @@ class RowDataset(Dataset[Any]):
             raw: what ``gather`` gave.
             samples: give a list of samples instead of a batch; ``batch_transform`` is not run then.
         """
-        n_x = len(self.x.keys)
-        x, y = raw.columns[:n_x], raw.columns[n_x:]
         if samples:
-            return self._samples(raw.rows, x, y)
-        whole_x = _build(self.x, x) if self.transform is None else self._collate(self.transform, self.x, x, raw)
-        parts = [whole_x]
-        if self.y is not None:
-            as_read = self.target_transform is None
-            parts.append(_build(self.y, y) if as_read else self._collate(self.target_transform, self.y, y, raw))
-        batch = self._join(parts, torch.from_numpy(raw.rows.copy()))
+            return self.structure.samples(raw.columns, raw.rows)
+        batch = self.structure.batch(raw.columns, raw.rows)
         return batch if self.batch_transform is None else self.batch_transform(batch)
+
+    def identity(self) -> str:
+        """A digest of these rows: what the files hold, and which of their rows this dataset has, in its order."""
+        digest = hashlib.sha256(self.table.identity().encode())
+        if self.indices is not None:
+            digest.update(self.indices.tobytes())
+        return digest.hexdigest()[:32]
 
     def blocks(self) -> BlockTable:
         """Which of this dataset's rows lie together on disk."""
@@ -245,26 +233,6 @@ class RowDataset(Dataset[Any]):
             return column
         return self._buffers.tensor(tuple(column.shape), dtype).copy_(column)
 
-    def _samples(self, rows: IntArray, x: tuple[Column, ...], y: tuple[Column, ...]) -> list[Any]:
-        samples = []
-        for i, row in enumerate(rows.tolist()):
-            parts = [_apply(self.transform, _build(self.x, [column[i] for column in x]))]
-            if self.y is not None:
-                parts.append(_apply(self.target_transform, _build(self.y, [column[i] for column in y])))
-            samples.append(self._join(parts, row))
-        return samples
-
-    def _collate(self, transform: Transform | None, names: FieldNames, columns: tuple[Column, ...], raw: RawBatch) -> Any:
-        each = range(len(raw.rows))
-        return default_collate([_apply(transform, _build(names, [column[i] for column in columns])) for i in each])
-
-    def _join(self, parts: list[Any], index: Any) -> Any:
-        if self.with_index and len(parts) == 1 and isinstance(parts[0], dict):
-            return {**parts[0], "index": index}
-        if self.with_index:
-            parts = [*parts, index]
-        return parts[0] if len(parts) == 1 else tuple(parts)
-
 
 _TORCH = {
     name: getattr(torch, name)
@@ -296,15 +264,3 @@ def _checked(indices: IntArray | None, n_rows: int) -> IntArray | None:
             f"Pass rows from 0 to {n_rows - 1}."
         )
     return given.astype(np.int64)
-
-
-def _build(names: FieldNames, values: Sequence[Any]) -> Any:
-    if names.kind == "single":
-        return values[0]
-    return tuple(values) if names.kind == "tuple" else dict(zip(names.names, values, strict=True))
-
-
-def _apply(transform: Transform | None, value: Any) -> Any:
-    return value if transform is None else transform(value)
-
-

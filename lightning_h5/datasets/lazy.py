@@ -13,7 +13,8 @@ from ..errors import H5ValueError, listing
 from ..files import FieldNames, OpenOptions, expand_paths, field_names, torch_dtype
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
-from .base import RowDataset, Transform, text_ok
+from .base import RowDataset, text_ok
+from .structure import Part, SampleStructure, Transform
 from .table import FileTable, held_fields, scan_files
 
 __all__ = ["H5LazyDataset"]
@@ -106,13 +107,9 @@ class H5LazyDataset(RowDataset):
         n_bytes = given if given is not None else _chunk_cache(table, budget)
         super().__init__(
             table,
-            x,
-            y,
+            SampleStructure(Part(x, transform), None if y is None else Part(y, target_transform), with_index),
             dtypes=dtypes,
-            transform=transform,
-            target_transform=target_transform,
             batch_transform=batch_transform,
-            with_index=with_index,
             indices=None if indices is None else np.asarray(indices),
             options=OpenOptions(
                 rdcc_nbytes=n_bytes,

@@ -15,7 +15,7 @@ from ..files import ArrayLayout, ChangeGuard, OpenOptions, file_identity, find_a
 from ..sampling import BlockTable
 from ..types import IntArray
 
-__all__ = ["FileTable", "HELD_BYTES", "RUN_BYTES", "held_fields", "scan_files"]
+__all__ = ["HELD_BYTES", "RUN_BYTES", "FileTable", "held_fields", "scan_files"]
 
 HELD_BYTES = 16 << 20
 """An array whose rows take no more than this, over all files, is read whole, once, in each process."""

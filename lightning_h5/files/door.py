@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import h5py
+import numpy as np
 
 from ..errors import H5CorruptError, H5FileError, H5KeyError, H5ValueError, listing, near
 
-__all__ = ["ArrayHandle", "find_array", "list_arrays", "open_h5"]
+__all__ = ["ArrayHandle", "find_array", "list_arrays", "numpy_dtype", "open_h5"]
 
 MAX_LINKS = 16  # HDF5's own limit on links followed in one look-up
 
@@ -123,11 +124,25 @@ def find_array(file: Any, key: str, *, allow_external: bool = False) -> ArrayHan
             f"{key!r} in {path!r} {kind}; a row is one index along axis 0. Name an array with an axis; "
             f"the file has {listing(list_arrays(file))}."
         )
+    if numpy_dtype(array) is None:
+        raise H5ValueError(
+            f"{key!r} in {path!r} has a number format that NumPy does not have. Write it again as integers or floats "
+            "of 8, 16, 32 or 64 bits."
+        )
     if not allow_external:
         _refuse_foreign(file, array, key)
     if array.is_virtual:
         _check_sources(file, array, key, allow_external)
     return ArrayHandle(array, members, _is_foreign(file, array))
+
+
+def numpy_dtype(array: Any) -> np.dtype[Any] | None:
+    """An array's dtype, or None where NumPy has none like it (times of HDF5's own, quadruple precision ...)."""
+    try:
+        dtype: np.dtype[Any] = array.dtype
+    except (TypeError, ValueError):
+        return None
+    return dtype
 
 
 def list_arrays(group: Any) -> list[str]:

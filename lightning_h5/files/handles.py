@@ -130,7 +130,8 @@ class HandlePool:
                 entry.users -= 1
                 if entry.doomed and not entry.users:
                     entry.handle.close()
-                self._evict(keep=key)  # more may have been in use at a time than are kept
+                if len(self._entries) > self.most:  # more were in use at a time than are kept
+                    self._evict(keep=key)
 
     def _evict(self, keep: tuple[str, OpenOptions | None]) -> None:
         idle = [key for key, entry in self._entries.items() if not entry.users and key != keep]

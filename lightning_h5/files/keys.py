@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ..errors import H5KeyError, H5ValueError
 from ..types import Keys
-from .door import list_arrays, open_h5
+from .door import list_arrays, numpy_dtype, open_h5
 from .dtypes import kind_of
 
 __all__ = ["FieldNames", "field_names", "fill_split", "guess_keys", "keys_in"]
@@ -84,28 +84,27 @@ def guess_keys(path: str) -> tuple[str, str | None]:
     """
     with open_h5(path) as file:
         arrays = {name: file[name] for name in list_arrays(file)}
-        rows = {n: a for n, a in arrays.items() if a.shape and kind_of(a.dtype) == "number"}
+        dtypes = {name: numpy_dtype(array) for name, array in arrays.items()}
+        numbers = [name for name, dtype in dtypes.items() if dtype is not None and kind_of(dtype) == "number"]
+        rows = {name: arrays[name] for name in numbers if arrays[name].shape}
         many = [n for n, a in rows.items() if len(a.shape) > 1]
         one = [n for n, a in rows.items() if len(a.shape) == 1]
         if len(rows) == 1:
             return next(iter(rows)), None
         if len(many) == len(one) == 1 and rows[many[0]].shape[0] == rows[one[0]].shape[0]:
             return many[0], one[0]
-        described = "".join(f"\n  {name!r}: {_describe(array)}" for name, array in list(arrays.items())[:40])
+        first = list(arrays.items())[:40]
+        described = "".join(f"\n  {name!r}: shape {array.shape}, {dtypes[name]}" for name, array in first)
         more = f"\n  and {len(arrays) - 40} more" if len(arrays) > 40 else ""
         raise H5KeyError(
             f"x_key was not given, and {path!r} leaves a doubt about it; it has "
-            f"{f'these arrays:{described}{more}' if arrays else 'no arrays'}\n" + _what_to_add(many, one)
+            f"{f'these arrays:{described}{more}' if arrays else 'no arrays'}\n" + _what_to_add([*many, *one], {name: array.shape[0] for name, array in rows.items()})
         )
 
 
-def _describe(array: Any) -> str:
-    return f"shape {array.shape}, {array.dtype}"
-
-
-def _what_to_add(many: list[str], one: list[str]) -> str:
-    x = many or one
-    if not x:
+def _what_to_add(names: list[str], n_rows: dict[str, int]) -> str:
+    if not names:
         return "None of them holds rows of numbers to train from. Pass the path of another file."
-    y = [name for name in one if name != x[0]]
-    return f"Say which to take, for example x_key={x[0]!r}" + (f", y_key={y[0]!r}." if y else ".")
+    x = names[0]
+    y = [name for name in names[::-1] if name != x and n_rows[name] == n_rows[x]]
+    return f"Say which to take, for example x_key={x!r}" + (f", y_key={y[0]!r}." if y else ".")

@@ -1,6 +1,7 @@
 """The DataLoader: reading ahead, tokens, worker start, position. Knows torch, not Lightning."""
 
+from .collate import SampleCollate
 from .loader import H5DataLoader
 from .state import extend, position_from, position_state, steps_left
 
-__all__ = ["H5DataLoader", "extend", "position_from", "position_state", "steps_left"]
+__all__ = ["H5DataLoader", "SampleCollate", "extend", "position_from", "position_state", "steps_left"]

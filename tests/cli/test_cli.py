@@ -1,9 +1,11 @@
 """``python -m lightning_h5``."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import lightning_models
 import numpy as np
 import pytest
 
@@ -79,13 +81,27 @@ def test_an_unknown_argument_is_wrong_usage(arguments, capsys):
     assert "batchsize" in capsys.readouterr().err
 
 
-def test_data_that_are_not_as_they_should_be_end_in_one_line(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["fit", *arguments, "--data.x_key=z"])
-    assert ended.value.code == 1
-    error = capsys.readouterr().err
-    assert "H5KeyError: 'z' is not in" in error
-    assert "Traceback" not in error
+def python_m(*arguments, more_path, cwd=None):
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{more_path}", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "lightning_h5", *arguments]
+    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_a_model_of_the_other_lightning_package_is_told_apart(tmp_path):
+    (tmp_path / "their_model.py").write_text("import pytorch_lightning\nclass Theirs(pytorch_lightning.LightningModule): pass")
+    options = ["--model=their_model.Theirs", "--data=LazyH5DataModule"]
+    done = python_m("fit", *options, more_path=tmp_path, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "their_model.Theirs derives from 'pytorch_lightning'" in done.stderr
+    assert "runs the Trainer of 'lightning'" in done.stderr
+    assert "LIGHTNING_H5_IMPORT=pytorch_lightning" in done.stderr
+
+
+def test_data_that_are_not_as_they_should_be_end_in_one_line(arguments):
+    done = python_m("fit", *arguments, "--data.x_key=z", more_path=str(Path(lightning_models.__file__).parent))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("lightning_h5: H5KeyError: 'z' is not in")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("given", "code"), [([], 2), (["--help"], 0), (["fly"], 2)])

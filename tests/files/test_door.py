@@ -171,7 +171,7 @@ def test_a_missing_key_lists_the_arrays_and_a_near_match(files, key, guess):
 def test_a_missing_member_lists_the_members(make_h5):
     path = make_h5({"t": np.zeros(3, [("label", "i4"), ("deep", [("x", "f4")])]), "flat": np.zeros(3)})
     with open_h5(path) as file:
-        with pytest.raises(H5KeyError, match=r"'/t' is an array there and has the members 'label', 'deep'. Did.*'label'"):
+        with pytest.raises(H5KeyError, match=r"'/t' is an array .* members 'label', 'deep'. Did you mean 'label'"):
             find_array(file, "t/labl")
         with pytest.raises(H5KeyError, match="has the members 'x'"):
             find_array(file, "t/deep/y")
@@ -187,6 +187,16 @@ def test_arrays_are_listed_without_leaving_the_file(files):
         names = list_arrays(file)
     assert {"data", "table", "virtual", "scalar"} <= set(names)
     assert not any("outside" in name for name in names)
+
+
+def test_a_number_format_that_numpy_does_not_know_is_named(make_h5):
+    path = make_h5()
+    with h5py.File(path, "a") as file:
+        odd = h5py.h5t.STD_I32LE.copy()
+        odd.set_size(3)
+        h5py.h5d.create(file.id, b"x", odd, h5py.h5s.create_simple((5,)))
+    with pytest.raises(H5ValueError, match=rf"'x' in '{path}' has a number format"), open_h5(path) as file:
+        find_array(file, "x")
 
 
 def test_errors_are_builtin_ones_too_and_print_as_written(files):

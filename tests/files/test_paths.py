@@ -63,7 +63,7 @@ def test_a_file_that_is_named_twice_is_refused(folder, paths):
 
 @pytest.mark.parametrize("paths", [[], ()])
 def test_an_empty_list_is_refused(paths):
-    with pytest.raises(H5ValueError, match="train_path=.* names no file"):
+    with pytest.raises(H5ValueError, match=r"train_path=.* names no file"):
         expand_paths(paths, "train_path")
 
 

@@ -15,9 +15,15 @@ from lightning_h5.sampling import OrderParameters, PlanSampler
 
 
 @pytest.fixture
-def dataset(make_h5):
+def make_dataset(make_h5):
     rows = np.arange(50 * 4, dtype="f4").reshape(50, 4)
-    return H5LazyDataset(make_h5({"x": rows, "y": np.arange(50)}), "x", "y", with_index=True)
+    path = make_h5({"x": rows, "y": np.arange(50)})
+    return lambda **options: H5LazyDataset(path, "x", "y", with_index=True, **options)
+
+
+@pytest.fixture
+def dataset(make_dataset):
+    return make_dataset()
 
 
 def loader_of(dataset, batch_size=8, mode="global", **options):
@@ -126,15 +132,15 @@ class FailingTransform:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_error_in_a_transform_surfaces_at_next(dataset, num_workers):
-    dataset.transform = FailingTransform()
+def test_an_error_in_a_transform_surfaces_at_next(make_dataset, num_workers):
+    dataset = make_dataset(transform=FailingTransform())
     with pytest.raises(ZeroDivisionError, match="in the transform"):
         next(iter(loader_of(dataset, num_workers=num_workers)))
 
 
-def test_transforms_run_in_the_consumer(dataset):
+def test_transforms_run_in_the_consumer(make_dataset):
     names = []
-    dataset.transform = lambda x: names.append(threading.current_thread().name) or x
+    dataset = make_dataset(transform=lambda x: names.append(threading.current_thread().name) or x)
     rows_of(loader_of(dataset))
     assert set(names) == {threading.main_thread().name}
 

@@ -43,7 +43,7 @@ def test_one_call_for_each_chunk_that_holds_many_rows(make_h5, rows):
         reader = reader_of(path)
         calls = []
         real = h5py.Dataset.__getitem__
-        patch.setattr(h5py.Dataset, "__getitem__", lambda a, args, *m, **o: calls.append(args) or real(a, args, *m, **o))
+        patch.setattr(h5py.Dataset, "__getitem__", lambda a, key, *m, **o: calls.append(key) or real(a, key, *m, **o))
         assert reader.read(np.array(rows))[:, 0].tolist() == [3 * row for row in rows]
         assert_slices(calls)
         assert sorted(call.start // 10 for call in calls) == sorted({row // 10 for row in rows})

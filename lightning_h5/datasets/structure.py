@@ -1,0 +1,88 @@
+"""How the fields of a row become a sample or a batch: one value, a tuple or a dict; transforms; an index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch.utils.data import default_collate
+
+from ..files import FieldNames
+from ..types import IntArray
+
+__all__ = ["Column", "Part", "SampleStructure", "Transform"]
+
+Transform: TypeAlias = Callable[[Any], Any]
+Column: TypeAlias = torch.Tensor | list[Any]
+"""One field of a batch: a tensor, or nested lists of str."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The input of a sample, or its target.
+
+    Attributes:
+        fields: what it is made of.
+        transform: runs on it, one sample at a time.
+    """
+
+    fields: FieldNames
+    transform: Transform | None = None
+
+    def build(self, values: Sequence[Any]) -> Any:
+        """The value, a tuple or a dict, of a row or of a whole batch."""
+        if self.fields.kind == "single":
+            return values[0]
+        return tuple(values) if self.fields.kind == "tuple" else dict(zip(self.fields.names, values, strict=True))
+
+    def sample(self, columns: Sequence[Column], row: int) -> Any:
+        """One row's part, transformed."""
+        value = self.build([column[row] for column in columns])
+        return value if self.transform is None else self.transform(value)
+
+    def batch(self, columns: Sequence[Column], n_rows: int) -> Any:
+        """All rows' part; as it was read where nothing runs on single samples."""
+        if self.transform is None:
+            return self.build(columns)
+        return default_collate([self.sample(columns, row) for row in range(n_rows)])
+
+
+@dataclass(frozen=True)
+class SampleStructure:
+    """What a sample looks like: its input, its target if any, and its index if asked for.
+
+    Attributes:
+        x: the input; the first columns of what is read.
+        y: the target, the columns after them; or None.
+        with_index: put each row's index last in a tuple, or under ``"index"`` in a dict.
+    """
+
+    x: Part
+    y: Part | None
+    with_index: bool
+
+    def samples(self, columns: Sequence[Column], rows: IntArray) -> list[Any]:
+        """A list of samples."""
+        return [
+            self._join([part.sample(own, i) for part, own in self._parts(columns)], row)
+            for i, row in enumerate(rows.tolist())
+        ]
+
+    def batch(self, columns: Sequence[Column], rows: IntArray) -> Any:
+        """A collated batch."""
+        parts = [part.batch(own, len(rows)) for part, own in self._parts(columns)]
+        return self._join(parts, torch.from_numpy(rows.copy()) if self.with_index else None)
+
+    def _parts(self, columns: Sequence[Column]) -> list[tuple[Part, Sequence[Column]]]:
+        n_x = len(self.x.fields.keys)
+        parts = [(self.x, columns[:n_x])]
+        return parts if self.y is None else [*parts, (self.y, columns[n_x:])]
+
+    def _join(self, parts: list[Any], index: Any) -> Any:
+        if self.with_index and len(parts) == 1 and isinstance(parts[0], dict):
+            return {**parts[0], "index": index}
+        if self.with_index:
+            parts = [*parts, index]
+        return parts[0] if len(parts) == 1 else tuple(parts)

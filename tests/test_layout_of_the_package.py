@@ -1,0 +1,220 @@
+"""The package's shape: imports go one way, few parts touch HDF5 or Lightning, and importing does nothing else."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightning_h5
+
+ROOT = Path(lightning_h5.__file__).parent
+REPOSITORY = ROOT.parent
+
+LEAVES = {"errors", "types", "sizes", "stats", "_version"}
+MAY_IMPORT = {
+    **{leaf: {"errors", "types"} - {leaf} for leaf in LEAVES},
+    "errors": set(),
+    "_lightning": {"errors"},
+    "files": LEAVES,
+    "readers": LEAVES | {"files"},
+    "sampling": LEAVES,  # pure: neither files nor anything that reads them
+    "datasets": LEAVES | {"files", "readers", "sampling"},
+    "loading": LEAVES | {"files", "readers", "sampling", "datasets"},
+}
+MAY_IMPORT["callbacks"] = MAY_IMPORT["loading"] | {"loading", "_lightning"}
+MAY_IMPORT["datamodules"] = MAY_IMPORT["callbacks"] | {"callbacks"}
+MAY_IMPORT["cli"] = MAY_IMPORT["datamodules"] | {"datamodules"}
+MAY_IMPORT["__main__"] = {"cli"}
+# The public names are imported from everywhere, when they are asked for.
+MAY_IMPORT["__init__"] = set(MAY_IMPORT) - {"__main__", "cli"}
+
+MAY_USE_LIGHTNING = {"_lightning", "datamodules", "callbacks", "cli"}
+LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
+WRITES = {Path("cli/repack.py")}  # the one verb that writes HDF5
+
+
+def modules():
+    for path in sorted(ROOT.rglob("*.py")):
+        place = path.relative_to(ROOT)
+        yield place, place.parts[0].removesuffix(".py"), ast.parse(path.read_text(), str(path))
+
+
+def imported(place, tree):
+    """Absolute dotted names of all that a module imports, inside functions and by ``import_module`` too."""
+    package = ("lightning_h5", *place.parent.parts)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            # `from . import x` names modules, `from .x import y` names what is in one.
+            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and _name(node.func).endswith("import_module"):
+            yield from ((name.value, node.lineno) for name in node.args[:1] if isinstance(name, ast.Constant))
+
+
+def _name(node):
+    if isinstance(node, ast.Attribute):
+        return f"{_name(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+MODULES = list(modules())
+IDS = [str(place) for place, _, _ in MODULES]
+
+
+@pytest.mark.parametrize(("place", "part", "tree"), MODULES, ids=IDS)
+def test_imports_go_one_way(place, part, tree):
+    assert part in MAY_IMPORT, f"{part} has no place in the drawing of docs/architecture.md yet"
+    for name, line in imported(place, tree):
+        if name.startswith("lightning_h5."):
+            target = name.split(".")[1]
+            known = target in MAY_IMPORT
+            assert target == part or (known and target in MAY_IMPORT[part]) or (not known and part == "__init__"), (
+                f"{place}:{line} imports {name}: {part} may import {sorted(MAY_IMPORT[part])}"
+            )
+
+
+@pytest.mark.parametrize(("place", "part", "tree"), MODULES, ids=IDS)
+def test_private_names_stay_in_their_folder(place, part, tree):
+    for name, line in imported(place, tree):
+        parts = name.split(".")
+        if parts[0] == "lightning_h5" and parts[1] != part and len(parts) > 2:
+            assert not any(p.startswith("_") and not p.endswith("__") for p in parts[2:]), (
+                f"{place}:{line} imports {name}"
+            )
+
+
+@pytest.mark.parametrize(("place", "part", "tree"), MODULES, ids=IDS)
+def test_few_parts_know_hdf5_or_lightning(place, part, tree):
+    for name, line in imported(place, tree):
+        top = name.split(".")[0]
+        assert top != "h5py" or part in {"files", "readers"} or place in WRITES, f"{place}:{line} imports {name}"
+        assert top not in LIGHTNING or part in MAY_USE_LIGHTNING, f"{place}:{line} imports {name}"
+
+
+@pytest.mark.parametrize(("place", "part", "tree"), MODULES, ids=IDS)
+def test_every_file_is_opened_at_the_one_door(place, part, tree):
+    if place == Path("files/door.py") or place in WRITES:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.ImportFrom):
+            by_attribute = isinstance(node, ast.Attribute) and _name(node) in ("h5py.File", "h5py.h5f")
+            # `from h5py import File` would be a way round the line above.
+            by_name = isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "h5py"
+            opens = by_attribute or by_name
+            assert not opens, f"{place}:{node.lineno} opens a file past files/door.py"
+
+
+@pytest.mark.parametrize(("place", "part", "tree"), MODULES, ids=IDS)
+def test_every_module_and_public_name_says_what_it_is(place, part, tree):
+    assert ast.get_docstring(tree) or place.name == "_version.py", place
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{place}:{node.lineno} {node.name}"
+
+
+@pytest.mark.parametrize(("place", "part", "tree"), MODULES, ids=IDS)
+def test_public_names_are_sorted_and_there(place, part, tree):
+    if place.name == "__main__.py":
+        return  # importing it runs it
+    module = importlib.import_module(".".join(["lightning_h5", *place.with_suffix("").parts]).removesuffix(".__init__"))
+    names = getattr(module, "__all__", [])
+    assert list(names) == sorted(set(names), key=_as_ruff_sorts)
+    assert all(hasattr(module, name) for name in names)
+
+
+def _as_ruff_sorts(name):
+    """Constants, then classes, then the rest."""
+    return (not name.isupper(), not name[0].isupper(), name)
+
+
+@pytest.mark.parametrize("name", lightning_h5.__all__)
+def test_every_public_name_can_be_got_and_explains_itself(name):
+    found = getattr(lightning_h5, name)
+    assert name == "__version__" or len(inspect.getdoc(found)) > 20
+    assert name in dir(lightning_h5)
+
+
+def test_an_unknown_name_lists_what_there_is():
+    with pytest.raises(AttributeError, match=r"no attribute 'H5LazyDatset'; it has .*H5LazyDataset"):
+        lightning_h5.H5LazyDatset  # noqa: B018
+
+
+def test_the_lazy_names_are_the_listed_names():
+    homes = [name for names in lightning_h5._HOMES.values() for name in names]
+    assert sorted([*homes, "__version__"]) == lightning_h5.__all__
+    assert len(set(homes)) == len(homes)
+
+
+def run_fresh(code):
+    """Runs code in a fresh interpreter; what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_lightning_is_not_imported_for_the_data():
+    """It costs seconds and memory in every spawned worker."""
+    steps = [
+        "import lightning_h5",
+        "import lightning_h5.datasets",
+        "from lightning_h5 import H5LazyDataset, h5_worker_init_fn, group_split, H5Error",
+        "import lightning_h5.loading",
+    ]
+    look = f"print(*sorted({LIGHTNING!r} & set(sys.modules)))"
+    assert run_fresh("\n".join(["import sys", *(line for step in steps for line in (step, look))])) == []
+
+
+def test_importing_the_package_alone_imports_neither_torch_nor_h5py():
+    assert run_fresh("import lightning_h5, sys; print(*sorted({'torch', 'h5py', 'numpy'} & set(sys.modules)))") == []
+
+
+# The libraries go first: what they do when they are imported is not ours.
+OBSERVE = """
+import os, random, resource, signal, sys, threading, warnings
+import h5py, numpy, torch, torch.utils.data, torch.distributed, tqdm, {also}
+
+def state():
+    return {{
+        "open files": sorted(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "python's random state": random.getstate(),
+        "numpy's random state": repr(numpy.random.get_state()),
+        "torch's random state": torch.random.get_rng_state().tolist(),
+        "torch's threads": torch.get_num_threads(),
+        "warnings": list(warnings.filters),
+        "limits": [resource.getrlimit(n) for n in (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_NPROC)],
+        "environment": dict(os.environ),
+        "working directory": os.getcwd(),
+        "signals": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGBUS)],
+        "children": os.path.exists(f"/proc/self/task/{{os.getpid()}}/children")
+        and open(f"/proc/self/task/{{os.getpid()}}/children").read(),
+    }}
+
+opened = []
+sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" else None)
+before = state()
+del opened[:]
+import {module}
+files = [f for f in opened if isinstance(f, str) and not f.endswith((".py", ".pyc")) and ".pyc." not in f]
+after = state()
+print(*[name.replace(" ", "_") for name in before if before[name] != after[name]], *files)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "also"),
+    [("lightning_h5.loading", "json"), ("lightning_h5.datamodules", "lightning")],
+)
+def test_importing_opens_starts_seeds_and_changes_nothing(module, also):
+    assert (
+        run_fresh("import warnings; warnings.simplefilter('ignore')\n" + OBSERVE.format(module=module, also=also)) == []
+    )
