@@ -119,7 +119,9 @@ def main() -> float:
     accuracy = trainer.test(model, datamodule=datamodule)[0]["test/accuracy"]
     predictions = trainer.predict(model, datamodule=datamodule)
     labels = torch.cat([batch for batch in predictions or [] if isinstance(batch, Tensor)])
-    print(f"accuracy on the test rows: {accuracy:.3f}; {len(labels)} rows predicted, the first are {labels[:10].tolist()}")
+    print(
+        f"accuracy on the test rows: {accuracy:.3f}; {len(labels)} rows predicted, the first are {labels[:10].tolist()}"
+    )
     return float(accuracy)
 
 

@@ -38,7 +38,7 @@ def _choose() -> str:
     if asked is not None:
         if asked not in ("lightning", "pytorch_lightning"):
             raise H5ValueError(
-                f"LIGHTNING_H5_IMPORT={asked!r} is set; there are 'lightning' and 'pytorch_lightning'. Set one of these."
+                f"LIGHTNING_H5_IMPORT={asked!r} is set. Set it to 'lightning' or 'pytorch_lightning', or not at all."
             )
         return "lightning.pytorch" if asked == "lightning" else asked
     only_old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules

@@ -17,12 +17,9 @@ COUNTED = (
     "bytes_read",
     "bytes_decoded",
     "wait_seconds",
-    "cache_hits",
-    "cache_misses",
-    "cache_bytes",
 )
-"""Rows and batches handed out, bytes taken from files, bytes of rows as read, seconds that ``next()`` took in
-the main process, rows served from memory or not, and bytes held in memory."""
+"""Rows and batches handed out, bytes taken from files, bytes of these once decoded, and the seconds that ``next()``
+took in the main process."""
 
 _PLACE = {name: at for at, name in enumerate(COUNTED)}
 

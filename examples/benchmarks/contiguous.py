@@ -336,13 +336,9 @@ def environment() -> dict[str, Any]:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description="Rows a second of lightning_h5 and others, contiguous arrays."
-    )
+    parser = argparse.ArgumentParser(description="Rows a second of lightning_h5 and others, contiguous arrays.")
     parser.add_argument("--rows", type=int, default=20_000, help="rows of each array (default: %(default)s)")
-    parser.add_argument(
-        "--rounds", type=int, default=7, help="timings of each contender (default: %(default)s)"
-    )
+    parser.add_argument("--rounds", type=int, default=7, help="timings of each contender (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to a file")
     options = parser.parse_args()
     if options.rows < BATCH_SIZE or options.rounds < 1:

@@ -61,8 +61,6 @@ class H5StatsMonitor(Callback):
     - ``h5/decoded_mib_per_second``: MiB of these after decoding, per second.
     - ``h5/wait_fraction``: share of the time spent waiting for a batch, transforms in this process included; 0 to 1.
     - ``h5/wait_ms``: milliseconds waited for a batch, on average.
-    - ``h5/cache_hit_rate``: share of rows served from memory, 0 to 1; left out where nothing was cached.
-    - ``h5/cache_mib``: MiB of rows held in memory, over all ranks; left out likewise.
 
     Args:
         log_every_n_steps: None takes the trainer's.
@@ -73,7 +71,7 @@ class H5StatsMonitor(Callback):
         H5ValueError: ``log_every_n_steps`` is below 1.
 
     Cost:
-        One reduction of nine numbers over the ranks each time it logs.
+        One reduction of six numbers over the ranks each time it logs.
     """
 
     def __init__(self, log_every_n_steps: int | None = None, print_summary: bool = True, prefix: str = "h5/") -> None:
@@ -219,18 +217,13 @@ def _sum(trainer: Trainer, amounts: Mapping[str, float]) -> dict[str, float]:
 def _figures(amounts: Mapping[str, float], trainer: Trainer) -> dict[str, float]:
     """Rates over all ranks. Seconds were summed over ranks as well, so a rank's mean time counts."""
     seconds = max(amounts["seconds"] / max(1, trainer.world_size), 1e-9)
-    figures = {
+    return {
         "samples_per_second": amounts["rows"] / seconds,
         "read_mib_per_second": amounts["bytes_read"] / MIB / seconds,
         "decoded_mib_per_second": amounts["bytes_decoded"] / MIB / seconds,
         "wait_fraction": min(1.0, amounts["wait_seconds"] / max(amounts["seconds"], 1e-9)),
         "wait_ms": 1000 * amounts["wait_seconds"] / max(1.0, amounts["batches"]),
     }
-    asked = amounts["cache_hits"] + amounts["cache_misses"]
-    if asked:
-        figures["cache_hit_rate"] = amounts["cache_hits"] / asked
-        figures["cache_mib"] = amounts["cache_bytes"] / MIB
-    return figures
 
 
 def _table(lines: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]]) -> str:
@@ -252,6 +245,9 @@ def _table(lines: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]])
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    text = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))) for r in rows]
+    text = [
+        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True)))
+        for r in rows
+    ]
     rule = "-" * len(text[0])
     return "\n".join(["", "lightning_h5: rows from HDF5, over all ranks", rule, text[0], rule, *text[1:], rule, ""])

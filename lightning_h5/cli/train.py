@@ -45,14 +45,15 @@ def run_training(arguments: Sequence[str]) -> None:
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_kwargs={"overwrite": True},
-            args=list(arguments),
+            # None, and not the same list, where these are the process's own: LightningCLI warns of others.
+            args=None if list(arguments) == sys.argv[1:] else list(arguments),
         )
     except SystemExit as ended:
         if ended.code == 2 and (models := models_of_the_other_package()):
             ours, other = sorted(("lightning", "pytorch_lightning"), key=lambda name: name != PACKAGE.split(".")[0])
             sys.stderr.write(
-                f"lightning_h5: {', '.join(models)} derives from {other!r}, and this command runs the Trainer of {ours!r}; "
-                f"the two packages hold unrelated classes. Set LIGHTNING_H5_IMPORT={other}, or derive from {ours!r}.\n"
+                f"lightning_h5: {', '.join(models)} derives from {other!r}, and this command runs the Trainer of "
+                f"{ours!r}; the two packages hold unrelated classes. Set LIGHTNING_H5_IMPORT={other}, or derive from {ours!r}.\n"
             )
         raise
     except H5Error as error:

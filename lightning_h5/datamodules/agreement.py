@@ -44,7 +44,8 @@ def agree(facts: Mapping[str, Any], failure: Exception | None) -> None:
     differing = [name for name in facts if any(found[name] != facts[name] for _, found in all_of_them)]
     if differing:
         told = "".join(
-            f"\n  {name}: " + ", ".join(f"rank {rank} has {found[name]!r}" for rank, (_, found) in enumerate(all_of_them))
+            f"\n  {name}: "
+            + ", ".join(f"rank {rank} has {found[name]!r}" for rank, (_, found) in enumerate(all_of_them))
             for name in differing
         )
         raise H5ValueError(

@@ -43,7 +43,7 @@ def check_rows(split: str, n_rows: int, world_size: int, cut: TrainingCut | None
     if cut.n_steps == 0:
         raise H5ValueError(
             f"drop_last leaves nothing of the {n_rows} rows of 'train': a step takes batch_size {cut.batch_size} x "
-            f"{world_size} ranks = {cut.batch_size * world_size} rows. Make batch_size smaller, or pass drop_last=False."
+            f"{world_size} ranks = {cut.batch_size * world_size} rows. Make batch_size smaller, or leave drop_last out."
         )
     if cut.n_sitting_out and not cut.drop_last:
         return (

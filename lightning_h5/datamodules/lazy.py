@@ -55,8 +55,8 @@ class LazyH5DataModule(BaseH5DataModule):
         collate_fn: makes a batch of a list of samples. None stacks, without making samples first.
         batch_size: rows of a training batch on one rank.
         eval_batch_size: rows of a batch in the other stages. None means ``batch_size``.
-        shuffle: True mixes the training rows anew each epoch; "global" (one permutation of all rows) and
-            "window" (chunks mixed a window at a time) say how. False keeps the storage order.
+        shuffle: True mixes the training rows anew each epoch, which is "global" in this version: one permutation of
+            all rows. "window" (chunks mixed a window at a time) is refused for now. False keeps the storage order.
         drop_last: drop the ragged end of a training epoch. None means False: nothing is dropped and all ranks
             take equally many steps, since the last two rounds are cut into slightly smaller batches.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, else 0.
@@ -69,11 +69,11 @@ class LazyH5DataModule(BaseH5DataModule):
         multiprocessing_context: how workers start: fork, forkserver or spawn. None is Python's default.
         timeout: seconds to wait for a worker's batch; None waits for ever.
         worker_init_fn: runs in each worker, after its random streams are seeded.
-        shuffle_bytes: decoded bytes that are mixed at a time on a rank, where "window" is used; a size such as
-            "512 MiB". It decides the order, so it is the same on all ranks.
-        lanes: streams of chunks that a "window" order deals to ranks and workers. None follows from them.
-        cache_bytes: memory for decoded chunks on a rank, split among its workers; "auto" is 64 MiB. It decides
-            speed alone.
+        shuffle_bytes: decoded bytes that "window" mixes at a time on a rank, such as "512 MiB"; without effect
+            until then.
+        lanes: streams of chunks that "window" deals to ranks and workers; without effect until then.
+        cache_bytes: memory for the HDF5 library's chunk caches in each process that reads; "auto" is 64 MiB. It
+            decides speed alone.
         mmap: map contiguous arrays into memory: two to three times the rows a second, for files that you vouch
             nobody truncates while they are read (that ends the process with SIGBUS).
         world_size: number of replicas, where neither trainer nor ``torch.distributed`` says it right.
@@ -235,7 +235,9 @@ class LazyH5DataModule(BaseH5DataModule):
         """The arrays of a split; guessed from its first file where none are named."""
         if self.x_key is None:
             self.x_key, self.y_key = guess_keys(source.files[0])
-            rank_zero_info(f"x_key={self.x_key!r}, y_key={self.y_key!r}: {source.files[0]!r} leaves no doubt about them")
+            rank_zero_info(
+                f"x_key={self.x_key!r}, y_key={self.y_key!r}: {source.files[0]!r} leaves no doubt about them"
+            )
         x_key = fill_split(self.x_key, source.group)
         y_key = None if self.y_key is None else fill_split(self.y_key, source.group)
         if split == "predict" and not has_arrays(source.files[0], keys_in(y_key), allow_external=self._allow_external):

@@ -37,7 +37,7 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         check_batch_size(self.eval_batch_size, "eval_batch_size")
         if self.shuffle not in (True, False, "global", "window"):
-            raise H5ValueError(f"shuffle={self.shuffle!r} was given; there are True, False, 'global' and 'window'.")
+            raise H5ValueError(f"shuffle={self.shuffle!r} was given. Pass True, False or 'global'.")
         if self.num_workers < 0:
             raise H5ValueError(f"num_workers={self.num_workers} was given. Pass 0 (read in this process) or more.")
         if self.prefetch_factor is not None and self.prefetch_factor < 1:
@@ -86,5 +86,3 @@ class SplitOptions:
         if split == "val":
             return bool(self.val_fraction) or self.num_folds is not None
         return split == "test" and bool(self.test_fraction)
-
-

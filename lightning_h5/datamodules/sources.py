@@ -75,7 +75,9 @@ def has_arrays(path: str, keys: list[str], *, allow_external: bool) -> bool:
     return True
 
 
-def cut_rows(files: tuple[str, ...], x_key: Keys, options: SplitOptions, *, allow_external: bool) -> dict[str, IntArray]:
+def cut_rows(
+    files: tuple[str, ...], x_key: Keys, options: SplitOptions, *, allow_external: bool
+) -> dict[str, IntArray]:
     """Cuts the rows of the training files into splits; the same in every process.
 
     Args:

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ..errors import H5ValueError
-from ..files import FieldNames, OpenOptions, process_pool
+from ..files import FieldNames, OpenOptions, process_pool, torch_equal
 from ..readers import open_reader
 from ..sampling import BlockTable
 from ..stats import Counters
@@ -207,7 +207,7 @@ class RowDataset(Dataset[Any]):
         return column
 
     def _empty(self, reader: RowReader, n_rows: int) -> torch.Tensor:
-        return self._buffers.tensor((n_rows, *reader.row_shape), _TORCH[reader.dtype.name])
+        return self._buffers.tensor((n_rows, *reader.row_shape), torch_equal(reader.dtype))
 
     def _gather_files(self, rows: IntArray) -> tuple[list[torch.Tensor | npt.NDArray[Any]], list[int]]:
         """Rows of several files: file by file, then put where they were asked."""
@@ -232,14 +232,6 @@ class RowDataset(Dataset[Any]):
         if dtype is None or column.dtype == dtype:
             return column
         return self._buffers.tensor(tuple(column.shape), dtype).copy_(column)
-
-
-_TORCH = {
-    name: getattr(torch, name)
-    for name in (
-        "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 float32 float64 complex64 complex128"
-    ).split()
-}
 
 
 def text_ok(names: FieldNames | None, *, target: bool) -> list[bool]:

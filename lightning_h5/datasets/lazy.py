@@ -50,7 +50,8 @@ class H5LazyDataset(RowDataset):
             for nothing else.
         indices: rows to keep, in this order (shape ``(n,)``), or a mask over all rows. None keeps all.
         batch_transform: runs once on each batch that ``read_batch`` collates.
-        cache_bytes: memory for decoded chunks in this process, in bytes or as text; "auto" is 64 MiB.
+        cache_bytes: memory for the HDF5 library's chunk caches in this process, over all open arrays, in bytes or
+            as text; "auto" is 64 MiB. An array gets what the chunks of one of its rows take, as far as that goes.
         with_index: add each row's index in this dataset: last in a tuple, ``"index"`` in a dict.
         allow_external: follow links, storage and virtual arrays into other files. False, since a file can
             name any other file of yours.

@@ -91,7 +91,9 @@ def held_fields(table: FileTable) -> list[bool]:
     return [sum(layouts[field].n_bytes for layouts in table.layouts) <= HELD_BYTES for field in range(_n(table))]
 
 
-def scan_files(paths: Sequence[str], keys: Sequence[str], options: OpenOptions, *, text_ok: Sequence[bool]) -> FileTable:
+def scan_files(
+    paths: Sequence[str], keys: Sequence[str], options: OpenOptions, *, text_ok: Sequence[bool]
+) -> FileTable:
     """Looks at the arrays of all files and checks that they belong together. Reads metadata only.
 
     Args:
@@ -142,7 +144,8 @@ def _check_kind(layout: ArrayLayout, *, text_ok: bool) -> None:
     if kind == "compound":
         members = listing(f"{layout.key}/{name}" for name in layout.dtype.base.names or ())
         raise H5ValueError(
-            f"{where} is a table: its rows have the members {members}. Name one of them as the key, or several as a list."
+            f"{where} is a table: its rows have the members {members}. "
+            "Name one of them as the key, or several as a list."
         )
     raise H5ValueError(
         f"{where} has the dtype {layout.stored}, which a tensor cannot have. "

@@ -55,13 +55,13 @@ def open_h5(
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
-        raise H5FileError(f"{path!r} cannot be opened: {error.strerror}. Check the path and its permissions.") from error
+        raise H5FileError(
+            f"{path!r} cannot be opened: {error.strerror}. Check the path and its permissions."
+        ) from error
     if not stat.S_ISREG(mode):
         raise H5FileError(f"{path!r} is not a regular file. Pass the path of an HDF5 file.")
     try:
-        return h5py.File(
-            path, "r", swmr=swmr, rdcc_nbytes=rdcc_nbytes, rdcc_nslots=rdcc_nslots, rdcc_w0=rdcc_w0
-        )
+        return h5py.File(path, "r", swmr=swmr, rdcc_nbytes=rdcc_nbytes, rdcc_nslots=rdcc_nslots, rdcc_w0=rdcc_w0)
     except OSError as error:
         raise H5FileError(_why_not_open(path, error)) from error
 

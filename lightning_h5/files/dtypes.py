@@ -11,16 +11,19 @@ import torch
 from ..errors import H5ValueError, near
 from ..types import DTypeLike
 
-__all__ = ["NumberKind", "kind_of", "native", "torch_dtype"]
+__all__ = ["NumberKind", "kind_of", "native", "torch_dtype", "torch_equal"]
 
 NumberKind = Literal["number", "text", "compound", "object"]
 
 _TORCH_DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, name)
-    for name in (
-        "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 "
-        "complex64 complex128"
-    ).split()
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.bool,
+        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.complex64, torch.complex128),
+    )
 }
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64", "int": "int64", "long": "int64"}
 
@@ -50,6 +53,11 @@ def torch_dtype(dtype: DTypeLike, name: str) -> torch.dtype | None:
             f"{name}={dtype!r} is not a dtype that a tensor can have; there are {', '.join(_TORCH_DTYPES)}."
             f"{near(text or str(dtype), _TORCH_DTYPES)} Pass one of these names."
         ) from None
+
+
+def torch_equal(dtype: np.dtype[Any]) -> torch.dtype:
+    """The torch dtype with the same numbers as a NumPy dtype of kind ``number``."""
+    return _TORCH_DTYPES[dtype.name]
 
 
 def kind_of(dtype: np.dtype[Any]) -> NumberKind:

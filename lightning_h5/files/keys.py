@@ -98,7 +98,8 @@ def guess_keys(path: str) -> tuple[str, str | None]:
         more = f"\n  and {len(arrays) - 40} more" if len(arrays) > 40 else ""
         raise H5KeyError(
             f"x_key was not given, and {path!r} leaves a doubt about it; it has "
-            f"{f'these arrays:{described}{more}' if arrays else 'no arrays'}\n" + _what_to_add([*many, *one], {name: array.shape[0] for name, array in rows.items()})
+            f"{f'these arrays:{described}{more}' if arrays else 'no arrays'}\n"
+            + _what_to_add([*many, *one], {name: array.shape[0] for name, array in rows.items()})
         )
 
 

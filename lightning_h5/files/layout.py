@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -147,10 +148,8 @@ def ensure_filters(filters: tuple[Filter, ...], path: str, key: str) -> None:
     missing = [f for f in filters if not h5py.h5z.filter_avail(f.id)]
     if not missing:
         return
-    try:
+    with suppress(ImportError):
         importlib.import_module("hdf5plugin")  # registers its filters when imported
-    except ImportError:
-        pass
     missing = [f for f in filters if not h5py.h5z.filter_avail(f.id)]
     if missing:
         names = ", ".join(f"{f.name or 'an unnamed filter'} (number {f.id})" for f in missing)

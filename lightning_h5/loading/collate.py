@@ -20,5 +20,6 @@ class SampleCollate:
         self._collate_fn, self._batch_transform = collate_fn, batch_transform
 
     def __call__(self, samples: list[Any]) -> Any:
+        """The batch of these samples."""
         batch = self._collate_fn(samples)
         return batch if self._batch_transform is None else self._batch_transform(batch)

@@ -186,5 +186,3 @@ class _WorkerInit:
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-

@@ -118,9 +118,7 @@ def _whole(state: Mapping[str, Any], name: str, least: int | None) -> int:
 
 
 def _damaged(name: str, value: object) -> H5ResumeError:
-    return H5ResumeError(
-        f"the saved position is damaged: its {name!r} is {value!r}. Resume from another checkpoint."
-    )
+    return H5ResumeError(f"the saved position is damaged: its {name!r} is {value!r}. Resume from another checkpoint.")
 
 
 def _compare(fields: Mapping[str, tuple[Any, Any]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class PlainReader(LayoutReader):
         except (OSError, RuntimeError) as error:
             raise H5CorruptError(
                 f"rows {low} to {high - 1} of {self.layout.key!r} in {self.layout.path!r} cannot be read: {error}. "
-                "The file is damaged there; run `python -m lightning_h5 check` on it and copy it again."
+                "The file is damaged there; copy it again, or write it again without these rows."
             ) from error
         for member in members[1:]:
             piece = piece[member]
@@ -100,4 +101,4 @@ def spans(ordered: IntArray, rows_per_chunk: int, most: int) -> Iterator[tuple[i
     else:
         cut = (np.diff(ordered) > 1) | (np.diff((ordered - ordered[0]) // most) > 0)
     bounds = np.concatenate([[0], np.flatnonzero(cut) + 1, [len(ordered)]]).tolist()
-    yield from zip(bounds[:-1], bounds[1:], strict=True)
+    yield from pairwise(bounds)

@@ -56,9 +56,12 @@ class TrainingCut:
         if batch <= even:
             return batch * self.batch_size
         n_batches = self.n_steps * self.world_size - even
-        return even * self.batch_size + balanced_contiguous_shard(
-            self.n_rows - even * self.batch_size, n_batches, min(batch - even, n_batches) - 1
-        )[1]
+        return (
+            even * self.batch_size
+            + balanced_contiguous_shard(
+                self.n_rows - even * self.batch_size, n_batches, min(batch - even, n_batches) - 1
+            )[1]
+        )
 
     def stop(self, batch: int) -> int:
         """Position after the last row of a batch; 0 for batch -1."""

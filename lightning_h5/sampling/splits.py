@@ -17,9 +17,7 @@ __all__ = ["group_split", "k_fold"]
 SPLIT, FOLD = 1, 2  # purposes of the random streams
 
 
-def group_split(
-    groups: int | npt.ArrayLike, fractions: Sequence[float], split_seed: int = 0
-) -> list[IntArray]:
+def group_split(groups: int | npt.ArrayLike, fractions: Sequence[float], split_seed: int = 0) -> list[IntArray]:
     """Cuts rows into splits of about these fractions; rows of one group stay together.
 
     Args:
@@ -93,7 +91,9 @@ def _codes(groups: int | npt.ArrayLike) -> tuple[IntArray, IntArray]:
         return np.arange(groups, dtype=np.int64), np.ones(int(groups), dtype=np.int64)
     values: npt.NDArray[Any] = np.asarray(groups)
     if values.ndim != 1:
-        raise H5ValueError(f"groups have shape {values.shape}; one value a row is needed. Pass a one-dimensional array.")
+        raise H5ValueError(
+            f"groups have shape {values.shape}; one value a row is needed. Pass a one-dimensional array."
+        )
     if values.dtype.kind == "O":
         values = values.astype(str)
     missing = np.isnan(values) if values.dtype.kind in "fc" else values == "" if values.dtype.kind == "U" else None

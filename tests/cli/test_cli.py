@@ -88,7 +88,9 @@ def python_m(*arguments, more_path, cwd=None):
 
 
 def test_a_model_of_the_other_lightning_package_is_told_apart(tmp_path):
-    (tmp_path / "their_model.py").write_text("import pytorch_lightning\nclass Theirs(pytorch_lightning.LightningModule): pass")
+    (tmp_path / "their_model.py").write_text(
+        "import pytorch_lightning\nclass Theirs(pytorch_lightning.LightningModule): pass"
+    )
     options = ["--model=their_model.Theirs", "--data=LazyH5DataModule"]
     done = python_m("fit", *options, more_path=tmp_path, cwd=tmp_path)
     assert done.returncode == 2

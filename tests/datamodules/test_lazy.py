@@ -7,8 +7,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from factories import Stored
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_models import Recorder, index_of, quiet_trainer
 
 from lightning_h5 import H5StatsMonitor, LazyH5DataModule, SetEpochCallback
@@ -73,7 +73,7 @@ def test_several_inputs_are_a_tuple_and_a_mapping_is_a_dict(file):
 def test_splits_by_fraction_share_no_row_and_cover_all(file):
     splits = {s: targets(module(file, val_fraction=0.2, test_fraction=0.1), s) for s in ("fit", "validate", "test")}
     assert [len(rows) for rows in splits.values()] == [42, 12, 6]
-    assert sorted(sum(splits.values(), [])) == list(range(ROWS))
+    assert sorted(row for rows in splits.values() for row in rows) == list(range(ROWS))
 
 
 def test_a_new_training_seed_moves_no_row_between_splits(file):
@@ -91,7 +91,7 @@ def test_groups_are_never_cut_apart(file):
 
 def test_the_folds_validate_every_row_once(file):
     folds = [targets(module(file, num_folds=3, fold=fold, group_key="patient"), "validate") for fold in range(3)]
-    assert sorted(sum(folds, [])) == list(range(ROWS))
+    assert sorted(row for rows in folds for row in rows) == list(range(ROWS))
 
 
 def test_splits_by_the_key(make_h5):

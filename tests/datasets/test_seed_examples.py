@@ -230,11 +230,13 @@ def test_a_deleted_dataset_leaves_no_error(make_h5):
 
 
 def test_the_worker_function_gives_workers_streams_of_their_own(make_h5):
-    dataset = H5LazyDataset(make_h5(x=np.zeros((8, 1))), "x", transform=add_noise)
+    dataset = H5LazyDataset(make_h5(x=np.zeros((8, 1))), "x", transform=draw)
     loader = DataLoader(dataset, batch_size=4, num_workers=2, worker_init_fn=h5_worker_init_fn)
-    first, second = (torch.cat(list(loader)).flatten().tolist() for _ in range(2))
-    assert len({*first, *second}) == 16  # between rows, workers and epochs
+    drawn = torch.cat([batch for _ in range(2) for batch in loader])
+    for stream in drawn.T.tolist():  # Python's, NumPy's and torch's
+        assert len(set(stream)) == 16  # other numbers for each row, worker and epoch
 
 
-def add_noise(x):
-    return x + np.random.random() + random.random() + torch.rand(1, dtype=x.dtype)  # noqa: NPY002 - the stream that many transforms use
+def draw(x):
+    # The old NumPy stream is the one that transforms draw from.
+    return torch.tensor([random.random(), np.random.random(), torch.rand(()).item()])  # noqa: NPY002

@@ -25,7 +25,9 @@ def file(tmp_path):
 
 def run(out, arguments, timeout=150):
     """Runs the script; gives its exit code, and what each rank saw or the error it ended with."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PL_", "MASTER_", "LOCAL_"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PL_", "MASTER_", "LOCAL_"))
+    }
     environment["PYTHONPATH"] = str(SCRIPT.parents[2])
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(out), json.dumps(arguments)],
