@@ -193,7 +193,7 @@ def bare_preadv(data: Data, *, fresh: bool, stack: ExitStack) -> Epoch:
 
     def memory() -> tuple[npt.NDArray[Any], list[memoryview]]:
         buffer = np.empty((BATCH_SIZE, *data.x.shape[1:]), data.x.dtype)
-        view = memoryview(buffer.reshape(-1).view(np.uint8))
+        view = buffer.data.cast("B")
         return buffer, [view[start : start + n_bytes] for start in range(0, len(view), n_bytes)]
 
     def epoch(number: int) -> Iterator[tuple[Any, Tensor]]:

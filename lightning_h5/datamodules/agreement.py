@@ -41,11 +41,11 @@ def agree(facts: Mapping[str, Any], failure: Exception | None) -> None:
         told = "".join(f"\n  rank {rank}: {error}" for rank, error in failed.items())
         text = f"setting up the data failed on {len(failed)} of {len(all_of_them)} ranks:{told}"
         raise (type(failure) if isinstance(failure, H5Error) else H5ValueError)(text) from failure
-    differing = [name for name in facts if any(found[name] != facts[name] for _, found in all_of_them)]
+    differing = [name for name in facts if any(found.get(name) != facts[name] for _, found in all_of_them)]
     if differing:
         told = "".join(
             f"\n  {name}: "
-            + ", ".join(f"rank {rank} has {found[name]!r}" for rank, (_, found) in enumerate(all_of_them))
+            + ", ".join(f"rank {rank} has {found.get(name)!r}" for rank, (_, found) in enumerate(all_of_them))
             for name in differing
         )
         raise H5ValueError(

@@ -55,6 +55,7 @@ class BaseH5DataModule(LightningDataModule):
         self.seed = options.seed
         self._options = options
         self._datasets: dict[Split, RowDataset] = {}
+        self._identities: dict[Split, str] = {}
         self._train_loader: H5DataLoader | None = None
         self._loaders: weakref.WeakSet[H5DataLoader] = weakref.WeakSet()
         self._position = RunPosition()
@@ -107,14 +108,18 @@ class BaseH5DataModule(LightningDataModule):
             H5Error: the data is missing, broken, too little, or not the same on all ranks.
         """
         splits = SPLITS if stage is None else _STAGES[getattr(stage, "value", stage)]
+        facts: dict[str, Any] = {}
         failure: Exception | None = None
         try:
             self._resolve()
             for split in splits:
                 self._build(split, needed=stage is not None and split == splits[0])
+            facts = self._facts(splits)
         except Exception as error:  # told to all ranks first, then raised on all of them
             failure = error
-        agree(self._facts(splits) if failure is None else {}, failure)
+        agree(facts, failure)
+        if "train" in splits:
+            self._position = RunPosition()  # a second fit must not go on where an earlier one was resumed
         self._insert_callbacks()
 
     def teardown(self, stage: str | None = None) -> None:
@@ -131,28 +136,30 @@ class BaseH5DataModule(LightningDataModule):
     def train_dataloader(self) -> Any:
         """The training loader of this rank, in the order of the plan."""
         self._train_loader = self._loader("train")
-        if self._train_loader is not None:
-            self._position.equip(self._train_loader.sampler)
-        return self._train_loader or NoRows()
+        if self._train_loader is None:
+            return NoRows()
+        self._position.equip(self._train_loader.sampler)
+        return self._train_loader
 
     def val_dataloader(self) -> Any:
         """The validation loader of this rank: a contiguous shard, every row once over all ranks."""
-        return self._loader("val") or NoRows()
+        return _or_no_rows(self._loader("val"))
 
     def test_dataloader(self) -> Any:
         """The test loader of this rank: a contiguous shard, every row once over all ranks."""
-        return self._loader("test") or NoRows()
+        return _or_no_rows(self._loader("test"))
 
     def predict_dataloader(self) -> Any:
         """The prediction loader of this rank: a contiguous shard, every row once over all ranks."""
-        return self._loader("predict") or NoRows()
+        return _or_no_rows(self._loader("predict"))
 
     # Position of the run -------------------------------------------------------------------------------------
 
     @property
     def is_attached(self) -> bool:
-        """Whether a trainer keeps epoch and position."""
-        return self.trainer is not None and bool(getattr(self.trainer, "training", False))
+        """Whether a trainer keeps epoch and position: from the start of a fit to its end."""
+        state = getattr(self.trainer, "state", None)
+        return state is not None and (state.fn, state.status) == ("fit", "running")
 
     def start_epoch(self) -> int | None:
         """The trainer's epoch, for an iteration that starts now; None where no trainer trains.
@@ -166,7 +173,7 @@ class BaseH5DataModule(LightningDataModule):
         """The position of training as plain values, under 4 KiB whatever the number of rows."""
         if self.trainer is None or self._train_loader is None:
             return {}
-        return self._position.state(self.trainer, self._train_loader.sampler, self._identity())
+        return self._position.state(self.trainer, self._train_loader.sampler, self._identities["train"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes a saved position; it is applied when training starts."""
@@ -179,7 +186,7 @@ class BaseH5DataModule(LightningDataModule):
             H5ResumeError: the position does not fit the present data or settings.
         """
         if self._train_loader is not None:
-            self._position.apply(self.trainer, self._train_loader.sampler, self._identity())
+            self._position.apply(self.trainer, self._train_loader.sampler, self._identities["train"])
 
     # Parts ---------------------------------------------------------------------------------------------------
 
@@ -227,7 +234,7 @@ class BaseH5DataModule(LightningDataModule):
         for split in splits:
             if (dataset := self._datasets.get(split)) is not None:
                 facts[f"rows of {split!r}"] = len(dataset)
-                facts[f"content of {split!r}"] = dataset.identity()
+                self._identities[split] = facts[f"content of {split!r}"] = dataset.identity()
         return facts
 
     def _insert_callbacks(self) -> None:
@@ -239,9 +246,6 @@ class BaseH5DataModule(LightningDataModule):
             if not any(isinstance(callback, kind) for callback in callbacks):
                 at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
                 callbacks.insert(at, kind())
-
-    def _identity(self) -> str:
-        return self._datasets["train"].identity()
 
     def _mode(self) -> Mode:
         shuffle = self._options.shuffle
@@ -299,3 +303,7 @@ class BaseH5DataModule(LightningDataModule):
 
 class NoRows(list[Any]):
     """What a hook gives where a split has no data; Lightning names the class when it warns of that."""
+
+
+def _or_no_rows(loader: H5DataLoader | None) -> Any:
+    return NoRows() if loader is None else loader  # not `or`: a rank without rows has a loader of length zero

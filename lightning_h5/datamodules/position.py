@@ -22,7 +22,7 @@ class RunPosition:
 
     def load(self, trainer: Any, state: Mapping[str, Any]) -> None:
         """Takes a saved position; kept for a fit alone, since validating a checkpoint must not move a later run."""
-        if state and trainer is not None and getattr(trainer.state.fn, "value", None) == "fit":
+        if state and trainer is not None and trainer.state.fn == "fit":
             self._pending = dict(state)
 
     def check_applied(self) -> None:
@@ -63,10 +63,6 @@ class RunPosition:
         epoch = int(trainer.current_epoch)
         self._started = epoch, _processed(trainer)
         return epoch
-
-    def reset(self) -> None:
-        """Forgets iterations of an earlier fit."""
-        self._started = None
 
     def state(self, trainer: Any, sampler: PlanSampler, identity: str) -> dict[str, Any]:
         """The position as plain values."""

@@ -116,13 +116,18 @@ class RowDataset(Dataset[Any]):
             H5CorruptError: stored bytes cannot be read back.
         """
         located = rows if self.indices is None else self.indices[rows]
-        if len(self.table.paths) == 1:
-            columns = [self._read(0, field, located) for field in range(len(self._dtypes))]
-            touched: Iterable[int] = (0,)
-        else:
-            columns, touched = self._gather_files(located)
-        for file in touched:
-            self.table.guards[file].check()
+        fields = range(len(self._dtypes))
+        files, local = self.table.locate(located)
+        touched = np.unique(files).tolist()
+        try:
+            if len(self.table.paths) == 1:
+                columns = [self._read(0, field, located) for field in fields]
+            else:
+                columns = [self._read_files(field, files, local, touched) for field in fields]
+        except OSError:
+            self._check_unchanged(touched)  # where the file was changed, that is what the user must hear
+            raise
+        self._check_unchanged(touched)
         return RawBatch(rows, tuple(map(self._cast, columns, self._dtypes)))
 
     def finish(self, raw: RawBatch, *, samples: bool = False) -> Any:
@@ -174,7 +179,9 @@ class RowDataset(Dataset[Any]):
             raise H5ValueError(
                 f"indices of dtype {rows.dtype} were asked for; a row is found by an integer. Pass integers."
             )
-        rows = np.atleast_1d(rows).astype(np.int64)
+        if rows.ndim > 1:
+            raise H5ValueError(f"indices of shape {rows.shape} were asked for. Pass a flat list of them.")
+        rows = np.atleast_1d(rows)
         n_rows = len(self)
         outside = (rows < -n_rows) | (rows >= n_rows)
         if outside.any():
@@ -183,6 +190,7 @@ class RowDataset(Dataset[Any]):
                 f"index {rows[outside][0]} was asked of a dataset with {n_rows} rows. "
                 f"Ask for -{n_rows} to {n_rows - 1}."
             )
+        rows = rows.astype(np.int64)
         return np.where(rows < 0, rows + n_rows, rows)
 
     def _reader(self, file: int, field: int) -> RowReader:
@@ -209,21 +217,22 @@ class RowDataset(Dataset[Any]):
     def _empty(self, reader: RowReader, n_rows: int) -> torch.Tensor:
         return self._buffers.tensor((n_rows, *reader.row_shape), torch_equal(reader.dtype))
 
-    def _gather_files(self, rows: IntArray) -> tuple[list[torch.Tensor | npt.NDArray[Any]], list[int]]:
+    def _read_files(
+        self, field: int, files: IntArray, local: IntArray, touched: list[int]
+    ) -> torch.Tensor | npt.NDArray[Any]:
         """Rows of several files: file by file, then put where they were asked."""
-        files, local = self.table.locate(rows)
-        touched = np.unique(files).tolist()
-        columns: list[torch.Tensor | npt.NDArray[Any]] = []
-        for field in range(len(self._dtypes)):
-            first = self._reader(touched[0] if touched else 0, field)
-            is_text = first.dtype.kind == "O"
-            column = np.empty((len(rows), *first.row_shape), object) if is_text else self._empty(first, len(rows))
-            values = column if isinstance(column, np.ndarray) else column.numpy()
-            for file in touched:
-                here = np.flatnonzero(files == file)
-                values[here] = self._reader(file, field).read(local[here])
-            columns.append(column)
-        return columns, touched
+        first = self._reader(touched[0] if touched else 0, field)
+        is_text = first.dtype.kind == "O"
+        column = np.empty((len(local), *first.row_shape), object) if is_text else self._empty(first, len(local))
+        values = column if isinstance(column, np.ndarray) else column.numpy()
+        for file in touched:
+            here = np.flatnonzero(files == file)
+            values[here] = self._reader(file, field).read(local[here])
+        return column
+
+    def _check_unchanged(self, files: Iterable[int]) -> None:
+        for file in files:
+            self.table.guards[file].check()
 
     def _cast(self, column: torch.Tensor | npt.NDArray[Any], dtype: torch.dtype | None) -> Column:
         if isinstance(column, np.ndarray):

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.data import default_collate
 
+from ..errors import H5ValueError
 from ..files import FieldNames
 from ..types import IntArray
 
@@ -46,7 +47,13 @@ class Part:
         """All rows' part; as it was read where nothing runs on single samples."""
         if self.transform is None:
             return self.build(columns)
-        return default_collate([self.sample(columns, row) for row in range(n_rows)])
+        if n_rows == 0:
+            raise H5ValueError(
+                "a batch of no rows was asked for, and the transform runs on single samples. Ask for rows."
+            )
+        batch = default_collate([self.sample(columns, row) for row in range(n_rows)])
+        # torch makes a list of tuples' parts; without a transform it is a tuple.
+        return tuple(batch) if self.fields.kind == "tuple" and isinstance(batch, list) else batch
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,12 @@ class SampleStructure:
     x: Part
     y: Part | None
     with_index: bool
+
+    def __post_init__(self) -> None:
+        if self.with_index and self.y is None and self.x.fields.kind == "dict" and "index" in self.x.fields.names:
+            raise H5ValueError(
+                "with_index=True would overwrite the field 'index' of x_key. Call the field something else."
+            )
 
     def samples(self, columns: Sequence[Column], rows: IntArray) -> list[Any]:
         """A list of samples."""

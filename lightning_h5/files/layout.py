@@ -20,6 +20,19 @@ __all__ = ["ArrayLayout", "Filter", "ensure_filters", "layout_of"]
 Storage = Literal["contiguous", "chunked", "compact", "virtual", "external"]
 
 
+_KNOWN = {
+    305: "lzo",
+    307: "bzip2",
+    32001: "blosc",
+    32004: "lz4",
+    32008: "bitshuffle",
+    32013: "zfp",
+    32015: "zstd",
+    32026: "blosc2",
+}
+"""Names of filters that files often leave out, by the number registered with the HDF Group."""
+
+
 @dataclass(frozen=True)
 class Filter:
     """One step of an array's filter pipeline, by HDF5's registered number."""
@@ -152,7 +165,7 @@ def ensure_filters(filters: tuple[Filter, ...], path: str, key: str) -> None:
         importlib.import_module("hdf5plugin")  # registers its filters when imported
     missing = [f for f in filters if not h5py.h5z.filter_avail(f.id)]
     if missing:
-        names = ", ".join(f"{f.name or 'an unnamed filter'} (number {f.id})" for f in missing)
+        names = ", ".join(f"{f.name or _KNOWN.get(f.id, 'a filter')} (number {f.id})" for f in missing)
         raise H5FileError(
             f"{key!r} in {path!r} is compressed with {names}, which this installation cannot decode. "
             "Run `pip install 'lightning-h5[filters]'`, or install the plugin for that number and set HDF5_PLUGIN_PATH."

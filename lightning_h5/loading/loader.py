@@ -119,7 +119,7 @@ class H5DataLoader(DataLoader[Any]):
             self.worker_init_fn = _WorkerInit(self.sampler.replica.rank, self._user_init)
             self.dataset.counters.share(self.num_workers)
             return super().__iter__(), plan
-        reading = ReadAhead(self.dataset, iter(self.sampler), self._depth)
+        reading = ReadAhead(self.dataset, self.sampler.tokens(epoch), self._depth)
         self._reading.add(reading)
         return reading, plan
 

@@ -24,12 +24,11 @@ class TokenDataset(Protocol):
         ...
 
 
-class _Failure:
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+class _End:
+    """What the thread says last: that there is no more, or what went wrong."""
 
-
-_END = object()
+    def __init__(self, reason: BaseException) -> None:
+        self.reason = reason
 
 
 class ReadAhead:
@@ -48,6 +47,7 @@ class ReadAhead:
         self._dataset = dataset
         self._ready: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
+        self._ended = False
         # The thread must not hold this object, or it would never be forgotten.
         self._thread = threading.Thread(
             target=_gather, args=(dataset, tokens, self._ready, self._stop), name="lightning_h5-read-ahead", daemon=True
@@ -58,15 +58,17 @@ class ReadAhead:
         return self
 
     def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
         if self._stop.is_set():
-            raise StopIteration
+            raise RuntimeError(
+                "reading ahead was closed in the middle of an epoch; start a new iteration of the loader"
+            )
         item = self._ready.get()
-        if item is _END:
+        if isinstance(item, _End):
+            self._ended = True
             self.close()
-            raise StopIteration
-        if isinstance(item, _Failure):
-            self.close()
-            raise item.error
+            raise item.reason
         token, raw = item
         return self._dataset.finish(raw, samples=token.samples)
 
@@ -96,6 +98,6 @@ def _gather(
             ready.put((token, dataset.gather(token.rows)))
             if stop.is_set():
                 return
-        ready.put(_END)
+        ready.put(_End(StopIteration()))
     except BaseException as error:  # whatever it is, it belongs to the consumer
-        ready.put(_Failure(error))
+        ready.put(_End(error))

@@ -136,7 +136,10 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         return TrainingPlan(order_rows(self.blocks, self.order_of(epoch), epoch), cut, rank, done)
 
     def __iter__(self) -> Iterator[BatchToken]:  # type: ignore[override]  # a token is what our datasets take
-        epoch = self.starting_epoch()
+        return self.tokens(self.starting_epoch())
+
+    def tokens(self, epoch: int) -> Iterator[BatchToken]:
+        """What is left of an epoch on this rank; steps are counted from the start of the whole epoch."""
         plan = self.plan(epoch)
         first = len(self) - plan.n_steps
         for step in range(plan.n_steps):
