@@ -36,3 +36,9 @@ def file_pool_is_empty():
 def nothing_held(monkeypatch):
     """Arrays of a few rows are read from the file each time, as large ones are."""
     monkeypatch.setattr("lightning_h5.datasets.table.HELD_BYTES", -1)
+
+
+@pytest.fixture
+def no_list_of_reads(monkeypatch):
+    """As on a machine whose kernel takes no list of reads: each piece is a call of ``os.preadv``."""
+    monkeypatch.setattr("lightning_h5.readers.scatter._take_queue", lambda: None)

@@ -53,7 +53,8 @@ def run_training(arguments: Sequence[str]) -> None:
             ours, other = sorted(("lightning", "pytorch_lightning"), key=lambda name: name != PACKAGE.split(".")[0])
             sys.stderr.write(
                 f"lightning_h5: {', '.join(models)} derives from {other!r}, and this command runs the Trainer of "
-                f"{ours!r}; the two packages hold unrelated classes. Set LIGHTNING_H5_IMPORT={other}, or derive from {ours!r}.\n"
+                f"{ours!r}; the two packages hold unrelated classes. Set LIGHTNING_H5_IMPORT={other}, or derive from "
+                f"{ours!r}.\n"
             )
         raise
     except H5Error as error:

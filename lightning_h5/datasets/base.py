@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ..errors import H5ValueError
-from ..files import FieldNames, OpenOptions, process_pool, torch_equal
+from ..files import FieldNames, OpenOptions, process_pool
 from ..readers import open_reader
 from ..sampling import BlockTable
 from ..stats import Counters
@@ -26,8 +24,7 @@ from .table import FileTable, held_fields
 __all__ = ["RawBatch", "RowDataset"]
 
 
-@dataclass(frozen=True)
-class RawBatch:
+class RawBatch(NamedTuple):
     """Rows as they were read, before any transform.
 
     Attributes:
@@ -79,7 +76,6 @@ class RowDataset(Dataset[Any]):
 
     def _reset(self) -> None:
         self._readers: dict[tuple[int, int], RowReader] = {}
-        self._lock = threading.Lock()
         self._buffers = BufferPool()
 
     def __len__(self) -> int:
@@ -116,13 +112,14 @@ class RowDataset(Dataset[Any]):
             H5CorruptError: stored bytes cannot be read back.
         """
         located = rows if self.indices is None else self.indices[rows]
-        fields = range(len(self._dtypes))
-        files, local = self.table.locate(located)
-        touched = np.unique(files).tolist()
+        columns: list[torch.Tensor | npt.NDArray[Any]]
+        touched, fields = [0], range(len(self._dtypes))
         try:
             if len(self.table.paths) == 1:
                 columns = [self._read(0, field, located) for field in fields]
             else:
+                files, local = self.table.locate(located)
+                touched = np.unique(files).tolist()
                 columns = [self._read_files(field, files, local, touched) for field in fields]
         except OSError:
             self._check_unchanged(touched)  # where the file was changed, that is what the user must hear
@@ -155,16 +152,14 @@ class RowDataset(Dataset[Any]):
 
     def close(self) -> None:
         """Closes this process's files and gives back what is held in memory; the next read opens them again."""
-        with self._lock:
-            for reader in self._readers.values():
-                reader.close()
-            self._readers.clear()
+        for key in list(self._readers):
+            self._readers.pop(key).close()
         for path in self.table.paths:
             process_pool().close(path)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_readers", "_lock", "_buffers"):
+        for name in ("_readers", "_buffers"):
             del state[name]
         return state
 
@@ -194,41 +189,30 @@ class RowDataset(Dataset[Any]):
         return np.where(rows < 0, rows + n_rows, rows)
 
     def _reader(self, file: int, field: int) -> RowReader:
-        with self._lock:
-            reader = self._readers.get((file, field))
-            if reader is None:
-                reader = self._readers[file, field] = open_reader(
-                    self.table.layouts[file][field],
-                    self._options,
-                    mmap=self._mmap,
-                    held=self._held[field],
-                    counters=self.counters,
-                )
-            return reader
+        reader = self._readers.get((file, field))
+        if reader is None:
+            layout, held = self.table.layouts[file][field], self._held[field]
+            made = open_reader(layout, self._options, mmap=self._mmap, held=held, counters=self.counters)
+            reader = self._readers.setdefault((file, field), made)  # one of two threads wins; opening costs nothing
+        return reader
 
     def _read(self, file: int, field: int, rows: IntArray) -> torch.Tensor | npt.NDArray[Any]:
         reader = self._reader(file, field)
         if reader.dtype.kind == "O":
             return reader.read(rows)
-        column = self._empty(reader, len(rows))
-        reader.read(rows, column.numpy())
-        return column
-
-    def _empty(self, reader: RowReader, n_rows: int) -> torch.Tensor:
-        return self._buffers.tensor((n_rows, *reader.row_shape), torch_equal(reader.dtype))
+        memory = self._buffers.array((len(rows), *reader.row_shape), reader.dtype)
+        return torch.from_numpy(reader.read(rows, memory))
 
     def _read_files(
         self, field: int, files: IntArray, local: IntArray, touched: list[int]
     ) -> torch.Tensor | npt.NDArray[Any]:
         """Rows of several files: file by file, then put where they were asked."""
         first = self._reader(touched[0] if touched else 0, field)
-        is_text = first.dtype.kind == "O"
-        column = np.empty((len(local), *first.row_shape), object) if is_text else self._empty(first, len(local))
-        values = column if isinstance(column, np.ndarray) else column.numpy()
+        column = self._buffers.array((len(local), *first.row_shape), first.dtype)
         for file in touched:
             here = np.flatnonzero(files == file)
-            values[here] = self._reader(file, field).read(local[here])
-        return column
+            column[here] = self._reader(file, field).read(local[here])
+        return column if first.dtype.kind == "O" else torch.from_numpy(column)
 
     def _check_unchanged(self, files: Iterable[int]) -> None:
         for file in files:

@@ -6,6 +6,7 @@ pool when the last tensor that looks at it is freed, and not before: a batch tha
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from typing import Any
@@ -21,29 +22,35 @@ MOST_FREE = 8
 
 
 class BufferPool:
-    """Gives out tensors; safe to use from threads, empty when unpickled."""
+    """Gives out memory for batches; safe to use from threads, empty when unpickled."""
 
     def __init__(self) -> None:
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=MOST_FREE)
 
-    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor with arbitrary content."""
-        n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        if n_bytes < SMALLEST:
-            return torch.empty(shape, dtype=dtype)
-        return self._lease(n_bytes).view(dtype).view(shape)
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array with arbitrary content, to be wrapped in one tensor and then forgotten.
 
-    def _lease(self, n_bytes: int) -> torch.Tensor:
+        The tensor keeps the array, and the array's end gives the memory back.
+        """
+        n_bytes = math.prod(shape) * dtype.itemsize
+        if n_bytes < SMALLEST or dtype.hasobject:
+            return np.empty(shape, dtype)
         try:
             slab = self._free.pop()
         except IndexError:
-            slab = np.empty(n_bytes, dtype=np.uint8)
+            slab = np.empty(n_bytes, np.uint8)
         if len(slab) < n_bytes:
-            slab = np.empty(n_bytes, dtype=np.uint8)
-        lease = slab[:n_bytes]
-        # The tensor's memory holds a reference to `lease`, and nothing else does.
+            slab = np.empty(n_bytes, np.uint8)
+        lease: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=slab)
         weakref.finalize(lease, self._free.append, slab).atexit = False
-        return torch.from_numpy(lease)
+        return lease
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor with arbitrary content, of any dtype, those that NumPy lacks among them."""
+        n_bytes = math.prod(shape) * dtype.itemsize
+        if n_bytes < SMALLEST:
+            return torch.empty(shape, dtype=dtype)
+        return torch.from_numpy(self.array((n_bytes,), np.dtype(np.uint8))).view(dtype).view(shape)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}

@@ -1,7 +1,7 @@
 """Paths, open files, and what an array looks like on disk. With ``readers``, the only part that imports h5py."""
 
 from .door import find_array, list_arrays, open_h5
-from .dtypes import kind_of, torch_dtype, torch_equal
+from .dtypes import kind_of, torch_dtype
 from .handles import HandlePool, OpenOptions, drop_inherited, process_pool
 from .identity import ChangeGuard, file_identity
 from .keys import FieldNames, field_names, fill_split, guess_keys, keys_in
@@ -29,5 +29,4 @@ __all__ = [
     "open_h5",
     "process_pool",
     "torch_dtype",
-    "torch_equal",
 ]

@@ -11,7 +11,7 @@ import torch
 from ..errors import H5ValueError, near
 from ..types import DTypeLike
 
-__all__ = ["NumberKind", "kind_of", "native", "torch_dtype", "torch_equal"]
+__all__ = ["NumberKind", "kind_of", "native", "torch_dtype"]
 
 NumberKind = Literal["number", "text", "compound", "object"]
 
@@ -53,11 +53,6 @@ def torch_dtype(dtype: DTypeLike, name: str) -> torch.dtype | None:
             f"{name}={dtype!r} is not a dtype that a tensor can have; there are {', '.join(_TORCH_DTYPES)}."
             f"{near(text or str(dtype), _TORCH_DTYPES)} Pass one of these names."
         ) from None
-
-
-def torch_equal(dtype: np.dtype[Any]) -> torch.dtype:
-    """The torch dtype with the same numbers as a NumPy dtype of kind ``number``."""
-    return _TORCH_DTYPES[dtype.name]
 
 
 def kind_of(dtype: np.dtype[Any]) -> NumberKind:

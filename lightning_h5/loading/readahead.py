@@ -1,10 +1,18 @@
-"""Reading ahead in this process: a thread gathers batches, the consumer transforms them."""
+"""Reading ahead in this process: a thread gathers batches, the consumer transforms them.
+
+A consumer that comes too early does not wait: it reads a batch itself that the thread has not begun. While a model
+trains, the thread has the next batches ready; where nothing is trained, two cores read. (Measured on two cores,
+rows of 12 KiB from a contiguous array, rows a second: one thread and helping 445,000, two threads and helping
+350,000, two threads without 310,000, four threads 250,000: they wait for the interpreter's lock.)
+"""
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from ..types import BatchToken, IntArray
@@ -16,7 +24,7 @@ class TokenDataset(Protocol):
     """A dataset whose reading can run apart from its transforms."""
 
     def gather(self, rows: IntArray) -> Any:
-        """Reads rows; called in a thread."""
+        """Reads rows; called by the thread and by the consumer at the same time."""
         ...
 
     def finish(self, raw: Any, *, samples: bool = False) -> Any:
@@ -24,80 +32,129 @@ class TokenDataset(Protocol):
         ...
 
 
-class _End:
-    """What the thread says last: that there is no more, or what went wrong."""
+class _Reading:
+    """A batch that is being read.
 
-    def __init__(self, reason: BaseException) -> None:
-        self.reason = reason
+    A lock tells when it is; the standard library's executor and futures would cost 24 microseconds a batch, not 11.
+    """
+
+    __slots__ = ("done", "error", "raw", "token")
+
+    def __init__(self, token: BatchToken) -> None:
+        self.token = token
+        self.raw: Any = None
+        self.error: BaseException | None = None
+        self.done = threading.Lock()
+        self.done.acquire()
+
+    def read(self, dataset: TokenDataset) -> None:
+        """Reads it."""
+        try:
+            self.raw = dataset.gather(self.token.rows)
+        except BaseException as error:  # it belongs to the one who takes this batch
+            self.error = error
+            if not isinstance(error, Exception):
+                raise  # an interrupt ends the loop at once
+        finally:
+            self.done.release()
+
+    def is_done(self) -> bool:
+        """Whether it is read."""
+        return not self.done.locked()
+
+    def result(self) -> Any:
+        """What was read, once it is; raises what went wrong."""
+        self.done.acquire()
+        if self.error is not None:
+            raise self.error
+        return self.raw
 
 
 class ReadAhead:
     """Iterates over batches while a thread reads the next ones.
 
-    The thread ends with the iteration, with an error, with ``close``, and when this object is forgotten. An
-    error in it is raised by the next ``next()``.
+    Batches come in the order of the tokens. The thread ends with the iteration, with an error, with ``close``,
+    and when this object is forgotten. An error while reading is raised by the ``next()`` whose batch it was.
 
     Args:
         dataset: what reads.
-        tokens: what to read; consumed in the thread.
+        tokens: what to read; consumed by ``next()``, never by the thread.
         depth: batches that are read ahead at most.
     """
 
     def __init__(self, dataset: TokenDataset, tokens: Iterator[BatchToken], depth: int) -> None:
         self._dataset = dataset
-        self._ready: queue.Queue[Any] = queue.Queue(maxsize=depth)
-        self._stop = threading.Event()
-        self._ended = False
+        self._tokens = tokens
+        self._todo: SimpleQueue[_Reading | None] = SimpleQueue()
+        self._ahead: deque[_Reading] = deque()
+        self._ended = self._closed = False
         # The thread must not hold this object, or it would never be forgotten.
         self._thread = threading.Thread(
-            target=_gather, args=(dataset, tokens, self._ready, self._stop), name="lightning_h5-read-ahead", daemon=True
+            target=_work, args=(dataset, self._todo), name="lightning_h5-read-ahead", daemon=True
         )
+        for _ in range(depth):
+            self._read_one_more()
         self._thread.start()
 
     def __iter__(self) -> ReadAhead:
         return self
 
     def __next__(self) -> Any:
-        if self._ended:
-            raise StopIteration
-        if self._stop.is_set():
+        if self._closed and not self._ended:
             raise RuntimeError(
                 "reading ahead was closed in the middle of an epoch; start a new iteration of the loader"
             )
-        item = self._ready.get()
-        if isinstance(item, _End):
-            self._ended = True
-            self.close()
-            raise item.reason
-        token, raw = item
-        return self._dataset.finish(raw, samples=token.samples)
+        if not self._ahead:
+            self._end()
+            raise StopIteration
+        reading = self._ahead.popleft()
+        self._read_one_more()
+        try:
+            while not reading.is_done() and self._help():
+                pass
+            raw = reading.result()
+        except BaseException:
+            self._end()
+            raise
+        return self._dataset.finish(raw, samples=reading.token.samples)
+
+    def _help(self) -> bool:
+        """Reads a batch here that the thread has not begun, instead of waiting; False where there is none."""
+        with suppress(Empty):
+            reading = self._todo.get_nowait()
+            if reading is not None:
+                reading.read(self._dataset)
+                return True
+        return False
+
+    def _read_one_more(self) -> None:
+        token = next(self._tokens, None)
+        if token is not None:
+            reading = _Reading(token)
+            self._ahead.append(reading)
+            self._todo.put(reading)
+
+    def _end(self) -> None:
+        self._ended = True
+        self.close()
 
     def close(self) -> None:
         """Ends the thread; waits for the batch that it is reading."""
-        self._stop.set()
-        while True:  # a thread that waits for room sees the stop only once there is some
-            try:
-                self._ready.get_nowait()
-            except queue.Empty:
-                break
+        self._closed = True
+        self._ahead.clear()
+        with suppress(Empty):
+            while True:
+                self._todo.get_nowait()
+        self._todo.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     def __del__(self) -> None:
-        if hasattr(self, "_thread"):
+        if hasattr(self, "_thread") and self._thread.ident is not None:
             self.close()
 
 
-def _gather(
-    dataset: TokenDataset, tokens: Iterator[BatchToken], ready: queue.Queue[Any], stop: threading.Event
-) -> None:
-    try:
-        for token in tokens:
-            if stop.is_set():
-                return
-            ready.put((token, dataset.gather(token.rows)))
-            if stop.is_set():
-                return
-        ready.put(_End(StopIteration()))
-    except BaseException as error:  # whatever it is, it belongs to the consumer
-        ready.put(_End(error))
+def _work(dataset: TokenDataset, todo: SimpleQueue[_Reading | None]) -> None:
+    while (reading := todo.get()) is not None:
+        reading.read(dataset)
+        del reading  # while this thread waits, it holds no batch

@@ -42,15 +42,19 @@ class LayoutReader:
         if out is None:
             out = np.empty((len(rows), *self.row_shape), dtype=self.dtype)
         if len(rows):
-            low, high = int(rows.min()), int(rows.max())
-            if low < 0 or high >= self.layout.n_rows:
-                wrong = low if low < 0 else high
-                raise IndexError(
-                    f"row {wrong} was asked of {self.layout.key!r} in {self.layout.path!r}, which has "
-                    f"{self.layout.n_rows} rows. Ask for rows from 0 to {self.layout.n_rows - 1}."
-                )
+            self._check_bounds(rows)
             self._fill(rows, out)
         return out
+
+    def _check_bounds(self, rows: IntArray) -> None:
+        # As unsigned numbers negative rows are huge, so that one reduction finds both.
+        if rows.view(np.uint64).max() < self.layout.n_rows:
+            return
+        wrong = int(rows.min()) if rows.min() < 0 else int(rows.max())
+        raise IndexError(
+            f"row {wrong} was asked of {self.layout.key!r} in {self.layout.path!r}, which has "
+            f"{self.layout.n_rows} rows. Ask for rows from 0 to {self.layout.n_rows - 1}."
+        )
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         raise NotImplementedError

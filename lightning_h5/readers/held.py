@@ -33,17 +33,22 @@ class HeldReader:
     def read(self, rows: IntArray, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Rows in the order asked (see ``RowReader.read``)."""
         rows = np.asarray(rows, dtype=np.int64)
-        with self._lock:
-            if self._values is None:
-                self._values = self._reader.read(np.arange(len(self._reader)))
-            values = self._values
-        if len(rows) and (rows.min() < 0 or rows.max() >= len(values)):
-            self._reader.read(rows)  # raises, with the words of the reader
+        values = self._values
+        if values is None:
+            values = self._load()
         if out is None:
             out = np.empty((len(rows), *self.row_shape), dtype=self.dtype)
         if len(rows):
+            if rows.view(np.uint64).max() >= len(values):  # negative rows are huge as unsigned numbers
+                self._reader.read(rows)  # raises, with the words of the reader
             np.take(values, rows, axis=0, out=out, mode="clip")
         return out
+
+    def _load(self) -> npt.NDArray[Any]:
+        with self._lock:
+            if self._values is None:
+                self._values = self._reader.read(np.arange(len(self._reader)))
+            return self._values
 
     def close(self) -> None:
         """Gives the memory back; the next read loads again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from .shards import balanced_contiguous_shard
 
@@ -29,7 +30,7 @@ class TrainingCut:
     world_size: int
     drop_last: bool = False
 
-    @property
+    @cached_property
     def n_steps(self) -> int:
         """Steps that every rank takes."""
         full, rest = divmod(self.n_rows, self.batch_size * self.world_size)
@@ -44,7 +45,7 @@ class TrainingCut:
         """Rows at the sequence's end that are in no batch."""
         return self.n_rows - self.stop(self.n_steps * self.world_size - 1)
 
-    @property
+    @cached_property
     def _n_even_rounds(self) -> int:
         """Rounds of full batches, before the ragged end."""
         full, rest = divmod(self.n_rows, self.batch_size * self.world_size)

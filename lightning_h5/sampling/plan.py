@@ -104,8 +104,7 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int) -> O
     if parameters.mode == "none":
         return lambda start, stop: np.arange(start, stop, dtype=np.int64)
     if parameters.mode == "global":
-        permuted = permutation(blocks.n_rows, parameters.seed, epoch)
-        return lambda start, stop: permuted(np.arange(start, stop, dtype=np.int64))
+        return permutation(blocks.n_rows, parameters.seed, epoch)
     raise H5ValueError(
         "shuffle='window' was asked for, which this version does not have; it has shuffle=True, 'global' and False. "
         "Pass shuffle=True."

@@ -42,7 +42,7 @@ def files(make_h5):
         file["soft_outside"] = h5py.SoftLink("/outside")
         file["soft_outside_group"] = h5py.SoftLink("/outside_group")
         file["lost"] = h5py.ExternalLink("gone.h5", "/data")
-        file["dangling"] = h5py.SoftLink("/grop/data")
+        file["dangling"] = h5py.SoftLink("/elsewhere/data")
         file["round"] = h5py.SoftLink("/and_round")
         file["and_round"] = h5py.SoftLink("/round")
         layout = h5py.VirtualLayout((6,), "f8")
@@ -135,7 +135,7 @@ def test_a_missing_other_file_is_an_error_not_fill_values(files, key):
 
 
 def test_a_dangling_link_names_its_target(files):
-    with pytest.raises(H5KeyError, match="soft link to '/grop/data', which leads nowhere"), open_h5(files) as file:
+    with pytest.raises(H5KeyError, match="soft link to '/elsewhere/data', which leads nowhere"), open_h5(files) as file:
         find_array(file, "dangling")
 
 
