@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.context import BaseContext
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
+import torch.distributed
 from torch.utils.data import DataLoader
 
 from ..datasets import RowDataset, seed_worker
@@ -118,6 +120,7 @@ class H5DataLoader(DataLoader[Any]):
         if self.num_workers:
             self.worker_init_fn = _WorkerInit(self.sampler.replica.rank, self._user_init)
             self.dataset.counters.share(self.num_workers)
+            _let_threads_leave_python()
             return super().__iter__(), plan
         reading = ReadAhead(self.dataset, self.sampler.tokens(epoch), self._depth)
         self._reading.add(reading)
@@ -182,6 +185,17 @@ class _WorkerInit:
         seed_worker(self.rank)
         if self.user is not None:
             self.user(worker_id)
+
+
+def _let_threads_leave_python() -> None:
+    """Waits a moment before workers are forked, where a thread of torch's may be inside the interpreter.
+
+    Before Python 3.11.10 a fork at the instant when another thread enters or leaves the interpreter gives a child
+    that hangs for ever (https://github.com/python/cpython/issues/112275; seen here with gloo, whose thread cleans up
+    after the collective of the step before). There is nothing to wait for but time.
+    """
+    if sys.version_info < (3, 11, 10) and torch.distributed.is_available() and torch.distributed.is_initialized():
+        sleep(0.05)
 
 
 def _as_it_is(batch: Any) -> Any:
