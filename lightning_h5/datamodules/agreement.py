@@ -26,7 +26,8 @@ def agree(facts: Mapping[str, Any], failure: Exception | None) -> None:
         Exception: this rank's own failure, as it is, where there is one.
         H5ValueError: another rank failed, or the ranks found different things; the text names rank and values.
     """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not distributed or torch.distributed.get_world_size() == 1:
         if failure is not None:
             raise failure
         return
@@ -41,7 +42,8 @@ def agree(facts: Mapping[str, Any], failure: Exception | None) -> None:
         told = "".join(f"\n  rank {rank}: {error}" for rank, error in failed.items())
         text = f"setting up the data failed on {len(failed)} of {len(all_of_them)} ranks:{told}"
         raise (type(failure) if isinstance(failure, H5Error) else H5ValueError)(text) from failure
-    differing = [name for name in facts if any(found.get(name) != facts[name] for _, found in all_of_them)]
+    names = dict.fromkeys(name for _, found in all_of_them for name in found)  # all ranks must look at the same ones
+    differing = [name for name in names if len({repr(found.get(name)) for _, found in all_of_them}) > 1]
     if differing:
         told = "".join(
             f"\n  {name}: "

@@ -15,7 +15,7 @@ from ..errors import H5ValueError
 from ..loading import H5DataLoader, SampleCollate
 from ..sampling import Mode, OrderParameters, PlanSampler, Replica, TrainingCut, resolve_replica
 from .agreement import agree
-from .checks import check_batch_size, check_rows
+from .checks import check_rows, whole
 from .options import SPLITS, LoaderOptions, Split
 from .position import RunPosition
 
@@ -48,14 +48,14 @@ class BaseH5DataModule(LightningDataModule):
 
     def __init__(self, batch_size: int, options: LoaderOptions) -> None:
         super().__init__()
-        check_batch_size(batch_size, "batch_size")
-        self.batch_size = batch_size
+        self.batch_size = whole(batch_size, "batch_size", least=1)
         self.rank: int | None = options.rank
         self.world_size: int | None = options.world_size
         self.seed = options.seed
         self._options = options
         self._datasets: dict[Split, RowDataset] = {}
         self._identities: dict[Split, str] = {}
+        self._looked_at: set[Split] = set()
         self._train_loader: H5DataLoader | None = None
         self._loaders: weakref.WeakSet[H5DataLoader] = weakref.WeakSet()
         self._position = RunPosition()
@@ -94,6 +94,10 @@ class BaseH5DataModule(LightningDataModule):
         """A sentence on what to pass so that a split has data."""
         raise NotImplementedError
 
+    def why_no_rows(self, split: Split) -> str:
+        """A sentence on why a split that has data has no rows."""
+        return self.why_no_data(split)
+
     # Life cycle ----------------------------------------------------------------------------------------------
 
     def setup(self, stage: str | None = None) -> None:
@@ -107,7 +111,10 @@ class BaseH5DataModule(LightningDataModule):
         Raises:
             H5Error: the data is missing, broken, too little, or not the same on all ranks.
         """
-        splits = SPLITS if stage is None else _STAGES[getattr(stage, "value", stage)]
+        name = getattr(stage, "value", stage)
+        if name is not None and name not in _STAGES:
+            raise H5ValueError(f"setup({stage!r}) was called; the stages are {', '.join(map(repr, _STAGES))} and None.")
+        splits = SPLITS if name is None else _STAGES[name]
         facts: dict[str, Any] = {}
         failure: Exception | None = None
         try:
@@ -207,6 +214,7 @@ class BaseH5DataModule(LightningDataModule):
     def _build(self, split: Split, *, needed: bool) -> None:
         if (old := self._datasets.pop(split, None)) is not None:
             old.close()
+        self._looked_at.add(split)
         dataset = self.build_dataset(split)
         if dataset is None:
             if needed:
@@ -217,7 +225,7 @@ class BaseH5DataModule(LightningDataModule):
 
     def _check_rows(self, split: Split, n_rows: int) -> None:
         if n_rows == 0:
-            raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_data(split)}")
+            raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_rows(split)}")
         world_size = self.world_size or 1
         cut = TrainingCut(n_rows, self.batch_size, world_size, self._options.drop_last) if split == "train" else None
         if told := check_rows(split, n_rows, world_size, cut):
@@ -254,10 +262,15 @@ class BaseH5DataModule(LightningDataModule):
         return "window" if shuffle == "window" else "global"
 
     def _loader(self, split: Split) -> H5DataLoader | None:
+        if split not in self._looked_at:
+            raise H5ValueError(
+                f"the loader of {split!r} was asked for before setup. Call setup() first, or pass the data module "
+                "to the Trainer as datamodule=."
+            )
         dataset = self._datasets.get(split)
         if dataset is None:
             return None
-        check_batch_size(self.batch_size, "batch_size")
+        self.batch_size = whole(self.batch_size, "batch_size", least=1)
         options, training = self._options, split == "train"
         mode: Mode = self._mode() if training else "none"
         rank, world_size = self._replica()

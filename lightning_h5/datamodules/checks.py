@@ -1,21 +1,45 @@
-"""Numbers that cannot work out, found before training starts."""
+"""Arguments and numbers that cannot work out, found before training starts."""
 
 from __future__ import annotations
+
+import operator
+from typing import SupportsIndex
 
 from ..errors import H5ValueError
 from ..sampling import TrainingCut
 
-__all__ = ["check_batch_size", "check_rows"]
+__all__ = ["check_rows", "maybe_whole", "share", "whole"]
 
 
-def check_batch_size(batch_size: int | None, name: str) -> None:
-    """Refuses a batch size that is no whole number above zero; None passes.
+def whole(value: SupportsIndex, name: str, *, least: int) -> int:
+    """A whole number, NumPy's among them, as an ``int``.
 
     Raises:
-        H5ValueError: it is not.
+        H5ValueError: it is none, or below ``least``.
     """
-    if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
-        raise H5ValueError(f"{name}={batch_size!r} was given. Pass a whole number of rows, at least 1.")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise H5ValueError(f"{name}={value!r} was given. Pass a whole number of at least {least}.")
+    return number
+
+
+def maybe_whole(value: SupportsIndex | None, name: str, *, least: int) -> int | None:
+    """The same, or None."""
+    return None if value is None else whole(value, name, least=least)
+
+
+def share(value: object, name: str) -> float:
+    """A share from 0 to below 1.
+
+    Raises:
+        H5ValueError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise H5ValueError(f"{name}={value!r} was given. Pass a share of the rows, from 0 to below 1.")
+    return float(value)
 
 
 def check_rows(split: str, n_rows: int, world_size: int, cut: TrainingCut | None) -> str | None:

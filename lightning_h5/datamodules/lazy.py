@@ -8,11 +8,12 @@ from typing import Any, Literal
 from .._lightning import rank_zero_info
 from ..datasets import H5LazyDataset
 from ..errors import H5ValueError
-from ..files import fill_split, guess_keys, keys_in, torch_dtype
+from ..files import field_names, fill_split, guess_keys, keys_in, torch_dtype
 from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, Keys, Paths
 from .base import BaseH5DataModule
-from .options import LoaderOptions, Split, SplitOptions
+from .checks import maybe_whole, share, whole
+from .options import LoaderOptions, Split, SplitOptions, check_callable
 from .sources import Source, cut_rows, has_arrays, source_of
 
 __all__ = ["LazyH5DataModule"]
@@ -132,29 +133,29 @@ class LazyH5DataModule(BaseH5DataModule):
         allow_external: bool = False,
     ) -> None:
         options = LoaderOptions(
-            eval_batch_size=eval_batch_size,
+            eval_batch_size=maybe_whole(eval_batch_size, "eval_batch_size", least=1),
             shuffle=shuffle,
             drop_last=bool(drop_last),
-            seed=seed,
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor,
+            seed=maybe_whole(seed, "seed", least=0),
+            num_workers=whole(num_workers, "num_workers", least=0),
+            prefetch_factor=maybe_whole(prefetch_factor, "prefetch_factor", least=1),
             pin_memory=pin_memory,
             persistent_workers=persistent_workers is not False,
             multiprocessing_context=multiprocessing_context,
             timeout=timeout or 0,
             worker_init_fn=worker_init_fn,
             collate_fn=collate_fn,
-            world_size=world_size,
-            rank=rank,
+            world_size=maybe_whole(world_size, "world_size", least=1),
+            rank=maybe_whole(rank, "rank", least=0),
         )
         super().__init__(batch_size, options)
         self._split = SplitOptions(
-            val_fraction=val_fraction,
-            test_fraction=test_fraction,
+            val_fraction=share(val_fraction, "val_fraction"),
+            test_fraction=share(test_fraction, "test_fraction"),
             group_key=group_key,
-            num_folds=num_folds,
-            fold=fold,
-            split_seed=split_seed,
+            num_folds=maybe_whole(num_folds, "num_folds", least=2),
+            fold=maybe_whole(fold, "fold", least=0),
+            split_seed=whole(split_seed, "split_seed", least=0),
         )
         self._paths: dict[Split, Paths | None] = {
             "train": train_path,
@@ -209,12 +210,24 @@ class LazyH5DataModule(BaseH5DataModule):
         cut = {"val": "val_fraction (or num_folds and fold), ", "test": "test_fraction, "}.get(split, "")
         return f"Pass {split}_path, {cut}or train_path and keys with {{split}} in them."
 
+    def why_no_rows(self, split: Split) -> str:
+        """A sentence on why a split that has data has no rows."""
+        if self._paths[split] is None and self._cut is not None:
+            n_rows = sum(len(rows) for rows in self._cut.values())
+            shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
+            return f"{shares} of {n_rows} rows leave none for it. A row takes a share of {1 / max(1, n_rows):.2g}."
+        return "Its files are there and hold no rows. Pass files that have some."
+
     def _check_arguments(self, shuffle_bytes: int | str, lanes: int | None) -> None:
         parse_bytes(shuffle_bytes, "shuffle_bytes")
         if self._cache_bytes != "auto":
             parse_bytes(self._cache_bytes, "cache_bytes")
-        if lanes is not None and lanes < 1:
-            raise H5ValueError(f"lanes={lanes} was given. Pass at least 1, or None.")
+        maybe_whole(lanes, "lanes", least=1)
+        for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
+            check_callable(getattr(self, f"_{name}"), name)
+        for keys, name in ((self.x_key, "x_key"), (self.y_key, "y_key")):
+            if keys is not None:
+                field_names(keys, name)
         if self._options.shuffle == "window":
             raise H5ValueError("shuffle='window' is not in this version yet. Pass shuffle=True or 'global'.")
         if self.x_key is None and self.y_key is not None:

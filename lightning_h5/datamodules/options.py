@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import H5ValueError
-from .checks import check_batch_size
 
-__all__ = ["SPLITS", "LoaderOptions", "Split", "SplitOptions"]
+__all__ = ["SPLITS", "LoaderOptions", "Split", "SplitOptions", "check_callable"]
 
 Split = Literal["train", "val", "test", "predict"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test", "predict")
@@ -35,15 +35,30 @@ class LoaderOptions:
     rank: int | None
 
     def __post_init__(self) -> None:
-        check_batch_size(self.eval_batch_size, "eval_batch_size")
         if self.shuffle not in (True, False, "global", "window"):
             raise H5ValueError(f"shuffle={self.shuffle!r} was given. Pass True, False or 'global'.")
-        if self.num_workers < 0:
-            raise H5ValueError(f"num_workers={self.num_workers} was given. Pass 0 (read in this process) or more.")
-        if self.prefetch_factor is not None and self.prefetch_factor < 1:
-            raise H5ValueError(f"prefetch_factor={self.prefetch_factor} was given. Pass at least 1, or None.")
-        if self.seed is not None and (type(self.seed) is not int or self.seed < 0):
-            raise H5ValueError(f"seed={self.seed!r} was given. Pass a whole number from 0 on, or None.")
+        if self.pin_memory not in (True, False, "auto"):
+            raise H5ValueError(f"pin_memory={self.pin_memory!r} was given. Pass True, False or 'auto'.")
+        methods = multiprocessing.get_all_start_methods()
+        if self.multiprocessing_context not in (None, *methods):
+            raise H5ValueError(
+                f"multiprocessing_context={self.multiprocessing_context!r} was given. "
+                f"Pass {', '.join(methods)}, or None."
+            )
+        if self.timeout < 0:
+            raise H5ValueError(f"timeout={self.timeout!r} was given. Pass seconds, or None to wait for ever.")
+        for name in ("collate_fn", "worker_init_fn"):
+            check_callable(getattr(self, name), name)
+
+
+def check_callable(value: object, name: str) -> None:
+    """Refuses what is neither None nor to be called.
+
+    Raises:
+        H5ValueError: it is neither.
+    """
+    if value is not None and not callable(value):
+        raise H5ValueError(f"{name}={value!r} was given, which cannot be called. Pass a function, or None.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +74,7 @@ class SplitOptions:
 
     def __post_init__(self) -> None:
         val, test = self.val_fraction, self.test_fraction
-        if not (0 <= val < 1 and 0 <= test < 1 and val + test < 1):
+        if val + test >= 1:
             raise H5ValueError(
                 f"val_fraction={val} and test_fraction={test} leave {1 - val - test:g} for training. "
                 "Pass shares from 0 to 1 that add up to less than 1."

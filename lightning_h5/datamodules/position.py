@@ -18,7 +18,8 @@ class RunPosition:
     def __init__(self) -> None:
         self._pending: Mapping[str, Any] | None = None
         self._restored: tuple[int, tuple[Segment, ...], OrderParameters] | None = None
-        self._started: tuple[int, int] | None = None  # epoch, and batches the trainer had processed by then
+        self._base = 0  # batches of the restored epoch that the trainer had counted when it was restored
+        self._epoch: int | None = None  # the epoch whose batches the trainer counts
 
     def load(self, trainer: Any, state: Mapping[str, Any]) -> None:
         """Takes a saved position; kept for a fit alone, since validating a checkpoint must not move a later run."""
@@ -56,26 +57,27 @@ class RunPosition:
         self.equip(sampler)
         if epoch == trainer.current_epoch:
             _move(trainer, len(sampler) - steps_left(sampler, epoch))
+            self._base = _processed(trainer)
 
     def start(self, trainer: Any) -> int:
-        """Notes that an iteration begins; gives its epoch."""
+        """Notes that an iteration begins; gives its epoch. Others may begin beside the training loop's own."""
         self.check_applied()
-        epoch = int(trainer.current_epoch)
-        self._started = epoch, _processed(trainer)
-        return epoch
+        self._epoch = int(trainer.current_epoch)
+        return self._epoch
 
     def state(self, trainer: Any, sampler: PlanSampler, identity: str) -> dict[str, Any]:
         """The position as plain values."""
         if self._pending is not None:
             return dict(self._pending)
-        if self._started is None:
-            epoch = self._restored[0] if self._restored is not None else int(trainer.current_epoch)
+        restored = None if self._restored is None else self._restored[0]
+        if self._epoch is None:
+            epoch = int(trainer.current_epoch) if restored is None else restored
             return position_state(sampler, epoch, sampler.consumed(epoch), identity)
-        epoch, before = self._started
+        base = self._base if self._epoch == restored else 0
         world_size = sampler.replica.world_size
-        n_batches = (_processed(trainer) - before) * world_size
-        segments = extend(sampler.consumed(epoch), sampler.batch_size, world_size, n_batches)
-        return position_state(sampler, epoch, segments, identity)
+        n_batches = (_processed(trainer) - base) * world_size
+        segments = extend(sampler.consumed(self._epoch), sampler.batch_size, world_size, n_batches)
+        return position_state(sampler, self._epoch, segments, identity)
 
 
 def _processed(trainer: Any) -> int:

@@ -19,7 +19,7 @@ from ..stats import Counters
 from ..types import BatchToken, IntArray, RowReader
 from .buffers import BufferPool
 from .structure import Column, SampleStructure, Transform
-from .table import FileTable, held_fields
+from .table import HELD_BYTES, FileTable, held_fields
 
 __all__ = ["RawBatch", "RowDataset"]
 
@@ -191,8 +191,8 @@ class RowDataset(Dataset[Any]):
     def _reader(self, file: int, field: int) -> RowReader:
         reader = self._readers.get((file, field))
         if reader is None:
-            layout, held = self.table.layouts[file][field], self._held[field]
-            made = open_reader(layout, self._options, mmap=self._mmap, held=held, counters=self.counters)
+            layout, held_bytes = self.table.layouts[file][field], HELD_BYTES if self._held[field] else 0
+            made = open_reader(layout, self._options, mmap=self._mmap, held_bytes=held_bytes, counters=self.counters)
             reader = self._readers.setdefault((file, field), made)  # one of two threads wins; opening costs nothing
         return reader
 

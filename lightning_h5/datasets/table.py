@@ -108,7 +108,7 @@ def scan_files(
     """
     layouts, guards = [], []
     for path in tqdm(paths, desc="looking at files", unit="file", delay=2, leave=False, disable=len(paths) < 50):
-        guards.append(ChangeGuard.of(path))
+        guards.append(ChangeGuard.of(path, grows=options.swmr))
         with open_h5(path, swmr=options.swmr) as file:
             layouts.append(tuple(_layout(file, path, key, options) for key in keys))
         for layout, text in zip(layouts[-1], text_ok, strict=True):

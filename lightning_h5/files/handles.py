@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..errors import H5FileError
@@ -79,7 +79,7 @@ class Descriptor:
 class _Entry:
     handle: Any
     users: int = 0
-    doomed: bool = field(default=False)
+    doomed: bool = False
 
 
 class HandlePool:
@@ -163,7 +163,9 @@ def process_pool() -> HandlePool:
 def drop_inherited() -> None:
     """Closes this process's copies of handles that a parent process had open when it forked."""
     for pid in [pid for pid in list(_pools) if pid != os.getpid()]:
-        inherited = _pools.pop(pid)
+        inherited = _pools.pop(pid, None)
+        if inherited is None:
+            continue  # another thread was faster
         inherited._lock = threading.RLock()  # the parent's lock may have been held by a thread that is not here
         for entry in inherited._entries.values():
             entry.handle.close()

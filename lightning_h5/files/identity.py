@@ -30,12 +30,18 @@ class ChangeGuard:
     inode: int
     n_bytes: int
     mtime_ns: int
+    grows: bool = False
 
     @classmethod
-    def of(cls, path: str) -> ChangeGuard:
-        """Takes the guard of a file as it is now."""
+    def of(cls, path: str, *, grows: bool = False) -> ChangeGuard:
+        """Takes the guard of a file as it is now.
+
+        Args:
+            path: the file.
+            grows: it has a live writer: being written to is no change, being shorter or another file is.
+        """
         found = os.stat(path)
-        return cls(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        return cls(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, grows)
 
     def check(self) -> None:
         """Compares with the file as it is now; about 2 microseconds.
@@ -57,7 +63,10 @@ class ChangeGuard:
             and found.st_dev == self.device
         ):
             return
-        if (found.st_ino, found.st_dev) != (self.inode, self.device):
+        is_same = (found.st_ino, found.st_dev) == (self.inode, self.device)
+        if self.grows and is_same and found.st_size >= self.n_bytes:
+            return
+        if not is_same:
             what = "was replaced by another file"
         elif found.st_size != self.n_bytes:
             what = f"had {self.n_bytes:,} bytes and has {found.st_size:,}"

@@ -31,7 +31,11 @@ def expand_paths(paths: Paths, name: str = "path") -> tuple[str, ...]:
         H5FileError: nothing is there, or something that is not a regular file.
         H5ValueError: an empty list, or a file that is named twice.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(given, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in given):
+        raise H5ValueError(
+            f"{name}={paths!r} is neither a path nor a list of paths. Pass the path of an HDF5 file, not an open file."
+        )
     if not given:
         raise H5ValueError(f"{name}=[] names no file. Pass a file, a glob, a directory or a list of these.")
     files = [file for path in given for file in _expand_one(path, name)]
@@ -44,13 +48,14 @@ def expand_paths(paths: Paths, name: str = "path") -> tuple[str, ...]:
             f"{name} names {listing(twice)} more than once, and its rows would be trained on twice an epoch. "
             "Name each file once."
         )
-    return tuple(files)
+    # Absolute, so that a later change of the working directory does not lead elsewhere.
+    return tuple(os.path.abspath(file) for file in files)
 
 
 def _expand_one(path: PathLike, name: str) -> Sequence[str]:
     text = os.path.expanduser(os.fspath(path))
     if os.path.isdir(text):
-        files = sorted(entry.path for entry in os.scandir(text) if entry.name.endswith(SUFFIXES))
+        files = sorted(entry.path for entry in os.scandir(text) if _is_ours(entry.name))
         if not files:
             raise H5FileError(
                 f"{name}={text!r} is a directory without HDF5 files ({', '.join('*' + s for s in SUFFIXES)}); "
@@ -66,6 +71,11 @@ def _expand_one(path: PathLike, name: str) -> Sequence[str]:
             )
         return files
     return [_regular_file(text, name)]
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a directory's file is taken; hidden ones are not, as in a glob."""
+    return name.endswith(SUFFIXES) and not name.startswith(".")
 
 
 def _regular_file(path: str, name: str) -> str:
@@ -84,8 +94,10 @@ def _regular_file(path: str, name: str) -> str:
             f"{name}={path!r} does not exist; {there}.{guess} Pass the path of an HDF5 file "
             f"(relative paths start at {os.getcwd()!r})."
         ) from None
-    except OSError as error:
-        raise H5FileError(f"{name}={path!r} cannot be looked at: {error.strerror}. Check its permissions.") from error
+    except (OSError, ValueError) as error:  # a ValueError for a path with a null character
+        raise H5FileError(
+            f"{name}={path!r} cannot be looked at: {error}. Check the path and its permissions."
+        ) from error
     if not stat.S_ISREG(mode):
         # A FIFO would block for ever in open(), a device would be read as one.
         raise H5FileError(f"{name}={path!r} is not a regular file. Pass the path of an HDF5 file.")

@@ -90,6 +90,7 @@ class H5DataLoader(DataLoader[Any]):
             worker_init_fn=_WorkerInit(0, self._user_init),
             generator=generator,
         )
+        self._pins = pin_memory and torch.accelerator.is_available()  # torch's own loader warns where it cannot
         self.position = LoaderState()
         self._reading: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
 
@@ -116,7 +117,7 @@ class H5DataLoader(DataLoader[Any]):
         """
         epoch = self.sampler.starting_epoch()
         plan = self.sampler.plan(epoch)
-        self.position.begin(epoch)
+        self.position.begin(epoch, self.sampler)
         if self.num_workers:
             self.worker_init_fn = _WorkerInit(self.sampler.replica.rank, self._user_init)
             self.dataset.counters.share(self.num_workers)
@@ -125,6 +126,18 @@ class H5DataLoader(DataLoader[Any]):
         reading = ReadAhead(self.dataset, self.sampler.tokens(epoch), self._depth)
         self._reading.add(reading)
         return reading, plan
+
+    def finish(self, batch: Any) -> Any:
+        """What a worker process, and torch's pinning thread, would do with a batch."""
+        batch = self.collate_fn(batch)
+        return pin(batch) if self._pins else batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Neither threads nor processes travel; they start again where they are needed.
+        return self.__dict__ | {"_reading": None, "_iterator": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"_reading": weakref.WeakSet()})
 
     def close(self) -> None:
         """Ends reading ahead in this process, so that nobody opens the files again behind the reader's back."""
@@ -164,10 +177,13 @@ class _LateIterator:
         loader, began = self._loader, perf_counter()
         if self._batches is None:
             self._batches, self._plan = loader.start()
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            loader.position.end(loader.sampler)
+            raise
         if not loader.num_workers:
-            batch = loader.collate_fn(batch)
-            batch = pin(batch) if loader.pin_memory else batch
+            batch = loader.finish(batch)
         loader.position.advance()
         loader.counters.add(rows=self._plan.n_rows(self._step), batches=1, wait_seconds=perf_counter() - began)
         self._step += 1

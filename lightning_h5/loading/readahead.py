@@ -15,6 +15,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+from ..errors import H5Error
 from ..types import BatchToken, IntArray
 
 __all__ = ["ReadAhead", "TokenDataset"]
@@ -101,9 +102,7 @@ class ReadAhead:
 
     def __next__(self) -> Any:
         if self._closed and not self._ended:
-            raise RuntimeError(
-                "reading ahead was closed in the middle of an epoch; start a new iteration of the loader"
-            )
+            raise H5Error("reading ahead was closed in the middle of an epoch. Start a new iteration of the loader.")
         if not self._ahead:
             self._end()
             raise StopIteration
@@ -140,18 +139,22 @@ class ReadAhead:
 
     def close(self) -> None:
         """Ends the thread; waits for the batch that it is reading."""
+        self._dismiss()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _dismiss(self) -> None:
         self._closed = True
         self._ahead.clear()
         with suppress(Empty):
             while True:
                 self._todo.get_nowait()
         self._todo.put(None)
-        if self._thread is not threading.current_thread():
-            self._thread.join()
 
     def __del__(self) -> None:
-        if hasattr(self, "_thread") and self._thread.ident is not None:
-            self.close()
+        # The collector may call this while its thread holds a lock that our thread waits for: never wait here.
+        if hasattr(self, "_thread"):
+            self._dismiss()
 
 
 def _work(dataset: TokenDataset, todo: SimpleQueue[_Reading | None]) -> None:

@@ -136,26 +136,33 @@ class LoaderState:
 
     def __init__(self) -> None:
         self._epoch: int | None = None
+        self._before: tuple[Segment, ...] = ()
         self._n_given = 0
 
-    def begin(self, epoch: int) -> None:
+    def begin(self, epoch: int, sampler: PlanSampler) -> None:
         """An iteration of an epoch begins."""
-        self._epoch, self._n_given = epoch, 0
+        self._epoch, self._before, self._n_given = epoch, sampler.consumed(epoch), 0
 
     def advance(self) -> None:
         """One more batch was given out."""
         self._n_given += 1
 
+    def end(self, sampler: PlanSampler) -> None:
+        """An iteration came to its end: the next one of the same epoch is a whole one again."""
+        if not sampler.is_kept:
+            sampler.forget()
+
     def as_dict(self, sampler: PlanSampler) -> dict[str, Any]:
         """The position as plain values."""
+        if self._epoch is None:
+            return position_state(sampler, sampler.epoch, sampler.consumed(sampler.epoch))
         world_size = sampler.replica.world_size
-        epoch = sampler.epoch if self._epoch is None else self._epoch
-        segments = extend(sampler.consumed(epoch), sampler.batch_size, world_size, self._n_given * world_size)
-        return position_state(sampler, epoch, segments)
+        segments = extend(self._before, sampler.batch_size, world_size, self._n_given * world_size)
+        return position_state(sampler, self._epoch, segments)
 
     def load(self, state: Mapping[str, Any], sampler: PlanSampler) -> None:
         """Takes over a saved position."""
         epoch, segments, order = position_from(state, sampler)
         sampler.restore(epoch, segments, order)
         sampler.set_epoch(epoch)
-        self.begin(epoch)
+        self.begin(epoch, sampler)

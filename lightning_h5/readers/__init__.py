@@ -15,7 +15,7 @@ def open_reader(
     options: OpenOptions,
     *,
     mmap: bool = False,
-    held: bool = False,
+    held_bytes: int = 0,
     counters: Counters | None = None,
 ) -> RowReader:
     """The reader for an array. Opens nothing yet.
@@ -24,12 +24,12 @@ def open_reader(
         layout: the array.
         options: how its file is opened where the HDF5 library reads.
         mmap: map contiguous arrays into memory (see ``MappedReader`` for the risk).
-        held: keep all rows in memory after the first read.
+        held_bytes: keep all rows in memory after the first read, if text does not turn out longer; 0 does not.
         counters: where bytes read and decoded are counted.
     """
     reader: RowReader
     if layout.offset is None:
         reader = PlainReader(layout, options, counters)
     else:
-        reader = MappedReader(layout, counters) if mmap and not held else ContiguousReader(layout, counters)
-    return HeldReader(reader) if held else reader
+        reader = MappedReader(layout, counters) if mmap and not held_bytes else ContiguousReader(layout, counters)
+    return HeldReader(reader, held_bytes) if held_bytes else reader

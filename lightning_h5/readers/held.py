@@ -13,14 +13,21 @@ from ..types import IntArray, RowReader
 __all__ = ["HeldReader"]
 
 
+TEXT_ROWS = 1024  # rows of text that are read before their length is looked at
+
+
 class HeldReader:
     """Serves rows from memory; reads the array at the first call, in this process.
 
     Args:
         reader: where the rows come from.
+        text_bytes: text is held up to this length in all. It is not known before it is read; an array that turns
+            out to be longer is read where it is asked.
     """
 
-    def __init__(self, reader: RowReader) -> None:
+    def __init__(self, reader: RowReader, text_bytes: int) -> None:
+        self._text_bytes = text_bytes
+        self._is_too_long = False
         self._reader = reader
         self.dtype = reader.dtype
         self.row_shape = reader.row_shape
@@ -36,6 +43,8 @@ class HeldReader:
         values = self._values
         if values is None:
             values = self._load()
+        if values is None:
+            return self._reader.read(rows, out)
         if out is None:
             out = np.empty((len(rows), *self.row_shape), dtype=self.dtype)
         if len(rows):
@@ -44,14 +53,29 @@ class HeldReader:
             np.take(values, rows, axis=0, out=out, mode="clip")
         return out
 
-    def _load(self) -> npt.NDArray[Any]:
+    def _load(self) -> npt.NDArray[Any] | None:
         with self._lock:
-            if self._values is None:
-                self._values = self._reader.read(np.arange(len(self._reader)))
+            if self._values is None and not self._is_too_long:
+                self._values = self._read_whole()
+                self._is_too_long = self._values is None
             return self._values
+
+    def _read_whole(self) -> npt.NDArray[Any] | None:
+        n_rows = len(self._reader)
+        if self.dtype.kind != "O":
+            return self._reader.read(np.arange(n_rows))
+        values = np.empty((n_rows, *self.row_shape), dtype=self.dtype)
+        n_bytes = 0
+        for start in range(0, n_rows, TEXT_ROWS):
+            piece = values[start : start + TEXT_ROWS]
+            self._reader.read(np.arange(start, start + len(piece)), piece)
+            n_bytes += sum(map(len, piece.flat))
+            if n_bytes > self._text_bytes:
+                return None
+        return values
 
     def close(self) -> None:
         """Gives the memory back; the next read loads again."""
         with self._lock:
-            self._values = None
+            self._values, self._is_too_long = None, False
         self._reader.close()

@@ -29,8 +29,8 @@ __all__ = ["read_pieces"]
 
 MOST = 256  # pieces a call: the kernel grants each queue about this many, from a number for the whole machine
 
-_CALLS = {"x86_64": (206, 208, 209), "aarch64": (0, 4, 2)}
-"""Numbers of io_setup, io_getevents and io_submit, which the C library does not wrap."""
+_CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
+"""Numbers of io_setup, io_destroy, io_getevents and io_submit, which the C library does not wrap."""
 
 _REQUEST = np.dtype(
     [
@@ -61,7 +61,7 @@ class _Queue:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._call: Any = ctypes.CDLL(None, use_errno=True).syscall
-        setup, self._getevents, self._submit = map(ctypes.c_long, _CALLS[platform.machine()])
+        setup, self._destroy, self._getevents, self._submit = map(ctypes.c_long, _CALLS[platform.machine()])
         self._id = ctypes.c_ulong(0)
         if self._call(setup, ctypes.c_long(MOST), ctypes.byref(self._id)):
             raise OSError(ctypes.get_errno(), "io_setup")
@@ -72,6 +72,11 @@ class _Queue:
         self._fd, self._address = requests["fd"], requests["address"]
         self._n_bytes, self._offset = requests["n_bytes"], requests["offset"]
         self._result = events["result"]
+
+    def __del__(self) -> None:
+        # One that an interrupt kept from being given back; destroying it waits for what the kernel still writes.
+        if getattr(self, "_id", None) and self.pid == os.getpid():
+            self._call(self._destroy, self._id)
 
     def read(self, fd: int, address: npt.NDArray[np.uint64], n_bytes: IntArray, offset: IntArray) -> int:
         """Reads up to ``MOST`` pieces; gives the bytes that were read, or -1 where the kernel took not all."""

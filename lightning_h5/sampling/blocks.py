@@ -29,11 +29,6 @@ class BlockTable:
         kept = kept[kept > 0]
         return cls(np.concatenate([[0], np.cumsum(kept)]).astype(np.int64))
 
-    @classmethod
-    def single(cls, n_rows: int) -> BlockTable:
-        """All rows in one block."""
-        return cls.of_sizes([n_rows])
-
     @property
     def n_rows(self) -> int:
         """Rows in all blocks."""

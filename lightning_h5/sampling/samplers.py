@@ -112,6 +112,10 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         """
         self._consumed = (epoch, order or self.parameters, tuple(segments))
 
+    def forget(self) -> None:
+        """No part of any epoch is consumed."""
+        self._consumed = None
+
     def consumed(self, epoch: int) -> tuple[Segment, ...]:
         """What of an epoch is marked as consumed."""
         return self._consumed[2] if self._consumed and self._consumed[0] == epoch else ()
@@ -120,18 +124,13 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         """What decides the order of an epoch: as saved for one that was broken off, else the present."""
         return self._consumed[1] if self._consumed and self._consumed[0] == epoch else self._present()
 
-    def plan(self, epoch: int, *, rest: bool = True) -> EpochPlan:
-        """This rank's plan of an epoch.
-
-        Args:
-            epoch: from 0.
-            rest: leave out what is marked as consumed.
-        """
+    def plan(self, epoch: int) -> EpochPlan:
+        """This rank's plan of what is left of an epoch."""
         rank, world_size = self.replica
         n_rows = self.blocks.n_rows
         if self.evaluation:
             return EvaluationPlan(EvaluationCut(n_rows, self.batch_size, world_size, rank))
-        done = consumed_rows(n_rows, self.consumed(epoch), self.drop_last) if rest else 0
+        done = consumed_rows(n_rows, self.consumed(epoch), self.drop_last)
         cut = TrainingCut(n_rows - done, self.batch_size, world_size, self.drop_last)
         return TrainingPlan(order_rows(self.blocks, self.order_of(epoch), epoch), cut, rank, done)
 

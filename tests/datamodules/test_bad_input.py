@@ -59,7 +59,22 @@ CASES = {
         ["'scans/images' has 20 rows and 'scans/short' has 19"],
     ),
     "no rows": ("good.h5", {"x_key": "none/images"}, H5ValueError, ["'train' has no rows"]),
-    "no rows in a split": ("good.h5", IMAGES | {"val_fraction": 0.01}, H5ValueError, ["'val' has no rows"]),
+    "no rows in a split": (
+        "good.h5",
+        IMAGES | {"val_fraction": 0.01},
+        H5ValueError,
+        ["'val' has no rows", "val_fraction=0.01", "of 20 rows", "0.05"],
+    ),
+    "text for a number": ("good.h5", IMAGES | {"num_workers": "2"}, H5ValueError, ["num_workers='2'", "whole number"]),
+    "text for a share": ("good.h5", IMAGES | {"val_fraction": "0.1"}, H5ValueError, ["val_fraction='0.1'"]),
+    "a transform that is none": ("good.h5", IMAGES | {"transform": "x"}, H5ValueError, ["transform='x'", "called"]),
+    "an unknown start method": (
+        "good.h5",
+        IMAGES | {"multiprocessing_context": "threads"},
+        H5ValueError,
+        ["'threads'", "spawn"],
+    ),
+    "an open file": (5, IMAGES, H5ValueError, ["train_path=5", "not an open file"]),
     "nothing left by drop_last": (
         "good.h5",
         IMAGES | {"drop_last": True, "batch_size": 21},
@@ -221,3 +236,13 @@ def test_nothing_warns_in_an_ordinary_run(folder):
         warnings.filterwarnings("ignore", message=".*logging interval.*")
         datamodule = LazyH5DataModule(folder / "good.h5", folder / "good.h5", **IMAGES, with_index=True)
         quiet_trainer(max_epochs=1).fit(Recorder(), datamodule=datamodule)
+
+
+def test_a_loader_asked_for_before_setup_is_refused(folder):
+    with pytest.raises(H5ValueError, match="before setup"):
+        LazyH5DataModule(folder / "good.h5", **IMAGES).train_dataloader()
+
+
+def test_an_unknown_stage_is_refused(folder):
+    with pytest.raises(H5ValueError, match="'fit', 'validate'"):
+        LazyH5DataModule(folder / "good.h5", **IMAGES).setup("train")

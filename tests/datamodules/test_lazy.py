@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from factories import Stored
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning_models import Recorder, index_of, quiet_trainer
 
-from lightning_h5 import H5StatsMonitor, LazyH5DataModule, SetEpochCallback
+from lightning_h5 import H5LazyDataset, H5StatsMonitor, LazyH5DataModule, SetEpochCallback
 
 ROWS = 60
 
@@ -213,3 +213,61 @@ def test_files_are_closed_after_an_error(file):
     with pytest.raises(RuntimeError, match="stop here"):
         quiet_trainer().fit(Recorder(fail_at=(0, 2)), datamodule=module(file))
     assert len(process_pool()) == 0
+
+
+class Peeking(Callback):
+    """Looks at a batch of the training loader in the middle of an epoch, as a callback that plots would."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 3:
+            next(iter(trainer.train_dataloader))
+
+
+def test_another_iteration_of_the_loader_does_not_move_the_position(file, tmp_path):
+    whole = Recorder()
+    quiet_trainer().fit(whole, datamodule=module(file))
+    keep = ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=1, save_top_k=0)
+    broken = Recorder(fail_at=(0, 6))
+    trainer = quiet_trainer(enable_checkpointing=True, callbacks=[keep, Peeking()])
+    with pytest.raises(RuntimeError, match="stop here"):
+        trainer.fit(broken, datamodule=module(file))
+    resumed = Recorder()
+    quiet_trainer().fit(resumed, datamodule=module(file), ckpt_path=tmp_path / "last.ckpt")
+    assert broken.train_rows[0] + resumed.train_rows[0] == whole.train_rows[0]
+    assert resumed.train_rows[1] == whole.train_rows[1]
+
+
+def test_a_second_fit_does_not_go_on_where_the_first_was_resumed(file, tmp_path):
+    keep = ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=1, save_top_k=0)
+    with pytest.raises(RuntimeError, match="stop here"):
+        quiet_trainer(enable_checkpointing=True, callbacks=[keep]).fit(
+            Recorder(fail_at=(0, 3)), datamodule=module(file)
+        )
+    datamodule, second = module(file), Recorder()
+    quiet_trainer().fit(Recorder(), datamodule=datamodule, ckpt_path=tmp_path / "last.ckpt")
+    quiet_trainer().fit(second, datamodule=datamodule)
+    assert [len(rows) for rows in second.train_rows.values()] == [ROWS, ROWS]
+
+
+def test_long_text_is_not_held(make_h5):
+    text = Stored(np.array(["x" * 20_000 + str(row) for row in range(1100)], object), dtype=h5py.string_dtype())
+    dataset = H5LazyDataset(make_h5({"x": np.arange(1100), "text": text}), "x", "text")
+    assert [dataset[row][1][20_000:] for row in (1099, 0)] == ["1099", "0"]
+    assert all(reader._values is None for (_, field), reader in dataset._readers.items() if field == 1)
+
+
+def test_rows_of_a_file_under_a_live_writer_are_read_while_it_grows(tmp_path):
+    with h5py.File(tmp_path / "live.h5", "w", libver="latest") as writer:
+        rows = writer.create_dataset("x", data=np.arange(10), chunks=(5,), maxshape=(None,))
+        writer.swmr_mode = True
+        dataset = H5LazyDataset(tmp_path / "live.h5", "x", swmr=True)
+        rows.resize((20,))
+        rows[10:] = 7
+        writer.flush()
+        assert dataset.read_batch(range(10)).tolist() == list(range(10))
+        assert len(dataset) == 10
+
+
+def test_numbers_of_numpy_are_numbers(file):
+    datamodule = module(file, batch_size=np.int64(6), seed=np.int32(3), num_workers=np.int8(0))
+    assert len(batches(datamodule, "fit")) == 10

@@ -102,3 +102,12 @@ def test_fewer_rows_than_ranks_are_refused_with_the_numbers(tmp_path):
     assert not seen
     assert all("'train' has 1 rows and there are 2 ranks" in error for error in errors)
     assert len(errors) == 2
+
+
+def test_ranks_with_other_splits_all_stop(file, tmp_path):
+    """The rank that looks at less must hear of it too."""
+    done, seen, errors = run(tmp_path, {"train_path": str(file), "trouble": {"val_path": str(file)}})
+    assert done.returncode != 0
+    assert not seen
+    assert len(errors) == 2
+    assert all("rows of 'val': rank 0 has None, rank 1 has 101" in error for error in errors)

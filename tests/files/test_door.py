@@ -104,7 +104,7 @@ def test_an_array_that_leaves_the_file_is_refused(files, key):
     assert "allow_external=True" in str(error.value)
 
 
-@pytest.mark.parametrize("how", [{}, {"held": True}, {"mmap": True}], ids=["", "held", "mmap"])
+@pytest.mark.parametrize("how", [{}, {"held_bytes": 1 << 20}, {"mmap": True}], ids=["", "held", "mmap"])
 @pytest.mark.parametrize("key", FOREIGN)
 def test_an_array_that_leaves_the_file_is_read_rightly_where_that_is_allowed(files, key, how):
     """Both files have arrays of these names at these offsets, so a mix-up would read the wrong numbers."""

@@ -8,6 +8,12 @@ from lightning_h5.errors import H5FileError, H5ValueError
 from lightning_h5.files import expand_paths, open_h5
 
 
+def from_here(paths):
+    """The paths as seen from the working directory, after looking that they do not depend on it."""
+    assert all(os.path.isabs(path) for path in paths)
+    return tuple(os.path.relpath(path) for path in paths)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     for name in ("b.h5", "a.hdf5", "c.h5ad", "notes.txt", "10.h5", "9.h5"):
@@ -17,9 +23,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_a_file_is_itself_as_str_or_path(folder):
-    assert expand_paths("b.h5") == ("b.h5",)
+    assert from_here(expand_paths("b.h5")) == ("b.h5",)
     assert expand_paths(folder / "b.h5") == (str(folder / "b.h5"),)
-    assert expand_paths("notes.txt") == ("notes.txt",)  # a name says little about the content
+    assert from_here(expand_paths("notes.txt")) == ("notes.txt",)  # a name says little about the content
 
 
 def test_a_directory_gives_its_hdf5_files_sorted(folder):
@@ -27,21 +33,26 @@ def test_a_directory_gives_its_hdf5_files_sorted(folder):
 
 
 def test_a_glob_gives_its_files_sorted(folder):
-    assert expand_paths("*.h5") == ("10.h5", "9.h5", "b.h5")
+    assert from_here(expand_paths("*.h5")) == ("10.h5", "9.h5", "b.h5")
     (folder / "deep" / "er").mkdir(parents=True)
     (folder / "deep" / "er" / "z.h5").touch()
-    assert expand_paths("**/z.h5") == (os.path.join("deep", "er", "z.h5"),)
+    assert from_here(expand_paths("**/z.h5")) == (os.path.join("deep", "er", "z.h5"),)
 
 
 def test_a_list_keeps_its_order_and_may_hold_globs_and_directories(folder):
     (folder / "more").mkdir()
     (folder / "more" / "x.h5").touch()
-    assert expand_paths(["notes.txt", "?.h5", "more"]) == ("notes.txt", "9.h5", "b.h5", os.path.join("more", "x.h5"))
+    assert from_here(expand_paths(["notes.txt", "?.h5", "more"])) == (
+        "notes.txt",
+        "9.h5",
+        "b.h5",
+        os.path.join("more", "x.h5"),
+    )
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_taken_as_a_file(folder):
     (folder / "run[1].h5").touch()
-    assert expand_paths("run[1].h5") == ("run[1].h5",)
+    assert from_here(expand_paths("run[1].h5")) == ("run[1].h5",)
 
 
 def test_the_home_directory_may_be_written_as_a_tilde(folder, monkeypatch):
@@ -101,3 +112,21 @@ def test_a_fifo_is_refused_without_hanging(folder):
         expand_paths("pipe.h5")
     with pytest.raises(H5FileError, match=r"pipe\.h5' is not a regular file"):
         open_h5(str(folder / "pipe.h5"))
+
+
+def test_a_later_change_of_the_working_directory_leads_nowhere_else(folder, monkeypatch):
+    paths = expand_paths("b.h5")
+    monkeypatch.chdir("/")
+    assert os.path.exists(paths[0])
+
+
+def test_hidden_files_of_a_directory_are_left_out(tmp_path):
+    for name in ("a.h5", "._a.h5"):
+        (tmp_path / name).touch()
+    assert expand_paths(tmp_path) == (str(tmp_path / "a.h5"),)
+
+
+@pytest.mark.parametrize("paths", [5, b"a.h5", {"a.h5"}, [None]])
+def test_what_is_no_path_is_refused(paths):
+    with pytest.raises(H5ValueError, match="neither a path nor a list"):
+        expand_paths(paths)

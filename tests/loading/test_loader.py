@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_h5 import H5LazyDataset, H5ResumeError
+from lightning_h5 import H5Error, H5LazyDataset, H5ResumeError
 from lightning_h5.loading import H5DataLoader
 from lightning_h5.sampling import OrderParameters, PlanSampler
 
@@ -217,3 +217,50 @@ def test_what_is_read_is_counted_in_this_process_and_in_workers(dataset):
         assert (counted["rows"], counted["batches"]) == (50, 7)
         assert counted["wait_seconds"] > 0
         assert counted["bytes_read"] == times * n_bytes
+
+
+def test_an_iterator_that_is_collected_never_waits_for_its_thread(dataset):
+    """The collector may run while its thread holds a lock that the reading thread waits for."""
+    gate, gather = threading.Event(), dataset.gather
+    dataset.gather = lambda rows: gate.wait(20) and gather(rows)
+    reading, _ = loader_of(dataset).start()
+    began = time.monotonic()
+    del reading
+    gc.collect()
+    assert time.monotonic() - began < 10
+    gate.set()
+
+
+def test_after_the_rest_of_an_epoch_the_next_pass_is_a_whole_one(dataset):
+    again = loader_of(dataset)
+    again.load_state_dict(state_after(loader_of(dataset), 3))
+    assert [len(rows_of(again)), len(rows_of(again))] == [26, 50]
+
+
+def test_a_state_taken_at_the_end_of_the_rest_says_that_the_epoch_is_done(dataset):
+    again = loader_of(dataset)
+    again.load_state_dict(state_after(loader_of(dataset), 3))
+    rows_of(again)
+    assert again.state_dict()["segments"] == [[8, 1, 7]]
+
+
+def test_it_pickles_in_the_middle_of_an_iteration(dataset):
+    loader = loader_of(dataset)
+    batches = iter(loader)
+    next(batches)
+    assert len(rows_of(pickle.loads(pickle.dumps(loader)))) == 50
+
+
+def test_pinning_without_a_gpu_changes_nothing(dataset):
+    if torch.accelerator.is_available():
+        pytest.skip("there is one")
+    assert len(rows_of(loader_of(dataset, pin_memory=True))) == 50
+
+
+def test_an_iteration_that_was_closed_does_not_end_as_if_it_were_done(dataset):
+    loader = loader_of(dataset)
+    batches = iter(loader)
+    next(batches)
+    loader.close()
+    with pytest.raises(H5Error, match="closed in the middle"):
+        next(batches)

@@ -47,7 +47,7 @@ def test_rows_before_the_cut_are_still_read(truncated):
 
 def test_a_held_array_that_cannot_be_read_whole_gives_nothing(truncated):
     reader, _, path = truncated
-    held = open_reader(reader.layout, OpenOptions(), held=True)
+    held = open_reader(reader.layout, OpenOptions(), held_bytes=1 << 20)
     for _ in range(2):
         with pytest.raises(H5CorruptError, match=path):
             held.read(np.array([0]))

@@ -31,8 +31,8 @@ def all_readers(layout):
         "chosen": open_reader(layout, OPTIONS),
         "plain": PlainReader(layout, OPTIONS),
         "mmap": open_reader(layout, OPTIONS, mmap=True),
-        "held": open_reader(layout, OPTIONS, held=True),
-        "held, mmap": open_reader(layout, OPTIONS, held=True, mmap=True),
+        "held": open_reader(layout, OPTIONS, held_bytes=1 << 20),
+        "held, mmap": open_reader(layout, OPTIONS, held_bytes=1 << 20, mmap=True),
     }
     assert isinstance(readers["held"], HeldReader)
     if layout.offset is None:
@@ -311,7 +311,7 @@ def test_large_rows_and_pieces_are_read_whole(make_h5, monkeypatch):
 
 def test_a_held_array_gives_fresh_memory_each_time(make_h5):
     path = make_h5(x=np.arange(6.0))
-    reader = open_reader(look(path, "x"), OPTIONS, held=True)
+    reader = open_reader(look(path, "x"), OPTIONS, held_bytes=1 << 20)
     reader.read(np.array([2]))[:] = -1
     reader.read(np.arange(6))[:] = -1
     assert reader.read(np.array([2])).tolist() == [2.0]

@@ -15,7 +15,7 @@ modes = st.sampled_from(["global", "none"])
 def sampler(n_rows, batch_size, rank=0, world_size=1, mode="global", seed=0, **options):
     parameters = OrderParameters(mode=mode, seed=seed, batch_size=batch_size)
     return PlanSampler(
-        BlockTable.single(n_rows), parameters, batch_size=batch_size, rank=rank, world_size=world_size, **options
+        BlockTable.of_sizes([n_rows]), parameters, batch_size=batch_size, rank=rank, world_size=world_size, **options
     )
 
 
@@ -109,12 +109,12 @@ def test_a_plan_of_a_billion_rows_opens_at_once_and_reaches_any_batch():
 @pytest.mark.parametrize("parameters", [OrderParameters(mode="global", version=99), OrderParameters(mode="window")])
 def test_an_order_that_this_version_does_not_have_is_refused(parameters):
     with pytest.raises(H5ValueError, match="version"):
-        order_rows(BlockTable.single(4), parameters, 0)
+        order_rows(BlockTable.of_sizes([4]), parameters, 0)
 
 
 def test_half_a_replica_is_refused():
     with pytest.raises(H5ValueError, match="both, or neither"):
-        len(PlanSampler(BlockTable.single(4), OrderParameters(mode="none"), batch_size=2, rank=1))
+        len(PlanSampler(BlockTable.of_sizes([4]), OrderParameters(mode="none"), batch_size=2, rank=1))
 
 
 def test_a_block_table_leaves_out_blocks_without_rows():
