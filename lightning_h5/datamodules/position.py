@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import H5ResumeError
-from ..loading import extend, position_from, position_state, steps_left
-from ..sampling import OrderParameters, PlanSampler, Segment
+from ..loading import Position, extend, position_from, position_state, steps_left
+from ..sampling import PlanSampler
 
 __all__ = ["RunPosition"]
 
@@ -17,7 +17,7 @@ class RunPosition:
 
     def __init__(self) -> None:
         self._pending: Mapping[str, Any] | None = None
-        self._restored: tuple[int, tuple[Segment, ...], OrderParameters] | None = None
+        self._restored: Position | None = None
         self._base = 0  # batches of the restored epoch that the trainer had counted when it was restored
         self._epoch: int | None = None  # the epoch whose batches the trainer counts
 
@@ -42,7 +42,7 @@ class RunPosition:
     def equip(self, sampler: PlanSampler) -> None:
         """Gives a new sampler what an earlier one was restored to."""
         if self._restored is not None:
-            sampler.restore(*self._restored)
+            sampler.restore(self._restored.epoch, self._restored.segments, self._restored.order)
 
     def apply(self, trainer: Any, sampler: PlanSampler, identity: str) -> None:
         """Makes the sampler, and the trainer's counter, go on where the restored position says.
@@ -52,11 +52,16 @@ class RunPosition:
         """
         if self._pending is None:
             return
-        self._restored = epoch, _, _ = position_from(self._pending, sampler, identity)
+        self._restored = restored = position_from(self._pending, sampler, identity)
         self._pending = None
         self.equip(sampler)
-        if epoch == trainer.current_epoch:
-            _move(trainer, len(sampler) - steps_left(sampler, epoch))
+        if restored.finished:
+            _begin_next_epoch(trainer, restored.epoch)
+            return
+        if trainer.current_epoch == restored.epoch + 1:
+            _reopen_epoch(trainer)
+        if trainer.current_epoch == restored.epoch:
+            _move(trainer, len(sampler) - steps_left(sampler, restored.epoch))
             self._base = _processed(trainer)
 
     def start(self, trainer: Any) -> int:
@@ -69,15 +74,17 @@ class RunPosition:
         """The position as plain values."""
         if self._pending is not None:
             return dict(self._pending)
-        restored = None if self._restored is None else self._restored[0]
+        restored = self._restored
         if self._epoch is None:
-            epoch = int(trainer.current_epoch) if restored is None else restored
-            return position_state(sampler, epoch, sampler.consumed(epoch), identity)
-        base = self._base if self._epoch == restored else 0
+            epoch = int(trainer.current_epoch) if restored is None else restored.epoch
+            finished = restored is not None and restored.finished
+            return position_state(sampler, epoch, sampler.consumed(epoch), identity, finished=finished)
+        base = self._base if restored is not None and self._epoch == restored.epoch else 0
         world_size = sampler.replica.world_size
         n_batches = (_processed(trainer) - base) * world_size
         segments = extend(sampler.consumed(self._epoch), sampler.batch_size, world_size, n_batches)
-        return position_state(sampler, self._epoch, segments, identity)
+        finished = _processed(trainer) >= trainer.num_training_batches
+        return position_state(sampler, self._epoch, segments, identity, finished=finished)
 
 
 def _processed(trainer: Any) -> int:
@@ -95,3 +102,19 @@ def _move(trainer: Any, processed: int) -> None:
     current = trainer.fit_loop.epoch_loop.batch_progress.current
     for name in ("ready", "started", "processed", "completed") if delta else ():
         setattr(current, name, getattr(current, name) + delta)
+
+
+def _reopen_epoch(trainer: Any) -> None:
+    """Goes back into an epoch that was broken off by ``max_steps``, and that the trainer counted as done."""
+    loop = trainer.fit_loop
+    for counts in (loop.epoch_progress.total, loop.epoch_progress.current):
+        counts.processed = counts.completed = counts.started - 1
+    loop.restarting = True  # hands on to the loops inside that their counts are to be kept
+    if hasattr(loop, "update_restart_stage"):  # Lightning 2.5 and newer
+        loop.update_restart_stage()
+
+
+def _begin_next_epoch(trainer: Any, finished: int) -> None:
+    """Keeps a trainer that counts by ``max_steps`` from passing once through the finished epoch, and counting it."""
+    if trainer.current_epoch == finished + 1:
+        trainer.fit_loop.epoch_loop.restarting = False

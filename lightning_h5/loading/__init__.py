@@ -2,6 +2,6 @@
 
 from .collate import SampleCollate
 from .loader import H5DataLoader
-from .state import extend, position_from, position_state, steps_left
+from .state import Position, extend, position_from, position_state, steps_left
 
-__all__ = ["H5DataLoader", "SampleCollate", "extend", "position_from", "position_state", "steps_left"]
+__all__ = ["H5DataLoader", "Position", "SampleCollate", "extend", "position_from", "position_state", "steps_left"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from ..errors import H5ResumeError
 from ..sampling import Mode, OrderParameters, PlanSampler, Segment, TrainingCut
 
-__all__ = ["STATE_VERSION", "LoaderState", "extend", "position_from", "position_state", "steps_left"]
+__all__ = ["STATE_VERSION", "LoaderState", "Position", "extend", "position_from", "position_state", "steps_left"]
 
 STATE_VERSION = 1
 
@@ -23,8 +23,29 @@ def extend(segments: Sequence[Segment], batch_size: int, world_size: int, n_batc
     return (*segments, Segment(batch_size, world_size, n_batches))
 
 
+class Position(NamedTuple):
+    """What was consumed of which epoch, in which order.
+
+    Attributes:
+        epoch: from 0.
+        segments: what of it is consumed.
+        order: what decided its order.
+        finished: the epoch is over, whether or not all of it is consumed (``limit_train_batches``).
+    """
+
+    epoch: int
+    segments: tuple[Segment, ...]
+    order: OrderParameters
+    finished: bool
+
+
 def position_state(
-    sampler: PlanSampler, epoch: int, segments: Sequence[Segment], identity: str | None = None
+    sampler: PlanSampler,
+    epoch: int,
+    segments: Sequence[Segment],
+    identity: str | None = None,
+    *,
+    finished: bool = False,
 ) -> dict[str, Any]:
     """The position as plain values (text, numbers, lists, dicts): loads with ``weights_only=True``, and as JSON."""
     order = sampler.order_of(epoch)
@@ -32,6 +53,7 @@ def position_state(
         "version": STATE_VERSION,
         "epoch": epoch,
         "segments": [list(segment) for segment in segments],
+        "finished": finished,
         "order": {
             "mode": order.mode,
             "seed": order.seed,
@@ -47,13 +69,8 @@ def position_state(
     }
 
 
-def position_from(
-    state: Mapping[str, Any], sampler: PlanSampler, identity: str | None = None
-) -> tuple[int, tuple[Segment, ...], OrderParameters]:
+def position_from(state: Mapping[str, Any], sampler: PlanSampler, identity: str | None = None) -> Position:
     """Reads a saved position back and checks it against the present data and settings.
-
-    Returns:
-        The epoch, what of it is consumed, and what decided its order.
 
     Raises:
         H5ResumeError: a field is missing or makes no sense, or saved and present differ; both are shown.
@@ -85,7 +102,10 @@ def position_from(
             "drop_last": (state.get("drop_last"), sampler.drop_last),
         }
     )
-    return _whole(state, "epoch", 0), _segments(state, sampler), parameters
+    finished = state.get("finished")
+    if not isinstance(finished, bool):
+        raise _damaged("finished", finished)
+    return Position(_whole(state, "epoch", 0), _segments(state, sampler), parameters, finished)
 
 
 def steps_left(sampler: PlanSampler, epoch: int) -> int:
@@ -162,7 +182,7 @@ class LoaderState:
 
     def load(self, state: Mapping[str, Any], sampler: PlanSampler) -> None:
         """Takes over a saved position."""
-        epoch, segments, order = position_from(state, sampler)
-        sampler.restore(epoch, segments, order)
-        sampler.set_epoch(epoch)
-        self.begin(epoch, sampler)
+        position = position_from(state, sampler)
+        sampler.restore(position.epoch, position.segments, position.order)
+        sampler.set_epoch(position.epoch)
+        self.begin(position.epoch, sampler)

@@ -1,0 +1,200 @@
+"""Every way to stop, and the rest of the epoch after it: no row twice, none missing, the order of an unbroken run."""
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning_models import Recorder, quiet_trainer
+
+from lightning_h5 import H5ResumeError, LazyH5DataModule
+
+ROWS, BATCH, STEPS, EPOCHS = 60, 8, 8, 3
+
+
+@pytest.fixture
+def file(make_h5):
+    return make_h5({"x": np.arange(ROWS)})
+
+
+@pytest.fixture
+def module(file):
+    return lambda **options: LazyH5DataModule(file, file, **({"batch_size": BATCH, "with_index": True} | options))
+
+
+class OneCycle(Recorder):
+    """Asks for the number of steps before Lightning has restored anything, as OneCycleLR needs it."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=int(steps))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def rows_of_a_whole_run(module, kind=Recorder, **options):
+    model = kind()
+    quiet_trainer(max_epochs=EPOCHS, **options).fit(model, datamodule=module())
+    return model.train_rows
+
+
+def stop_and_go_on(tmp_path, module, stop, callback, kind=Recorder, go_on=None, **options):
+    """Rows of both runs together: the first fails at ``stop``, the second goes on from what ``callback`` saved."""
+    broken = kind(fail_at=stop)
+    options = {"max_epochs": EPOCHS, "enable_checkpointing": isinstance(callback, ModelCheckpoint)} | options
+    with pytest.raises(RuntimeError, match="stop here"):
+        quiet_trainer(callbacks=[callback], **options).fit(broken, datamodule=module())
+    resumed = kind()
+    (saved,) = tmp_path.glob("*.ckpt")
+    options |= {"callbacks": [], "enable_checkpointing": False}
+    quiet_trainer(**options).fit(resumed, datamodule=(go_on or module)(), ckpt_path=saved)
+    return broken.train_rows, resumed.train_rows
+
+
+def together(broken, resumed):
+    return {epoch: broken.get(epoch, []) + resumed.get(epoch, []) for epoch in {*broken, *resumed}}
+
+
+def at_each_batch(folder):
+    return ModelCheckpoint(folder, filename="each", every_n_train_steps=1, save_top_k=1)
+
+
+class SaveOnException(Callback):
+    """Saves when training fails. (Lightning's own takes part in choosing the checkpoint to start from, too.)"""
+
+    def __init__(self, folder, name="exception"):
+        self.path = folder / f"{name}.ckpt"
+
+    def on_exception(self, trainer, pl_module, exception):
+        trainer.save_checkpoint(self.path)
+
+
+def on_exception(folder):
+    return SaveOnException(folder)
+
+
+WAYS = {"at each batch": at_each_batch, "on exception": on_exception}
+STOPS = [(0, 1), (0, STEPS - 1), (1, 0), (1, 1), (1, 5), (2, STEPS - 1)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stop", STOPS)
+def test_stopped_at_any_batch(tmp_path, module, way, stop):
+    runs = stop_and_go_on(tmp_path, module, stop, WAYS[way](tmp_path))
+    assert together(*runs) == rows_of_a_whole_run(module)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_with_workers(tmp_path, module, num_workers, persistent):
+    workers = lambda: module(num_workers=num_workers, persistent_workers=persistent)  # noqa: E731
+    runs = stop_and_go_on(tmp_path, workers, (1, 3), on_exception(tmp_path))
+    assert together(*runs) == rows_of_a_whole_run(module)
+
+
+OPTIONS = {
+    "accumulating gradients": {"accumulate_grad_batches": 2},
+    "reloading loaders": {"reload_dataloaders_every_n_epochs": 1},
+    "validating in mid-epoch": {"val_check_interval": 3},
+    "without a sanity check": {"num_sanity_val_steps": 0},
+    "with a limit": {"limit_train_batches": 5},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", [Recorder, OneCycle])
+def test_with_options_of_the_trainer(tmp_path, module, options, kind):
+    options = OPTIONS[options]
+    runs = stop_and_go_on(tmp_path, module, (1, 3), on_exception(tmp_path), kind, **options)
+    assert together(*runs) == rows_of_a_whole_run(module, kind, **options)
+
+
+class SaveInValidation(Callback):
+    """Saves in the middle of the validation that follows batch 6 of epoch 1."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_validation_batch_end(self, trainer, *_):
+        if not trainer.sanity_checking and (trainer.current_epoch, trainer.global_step) == (1, STEPS + 6):
+            trainer.save_checkpoint(self.folder / "inside.ckpt")
+
+
+def test_saved_inside_a_validation_in_mid_epoch(tmp_path, module):
+    runs = stop_and_go_on(tmp_path, module, (1, 6), SaveInValidation(tmp_path), val_check_interval=3)
+    assert together(*runs) == rows_of_a_whole_run(module)
+
+
+def test_saved_at_the_end_of_an_epoch(tmp_path, module):
+    keep = ModelCheckpoint(tmp_path, filename="end", every_n_epochs=1, save_on_train_epoch_end=True)
+    broken, resumed = stop_and_go_on(tmp_path, module, (2, 4), keep)
+    whole = rows_of_a_whole_run(module)
+    assert {epoch: broken[epoch] for epoch in (0, 1)} == {epoch: whole[epoch] for epoch in (0, 1)}
+    assert resumed == {2: whole[2]}
+
+
+@pytest.mark.parametrize("then", [{"max_epochs": EPOCHS}, {"max_epochs": -1, "max_steps": EPOCHS * STEPS}])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("steps", [1, STEPS - 1, STEPS, STEPS + 1, 2 * STEPS])
+def test_stopped_by_max_steps(tmp_path, module, steps, last, then):
+    """Also in mid-epoch, where Lightning itself counts the epoch as done and leaves its rest out."""
+    keep = [ModelCheckpoint(tmp_path, save_last=True)] if last else []
+    first, second = Recorder(), Recorder()
+    trainer = quiet_trainer(max_epochs=-1, max_steps=steps, enable_checkpointing=last, callbacks=keep)
+    trainer.fit(first, datamodule=module())
+    if not last:
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+    quiet_trainer(**then).fit(second, datamodule=module(), ckpt_path=tmp_path / "last.ckpt")
+    assert together(first.train_rows, second.train_rows) == rows_of_a_whole_run(module)
+
+
+def test_stopped_twice_in_one_epoch(tmp_path, module):
+    seen = {}
+    saved = None
+    for at, stop in enumerate([(1, 2), (1, 5), None]):
+        model = Recorder(fail_at=stop)
+        keep = SaveOnException(tmp_path, f"stop{at}")
+        trainer = quiet_trainer(max_epochs=EPOCHS, callbacks=[keep])
+        if stop is None:
+            trainer.fit(model, datamodule=module(), ckpt_path=saved)
+        else:
+            with pytest.raises(RuntimeError, match="stop here"):
+                trainer.fit(model, datamodule=module(), ckpt_path=saved)
+        seen = together(seen, model.train_rows)
+        saved = tmp_path / f"stop{at}.ckpt"
+    assert seen == rows_of_a_whole_run(module)
+
+
+@pytest.mark.parametrize("batch_size", [3, 5, 16])
+def test_another_batch_size_goes_on_with_the_rest(tmp_path, module, batch_size):
+    other = lambda: module(batch_size=batch_size)  # noqa: E731
+    broken, resumed = stop_and_go_on(tmp_path, module, (1, 3), on_exception(tmp_path), go_on=other)
+    whole = rows_of_a_whole_run(module)
+    assert together(broken, resumed) == whole
+
+
+def test_another_seed_is_refused_with_both_values(tmp_path, module):
+    with pytest.raises(H5ResumeError, match=r"seed: saved 0, present 1"):
+        stop_and_go_on(tmp_path, module, (1, 3), on_exception(tmp_path), go_on=lambda: module(seed=1))
+
+
+def test_another_file_is_refused_with_both_values(tmp_path, module, make_h5):
+    other = make_h5({"x": np.arange(ROWS) + 1})
+    with pytest.raises(H5ResumeError, match=r"files: saved '.*', present '"):
+        stop_and_go_on(
+            tmp_path,
+            module,
+            (1, 3),
+            on_exception(tmp_path),
+            go_on=lambda: LazyH5DataModule(other, batch_size=BATCH, with_index=True),
+        )
+
+
+def test_a_checkpoint_that_was_validated_moves_no_later_fit(tmp_path, module):
+    trainer = quiet_trainer(callbacks=[on_exception(tmp_path)])
+    with pytest.raises(RuntimeError, match="stop here"):
+        trainer.fit(Recorder(fail_at=(0, 3)), datamodule=module())
+    (saved,) = tmp_path.glob("*.ckpt")
+    datamodule, fresh = module(), Recorder()
+    quiet_trainer().validate(Recorder(), datamodule=datamodule, ckpt_path=saved)
+    quiet_trainer(max_epochs=EPOCHS).fit(fresh, datamodule=datamodule)
+    assert fresh.train_rows == rows_of_a_whole_run(module)
