@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
@@ -49,7 +51,7 @@ def position_state(
 ) -> dict[str, Any]:
     """The position as plain values (text, numbers, lists, dicts): loads with ``weights_only=True``, and as JSON."""
     order = sampler.order_of(epoch)
-    return {
+    state = {
         "version": STATE_VERSION,
         "epoch": epoch,
         "segments": [list(segment) for segment in segments],
@@ -67,6 +69,13 @@ def position_state(
         "n_blocks": sampler.blocks.n_blocks,
         "identity": identity,
     }
+    return state | {"digest": _digest(state)}
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    """A digest of all other fields: a number that was changed by accident still looks like a position."""
+    others = {name: value for name, value in state.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def position_from(state: Mapping[str, Any], sampler: PlanSampler, identity: str | None = None) -> Position:
@@ -80,6 +89,12 @@ def position_from(state: Mapping[str, Any], sampler: PlanSampler, identity: str 
             f"the saved position has version {state['version']}; this package reads version {STATE_VERSION}. "
             "Resume with the version of lightning_h5 that saved it."
         )
+    try:
+        digest = _digest(state)
+    except (TypeError, ValueError) as error:
+        raise _damaged("content", state) from error
+    if state.get("digest") != digest:
+        raise _damaged("digest", state.get("digest"))
     order = state.get("order")
     if not isinstance(order, Mapping) or order.get("mode") not in get_args(Mode):
         raise _damaged("order", order)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -111,3 +112,29 @@ def test_ranks_with_other_splits_all_stop(file, tmp_path):
     assert not seen
     assert len(errors) == 2
     assert all("rows of 'val': rank 0 has None, rank 1 has 101" in error for error in errors)
+
+
+@pytest.mark.parametrize(("before", "after", "batch_size"), [(2, 1, 8), (1, 2, 5), (2, 2, 8)])
+def test_killed_in_mid_epoch_it_goes_on_with_the_rest_on_any_number_of_ranks(file, tmp_path, before, after, batch_size):
+    arguments = {"train_path": str(file), "val_fraction": 0.1, "test_fraction": 0.1, "predict_path": str(file)}
+    folders = [tmp_path / name for name in ("whole", "killed", "resumed")]
+    for folder in folders:
+        folder.mkdir()
+    done, _, _ = run(folders[0], {**arguments, "batch_size": 8, "devices": 1})
+    assert done.returncode == 0, done.stderr[-2000:]
+    done, killed, _ = run(
+        folders[1], {**arguments, "batch_size": 8, "devices": before, "kill": [1, 2], "num_workers": 2}
+    )
+    assert done.returncode == -signal.SIGKILL
+    saved = str(folders[1] / "killed.ckpt")
+    done, resumed, _ = run(folders[2], {**arguments, "batch_size": batch_size, "devices": after, "resume": saved})
+    assert done.returncode == 0, done.stderr[-2000:]
+    whole = in_order([json.loads((folders[0] / "0.json").read_text())], 1)
+    assert in_order(killed, 1) == whole[: len(in_order(killed, 1))]
+    assert in_order(killed, 1) + in_order(resumed, 1) == whole
+
+
+def in_order(seen, epoch):
+    """The rows of a training epoch in the order of the plan: step by step, rank by rank."""
+    steps = [[rows for e, rows, _ in rank["train"] if e == epoch] for rank in seen]
+    return [row for step in zip(*steps, strict=True) for rows in step for row in rows]

@@ -1,15 +1,17 @@
 """A real training run on several CPU processes; started by test_two_ranks.py, and by Lightning for each rank.
 
-Writes what each rank saw, by stage, to ``OUT/rank.json``. ``trouble`` makes one rank see something else.
+Writes what each rank saw, by stage, to ``OUT/rank.json``. ``trouble`` makes one rank see something else. With
+``kill`` all ranks save a checkpoint after that epoch and batch and are killed; with ``resume`` they go on from it.
 """
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
 import torch
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
 from lightning_h5 import H5Error, LazyH5DataModule
 
@@ -42,10 +44,22 @@ class Recorder(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class KilledHere(Callback):
+    def __init__(self, where, out):
+        self.where, self.out = where, out
+
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        if [trainer.current_epoch, batch_idx] == self.where:
+            trainer.save_checkpoint(self.out / "killed.ckpt")
+            (self.out / f"{trainer.global_rank}.json").write_text(json.dumps(model.seen))
+            trainer.strategy.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main():
     out, arguments = Path(sys.argv[1]), json.loads(sys.argv[2])
     trouble = arguments.pop("trouble", None)
-    devices = arguments.pop("devices", 2)
+    devices, kill, resume = arguments.pop("devices", 2), arguments.pop("kill", None), arguments.pop("resume", None)
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     if trouble is not None and rank == 1:
         arguments.update(trouble)
@@ -56,6 +70,7 @@ def main():
         accelerator="cpu",
         devices=devices,
         strategy="ddp",
+        callbacks=[KilledHere(kill, out)] if kill else None,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -63,7 +78,7 @@ def main():
     )
     model = Recorder()
     try:
-        trainer.fit(model, datamodule=datamodule)
+        trainer.fit(model, datamodule=datamodule, ckpt_path=resume)
         trainer.validate(model, datamodule=datamodule)
         trainer.test(model, datamodule=datamodule)
         trainer.predict(model, datamodule=datamodule)

@@ -1,0 +1,94 @@
+"""The saved position: plain, small, and refused where anything in it is not as it was saved."""
+
+import copy
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_h5 import H5ResumeError
+from lightning_h5.loading import position_from, position_state
+from lightning_h5.sampling import BlockTable, OrderParameters, PlanSampler, Segment
+
+
+def sampler(n_rows=1000, **options):
+    parameters = OrderParameters(mode="global", seed=3, batch_size=8)
+    return PlanSampler(BlockTable.of_sizes([n_rows]), parameters, batch_size=8, rank=0, world_size=2, **options)
+
+
+def state(n_rows=1000):
+    return position_state(sampler(n_rows), 4, [Segment(8, 2, 10), Segment(5, 4, 8)], "abc", finished=False)
+
+
+def test_it_comes_back_as_it_was_saved():
+    epoch, segments, order, finished = position_from(state(), sampler(), "abc")
+    assert (epoch, segments, finished) == (4, (Segment(8, 2, 10), Segment(5, 4, 8)), False)
+    assert order == OrderParameters(mode="global", seed=3, batch_size=8)
+
+
+def test_it_survives_json_and_a_checkpoint():
+    saved = io.BytesIO()
+    torch.save(state(), saved)
+    saved.seek(0)
+    assert torch.load(saved, weights_only=True) == json.loads(json.dumps(state())) == state()
+    assert position_from(json.loads(json.dumps(state())), sampler(), "abc").epoch == 4
+
+
+def test_it_has_the_same_size_for_any_number_of_rows():
+    assert len(json.dumps(state(10**9))) < len(json.dumps(state())) + 20 < 1000
+
+
+def places(value, path=()):
+    """Every place in nested plain values."""
+    yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(inner, (*path, key))
+
+
+anything = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 10**12), st.floats(), st.text(max_size=4), st.just([]), st.just({})
+)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_a_changed_state_is_refused_wherever_it_was_changed(data):
+    changed = copy.deepcopy(state())
+    *way, last = data.draw(st.sampled_from([path for path in places(changed) if path]))
+    inner = changed
+    for key in way:
+        inner = inner[key]
+    if isinstance(inner, dict) and data.draw(st.booleans()):
+        del inner[last]
+    else:
+        inner[last] = data.draw(
+            anything.filter(lambda value: value != inner[last] or type(value) is not type(inner[last]))
+        )
+    with pytest.raises(H5ResumeError):
+        position_from(changed, sampler(), "abc")
+
+
+@pytest.mark.parametrize("given", [{}, {"version": 1}, {"version": 99}, {"version": "1"}, {"version": np.int64(1)}])
+def test_what_is_no_position_of_ours_is_refused(given):
+    with pytest.raises(H5ResumeError):
+        position_from(given, sampler(), "abc")
+
+
+def test_other_data_and_settings_are_refused_with_all_values_side_by_side():
+    other = PlanSampler(
+        BlockTable.of_sizes([999]), OrderParameters(mode="none", seed=5, batch_size=8), batch_size=8, drop_last=True
+    )
+    with pytest.raises(H5ResumeError) as refused:
+        position_from(state(), other, "xyz")
+    for line in (
+        "rows: saved 1000, present 999",
+        "files: saved 'abc', present 'xyz'",
+        "seed: saved 3, present 5",
+        "order: saved 'global', present 'none'",
+        "drop_last: saved False, present True",
+    ):
+        assert line in str(refused.value)
