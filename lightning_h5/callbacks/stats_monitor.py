@@ -51,7 +51,8 @@ class H5StatsMonitor(Callback):
     """Shows how fast rows come, and how long training waits for them.
 
     The data modules of this package insert it themselves; pass one to set its options. It works without a
-    logger (then the table alone), and with any number of them. Sums are taken over all ranks.
+    logger (then the table alone), and with any number of them. Sums are taken over all ranks, but for prediction,
+    where ranks may have nothing to do: there rank 0 shows its own.
 
     Logged each ``log_every_n_steps`` training steps, over the steps since the last time, and for each epoch
     with the suffix ``_epoch``:
@@ -164,7 +165,9 @@ class H5StatsMonitor(Callback):
         now = meter.now(_loaders(trainer, "train"))
         amounts = {name: value - since.get(name, 0.0) for name, value in now.items()}
         since.update(now)
-        return {self.prefix + name: value for name, value in _figures(_sum(trainer, amounts), trainer).items()}
+        return {
+            self.prefix + name: value for name, value in _figures(_sum(trainer, amounts), trainer.world_size).items()
+        }
 
     def _end(self, trainer: Trainer, *stages: str) -> None:
         lines = {}
@@ -174,9 +177,13 @@ class H5StatsMonitor(Callback):
             meter.stop()
             now = meter.now(_loaders(trainer, stage))
             amounts = {name: value - meter.baseline.get(name, 0.0) for name, value in now.items()}
-            lines[stage] = _sum(trainer, amounts)
+            # A rank without a row to predict skips its loop and this hook, so nobody may wait for it here.
+            lines[stage] = amounts if stage == "predict" else _sum(trainer, amounts)
         if lines and self.print_summary and trainer.is_global_zero:
-            sys.stdout.write(_table({stage: (amounts, _figures(amounts, trainer)) for stage, amounts in lines.items()}))
+            own = "predict" in lines
+            n_ranks = 1 if own else trainer.world_size
+            table = {stage: (amounts, _figures(amounts, n_ranks)) for stage, amounts in lines.items()}
+            sys.stdout.write(_table(table, "on rank 0" if own else "over all ranks"))
             sys.stdout.flush()
         for stage in stages:
             self._meters.pop(stage, None)
@@ -214,9 +221,9 @@ def _sum(trainer: Trainer, amounts: Mapping[str, float]) -> dict[str, float]:
     return dict(zip(amounts, torch.as_tensor(reduced).tolist(), strict=True))
 
 
-def _figures(amounts: Mapping[str, float], trainer: Trainer) -> dict[str, float]:
+def _figures(amounts: Mapping[str, float], n_ranks: int) -> dict[str, float]:
     """Rates over all ranks. Seconds were summed over ranks as well, so a rank's mean time counts."""
-    seconds = max(amounts["seconds"] / max(1, trainer.world_size), 1e-9)
+    seconds = max(amounts["seconds"] / max(1, n_ranks), 1e-9)
     return {
         "samples_per_second": amounts["rows"] / seconds,
         "read_mib_per_second": amounts["bytes_read"] / MIB / seconds,
@@ -226,7 +233,7 @@ def _figures(amounts: Mapping[str, float], trainer: Trainer) -> dict[str, float]
     }
 
 
-def _table(lines: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]]) -> str:
+def _table(lines: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]], whose: str) -> str:
     head = ("stage", "batches", "rows", "seconds", "rows/s", "MiB/s read", "MiB/s decoded", "waiting", "ms a batch")
     rows = [head]
     for stage, (amounts, figures) in lines.items():
@@ -250,4 +257,4 @@ def _table(lines: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]])
         for r in rows
     ]
     rule = "-" * len(text[0])
-    return "\n".join(["", "lightning_h5: rows from HDF5, over all ranks", rule, text[0], rule, *text[1:], rule, ""])
+    return "\n".join(["", f"lightning_h5: rows from HDF5, {whose}", rule, text[0], rule, *text[1:], rule, ""])

@@ -43,11 +43,10 @@ class BaseH5DataModule(LightningDataModule):
         options: how loaders are made.
     """
 
-    # Predicting fewer rows than ranks leaves ranks without any; all other stages are checked in `setup`.
-    allow_zero_length_dataloader_with_multiple_devices = True
-
     def __init__(self, batch_size: int, options: LoaderOptions) -> None:
         super().__init__()
+        # Predicting fewer rows than ranks leaves ranks without any; all other stages are checked in `setup`.
+        self.allow_zero_length_dataloader_with_multiple_devices = True
         self.batch_size = whole(batch_size, "batch_size", least=1)
         self.rank: int | None = options.rank
         self.world_size: int | None = options.world_size
