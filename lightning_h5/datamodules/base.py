@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from .._lightning import Checkpoint, LightningDataModule, check_trainer, rank_zero_info
+from .._lightning import (
+    PACKAGE,
+    Checkpoint,
+    LightningDataModule,
+    check_trainer,
+    models_of_the_other_package,
+    rank_zero_info,
+)
 from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..datasets import RowDataset
 from ..errors import H5ValueError
@@ -59,6 +66,12 @@ class BaseH5DataModule(LightningDataModule):
         self._loaders: weakref.WeakSet[H5DataLoader] = weakref.WeakSet()
         self._position = RunPosition()
         self._said: set[str] = set()
+        if models := models_of_the_other_package():
+            # A Trainer refuses such a model before it looks at us, in words that do not say which is which.
+            self._say(
+                f"{', '.join(models)} and this data module come from the two Lightning packages, which hold unrelated "
+                f"classes; this data module and its Trainer are of {PACKAGE!r} (LIGHTNING_H5_IMPORT chooses)"
+            )
 
     # Lightning sets this attribute; a property can refuse a Trainer of the other Lightning package in time.
     @property

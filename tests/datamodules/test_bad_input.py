@@ -1,5 +1,6 @@
 """Bad input ends in a clear error before training starts: what was asked, what is there, what to do."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -212,8 +213,6 @@ except Exception as error:
     ],
 )
 def test_the_two_lightning_packages_are_told_apart(folder, first, trainer, environment, words):
-    import os
-
     code = TWO_PACKAGES.format(first=first, second=first, trainer=trainer, file=str(folder / "good.h5"))
     root = str(Path(__file__).parents[2])
     done = subprocess.run(
@@ -226,6 +225,26 @@ def test_the_two_lightning_packages_are_told_apart(folder, first, trainer, envir
         check=False,
     )
     assert [word for word in words if word not in done.stdout] == [], done.stdout[-500:] + done.stderr[-2000:]
+
+
+def test_a_model_of_the_other_package_is_named_before_the_trainer_refuses_it(folder):
+    code = f"""
+import lightning.pytorch, pytorch_lightning, lightning_h5
+class Theirs(pytorch_lightning.LightningModule): pass
+datamodule = lightning_h5.LazyH5DataModule({str(folder / "good.h5")!r}, x_key="scans/images")
+try:
+    lightning.pytorch.Trainer(accelerator="cpu", logger=False).fit(Theirs(), datamodule=datamodule)
+except TypeError as error:
+    print("refused", error)
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "refused" in done.stdout, done.stderr[-1000:]
+    assert "__main__.Theirs and this data module come from the two Lightning packages" in done.stderr
+    assert "are of 'lightning.pytorch'" in done.stderr
 
 
 def test_nothing_warns_in_an_ordinary_run(folder):
