@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -104,7 +105,9 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int) -> O
     if parameters.mode == "none":
         return lambda start, stop: np.arange(start, stop, dtype=np.int64)
     if parameters.mode == "global":
-        return permutation(blocks.n_rows, parameters.seed, epoch)
+        # Drawn when the first rows are asked for: who counts steps or batches' sizes pays for no permutation.
+        drawn = cache(lambda: permutation(blocks.n_rows, parameters.seed, epoch))
+        return lambda start, stop: drawn()(start, stop)
     raise H5ValueError(
         "shuffle='window' was asked for, which this version does not have; it has shuffle=True, 'global' and False. "
         "Pass shuffle=True."

@@ -264,3 +264,17 @@ def test_an_iteration_that_was_closed_does_not_end_as_if_it_were_done(dataset):
     loader.close()
     with pytest.raises(H5Error, match="closed in the middle"):
         next(batches)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_epoch_draws_its_permutation_once(dataset, num_workers, monkeypatch):
+    """At ten million rows it takes a second and 160 MB."""
+    from lightning_h5.sampling import plan
+
+    drawn, draw = [], plan.permutation
+    monkeypatch.setattr(plan, "permutation", lambda *args: drawn.append(args) or draw(*args))
+    loader = loader_of(dataset, num_workers=num_workers)
+    assert len(loader) == 7
+    assert not drawn
+    assert sorted(rows_of(loader)) == list(range(50))
+    assert len(drawn) == 1
