@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchToken", "DTypeLike", "IntArray", "Keys", "PathLike", "Paths", "RowReader"]
+__all__ = ["BatchToken", "DTypeLike", "Draws", "IntArray", "Keys", "PathLike", "Paths", "RowReader"]
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = Sequence[PathLike] | PathLike
@@ -26,6 +26,20 @@ jsonargparse takes names only from an unrestricted type."""
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 
+class Draws(NamedTuple):
+    """What decides the random draws of a batch's transforms; not the rank, nor the worker.
+
+    Attributes:
+        seed: seed of the run.
+        epoch: from 0.
+        position: place of the batch's first row in the epoch's sequence of rows.
+    """
+
+    seed: int
+    epoch: int
+    position: int
+
+
 class BatchToken(NamedTuple):
     """What the sampler hands to the dataset for one step.
 
@@ -36,12 +50,21 @@ class BatchToken(NamedTuple):
         step: step of this rank within the epoch, from 0.
         rows: indices into the dataset, in the order of the batch, shape ``(batch,)``.
         samples: True asks for a list of samples (for a user's ``collate_fn``) instead of a collated batch.
+        seed: seed of the run.
+        position: place of the first row in the epoch's sequence of rows, over all ranks.
     """
 
     epoch: int
     step: int
     rows: IntArray
     samples: bool = False
+    seed: int = 0
+    position: int = 0
+
+    @property
+    def draws(self) -> Draws:
+        """What decides the draws of the batch's transforms."""
+        return Draws(self.seed, self.epoch, self.position)
 
 
 class RowReader(Protocol):

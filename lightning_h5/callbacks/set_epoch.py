@@ -17,6 +17,12 @@ class SetEpochCallback(Callback):
     applied stops the run at the first batch. ``set_epoch`` is for samplers and datasets of one's own.
     """
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Finds the position that a data module of another name saved; Lightning would drop it without a word."""
+        find = getattr(getattr(trainer, "datamodule", None), "find_position", None)
+        if find is not None:
+            find(checkpoint)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Applies the restored position, where there is one."""
         apply = getattr(getattr(trainer, "datamodule", None), "apply_position", None)

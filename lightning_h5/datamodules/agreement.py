@@ -1,56 +1,184 @@
-"""All ranks see the same data, or all ranks stop: one exchange at the end of ``setup``."""
+"""All ranks see the same data, or all ranks stop: one exchange at the end of ``setup``, and one when a run is resumed.
+
+It goes through the key-value store by which ranks found each other, not through a collective: a rank that is late can
+then be named, and nobody waits for the half hour of the training group.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import timedelta
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch.distributed
 
+from .. import errors
 from ..errors import H5Error, H5ValueError
 
-__all__ = ["agree"]
+__all__ = ["Exchange", "exchange"]
 
-TIMEOUT = timedelta(seconds=120)
+GRACE = 5.0  # seconds for the others to read what went wrong, before this process ends and perhaps the store with it
+POLL = 0.5  # seconds between looks of a rank that is late
+_numbers = count()  # of this process's exchanges; ranks make the same ones in the same order
 
 
-def agree(facts: Mapping[str, Any], failure: Exception | None) -> None:
-    """Exchanges what every rank found, and raises on all of them where one failed or they differ.
+@contextmanager
+def exchange(what: str, patience: float) -> Iterator[Exchange]:
+    """An exchange between all ranks: work inside, and end it with ``agree``.
+
+    A rank that has not come to ``agree`` when the patience of the first one there ends is late: all others raise, and
+    it ends as well, by a thread that watches for that, so that no process is left behind.
 
     Args:
-        facts: what must be equal on all ranks; plain values.
-        failure: what went wrong on this rank, if anything.
-
-    Raises:
-        Exception: this rank's own failure, as it is, where there is one.
-        H5ValueError: another rank failed, or the ranks found different things; the text names rank and values.
+        what: what the ranks do, for messages.
+        patience: seconds to wait for the slowest rank.
     """
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not distributed or torch.distributed.get_world_size() == 1:
+        yield Exchange(what)
+        return
+    among_ranks = _RankExchange(what, patience)
+    over = threading.Event()
+    watch = threading.Thread(target=among_ranks.watch, args=(over,), name="lightning_h5-exchange", daemon=True)
+    watch.start()
+    try:
+        yield among_ranks
+    finally:
+        over.set()
+        watch.join()
+
+
+class Exchange:
+    """An exchange where there is one rank alone.
+
+    Args:
+        what: what the ranks do, for messages.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def agree(self, facts: Mapping[str, Any], failure: Exception | None) -> None:
+        """Tells what this rank found, and raises on all ranks where one failed, differs, or does not come.
+
+        Args:
+            facts: what must be equal on all ranks; plain values.
+            failure: what went wrong on this rank, if anything.
+
+        Raises:
+            Exception: this rank's own failure, as it is, where there is one rank.
+            H5Error: a rank failed, found something else or did not come; the same text on all, with rank and values.
+        """
         if failure is not None:
             raise failure
-        return
-    mine = (None if failure is None else f"{type(failure).__name__}: {failure}", dict(facts))
-    # A group of its own: gloo needs no GPU, and its time limit is not the half hour of the training group.
-    group = torch.distributed.new_group(backend="gloo", timeout=TIMEOUT)
-    all_of_them: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(all_of_them, mine, group=group)
-    torch.distributed.destroy_process_group(group)
-    failed = {rank: error for rank, (error, _) in enumerate(all_of_them) if error is not None}
-    if failed:
-        told = "".join(f"\n  rank {rank}: {error}" for rank, error in failed.items())
-        text = f"setting up the data failed on {len(failed)} of {len(all_of_them)} ranks:{told}"
-        raise (type(failure) if isinstance(failure, H5Error) else H5ValueError)(text) from failure
-    names = dict.fromkeys(name for _, found in all_of_them for name in found)  # all ranks must look at the same ones
-    differing = [name for name in names if len({repr(found.get(name)) for _, found in all_of_them}) > 1]
-    if differing:
-        told = "".join(
-            f"\n  {name}: "
-            + ", ".join(f"rank {rank} has {found.get(name)!r}" for rank, (_, found) in enumerate(all_of_them))
+
+
+class _RankExchange(Exchange):
+    def __init__(self, what: str, patience: float) -> None:
+        super().__init__(what)
+        # torch has no public name for the store that `init_process_group` made.
+        self._store = torch.distributed.distributed_c10d._get_default_store()
+        self._name = f"lightning_h5/{next(_numbers)}"
+        self._rank, self._world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self._patience = patience
+
+    def agree(self, facts: Mapping[str, Any], failure: Exception | None) -> None:
+        """See ``Exchange.agree``."""
+        mine = {
+            "error": None if failure is None else [type(failure).__name__, str(failure)],
+            "facts": {name: repr(value) for name, value in facts.items()},
+        }
+        try:
+            self._store.set(self._key(self._rank), json.dumps(mine))
+            late = self._wait()
+            if late:
+                kind, text = H5Error, self._told_of(late)
+            else:
+                told = [self._store.get(self._key(rank)) for rank in range(self._world_size)]
+                kind, text = self._verdict([json.loads(one) for one in told])
+            if text:
+                self._leave_together(late)
+        except torch.distributed.DistError as error:
+            kind, text = H5Error, self._told_of_the_end()
+            failure = failure or error
+        if text:
+            raise kind(text) from failure
+
+    def watch(self, over: threading.Event) -> None:
+        """Ends this process where the others have ended without it; runs in a thread."""
+        while not over.wait(POLL):
+            try:
+                decided = self._store.check([f"{self._name}/late"])
+                late = json.loads(self._store.get(f"{self._name}/late")) if decided else []
+                text = self._told_of(late) if self._rank in late else ""
+            except torch.distributed.DistError:
+                text = self._told_of_the_end()
+            if text and not over.is_set():
+                sys.stderr.write(f"H5Error: {text}\n")
+                sys.stderr.flush()
+                os._exit(1)  # the main thread hangs, perhaps inside a library: it cannot be asked to raise
+
+    def _wait(self) -> list[int]:
+        """Waits until all ranks have told; gives those that had not when the first rank's patience ended."""
+        end = time.monotonic() + self._patience
+        while (late := self._late()) and time.monotonic() < end:
+            time.sleep(0.01)
+        # Who comes first decides for all: a rank that is late by a hair must not go on without the others.
+        decided: list[int] = json.loads(self._store.compare_set(f"{self._name}/late", "", json.dumps(late)))
+        return decided
+
+    def _leave_together(self, late: Sequence[int]) -> None:
+        """Waits a moment, so that all can read what went wrong: the store ends with the process that holds it."""
+        self._store.add(f"{self._name}/left", 1)
+        here = self._world_size - len(late)
+        end = time.monotonic() + GRACE
+        while self._store.add(f"{self._name}/left", 0) < here and time.monotonic() < end:
+            time.sleep(0.01)
+        if late:
+            time.sleep(2 * POLL)
+
+    def _late(self) -> list[int]:
+        return [rank for rank in range(self._world_size) if not self._store.check([self._key(rank)])]
+
+    def _key(self, rank: int) -> str:
+        return f"{self._name}/{rank}"
+
+    def _verdict(self, told: Sequence[Mapping[str, Any]]) -> tuple[type[H5Error], str]:
+        """The error that all ranks raise; no text where there is none."""
+        failed = {rank: one["error"] for rank, one in enumerate(told) if one["error"] is not None}
+        if failed:
+            lines = "".join(f"\n  rank {rank}: {kind}: {text}" for rank, (kind, text) in failed.items())
+            kind = getattr(errors, next(iter(failed.values()))[0], H5ValueError)
+            return kind, f"{self._what} failed on {len(failed)} of {len(told)} ranks:{lines}"
+        facts = [one["facts"] for one in told]
+        names = dict.fromkeys(name for one in facts for name in one)  # all ranks must look at the same ones
+        differing = [name for name in names if len({one.get(name) for one in facts}) > 1]
+        if not differing:
+            return H5Error, ""
+        lines = "".join(
+            f"\n  {name}: " + ", ".join(f"rank {rank} has {one.get(name)}" for rank, one in enumerate(facts))
             for name in differing
         )
-        raise H5ValueError(
-            f"the ranks do not see the same data:{told}\nGive all ranks the same files (complete copies, where each "
+        return H5ValueError, (
+            f"the ranks do not see the same data:{lines}\nGive all ranks the same files (complete copies, where each "
             "node has its own) and the same arguments."
+        )
+
+    def _told_of(self, late: Sequence[int]) -> str:
+        return (
+            f"{self._what} had not ended on {', '.join(f'rank {rank}' for rank in late)} of {self._world_size} ranks "
+            f"when others had waited {self._patience:g} seconds. Look at what hangs there; where it is only slow, "
+            "pass a larger setup_timeout."
+        )
+
+    def _told_of_the_end(self) -> str:
+        return (
+            f"the other ranks ended while rank {self._rank} was {self._what}. Look at what they printed: what went "
+            "wrong stands there."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ from .._lightning import (
 )
 from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..datasets import RowDataset
-from ..errors import H5ValueError
+from ..errors import H5ResumeError, H5ValueError
 from ..loading import H5DataLoader, SampleCollate
 from ..sampling import Mode, OrderParameters, PlanSampler, Replica, TrainingCut, resolve_replica
-from .agreement import agree
-from .checks import check_rows, whole
+from .agreement import exchange
+from .checks import check_equal_batches, check_rows, whole
 from .options import SPLITS, LoaderOptions, Split
 from .position import RunPosition
 
@@ -129,14 +130,15 @@ class BaseH5DataModule(LightningDataModule):
         splits = SPLITS if name is None else _STAGES[name]
         facts: dict[str, Any] = {}
         failure: Exception | None = None
-        try:
-            self._resolve()
-            for split in splits:
-                self._build(split, needed=stage is not None and split == splits[0])
-            facts = self._facts(splits)
-        except Exception as error:  # told to all ranks first, then raised on all of them
-            failure = error
-        agree(facts, failure)
+        with exchange("setting up the data", self._options.setup_timeout) as all_ranks:
+            try:
+                self._resolve()
+                for split in splits:
+                    self._build(split, needed=stage is not None and split == splits[0])
+                facts = self._facts(splits)
+            except Exception as error:  # told to all ranks first, then raised on all of them
+                failure = error
+            all_ranks.agree(facts, failure)
         if "train" in splits:
             self._position = RunPosition()  # a second fit must not go on where an earlier one was resumed
         self._insert_callbacks()
@@ -186,7 +188,9 @@ class BaseH5DataModule(LightningDataModule):
         Raises:
             H5ResumeError: a position was restored and nobody applied it.
         """
-        return self._position.start(self.trainer) if self.is_attached else None
+        if not self.is_attached or self._train_loader is None:
+            return None
+        return self._position.start(self.trainer, self._train_loader.sampler)
 
     def state_dict(self) -> dict[str, Any]:
         """The position of training as plain values, under 4 KiB whatever the number of rows."""
@@ -198,14 +202,34 @@ class BaseH5DataModule(LightningDataModule):
         """Takes a saved position; it is applied when training starts."""
         self._position.load(self.trainer, state_dict)
 
+    def find_position(self, checkpoint: Mapping[str, Any]) -> None:
+        """Takes the position from a checkpoint where Lightning does not: a data module of another name saved it."""
+        if name := self._position.find(self.trainer, checkpoint):
+            self._say(
+                f"the data module {name!r} saved this checkpoint's position; {type(self).__name__} goes on from it"
+            )
+
     def apply_position(self) -> None:
         """Goes on where the restored position says; called when training starts.
 
         Raises:
-            H5ResumeError: the position does not fit the present data or settings.
+            H5ResumeError: the position does not fit the present data or settings, or the checkpoint has none; on all
+                ranks with the same text.
         """
-        if self._train_loader is not None:
-            self._position.apply(self.trainer, self._train_loader.sampler, self._identities["train"])
+        if self._train_loader is None:
+            return
+        where = self.trainer, self._train_loader.sampler, self._identities["train"]
+        failure: H5ResumeError | None = None
+        with exchange("resuming", self._options.setup_timeout) as all_ranks:
+            try:
+                self._position.check(*where)
+            except H5ResumeError as error:
+                failure = error
+            if failure is not None and self._options.on_resume_mismatch == "restart_epoch":
+                self._position.restart(self.trainer, failure)
+                failure = None
+            all_ranks.agree({"saved position": self._position.saved}, failure)
+        self._position.apply(*where)
 
     # Parts ---------------------------------------------------------------------------------------------------
 
@@ -242,6 +266,9 @@ class BaseH5DataModule(LightningDataModule):
         cut = TrainingCut(n_rows, self.batch_size, world_size, self._options.drop_last) if split == "train" else None
         if told := check_rows(split, n_rows, world_size, cut):
             self._say(told)
+        if cut is None:
+            strategy = getattr(self.trainer, "strategy", None)
+            check_equal_batches(split, n_rows, self._options.eval_batch_size or self.batch_size, world_size, strategy)
 
     def _facts(self, splits: tuple[Split, ...]) -> dict[str, Any]:
         facts: dict[str, Any] = {

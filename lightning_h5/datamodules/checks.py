@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from ..errors import H5ValueError
-from ..sampling import TrainingCut
+from ..sampling import EvaluationCut, TrainingCut
 
-__all__ = ["check_rows", "maybe_whole", "share", "whole"]
+__all__ = ["check_equal_batches", "check_rows", "maybe_whole", "share", "whole"]
+
+_GATHER_IN_FORWARD = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
 
 
 def whole(value: SupportsIndex, name: str, *, least: int) -> int:
@@ -69,9 +71,33 @@ def check_rows(split: str, n_rows: int, world_size: int, cut: TrainingCut | None
             f"drop_last leaves nothing of the {n_rows} rows of 'train': a step takes batch_size {cut.batch_size} x "
             f"{world_size} ranks = {cut.batch_size * world_size} rows. Make batch_size smaller, or leave drop_last out."
         )
-    if cut.n_sitting_out and not cut.drop_last:
+    if cut.n_left_out and not cut.drop_last:
         return (
-            f"batch_size=1 on {world_size} ranks: {cut.n_sitting_out} of {n_rows} rows, other ones each epoch, sit "
+            f"batch_size=1 on {world_size} ranks: {cut.n_left_out} of {n_rows} rows, other ones each epoch, sit "
             "out so that all ranks take equally many steps"
         )
     return None
+
+
+def check_equal_batches(split: str, n_rows: int, batch_size: int, world_size: int, strategy: Any) -> None:
+    """Refuses evaluation where some ranks have a batch more, and the others would be waited for in ``forward``.
+
+    Args:
+        split: its name.
+        n_rows: its rows, at least one.
+        batch_size: rows of a batch of evaluation on one rank.
+        world_size: number of ranks.
+        strategy: the trainer's.
+
+    Raises:
+        H5ValueError: the counts differ, under a strategy that gathers parameters in ``forward``.
+    """
+    cuts = [EvaluationCut(n_rows, batch_size, world_size, rank) for rank in (0, world_size - 1)]
+    most, least = (cut.n_steps for cut in cuts)  # the first ranks have the larger shards
+    names = {kind.__name__ for kind in type(strategy).__mro__}
+    if most != least and names & _GATHER_IN_FORWARD:
+        raise H5ValueError(
+            f"the {n_rows} rows of {split!r} make {most} batches of {batch_size} on some of {world_size} ranks and "
+            f"{least} on others, which {type(strategy).__name__} would wait for, since it gathers parameters in "
+            "forward. Pass eval_batch_size=2 or more, and have a row or more for each rank."
+        )

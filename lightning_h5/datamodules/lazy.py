@@ -69,12 +69,17 @@ class LazyH5DataModule(BaseH5DataModule):
         persistent_workers: keep workers between epochs. None means yes.
         multiprocessing_context: how workers start: fork, forkserver or spawn. None is Python's default.
         timeout: seconds to wait for a worker's batch; None waits for ever.
+        setup_timeout: seconds that ranks in ``setup`` wait for the slowest one before all of them stop. 120, since
+            a rank that hangs should cost minutes of a cluster and not the process group's half hour.
         worker_init_fn: runs in each worker, after its random streams are seeded.
         shuffle_bytes: decoded bytes that "window" mixes at a time on a rank, such as "512 MiB"; without effect
             until then.
         lanes: streams of chunks that "window" deals to ranks and workers; without effect until then.
         cache_bytes: memory for the HDF5 library's chunk caches in each process that reads; "auto" is 64 MiB. It
             decides speed alone.
+        on_resume_mismatch: what to do where a checkpoint's position does not fit: other files, another seed, no
+            position at all. "raise" refuses, with the saved and the present values. "restart_epoch" warns, takes up
+            weights and counters, and begins the epoch that was broken off anew: some of its rows come again.
         mmap: map contiguous arrays into memory: two to three times the rows a second, for files that you vouch
             nobody truncates while they are read (that ends the process with SIGBUS).
         world_size: number of replicas, where neither trainer nor ``torch.distributed`` says it right.
@@ -123,10 +128,12 @@ class LazyH5DataModule(BaseH5DataModule):
         persistent_workers: bool | None = None,
         multiprocessing_context: Literal["fork", "forkserver", "spawn"] | None = None,
         timeout: float | None = None,
+        setup_timeout: float = 120.0,
         worker_init_fn: Callable[[int], Any] | None = None,
         shuffle_bytes: int | str = "512 MiB",
         lanes: int | None = None,
         cache_bytes: int | str = "auto",
+        on_resume_mismatch: Literal["raise", "restart_epoch"] = "raise",
         mmap: bool = False,
         world_size: int | None = None,
         rank: int | None = None,
@@ -143,6 +150,8 @@ class LazyH5DataModule(BaseH5DataModule):
             persistent_workers=persistent_workers is not False,
             multiprocessing_context=multiprocessing_context,
             timeout=timeout or 0,
+            setup_timeout=setup_timeout,
+            on_resume_mismatch=on_resume_mismatch,
             worker_init_fn=worker_init_fn,
             collate_fn=collate_fn,
             world_size=maybe_whole(world_size, "world_size", least=1),

@@ -29,6 +29,8 @@ class LoaderOptions:
     persistent_workers: bool
     multiprocessing_context: str | None
     timeout: float
+    setup_timeout: float
+    on_resume_mismatch: Literal["raise", "restart_epoch"]
     worker_init_fn: Callable[[int], Any] | None
     collate_fn: Callable[[Any], Any] | None
     world_size: int | None
@@ -47,6 +49,12 @@ class LoaderOptions:
             )
         if self.timeout < 0:
             raise H5ValueError(f"timeout={self.timeout!r} was given. Pass seconds, or None to wait for ever.")
+        if self.on_resume_mismatch not in ("raise", "restart_epoch"):
+            raise H5ValueError(
+                f"on_resume_mismatch={self.on_resume_mismatch!r} was given. Pass 'raise' or 'restart_epoch'."
+            )
+        if self.setup_timeout <= 0:
+            raise H5ValueError(f"setup_timeout={self.setup_timeout!r} was given. Pass seconds, more than 0.")
         for name in ("collate_fn", "worker_init_fn"):
             check_callable(getattr(self, name), name)
 

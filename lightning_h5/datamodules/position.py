@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .._lightning import rank_zero_warn
 from ..errors import H5ResumeError
-from ..loading import Position, extend, position_from, position_state, steps_left
+from ..loading import Position, extend, is_position, position_from, position_state, steps_left
 from ..sampling import PlanSampler
+from .progress import begin_next_epoch, cycles, is_alone, is_broken_off, move, processed, reopen_epoch
 
 __all__ = ["RunPosition"]
 
@@ -18,103 +20,127 @@ class RunPosition:
     def __init__(self) -> None:
         self._pending: Mapping[str, Any] | None = None
         self._restored: Position | None = None
+        self._left = 0  # steps that the restored epoch had left when it was restored
         self._base = 0  # batches of the restored epoch that the trainer had counted when it was restored
+        self._is_settled = False  # whether it is known where training begins
         self._epoch: int | None = None  # the epoch whose batches the trainer counts
+
+    @property
+    def saved(self) -> str | None:
+        """What tells one saved position from another; None where none was loaded."""
+        return None if self._pending is None else str(self._pending.get("digest"))
 
     def load(self, trainer: Any, state: Mapping[str, Any]) -> None:
         """Takes a saved position; kept for a fit alone, since validating a checkpoint must not move a later run."""
         if state and trainer is not None and trainer.state.fn == "fit":
             self._pending = dict(state)
 
-    def check_applied(self) -> None:
-        """Refuses to go on from a position that was loaded and not applied.
+    def find(self, trainer: Any, checkpoint: Mapping[str, Any]) -> str | None:
+        """Takes the position that a data module of another name saved, where there is just one.
 
-        Raises:
-            H5ResumeError: there is one.
+        Returns:
+            The name under which it stood.
         """
-        if self._pending is not None:
-            raise H5ResumeError(
-                f"a checkpoint's position (epoch {self._pending.get('epoch')}) was loaded and never applied: training "
-                "would repeat rows. Leave SetEpochCallback in trainer.callbacks, or call datamodule.apply_position() "
-                "in on_train_start."
-            )
+        found = [name for name, value in checkpoint.items() if is_position(value)]
+        if self._pending is not None or len(found) != 1:
+            return None
+        self.load(trainer, checkpoint[found[0]])
+        return found[0]
 
     def equip(self, sampler: PlanSampler) -> None:
         """Gives a new sampler what an earlier one was restored to."""
         if self._restored is not None:
             sampler.restore(self._restored.epoch, self._restored.segments, self._restored.order)
 
-    def apply(self, trainer: Any, sampler: PlanSampler, identity: str) -> None:
-        """Makes the sampler, and the trainer's counter, go on where the restored position says.
+    def check(self, trainer: Any, sampler: PlanSampler, identity: str) -> None:
+        """Looks whether training can go on where the checkpoint says.
 
         Raises:
-            H5ResumeError: the position does not fit the present data or settings.
+            H5ResumeError: it has no position, or one that does not fit the present data or settings.
         """
+        if self._pending is not None:
+            restored = position_from(self._pending, sampler, identity)
+            last = restored.segments[-1:]
+            present = (sampler.batch_size, sampler.replica.world_size)
+            if not is_alone(trainer) and any((s.batch_size, s.world_size) != present for s in last):
+                raise H5ResumeError(
+                    f"the saved position is in the middle of an epoch of batches of {last[0].batch_size} rows on "
+                    f"{last[0].world_size} ranks; the present run has batches of {present[0]} on {present[1]} ranks "
+                    "beside another loader, whose batches cannot be cut anew. Resume with the saved batch_size and "
+                    "number of ranks."
+                )
+        elif is_broken_off(trainer):
+            raise H5ResumeError(
+                f"the checkpoint was saved after {processed(trainer)} batches of an epoch, and holds no position of "
+                "this data module: which rows were trained on is not known. Resume from a checkpoint that was saved "
+                "with this data module, or at an epoch's end. Or pass on_resume_mismatch='restart_epoch' to it: "
+                "weights and counters are taken up, and the epoch that was broken off starts over."
+            )
+
+    def apply(self, trainer: Any, sampler: PlanSampler, identity: str) -> None:
+        """Makes the sampler, and the trainer's counter, go on where the restored position says."""
+        self._is_settled = True
         if self._pending is None:
             return
         self._restored = restored = position_from(self._pending, sampler, identity)
         self._pending = None
         self.equip(sampler)
         if restored.finished:
-            _begin_next_epoch(trainer, restored.epoch)
+            begin_next_epoch(trainer, restored.epoch)
             return
         if trainer.current_epoch == restored.epoch + 1:
-            _reopen_epoch(trainer)
+            reopen_epoch(trainer)
         if trainer.current_epoch == restored.epoch:
-            _move(trainer, len(sampler) - steps_left(sampler, restored.epoch))
-            self._base = _processed(trainer)
+            self._left = steps_left(sampler, restored.epoch)
+            if is_alone(trainer):
+                move(trainer, len(sampler) - self._left)
+            self._base = processed(trainer)
 
-    def start(self, trainer: Any) -> int:
-        """Notes that an iteration begins; gives its epoch. Others may begin beside the training loop's own."""
-        self.check_applied()
+    def restart(self, trainer: Any, reason: H5ResumeError) -> None:
+        """Begins the epoch anew that was broken off, as the user asked for where the position cannot be used."""
+        rank_zero_warn(f"epoch {trainer.current_epoch} starts over (on_resume_mismatch='restart_epoch'): {reason}")
+        if self._pending is not None and self._pending.get("finished") is True:
+            begin_next_epoch(trainer, trainer.current_epoch - 1)
+        elif is_broken_off(trainer):
+            move(trainer, 0)
+        self._pending, self._is_settled = None, True
+
+    def start(self, trainer: Any, sampler: PlanSampler) -> int:
+        """Notes that an iteration begins; gives its epoch. Others may begin beside the training loop's own.
+
+        Raises:
+            H5ResumeError: a checkpoint was loaded, and nobody applied its position.
+        """
+        if not self._is_settled and (self._pending is not None or is_broken_off(trainer)):
+            raise H5ResumeError(
+                "a checkpoint's position was loaded and never applied: training would repeat rows. Leave "
+                "SetEpochCallback in trainer.callbacks, or call datamodule.apply_position() in on_train_start."
+            )
+        self._is_settled = True
         self._epoch = int(trainer.current_epoch)
+        if self._is_in_restored() and processed(trainer) - self._base >= self._left and cycles(trainer):
+            sampler.forget()  # another loader is longer: ours begins again, as a whole
         return self._epoch
 
     def state(self, trainer: Any, sampler: PlanSampler, identity: str) -> dict[str, Any]:
         """The position as plain values."""
         if self._pending is not None:
             return dict(self._pending)
-        restored = self._restored
-        if self._epoch is None:
-            epoch = int(trainer.current_epoch) if restored is None else restored.epoch
-            finished = restored is not None and restored.finished
-            return position_state(sampler, epoch, sampler.consumed(epoch), identity, finished=finished)
-        base = self._base if restored is not None and self._epoch == restored.epoch else 0
+        if self._epoch is None:  # between the restoring and the first batch
+            position = self._restored or Position(int(trainer.current_epoch), (), sampler.present_order(), False)
+            return position_state(sampler, position, identity)
+        restored = self._restored if self._is_in_restored() else None
+        before, order = (restored.segments, restored.order) if restored else ((), sampler.present_order())
+        left, base = (self._left, self._base) if restored else (len(sampler), 0)
+        n_steps = processed(trainer) - base
+        if n_steps >= left and cycles(trainer):
+            before, n_steps, left = (), (n_steps - left) % len(sampler), len(sampler)
         world_size = sampler.replica.world_size
-        n_batches = (_processed(trainer) - base) * world_size
-        segments = extend(sampler.consumed(self._epoch), sampler.batch_size, world_size, n_batches)
-        finished = _processed(trainer) >= trainer.num_training_batches
-        return position_state(sampler, self._epoch, segments, identity, finished=finished)
+        segments = extend(before, sampler.batch_size, world_size, min(n_steps, left) * world_size)
+        finished = processed(trainer) >= trainer.num_training_batches
+        return position_state(sampler, Position(self._epoch, segments, order, finished), identity)
 
-
-def _processed(trainer: Any) -> int:
-    """Batches of the running epoch whose training step is done.
-
-    Not ``completed``, which lags behind while batch-end callbacks save; not ``ready``, which counts a batch
-    whose step then fails.
-    """
-    return int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
-
-
-def _move(trainer: Any, processed: int) -> None:
-    """Sets the trainer's counter: under another world size or batch size the same rows are other batches."""
-    delta = processed - _processed(trainer)
-    current = trainer.fit_loop.epoch_loop.batch_progress.current
-    for name in ("ready", "started", "processed", "completed") if delta else ():
-        setattr(current, name, getattr(current, name) + delta)
-
-
-def _reopen_epoch(trainer: Any) -> None:
-    """Goes back into an epoch that was broken off by ``max_steps``, and that the trainer counted as done."""
-    loop = trainer.fit_loop
-    for counts in (loop.epoch_progress.total, loop.epoch_progress.current):
-        counts.processed = counts.completed = counts.started - 1
-    loop.restarting = True  # hands on to the loops inside that their counts are to be kept
-    if hasattr(loop, "update_restart_stage"):  # Lightning 2.5 and newer
-        loop.update_restart_stage()
-
-
-def _begin_next_epoch(trainer: Any, finished: int) -> None:
-    """Keeps a trainer that counts by ``max_steps`` from passing once through the finished epoch, and counting it."""
-    if trainer.current_epoch == finished + 1:
-        trainer.fit_loop.epoch_loop.restarting = False
+    def _is_in_restored(self) -> bool:
+        """Whether the running epoch is the one that was restored."""
+        restored = self._restored
+        return restored is not None and not restored.finished and self._epoch == restored.epoch

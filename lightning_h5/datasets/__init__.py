@@ -2,6 +2,17 @@
 
 from .base import RawBatch, RowDataset
 from .lazy import H5LazyDataset
+from .randomness import asked_for, fresh_draws, generators, own_streams
 from .workers import h5_worker_init_fn, seed_worker
 
-__all__ = ["H5LazyDataset", "RawBatch", "RowDataset", "h5_worker_init_fn", "seed_worker"]
+__all__ = [
+    "H5LazyDataset",
+    "RawBatch",
+    "RowDataset",
+    "asked_for",
+    "fresh_draws",
+    "generators",
+    "h5_worker_init_fn",
+    "own_streams",
+    "seed_worker",
+]

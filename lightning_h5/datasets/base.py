@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from ..errors import H5ValueError
 from ..files import FieldNames, OpenOptions, process_pool
 from ..readers import open_reader
 from ..sampling import BlockTable
 from ..stats import Counters
-from ..types import BatchToken, IntArray, RowReader
+from ..types import BatchToken, Draws, IntArray, RowReader
 from .buffers import BufferPool
+from .randomness import asked_for, fresh_draws, generators, seed_streams
 from .structure import Column, SampleStructure, Transform
 from .table import HELD_BYTES, FileTable, held_fields
 
@@ -66,6 +67,7 @@ class RowDataset(Dataset[Any]):
         self.table = table
         self.structure = structure
         self.batch_transform = batch_transform
+        self._batch_asks_for = asked_for(batch_transform)
         self.indices = _checked(indices, table.n_rows)
         self.counters = Counters()
         self._dtypes = tuple(dtypes)
@@ -84,7 +86,9 @@ class RowDataset(Dataset[Any]):
     def __getitem__(self, index: int | BatchToken) -> Any:
         """One sample, or, for a loader's token, what the token asks for."""
         if isinstance(index, BatchToken):
-            return self.finish(self.gather(index.rows), samples=index.samples)
+            if (self.has_transforms or index.samples) and get_worker_info() is not None:
+                seed_streams(index.draws)  # also for the `collate_fn` that comes after
+            return self.finish(self.gather(index.rows), samples=index.samples, draws=index.draws)
         (sample,) = self.__getitems__([index])
         return sample
 
@@ -127,17 +131,27 @@ class RowDataset(Dataset[Any]):
         self._check_unchanged(touched)
         return RawBatch(rows, tuple(map(self._cast, columns, self._dtypes)))
 
-    def finish(self, raw: RawBatch, *, samples: bool = False) -> Any:
+    def finish(self, raw: RawBatch, *, samples: bool = False, draws: Draws | None = None) -> Any:
         """Transforms and collates; the second half of a batch.
 
         Args:
             raw: what ``gather`` gave.
             samples: give a list of samples instead of a batch; ``batch_transform`` is not run then.
+            draws: what decides the draws of transforms that ask for a generator; None draws others each time.
         """
+        if draws is None:
+            draws = fresh_draws() if self.structure.asks or self._batch_asks_for else Draws(0, 0, 0)
         if samples:
-            return self.structure.samples(raw.columns, raw.rows)
-        batch = self.structure.batch(raw.columns, raw.rows)
-        return batch if self.batch_transform is None else self.batch_transform(batch)
+            return self.structure.samples(raw.columns, raw.rows, draws)
+        batch = self.structure.batch(raw.columns, raw.rows, draws)
+        if self.batch_transform is None:
+            return batch
+        return self.batch_transform(batch, **generators(self._batch_asks_for, draws))
+
+    @property
+    def has_transforms(self) -> bool:
+        """Whether a user's code makes samples or batches, and may draw random numbers."""
+        return self.structure.has_transforms or self.batch_transform is not None
 
     def identity(self) -> str:
         """A digest of these rows: what the files hold, and which of their rows this dataset has, in its order."""

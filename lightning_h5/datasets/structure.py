@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -11,11 +12,14 @@ from torch.utils.data import default_collate
 
 from ..errors import H5ValueError
 from ..files import FieldNames
-from ..types import IntArray
+from ..types import Draws, IntArray
+from .randomness import asked_for, generators
 
 __all__ = ["Column", "Part", "SampleStructure", "Transform"]
 
-Transform: TypeAlias = Callable[[Any], Any]
+Transform: TypeAlias = Callable[..., Any]
+"""Takes a value; also ``rng`` (a NumPy generator) or ``generator`` (torch's), where it has such a parameter."""
+
 Column: TypeAlias = torch.Tensor | list[Any]
 """One field of a batch: a tensor, or nested lists of str."""
 
@@ -38,20 +42,25 @@ class Part:
             return values[0]
         return tuple(values) if self.fields.kind == "tuple" else dict(zip(self.fields.names, values, strict=True))
 
-    def sample(self, columns: Sequence[Column], row: int) -> Any:
-        """One row's part, transformed."""
-        value = self.build([column[row] for column in columns])
-        return value if self.transform is None else self.transform(value)
+    @cached_property
+    def asks_for(self) -> tuple[str, ...]:
+        """The generators that the transform asks for."""
+        return asked_for(self.transform)
 
-    def batch(self, columns: Sequence[Column], n_rows: int) -> Any:
+    def sample(self, columns: Sequence[Column], place: int, row: int, draws: Draws) -> Any:
+        """One row's part, transformed. Input and target of a row have generators that draw the same."""
+        value = self.build([column[place] for column in columns])
+        return value if self.transform is None else self.transform(value, **generators(self.asks_for, draws, row))
+
+    def batch(self, columns: Sequence[Column], rows: list[int], draws: Draws) -> Any:
         """All rows' part; as it was read where nothing runs on single samples."""
         if self.transform is None:
             return self.build(columns)
-        if n_rows == 0:
+        if not rows:
             raise H5ValueError(
                 "a batch of no rows was asked for, and the transform runs on single samples. Ask for rows."
             )
-        batch = default_collate([self.sample(columns, row) for row in range(n_rows)])
+        batch = default_collate([self.sample(columns, place, row, draws) for place, row in enumerate(rows)])
         # torch makes a list of tuples' parts; without a transform it is a tuple.
         return tuple(batch) if self.fields.kind == "tuple" and isinstance(batch, list) else batch
 
@@ -76,16 +85,26 @@ class SampleStructure:
                 "with_index=True would overwrite the field 'index' of x_key. Call the field something else."
             )
 
-    def samples(self, columns: Sequence[Column], rows: IntArray) -> list[Any]:
+    @property
+    def has_transforms(self) -> bool:
+        """Whether anything runs on single samples."""
+        return self.x.transform is not None or (self.y is not None and self.y.transform is not None)
+
+    @property
+    def asks(self) -> bool:
+        """Whether a transform asks for a generator."""
+        return bool(self.x.asks_for or (self.y is not None and self.y.asks_for))
+
+    def samples(self, columns: Sequence[Column], rows: IntArray, draws: Draws) -> list[Any]:
         """A list of samples."""
         return [
-            self._join([part.sample(own, i) for part, own in self._parts(columns)], row)
-            for i, row in enumerate(rows.tolist())
+            self._join([part.sample(own, place, row, draws) for part, own in self._parts(columns)], row)
+            for place, row in enumerate(rows.tolist())
         ]
 
-    def batch(self, columns: Sequence[Column], rows: IntArray) -> Any:
+    def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws) -> Any:
         """A collated batch."""
-        parts = [part.batch(own, len(rows)) for part, own in self._parts(columns)]
+        parts = [part.batch(own, rows.tolist(), draws) for part, own in self._parts(columns)]
         return self._join(parts, torch.from_numpy(rows.copy()) if self.with_index else None)
 
     def _parts(self, columns: Sequence[Column]) -> list[tuple[Part, Sequence[Column]]]:

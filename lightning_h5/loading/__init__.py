@@ -2,6 +2,15 @@
 
 from .collate import SampleCollate
 from .loader import H5DataLoader
-from .state import Position, extend, position_from, position_state, steps_left
+from .state import Position, extend, is_position, position_from, position_state, steps_left
 
-__all__ = ["H5DataLoader", "Position", "SampleCollate", "extend", "position_from", "position_state", "steps_left"]
+__all__ = [
+    "H5DataLoader",
+    "Position",
+    "SampleCollate",
+    "extend",
+    "is_position",
+    "position_from",
+    "position_state",
+    "steps_left",
+]

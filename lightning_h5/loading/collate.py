@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..datasets import asked_for, fresh_draws, generators
+
 __all__ = ["SampleCollate"]
 
 
@@ -18,8 +20,15 @@ class SampleCollate:
 
     def __init__(self, collate_fn: Callable[[Any], Any], batch_transform: Callable[[Any], Any] | None) -> None:
         self._collate_fn, self._batch_transform = collate_fn, batch_transform
+        self._asks_for = asked_for(batch_transform)
 
     def __call__(self, samples: list[Any]) -> Any:
         """The batch of these samples."""
         batch = self._collate_fn(samples)
-        return batch if self._batch_transform is None else self._batch_transform(batch)
+        if self._batch_transform is None:
+            return batch
+        return self._batch_transform(batch, **self._generators())
+
+    def _generators(self) -> dict[str, Any]:
+        # The stream that fresh draws come from begins anew with each batch, so these follow the batch as well.
+        return generators(self._asks_for, fresh_draws()) if self._asks_for else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from multiprocessing.context import BaseContext
 from time import perf_counter, sleep
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import torch.distributed
 from torch.utils.data import DataLoader
 
-from ..datasets import RowDataset, seed_worker
+from ..datasets import RowDataset, own_streams, seed_worker
 from ..files import drop_inherited
 from ..sampling import EpochPlan, PlanSampler
 from ..stats import Counters
+from ..types import BatchToken
 from .pinning import pin
 from .readahead import ReadAhead
 from .state import LoaderState
@@ -123,13 +125,15 @@ class H5DataLoader(DataLoader[Any]):
             self.dataset.counters.share(self.num_workers)
             _let_threads_leave_python()
             return super().__iter__(), plan
-        reading = ReadAhead(self.dataset, self.sampler.tokens(epoch), self._depth)
+        reading = ReadAhead(self.dataset.gather, self._finish, self.sampler.tokens(epoch), self._depth)
         self._reading.add(reading)
         return reading, plan
 
-    def finish(self, batch: Any) -> Any:
-        """What a worker process, and torch's pinning thread, would do with a batch."""
-        batch = self.collate_fn(batch)
+    def _finish(self, raw: Any, token: BatchToken) -> Any:
+        """What a worker process, and torch's pinning thread, would do with what was read."""
+        users_code = self.dataset.has_transforms or token.samples
+        with own_streams(token.draws) if users_code else nullcontext():
+            batch = self.collate_fn(self.dataset.finish(raw, samples=token.samples, draws=token.draws))
         return pin(batch) if self._pins else batch
 
     def __getstate__(self) -> dict[str, Any]:
@@ -182,10 +186,9 @@ class _LateIterator:
         except StopIteration:
             loader.position.end(loader.sampler)
             raise
-        if not loader.num_workers:
-            batch = loader.finish(batch)
         loader.position.advance()
-        loader.counters.add(rows=self._plan.n_rows(self._step), batches=1, wait_seconds=perf_counter() - began)
+        start, stop = self._plan.bounds(self._step)
+        loader.counters.add(rows=stop - start, batches=1, wait_seconds=perf_counter() - began)
         self._step += 1
         return batch
 

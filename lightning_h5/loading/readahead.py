@@ -10,27 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from ..errors import H5Error
 from ..types import BatchToken, IntArray
 
-__all__ = ["ReadAhead", "TokenDataset"]
+__all__ = ["ReadAhead"]
 
-
-class TokenDataset(Protocol):
-    """A dataset whose reading can run apart from its transforms."""
-
-    def gather(self, rows: IntArray) -> Any:
-        """Reads rows; called by the thread and by the consumer at the same time."""
-        ...
-
-    def finish(self, raw: Any, *, samples: bool = False) -> Any:
-        """Transforms and collates; called where the batch is taken."""
-        ...
+Gather: TypeAlias = Callable[[IntArray], Any]
 
 
 class _Reading:
@@ -48,10 +38,10 @@ class _Reading:
         self.done = threading.Lock()
         self.done.acquire()
 
-    def read(self, dataset: TokenDataset) -> None:
+    def read(self, gather: Gather) -> None:
         """Reads it."""
         try:
-            self.raw = dataset.gather(self.token.rows)
+            self.raw = gather(self.token.rows)
         except BaseException as error:  # it belongs to the one who takes this batch
             self.error = error
             if not isinstance(error, Exception):
@@ -78,20 +68,23 @@ class ReadAhead:
     and when this object is forgotten. An error while reading is raised by the ``next()`` whose batch it was.
 
     Args:
-        dataset: what reads.
+        gather: reads rows; called by the thread and by the consumer at the same time.
+        finish: makes a batch of what was read for a token; called where the batch is taken.
         tokens: what to read; consumed by ``next()``, never by the thread.
         depth: batches that are read ahead at most.
     """
 
-    def __init__(self, dataset: TokenDataset, tokens: Iterator[BatchToken], depth: int) -> None:
-        self._dataset = dataset
+    def __init__(
+        self, gather: Gather, finish: Callable[[Any, BatchToken], Any], tokens: Iterator[BatchToken], depth: int
+    ) -> None:
+        self._gather, self._finish = gather, finish
         self._tokens = tokens
         self._todo: SimpleQueue[_Reading | None] = SimpleQueue()
         self._ahead: deque[_Reading] = deque()
         self._ended = self._closed = False
         # The thread must not hold this object, or it would never be forgotten.
         self._thread = threading.Thread(
-            target=_work, args=(dataset, self._todo), name="lightning_h5-read-ahead", daemon=True
+            target=_work, args=(gather, self._todo), name="lightning_h5-read-ahead", daemon=True
         )
         for _ in range(depth):
             self._read_one_more()
@@ -115,14 +108,14 @@ class ReadAhead:
         except BaseException:
             self._end()
             raise
-        return self._dataset.finish(raw, samples=reading.token.samples)
+        return self._finish(raw, reading.token)
 
     def _help(self) -> bool:
         """Reads a batch here that the thread has not begun, instead of waiting; False where there is none."""
         with suppress(Empty):
             reading = self._todo.get_nowait()
             if reading is not None:
-                reading.read(self._dataset)
+                reading.read(self._gather)
                 return True
         return False
 
@@ -157,7 +150,7 @@ class ReadAhead:
             self._dismiss()
 
 
-def _work(dataset: TokenDataset, todo: SimpleQueue[_Reading | None]) -> None:
+def _work(gather: Gather, todo: SimpleQueue[_Reading | None]) -> None:
     while (reading := todo.get()) is not None:
-        reading.read(dataset)
+        reading.read(gather)
         del reading  # while this thread waits, it holds no batch

@@ -7,10 +7,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
-from ..errors import H5ResumeError
-from ..sampling import Mode, OrderParameters, PlanSampler, Segment, TrainingCut
+from ..errors import H5ResumeError, H5ValueError
+from ..sampling import Mode, OrderParameters, PlanSampler, Segment, consumed_rows
 
-__all__ = ["STATE_VERSION", "LoaderState", "Position", "extend", "position_from", "position_state", "steps_left"]
+__all__ = [
+    "STATE_VERSION",
+    "LoaderState",
+    "Position",
+    "extend",
+    "is_position",
+    "position_from",
+    "position_state",
+    "steps_left",
+]
 
 STATE_VERSION = 1
 
@@ -41,21 +50,14 @@ class Position(NamedTuple):
     finished: bool
 
 
-def position_state(
-    sampler: PlanSampler,
-    epoch: int,
-    segments: Sequence[Segment],
-    identity: str | None = None,
-    *,
-    finished: bool = False,
-) -> dict[str, Any]:
+def position_state(sampler: PlanSampler, position: Position, identity: str | None = None) -> dict[str, Any]:
     """The position as plain values (text, numbers, lists, dicts): loads with ``weights_only=True``, and as JSON."""
-    order = sampler.order_of(epoch)
+    order = position.order
     state = {
         "version": STATE_VERSION,
-        "epoch": epoch,
-        "segments": [list(segment) for segment in segments],
-        "finished": finished,
+        "epoch": position.epoch,
+        "segments": [list(segment) for segment in position.segments],
+        "finished": position.finished,
         "order": {
             "mode": order.mode,
             "seed": order.seed,
@@ -76,6 +78,11 @@ def _digest(state: Mapping[str, Any]) -> str:
     """A digest of all other fields: a number that was changed by accident still looks like a position."""
     others = {name: value for name, value in state.items() if name != "digest"}
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def is_position(value: object) -> bool:
+    """Whether something out of a checkpoint looks like a position, whole or damaged."""
+    return isinstance(value, Mapping) and {"digest", "segments", "order"} <= value.keys()
 
 
 def position_from(state: Mapping[str, Any], sampler: PlanSampler, identity: str | None = None) -> Position:
@@ -120,7 +127,8 @@ def position_from(state: Mapping[str, Any], sampler: PlanSampler, identity: str 
     finished = state.get("finished")
     if not isinstance(finished, bool):
         raise _damaged("finished", finished)
-    return Position(_whole(state, "epoch", 0), _segments(state, sampler), parameters, finished)
+    epoch = _whole(state, "epoch", 0)
+    return Position(epoch, _segments(state, sampler, epoch), parameters, finished)
 
 
 def steps_left(sampler: PlanSampler, epoch: int) -> int:
@@ -128,20 +136,19 @@ def steps_left(sampler: PlanSampler, epoch: int) -> int:
     return sampler.plan(epoch).n_steps
 
 
-def _segments(state: Mapping[str, Any], sampler: PlanSampler) -> tuple[Segment, ...]:
+def _segments(state: Mapping[str, Any], sampler: PlanSampler, epoch: int) -> tuple[Segment, ...]:
     given = state.get("segments")
     if not isinstance(given, list | tuple):
         raise _damaged("segments", given)
-    segments, done = [], 0
+    segments = []
     for entry in given:
         if not isinstance(entry, list | tuple) or len(entry) != 3 or not all(type(n) is int and n > 0 for n in entry):
             raise _damaged("segments", given)
-        segment = Segment(*entry)
-        cut = TrainingCut(sampler.blocks.n_rows - done, segment.batch_size, segment.world_size, sampler.drop_last)
-        if segment.n_batches > cut.n_steps * cut.world_size:
-            raise _damaged("segments", given)
-        done += cut.stop(segment.n_batches - 1)
-        segments.append(segment)
+        segments.append(Segment(*entry))
+    try:
+        consumed_rows(sampler.blocks.n_rows, segments, sampler.drop_last, epoch)
+    except H5ValueError as error:
+        raise _damaged("segments", given) from error
     return tuple(segments)
 
 
@@ -162,7 +169,8 @@ def _compare(fields: Mapping[str, tuple[Any, Any]]) -> None:
         lines = "".join(f"\n  {name}: saved {saved!r}, present {now!r}" for name, (saved, now) in differing.items())
         raise H5ResumeError(
             f"the saved position belongs to other data or settings:{lines}\n"
-            "Use the files and settings of the saved run, or start a new one from its weights."
+            "Use the files and settings of the saved run. Or pass on_resume_mismatch='restart_epoch' to the data "
+            "module: weights and counters are taken up, and the epoch that was broken off starts over."
         )
 
 
@@ -172,11 +180,24 @@ class LoaderState:
     def __init__(self) -> None:
         self._epoch: int | None = None
         self._before: tuple[Segment, ...] = ()
+        self._order: OrderParameters | None = None
         self._n_given = 0
+        self._loaded: int | None = None  # an epoch that was loaded, until an iteration goes on with it
 
     def begin(self, epoch: int, sampler: PlanSampler) -> None:
-        """An iteration of an epoch begins."""
+        """An iteration of an epoch begins.
+
+        Raises:
+            H5ResumeError: the rest of another epoch was loaded and would be left out.
+        """
+        loaded, self._loaded = self._loaded, None
+        if loaded not in (None, epoch) and not sampler.is_kept and (left := steps_left(sampler, loaded)):
+            raise H5ResumeError(
+                f"a position in epoch {loaded} was loaded, which has {left} batches left, and an iteration of epoch "
+                f"{epoch} was begun. Call loader.sampler.set_epoch({loaded}) first, or do not load the position."
+            )
         self._epoch, self._before, self._n_given = epoch, sampler.consumed(epoch), 0
+        self._order = sampler.order_of(epoch)
 
     def advance(self) -> None:
         """One more batch was given out."""
@@ -189,15 +210,16 @@ class LoaderState:
 
     def as_dict(self, sampler: PlanSampler) -> dict[str, Any]:
         """The position as plain values."""
-        if self._epoch is None:
-            return position_state(sampler, sampler.epoch, sampler.consumed(sampler.epoch))
+        epoch = sampler.epoch if self._epoch is None else self._epoch
+        before = sampler.consumed(epoch) if self._epoch is None else self._before
         world_size = sampler.replica.world_size
-        segments = extend(self._before, sampler.batch_size, world_size, self._n_given * world_size)
-        return position_state(sampler, self._epoch, segments)
+        segments = extend(before, sampler.batch_size, world_size, self._n_given * world_size)
+        return position_state(sampler, Position(epoch, segments, self._order or sampler.order_of(epoch), False))
 
     def load(self, state: Mapping[str, Any], sampler: PlanSampler) -> None:
         """Takes over a saved position."""
         position = position_from(state, sampler)
         sampler.restore(position.epoch, position.segments, position.order)
-        sampler.set_epoch(position.epoch)
+        sampler.go_on_from(position.epoch)
         self.begin(position.epoch, sampler)
+        self._loaded = position.epoch

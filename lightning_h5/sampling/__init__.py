@@ -2,7 +2,7 @@
 
 from .blocks import BlockTable
 from .cuts import EvaluationCut, TrainingCut
-from .permutation import KeyedPermutation, TablePermutation, permutation
+from .permutation import KeyedPermutation, TablePermutation, permutation, stream
 from .plan import (
     PLAN_VERSION,
     EpochPlan,
@@ -45,4 +45,5 @@ __all__ = [
     "order_rows",
     "permutation",
     "resolve_replica",
+    "stream",
 ]

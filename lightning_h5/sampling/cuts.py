@@ -16,19 +16,24 @@ class TrainingCut:
 
     Whole rounds come first. A ragged end is dropped with ``drop_last``; else the last two rounds are cut anew
     into batches whose sizes differ by one row, so that nothing is dropped, nothing repeated and none is tiny.
-    Where even that cannot be (``batch_size`` 1 and a remainder), the remainder sits out this epoch.
+    Where even that cannot be (``batch_size`` 1 and a remainder), the remainder sits out: the sequence's end in
+    epoch 0, the rows before those in epoch 1, and so on to the sequence's start, and again from its end.
 
     Attributes:
         n_rows: length of the sequence.
         batch_size: rows of a batch on one rank.
         world_size: number of ranks.
         drop_last: drop the ragged end.
+        epoch: decides who sits out.
+        consumed: rows of the epoch that came before this sequence, so that a resumed run leaves out the same.
     """
 
     n_rows: int
     batch_size: int
     world_size: int
     drop_last: bool = False
+    epoch: int = 0
+    consumed: int = 0
 
     @cached_property
     def n_steps(self) -> int:
@@ -41,9 +46,18 @@ class TrainingCut:
         return full + 1
 
     @property
-    def n_sitting_out(self) -> int:
-        """Rows at the sequence's end that are in no batch."""
-        return self.n_rows - self.stop(self.n_steps * self.world_size - 1)
+    def n_left_out(self) -> int:
+        """Rows of the sequence that are in no batch."""
+        full, rest = divmod(self.n_rows, self.batch_size * self.world_size)
+        return rest if self.n_steps == full else 0
+
+    def start(self, batch: int) -> int:
+        """Position in the sequence of the first row of a batch (0 to ``n_steps * world_size``)."""
+        return self._past_those_who_sit_out(self._before(batch))
+
+    def stop(self, batch: int) -> int:
+        """Position after the last row of a batch; 0 for batch -1."""
+        return self._past_those_who_sit_out(self._before(batch + 1) - 1) + 1 if batch >= 0 else 0
 
     @cached_property
     def _n_even_rounds(self) -> int:
@@ -51,22 +65,27 @@ class TrainingCut:
         full, rest = divmod(self.n_rows, self.batch_size * self.world_size)
         return self.n_steps if not rest or self.n_steps == full else max(0, full - 1)
 
-    def start(self, batch: int) -> int:
-        """Position in the sequence of the first row of a batch (0 to ``n_steps * world_size``)."""
+    @cached_property
+    def _first_who_sits_out(self) -> int:
+        if self.drop_last or not self.n_left_out:
+            return self.n_rows
+        last_place = self.consumed + self.n_rows - self.n_left_out
+        return max(0, (last_place - self.epoch * self.n_left_out) % (last_place + 1) - self.consumed)
+
+    def _before(self, batch: int) -> int:
+        """Rows in the batches before a batch."""
         even = self._n_even_rounds * self.world_size
         if batch <= even:
             return batch * self.batch_size
         n_batches = self.n_steps * self.world_size - even
+        n_rows = self.n_rows - even * self.batch_size
         return (
-            even * self.batch_size
-            + balanced_contiguous_shard(
-                self.n_rows - even * self.batch_size, n_batches, min(batch - even, n_batches) - 1
-            )[1]
+            even * self.batch_size + balanced_contiguous_shard(n_rows, n_batches, min(batch - even, n_batches) - 1)[1]
         )
 
-    def stop(self, batch: int) -> int:
-        """Position after the last row of a batch; 0 for batch -1."""
-        return self.start(batch + 1) if batch >= 0 else 0
+    def _past_those_who_sit_out(self, position: int) -> int:
+        """From a position among the rows in batches to one in the sequence."""
+        return position + self.n_left_out if position >= self._first_who_sits_out else position
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,17 @@ ROUNDS = 8
 U64 = np.uint64
 
 
-def stream(seed: int, epoch: int, purpose: int) -> np.random.Philox:
+def stream(seed: int, epoch: int, purpose: int, place: int = 0) -> np.random.Philox:
     """The bit stream for one use of randomness.
 
     Args:
         seed: the run's seed, any integer.
         epoch: from 0.
         purpose: a small number that keeps uses apart.
+        place: a row or a position that has a stream of its own, of 2^128 draws.
     """
-    return np.random.Philox(key=np.array([seed % 2**64, (epoch << 8 | purpose) % 2**64], dtype=U64))
+    key = np.array([seed % 2**64, (epoch << 8 | purpose) % 2**64], dtype=U64)
+    return np.random.Philox(key=key, counter=np.array([0, 0, place % 2**64, 0], dtype=U64))
 
 
 class TablePermutation:

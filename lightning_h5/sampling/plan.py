@@ -86,8 +86,8 @@ class EpochPlan(Protocol):
         """Indices into the dataset for a step, counted from 0 at the first that is left."""
         ...
 
-    def n_rows(self, step: int) -> int:
-        """Rows of a step."""
+    def bounds(self, step: int) -> tuple[int, int]:
+        """First position in the epoch's sequence, and the one after the last, of a step's rows."""
         ...
 
 
@@ -114,17 +114,25 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int) -> O
     )
 
 
-def consumed_rows(n_rows: int, segments: Sequence[Segment], drop_last: bool) -> int:
+def consumed_rows(n_rows: int, segments: Sequence[Segment], drop_last: bool, epoch: int = 0) -> int:
     """Rows of the sequence that the segments have used up.
 
     Args:
         n_rows: rows of the epoch.
         segments: what was consumed, in the order of time; each cuts what the ones before it left.
         drop_last: whether a ragged end is dropped.
+        epoch: which epoch.
+
+    Raises:
+        H5ValueError: a segment has more batches than were left.
     """
     done = 0
     for segment in segments:
-        cut = TrainingCut(n_rows - done, segment.batch_size, segment.world_size, drop_last)
+        cut = TrainingCut(n_rows - done, segment.batch_size, segment.world_size, drop_last, epoch, done)
+        if segment.n_batches > cut.n_steps * cut.world_size:
+            raise H5ValueError(
+                f"{segment} was asked for, and {n_rows - done} rows are left of {n_rows}. Ask for fewer batches."
+            )
         done += cut.stop(segment.n_batches - 1)
     return done
 
@@ -152,13 +160,12 @@ class TrainingPlan:
 
     def rows(self, step: int) -> IntArray:
         """Indices into the dataset for a step, shape ``(batch,)``."""
-        batch = step * self.cut.world_size + self.rank
-        return self.order(self.consumed + self.cut.start(batch), self.consumed + self.cut.stop(batch))
+        return self.order(*self.bounds(step))
 
-    def n_rows(self, step: int) -> int:
-        """Rows of a step."""
+    def bounds(self, step: int) -> tuple[int, int]:
+        """First position in the epoch's sequence, and the one after the last, of a step's rows."""
         batch = step * self.cut.world_size + self.rank
-        return self.cut.stop(batch) - self.cut.start(batch)
+        return self.consumed + self.cut.start(batch), self.consumed + self.cut.stop(batch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,9 +185,8 @@ class EvaluationPlan:
 
     def rows(self, step: int) -> IntArray:
         """Indices into the dataset for a step, shape ``(batch,)``."""
-        return np.arange(*self.cut.bounds(step), dtype=np.int64)
+        return np.arange(*self.bounds(step), dtype=np.int64)
 
-    def n_rows(self, step: int) -> int:
-        """Rows of a step."""
-        start, stop = self.cut.bounds(step)
-        return stop - start
+    def bounds(self, step: int) -> tuple[int, int]:
+        """First row, and the row after the last, of a step."""
+        return self.cut.bounds(step)

@@ -82,6 +82,8 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         self._given = (rank, world_size)
         self._keeper = keeper
         self._consumed: tuple[int, OrderParameters, tuple[Segment, ...]] | None = None
+        self._go_on_from: int | None = None
+        self._first_epoch = 0  # of who counts epochs from the process's start
 
     @property
     def replica(self) -> Replica:
@@ -89,8 +91,19 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         return resolve_replica(*self._given)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch for the next iteration, where no trainer keeps it."""
-        self.epoch = epoch
+        """Sets the epoch for the next iteration, where no trainer keeps it.
+
+        Fabric calls this with the number of iterations since the process began. So where a position was loaded, and
+        the first call after it names an earlier epoch, that call means the loaded epoch, and later ones those after.
+        """
+        if self._go_on_from is not None:
+            self._first_epoch = max(0, self._go_on_from - epoch)
+            self._go_on_from = None
+        self.epoch = self._first_epoch + epoch
+
+    def go_on_from(self, epoch: int) -> None:
+        """The next iteration is of this epoch, which was broken off in an earlier process."""
+        self.epoch, self._first_epoch, self._go_on_from = epoch, 0, epoch
 
     def starting_epoch(self) -> int:
         """The epoch that an iteration started now would be."""
@@ -122,7 +135,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     def order_of(self, epoch: int) -> OrderParameters:
         """What decides the order of an epoch: as saved for one that was broken off, else the present."""
-        return self._consumed[1] if self._consumed and self._consumed[0] == epoch else self._present()
+        return self._consumed[1] if self._consumed and self._consumed[0] == epoch else self.present_order()
 
     def plan(self, epoch: int) -> EpochPlan:
         """This rank's plan of what is left of an epoch."""
@@ -130,8 +143,8 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         n_rows = self.blocks.n_rows
         if self.evaluation:
             return EvaluationPlan(EvaluationCut(n_rows, self.batch_size, world_size, rank))
-        done = consumed_rows(n_rows, self.consumed(epoch), self.drop_last)
-        cut = TrainingCut(n_rows - done, self.batch_size, world_size, self.drop_last)
+        done = consumed_rows(n_rows, self.consumed(epoch), self.drop_last, epoch)
+        cut = TrainingCut(n_rows - done, self.batch_size, world_size, self.drop_last, epoch, done)
         return TrainingPlan(order_rows(self.blocks, self.order_of(epoch), epoch), cut, rank, done)
 
     def __iter__(self) -> Iterator[BatchToken]:  # type: ignore[override]  # a token is what our datasets take
@@ -142,7 +155,8 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         plan = self.plan(epoch)
         first = len(self) - plan.n_steps
         for step in range(plan.n_steps):
-            yield BatchToken(epoch, first + step, plan.rows(step), self.samples)
+            position, _ = plan.bounds(step)
+            yield BatchToken(epoch, first + step, plan.rows(step), self.samples, self.seed, position)
 
     def __len__(self) -> int:
         """Steps of a whole epoch on this rank, also where a part of it is consumed."""
@@ -151,5 +165,6 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
             return EvaluationCut(self.blocks.n_rows, self.batch_size, world_size, rank).n_steps
         return TrainingCut(self.blocks.n_rows, self.batch_size, world_size, self.drop_last).n_steps
 
-    def _present(self) -> OrderParameters:
+    def present_order(self) -> OrderParameters:
+        """What decides the order of an epoch that begins now."""
         return replace(self.parameters, batch_size=self.batch_size)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_h5 import H5ResumeError
-from lightning_h5.loading import position_from, position_state
+from lightning_h5.loading import Position, position_from, position_state
 from lightning_h5.sampling import BlockTable, OrderParameters, PlanSampler, Segment
 
 
@@ -21,7 +21,9 @@ def sampler(n_rows=1000, **options):
 
 
 def state(n_rows=1000):
-    return position_state(sampler(n_rows), 4, [Segment(8, 2, 10), Segment(5, 4, 8)], "abc", finished=False)
+    own = sampler(n_rows)
+    segments = (Segment(8, 2, 10), Segment(5, 4, 8))
+    return position_state(own, Position(4, segments, own.present_order(), finished=False), "abc")
 
 
 def test_it_comes_back_as_it_was_saved():

@@ -1,0 +1,88 @@
+"""The Trainer's own counters: the one place where attributes are used that Lightning does not document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from .._lightning import PACKAGE
+from ..errors import H5ResumeError
+
+__all__ = ["begin_next_epoch", "cycles", "is_alone", "is_broken_off", "move", "processed", "reopen_epoch"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _counters(function: F) -> F:
+    """Says which version is the trouble, should a later one keep its counters elsewhere."""
+
+    @wraps(function)
+    def checked(trainer: Any, *arguments: Any) -> Any:
+        try:
+            return function(trainer, *arguments)
+        except AttributeError as error:
+            raise H5ResumeError(
+                f"the position of training was asked of {PACKAGE}, and this version of it does not keep its counters "
+                f"where lightning_h5 looks for them ({error}). Install a version that lightning_h5 allows."
+            ) from error
+
+    return checked  # type: ignore[return-value]
+
+
+@_counters
+def processed(trainer: Any) -> int:
+    """Batches of the running epoch whose training step is done.
+
+    Not ``completed``, which lags behind while batch-end callbacks save; not ``ready``, which counts a batch
+    whose step then fails.
+    """
+    return int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
+
+
+@_counters
+def move(trainer: Any, batches: int) -> None:
+    """Sets the counter of batches: under another world size or batch size the same rows are other batches."""
+    current = trainer.fit_loop.epoch_loop.batch_progress.current
+    delta = batches - processed(trainer)
+    for name in ("ready", "started", "processed", "completed") if delta else ():
+        setattr(current, name, getattr(current, name) + delta)
+
+
+@_counters
+def is_broken_off(trainer: Any) -> bool:
+    """Whether the trainer was restored to the middle of an epoch."""
+    loop = trainer.fit_loop
+    return bool(loop.restarting and processed(trainer) > 0 and not loop.epoch_loop.batch_progress.is_last_batch)
+
+
+@_counters
+def reopen_epoch(trainer: Any) -> None:
+    """Goes back into an epoch that was broken off by ``max_steps``, and that the trainer counted as done."""
+    loop = trainer.fit_loop
+    for counts in (loop.epoch_progress.total, loop.epoch_progress.current):
+        counts.processed = counts.completed = counts.started - 1
+    loop.restarting = True  # hands on to the loops inside that their counts are to be kept
+    if hasattr(loop, "update_restart_stage"):  # Lightning 2.5 and newer
+        loop.update_restart_stage()
+
+
+@_counters
+def begin_next_epoch(trainer: Any, finished: int) -> None:
+    """Keeps a trainer that counts by ``max_steps`` from passing once through the finished epoch, and counting it."""
+    if trainer.current_epoch == finished + 1:
+        trainer.fit_loop.epoch_loop.restarting = False
+
+
+@_counters
+def is_alone(trainer: Any) -> bool:
+    """Whether the training loader is one loader, so that a batch of the trainer is a batch of ours."""
+    combined = trainer.fit_loop._combined_loader
+    return combined is None or len(combined.flattened) == 1
+
+
+@_counters
+def cycles(trainer: Any) -> bool:
+    """Whether loaders that are shorter than others begin again within an epoch."""
+    combined = trainer.fit_loop._combined_loader
+    return not is_alone(trainer) and combined._mode == "max_size_cycle"
