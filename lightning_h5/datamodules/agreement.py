@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -87,9 +87,11 @@ class _RankExchange(Exchange):
         self._name = f"lightning_h5/{next(_numbers)}"
         self._rank, self._world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self._patience = patience
+        self._is_here = False  # whether this rank has come to `agree`
 
     def agree(self, facts: Mapping[str, Any], failure: Exception | None) -> None:
         """See ``Exchange.agree``."""
+        self._is_here = True
         mine = {
             "error": None if failure is None else [type(failure).__name__, str(failure)],
             "facts": {name: repr(value) for name, value in facts.items()},
@@ -102,24 +104,24 @@ class _RankExchange(Exchange):
             else:
                 told = [self._store.get(self._key(rank)) for rank in range(self._world_size)]
                 kind, text = self._verdict([json.loads(one) for one in told])
-            if text:
-                self._leave_together(late)
         except torch.distributed.DistError as error:
-            kind, text = H5Error, self._told_of_the_end()
-            failure = failure or error
+            raise H5Error(self._told_of_the_end()) from (failure or error)
         if text:
+            self._leave(late)
             raise kind(text) from failure
 
     def watch(self, over: threading.Event) -> None:
         """Ends this process where the others have ended without it; runs in a thread."""
-        while not over.wait(POLL):
+        while not over.wait(POLL) and not self._is_here:
             try:
                 decided = self._store.check([f"{self._name}/late"])
                 late = json.loads(self._store.get(f"{self._name}/late")) if decided else []
                 text = self._told_of(late) if self._rank in late else ""
+                if text:
+                    self._wait_for_those_who_leave(late)
             except torch.distributed.DistError:
                 text = self._told_of_the_end()
-            if text and not over.is_set():
+            if text and not self._is_here:
                 sys.stderr.write(f"H5Error: {text}\n")
                 sys.stderr.flush()
                 os._exit(1)  # the main thread hangs, perhaps inside a library: it cannot be asked to raise
@@ -133,15 +135,20 @@ class _RankExchange(Exchange):
         decided: list[int] = json.loads(self._store.compare_set(f"{self._name}/late", "", json.dumps(late)))
         return decided
 
-    def _leave_together(self, late: Sequence[int]) -> None:
+    def _leave(self, late: Sequence[int]) -> None:
         """Waits a moment, so that all can read what went wrong: the store ends with the process that holds it."""
-        self._store.add(f"{self._name}/left", 1)
+        with suppress(torch.distributed.DistError):  # that process was the first to leave
+            self._store.add(f"{self._name}/left", 1)
+        self._wait_for_those_who_leave(late)
+        if late:
+            time.sleep(2 * POLL)  # for their watches to see it
+
+    def _wait_for_those_who_leave(self, late: Sequence[int]) -> None:
         here = self._world_size - len(late)
         end = time.monotonic() + GRACE
-        while self._store.add(f"{self._name}/left", 0) < here and time.monotonic() < end:
-            time.sleep(0.01)
-        if late:
-            time.sleep(2 * POLL)
+        with suppress(torch.distributed.DistError):
+            while self._store.add(f"{self._name}/left", 0) < here and time.monotonic() < end:
+                time.sleep(0.01)
 
     def _late(self) -> list[int]:
         return [rank for rank in range(self._world_size) if not self._store.check([self._key(rank)])]

@@ -160,6 +160,7 @@ class BaseH5DataModule(LightningDataModule):
         if self._train_loader is None:
             return NoRows()
         self._position.equip(self._train_loader.sampler)
+        self._position.reopen(self.trainer)
         return self._train_loader
 
     def val_dataloader(self) -> Any:

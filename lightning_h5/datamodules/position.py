@@ -47,6 +47,14 @@ class RunPosition:
         self.load(trainer, checkpoint[found[0]])
         return found[0]
 
+    def reopen(self, trainer: Any) -> None:
+        """Has the trainer train on where ``max_steps`` broke off the last epoch, which it counts as done.
+
+        Without this it would end at once where that epoch is the last one.
+        """
+        if self._pending is not None and self._pending.get("finished") is False:
+            reopen_epoch(trainer, self._pending.get("epoch"))
+
     def equip(self, sampler: PlanSampler) -> None:
         """Gives a new sampler what an earlier one was restored to."""
         if self._restored is not None:
@@ -88,8 +96,7 @@ class RunPosition:
         if restored.finished:
             begin_next_epoch(trainer, restored.epoch)
             return
-        if trainer.current_epoch == restored.epoch + 1:
-            reopen_epoch(trainer)
+        reopen_epoch(trainer, restored.epoch)
         if trainer.current_epoch == restored.epoch:
             self._left = steps_left(sampler, restored.epoch)
             if is_alone(trainer):

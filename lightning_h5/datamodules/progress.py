@@ -57,9 +57,11 @@ def is_broken_off(trainer: Any) -> bool:
 
 
 @_counters
-def reopen_epoch(trainer: Any) -> None:
-    """Goes back into an epoch that was broken off by ``max_steps``, and that the trainer counted as done."""
+def reopen_epoch(trainer: Any, epoch: object) -> None:
+    """Goes back into an epoch that was broken off by ``max_steps``, where the trainer counted it as done."""
     loop = trainer.fit_loop
+    if trainer.current_epoch - 1 != epoch:
+        return
     for counts in (loop.epoch_progress.total, loop.epoch_progress.current):
         counts.processed = counts.completed = counts.started - 1
     loop.restarting = True  # hands on to the loops inside that their counts are to be kept
