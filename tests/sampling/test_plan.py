@@ -1,5 +1,7 @@
 """The sequence of an epoch, over ranks, and where a broken run goes on."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -121,3 +123,38 @@ def test_a_block_table_leaves_out_blocks_without_rows():
     table = BlockTable.of_sizes([3, 0, 2])
     assert (table.n_blocks, table.n_rows) == (2, 5)
     assert np.array_equal(table.starts, [0, 3, 5])
+
+
+@pytest.mark.parametrize("mode", ["global", "none"])
+def test_a_billion_rows_in_a_million_blocks_take_little_memory(mode):
+    tracemalloc.start()
+    blocks = BlockTable.of_sizes(np.full(10**6, 1000))
+    one = PlanSampler(blocks, OrderParameters(mode=mode, batch_size=64), batch_size=64, rank=6, world_size=7)
+    rows = one.plan(3).rows(10**6)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(set(rows.tolist())) == 64
+    assert peak < 100 << 20
+    assert blocks.n_rows == 10**9
+
+
+@given(st.integers(1, 300), st.integers(1, 12), st.integers(1, 6), st.integers(0, 3), modes, st.booleans())
+def test_any_batch_is_reached_without_those_before_it(n_rows, batch_size, world_size, epoch, mode, drop_last):
+    for rank in range(world_size):
+        one = sampler(n_rows, batch_size, rank, world_size, mode=mode, drop_last=drop_last)
+        one.set_epoch(epoch)
+        plan = one.plan(epoch)
+        for token in reversed(list(one)):
+            assert plan.rows(token.step).tolist() == token.rows.tolist()
+            assert plan.bounds(token.step)[0] == token.position
+
+
+@given(st.integers(2, 60), st.integers(2, 5), st.integers(0, 20), st.data())
+def test_with_batches_of_one_row_a_resumed_epoch_leaves_out_the_same_rows(n_rows, world_size, epoch, data):
+    whole = epoch_of(n_rows, 1, world_size, epoch, mode="none")
+    steps = data.draw(st.integers(0, len(whole) // world_size))
+    ranks = [sampler(n_rows, 1, rank, world_size, mode="none") for rank in range(world_size)]
+    for one in ranks:
+        one.restore(epoch, [Segment(1, world_size, steps * world_size)] if steps else [])
+    rest = [token.rows[0] for tokens in zip(*(one.tokens(epoch) for one in ranks), strict=True) for token in tokens]
+    assert whole[: steps * world_size] + rest == whole
