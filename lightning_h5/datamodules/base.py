@@ -16,6 +16,7 @@ from .._lightning import (
     check_trainer,
     models_of_the_other_package,
     rank_zero_info,
+    rank_zero_warn,
 )
 from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..datasets import RowDataset
@@ -145,6 +146,11 @@ class BaseH5DataModule(LightningDataModule):
 
     def teardown(self, stage: str | None = None) -> None:
         """Ends reading ahead and closes files. They open again where a dataset is read again."""
+        if stage == "fit" and self._position.saved is not None:
+            rank_zero_warn(
+                "the checkpoint's position was not used: the Trainer counts its epoch as done, and had nothing left to "
+                "do. Where max_steps broke that epoch off, raise max_epochs by one to train on the rest of it."
+            )
         for loader in list(self._loaders):
             loader.close()
         for dataset in self._datasets.values():
@@ -206,9 +212,7 @@ class BaseH5DataModule(LightningDataModule):
     def find_position(self, checkpoint: Mapping[str, Any]) -> None:
         """Takes the position from a checkpoint where Lightning does not: a data module of another name saved it."""
         if name := self._position.find(self.trainer, checkpoint):
-            self._say(
-                f"the data module {name!r} saved this checkpoint's position; {type(self).__name__} goes on from it"
-            )
+            self._say(f"a data module {name!r} saved this checkpoint; {type(self).__name__} goes on from its position")
 
     def apply_position(self) -> None:
         """Goes on where the restored position says; called when training starts.

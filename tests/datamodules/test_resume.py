@@ -198,3 +198,128 @@ def test_a_checkpoint_that_was_validated_moves_no_later_fit(tmp_path, module):
     quiet_trainer().validate(Recorder(), datamodule=datamodule, ckpt_path=saved)
     quiet_trainer(max_epochs=EPOCHS).fit(fresh, datamodule=datamodule)
     assert fresh.train_rows == rows_of_a_whole_run(module)
+
+
+@pytest.fixture
+def saved(tmp_path, module):
+    """A checkpoint from the middle of epoch 1, saved at an exception, and the rows trained on before it."""
+    broken, callback = Recorder(fail_at=(1, 3)), SaveOnException(tmp_path)
+    with pytest.raises(RuntimeError, match="stop here"):
+        quiet_trainer(max_epochs=EPOCHS, callbacks=[callback]).fit(broken, datamodule=module())
+    return callback.path, broken.train_rows
+
+
+class RenamedDataModule(LazyH5DataModule):
+    """Lightning keeps a data module's state under its class's name, and drops what stands under another."""
+
+
+def test_a_renamed_data_module_goes_on_as_well(module, saved, file, caplog):
+    path, before = saved
+    resumed = Recorder()
+    renamed = RenamedDataModule(file, file, batch_size=BATCH, with_index=True)
+    quiet_trainer(max_epochs=EPOCHS).fit(resumed, datamodule=renamed, ckpt_path=path)
+    assert together(before, resumed.train_rows) == rows_of_a_whole_run(module)
+    assert "a data module 'LazyH5DataModule' saved this checkpoint" in caplog.text
+
+
+def without_position(path, *others):
+    checkpoint = torch.load(path, weights_only=True)
+    position = checkpoint.pop("LazyH5DataModule")
+    torch.save(checkpoint | dict.fromkeys(others, position), path)
+
+
+@pytest.mark.parametrize("others", [(), ("One", "Another")], ids=["none", "two of other names"])
+def test_a_checkpoint_in_mid_epoch_without_one_position_is_refused(saved, module, others):
+    path, _ = saved
+    without_position(path, *others)
+    with pytest.raises(H5ResumeError, match=r"saved after 3 batches of an epoch, and holds no position"):
+        quiet_trainer(max_epochs=EPOCHS).fit(Recorder(), datamodule=module(), ckpt_path=path)
+
+
+def test_a_checkpoint_of_an_epochs_end_needs_no_position(tmp_path, module):
+    """As of a run that was begun with another data module."""
+    trainer = quiet_trainer(max_epochs=1)
+    trainer.fit(Recorder(), datamodule=module())
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    without_position(tmp_path / "end.ckpt")
+    resumed = Recorder()
+    quiet_trainer(max_epochs=EPOCHS).fit(resumed, datamodule=module(), ckpt_path=tmp_path / "end.ckpt")
+    whole = rows_of_a_whole_run(module)
+    assert resumed.train_rows == {1: whole[1], 2: whole[2]}
+
+
+def test_without_our_callback_a_resumed_run_is_stopped(saved, module, monkeypatch):
+    path, _ = saved
+    monkeypatch.setattr(LazyH5DataModule, "_insert_callbacks", lambda self: None)
+    with pytest.raises(H5ResumeError, match=r"never applied.*Leave SetEpochCallback in trainer.callbacks"):
+        quiet_trainer(max_epochs=EPOCHS).fit(Recorder(), datamodule=module(), ckpt_path=path)
+
+
+MISMATCHES = {"another seed": {"seed": 1}, "another order": {"shuffle": False}, "drop_last": {"drop_last": True}}
+
+
+@pytest.mark.parametrize("mismatch", [*MISMATCHES, "another file", "no position"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_named_way_round_starts_the_broken_epoch_over(saved, module, make_h5, mismatch, num_workers):
+    path, _ = saved
+    options = MISMATCHES.get(mismatch, {}) | {"num_workers": num_workers}
+    if mismatch == "no position":
+        without_position(path)
+    other = make_h5({"x": np.arange(ROWS) + 1}) if mismatch == "another file" else None
+    again = lambda **more: (  # noqa: E731
+        LazyH5DataModule(other, batch_size=BATCH, with_index=True, **options, **more)
+        if other
+        else module(**options, **more)
+    )
+    with pytest.raises(H5ResumeError, match=r"on_resume_mismatch='restart_epoch'"):
+        quiet_trainer(max_epochs=EPOCHS).fit(Recorder(), datamodule=again(), ckpt_path=path)
+    resumed = Recorder()
+    with pytest.warns(UserWarning, match=r"epoch 1 starts over"):
+        quiet_trainer(max_epochs=EPOCHS).fit(
+            resumed, datamodule=again(on_resume_mismatch="restart_epoch"), ckpt_path=path
+        )
+    whole = rows_of_a_whole_run(again)
+    assert resumed.train_rows == {1: whole[1], 2: whole[2]}
+
+
+def test_the_named_way_round_changes_nothing_where_the_position_fits(saved, module):
+    path, before = saved
+    resumed = Recorder()
+    willing = module(on_resume_mismatch="restart_epoch")
+    quiet_trainer(max_epochs=EPOCHS).fit(resumed, datamodule=willing, ckpt_path=path)
+    assert together(before, resumed.train_rows) == rows_of_a_whole_run(module)
+
+
+def test_a_second_fit_after_a_broken_one_begins_anew(module):
+    """It is not resumed, though its trainer still counts the batches of the first."""
+    broken, fresh = Recorder(fail_at=(1, 3)), Recorder()
+    trainer, datamodule = quiet_trainer(max_epochs=EPOCHS), module()
+    with pytest.raises(RuntimeError, match="stop here"):
+        trainer.fit(broken, datamodule=datamodule)
+    quiet_trainer(max_epochs=EPOCHS).fit(fresh, datamodule=datamodule)
+    assert fresh.train_rows == rows_of_a_whole_run(module)
+
+
+def stopped_by_max_steps(tmp_path, module, kind=Recorder):
+    model = kind()
+    trainer = quiet_trainer(max_epochs=1, max_steps=3)
+    trainer.fit(model, datamodule=module())
+    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+    return tmp_path / "stopped.ckpt", model.train_rows
+
+
+def test_the_last_epoch_broken_off_by_max_steps_is_gone_on_with(tmp_path, module):
+    """Lightning counts it as done: a run up to that epoch would end at once."""
+    path, before = stopped_by_max_steps(tmp_path, module)
+    resumed = Recorder()
+    quiet_trainer(max_epochs=1).fit(resumed, datamodule=module(), ckpt_path=path)
+    assert together(before, resumed.train_rows) == {0: rows_of_a_whole_run(module)[0]}
+
+
+def test_a_position_that_the_trainer_has_no_use_for_is_spoken_of(tmp_path, module):
+    """A schedule that asks for the number of steps makes Lightning decide before it has restored anything."""
+    path, _ = stopped_by_max_steps(tmp_path, module, OneCycle)
+    resumed = OneCycle()
+    with pytest.warns(UserWarning, match="position was not used.*raise max_epochs by one"):
+        quiet_trainer(max_epochs=1).fit(resumed, datamodule=module(), ckpt_path=path)
+    assert resumed.train_rows == {}

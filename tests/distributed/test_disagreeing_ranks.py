@@ -13,7 +13,7 @@ import pytest
 from lightning_models import Recorder, quiet_trainer
 from processes import run_ranks, values
 
-from lightning_h5 import H5Error, LazyH5DataModule
+from lightning_h5 import LazyH5DataModule
 
 ROWS = 40
 
