@@ -48,11 +48,13 @@ class LazyH5DataModule(BaseH5DataModule):
         fold: the fold that validates, from 0.
         split_seed: decides which rows go where. Apart from ``seed``, so that a new training seed moves no row
             between training and test.
-        transform: runs on each sample's input, a tensor of a row's shape.
+        transform: runs on each sample's input, a tensor of a row's shape. What it draws from the global streams
+            of Python, NumPy and torch follows the seed, the epoch and the batch, not the rank or worker. Where it has a
+            parameter ``rng`` (NumPy) or ``generator`` (torch), it gets one that draws the same for (seed, epoch, row).
         target_transform: runs on each sample's target.
         eval_transform: takes the place of ``transform`` for validation, test and prediction. None means that
             ``transform`` runs there too.
-        batch_transform: runs once on each collated batch.
+        batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` likewise, the batch's.
         collate_fn: makes a batch of a list of samples. None stacks, without making samples first.
         batch_size: rows of a training batch on one rank.
         eval_batch_size: rows of a batch in the other stages. None means ``batch_size``.

@@ -40,7 +40,10 @@ class H5LazyDataset(RowDataset):
         x_dtype: dtype of the input: a name, a NumPy or a torch dtype, or a mapping from a field's name to one.
             None keeps the file's. Text is left alone.
         y_dtype: dtype of the target, likewise.
-        transform: runs on each sample's input, a tensor of the row's shape (a tuple or dict where ``x_key`` is).
+        transform: runs on each sample's input, a tensor of the row's shape (a tuple or dict where ``x_key`` is). Where
+            it has a parameter ``rng``, it gets a NumPy generator for it, and for ``generator`` torch's. Under the
+            loader of a data module these draw the same for (seed, epoch, row), whatever the batch; else others
+            each time. Input and target of a row draw the same.
         target_transform: runs on each sample's target; a tensor without axes for one-dimensional arrays.
         rdcc_nbytes: bytes of HDF5's chunk cache for each array. None sizes it from the chunks, within
             ``cache_bytes`` for the process. The HDF5 library alone uses it, for arrays that only it can read.

@@ -147,6 +147,23 @@ def test_stopped_by_max_steps(tmp_path, module, steps, last, then):
     assert together(first.train_rows, second.train_rows) == rows_of_a_whole_run(module)
 
 
+class AsksForSteps(Recorder):
+    """Has Lightning make the loaders before it has restored anything."""
+
+    def configure_optimizers(self):
+        assert self.trainer.estimated_stepping_batches > 0
+        return super().configure_optimizers()
+
+
+def test_stopped_by_max_steps_with_loaders_made_early(tmp_path, module):
+    first, second = AsksForSteps(), AsksForSteps()
+    trainer = quiet_trainer(max_epochs=-1, max_steps=STEPS + 3)
+    trainer.fit(first, datamodule=module())
+    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+    quiet_trainer(max_epochs=EPOCHS).fit(second, datamodule=module(), ckpt_path=tmp_path / "stopped.ckpt")
+    assert together(first.train_rows, second.train_rows) == rows_of_a_whole_run(module)
+
+
 def test_stopped_twice_in_one_epoch(tmp_path, module):
     seen = {}
     saved = None

@@ -1,0 +1,228 @@
+"""Do the tests notice? Breaks the package on purpose, one small change at a time, and runs the tests on each.
+
+    python tests/mutants.py             all of them; ends with 1 where more than one survives
+    python tests/mutants.py 3 7         these
+
+Works on copies; takes some minutes.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SURVIVORS_ALLOWED = 1
+
+
+class Mutant(NamedTuple):
+    """A change of one place of a module, and the tests that should notice."""
+
+    what: str
+    module: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+SAMPLING = ("tests/sampling",)
+STATE = ("tests/loading/test_state.py", "tests/loading/test_loader.py")
+RESUME = ("tests/datamodules/test_resume.py", "tests/distributed/test_kills.py")
+RANKS = ("tests/distributed",)
+
+MUTANTS = [
+    Mutant(
+        "the sampler drops set_epoch",
+        "sampling/samplers.py",
+        "self.epoch = self._first_epoch + epoch",
+        "pass",
+        SAMPLING,
+    ),
+    Mutant(
+        "Lightning may shard the sampler again",
+        "sampling/samplers.py",
+        "class PlanSampler(DistributedSampler[Any], SequentialSampler):",
+        "class PlanSampler(SequentialSampler):",
+        (*SAMPLING, *RANKS),
+    ),
+    Mutant(
+        "all ranks take the same batches",
+        "sampling/plan.py",
+        "batch = step * self.cut.world_size + self.rank",
+        "batch = step * self.cut.world_size",
+        SAMPLING,
+    ),
+    Mutant("segments do not add up", "sampling/plan.py", "done += cut.stop(", "done = cut.stop(", SAMPLING),
+    Mutant(
+        "the ragged end is left out",
+        "sampling/cuts.py",
+        "        return full + 1\n",
+        "        return full\n",
+        SAMPLING,
+    ),
+    Mutant("the last round is tiny", "sampling/cuts.py", "else max(0, full - 1)", "else max(0, full)", SAMPLING),
+    Mutant(
+        "the same rows sit out each epoch",
+        "sampling/cuts.py",
+        "(last_place - self.epoch * self.n_left_out)",
+        "last_place",
+        SAMPLING,
+    ),
+    Mutant(
+        "all ranks evaluate the first shard",
+        "sampling/cuts.py",
+        "balanced_contiguous_shard(self.n_rows, self.world_size, self.rank)",
+        "balanced_contiguous_shard(self.n_rows, self.world_size, 0)",
+        SAMPLING,
+    ),
+    Mutant("epochs have one order", "sampling/permutation.py", "(epoch << 8 | purpose)", "(purpose)", SAMPLING),
+    Mutant("no cycle walking", "sampling/permutation.py", "while len(outside):", "while False:", SAMPLING),
+    Mutant(
+        "the state forgets the epoch", "loading/state.py", '"epoch": position.epoch,', '"epoch": 0,', STATE + RESUME
+    ),
+    Mutant(
+        "the state counts one batch too few",
+        "loading/state.py",
+        "last.n_batches + n_batches)",
+        "last.n_batches + n_batches - 1)",
+        STATE + RESUME,
+    ),
+    Mutant("a damaged state is taken", "loading/state.py", 'if state.get("digest") != digest:', "if False:", STATE),
+    Mutant(
+        "another file is taken",
+        "loading/state.py",
+        '"files": (state.get("identity"), identity),',
+        "",
+        STATE + RESUME,
+    ),
+    Mutant(
+        "a batch whose step failed counts",
+        "datamodules/progress.py",
+        "batch_progress.current.processed)",
+        "batch_progress.current.ready)",
+        RESUME,
+    ),
+    Mutant(
+        "the trainer's counter is not moved",
+        "datamodules/position.py",
+        "move(trainer, len(sampler) - self._left)",
+        "pass",
+        RESUME,
+    ),
+    Mutant(
+        "the batches of other ranks do not count",
+        "datamodules/position.py",
+        "min(n_steps, left) * world_size)",
+        "min(n_steps, left))",
+        RESUME,
+    ),
+    Mutant(
+        "a checkpoint that is validated moves a later fit",
+        "datamodules/position.py",
+        'if state and trainer is not None and trainer.state.fn == "fit":',
+        "if state:",
+        RESUME,
+    ),
+    Mutant(
+        "an epoch that max_steps broke off is left out",
+        "datamodules/position.py",
+        "        reopen_epoch(trainer, restored.epoch)\n",
+        "",
+        RESUME,
+    ),
+    Mutant(
+        "a position that nobody applied is passed over",
+        "datamodules/position.py",
+        "if not self._is_settled and (",
+        "if False and (",
+        RESUME,
+    ),
+    Mutant(
+        "the position of a renamed data module is dropped",
+        "datamodules/position.py",
+        "if self._pending is not None or len(found) != 1:",
+        "if True:",
+        RESUME,
+    ),
+    Mutant(
+        "a new loader does not know what is consumed",
+        "datamodules/base.py",
+        "self._position.equip(self._train_loader.sampler)",
+        "pass",
+        RESUME,
+    ),
+    Mutant(
+        "tensor-parallel peers see other rows",
+        "datamodules/base.py",
+        'int(kwargs["rank"]), int(kwargs["num_replicas"])',
+        "self.trainer.global_rank, self.trainer.world_size",
+        RANKS,
+    ),
+    Mutant("ranks may differ", "datamodules/agreement.py", "if not differing:", "if True:", RANKS),
+    Mutant(
+        "a rank that is late goes on alone",
+        "datamodules/agreement.py",
+        "            if late:\n                kind",
+        "            if False:\n                kind",
+        RANKS,
+    ),
+    Mutant(
+        "epochs draw the same",
+        "datasets/randomness.py",
+        "words = stream(draws.seed, draws.epoch, STREAMS, draws.position)",
+        "words = stream(draws.seed, 0, STREAMS, draws.position)",
+        ("tests/loading/test_randomness.py",),
+    ),
+    Mutant(
+        "the iteration starts too early",
+        "loading/loader.py",
+        "        self._batches: Iterator[Any] | None = None\n        self._plan: EpochPlan\n",
+        "        self._batches, self._plan = loader.start()\n",
+        STATE + RESUME,
+    ),
+    Mutant("the newest batch comes first", "loading/readahead.py", "self._ahead.popleft()", "self._ahead.pop()", STATE),
+    Mutant(
+        "a file that changes is read on",
+        "datasets/base.py",
+        "            self.table.guards[file].check()\n",
+        "            pass\n",
+        ("tests/files/test_identity.py", "tests/datasets"),
+    ),
+]
+
+
+def is_caught(mutant: Mutant) -> bool:
+    """Whether the tests fail on a copy of the package with the change."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        copy.mkdir()
+        for name in ("lightning_h5", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        module = copy / "lightning_h5" / mutant.module
+        module.write_text(module.read_text().replace(mutant.old, mutant.new))
+        arguments = ["-x", "-q", "-n", "2", "-p", "no:cacheprovider", "--no-header", "--tb=line", *mutant.tests]
+        done = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=copy, capture_output=True, check=False)
+        if done.returncode not in (0, 1):
+            sys.stderr.buffer.write(done.stdout[-3000:] + done.stderr[-3000:])
+            raise SystemExit(f"pytest could not run on the mutant {mutant.what!r}")
+        return done.returncode == 1
+
+
+def main() -> None:
+    """Runs the mutants and says which of them nobody noticed."""
+    chosen = [int(number) for number in sys.argv[1:]] or range(len(MUTANTS))
+    survivors = []
+    for number in chosen:
+        caught = is_caught(MUTANTS[number])
+        print(f"{number:3} {'caught' if caught else 'SURVIVED':>9}  {MUTANTS[number].what}", flush=True)
+        if not caught:
+            survivors.append(number)
+    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants were caught")
+    raise SystemExit(len(survivors) > SURVIVORS_ALLOWED)
+
+
+if __name__ == "__main__":
+    main()
