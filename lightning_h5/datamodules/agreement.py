@@ -106,8 +106,8 @@ class _RankExchange(Exchange):
                 kind, text = self._verdict([json.loads(one) for one in told])
         except torch.distributed.DistError as error:
             raise H5Error(self._told_of_the_end()) from (failure or error)
+        self._leave(late)
         if text:
-            self._leave(late)
             raise kind(text) from failure
 
     def watch(self, over: threading.Event) -> None:
@@ -136,7 +136,7 @@ class _RankExchange(Exchange):
         return decided
 
     def _leave(self, late: Sequence[int]) -> None:
-        """Waits a moment, so that all can read what went wrong: the store ends with the process that holds it."""
+        """Waits a moment, so that all can read what was told: the store ends with the process that holds it."""
         with suppress(torch.distributed.DistError):  # that process was the first to leave
             self._store.add(f"{self._name}/left", 1)
         self._wait_for_those_who_leave(late)

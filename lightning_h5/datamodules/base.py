@@ -146,7 +146,7 @@ class BaseH5DataModule(LightningDataModule):
 
     def teardown(self, stage: str | None = None) -> None:
         """Ends reading ahead and closes files. They open again where a dataset is read again."""
-        if stage == "fit" and self._position.saved is not None:
+        if stage == "fit" and self._position.is_unused:
             rank_zero_warn(
                 "the checkpoint's position was not used: the Trainer counts its epoch as done, and had nothing left to "
                 "do. Where max_steps broke that epoch off, raise max_epochs by one to train on the rest of it."
@@ -294,7 +294,8 @@ class BaseH5DataModule(LightningDataModule):
         if self.trainer is None:
             return
         callbacks: list[Any] = self.trainer.callbacks
-        for kind in (SetEpochCallback, H5StatsMonitor):
+        kinds = [SetEpochCallback] if self.trainer.barebones else [SetEpochCallback, H5StatsMonitor]
+        for kind in kinds:
             if not any(isinstance(callback, kind) for callback in callbacks):
                 at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
                 callbacks.insert(at, kind())

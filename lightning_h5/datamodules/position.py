@@ -30,9 +30,17 @@ class RunPosition:
         """What tells one saved position from another; None where none was loaded."""
         return None if self._pending is None else str(self._pending.get("digest"))
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether an epoch that was broken off was loaded, and training never came to it."""
+        return self._pending is not None and not self._pending.get("finished") and bool(self._pending.get("segments"))
+
     def load(self, trainer: Any, state: Mapping[str, Any]) -> None:
-        """Takes a saved position; kept for a fit alone, since validating a checkpoint must not move a later run."""
-        if state and trainer is not None and trainer.state.fn == "fit":
+        """Takes a saved position; kept for a fit alone, since validating a checkpoint must not move a later run.
+
+        Nor does a tuner that restores, in a running fit, what it saved there: the trainer's counters are right then.
+        """
+        if state and trainer is not None and trainer.state.fn == "fit" and not self._is_settled:
             self._pending = dict(state)
 
     def find(self, trainer: Any, checkpoint: Mapping[str, Any]) -> str | None:
@@ -121,7 +129,8 @@ class RunPosition:
         if not self._is_settled and (self._pending is not None or is_broken_off(trainer)):
             raise H5ResumeError(
                 "a checkpoint's position was loaded and never applied: training would repeat rows. Leave "
-                "SetEpochCallback in trainer.callbacks, or call datamodule.apply_position() in on_train_start."
+                "SetEpochCallback in trainer.callbacks, or call datamodule.apply_position() in on_train_start. Where a "
+                "batch size or learning rate finder runs in this fit, run it before, without ckpt_path."
             )
         self._is_settled = True
         self._epoch = int(trainer.current_epoch)

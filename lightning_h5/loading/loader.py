@@ -144,9 +144,12 @@ class H5DataLoader(DataLoader[Any]):
         self.__dict__.update(state | {"_reading": weakref.WeakSet()})
 
     def close(self) -> None:
-        """Ends reading ahead in this process, so that nobody opens the files again behind the reader's back."""
+        """Ends reading ahead, so that nobody opens the files again behind the reader's back; and persistent workers."""
         for reading in list(self._reading):
             reading.close()
+        if (workers := getattr(self, "_iterator", None)) is not None:
+            workers._shutdown_workers()  # as Lightning does; torch does it when the loader is forgotten
+            self._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
         """Where a loop without a Trainer is: plain values, a few hundred bytes, whatever the number of rows.

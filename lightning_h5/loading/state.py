@@ -210,11 +210,12 @@ class LoaderState:
 
     def as_dict(self, sampler: PlanSampler) -> dict[str, Any]:
         """The position as plain values."""
-        epoch = sampler.epoch if self._epoch is None else self._epoch
-        before = sampler.consumed(epoch) if self._epoch is None else self._before
+        epoch = sampler.epoch
+        if epoch != self._epoch or self._order is None:  # no iteration of it began here
+            return position_state(sampler, Position(epoch, sampler.consumed(epoch), sampler.order_of(epoch), False))
         world_size = sampler.replica.world_size
-        segments = extend(before, sampler.batch_size, world_size, self._n_given * world_size)
-        return position_state(sampler, Position(epoch, segments, self._order or sampler.order_of(epoch), False))
+        segments = extend(self._before, sampler.batch_size, world_size, self._n_given * world_size)
+        return position_state(sampler, Position(epoch, segments, self._order, False))
 
     def load(self, state: Mapping[str, Any], sampler: PlanSampler) -> None:
         """Takes over a saved position."""

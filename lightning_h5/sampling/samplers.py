@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -80,7 +81,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         self.shuffle = parameters.mode != "none"
         self.seed = parameters.seed
         self._given = (rank, world_size)
-        self._keeper = keeper
+        self._keeper = None if keeper is None else weakref.ref(keeper)  # which holds its loader, and so this
         self._consumed: tuple[int, OrderParameters, tuple[Segment, ...]] | None = None
         self._go_on_from: int | None = None
         self._first_epoch = 0  # of who counts epochs from the process's start
@@ -107,13 +108,19 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     def starting_epoch(self) -> int:
         """The epoch that an iteration started now would be."""
-        kept = self._keeper.start_epoch() if self._keeper is not None else None
+        keeper = self._keeper() if self._keeper is not None else None
+        kept = keeper.start_epoch() if keeper is not None else None
         return self.epoch if kept is None else kept
 
     @property
     def is_kept(self) -> bool:
         """Whether somebody else keeps epoch and position."""
-        return self._keeper is not None and self._keeper.is_attached
+        keeper = self._keeper() if self._keeper is not None else None
+        return keeper is not None and keeper.is_attached
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Nobody keeps a copy's epoch; the one in another process has no trainer.
+        return self.__dict__ | {"_keeper": None}
 
     def restore(self, epoch: int, segments: Sequence[Segment], order: OrderParameters | None = None) -> None:
         """Marks a part of an epoch as consumed; the iteration of that epoch goes on with the rest.
