@@ -104,7 +104,7 @@ def _rank(rank, world_size, port, target, arguments, sender, log):
     os.setsid()
     # A child of a forkserver would make servers of its own for its workers; users' processes fork them.
     multiprocessing.set_start_method("fork", force=True)
-    with open(log, "wb", buffering=0) as file:  # noqa: PTH123  # its descriptor is what counts
+    with open(log, "wb", buffering=0) as file:  # its descriptor is what counts
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     for name in list(os.environ):

@@ -9,7 +9,17 @@ from .._lightning import rank_zero_warn
 from ..errors import H5ResumeError
 from ..loading import Position, extend, is_position, position_from, position_state, steps_left
 from ..sampling import PlanSampler
-from .progress import begin_next_epoch, cycles, is_alone, is_broken_off, move, processed, reopen_epoch
+from .progress import (
+    begin_next_epoch,
+    cycles,
+    end_epoch,
+    is_alone,
+    is_broken_off,
+    move,
+    processed,
+    reopen_epoch,
+    settle,
+)
 
 __all__ = ["RunPosition"]
 
@@ -76,6 +86,11 @@ class RunPosition:
         """
         if self._pending is not None:
             restored = position_from(self._pending, sampler, identity)
+            if trainer.current_epoch not in (restored.epoch, restored.epoch + 1):
+                raise H5ResumeError(
+                    f"the checkpoint's position is in epoch {restored.epoch}, and its trainer in epoch "
+                    f"{trainer.current_epoch}; they do not belong together. Resume from another checkpoint."
+                )
             last = restored.segments[-1:]
             present = (sampler.batch_size, sampler.replica.world_size)
             if not is_alone(trainer) and any((s.batch_size, s.world_size) != present for s in last):
@@ -101,15 +116,22 @@ class RunPosition:
         self._restored = restored = position_from(self._pending, sampler, identity)
         self._pending = None
         self.equip(sampler)
+        settle(trainer)
         if restored.finished:
             begin_next_epoch(trainer, restored.epoch)
             return
         reopen_epoch(trainer, restored.epoch)
-        if trainer.current_epoch == restored.epoch:
-            self._left = steps_left(sampler, restored.epoch)
-            if is_alone(trainer):
-                move(trainer, len(sampler) - self._left)
-            self._base = processed(trainer)
+        self._left = steps_left(sampler, restored.epoch)
+        done = len(sampler) - self._left
+        if not is_alone(trainer):
+            done = processed(trainer)
+        elif done < trainer.num_training_batches:
+            move(trainer, done)
+        else:  # of batches of the present size there are as many as the epoch may have
+            self._restored = restored._replace(finished=True)
+            end_epoch(trainer)
+            begin_next_epoch(trainer, restored.epoch)
+        self._base = done
 
     def restart(self, trainer: Any, reason: H5ResumeError) -> None:
         """Begins the epoch anew that was broken off, as the user asked for where the position cannot be used."""

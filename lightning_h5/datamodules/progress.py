@@ -9,7 +9,17 @@ from typing import Any, TypeVar
 from .._lightning import PACKAGE
 from ..errors import H5ResumeError
 
-__all__ = ["begin_next_epoch", "cycles", "is_alone", "is_broken_off", "move", "processed", "reopen_epoch"]
+__all__ = [
+    "begin_next_epoch",
+    "cycles",
+    "end_epoch",
+    "is_alone",
+    "is_broken_off",
+    "move",
+    "processed",
+    "reopen_epoch",
+    "settle",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,6 +48,20 @@ def processed(trainer: Any) -> int:
     whose step then fails.
     """
     return int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
+
+
+@_counters
+def settle(trainer: Any) -> None:
+    """Makes the restored counters of batches agree with each other.
+
+    A batch that was begun and not done when the checkpoint was saved is not done; one whose callbacks had not all run
+    is. Else Lightning takes a later stop for another kind of stop than it was, and loses or repeats a batch.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    if getattr(loop, "restarted_on_train_batch_end", False):  # Lightning 2.5 and newer will do it
+        return
+    for counts in (loop.batch_progress.total, loop.batch_progress.current):
+        counts.ready = counts.started = counts.completed = counts.processed
 
 
 @_counters
@@ -70,10 +94,26 @@ def reopen_epoch(trainer: Any, epoch: object) -> None:
 
 
 @_counters
+def end_epoch(trainer: Any) -> None:
+    """Counts the epoch that was broken off as done."""
+    progress = trainer.fit_loop.epoch_progress
+    for counts in (progress.total, progress.current):
+        counts.ready = counts.started = counts.processed = counts.completed = counts.processed + 1
+
+
+@_counters
 def begin_next_epoch(trainer: Any, finished: int) -> None:
-    """Keeps a trainer that counts by ``max_steps`` from passing once through the finished epoch, and counting it."""
-    if trainer.current_epoch == finished + 1:
-        trainer.fit_loop.epoch_loop.restarting = False
+    """Begins the epoch after a finished one as any other.
+
+    Else a trainer that counts by ``max_steps`` passes through the finished epoch once more, and one whose checkpoint
+    was saved in the last batch's callbacks does not count that the next epoch began.
+    """
+    loop = trainer.fit_loop
+    if trainer.current_epoch != finished + 1:
+        return
+    loop.epoch_loop.restarting = False
+    if hasattr(loop, "reset_restart_stage"):  # Lightning 2.5 and newer
+        loop.reset_restart_stage()
 
 
 @_counters
