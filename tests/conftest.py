@@ -32,6 +32,14 @@ def file_pool_is_empty():
     process_pool().close()
 
 
+@pytest.fixture(autouse=True)
+def no_seed_is_left():
+    """``seed_everything`` writes to the environment, and data modules of other tests would read it there."""
+    yield
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        os.environ.pop(name, None)
+
+
 @pytest.fixture
 def nothing_held(monkeypatch):
     """Arrays of a few rows are read from the file each time, as large ones are."""

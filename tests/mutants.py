@@ -107,8 +107,22 @@ MUTANTS = [
     Mutant(
         "the trainer's counter is not moved",
         "datamodules/position.py",
-        "move(trainer, len(sampler) - self._left)",
-        "pass",
+        "            move(trainer, done)\n",
+        "            pass\n",
+        RESUME,
+    ),
+    Mutant(
+        "restored counters may contradict each other",
+        "datamodules/position.py",
+        "        settle(trainer)\n",
+        "",
+        RESUME,
+    ),
+    Mutant(
+        "an epoch past its limit goes on",
+        "datamodules/position.py",
+        "elif done < trainer.num_training_batches:",
+        "elif True:",
         RESUME,
     ),
     Mutant(
@@ -121,7 +135,7 @@ MUTANTS = [
     Mutant(
         "a checkpoint that is validated moves a later fit",
         "datamodules/position.py",
-        'if state and trainer is not None and trainer.state.fn == "fit":',
+        'if state and trainer is not None and trainer.state.fn == "fit" and not self._is_settled:',
         "if state:",
         RESUME,
     ),

@@ -1,5 +1,6 @@
 """Real processes for ranks: started together from a server that has imported everything, watched, never left behind."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -14,6 +15,9 @@ from typing import Any, NamedTuple
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["lightning.pytorch", "torchmetrics", "lightning_h5.datamodules"])
+
+
+PR_SET_PDEATHSIG = 1
 
 
 class Outcome(NamedTuple):
@@ -102,6 +106,8 @@ def _receive(ready, open_receivers, told):
 
 def _rank(rank, world_size, port, target, arguments, sender, log):
     os.setsid()
+    if sys.platform == "linux":  # also where the tests are killed, no rank lives on: its parent is the server
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # A child of a forkserver would make servers of its own for its workers; users' processes fork them.
     multiprocessing.set_start_method("fork", force=True)
     with open(log, "wb", buffering=0) as file:  # its descriptor is what counts

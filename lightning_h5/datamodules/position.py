@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .._lightning import rank_zero_warn
+from .._lightning import rank_zero_info, rank_zero_warn
 from ..errors import H5ResumeError
 from ..loading import Position, extend, is_position, position_from, position_state, steps_left
-from ..sampling import PlanSampler
+from ..sampling import PlanSampler, Segment, consumed_rows
 from .progress import (
     begin_next_epoch,
     cycles,
@@ -91,15 +91,8 @@ class RunPosition:
                     f"the checkpoint's position is in epoch {restored.epoch}, and its trainer in epoch "
                     f"{trainer.current_epoch}; they do not belong together. Resume from another checkpoint."
                 )
-            last = restored.segments[-1:]
-            present = (sampler.batch_size, sampler.replica.world_size)
-            if not is_alone(trainer) and any((s.batch_size, s.world_size) != present for s in last):
-                raise H5ResumeError(
-                    f"the saved position is in the middle of an epoch of batches of {last[0].batch_size} rows on "
-                    f"{last[0].world_size} ranks; the present run has batches of {present[0]} on {present[1]} ranks "
-                    "beside another loader, whose batches cannot be cut anew. Resume with the saved batch_size and "
-                    "number of ranks."
-                )
+            if restored.segments and not restored.finished and not is_alone(trainer):
+                _check_same_cut(restored.segments[-1], sampler.batch_size, sampler.replica.world_size)
         elif is_broken_off(trainer):
             raise H5ResumeError(
                 f"the checkpoint was saved after {processed(trainer)} batches of an epoch, and holds no position of "
@@ -122,6 +115,10 @@ class RunPosition:
             return
         reopen_epoch(trainer, restored.epoch)
         self._left = steps_left(sampler, restored.epoch)
+        if not self._left and not sampler.drop_last:
+            n_rows = sampler.blocks.n_rows
+            n_left = n_rows - consumed_rows(n_rows, restored.segments, sampler.drop_last, restored.epoch)
+            rank_zero_info(f"{n_left} rows of epoch {restored.epoch} are left, fewer than ranks, and sit out")
         done = len(sampler) - self._left
         if not is_alone(trainer):
             done = processed(trainer)
@@ -182,3 +179,12 @@ class RunPosition:
         """Whether the running epoch is the one that was restored."""
         restored = self._restored
         return restored is not None and not restored.finished and self._epoch == restored.epoch
+
+
+def _check_same_cut(saved: Segment, batch_size: int, world_size: int) -> None:
+    if (saved.batch_size, saved.world_size) != (batch_size, world_size):
+        raise H5ResumeError(
+            f"the saved position is in the middle of an epoch of batches of {saved.batch_size} rows on "
+            f"{saved.world_size} ranks; the present run has batches of {batch_size} on {world_size} ranks beside "
+            "another loader, whose batches cannot be cut anew. Resume with the saved batch_size and number of ranks."
+        )

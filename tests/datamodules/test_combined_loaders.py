@@ -9,7 +9,7 @@ from lightning_models import Recorder, index_of, quiet_trainer
 from processes import run_ranks, values
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_h5 import LazyH5DataModule
+from lightning_h5 import H5ResumeError, LazyH5DataModule
 
 ROWS, BATCH, STEPS, EPOCHS = 60, 8, 8, 3
 ALL = list(range(ROWS))
@@ -159,6 +159,18 @@ def test_a_run_broken_off_goes_on_with_exactly_the_rest(file, tmp_path, mode, n_
     quiet_trainer(max_epochs=EPOCHS).fit(resumed, datamodule=make(), ckpt_path=saved)
     seen = {e: broken.train_rows.get(e, []) + resumed.train_rows.get(e, []) for e in range(EPOCHS)}
     assert seen == whole.train_rows
+
+
+def test_other_batches_beside_another_loader_are_refused_in_mid_epoch(file, tmp_path):
+    broken = Both(fail_at=(1, 4))
+    with pytest.raises(RuntimeError, match="stop here"):
+        quiet_trainer(max_epochs=EPOCHS, callbacks=[SaveOnException(tmp_path)]).fit(
+            broken, datamodule=Beside(file, n_other=LONGER)
+        )
+    smaller = Beside(file, n_other=LONGER)
+    smaller.batch_size = 4
+    with pytest.raises(H5ResumeError, match=r"batches of 8 rows on 1 ranks.*batches of 4 on 1 ranks beside another"):
+        quiet_trainer(max_epochs=EPOCHS).fit(Both(), datamodule=smaller, ckpt_path=tmp_path / "exception.ckpt")
 
 
 # Lists and dicts of loaders to validate on ---------------------------------------------------------------------------

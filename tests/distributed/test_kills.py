@@ -451,6 +451,7 @@ def test_fewer_rows_left_than_ranks_sit_out(file, tmp_path, unbroken):
     epochs = go_through(chain((BY_HAND, ONE - 1), (None, 0, 4)).starts, "plain", file, tmp_path)
     wanted = [[row for epoch, row in whole if epoch == number] for number in range(EPOCHS)]
     assert epochs == [wanted[0][:-2], wanted[1], wanted[2]]
+    assert any("2 rows of epoch 0 are left" in log.read_text() for log in tmp_path.glob("rank0.*.log"))
 
 
 def test_a_torn_checkpoint_fails_loudly_and_the_one_before_goes_on(file, tmp_path, unbroken):

@@ -52,13 +52,6 @@ def run_python(page: Path) -> None:
         exec(compile(source, page.name, "exec"), namespace)
 
 
-@pytest.fixture(autouse=True)
-def _no_seed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`seed_everything` writes to the environment, and data modules of other tests read it there."""
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
-        monkeypatch.setenv(name, "0")
-
-
 def page_ids(pages: list[Path]) -> Any:
     return pytest.mark.parametrize("page", pages, ids=[page.stem for page in pages])
 
