@@ -6,10 +6,12 @@
 Works on copies; takes some minutes.
 """
 
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,10 +135,10 @@ MUTANTS = [
         RESUME,
     ),
     Mutant(
-        "a checkpoint that is validated moves a later fit",
-        "datamodules/position.py",
-        'if state and trainer is not None and trainer.state.fn == "fit" and not self._is_settled:',
-        "if state:",
+        "a second fit goes on where the first was resumed",
+        "datamodules/base.py",
+        "            self._position = RunPosition()",
+        "            pass",
         RESUME,
     ),
     Mutant(
@@ -162,9 +164,9 @@ MUTANTS = [
     ),
     Mutant(
         "a new loader does not know what is consumed",
-        "datamodules/base.py",
-        "self._position.equip(self._train_loader.sampler)",
-        "pass",
+        "datamodules/position.py",
+        "            sampler.restore(restored.epoch, restored.segments, restored.order)\n        return",
+        "            pass\n        return",
         RESUME,
     ),
     Mutant(
@@ -217,7 +219,7 @@ def is_caught(mutant: Mutant) -> bool:
         shutil.copy(ROOT / "pyproject.toml", copy)
         module = copy / "lightning_h5" / mutant.module
         module.write_text(module.read_text().replace(mutant.old, mutant.new))
-        arguments = ["-x", "-q", "-n", "2", "-p", "no:cacheprovider", "--no-header", "--tb=line", *mutant.tests]
+        arguments = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line", *mutant.tests]
         done = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=copy, capture_output=True, check=False)
         if done.returncode not in (0, 1):
             sys.stderr.buffer.write(done.stdout[-3000:] + done.stderr[-3000:])
@@ -229,11 +231,11 @@ def main() -> None:
     """Runs the mutants and says which of them nobody noticed."""
     chosen = [int(number) for number in sys.argv[1:]] or range(len(MUTANTS))
     survivors = []
-    for number in chosen:
-        caught = is_caught(MUTANTS[number])
-        print(f"{number:3} {'caught' if caught else 'SURVIVED':>9}  {MUTANTS[number].what}", flush=True)
-        if not caught:
-            survivors.append(number)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a mutant's tests run in one process, and stop at the first
+        for number, caught in zip(chosen, pool.map(is_caught, (MUTANTS[n] for n in chosen)), strict=True):
+            print(f"{number:3} {'caught' if caught else 'SURVIVED':>9}  {MUTANTS[number].what}", flush=True)
+            if not caught:
+                survivors.append(number)
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutants were caught")
     raise SystemExit(len(survivors) > SURVIVORS_ALLOWED)
 

@@ -165,7 +165,6 @@ class BaseH5DataModule(LightningDataModule):
         self._train_loader = self._loader("train")
         if self._train_loader is None:
             return NoRows()
-        self._position.equip(self._train_loader.sampler)
         self._position.reopen(self.trainer)
         return self._train_loader
 
@@ -189,15 +188,13 @@ class BaseH5DataModule(LightningDataModule):
         state = getattr(self.trainer, "state", None)
         return state is not None and (state.fn, state.status) == ("fit", "running")
 
-    def start_epoch(self) -> int | None:
+    def start_epoch(self, sampler: PlanSampler) -> int | None:
         """The trainer's epoch, for an iteration that starts now; None where no trainer trains.
 
         Raises:
             H5ResumeError: a position was restored and nobody applied it.
         """
-        if not self.is_attached or self._train_loader is None:
-            return None
-        return self._position.start(self.trainer, self._train_loader.sampler)
+        return self._position.start(self.trainer, sampler) if self.is_attached else None
 
     def state_dict(self) -> dict[str, Any]:
         """The position of training as plain values, under 4 KiB whatever the number of rows."""

@@ -73,11 +73,6 @@ class RunPosition:
         if self._pending is not None and self._pending.get("finished") is False:
             reopen_epoch(trainer, self._pending.get("epoch"))
 
-    def equip(self, sampler: PlanSampler) -> None:
-        """Gives a new sampler what an earlier one was restored to."""
-        if self._restored is not None:
-            sampler.restore(self._restored.epoch, self._restored.segments, self._restored.order)
-
     def check(self, trainer: Any, sampler: PlanSampler, identity: str) -> None:
         """Looks whether training can go on where the checkpoint says.
 
@@ -108,12 +103,12 @@ class RunPosition:
             return
         self._restored = restored = position_from(self._pending, sampler, identity)
         self._pending = None
-        self.equip(sampler)
         settle(trainer)
         if restored.finished:
             begin_next_epoch(trainer, restored.epoch)
             return
         reopen_epoch(trainer, restored.epoch)
+        sampler.restore(restored.epoch, restored.segments, restored.order)
         self._left = steps_left(sampler, restored.epoch)
         if not self._left and not sampler.drop_last:
             n_rows = sampler.blocks.n_rows
@@ -140,7 +135,9 @@ class RunPosition:
         self._pending, self._is_settled = None, True
 
     def start(self, trainer: Any, sampler: PlanSampler) -> int:
-        """Notes that an iteration begins; gives its epoch. Others may begin beside the training loop's own.
+        """Notes that an iteration begins, and tells its sampler what is consumed; gives its epoch.
+
+        Others may begin beside the training loop's own.
 
         Raises:
             H5ResumeError: a checkpoint was loaded, and nobody applied its position.
@@ -153,8 +150,12 @@ class RunPosition:
             )
         self._is_settled = True
         self._epoch = int(trainer.current_epoch)
-        if self._is_in_restored() and processed(trainer) - self._base >= self._left and cycles(trainer):
+        if (restored := self._restored_now()) is None:
+            sampler.forget()
+        elif processed(trainer) - self._base >= self._left and cycles(trainer):
             sampler.forget()  # another loader is longer: ours begins again, as a whole
+        else:
+            sampler.restore(restored.epoch, restored.segments, restored.order)
         return self._epoch
 
     def state(self, trainer: Any, sampler: PlanSampler, identity: str) -> dict[str, Any]:
@@ -164,7 +165,7 @@ class RunPosition:
         if self._epoch is None:  # between the restoring and the first batch
             position = self._restored or Position(int(trainer.current_epoch), (), sampler.present_order(), False)
             return position_state(sampler, position, identity)
-        restored = self._restored if self._is_in_restored() else None
+        restored = self._restored_now()
         before, order = (restored.segments, restored.order) if restored else ((), sampler.present_order())
         left, base = (self._left, self._base) if restored else (len(sampler), 0)
         n_steps = processed(trainer) - base
@@ -175,10 +176,10 @@ class RunPosition:
         finished = processed(trainer) >= trainer.num_training_batches
         return position_state(sampler, Position(self._epoch, segments, order, finished), identity)
 
-    def _is_in_restored(self) -> bool:
-        """Whether the running epoch is the one that was restored."""
+    def _restored_now(self) -> Position | None:
+        """The restored position, where the running epoch is the one that was broken off."""
         restored = self._restored
-        return restored is not None and not restored.finished and self._epoch == restored.epoch
+        return restored if restored and not restored.finished and self._epoch == restored.epoch else None
 
 
 def _check_same_cut(saved: Segment, batch_size: int, world_size: int) -> None:

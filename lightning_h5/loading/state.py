@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 STATE_VERSION = 1
+MOST_SEGMENTS = 32
 
 
 def extend(segments: Sequence[Segment], batch_size: int, world_size: int, n_batches: int) -> tuple[Segment, ...]:
@@ -56,7 +57,7 @@ def position_state(sampler: PlanSampler, position: Position, identity: str | Non
     state = {
         "version": STATE_VERSION,
         "epoch": position.epoch,
-        "segments": [list(segment) for segment in position.segments],
+        "segments": [list(segment) for segment in _few(position, sampler)],
         "finished": position.finished,
         "order": {
             "mode": order.mode,
@@ -72,6 +73,15 @@ def position_state(sampler: PlanSampler, position: Position, identity: str | Non
         "identity": identity,
     }
     return state | {"digest": _digest(state)}
+
+
+def _few(position: Position, sampler: PlanSampler) -> tuple[Segment, ...]:
+    """The segments, so few that the state stays small after any number of changes within one epoch."""
+    if len(position.segments) <= MOST_SEGMENTS:
+        return position.segments
+    *before, last = position.segments
+    n_rows = consumed_rows(sampler.blocks.n_rows, before, sampler.drop_last, position.epoch)
+    return Segment(1, 1, n_rows), last  # batches of one row say the same
 
 
 def _digest(state: Mapping[str, Any]) -> str:

@@ -34,8 +34,11 @@ class EpochKeeper(Protocol):
         """Whether there is a trainer."""
         ...
 
-    def start_epoch(self) -> int | None:
-        """The epoch of an iteration that starts now, or None; may raise to refuse the start."""
+    def start_epoch(self, sampler: PlanSampler) -> int | None:
+        """The epoch of an iteration that starts now, or None; may raise to refuse the start.
+
+        Tells the sampler what of the epoch is consumed.
+        """
         ...
 
 
@@ -109,7 +112,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
     def starting_epoch(self) -> int:
         """The epoch that an iteration started now would be."""
         keeper = self._keeper() if self._keeper is not None else None
-        kept = keeper.start_epoch() if keeper is not None else None
+        kept = keeper.start_epoch(self) if keeper is not None else None
         return self.epoch if kept is None else kept
 
     @property

@@ -340,3 +340,71 @@ def test_a_position_that_the_trainer_has_no_use_for_is_spoken_of(tmp_path, modul
     with pytest.warns(UserWarning, match="position was not used.*raise max_epochs by one"):
         quiet_trainer(max_epochs=1).fit(resumed, datamodule=module(), ckpt_path=path)
     assert resumed.train_rows == {}
+
+
+CHAINS = {
+    "an epoch's last batch, and twice in the next": ([STEPS, 3, 1], {}),
+    "a failed step, and twice in the next epoch": ([(0, STEPS - 1), 3, 2], {}),
+    "a limit's last batch, and in the next epoch": ([5, 2], {"limit_train_batches": 5}),
+    "a failed step, and again before the limit": ([(0, 2), 2], {"limit_train_batches": 5}),
+}
+
+
+class SaveAfter(Callback):
+    """Saves at the end of a batch of this start of the program, and ends it."""
+
+    def __init__(self, path, n_batches):
+        self.path, self.n_batches = path, n_batches
+
+    def on_train_batch_end(self, trainer, *_):
+        self.n_batches -= 1
+        if self.n_batches == 0:
+            trainer.save_checkpoint(self.path)
+            raise RuntimeError("stop here")
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_several_stops_after_each_other(tmp_path, module, chain):
+    """Lightning's own counters come to contradict each other in these, and later checkpoints hold them."""
+    stops, options = CHAINS[chain]
+    seen, saved = {}, None
+    for number, stop in enumerate(stops):
+        path = tmp_path / f"{number}.ckpt"
+        model = Recorder(fail_at=stop if isinstance(stop, tuple) else None)
+        save = SaveOnException(tmp_path, str(number)) if model.fail_at else SaveAfter(path, stop)
+        with pytest.raises(RuntimeError, match="stop here"):
+            quiet_trainer(max_epochs=EPOCHS, callbacks=[save], **options).fit(
+                model, datamodule=module(), ckpt_path=saved
+            )
+        seen, saved = together(seen, model.train_rows), path
+    model = Recorder()
+    quiet_trainer(max_epochs=EPOCHS, **options).fit(model, datamodule=module(), ckpt_path=saved)
+    assert together(seen, model.train_rows) == rows_of_a_whole_run(module, **options)
+
+
+def test_a_fit_after_a_resumed_one_begins_anew(saved, module):
+    path, _ = saved
+    datamodule, fresh = module(), Recorder()
+    quiet_trainer(max_epochs=EPOCHS).fit(Recorder(), datamodule=datamodule, ckpt_path=path)
+    quiet_trainer(max_epochs=EPOCHS).fit(fresh, datamodule=datamodule)
+    assert fresh.train_rows == rows_of_a_whole_run(module)
+
+
+class Twice(LazyH5DataModule):
+    """As for two views of the same rows."""
+
+    def train_dataloader(self):
+        return {"one": super().train_dataloader(), "other": super().train_dataloader()}
+
+
+class SeesBoth(Recorder):
+    def training_step(self, batch, batch_idx):
+        assert torch.equal(batch["one"][-1], batch["other"][-1])
+        return super().training_step(batch["one"], batch_idx)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_two_loaders_of_one_data_module_go_on_together(tmp_path, file, module, num_workers):
+    twice = lambda: Twice(file, file, batch_size=BATCH, with_index=True, num_workers=num_workers)  # noqa: E731
+    runs = stop_and_go_on(tmp_path, twice, (1, 3), on_exception(tmp_path), SeesBoth)
+    assert together(*runs) == rows_of_a_whole_run(module)

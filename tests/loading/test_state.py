@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_h5 import H5ResumeError
-from lightning_h5.loading import Position, position_from, position_state
-from lightning_h5.sampling import BlockTable, OrderParameters, PlanSampler, Segment
+from lightning_h5.loading import Position, extend, position_from, position_state
+from lightning_h5.sampling import BlockTable, OrderParameters, PlanSampler, Segment, consumed_rows
 
 
 def sampler(n_rows=1000, **options):
@@ -42,6 +42,18 @@ def test_it_survives_json_and_a_checkpoint():
 
 def test_it_has_the_same_size_for_any_number_of_rows():
     assert len(json.dumps(state(10**9))) < len(json.dumps(state())) + 20 < 1000
+
+
+def test_it_stays_small_after_any_number_of_changes_within_an_epoch():
+    own, segments = sampler(10**6), ()
+    for change in range(300):
+        segments = extend(segments, 8 + change % 2, 1 + change % 3, 6)
+        saved = position_state(own, Position(4, segments, own.present_order(), finished=False))
+        restored = position_from(saved, own)
+        assert consumed_rows(10**6, restored.segments, False, 4) == consumed_rows(10**6, segments, False, 4)
+        assert len(json.dumps(saved)) < 2048
+        segments = restored.segments
+    assert segments[-1].n_batches == 6
 
 
 def places(value, path=()):
