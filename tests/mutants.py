@@ -137,8 +137,8 @@ MUTANTS = [
     Mutant(
         "a second fit goes on where the first was resumed",
         "datamodules/base.py",
-        "            self._position = RunPosition()",
-        "            pass",
+        "(old.is_over or old.trainer is not trainer):",
+        "old.trainer is None:",
         RESUME,
     ),
     Mutant(
@@ -151,8 +151,8 @@ MUTANTS = [
     Mutant(
         "a position that nobody applied is passed over",
         "datamodules/position.py",
-        "if not self._is_settled and (",
-        "if False and (",
+        "if not self.is_applied and self._is_resumed and",
+        "if False and",
         RESUME,
     ),
     Mutant(

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -25,11 +26,11 @@ __all__ = ["Exchange", "exchange"]
 
 GRACE = 5.0  # seconds for the others to read what went wrong, before this process ends and perhaps the store with it
 POLL = 0.5  # seconds between looks of a rank that is late
-_numbers = count()  # of this process's exchanges; ranks make the same ones in the same order
+_numbers: defaultdict[str, count[int]] = defaultdict(count)  # of this process's exchanges of each kind
 
 
 @contextmanager
-def exchange(what: str, patience: float) -> Iterator[Exchange]:
+def exchange(what: str, patience: float, is_alone: bool = False) -> Iterator[Exchange]:
     """An exchange between all ranks: work inside, and end it with ``agree``.
 
     A rank that has not come to ``agree`` when the patience of the first one there ends is late: all others raise, and
@@ -38,9 +39,10 @@ def exchange(what: str, patience: float) -> Iterator[Exchange]:
     Args:
         what: what the ranks do, for messages.
         patience: seconds to wait for the slowest rank.
+        is_alone: there is nobody to exchange with, although other processes are about.
     """
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if not distributed or torch.distributed.get_world_size() == 1:
+    if is_alone or not distributed or torch.distributed.get_world_size() == 1:
         yield Exchange(what)
         return
     among_ranks = _RankExchange(what, patience)
@@ -84,8 +86,9 @@ class _RankExchange(Exchange):
         super().__init__(what)
         # torch has no public name for the store that `init_process_group` made.
         self._store = torch.distributed.distributed_c10d._get_default_store()
-        self._name = f"lightning_h5/{next(_numbers)}"
+        self._name = f"lightning_h5/{what}/{next(_numbers[what])}"
         self._rank, self._world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self._keys = [f"{self._name}/{rank}" for rank in range(self._world_size)]
         self._patience = patience
         self._is_here = False  # whether this rank has come to `agree`
 
@@ -97,12 +100,12 @@ class _RankExchange(Exchange):
             "facts": {name: repr(value) for name, value in facts.items()},
         }
         try:
-            self._store.set(self._key(self._rank), json.dumps(mine))
+            self._store.set(self._keys[self._rank], json.dumps(mine))
             late = self._wait()
             if late:
                 kind, text = H5Error, self._told_of(late)
             else:
-                told = [self._store.get(self._key(rank)) for rank in range(self._world_size)]
+                told = [self._store.get(key) for key in self._keys]
                 kind, text = self._verdict([json.loads(one) for one in told])
         except torch.distributed.DistError as error:
             raise H5Error(self._told_of_the_end()) from (failure or error)
@@ -129,8 +132,9 @@ class _RankExchange(Exchange):
     def _wait(self) -> list[int]:
         """Waits until all ranks have told; gives those that had not when the first rank's patience ended."""
         end = time.monotonic() + self._patience
-        while (late := self._late()) and time.monotonic() < end:
+        while not (all_here := self._store.check(self._keys)) and time.monotonic() < end:
             time.sleep(0.01)
+        late = [] if all_here else [rank for rank, key in enumerate(self._keys) if not self._store.check([key])]
         # Who comes first decides for all: a rank that is late by a hair must not go on without the others.
         decided: list[int] = json.loads(self._store.compare_set(f"{self._name}/late", "", json.dumps(late)))
         return decided
@@ -149,12 +153,6 @@ class _RankExchange(Exchange):
         with suppress(torch.distributed.DistError):
             while self._store.add(f"{self._name}/left", 0) < here and time.monotonic() < end:
                 time.sleep(0.01)
-
-    def _late(self) -> list[int]:
-        return [rank for rank in range(self._world_size) if not self._store.check([self._key(rank)])]
-
-    def _key(self, rank: int) -> str:
-        return f"{self._name}/{rank}"
 
     def _verdict(self, told: Sequence[Mapping[str, Any]]) -> tuple[type[H5Error], str]:
         """The error that all ranks raise; no text where there is none."""
@@ -181,7 +179,8 @@ class _RankExchange(Exchange):
         return (
             f"{self._what} had not ended on {', '.join(f'rank {rank}' for rank in late)} of {self._world_size} ranks "
             f"when others had waited {self._patience:g} seconds. Look at what hangs there; where it is only slow, "
-            "pass a larger setup_timeout."
+            "pass a larger setup_timeout. All ranks have to come here: call setup neither in prepare_data nor under "
+            "`if rank == 0`."
         )
 
     def _told_of_the_end(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,6 +27,7 @@ from .agreement import exchange
 from .checks import check_equal_batches, check_rows, whole
 from .options import SPLITS, LoaderOptions, Split
 from .position import RunPosition
+from .progress import loaders
 
 __all__ = ["BaseH5DataModule"]
 
@@ -65,7 +66,7 @@ class BaseH5DataModule(LightningDataModule):
         self._identities: dict[Split, str] = {}
         self._looked_at: set[Split] = set()
         self._train_loader: H5DataLoader | None = None
-        self._loaders: weakref.WeakSet[H5DataLoader] = weakref.WeakSet()
+        self._loaders = _no_loaders()
         self._position = RunPosition()
         self._said: set[str] = set()
         if models := models_of_the_other_package():
@@ -92,7 +93,7 @@ class BaseH5DataModule(LightningDataModule):
         return self.__dict__ | {"_train_loader": None, "_loaders": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state | {"_loaders": weakref.WeakSet()})
+        self.__dict__.update(state | {"_loaders": _no_loaders()})
 
     # What a subclass says ------------------------------------------------------------------------------------
 
@@ -131,7 +132,8 @@ class BaseH5DataModule(LightningDataModule):
         splits = SPLITS if name is None else _STAGES[name]
         facts: dict[str, Any] = {}
         failure: Exception | None = None
-        with exchange("setting up the data", self._options.setup_timeout) as all_ranks:
+        what = f"setting up the data ({name or 'all stages'})"
+        with exchange(what, self._options.setup_timeout, self._is_alone()) as all_ranks:
             try:
                 self._resolve()
                 for split in splits:
@@ -140,21 +142,25 @@ class BaseH5DataModule(LightningDataModule):
             except Exception as error:  # told to all ranks first, then raised on all of them
                 failure = error
             all_ranks.agree(facts, failure)
-        if "train" in splits:
-            self._position = RunPosition()  # a second fit must not go on where an earlier one was resumed
+        self._run()  # a second fit must not go on where an earlier one was resumed
         self._insert_callbacks()
 
     def teardown(self, stage: str | None = None) -> None:
         """Ends reading ahead and closes files. They open again where a dataset is read again."""
-        if stage == "fit" and self._position.is_unused:
+        name = getattr(stage, "value", stage)
+        if name == "fit" and self._position.is_unused:
             rank_zero_warn(
                 "the checkpoint's position was not used: the Trainer counts its epoch as done, and had nothing left to "
                 "do. Where max_steps broke that epoch off, raise max_epochs by one to train on the rest of it."
             )
-        for loader in list(self._loaders):
-            loader.close()
-        for dataset in self._datasets.values():
-            dataset.close()
+        if name in (None, "fit"):
+            self._position.is_over = True
+        # Another Trainer may validate in the middle of a fit: what that fit reads stays open.
+        for split in SPLITS if name is None else _STAGES[name]:
+            for loader in list(self._loaders[split]):
+                loader.close()
+            if (dataset := self._datasets.get(split)) is not None:
+                dataset.close()
 
     def on_exception(self, exception: BaseException) -> None:
         """Closes files; Lightning does not call ``teardown`` after an error."""
@@ -165,7 +171,7 @@ class BaseH5DataModule(LightningDataModule):
         self._train_loader = self._loader("train")
         if self._train_loader is None:
             return NoRows()
-        self._position.reopen(self.trainer)
+        self._position.reopen()
         return self._train_loader
 
     def val_dataloader(self) -> Any:
@@ -185,8 +191,8 @@ class BaseH5DataModule(LightningDataModule):
     @property
     def is_attached(self) -> bool:
         """Whether a trainer keeps epoch and position: from the start of a fit to its end."""
-        state = getattr(self.trainer, "state", None)
-        return state is not None and (state.fn, state.status) == ("fit", "running")
+        trainer = self._run().trainer
+        return trainer is not None and not self._position.is_over and trainer.state.fn == "fit"
 
     def start_epoch(self, sampler: PlanSampler) -> int | None:
         """The trainer's epoch, for an iteration that starts now; None where no trainer trains.
@@ -194,55 +200,82 @@ class BaseH5DataModule(LightningDataModule):
         Raises:
             H5ResumeError: a position was restored and nobody applied it.
         """
-        return self._position.start(self.trainer, sampler) if self.is_attached else None
+        return self._position.start(sampler) if self.is_attached else None
 
     def state_dict(self) -> dict[str, Any]:
         """The position of training as plain values, under 4 KiB whatever the number of rows."""
-        if self.trainer is None or self._train_loader is None:
+        sampler = self._training_sampler()
+        if self._position.trainer is None or sampler is None:
             return {}
-        return self._position.state(self.trainer, self._train_loader.sampler, self._identities["train"])
+        return self._position.state(sampler, self._identities["train"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a saved position; it is applied when training starts."""
-        self._position.load(self.trainer, state_dict)
+        """Takes a saved position, for a fit; it is applied when training starts."""
+        if _is_fitting(self.trainer):
+            self._run().load(state_dict)
+            self._insert_callbacks()  # also where a subclass passed over our setup
 
     def find_position(self, checkpoint: Mapping[str, Any]) -> None:
         """Takes the position from a checkpoint where Lightning does not: a data module of another name saved it."""
-        if name := self._position.find(self.trainer, checkpoint):
+        if _is_fitting(self.trainer) and (name := self._run().find(checkpoint)):
             self._say(f"a data module {name!r} saved this checkpoint; {type(self).__name__} goes on from its position")
 
     def apply_position(self) -> None:
-        """Goes on where the restored position says; called when training starts.
+        """Goes on where the restored position says; called when training starts, and without effect after that.
 
         Raises:
             H5ResumeError: the position does not fit the present data or settings, or the checkpoint has none; on all
                 ranks with the same text.
         """
-        if self._train_loader is None:
+        run, sampler = self._run(), self._training_sampler()
+        if sampler is None or run.is_applied or run.trainer is None:
             return
-        where = self.trainer, self._train_loader.sampler, self._identities["train"]
         failure: H5ResumeError | None = None
-        with exchange("resuming", self._options.setup_timeout) as all_ranks:
+        with exchange("resuming", self._options.setup_timeout, self._is_alone()) as all_ranks:
             try:
-                self._position.check(*where)
+                run.check(sampler, self._identities["train"])
             except H5ResumeError as error:
                 failure = error
             if failure is not None and self._options.on_resume_mismatch == "restart_epoch":
-                self._position.restart(self.trainer, failure)
+                run.restart(failure)
                 failure = None
-            all_ranks.agree({"saved position": self._position.saved}, failure)
-        self._position.apply(*where)
+            all_ranks.agree({"saved position": run.saved}, failure)
+        run.apply(sampler, self._identities["train"])
+
+    def _run(self) -> RunPosition:
+        """The position of the fit that goes on; a new one where that is another fit than before."""
+        old, trainer = self._position, self.trainer
+        if _is_fitting(trainer) and (old.is_over or old.trainer is not trainer):
+            if not old.is_over and _is_fitting(old.trainer):
+                raise H5ValueError(
+                    "this data module is in the fit of one Trainer, and another began to fit with it. Make a data "
+                    "module for each."
+                )
+            self._position = RunPosition(trainer)
+        return self._position
+
+    def _training_sampler(self) -> PlanSampler | None:
+        """That of the loader which is trained on; others may have been made since."""
+        for loader in [] if self._position.trainer is None else loaders(self._position.trainer):
+            if loader in self._loaders["train"]:
+                return cast("H5DataLoader", loader).sampler
+        return None if self._train_loader is None else self._train_loader.sampler
 
     # Parts ---------------------------------------------------------------------------------------------------
 
     def _resolve(self) -> None:
         options = self._options
-        kwargs = getattr(self.trainer, "distributed_sampler_kwargs", None) if self.trainer is not None else None
-        if options.rank is None and options.world_size is None and kwargs:
+        if options.rank is None and options.world_size is None and self.trainer is not None:
+            # None under a strategy of one device, also where other processes are about.
+            kwargs = self.trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
             self.rank, self.world_size = int(kwargs["rank"]), int(kwargs["num_replicas"])
         else:
             self.rank, self.world_size = resolve_replica(options.rank, options.world_size)
         self.seed = options.seed if options.seed is not None else int(os.environ.get("PL_GLOBAL_SEED", "0"))
+
+    def _is_alone(self) -> bool:
+        """Whether the trainer has one process, whatever others are about."""
+        return self.trainer is not None and self.trainer.world_size == 1
 
     def _replica(self) -> Replica | tuple[None, None]:
         """For loaders: fixed where a trainer or the user says it, else open until iteration starts."""
@@ -291,11 +324,11 @@ class BaseH5DataModule(LightningDataModule):
         if self.trainer is None:
             return
         callbacks: list[Any] = self.trainer.callbacks
-        kinds = [SetEpochCallback] if self.trainer.barebones else [SetEpochCallback, H5StatsMonitor]
-        for kind in kinds:
-            if not any(isinstance(callback, kind) for callback in callbacks):
-                at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
-                callbacks.insert(at, kind())
+        if not any(isinstance(callback, SetEpochCallback) for callback in callbacks):
+            callbacks.insert(0, SetEpochCallback())  # who looks at a batch in on_train_start looks at the right one
+        if not self.trainer.barebones and not any(isinstance(callback, H5StatsMonitor) for callback in callbacks):
+            at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
+            callbacks.insert(at, H5StatsMonitor())
 
     def _mode(self) -> Mode:
         shuffle = self._options.shuffle
@@ -341,7 +374,7 @@ class BaseH5DataModule(LightningDataModule):
             timeout=options.timeout,
             worker_init_fn=options.worker_init_fn,
         )
-        self._loaders.add(loader)
+        self._loaders[split].add(loader)
         return loader
 
     def _pin_memory(self) -> bool:
@@ -362,3 +395,12 @@ class NoRows(list[Any]):
 
 def _or_no_rows(loader: H5DataLoader | None) -> Any:
     return NoRows() if loader is None else loader  # not `or`: a rank without rows has a loader of length zero
+
+
+def _no_loaders() -> dict[Split, weakref.WeakSet[H5DataLoader]]:
+    return {split: weakref.WeakSet() for split in SPLITS}
+
+
+def _is_fitting(trainer: Any) -> bool:
+    state = getattr(trainer, "state", None)
+    return state is not None and (state.fn, state.status) == ("fit", "running")

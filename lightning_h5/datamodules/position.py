@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ from .progress import (
     begin_next_epoch,
     cycles,
     end_epoch,
+    epoch_of_batches,
+    has_loader,
     is_alone,
     is_broken_off,
     move,
@@ -25,15 +28,32 @@ __all__ = ["RunPosition"]
 
 
 class RunPosition:
-    """The position of a training run: taken for a checkpoint, and applied when training goes on."""
+    """The position of one fit: taken for a checkpoint, and applied when training goes on.
 
-    def __init__(self) -> None:
+    A checkpoint's state is *loaded*, then *applied* when training starts; from then on the trainer's counters tell
+    where the run is. Iterations that others begin read it and move nothing.
+
+    Args:
+        trainer: whose fit it is; None where there is none yet.
+    """
+
+    def __init__(self, trainer: Any = None) -> None:
+        self._trainer = None if trainer is None else weakref.ref(trainer)
         self._pending: Mapping[str, Any] | None = None
         self._restored: Position | None = None
         self._left = 0  # steps that the restored epoch had left when it was restored
         self._base = 0  # batches of the restored epoch that the trainer had counted when it was restored
-        self._is_settled = False  # whether it is known where training begins
-        self._epoch: int | None = None  # the epoch whose batches the trainer counts
+        self._is_resumed = False  # whether there was a checkpoint
+        self.is_applied = False
+        self.is_over = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_trainer": None}  # spawned ranks get a trainer of their own
+
+    @property
+    def trainer(self) -> Any:
+        """Whose fit it is; None where nobody holds it any more."""
+        return None if self._trainer is None else self._trainer()
 
     @property
     def saved(self) -> str | None:
@@ -45,40 +65,43 @@ class RunPosition:
         """Whether an epoch that was broken off was loaded, and training never came to it."""
         return self._pending is not None and not self._pending.get("finished") and bool(self._pending.get("segments"))
 
-    def load(self, trainer: Any, state: Mapping[str, Any]) -> None:
-        """Takes a saved position; kept for a fit alone, since validating a checkpoint must not move a later run.
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes a saved position.
 
-        Nor does a tuner that restores, in a running fit, what it saved there: the trainer's counters are right then.
+        Not once training began: a tuner then restores what it saved a moment before, and the counters are right.
         """
-        if state and trainer is not None and trainer.state.fn == "fit" and not self._is_settled:
+        self._is_resumed = True
+        if state and not self.is_applied:
             self._pending = dict(state)
 
-    def find(self, trainer: Any, checkpoint: Mapping[str, Any]) -> str | None:
+    def find(self, checkpoint: Mapping[str, Any]) -> str | None:
         """Takes the position that a data module of another name saved, where there is just one.
 
         Returns:
             The name under which it stood.
         """
+        self._is_resumed = True
         found = [name for name, value in checkpoint.items() if is_position(value)]
         if self._pending is not None or len(found) != 1:
             return None
-        self.load(trainer, checkpoint[found[0]])
+        self.load(checkpoint[found[0]])
         return found[0]
 
-    def reopen(self, trainer: Any) -> None:
+    def reopen(self) -> None:
         """Has the trainer train on where ``max_steps`` broke off the last epoch, which it counts as done.
 
         Without this it would end at once where that epoch is the last one.
         """
         if self._pending is not None and self._pending.get("finished") is False:
-            reopen_epoch(trainer, self._pending.get("epoch"))
+            reopen_epoch(self.trainer, self._pending.get("epoch"))
 
-    def check(self, trainer: Any, sampler: PlanSampler, identity: str) -> None:
+    def check(self, sampler: PlanSampler, identity: str) -> None:
         """Looks whether training can go on where the checkpoint says.
 
         Raises:
             H5ResumeError: it has no position, or one that does not fit the present data or settings.
         """
+        trainer = self.trainer
         if self._pending is not None:
             restored = position_from(self._pending, sampler, identity)
             if trainer.current_epoch not in (restored.epoch, restored.epoch + 1):
@@ -88,6 +111,11 @@ class RunPosition:
                 )
             if restored.segments and not restored.finished and not is_alone(trainer):
                 _check_same_cut(restored.segments[-1], sampler.batch_size, sampler.replica.world_size)
+        elif is_broken_off(trainer) and not self._is_resumed:
+            rank_zero_warn(
+                f"the last epoch of this Trainer was broken off after {processed(trainer)} batches, and is not gone on "
+                "with. Pass ckpt_path to fit to train on exactly the rest."
+            )
         elif is_broken_off(trainer):
             raise H5ResumeError(
                 f"the checkpoint was saved after {processed(trainer)} batches of an epoch, and holds no position of "
@@ -96,11 +124,12 @@ class RunPosition:
                 "weights and counters are taken up, and the epoch that was broken off starts over."
             )
 
-    def apply(self, trainer: Any, sampler: PlanSampler, identity: str) -> None:
+    def apply(self, sampler: PlanSampler, identity: str) -> None:
         """Makes the sampler, and the trainer's counter, go on where the restored position says."""
-        self._is_settled = True
+        self.is_applied = True
         if self._pending is None:
             return
+        trainer = self.trainer
         self._restored = restored = position_from(self._pending, sampler, identity)
         self._pending = None
         settle(trainer)
@@ -125,61 +154,64 @@ class RunPosition:
             begin_next_epoch(trainer, restored.epoch)
         self._base = done
 
-    def restart(self, trainer: Any, reason: H5ResumeError) -> None:
+    def restart(self, reason: H5ResumeError) -> None:
         """Begins the epoch anew that was broken off, as the user asked for where the position cannot be used."""
+        trainer = self.trainer
         rank_zero_warn(f"epoch {trainer.current_epoch} starts over (on_resume_mismatch='restart_epoch'): {reason}")
         if self._pending is not None and self._pending.get("finished") is True:
             begin_next_epoch(trainer, trainer.current_epoch - 1)
         elif is_broken_off(trainer):
             move(trainer, 0)
-        self._pending, self._is_settled = None, True
+        self._pending = None
 
-    def start(self, trainer: Any, sampler: PlanSampler) -> int:
-        """Notes that an iteration begins, and tells its sampler what is consumed; gives its epoch.
-
-        Others may begin beside the training loop's own.
+    def start(self, sampler: PlanSampler) -> int:
+        """Tells a sampler whose iteration begins what is consumed; gives the epoch.
 
         Raises:
-            H5ResumeError: a checkpoint was loaded, and nobody applied its position.
+            H5ResumeError: training goes on from a checkpoint, and nobody applied its position.
         """
-        if not self._is_settled and (self._pending is not None or is_broken_off(trainer)):
+        trainer = self.trainer
+        epoch = int(trainer.current_epoch)
+        if not self.is_applied and self._is_resumed and has_loader(trainer):
             raise H5ResumeError(
-                "a checkpoint's position was loaded and never applied: training would repeat rows. Leave "
-                "SetEpochCallback in trainer.callbacks, or call datamodule.apply_position() in on_train_start. Where a "
-                "batch size or learning rate finder runs in this fit, run it before, without ckpt_path."
+                "a batch was asked for after a checkpoint was loaded, and before its position was applied: training "
+                "would repeat rows. Leave SetEpochCallback in trainer.callbacks. To look at a batch first, do it in "
+                "on_train_start. Where a batch size or learning rate finder runs in this fit, run it before, without "
+                "ckpt_path."
             )
-        self._is_settled = True
-        self._epoch = int(trainer.current_epoch)
-        if (restored := self._restored_now()) is None:
+        if (restored := self._restored_in(epoch)) is None:
             sampler.forget()
         elif processed(trainer) - self._base >= self._left and cycles(trainer):
             sampler.forget()  # another loader is longer: ours begins again, as a whole
         else:
             sampler.restore(restored.epoch, restored.segments, restored.order)
-        return self._epoch
+        return epoch
 
-    def state(self, trainer: Any, sampler: PlanSampler, identity: str) -> dict[str, Any]:
+    def state(self, sampler: PlanSampler, identity: str) -> dict[str, Any]:
         """The position as plain values."""
         if self._pending is not None:
             return dict(self._pending)
-        if self._epoch is None:  # between the restoring and the first batch
-            position = self._restored or Position(int(trainer.current_epoch), (), sampler.present_order(), False)
-            return position_state(sampler, position, identity)
-        restored = self._restored_now()
-        before, order = (restored.segments, restored.order) if restored else ((), sampler.present_order())
-        left, base = (self._left, self._base) if restored else (len(sampler), 0)
-        n_steps = processed(trainer) - base
+        trainer, restored = self.trainer, self._restored
+        epoch = epoch_of_batches(trainer)
+        if restored is not None and trainer.current_epoch == restored.epoch:
+            epoch = restored.epoch
+        if restored is not None and restored.finished and epoch == restored.epoch:
+            return position_state(sampler, restored, identity)
+        before: tuple[Segment, ...] = ()
+        order, left, n_steps = sampler.present_order(), len(sampler), processed(trainer)
+        if (here := self._restored_in(epoch)) is not None:
+            before, order, left, n_steps = here.segments, here.order, self._left, n_steps - self._base
         if n_steps >= left and cycles(trainer):
             before, n_steps, left = (), (n_steps - left) % len(sampler), len(sampler)
         world_size = sampler.replica.world_size
         segments = extend(before, sampler.batch_size, world_size, min(n_steps, left) * world_size)
-        finished = processed(trainer) >= trainer.num_training_batches
-        return position_state(sampler, Position(self._epoch, segments, order, finished), identity)
+        finished = 0 < trainer.num_training_batches <= processed(trainer)
+        return position_state(sampler, Position(epoch, segments, order, finished), identity)
 
-    def _restored_now(self) -> Position | None:
-        """The restored position, where the running epoch is the one that was broken off."""
+    def _restored_in(self, epoch: int) -> Position | None:
+        """The restored position, where an epoch is the one that was broken off."""
         restored = self._restored
-        return restored if restored and not restored.finished and self._epoch == restored.epoch else None
+        return restored if restored and not restored.finished and epoch == restored.epoch else None
 
 
 def _check_same_cut(saved: Segment, batch_size: int, world_size: int) -> None:

@@ -13,8 +13,11 @@ __all__ = [
     "begin_next_epoch",
     "cycles",
     "end_epoch",
+    "epoch_of_batches",
+    "has_loader",
     "is_alone",
     "is_broken_off",
+    "loaders",
     "move",
     "processed",
     "reopen_epoch",
@@ -74,10 +77,17 @@ def move(trainer: Any, batches: int) -> None:
 
 
 @_counters
+def epoch_of_batches(trainer: Any) -> int:
+    """The epoch whose batches the trainer has counted; between two epochs it is the one before."""
+    progress = trainer.fit_loop.epoch_progress.current
+    is_running = progress.started > progress.completed
+    return int(progress.completed) if is_running else max(0, int(progress.completed) - 1)
+
+
+@_counters
 def is_broken_off(trainer: Any) -> bool:
-    """Whether the trainer was restored to the middle of an epoch."""
-    loop = trainer.fit_loop
-    return bool(loop.restarting and processed(trainer) > 0 and not loop.epoch_loop.batch_progress.is_last_batch)
+    """Whether the last epoch was left in its middle."""
+    return processed(trainer) > 0 and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
 
 
 @_counters
@@ -112,19 +122,30 @@ def begin_next_epoch(trainer: Any, finished: int) -> None:
     if trainer.current_epoch != finished + 1:
         return
     loop.epoch_loop.restarting = False
-    if hasattr(loop, "reset_restart_stage"):  # Lightning 2.5 and newer
+    if hasattr(loop, "reset_restart_stage") and not loop.restarted_on_epoch_start:  # Lightning 2.5 and newer
         loop.reset_restart_stage()
+
+
+@_counters
+def has_loader(trainer: Any) -> bool:
+    """Whether the trainer has made its training loader: what is iterated before is not for training."""
+    return trainer.fit_loop._combined_loader is not None
+
+
+@_counters
+def loaders(trainer: Any) -> list[Any]:
+    """The loaders that are trained on, as a flat list."""
+    combined = trainer.fit_loop._combined_loader
+    return [] if combined is None else list(combined.flattened)
 
 
 @_counters
 def is_alone(trainer: Any) -> bool:
     """Whether the training loader is one loader, so that a batch of the trainer is a batch of ours."""
-    combined = trainer.fit_loop._combined_loader
-    return combined is None or len(combined.flattened) == 1
+    return len(loaders(trainer)) <= 1
 
 
 @_counters
 def cycles(trainer: Any) -> bool:
     """Whether loaders that are shorter than others begin again within an epoch."""
-    combined = trainer.fit_loop._combined_loader
-    return not is_alone(trainer) and combined._mode == "max_size_cycle"
+    return not is_alone(trainer) and trainer.fit_loop._combined_loader._mode == "max_size_cycle"

@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import cached_property
 from multiprocessing.context import BaseContext
 from time import perf_counter, sleep
 from typing import Any
@@ -108,26 +109,26 @@ class H5DataLoader(DataLoader[Any]):
         """Steps of a whole epoch on this rank."""
         return len(self.sampler)
 
-    def start(self) -> tuple[Iterator[Any], EpochPlan]:
+    def start(self) -> tuple[Iterator[Any], EpochPlan, int]:
         """Starts reading an epoch; called by the first ``next()``.
 
         Returns:
-            The batches, and the plan they follow.
+            The batches, the plan they follow, and the number of this iteration.
 
         Raises:
             H5ResumeError: a position was loaded and nobody applied it.
         """
         epoch = self.sampler.starting_epoch()
         plan = self.sampler.plan(epoch)
-        self.position.begin(epoch, self.sampler)
+        iteration = self.position.begin(epoch, self.sampler)
         if self.num_workers:
             self.worker_init_fn = _WorkerInit(self.sampler.replica.rank, self._user_init)
             self.dataset.counters.share(self.num_workers)
             _let_threads_leave_python()
-            return super().__iter__(), plan
+            return super().__iter__(), plan, iteration
         reading = ReadAhead(self.dataset.gather, self._finish, self.sampler.tokens(epoch), self._depth)
         self._reading.add(reading)
-        return reading, plan
+        return reading, plan, iteration
 
     def _finish(self, raw: Any, token: BatchToken) -> Any:
         """What a worker process, and torch's pinning thread, would do with what was read."""
@@ -152,11 +153,12 @@ class H5DataLoader(DataLoader[Any]):
             self._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where a loop without a Trainer is: plain values, a few hundred bytes, whatever the number of rows.
+        """Where the loop is: plain values, less than 4 KiB, whatever the number of rows.
 
-        Under a Trainer the data module's state counts, and this is empty.
+        Without a Trainer it is what was given out. Under a data module's Trainer it is the data module's state.
         """
-        return {} if self.sampler.is_kept else self.position.as_dict(self.sampler)
+        kept = self.sampler.kept_state()
+        return self.position.as_dict(self.sampler, self._identity) if kept is None else kept
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where ``state_dict`` was taken; sets the sampler's epoch. Does nothing under a Trainer.
@@ -165,7 +167,11 @@ class H5DataLoader(DataLoader[Any]):
             H5ResumeError: the state is not one of ours, or does not fit the present data or settings.
         """
         if not self.sampler.is_kept and state:
-            self.position.load(state, self.sampler)
+            self.position.load(state, self.sampler, self._identity)
+
+    @cached_property
+    def _identity(self) -> str:
+        return self.dataset.identity()
 
 
 class _LateIterator:
@@ -175,6 +181,7 @@ class _LateIterator:
         self._loader = loader
         self._batches: Iterator[Any] | None = None
         self._plan: EpochPlan
+        self._iteration: int
         self._step = 0
 
     def __iter__(self) -> _LateIterator:
@@ -183,13 +190,13 @@ class _LateIterator:
     def __next__(self) -> Any:
         loader, began = self._loader, perf_counter()
         if self._batches is None:
-            self._batches, self._plan = loader.start()
+            self._batches, self._plan, self._iteration = loader.start()
         try:
             batch = next(self._batches)
         except StopIteration:
-            loader.position.end(loader.sampler)
+            loader.position.end(self._iteration, loader.sampler)
             raise
-        loader.position.advance()
+        loader.position.advance(self._iteration)
         start, stop = self._plan.bounds(self._step)
         loader.counters.add(rows=stop - start, batches=1, wait_seconds=perf_counter() - began)
         self._step += 1

@@ -23,6 +23,7 @@ __all__ = [
 
 STATE_VERSION = 1
 MOST_SEGMENTS = 32
+_FIELDS = ("version", "epoch", "segments", "finished", "order", "drop_last", "n_rows", "n_blocks", "identity")
 
 
 def extend(segments: Sequence[Segment], batch_size: int, world_size: int, n_batches: int) -> tuple[Segment, ...]:
@@ -86,7 +87,7 @@ def _few(position: Position, sampler: PlanSampler) -> tuple[Segment, ...]:
 
 def _digest(state: Mapping[str, Any]) -> str:
     """A digest of all other fields: a number that was changed by accident still looks like a position."""
-    others = {name: value for name, value in state.items() if name != "digest"}
+    others = {name: state.get(name) for name in _FIELDS}  # a subclass may have put something beside them
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -193,9 +194,10 @@ class LoaderState:
         self._order: OrderParameters | None = None
         self._n_given = 0
         self._loaded: int | None = None  # an epoch that was loaded, until an iteration goes on with it
+        self._iteration = 0
 
-    def begin(self, epoch: int, sampler: PlanSampler) -> None:
-        """An iteration of an epoch begins.
+    def begin(self, epoch: int, sampler: PlanSampler) -> int:
+        """An iteration of an epoch begins; gives its number. Of several at a time the one that began last counts.
 
         Raises:
             H5ResumeError: the rest of another epoch was loaded and would be left out.
@@ -208,28 +210,31 @@ class LoaderState:
             )
         self._epoch, self._before, self._n_given = epoch, sampler.consumed(epoch), 0
         self._order = sampler.order_of(epoch)
+        self._iteration += 1
+        return self._iteration
 
-    def advance(self) -> None:
+    def advance(self, iteration: int) -> None:
         """One more batch was given out."""
-        self._n_given += 1
+        self._n_given += iteration == self._iteration
 
-    def end(self, sampler: PlanSampler) -> None:
+    def end(self, iteration: int, sampler: PlanSampler) -> None:
         """An iteration came to its end: the next one of the same epoch is a whole one again."""
-        if not sampler.is_kept:
+        if iteration == self._iteration and not sampler.is_kept:
             sampler.forget()
 
-    def as_dict(self, sampler: PlanSampler) -> dict[str, Any]:
+    def as_dict(self, sampler: PlanSampler, identity: str) -> dict[str, Any]:
         """The position as plain values."""
         epoch = sampler.epoch
         if epoch != self._epoch or self._order is None:  # no iteration of it began here
-            return position_state(sampler, Position(epoch, sampler.consumed(epoch), sampler.order_of(epoch), False))
+            position = Position(epoch, sampler.consumed(epoch), sampler.order_of(epoch), False)
+            return position_state(sampler, position, identity)
         world_size = sampler.replica.world_size
         segments = extend(self._before, sampler.batch_size, world_size, self._n_given * world_size)
-        return position_state(sampler, Position(epoch, segments, self._order, False))
+        return position_state(sampler, Position(epoch, segments, self._order, False), identity)
 
-    def load(self, state: Mapping[str, Any], sampler: PlanSampler) -> None:
+    def load(self, state: Mapping[str, Any], sampler: PlanSampler, identity: str) -> None:
         """Takes over a saved position."""
-        position = position_from(state, sampler)
+        position = position_from(state, sampler, identity)
         sampler.restore(position.epoch, position.segments, position.order)
         sampler.go_on_from(position.epoch)
         self.begin(position.epoch, sampler)

@@ -34,6 +34,10 @@ class EpochKeeper(Protocol):
         """Whether there is a trainer."""
         ...
 
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as plain values."""
+        ...
+
     def start_epoch(self, sampler: PlanSampler) -> int | None:
         """The epoch of an iteration that starts now, or None; may raise to refuse the start.
 
@@ -111,15 +115,20 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     def starting_epoch(self) -> int:
         """The epoch that an iteration started now would be."""
-        keeper = self._keeper() if self._keeper is not None else None
-        kept = keeper.start_epoch(self) if keeper is not None else None
+        kept = keeper.start_epoch(self) if (keeper := self._kept_by()) is not None else None
         return self.epoch if kept is None else kept
 
     @property
     def is_kept(self) -> bool:
         """Whether somebody else keeps epoch and position."""
-        keeper = self._keeper() if self._keeper is not None else None
-        return keeper is not None and keeper.is_attached
+        return (keeper := self._kept_by()) is not None and keeper.is_attached
+
+    def kept_state(self) -> dict[str, Any] | None:
+        """The keeper's position; None where nobody else keeps it."""
+        return keeper.state_dict() if (keeper := self._kept_by()) is not None and keeper.is_attached else None
+
+    def _kept_by(self) -> EpochKeeper | None:
+        return None if self._keeper is None else self._keeper()
 
     def __getstate__(self) -> dict[str, Any]:
         # Nobody keeps a copy's epoch; the one in another process has no trainer.

@@ -56,7 +56,7 @@ def test_a_restored_position_that_nobody_applies_stops_the_run(make_h5, tmp_path
             pass
 
     Forgetful.__qualname__ = "LazyH5DataModule"
-    with pytest.raises(H5ResumeError, match="never applied"):
+    with pytest.raises(H5ResumeError, match="before its position was applied"):
         quiet_trainer().fit(
             Recorder(), datamodule=Forgetful(path, batch_size=4, with_index=True), ckpt_path=tmp_path / "last.ckpt"
         )

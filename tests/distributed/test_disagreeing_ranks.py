@@ -87,7 +87,7 @@ def test_ranks_that_see_other_data_all_stop_with_the_values_of_each(file, tmp_pa
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_rank_that_fails_stops_all_ranks_with_its_words(file, tmp_path, failing):
     error = same_error(run_ranks(fit, 3, tmp_path, file, {}, {failing: {"train_path": "missing.h5"}}, 3))
-    assert error.startswith("H5FileError: setting up the data failed on 1 of 3 ranks")
+    assert error.startswith("H5FileError: setting up the data (fit) failed on 1 of 3 ranks")
     assert f"rank {failing}: H5FileError" in error
     assert "'missing.h5' does not exist" in error
 
@@ -123,7 +123,7 @@ def die():
 @pytest.mark.parametrize("hanging", [0, 1, 2])
 def test_a_rank_that_hangs_is_named_by_the_others_and_ends_too(file, tmp_path, hanging):
     outcomes = run_ranks(fit, 3, tmp_path, file, {"setup_timeout": 2}, {}, 3, {hanging: hang})
-    told = f"setting up the data had not ended on rank {hanging} of 3 ranks when others had waited 2 seconds"
+    told = f"setting up the data (fit) had not ended on rank {hanging} of 3 ranks when others had waited 2 seconds"
     assert [outcome.exitcode for outcome in outcomes] == [1, 1, 1]
     assert all(told in outcome.output for outcome in outcomes)
     assert all(told in outcome.error for rank, outcome in enumerate(outcomes) if rank != hanging)
@@ -137,7 +137,7 @@ def test_a_rank_that_is_slow_is_waited_for(file, tmp_path):
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_comes_too_late_stops_with_the_same_words(file, tmp_path, late):
     outcomes = run_ranks(fit, 2, tmp_path, file, {"setup_timeout": 0.5}, {}, 2, {late: be_slow})
-    told = f"setting up the data had not ended on rank {late} of 2 ranks when others had waited 0.5 seconds"
+    told = f"setting up the data (fit) had not ended on rank {late} of 2 ranks when others had waited 0.5 seconds"
     assert [outcome.exitcode for outcome in outcomes] == [1, 1]
     assert all(told in outcome.output for outcome in outcomes)
 
