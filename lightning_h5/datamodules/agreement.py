@@ -21,6 +21,7 @@ import torch.distributed
 
 from .. import errors
 from ..errors import H5Error, H5ValueError
+from .ending import end_process, this_process
 
 __all__ = ["Exchange", "exchange"]
 
@@ -34,7 +35,8 @@ def exchange(what: str, patience: float, is_alone: bool = False) -> Iterator[Exc
     """An exchange between all ranks: work inside, and end it with ``agree``.
 
     A rank that has not come to ``agree`` when the patience of the first one there ends is late: all others raise, and
-    it ends as well, by a thread that watches for that, so that no process is left behind.
+    it ends as well, so that no process is left behind: by a thread that watches for that, and where it hangs in a place
+    that lets no thread run (a library that waits for storage), by those of its machine that came.
 
     Args:
         what: what the ranks do, for messages.
@@ -91,6 +93,7 @@ class _RankExchange(Exchange):
         self._keys = [f"{self._name}/{rank}" for rank in range(self._world_size)]
         self._patience = patience
         self._is_here = False  # whether this rank has come to `agree`
+        self._store.set(f"{self._keys[self._rank]}/process", json.dumps(this_process()))
 
     def agree(self, facts: Mapping[str, Any], failure: Exception | None) -> None:
         """See ``Exchange.agree``."""
@@ -146,6 +149,10 @@ class _RankExchange(Exchange):
         self._wait_for_those_who_leave(late)
         if late:
             time.sleep(2 * POLL)  # for their watches to see it
+        for key in (f"{self._keys[rank]}/process" for rank in late):
+            with suppress(torch.distributed.DistError):
+                if self._store.check([key]):
+                    end_process(json.loads(self._store.get(key)))
 
     def _wait_for_those_who_leave(self, late: Sequence[int]) -> None:
         here = self._world_size - len(late)

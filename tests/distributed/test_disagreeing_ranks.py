@@ -1,5 +1,6 @@
 """Ranks that disagree, fail or hang: all of them stop soon, with the same words, and leave no process behind."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -112,6 +113,10 @@ def hang():
     time.sleep(1000)
 
 
+def hang_in_a_library():
+    ctypes.PyDLL(None).sleep(1000)
+
+
 def be_slow():
     time.sleep(1.5)
 
@@ -127,6 +132,17 @@ def test_a_rank_that_hangs_is_named_by_the_others_and_ends_too(file, tmp_path, h
     assert [outcome.exitcode for outcome in outcomes] == [1, 1, 1]
     assert all(told in outcome.output for outcome in outcomes)
     assert all(told in outcome.error for rank, outcome in enumerate(outcomes) if rank != hanging)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell processes apart")
+@pytest.mark.parametrize("hanging", [0, 1, 2])
+def test_a_rank_that_hangs_inside_a_library_is_ended_by_the_others(file, tmp_path, hanging):
+    """As in an HDF5 call on storage that does not answer: no thread of Python runs meanwhile."""
+    outcomes = run_ranks(fit, 3, tmp_path, file, {"setup_timeout": 2}, {}, 3, {hanging: hang_in_a_library})
+    told = f"setting up the data (fit) had not ended on rank {hanging} of 3 ranks when others had waited 2 seconds"
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.exitcode == (-signal.SIGKILL if rank == hanging else 1)
+        assert rank == hanging or told in outcome.error
 
 
 def test_a_rank_that_is_slow_is_waited_for(file, tmp_path):
