@@ -179,7 +179,8 @@ class _RankExchange(Exchange):
         )
         return H5ValueError, (
             f"the ranks do not see the same data:{lines}\nGive all ranks the same files (complete copies, where each "
-            "node has its own) and the same arguments."
+            "node has its own) and the same arguments. A seed that differs comes from seed_everything; pass seed= to "
+            "the data module, or the same number there."
         )
 
     def _told_of(self, late: Sequence[int]) -> str:
