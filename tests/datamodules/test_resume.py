@@ -387,9 +387,22 @@ def test_several_stops_after_each_other(tmp_path, module, chain):
 def test_a_fit_after_a_resumed_one_begins_anew(saved, module):
     path, _ = saved
     datamodule, fresh = module(), Recorder()
-    quiet_trainer(max_epochs=EPOCHS).fit(Recorder(), datamodule=datamodule, ckpt_path=path)
-    quiet_trainer(max_epochs=EPOCHS).fit(fresh, datamodule=datamodule)
+    first, second = quiet_trainer(max_epochs=EPOCHS), quiet_trainer(max_epochs=EPOCHS)
+    first.fit(Recorder(), datamodule=datamodule, ckpt_path=path)
+    second.fit(fresh, datamodule=datamodule)
     assert fresh.train_rows == rows_of_a_whole_run(module)
+
+
+def test_a_fit_after_another_saves_its_own_position(tmp_path, module):
+    datamodule, broken, resumed = module(), Recorder(fail_at=(1, 3)), Recorder()
+    first = quiet_trainer(max_epochs=1)
+    first.fit(Recorder(), datamodule=datamodule)
+    second = quiet_trainer(max_epochs=EPOCHS, callbacks=[on_exception(tmp_path)])
+    with pytest.raises(RuntimeError, match="stop here"):
+        second.fit(broken, datamodule=datamodule)
+    (saved,) = tmp_path.glob("*.ckpt")
+    quiet_trainer(max_epochs=EPOCHS).fit(resumed, datamodule=datamodule, ckpt_path=saved)
+    assert together(broken.train_rows, resumed.train_rows) == rows_of_a_whole_run(module)
 
 
 class Twice(LazyH5DataModule):
