@@ -30,6 +30,7 @@ __all__ = [
     "models_of_the_other_package",
     "rank_zero_info",
     "rank_zero_warn",
+    "training_loaders",
 ]
 
 
@@ -85,3 +86,9 @@ def models_of_the_other_package() -> list[str]:
     found = sys.modules[other].LightningModule.__subclasses__()
     theirs = (other.split(".")[0], PACKAGE.split(".")[0])
     return [f"{c.__module__}.{c.__qualname__}" for c in found if c.__module__.split(".")[0] not in theirs]
+
+
+def training_loaders(trainer: Any) -> list[Any]:
+    """The loaders that a trainer trains on, as a flat list; ``trainer.train_dataloader`` has them as given."""
+    combined = trainer.fit_loop._combined_loader
+    return [] if combined is None else list(combined.flattened)

@@ -1,7 +1,7 @@
 """Small modules for tests that train, and a trainer that says nothing."""
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class Recorder(LightningModule):
@@ -32,6 +32,21 @@ class Recorder(LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class SaveOnException(Callback):
+    """Saves when training fails. (Lightning's own takes part in choosing the checkpoint to start from, too.)"""
+
+    def __init__(self, folder, name="exception"):
+        self.path = folder / f"{name}.ckpt"
+
+    def on_exception(self, trainer, pl_module, exception):
+        trainer.save_checkpoint(self.path)
+
+
+def together(broken, resumed):
+    """Rows of two runs, epoch by epoch."""
+    return {epoch: broken.get(epoch, []) + resumed.get(epoch, []) for epoch in {*broken, *resumed}}
 
 
 def index_of(batch):

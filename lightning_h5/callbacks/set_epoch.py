@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._lightning import Callback, LightningModule, Trainer
+from .._lightning import Callback, LightningModule, Trainer, training_loaders
 
 __all__ = ["SetEpochCallback"]
 
@@ -31,13 +31,8 @@ class SetEpochCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tells every training sampler and dataset the epoch."""
-        for loader in _loaders(trainer):
+        for loader in training_loaders(trainer):
             for part in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
                 set_epoch = getattr(part, "set_epoch", None)
                 if callable(set_epoch):
                     set_epoch(trainer.current_epoch)
-
-
-def _loaders(trainer: Trainer) -> list[Any]:
-    combined = trainer.fit_loop._combined_loader  # what `trainer.train_dataloader` was made from, flat
-    return [] if combined is None else list(combined.flattened)

@@ -1,4 +1,4 @@
-"""The Trainer's own counters: the one place where attributes are used that Lightning does not document."""
+"""The Trainer's own counters, in attributes of its loops that Lightning does not document."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-from .._lightning import PACKAGE
+from .._lightning import PACKAGE, training_loaders
 from ..errors import H5ResumeError
 
 __all__ = [
@@ -132,11 +132,7 @@ def has_loader(trainer: Any) -> bool:
     return trainer.fit_loop._combined_loader is not None
 
 
-@_counters
-def loaders(trainer: Any) -> list[Any]:
-    """The loaders that are trained on, as a flat list."""
-    combined = trainer.fit_loop._combined_loader
-    return [] if combined is None else list(combined.flattened)
+loaders = _counters(training_loaders)
 
 
 @_counters

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import CombinedLoader
-from lightning_models import Recorder, index_of, quiet_trainer
+from lightning_models import Recorder, SaveOnException, index_of, quiet_trainer, together
 from processes import run_ranks, values
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -127,14 +126,6 @@ def test_combined_over_two_ranks_each_row_comes_once_a_pass(file, tmp_path, mode
     assert len({tuple(rank[epoch][:30]) for rank in ranks for epoch in range(EPOCHS)}) == 2 * EPOCHS
 
 
-class SaveOnException(Callback):
-    def __init__(self, folder):
-        self.path = folder / "exception.ckpt"
-
-    def on_exception(self, trainer, pl_module, exception):
-        trainer.save_checkpoint(self.path)
-
-
 STOPS = [(0, 3), (1, 0), (1, 4), (1, 7), (1, 8), (1, 13), (2, 18)]
 
 
@@ -157,8 +148,7 @@ def test_a_run_broken_off_goes_on_with_exactly_the_rest(file, tmp_path, mode, n_
         quiet_trainer(max_epochs=EPOCHS, callbacks=[SaveOnException(tmp_path)]).fit(broken, datamodule=make())
     saved = tmp_path / "exception.ckpt"
     quiet_trainer(max_epochs=EPOCHS).fit(resumed, datamodule=make(), ckpt_path=saved)
-    seen = {e: broken.train_rows.get(e, []) + resumed.train_rows.get(e, []) for e in range(EPOCHS)}
-    assert seen == whole.train_rows
+    assert together(broken.train_rows, resumed.train_rows) == whole.train_rows
 
 
 def test_other_batches_beside_another_loader_are_refused_in_mid_epoch(file, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning_models import Recorder, quiet_trainer
+from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 
 from lightning_h5 import H5ResumeError, LazyH5DataModule
 
@@ -50,22 +50,8 @@ def stop_and_go_on(tmp_path, module, stop, callback, kind=Recorder, go_on=None, 
     return broken.train_rows, resumed.train_rows
 
 
-def together(broken, resumed):
-    return {epoch: broken.get(epoch, []) + resumed.get(epoch, []) for epoch in {*broken, *resumed}}
-
-
 def at_each_batch(folder):
     return ModelCheckpoint(folder, filename="each", every_n_train_steps=1, save_top_k=1)
-
-
-class SaveOnException(Callback):
-    """Saves when training fails. (Lightning's own takes part in choosing the checkpoint to start from, too.)"""
-
-    def __init__(self, folder, name="exception"):
-        self.path = folder / f"{name}.ckpt"
-
-    def on_exception(self, trainer, pl_module, exception):
-        trainer.save_checkpoint(self.path)
 
 
 def on_exception(folder):

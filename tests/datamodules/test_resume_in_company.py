@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch.distributed
 from lightning.pytorch.callbacks import Callback
-from lightning_models import Recorder, index_of, quiet_trainer
+from lightning_models import Recorder, SaveOnException, index_of, quiet_trainer, together
 from processes import run_ranks, values
 
 from lightning_h5 import H5ResumeError, LazyH5DataModule
@@ -29,21 +29,15 @@ def whole(file):
     return model.train_rows
 
 
-class Save(Callback):
-    def __init__(self, path):
-        self.path = path
-
-    def on_exception(self, trainer, *_):
-        trainer.save_checkpoint(self.path)
-
-
 def broken_and_resumed(path, make, model=Recorder, callbacks=(), stop=STOP):
     """Rows of a run that fails at ``stop`` and of the one that goes on from there, epoch by epoch."""
     broken, resumed = model(fail_at=stop), model()
     with pytest.raises(RuntimeError, match="stop here"):
-        quiet_trainer(max_epochs=EPOCHS, callbacks=[*callbacks, Save(path)]).fit(broken, datamodule=make())
+        quiet_trainer(max_epochs=EPOCHS, callbacks=[*callbacks, SaveOnException(path.parent, path.stem)]).fit(
+            broken, datamodule=make()
+        )
     quiet_trainer(max_epochs=EPOCHS, callbacks=[*callbacks]).fit(resumed, datamodule=make(), ckpt_path=path)
-    return {e: broken.train_rows.get(e, []) + resumed.train_rows.get(e, []) for e in range(EPOCHS)}
+    return together(broken.train_rows, resumed.train_rows)
 
 
 def stopped_and_resumed(path, make, model=Recorder, callbacks=(), between=lambda trainer, datamodule: None):
@@ -54,7 +48,7 @@ def stopped_and_resumed(path, make, model=Recorder, callbacks=(), between=lambda
     between(trainer, datamodule)
     trainer.save_checkpoint(path)
     quiet_trainer(max_epochs=EPOCHS, callbacks=[*callbacks]).fit(resumed, datamodule=make(), ckpt_path=path)
-    return {e: stopped.train_rows.get(e, []) + resumed.train_rows.get(e, []) for e in range(EPOCHS)}
+    return together(stopped.train_rows, resumed.train_rows)
 
 
 WAYS = pytest.mark.parametrize("way", [broken_and_resumed, stopped_and_resumed])
@@ -228,7 +222,9 @@ def test_applying_the_position_by_hand_as_well_changes_nothing(tmp_path, file, w
 def test_a_loader_alone_goes_on_where_a_data_module_was(tmp_path, file, make_h5, whole, same):
     broken, resumed = Recorder(fail_at=STOP), Recorder()
     with pytest.raises(RuntimeError, match="stop here"):
-        quiet_trainer(max_epochs=EPOCHS, callbacks=[Save(tmp_path / "c.ckpt")]).fit(broken, datamodule=module(file))
+        quiet_trainer(max_epochs=EPOCHS, callbacks=[SaveOnException(tmp_path, "c")]).fit(
+            broken, datamodule=module(file)
+        )
     datamodule = module(file if same else make_h5({"x": np.arange(ROWS) + 1}))
     datamodule.setup("fit")
     trainer, loader = quiet_trainer(max_epochs=EPOCHS), datamodule.train_dataloader()
@@ -237,7 +233,7 @@ def test_a_loader_alone_goes_on_where_a_data_module_was(tmp_path, file, make_h5,
             trainer.fit(resumed, train_dataloaders=loader, ckpt_path=tmp_path / "c.ckpt")
         return
     trainer.fit(resumed, train_dataloaders=loader, ckpt_path=tmp_path / "c.ckpt")
-    assert {e: broken.train_rows.get(e, []) + resumed.train_rows.get(e, []) for e in range(EPOCHS)} == whole
+    assert together(broken.train_rows, resumed.train_rows) == whole
 
 
 def alone_among_ranks(rank, file):

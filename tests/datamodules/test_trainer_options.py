@@ -2,32 +2,15 @@
 
 import time
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning_models import Recorder, quiet_trainer
+from lightning_models import Recorder, SaveOnException, quiet_trainer
 from processes import run_ranks, values
+from sixty_rows import ALL, VAL, WORKERS, module
 
-from lightning_h5 import LazyH5DataModule
-
-ROWS, BATCH, STEPS = 60, 8, 8  # six full batches, and two of 6
-VAL_ROWS = 20  # batches of 8, 6 and 6
-ALL = list(range(ROWS))
-VAL = list(range(VAL_ROWS))
-WORKERS = pytest.mark.parametrize("num_workers", [0, 1])
-
-
-@pytest.fixture
-def files(make_h5):
-    return make_h5({"x": np.arange(ROWS)}), make_h5({"x": np.arange(VAL_ROWS)})
-
-
-def module(files, **options):
-    train, val = files
-    common = {"batch_size": BATCH, "with_index": True}
-    return LazyH5DataModule(train, **({"val_path": val} | common | options))
+STEPS = 8
 
 
 @pytest.fixture
@@ -277,14 +260,6 @@ class ManualOptimization(Recorder):
             self.optimizers().zero_grad()
             self.manual_backward(loss)
             self.optimizers().step()
-
-
-class SaveOnException(Callback):
-    def __init__(self, folder):
-        self.path = folder / "exception.ckpt"
-
-    def on_exception(self, trainer, pl_module, exception):
-        trainer.save_checkpoint(self.path)
 
 
 def test_manual_optimization_with_two_steps_a_batch_is_resumed_exactly(files, whole, tmp_path):

@@ -2,31 +2,15 @@
 
 import os
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
 from lightning_models import Recorder, index_of, quiet_trainer
 from processes import run_ranks, values
+from sixty_rows import ALL, ROWS, VAL, VAL_ROWS, WORKERS, module
 
-from lightning_h5 import H5ValueError, LazyH5DataModule
-
-ROWS, VAL_ROWS, BATCH = 60, 20, 8
-ALL, VAL = list(range(ROWS)), list(range(VAL_ROWS))
-WORKERS = pytest.mark.parametrize("num_workers", [0, 1])
-
-
-@pytest.fixture
-def files(make_h5):
-    return make_h5({"x": np.arange(ROWS)}), make_h5({"x": np.arange(VAL_ROWS)})
-
-
-def module(files, **options):
-    train, val = files
-    paths = {"train_path": train, "val_path": val, "test_path": val, "predict_path": val}
-    common = {"batch_size": BATCH, "with_index": True}
-    return LazyH5DataModule(**(paths | common | options))
+from lightning_h5 import H5ValueError
 
 
 def fit(datamodule, model=None, **options):
