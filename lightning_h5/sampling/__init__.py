@@ -18,6 +18,7 @@ from .replica import Replica, resolve_replica
 from .samplers import PlanSampler
 from .shards import balanced_contiguous_shard, interleaved_indices
 from .splits import group_split, k_fold
+from .window import WindowOrder
 
 _balanced_contiguous_shard = balanced_contiguous_shard  # the seed documents' names stay importable
 _interleaved_indices = interleaved_indices
@@ -37,6 +38,7 @@ __all__ = [
     "TablePermutation",
     "TrainingCut",
     "TrainingPlan",
+    "WindowOrder",
     "balanced_contiguous_shard",
     "consumed_rows",
     "group_split",

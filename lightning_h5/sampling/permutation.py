@@ -12,10 +12,22 @@ import numpy.typing as npt
 
 from ..types import IntArray
 
-__all__ = ["TABLE_ROWS", "KeyedPermutation", "TablePermutation", "permutation", "stream"]
+__all__ = [
+    "PLACE_ROUNDS",
+    "TABLE_ROWS",
+    "KeyedPermutation",
+    "TablePermutation",
+    "mix",
+    "permutation",
+    "shuffled_places",
+    "stream",
+]
 
 TABLE_ROWS = 10_000_000
 """Above this many rows nothing of their size is held: 160 MB and a second of sorting an epoch."""
+
+PLACE_ROUNDS = 10
+"""Words that ``shuffled_places`` takes; even. How often each order of 6 rows comes up differs by 9 % (18 % with 8)."""
 
 ROUNDS = 8
 U64 = np.uint64
@@ -89,7 +101,7 @@ class KeyedPermutation:
         a, b = self._high_bits, self._low_bits
         high, low = values >> b, values & _mask(b)
         for key in self._keys:
-            high, low = low, high ^ (_mix(low ^ key) & _mask(a))
+            high, low = low, high ^ (mix(low ^ key) & _mask(a))
             a, b = b, a
         return (high << b) | low
 
@@ -100,11 +112,51 @@ def permutation(n: int, seed: int, epoch: int, purpose: int = 0) -> TablePermuta
     return TablePermutation(n, bits) if n <= TABLE_ROWS else KeyedPermutation(n, bits)
 
 
+def shuffled_places(
+    ranks: IntArray, sizes: IntArray, keys: npt.NDArray[np.uint64], round_keys: npt.NDArray[np.uint64]
+) -> IntArray:
+    """Many permutations at once, computed where they are asked: each rank's place in one of ``range(size)``.
+
+    Elements with the same size and key belong to one permutation. A Feistel network with cycle walking, as in
+    ``KeyedPermutation``, over two digits of about ``sqrt(size)`` values each (the generalised Feistel of Black and
+    Rogaway): few values fall outside, whatever the size.
+
+    Args:
+        ranks: from 0 to ``size - 1``, shape ``(n,)``.
+        sizes: length of each element's permutation, from 1 to 2^52, shape ``(n,)``.
+        keys: which permutation of that length, shape ``(n,)``.
+        round_keys: ``PLACE_ROUNDS`` words, the same for all.
+    """
+    places = ranks.astype(U64)
+    outside = np.arange(len(ranks))
+    while len(outside):
+        places[outside] = _encrypt_digits(places[outside], sizes[outside], keys[outside], round_keys)
+        outside = outside[places[outside] >= sizes[outside].astype(U64)]
+    return places.astype(np.int64)
+
+
+def _encrypt_digits(
+    values: npt.NDArray[np.uint64],
+    sizes: IntArray,
+    keys: npt.NDArray[np.uint64],
+    round_keys: npt.NDArray[np.uint64],
+) -> npt.NDArray[np.uint64]:
+    # IEEE 754 rounds square roots alike on every machine. One base is even: with two odd ones all permutations are.
+    bases = np.ceil(np.sqrt(sizes)).astype(np.int64)
+    bases += bases & 1
+    a, b = bases.astype(U64), (-(-sizes // bases)).astype(U64)
+    high, low = values // b, values % b
+    for even, odd in zip(round_keys[::2], round_keys[1::2], strict=True):
+        high = (high + (mix((keys ^ even) + low) >> U64(1))) % a  # a sum that wraps is no permutation
+        low = (low + (mix((keys ^ odd) + high) >> U64(1))) % b
+    return high * b + low
+
+
 def _mask(bits: np.uint64) -> np.uint64:
     return U64((1 << int(bits)) - 1)
 
 
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The finalizer of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     values = (values ^ (values >> U64(30))) * U64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> U64(27))) * U64(0x94D049BB133111EB)

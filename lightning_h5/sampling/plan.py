@@ -18,6 +18,7 @@ from ..types import IntArray
 from .blocks import BlockTable
 from .cuts import EvaluationCut, TrainingCut
 from .permutation import permutation
+from .window import WindowOrder
 
 __all__ = [
     "PLAN_VERSION",
@@ -95,7 +96,7 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int) -> O
     """The sequence of an epoch's rows, as a function from positions ``[start, stop)`` to row indices.
 
     Raises:
-        H5ValueError: the order belongs to another version of this package.
+        H5ValueError: the order belongs to another version of this package, or ``window`` has a number below 1.
     """
     if parameters.version != PLAN_VERSION:
         raise H5ValueError(
@@ -108,9 +109,13 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int) -> O
         # Drawn when the first rows are asked for: who counts steps or batches' sizes pays for no permutation.
         drawn = cache(lambda: permutation(blocks.n_rows, parameters.seed, epoch))
         return lambda start, stop: drawn()(start, stop)
-    raise H5ValueError(
-        "shuffle='window' was asked for, which this version does not have; it has shuffle=True, 'global' and False. "
-        "Pass shuffle=True."
+    return WindowOrder(
+        blocks=blocks,
+        seed=parameters.seed,
+        epoch=epoch,
+        batch_size=parameters.batch_size,
+        lanes=parameters.lanes,
+        window=parameters.window,
     )
 
 

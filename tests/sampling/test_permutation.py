@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5.sampling import KeyedPermutation, TablePermutation, permutation
-from lightning_h5.sampling.permutation import TABLE_ROWS, stream
+from lightning_h5.sampling.permutation import PLACE_ROUNDS, TABLE_ROWS, shuffled_places, stream
 
 KINDS = [TablePermutation, KeyedPermutation]
 
@@ -61,3 +61,35 @@ def test_nothing_of_the_size_of_the_rows_is_held_above_the_table_limit():
     assert len(set(rows.tolist())) == 1000
     assert rows.min() >= 0
     assert rows.max() < 10**9
+
+
+def places_of(sizes, keys):
+    """The places of all ranks of many permutations, made at once."""
+    ranks = np.concatenate([np.arange(size) for size in sizes])
+    words = stream(5, 1, 0).random_raw(PLACE_ROUNDS)
+    places = shuffled_places(ranks, np.repeat(sizes, sizes), np.repeat(np.array(keys, dtype=np.uint64), sizes), words)
+    return np.split(places, np.cumsum(sizes)[:-1])
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2**64 - 1)), min_size=1, max_size=20))
+def test_many_permutations_at_once_are_each_what_they_are_alone(pairs):
+    sizes, keys = zip(*pairs, strict=True)
+    for size, key, places in zip(sizes, keys, places_of(sizes, keys), strict=True):
+        assert sorted(places.tolist()) == list(range(size))
+        assert places.tolist() == places_of([size], [key])[0].tolist()
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 9, 16, 25])
+def test_places_are_taken_alike(size):
+    """Chi-square over where each rank lands, and over how far from the rank before it, in 10,000 permutations."""
+    places = np.array(places_of([size] * 10_000, stream(1, 1, 0).random_raw(10_000)))
+    landings = np.array([np.bincount(column, minlength=size) for column in places.T])
+    steps = np.bincount((places[:, 1] - places[:, 0]) % size, minlength=size)[1:]
+    assert ((landings - 10_000 / size) ** 2 / (10_000 / size)).sum() < (size - 1) ** 2 + 5 * np.sqrt(2) * (size - 1)
+    assert ((steps - 10_000 / (size - 1)) ** 2 / (10_000 / (size - 1))).sum() < size - 2 + 5 * np.sqrt(2 * size)
+
+
+def test_places_of_version_1_never_change():
+    """Orders of mode ``window`` are made of them, and runs that were saved rely on those."""
+    golden = [[2, 0, 4, 3, 1], [0], [1, 9, 10, 5, 2, 4, 8, 0, 7, 11, 3, 6]]
+    assert [places.tolist() for places in places_of([5, 1, 12], [3, 4, 2**63])] == golden
