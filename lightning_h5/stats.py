@@ -16,10 +16,14 @@ COUNTED = (
     "batches",
     "bytes_read",
     "bytes_decoded",
+    "chunks_decoded",
+    "slabs_used",
+    "slabs_loaded",
     "wait_seconds",
 )
-"""Rows and batches handed out, bytes taken from files, bytes of these once decoded, and the seconds that ``next()``
-took in the main process."""
+"""Rows and batches handed out; bytes taken from files, bytes of these once decoded, and the chunks that were; slabs
+that batches were gathered from, and those that had to be loaded for it; the seconds that ``next()`` took in the main
+process."""
 
 _PLACE = {name: at for at, name in enumerate(COUNTED)}
 
@@ -63,6 +67,10 @@ class Counters:
         return dict(zip(COUNTED, self._block.sum(dim=0).tolist(), strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
+        # Torch moves what goes to another process to shared memory; done here, nobody writes to where it was.
+        with self._lock:
+            self._block.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+            self._own = None
         return {"_block": self._block}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

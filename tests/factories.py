@@ -1,8 +1,15 @@
-"""What tests make: HDF5 files of any kind, the rows that h5py reads from them, and child processes."""
+"""What tests make: HDF5 files of any kind, the rows that h5py reads from them, child processes and threads."""
 
+import itertools
 import os
+import signal
+import threading
+import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
 
 import h5py
 import numpy as np
@@ -13,6 +20,10 @@ class Stored:
     """An array and how it is to lie in the file; plain arrays may be given instead.
 
     ``written`` is the number of leading rows that are written at all; the others read as the fill value.
+
+    ``filters`` are names of ``known_filters`` in the order of writing, where h5py's own order will not do. ``masks``
+    then says for each chunk, in the order of the grid, which filters it is to skip (bit ``i`` for filter ``i``), or
+    None for one that is never written.
     """
 
     values: np.ndarray
@@ -21,6 +32,10 @@ class Stored:
     options: dict = field(default_factory=dict)  # of create_dataset: compression, shuffle, fillvalue ...
     dtype: object = None
     written: int | None = None
+    maxshape: object = "any"  # or first, fixed: which axes of a chunked array may grow; the kind of its chunk index
+    early: bool = False  # the chunks get their places when the array is made
+    filters: tuple | None = None
+    masks: list | None = None
 
 
 class H5Factory:
@@ -49,8 +64,13 @@ def write_array(file, key, array):
     shape = values.shape[: values.ndim - len(base.shape)]
     options = dict(array.options)
     if array.storage == "chunked":
-        options |= {"chunks": array.chunks, "maxshape": (None,) * len(shape)}
-    if array.storage == "compact":
+        options |= {"chunks": array.chunks, "maxshape": _maxshape(array, shape)}
+    if array.filters is not None or array.early:
+        dataset = create_chunked(file, key, shape, base, array)
+        if array.masks is not None:
+            _write_with_masks(dataset, values, array)
+            return dataset
+    elif array.storage == "compact":
         group = file.require_group(os.path.dirname(key) or "/")
         dcpl = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         dcpl.set_layout(h5py.h5d.COMPACT)
@@ -65,6 +85,97 @@ def write_array(file, key, array):
     if written and values.size:
         dataset[:written] = values[:written]
     return dataset
+
+
+def _maxshape(array, shape):
+    return {"any": (None,) * len(shape), "first": (None, *shape[1:]), "fixed": shape}[array.maxshape]
+
+
+@cache
+def known_filters():
+    """For each filter that can be written here: its number and options."""
+    known = {"shuffle": (2, ()), "fletcher32": (3, ()), "gzip": (1, (4,)), "gzip 9": (1, (9,)), "lzf": (32000, ())}
+    with suppress(ImportError):
+        import hdf5plugin as plugin
+
+        made = {
+            "zstd": plugin.Zstd(),
+            "zstd 15": plugin.Zstd(15),
+            "blosc": plugin.Blosc(),
+            "blosc zstd, bits": plugin.Blosc(cname="zstd", clevel=3, shuffle=plugin.Blosc.BITSHUFFLE),
+            "blosc zlib": plugin.Blosc(cname="zlib", clevel=9, shuffle=plugin.Blosc.NOSHUFFLE),
+            "blosc lz4hc": plugin.Blosc(cname="lz4hc", clevel=1),
+            "blosc2": plugin.Blosc2(),
+            "blosc2 zstd, delta": plugin.Blosc2(cname="zstd", clevel=7, filters=plugin.Blosc2.DELTA),
+            "blosc2 lz4, bits": plugin.Blosc2(cname="lz4", filters=plugin.Blosc2.BITSHUFFLE),
+            "lz4": plugin.LZ4(),
+            "lz4, 64 bytes": plugin.LZ4(nbytes=64),
+            "bitshuffle": plugin.Bitshuffle(cname="none"),
+            "bitshuffle lz4": plugin.Bitshuffle(),
+            "bitshuffle lz4, 16": plugin.Bitshuffle(nelems=16),
+            "bitshuffle zstd": plugin.Bitshuffle(cname="zstd"),
+        }
+        known |= {name: (o["compression"], o["compression_opts"]) for name, o in map(_as_options, made.items())}
+    return known
+
+
+def _as_options(item):
+    return item[0], dict(item[1])
+
+
+COMES_WITH_THE_PACKAGE = ("shuffle", "fletcher32", "gzip", "gzip 9", "lzf")
+
+
+def is_decodable(name):
+    """Whether this installation has a decoder for a filter, apart from the HDF5 library."""
+    if name in COMES_WITH_THE_PACKAGE:
+        return True
+    return find_spec("blosc2" if name.startswith("blosc2") else "imagecodecs") is not None
+
+
+def create_chunked(file, key, shape, dtype, array):
+    """A chunked array with filters in any order, through h5py's low level."""
+    dcpl = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    dcpl.set_chunk(array.chunks)
+    for name in array.filters or ():
+        number, options = known_filters()[name]
+        dcpl.set_filter(number, 0 if name == "fletcher32" else h5py.h5z.FLAG_OPTIONAL, options)
+    if array.early:
+        dcpl.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    if (fill := array.options.get("fillvalue")) is not None:
+        dcpl.set_fill_value(np.asarray(fill, dtype))
+    maxshape = tuple(h5py.h5s.UNLIMITED if size is None else size for size in _maxshape(array, shape))
+    space, stored = h5py.h5s.create_simple(shape, maxshape), h5py.h5t.py_create(dtype, logical=True)
+    group = file.require_group(os.path.dirname(key) or "/")
+    return h5py.Dataset(h5py.h5d.create(group.id, os.path.basename(key).encode(), stored, space, dcpl))
+
+
+def _write_with_masks(dataset, values, array):
+    """Chunk by chunk; what a chunk without some of the filters looks like is found out with the HDF5 library, too."""
+    grid = [range(0, size, step) for size, step in zip(dataset.shape, array.chunks, strict=True)]
+    random = np.random.default_rng(0)
+    for corner, mask in zip(itertools.product(*grid), array.masks, strict=True):
+        if mask is None:
+            continue
+        # What hangs over the edge may be anything.
+        piece = random.integers(0, 2, (*array.chunks, *values.shape[len(array.chunks) :])).astype(values.dtype)
+        part = values[tuple(slice(at, at + step) for at, step in zip(corner, array.chunks, strict=True))]
+        piece[tuple(map(slice, part.shape))] = part
+        skipped, content = encode(piece, array, mask, dataset.dtype)
+        dataset.id.write_direct_chunk(corner, content, skipped)
+
+
+def encode(piece, array, mask=0, dtype=None):
+    """A chunk of an array as it would be stored, and the mask of the filters that it skips; some skip by themselves."""
+    at = [i for i in range(len(array.filters)) if not mask >> i & 1]
+    alone = Stored(piece, "chunked", array.chunks, filters=tuple(array.filters[i] for i in at))
+    shape = piece.shape[: len(array.chunks)]
+    alone.chunks = shape
+    with h5py.File("encoded", "w", driver="core", backing_store=False) as scratch:
+        dataset = create_chunked(scratch, "x", shape, piece.dtype if dtype is None else dtype, alone)
+        dataset[...] = piece
+        skipped, content = dataset.id.read_direct_chunk((0,) * len(shape))
+    return mask | sum(1 << i for place, i in enumerate(at) if skipped >> place & 1), content
 
 
 def _write_virtual(file, key, array):
@@ -116,8 +227,8 @@ def random_values(dtype, shape, seed=0):
     return rng.integers(0, 256, n, dtype=np.uint8).view(dtype).reshape(shape)
 
 
-def run_forked(function):
-    """Runs a function in a forked child; the child's exit code (its traceback goes to stderr)."""
+def run_forked(function, seconds=60):
+    """Runs a function in a forked child; the child's exit code (its traceback goes to stderr), -9 where it hangs."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -128,7 +239,12 @@ def run_forked(function):
             traceback.print_exc()
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    end = time.monotonic() + seconds
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 def edit(path, offset, content=None):
@@ -145,3 +261,29 @@ def make_older(path):
     """Sets a file's time back: the kernel's clock for files ticks every few milliseconds, slower than a test."""
     found = os.stat(path)
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns - 10**9))
+
+
+def in_threads(*functions, seconds=30):
+    """Runs functions in a thread each, starting them together; gives what they give, or raises what one of them raises.
+
+    Threads that do not end in time are a failure, and no reason to wait for ever.
+    """
+    found, errors, start = [None] * len(functions), [], threading.Barrier(len(functions))
+
+    def run(number):
+        try:
+            start.wait()
+            found[number] = functions[number]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(functions))]
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "threads wait for ever"
+    return found

@@ -80,7 +80,13 @@ MUTANTS = [
         SAMPLING,
     ),
     Mutant("epochs have one order", "sampling/permutation.py", "(epoch << 8 | purpose)", "(purpose)", SAMPLING),
-    Mutant("no cycle walking", "sampling/permutation.py", "while len(outside):", "while False:", SAMPLING),
+    Mutant(
+        "no cycle walking",
+        "sampling/permutation.py",
+        "while len(outside):\n            values",
+        "while False:\n            values",
+        SAMPLING,
+    ),
     Mutant(
         "the state forgets the epoch", "loading/state.py", '"epoch": position.epoch,', '"epoch": 0,', STATE + RESUME
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -22,10 +23,11 @@ from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..datasets import RowDataset
 from ..errors import H5ResumeError, H5ValueError
 from ..loading import H5DataLoader, SampleCollate
-from ..sampling import Mode, OrderParameters, PlanSampler, Replica, TrainingCut, resolve_replica
+from ..sampling import OrderParameters, PlanSampler, Replica, TrainingCut, resolve_replica
 from .agreement import exchange
 from .checks import check_equal_batches, check_rows, whole
 from .options import SPLITS, LoaderOptions, Split
+from .order import FEW_BLOCKS, Order, choose_order
 from .position import RunPosition
 from .progress import loaders
 
@@ -317,6 +319,8 @@ class BaseH5DataModule(LightningDataModule):
             if (dataset := self._datasets.get(split)) is not None:
                 facts[f"rows of {split!r}"] = len(dataset)
                 self._identities[split] = facts[f"content of {split!r}"] = dataset.identity()
+                if split == "train":
+                    facts["order"] = self._parameters(self._order(dataset))
         return facts
 
     def _insert_callbacks(self) -> None:
@@ -330,11 +334,27 @@ class BaseH5DataModule(LightningDataModule):
             at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
             callbacks.insert(at, H5StatsMonitor())
 
-    def _mode(self) -> Mode:
-        shuffle = self._options.shuffle
-        if shuffle is False or getattr(self.trainer, "overfit_batches", False):
-            return "none"
-        return "window" if shuffle == "window" else "global"
+    def _order(self, dataset: RowDataset) -> Order:
+        options = self._options
+        return choose_order(
+            dataset,
+            False if getattr(self.trainer, "overfit_batches", False) else options.shuffle,
+            shuffle_bytes=options.shuffle_bytes,
+            lanes=options.lanes,
+            world_size=self.world_size or 1,
+            num_workers=options.num_workers,
+        )
+
+    def _say_order(self, order: Order, n_rows: int) -> None:
+        mixed = f", {order.window} blocks mixed at a time" if order.mode == "window" else ""
+        lanes = f" in each of {order.lanes} lanes" if order.lanes > 1 else ""
+        self._say(f"training order: {order.mode} over {n_rows:,} rows, seed {self.seed}{mixed}{lanes} ({order.why})")
+        if order.mode == "window" and order.window < FEW_BLOCKS:
+            self._say(
+                f"shuffle_bytes={self._options.shuffle_bytes:,} mixes {order.window} blocks at a time, so that rows "
+                f"which are neighbours in the file often share a batch. Raise shuffle_bytes for {FEW_BLOCKS} or more, "
+                "use fewer workers, or write the file again with fewer rows a chunk."
+            )
 
     def _loader(self, split: Split) -> H5DataLoader | None:
         if split not in self._looked_at:
@@ -347,13 +367,12 @@ class BaseH5DataModule(LightningDataModule):
             return None
         self.batch_size = whole(self.batch_size, "batch_size", least=1)
         options, training = self._options, split == "train"
-        mode: Mode = self._mode() if training else "none"
         rank, world_size = self._replica()
-        if training:
-            self._say(f"training order: {mode} over {len(dataset):,} rows, seed {self.seed}")
+        order = self._order(dataset) if training else None
+        self._prepare(dataset, order)
         sampler = PlanSampler(
             dataset.blocks(),
-            OrderParameters(mode=mode, seed=self.seed or 0, batch_size=self.batch_size),
+            self._parameters(order),
             batch_size=self.batch_size if training else options.eval_batch_size or self.batch_size,
             drop_last=training and options.drop_last,
             evaluation=not training,
@@ -361,6 +380,7 @@ class BaseH5DataModule(LightningDataModule):
             world_size=world_size,
             samples=options.collate_fn is not None,
             keeper=self if training else None,
+            chooses=options.shuffle is True,
         )
         loader = H5DataLoader(
             dataset,
@@ -376,6 +396,22 @@ class BaseH5DataModule(LightningDataModule):
         )
         self._loaders[split].add(loader)
         return loader
+
+    def _parameters(self, order: Order | None) -> OrderParameters:
+        parameters = OrderParameters(mode="none", seed=self.seed or 0, batch_size=self.batch_size)
+        if order is None:
+            return parameters
+        return replace(parameters, mode=order.mode, lanes=order.lanes, window=order.window)
+
+    def _prepare(self, dataset: RowDataset, order: Order | None) -> None:
+        """Tells a dataset how it will be read, before it is: in which order, with how much memory."""
+        given = self._options.cache_bytes
+        if order is None:  # in storage order each chunk is needed once, and for a short time
+            few = 4 * dataset.block_bytes * max(1, self._options.num_workers) + (64 << 20)
+            dataset.read_with(given or few, keeps=False)
+            return
+        self._say_order(order, len(dataset))
+        dataset.read_with(given or order.cache_bytes, in_runs=order.mode == "window")
 
     def _pin_memory(self) -> bool:
         if self._options.pin_memory != "auto":

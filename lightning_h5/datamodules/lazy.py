@@ -58,15 +58,18 @@ class LazyH5DataModule(BaseH5DataModule):
         collate_fn: makes a batch of a list of samples. None stacks, without making samples first.
         batch_size: rows of a training batch on one rank.
         eval_batch_size: rows of a batch in the other stages. None means ``batch_size``.
-        shuffle: True mixes the training rows anew each epoch, which is "global" in this version: one permutation of
-            all rows. "window" (chunks mixed a window at a time) is refused for now. False keeps the storage order.
+        shuffle: True mixes the training rows anew each epoch: "global" (one permutation of all rows) where single
+            rows cost no more than neighbours, or all decoded rows fit ``shuffle_bytes``; else "window" (blocks of
+            rows that share a chunk, mixed a window at a time, each decoded once). It says which, and why. Either can
+            be asked for by name. False keeps the storage order.
         drop_last: drop the ragged end of a training epoch. None means False: nothing is dropped and all ranks
             take equally many steps, since the last two rounds are cut into slightly smaller batches.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, else 0.
         with_index: add each row's index in its split to the batch: last in a tuple, ``"index"`` in a dict.
-        num_workers: worker processes. 0 reads ahead in a thread, without copies between processes: the fastest
-            unless a ``transform`` is slow.
-        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker, or 4.
+        num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
+            processes: the fastest unless a ``transform`` is slow.
+        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker; in this
+            process 4, or up to 16 that take no more than 8 MiB.
         pin_memory: put batches into page-locked memory. "auto" does so where they go to a GPU.
         persistent_workers: keep workers between epochs. None means yes.
         multiprocessing_context: how workers start: fork, forkserver or spawn. None is Python's default.
@@ -74,11 +77,13 @@ class LazyH5DataModule(BaseH5DataModule):
         setup_timeout: seconds that ranks in ``setup`` wait for the slowest one before all of them stop. 120, since
             a rank that hangs should cost minutes of a cluster and not the process group's half hour.
         worker_init_fn: runs in each worker, after its random streams are seeded.
-        shuffle_bytes: decoded bytes that "window" mixes at a time on a rank, such as "512 MiB"; without effect
-            until then.
-        lanes: streams of chunks that "window" deals to ranks and workers; without effect until then.
-        cache_bytes: memory for the HDF5 library's chunk caches in each process that reads; "auto" is 64 MiB. It
-            decides speed alone.
+        shuffle_bytes: decoded bytes that are mixed at a time on a rank, shared by its workers, such as "512 MiB". It
+            decides the order, and is the same on all ranks; the more blocks it holds, the better a batch is mixed.
+        lanes: streams of blocks that "window" deals to ranks and workers. None is one for each of them, so that none
+            decodes what another does. A number fixes the order for any number of ranks and workers;
+            ``shuffle_bytes`` is then what all lanes mix together.
+        cache_bytes: memory for decoded rows on a rank, shared by its workers; it decides speed alone. "auto" is what
+            ``shuffle_bytes`` and reading ahead need for decoding each chunk once an epoch.
         on_resume_mismatch: what to do where a checkpoint's position does not fit: other files, another seed, no
             position at all. "raise" refuses, with the saved and the present values. "restart_epoch" warns, takes up
             weights and counters, and begins the epoch that was broken off anew: some of its rows come again.
@@ -154,6 +159,9 @@ class LazyH5DataModule(BaseH5DataModule):
             timeout=timeout or 0,
             setup_timeout=setup_timeout,
             on_resume_mismatch=on_resume_mismatch,
+            shuffle_bytes=parse_bytes(shuffle_bytes, "shuffle_bytes"),
+            lanes=maybe_whole(lanes, "lanes", least=1),
+            cache_bytes=None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes"),
             worker_init_fn=worker_init_fn,
             collate_fn=collate_fn,
             world_size=maybe_whole(world_size, "world_size", least=1),
@@ -178,10 +186,10 @@ class LazyH5DataModule(BaseH5DataModule):
         self._x_dtype, self._y_dtype = x_dtype, y_dtype
         self._transform, self._target_transform = transform, target_transform
         self._eval_transform, self._batch_transform = eval_transform, batch_transform
-        self._with_index, self._cache_bytes, self._mmap = with_index, cache_bytes, mmap
+        self._with_index, self._mmap = with_index, mmap
         self._allow_external = allow_external
         self._cut: dict[str, IntArray] | None = None
-        self._check_arguments(shuffle_bytes, lanes)
+        self._check_arguments()
 
     def setup(self, stage: str | None = None) -> None:
         """See ``BaseH5DataModule.setup``."""
@@ -210,7 +218,6 @@ class LazyH5DataModule(BaseH5DataModule):
             self._target_transform if y_key is not None else None,
             indices=indices,
             batch_transform=self._batch_transform,
-            cache_bytes=self._cache_bytes,
             with_index=self._with_index,
             allow_external=self._allow_external,
             mmap=self._mmap,
@@ -229,18 +236,12 @@ class LazyH5DataModule(BaseH5DataModule):
             return f"{shares} of {n_rows} rows leave none for it. A row takes a share of {1 / max(1, n_rows):.2g}."
         return "Its files are there and hold no rows. Pass files that have some."
 
-    def _check_arguments(self, shuffle_bytes: int | str, lanes: int | None) -> None:
-        parse_bytes(shuffle_bytes, "shuffle_bytes")
-        if self._cache_bytes != "auto":
-            parse_bytes(self._cache_bytes, "cache_bytes")
-        maybe_whole(lanes, "lanes", least=1)
+    def _check_arguments(self) -> None:
         for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
             check_callable(getattr(self, f"_{name}"), name)
         for keys, name in ((self.x_key, "x_key"), (self.y_key, "y_key")):
             if keys is not None:
                 field_names(keys, name)
-        if self._options.shuffle == "window":
-            raise H5ValueError("shuffle='window' is not in this version yet. Pass shuffle=True or 'global'.")
         if self.x_key is None and self.y_key is not None:
             raise H5ValueError(f"y_key={self.y_key!r} was given without x_key. Pass both.")
         for dtype, name in ((self._x_dtype, "x_dtype"), (self._y_dtype, "y_dtype")):

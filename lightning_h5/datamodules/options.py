@@ -31,6 +31,9 @@ class LoaderOptions:
     timeout: float
     setup_timeout: float
     on_resume_mismatch: Literal["raise", "restart_epoch"]
+    shuffle_bytes: int
+    lanes: int | None
+    cache_bytes: int | None
     worker_init_fn: Callable[[int], Any] | None
     collate_fn: Callable[[Any], Any] | None
     world_size: int | None
@@ -38,7 +41,7 @@ class LoaderOptions:
 
     def __post_init__(self) -> None:
         if self.shuffle not in (True, False, "global", "window"):
-            raise H5ValueError(f"shuffle={self.shuffle!r} was given. Pass True, False or 'global'.")
+            raise H5ValueError(f"shuffle={self.shuffle!r} was given. Pass True, False, 'global' or 'window'.")
         if self.pin_memory not in (True, False, "auto"):
             raise H5ValueError(f"pin_memory={self.pin_memory!r} was given. Pass True, False or 'auto'.")
         methods = multiprocessing.get_all_start_methods()

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +17,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from ..errors import H5ValueError
 from ..files import FieldNames, OpenOptions, process_pool
-from ..readers import open_reader
+from ..readers import PooledRead, PooledReader, Work, is_pooled, open_pooled, open_reader
 from ..sampling import BlockTable
 from ..stats import Counters
 from ..types import BatchToken, Draws, IntArray, RowReader
@@ -23,6 +27,9 @@ from .structure import Column, SampleStructure, Transform
 from .table import HELD_BYTES, FileTable, held_fields
 
 __all__ = ["RawBatch", "RowDataset"]
+
+_PooledField: TypeAlias = tuple[PooledRead, npt.NDArray[Any]]
+"""One field of some rows that is being read, and the memory it is read into."""
 
 
 class RawBatch(NamedTuple):
@@ -35,6 +42,15 @@ class RawBatch(NamedTuple):
 
     rows: IntArray
     columns: tuple[Column, ...]
+
+    def split(self, sizes: Iterable[int]) -> list[RawBatch]:
+        """Batches of these sizes, which look into the memory of this one."""
+        batches, start = [], 0
+        for size in sizes:
+            part = slice(start, start + size)
+            batches.append(RawBatch(self.rows[part], tuple(column[part] for column in self.columns)))
+            start += size
+        return batches
 
 
 class RowDataset(Dataset[Any]):
@@ -51,6 +67,9 @@ class RowDataset(Dataset[Any]):
         indices: rows of the table that this dataset has, in its order; None for all.
         options: how files are opened where the HDF5 library reads.
         mmap: map contiguous arrays into memory.
+        cache_bytes: memory for decoded rows; worker processes share it.
+        keeps: keep decoded rows after they were read in an epoch, for the next; None where all of them have a place.
+        in_runs: read arrays without chunks a run of rows at a time as well, for orders that mix runs.
     """
 
     def __init__(
@@ -63,6 +82,9 @@ class RowDataset(Dataset[Any]):
         indices: IntArray | None,
         options: OpenOptions,
         mmap: bool = False,
+        cache_bytes: int = 64 << 20,
+        keeps: bool | None = None,
+        in_runs: bool = False,
     ) -> None:
         self.table = table
         self.structure = structure
@@ -73,12 +95,17 @@ class RowDataset(Dataset[Any]):
         self._dtypes = tuple(dtypes)
         self._options = options
         self._mmap = mmap
+        self.cache_bytes, self.keeps, self.in_runs = cache_bytes, keeps, in_runs
         self._held = held_fields(table)
         self._reset()
 
     def _reset(self) -> None:
+        self._pid = os.getpid()
         self._readers: dict[tuple[int, int], RowReader] = {}
+        self._pooled: dict[int, PooledReader] | None = None
+        self._lock = threading.Lock()
         self._buffers = BufferPool()
+        self.work = Work()
 
     def __len__(self) -> int:
         return self.table.n_rows if self.indices is None else len(self.indices)
@@ -88,7 +115,7 @@ class RowDataset(Dataset[Any]):
         if isinstance(index, BatchToken):
             if (self.has_transforms or index.samples) and get_worker_info() is not None:
                 seed_streams(index.draws)  # also for the `collate_fn` that comes after
-            return self.finish(self.gather(index.rows), samples=index.samples, draws=index.draws)
+            return self.finish(self.gather(index.rows, index.epoch), samples=index.samples, draws=index.draws)
         (sample,) = self.__getitems__([index])
         return sample
 
@@ -108,28 +135,88 @@ class RowDataset(Dataset[Any]):
         """
         return self.finish(self.gather(self._normal(indices)))
 
-    def gather(self, rows: IntArray) -> RawBatch:
+    def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
         """Reads rows; the first half of a batch. Safe to call from any thread.
+
+        Args:
+            rows: indices into the dataset.
+            epoch: the epoch in which each row is asked for at most once; None where nothing is planned.
 
         Raises:
             H5DataChangedError: a file is no longer as it was when the dataset was made.
             H5CorruptError: stored bytes cannot be read back.
         """
+        return self.begin(rows, epoch)()
+
+    def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
+        """Begins to read rows: has decoded what is not decoded yet.
+
+        Returns:
+            A function that reads them. Begin the batches of a plan in their order; read them in any order, in any
+            thread. What was begun must be read.
+        """
         located = rows if self.indices is None else self.indices[rows]
-        columns: list[torch.Tensor | npt.NDArray[Any]]
-        touched, fields = [0], range(len(self._dtypes))
-        try:
-            if len(self.table.paths) == 1:
-                columns = [self._read(0, field, located) for field in fields]
-            else:
-                files, local = self.table.locate(located)
-                touched = np.unique(files).tolist()
-                columns = [self._read_files(field, files, local, touched) for field in fields]
-        except OSError:
-            self._check_unchanged(touched)  # where the file was changed, that is what the user must hear
-            raise
+        reads: dict[int, _PooledField] = {}
+        with ExitStack() as undo, self._blames_changes(located):
+            for field, reader in self._pooled_fields().items():
+                memory = self._buffers.array(
+                    (len(rows), *reader.row_shape), numpy_dtype_like(self._dtypes[field], reader.dtype)
+                )
+                reads[field] = reader.begin(located, memory, epoch), memory
+                undo.callback(reads[field][0].cancel)
+            undo.pop_all()
+        return partial(self._read_begun, rows, located, reads)
+
+    def _read_begun(self, rows: IntArray, located: IntArray, reads: dict[int, _PooledField]) -> RawBatch:
+        columns: list[Column] = []
+        with ExitStack() as undo, self._blames_changes(located):
+            for read, _ in reads.values():
+                undo.callback(read.cancel)  # without effect once it is finished
+            files, local = (None, located) if len(self.table.paths) == 1 else self.table.locate(located)
+            touched = [0] if files is None else np.unique(files).tolist()
+            for field, dtype in enumerate(self._dtypes):
+                column: torch.Tensor | npt.NDArray[Any]
+                if field in reads:
+                    read, memory = reads[field]
+                    read.finish()
+                    column = torch.from_numpy(memory)
+                elif files is None:
+                    column = self._read(0, field, local)
+                else:
+                    column = self._read_files(field, files, local, touched)
+                columns.append(self._cast(column, dtype))
         self._check_unchanged(touched)
-        return RawBatch(rows, tuple(map(self._cast, columns, self._dtypes)))
+        return RawBatch(rows, tuple(columns))
+
+    @contextmanager
+    def _blames_changes(self, located: IntArray) -> Iterator[None]:
+        """Where a file was changed, that is what the user must hear, whatever else went wrong because of it."""
+        try:
+            yield
+        except OSError:
+            self._check_unchanged([0] if len(self.table.paths) == 1 else np.unique(self.table.locate(located)[0]))
+            raise
+
+    def prefetch(self, rows: IntArray) -> bool:
+        """Has what these rows need decoded, in the threads of ``work``, where there is room.
+
+        Returns:
+            Whether there was room for all of it.
+        """
+        located = rows if self.indices is None else self.indices[rows]
+        with self._blames_changes(located):
+            had_room = [reader.prefetch(located) for reader in self._pooled_fields().values()]
+        return all(had_room)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of all fields, as stored."""
+        return sum(layout.row_bytes for layout in self.table.layouts[0]) if self.table.layouts else 0
+
+    @property
+    def rows_per_slab(self) -> int:
+        """Rows that are decoded together, at most; 0 where nothing is."""
+        return max((reader.rows_per_slab for reader in self._pooled_fields().values()), default=0)
 
     def finish(self, raw: RawBatch, *, samples: bool = False, draws: Draws | None = None) -> Any:
         """Transforms and collates; the second half of a batch.
@@ -164,8 +251,36 @@ class RowDataset(Dataset[Any]):
         """Which of this dataset's rows lie together on disk."""
         return self.table.blocks(self.indices, self._held)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether single rows cost no more than rows in company, in any order."""
+        return all(
+            whole or layout.is_placed or layout.rows_per_chunk == 1
+            for layouts in self.table.layouts
+            for layout, whole in zip(layouts, self._held, strict=True)
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Decoded bytes of a block, the largest of all files."""
+        rows = self.table.rows_per_block(self._held)
+        return max(1, *(n * size for n, size in zip(rows, self._loose_row_bytes(), strict=True)))
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of all rows of the files, decoded, but for arrays that are held whole anyway."""
+        rows = np.diff(self.table.starts).tolist()
+        return sum(n * size for n, size in zip(rows, self._loose_row_bytes(), strict=True))
+
+    def _loose_row_bytes(self) -> list[int]:
+        loose = [field for field, whole in enumerate(self._held) if not whole]
+        return [sum(arrays[field].row_bytes for field in loose) for arrays in self.table.layouts]
+
     def close(self) -> None:
         """Closes this process's files and gives back what is held in memory; the next read opens them again."""
+        for reader in (self._pooled or {}).values():
+            reader.close()
+        self.work.clear()
         for key in list(self._readers):
             self._readers.pop(key).close()
         for path in self.table.paths:
@@ -173,7 +288,7 @@ class RowDataset(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_readers", "_buffers"):
+        for name in ("_readers", "_pooled", "_lock", "_buffers", "work"):
             del state[name]
         return state
 
@@ -201,6 +316,45 @@ class RowDataset(Dataset[Any]):
             )
         rows = rows.astype(np.int64)
         return np.where(rows < 0, rows + n_rows, rows)
+
+    def _pooled_fields(self) -> dict[int, PooledReader]:
+        """The fields that are decoded in company, with their readers."""
+        if self._pid != os.getpid():  # a forked child has neither our threads nor what they were about to do
+            self._reset()
+        with self._lock:
+            if self._pooled is None:
+                self._pooled = self._open_pooled()
+            return self._pooled
+
+    def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
+        """Says how much memory decoded rows may take, and how they will be asked for (see the class's arguments)."""
+        if (cache_bytes, keeps, in_runs) != (self.cache_bytes, self.keeps, self.in_runs):
+            self.cache_bytes, self.keeps, self.in_runs = cache_bytes, keeps, in_runs
+            self.close()
+            self._pooled = None
+
+    def _open_pooled(self) -> dict[int, PooledReader]:
+        layouts = list(zip(*self.table.layouts, strict=True))
+        loose = [field for field in range(len(layouts)) if not self._held[field]]
+        fields = [field for field in loose if any(is_pooled(array, self._options) for array in layouts[field])]
+        if self.in_runs and not fields:
+            fields = [field for field in loose if all(array.is_placed and array.row_bytes for array in layouts[field])]
+        worker = get_worker_info()
+        budget = self.cache_bytes // (worker.num_workers if worker else 1)
+        total = sum(layouts[field][0].row_bytes for field in fields)
+        return {
+            field: open_pooled(
+                layouts[field],
+                self._options,
+                rows_per_run=self.table.rows_per_block(self._held),
+                n_bytes=budget * layouts[field][0].row_bytes // total,
+                work=self.work,
+                counters=self.counters,
+                rows=self.indices,
+                keeps=self.keeps,
+            )
+            for field in fields
+        }
 
     def _reader(self, file: int, field: int) -> RowReader:
         reader = self._readers.get((file, field))
@@ -239,6 +393,17 @@ class RowDataset(Dataset[Any]):
         if dtype is None or column.dtype == dtype:
             return column
         return self._buffers.tensor(tuple(column.shape), dtype).copy_(column)
+
+
+def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dtype[Any]:
+    """The NumPy dtype to gather into: as asked, where NumPy has it and casts to it as torch does; else as stored."""
+    try:
+        wanted = stored if dtype is None else np.dtype(str(dtype).removeprefix("torch."))
+    except TypeError:  # bfloat16
+        return stored
+    # Torch rounds twice on the way to 16 bits, by way of 32.
+    is_same = wanted != np.float16 or stored in (np.float16, np.float32, np.uint8, np.int8, np.bool_)
+    return wanted if is_same and np.can_cast(stored, wanted, "same_kind") else stored
 
 
 def text_ok(names: FieldNames | None, *, target: bool) -> list[bool]:

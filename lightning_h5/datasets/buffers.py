@@ -18,14 +18,15 @@ import torch
 __all__ = ["BufferPool"]
 
 SMALLEST = 128 << 10  # the C library keeps smaller pieces warm itself
-MOST_FREE = 8
+FREE_BYTES = 64 << 20  # kept for the next batches: as many as are read ahead at a time
+LEAST_FREE = 4
 
 
 class BufferPool:
     """Gives out memory for batches; safe to use from threads, empty when unpickled."""
 
     def __init__(self) -> None:
-        self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=MOST_FREE)
+        self._free: deque[npt.NDArray[np.uint8]] = deque()
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An array with arbitrary content, to be wrapped in one tensor and then forgotten.
@@ -42,7 +43,7 @@ class BufferPool:
         if len(slab) < n_bytes:
             slab = np.empty(n_bytes, np.uint8)
         lease: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=slab)
-        weakref.finalize(lease, self._free.append, slab).atexit = False
+        weakref.finalize(lease, _give_back, self._free, slab).atexit = False
         return lease
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -57,3 +58,8 @@ class BufferPool:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]  # an unpickled pool is a new one
+
+
+def _give_back(free: deque[npt.NDArray[np.uint8]], slab: npt.NDArray[np.uint8]) -> None:
+    if len(free) < max(LEAST_FREE, FREE_BYTES // len(slab)):
+        free.append(slab)

@@ -61,7 +61,7 @@ class FileTable:
         A block is what shares one chunk of the coarsest array that is not held whole; a run of about a
         megabyte where there are no chunks.
         """
-        steps = [self._rows_per_block(arrays, held) for arrays in self.layouts]
+        steps = self.rows_per_block(held)
         if rows is None:
             sizes = [
                 size
@@ -74,13 +74,9 @@ class FileTable:
         cuts = np.flatnonzero((np.diff(files) != 0) | (np.diff(blocks) != 0)) + 1
         return BlockTable.of_sizes(np.diff(np.concatenate([[0], cuts, [len(rows)]])))
 
-    @staticmethod
-    def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:
-        loose = [array for array, whole in zip(arrays, held, strict=True) if not whole]
-        coarsest = max((array.rows_per_chunk for array in loose), default=1)
-        if coarsest > 1:
-            return coarsest
-        return max(1, RUN_BYTES // max(1, sum(array.row_bytes for array in loose or arrays)))
+    def rows_per_block(self, held: Sequence[bool]) -> list[int]:
+        """For each file, the rows of its blocks; the last one may have fewer."""
+        return [_rows_per_block(arrays, held) for arrays in self.layouts]
 
 
 def held_fields(table: FileTable) -> list[bool]:
@@ -117,6 +113,14 @@ def scan_files(
         _check_alike(layouts[0], layouts[-1])
     starts = np.concatenate([[0], np.cumsum([arrays[0].n_rows for arrays in layouts])]).astype(np.int64)
     return FileTable(tuple(paths), tuple(layouts), starts, tuple(guards))
+
+
+def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:
+    loose = [array for array, whole in zip(arrays, held, strict=True) if not whole]
+    coarsest = max((array.rows_per_chunk for array in loose if not array.is_placed), default=1)
+    if coarsest > 1:
+        return coarsest
+    return max(1, RUN_BYTES // max(1, sum(array.row_bytes for array in loose or arrays)))
 
 
 def _layout(file: Any, path: str, key: str, options: OpenOptions) -> ArrayLayout:

@@ -1,5 +1,6 @@
 """Paths, open files, and what an array looks like on disk. With ``readers``, the only part that imports h5py."""
 
+from .chunks import ChunkTable
 from .door import find_array, list_arrays, open_h5
 from .dtypes import kind_of, torch_dtype
 from .handles import HandlePool, OpenOptions, drop_inherited, process_pool
@@ -11,6 +12,7 @@ from .paths import expand_paths
 __all__ = [
     "ArrayLayout",
     "ChangeGuard",
+    "ChunkTable",
     "FieldNames",
     "Filter",
     "HandlePool",

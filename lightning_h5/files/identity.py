@@ -79,7 +79,7 @@ class ChangeGuard:
 
 
 def file_identity(path: str, layouts: Iterable[ArrayLayout]) -> str:
-    """A digest of what a file holds: size, the schema of the arrays used, and content sampled over the file.
+    """A digest of what a file holds: size, schema and chunk tables of the arrays used, content sampled over the file.
 
     Reads at most 64 KiB. Equal for byte-wise copies, whatever their name, time or place.
     """
@@ -88,6 +88,8 @@ def file_identity(path: str, layouts: Iterable[ArrayLayout]) -> str:
         schema = (a.key, a.name, a.members, a.n_rows, a.row_shape, a.stored.str, a.dtype.str, a.storage, a.chunks)
         filters = tuple((f.id, f.options) for f in a.filters)
         digest.update(repr((schema, filters, a.offset, a.n_stored_bytes)).encode())
+        if a.table is not None:
+            digest.update(a.table.offsets.tobytes() + a.table.sizes.tobytes() + a.table.masks.tobytes())
     with open(path, "rb", buffering=0) as file:
         n_bytes = os.fstat(file.fileno()).st_size
         digest.update(str(n_bytes).encode())

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import h5py
 import numpy as np
 
-from ..errors import H5FileError
+from ..errors import H5CorruptError, H5FileError
+from .chunks import ChunkTable, chunk_table, leaves_edges_plain, plain_edges
 from .door import ArrayHandle
 from .dtypes import kind_of, native
 
@@ -62,7 +64,10 @@ class ArrayLayout:
         offset: byte position of the first row in the file, where rows lie one after the other in one
             piece as ``stored`` describes them; else None.
         n_stored_bytes: bytes the array takes in the file.
-        plain_reason: why only the HDF5 library can read this array, or None.
+        fill: an element that was never written, as stored.
+        plain_reason: why only the HDF5 library can find or understand this array's bytes, or None. (Filters are
+            the readers' business.)
+        table: where the chunks lie, for chunked storage that others than the HDF5 library understand.
     """
 
     path: str
@@ -79,7 +84,9 @@ class ArrayLayout:
     filters: tuple[Filter, ...]
     offset: int | None
     n_stored_bytes: int
+    fill: bytes
     plain_reason: str | None
+    table: ChunkTable | None = field(default=None, compare=False, repr=False)
 
     @property
     def row_bytes(self) -> int:
@@ -102,12 +109,27 @@ class ArrayLayout:
         return self.chunks[0] if self.chunks else 1
 
     @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk before any filter; 0 where there are no chunks."""
+        return math.prod(self.chunks) * self.stored.itemsize if self.chunks else 0
+
+    @property
     def chunk_span_bytes(self) -> int:
         """Decoded bytes of all chunks that one row takes part in; 0 where there are no chunks."""
         if not self.chunks:
             return 0
         across = math.prod(-(-size // step) for size, step in zip(self.axes, self.chunks[1:], strict=True))
-        return across * math.prod(self.chunks) * self.stored.itemsize
+        return across * self.chunk_bytes
+
+    @cached_property
+    def is_placed(self) -> bool:
+        """Whether each row lies in one piece, unfiltered, at a known place, and costs no more alone than in company."""
+        return self.offset is not None or (
+            self.table is not None
+            and self.chunks is not None
+            and self.chunks[1:] == self.axes
+            and self.table.is_plain(len(self.filters), self.chunk_bytes)
+        )
 
 
 def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
@@ -115,6 +137,7 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
 
     Raises:
         H5FileError: one of the array's filters is not installed.
+        H5CorruptError: its chunk index cannot be right.
     """
     array, members = handle.array, handle.members
     plist = array.id.get_create_plist()
@@ -132,6 +155,9 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     allocated = array.id.get_space_status() != h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
     offset = array.id.get_offset() if storage == "contiguous" and allocated else None
     reason = "it lies in another file" if handle.foreign else _plain_reason(array, storage, offset, element)
+    table = _table(array, path, key, len(filters)) if storage == "chunked" and reason is None else None
+    if storage == "chunked" and reason is None and table is None:
+        reason = "chunks at its edge may have gone through no filter, and do not say so"
     return ArrayLayout(
         path=path,
         key=key,
@@ -148,8 +174,32 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         filters=filters,
         offset=None if reason else offset,
         n_stored_bytes=array.id.get_storage_size(),
+        fill=_fill(array),
         plain_reason=reason,
+        table=table,
     )
+
+
+def _fill(array: Any) -> bytes:
+    """An element that was never written; zeros where the file says that it may be anything."""
+    if array.dtype.hasobject:
+        return b""
+    try:
+        return np.asarray(array.fillvalue, dtype=array.dtype).tobytes()
+    except RuntimeError:
+        return bytes(array.dtype.itemsize)
+
+
+def _table(array: Any, path: str, key: str, n_filters: int) -> ChunkTable | None:
+    try:
+        table = chunk_table(array.id, array.shape, array.chunks)
+        known = leaves_edges_plain(array.id.get_create_plist()) if n_filters else False
+        return plain_edges(table, array.shape, array.chunks, n_filters=n_filters, known=known)
+    except (ValueError, RuntimeError) as error:
+        raise H5CorruptError(
+            f"the chunk index of {key!r} in {path!r} cannot be read, or names chunks outside of its shape "
+            f"{array.shape}: {error}. The file is damaged; copy it again."
+        ) from error
 
 
 def ensure_filters(filters: tuple[Filter, ...], path: str, key: str) -> None:
@@ -194,11 +244,9 @@ def _storage(array: Any, plist: Any) -> Storage:
 
 
 def _plain_reason(array: Any, storage: Storage, offset: int | None, element: np.dtype[Any]) -> str | None:
-    if storage == "chunked":
-        return "chunked arrays are read through the HDF5 library in this version"
-    if storage != "contiguous":
+    if storage not in ("contiguous", "chunked"):
         return f"its storage is {storage}"
-    if offset is None:
+    if storage == "contiguous" and offset is None:
         return "no byte of it was ever written (it reads as its fill value)"
     if kind_of(element) == "text":
         return "text is decoded by the HDF5 library"

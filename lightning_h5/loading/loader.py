@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from ..datasets import RowDataset, own_streams, seed_worker
 from ..files import drop_inherited
+from ..readers import usable_cores
 from ..sampling import EpochPlan, PlanSampler
 from ..stats import Counters
 from ..types import BatchToken
@@ -26,6 +27,9 @@ from .state import LoaderState
 __all__ = ["H5DataLoader"]
 
 DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few to hold in memory
+MOST_TOGETHER = 16  # batches looked up at a time: what that costs is no longer seen beside copying them
+TOGETHER_BYTES = 8 << 20
+MOST_LOOKAHEAD = 512  # batches after these that are looked at for what to decode; a token takes a kilobyte
 
 
 class H5DataLoader(DataLoader[Any]):
@@ -47,7 +51,8 @@ class H5DataLoader(DataLoader[Any]):
         num_workers: worker processes; with 0 a thread of this process reads ahead, without a copy.
         collate_fn: runs on what the dataset gives for a token.
         pin_memory: put batches into page-locked memory.
-        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker, or 4.
+        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker; here 4, or up
+            to 16 that take no more than 8 MiB.
         persistent_workers: keep workers between epochs.
         multiprocessing_context: how workers start.
         timeout: seconds to wait for a worker; 0 waits for ever.
@@ -77,7 +82,7 @@ class H5DataLoader(DataLoader[Any]):
         worker_init_fn: Callable[[int], None] | None = None,
         generator: Any = None,
     ) -> None:
-        self._depth = prefetch_factor or DEPTH
+        self._depth = prefetch_factor
         self._user_init = worker_init_fn.user if isinstance(worker_init_fn, _WorkerInit) else worker_init_fn
         super().__init__(
             dataset,
@@ -126,9 +131,24 @@ class H5DataLoader(DataLoader[Any]):
             self.dataset.counters.share(self.num_workers)
             _let_threads_leave_python()
             return super().__iter__(), plan, iteration
-        reading = ReadAhead(self.dataset.gather, self._finish, self.sampler.tokens(epoch), self._depth)
+        reading = self._read_ahead(epoch)
         self._reading.add(reading)
         return reading, plan, iteration
+
+    def _read_ahead(self, epoch: int) -> ReadAhead:
+        batch_size, slab = self.sampler.batch_size, self.dataset.rows_per_slab
+        together = max(1, min(MOST_TOGETHER, TOGETHER_BYTES // max(1, batch_size * self.dataset.row_bytes)))
+        if self._depth is not None:
+            together = max(1, min(together, self._depth // 2))
+        return ReadAhead(
+            self.dataset,
+            self._finish,
+            self.sampler.tokens(epoch),
+            self._depth or max(DEPTH, 2 * together),
+            together=together,
+            lookahead=min(MOST_LOOKAHEAD, -(-2 * slab // batch_size)),
+            team=max(1, usable_cores() - 1) if slab else 0,
+        )
 
     def _finish(self, raw: Any, token: BatchToken) -> Any:
         """What a worker process, and torch's pinning thread, would do with what was read."""

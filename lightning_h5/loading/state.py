@@ -130,7 +130,7 @@ def position_from(state: Mapping[str, Any], sampler: PlanSampler, identity: str 
             "rows": (_whole(state, "n_rows", 0), sampler.blocks.n_rows),
             "files": (state.get("identity"), identity),
             "seed": (parameters.seed, present.seed),
-            "order": (parameters.mode, present.mode),
+            "order": (_kind_of_order(parameters.mode, sampler), _kind_of_order(present.mode, sampler)),
             "version of the order": (parameters.version, present.version),
             "drop_last": (state.get("drop_last"), sampler.drop_last),
         }
@@ -140,6 +140,11 @@ def position_from(state: Mapping[str, Any], sampler: PlanSampler, identity: str 
         raise _damaged("finished", finished)
     epoch = _whole(state, "epoch", 0)
     return Position(epoch, _segments(state, sampler, epoch), parameters, finished)
+
+
+def _kind_of_order(mode: str, sampler: PlanSampler) -> str:
+    """The mode; where it is ours to choose, the same for all that shuffle, since it follows from budget and workers."""
+    return "shuffled" if sampler.chooses and mode != "none" else mode
 
 
 def steps_left(sampler: PlanSampler, epoch: int) -> int:

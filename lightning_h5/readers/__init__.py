@@ -1,13 +1,34 @@
 """Rows in, ndarray out. Which reader an array gets follows from its layout, never from the user."""
 
-from ..files import ArrayLayout, OpenOptions
-from ..stats import Counters
-from ..types import RowReader
-from .contiguous import ContiguousReader, MappedReader
-from .held import HeldReader
-from .plain import PlainReader
+from collections.abc import Sequence
 
-__all__ = ["ContiguousReader", "HeldReader", "MappedReader", "PlainReader", "open_reader"]
+from ..files import ArrayLayout, OpenOptions, kind_of
+from ..stats import Counters
+from ..types import IntArray, RowReader
+from .codecs import why_not_decodable
+from .held import HeldReader
+from .placed import MappedReader, PlacedReader
+from .plain import PlainReader
+from .pooled import PooledRead, PooledReader
+from .sources import ChunkSource, ReaderSource, SlabSource
+from .work import Work, usable_cores
+
+__all__ = [
+    "ChunkSource",
+    "HeldReader",
+    "MappedReader",
+    "PlacedReader",
+    "PlainReader",
+    "PooledRead",
+    "PooledReader",
+    "ReaderSource",
+    "Work",
+    "is_pooled",
+    "open_pooled",
+    "open_reader",
+    "usable_cores",
+    "why_plain",
+]
 
 
 def open_reader(
@@ -18,7 +39,7 @@ def open_reader(
     held_bytes: int = 0,
     counters: Counters | None = None,
 ) -> RowReader:
-    """The reader for an array. Opens nothing yet.
+    """The reader for the rows of one file's array, each read where it is asked. Opens nothing yet.
 
     Args:
         layout: the array.
@@ -28,8 +49,61 @@ def open_reader(
         counters: where bytes read and decoded are counted.
     """
     reader: RowReader
-    if layout.offset is None:
+    if not layout.is_placed:
         reader = PlainReader(layout, options, counters)
+    elif mmap and not held_bytes and layout.offset is not None:
+        reader = MappedReader(layout, counters)
     else:
-        reader = MappedReader(layout, counters) if mmap and not held_bytes else ContiguousReader(layout, counters)
+        reader = PlacedReader(layout, counters)
     return HeldReader(reader, held_bytes) if held_bytes else reader
+
+
+def is_pooled(layout: ArrayLayout, options: OpenOptions) -> bool:
+    """Whether rows of an array are decoded in company, and so kept for a while."""
+    if layout.storage != "chunked" or layout.is_placed or not layout.row_bytes or kind_of(layout.dtype) != "number":
+        return False
+    if options.swmr:  # a live writer moves the chunk that it writes to
+        return False
+    return why_plain(layout) is None or layout.rows_per_chunk > 1
+
+
+def why_plain(layout: ArrayLayout) -> str | None:
+    """Why the HDF5 library reads an array, with its lock, in a few words; None where a faster way does."""
+    if layout.plain_reason is not None or layout.is_placed or layout.storage != "chunked":
+        return layout.plain_reason
+    return why_not_decodable(layout)
+
+
+def open_pooled(
+    layouts: Sequence[ArrayLayout],
+    options: OpenOptions,
+    *,
+    rows_per_run: Sequence[int],
+    n_bytes: int,
+    work: Work,
+    counters: Counters,
+    rows: IntArray | None = None,
+    keeps: bool | None = None,
+) -> PooledReader:
+    """The reader for one field of all files, for arrays that are decoded a slab at a time. Opens nothing yet.
+
+    Args:
+        layouts: each file's array.
+        options: how files are opened where the HDF5 library reads.
+        rows_per_run: for each file, rows that are read together where there are no chunks.
+        n_bytes: memory for decoded slabs.
+        work: where loading is shared among threads.
+        counters: where bytes and slabs are counted.
+        rows: rows that the dataset has; None for all.
+        keeps: see ``PooledReader``.
+    """
+    sources = [_source(a, options, run, counters) for a, run in zip(layouts, rows_per_run, strict=True)]
+    return PooledReader(layouts, sources, n_bytes=n_bytes, work=work, counters=counters, rows=rows, keeps=keeps)
+
+
+def _source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, counters: Counters) -> SlabSource:
+    if layout.is_placed:
+        return ReaderSource(PlacedReader(layout, counters), rows_per_run)
+    if why_plain(layout) is None and layout.table is not None:
+        return ChunkSource(layout, counters)
+    return ReaderSource(PlainReader(layout, options, counters), layout.chunks[0] if layout.chunks else rows_per_run)

@@ -122,6 +122,8 @@ def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: In
     Raises:
         OSError: the file cannot be read.
     """
+    if len(offsets) == 1:
+        return os.preadv(fd, [out.data[int(starts[0]) : int(stops[0])]], int(offsets[0]))
     queue = _take_queue()
     if queue is not None:
         address = out.__array_interface__["data"][0] + starts.astype(np.uint64)

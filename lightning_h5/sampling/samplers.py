@@ -62,6 +62,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         world_size: number of replicas; None likewise.
         samples: ask for lists of samples instead of collated batches.
         keeper: who keeps the epoch (a data module under a trainer), if anybody.
+        chooses: the mode was chosen for the user: an epoch that was broken off may have had another.
     """
 
     # The two parents' constructors want a sized dataset, and resolve the rank at once.
@@ -77,6 +78,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         world_size: int | None = None,
         samples: bool = False,
         keeper: EpochKeeper | None = None,
+        chooses: bool = False,
     ) -> None:
         self.blocks = blocks
         self.parameters = parameters
@@ -84,6 +86,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         self.drop_last = drop_last
         self.evaluation = evaluation
         self.samples = samples
+        self.chooses = chooses
         self.epoch = 0
         self.shuffle = parameters.mode != "none"
         self.seed = parameters.seed

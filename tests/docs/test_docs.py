@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,3 +164,12 @@ def _exists(name: str) -> bool:
 
     verb = name.removeprefix("lightning_h5 ")
     return verb in _verbs() or any(public.startswith(name) for public in lightning_h5.__all__)
+
+
+def test_the_table_of_label_entropies_is_what_the_order_gives():
+    spec = importlib.util.spec_from_file_location("mixing", ROOT / "examples" / "benchmarks" / "mixing.py")
+    mixing = importlib.util.module_from_spec(spec)
+    sys.modules["mixing"] = mixing  # dataclasses look their module up
+    spec.loader.exec_module(mixing)
+    found = mixing.table(mixing.Rows(n_rows=20_000, per_chunk=32, n_bytes=12_288))
+    assert found == (ROOT / "docs" / "_parts" / "entropy.md").read_text()

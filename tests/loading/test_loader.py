@@ -93,8 +93,8 @@ def test_the_thread_ends_with_the_epoch(dataset):
 def test_reading_ahead_is_bounded(dataset):
     loader = loader_of(dataset, batch_size=1, prefetch_factor=3)
     asked = []
-    gather = dataset.gather
-    dataset.gather = lambda rows: asked.append(rows) or gather(rows)
+    begin = dataset.begin
+    dataset.begin = lambda rows, epoch: asked.append(rows) or begin(rows, epoch)
     batches = iter(loader)
     next(batches)
     deadline = time.monotonic() + 5
@@ -107,16 +107,17 @@ def test_reading_ahead_is_bounded(dataset):
 
 @pytest.mark.parametrize("at", [0, 2])
 def test_an_error_while_reading_surfaces_at_next(dataset, at):
-    gather, calls = dataset.gather, []
+    loader = loader_of(dataset)
+    begin, tokens = dataset.begin, list(loader.sampler.tokens(0))
+    bad = {row for token in tokens[at:] for row in token.rows.tolist()}
 
-    def failing(rows):
-        calls.append(rows)
-        if len(calls) > at:
+    def failing(rows, epoch):
+        if bad & set(rows.tolist()):
             raise OSError("the disk is gone")
-        return gather(rows)
+        return begin(rows, epoch)
 
-    dataset.gather = failing
-    batches = iter(loader_of(dataset))
+    dataset.begin = failing
+    batches = iter(loader)
     for _ in range(at):
         next(batches)
     with pytest.raises(OSError, match="the disk is gone"):
@@ -221,8 +222,8 @@ def test_what_is_read_is_counted_in_this_process_and_in_workers(dataset):
 
 def test_an_iterator_that_is_collected_never_waits_for_its_thread(dataset):
     """The collector may run while its thread holds a lock that the reading thread waits for."""
-    gate, gather = threading.Event(), dataset.gather
-    dataset.gather = lambda rows: gate.wait(20) and gather(rows)
+    gate, begin = threading.Event(), dataset.begin
+    dataset.begin = lambda rows, epoch: gate.wait(20) and begin(rows, epoch)
     reading, _, _ = loader_of(dataset).start()
     began = time.monotonic()
     del reading

@@ -9,7 +9,7 @@ from factories import Stored, edit
 
 from lightning_h5.errors import H5CorruptError, H5FileError
 from lightning_h5.files import OpenOptions, find_array, layout_of, open_h5
-from lightning_h5.readers import ContiguousReader, MappedReader, PlainReader, open_reader
+from lightning_h5.readers import MappedReader, PlacedReader, PlainReader, open_reader
 
 
 def look(path, key="x"):
@@ -24,7 +24,7 @@ def truncated(make_h5):
     path = make_h5(x=values)
     layout = look(path)
     reader = open_reader(layout, OpenOptions())
-    assert type(reader) is ContiguousReader
+    assert type(reader) is PlacedReader
     assert np.array_equal(reader.read(np.arange(10)), values)
     os.truncate(path, layout.offset + 5 * 32 + 8)
     return reader, values, path

@@ -6,23 +6,28 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from factories import Stored, assert_same_rows, random_values, rows_by_h5py
+from factories import Stored, assert_same_rows, is_decodable, known_filters, random_values, rows_by_h5py
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pools import EVERYTHING, OPTIONS, can_be_pooled, look, n_decoded, open_pool
 
-from lightning_h5.files import OpenOptions, find_array, layout_of, open_h5, process_pool
-from lightning_h5.readers import ContiguousReader, HeldReader, MappedReader, PlainReader, open_reader
+from lightning_h5.files import process_pool
+from lightning_h5.readers import (
+    HeldReader,
+    MappedReader,
+    PlacedReader,
+    PlainReader,
+    PooledReader,
+    is_pooled,
+    open_reader,
+    why_plain,
+)
+from lightning_h5.stats import Counters
 
-OPTIONS = OpenOptions()
 ENUM = h5py.enum_dtype({"NO": 0, "YES": 1}, basetype="i2")
 BIG_ENUM = h5py.enum_dtype({"NO": 0, "YES": 1}, basetype=">i4")
 INTEGERS = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">i2", ">i4", ">i8", ">u2", ">u8"]
 NUMBERS = [*INTEGERS, "f2", "f4", "f8", ">f2", ">f4", ">f8", "?", "c8", "c16", ">c8", ">c16", ENUM, BIG_ENUM]
-
-
-def look(path, key):
-    with open_h5(path) as file:
-        return layout_of(find_array(file, key), path, key)
 
 
 def all_readers(layout):
@@ -35,11 +40,12 @@ def all_readers(layout):
         "held, mmap": open_reader(layout, OPTIONS, held_bytes=1 << 20, mmap=True),
     }
     assert isinstance(readers["held"], HeldReader)
-    if layout.offset is None:
-        assert type(readers["chosen"]) is type(readers["mmap"]) is PlainReader
-    else:
-        assert type(readers["chosen"]) is ContiguousReader
+    assert type(readers["chosen"]) is (PlacedReader if layout.is_placed else PlainReader)
+    if layout.offset is not None:
         assert type(readers["mmap"]) is MappedReader
+    if can_be_pooled(layout):
+        for n_slabs in (0, 1, 2, EVERYTHING):
+            readers[f"pool of {n_slabs}"] = open_pool(layout, n_slabs=n_slabs)
     return readers
 
 
@@ -63,6 +69,15 @@ def assert_all_read(path, key, rows, *, name=None, members=()):
     return layout
 
 
+def assert_decoded_here(layout):
+    """Chunks were decoded without the HDF5 library: the tests must not pass by always going through it."""
+    counters = Counters()
+    open_pool(layout, counters=counters).read(np.arange(layout.n_rows))
+    is_there = layout.table.offsets >= 0
+    assert n_decoded(counters) == np.count_nonzero(is_there)
+    assert counters.total()["bytes_read"] == layout.table.sizes[is_there].sum()
+
+
 def row_lists(n_rows):
     if not n_rows:
         return st.just([])
@@ -71,44 +86,97 @@ def row_lists(n_rows):
     return st.one_of(st.lists(one, max_size=25), slices, st.permutations(range(n_rows)))
 
 
+COMPRESSORS = ["gzip", "gzip 9", "lzf"]
+
+
+def compressors():
+    return [name for name in known_filters() if name not in ("shuffle", "fletcher32")]
+
+
 @st.composite
-def filters_for(draw, dtype):
-    options = {}
-    compression = draw(st.sampled_from([None, "gzip", "lzf", "szip"]))
-    kind, size = np.dtype(dtype).kind, np.dtype(dtype).itemsize
-    if compression == "szip" and (kind not in "iuf" or h5py.check_enum_dtype(np.dtype(dtype))):
-        compression = "gzip"
-    if compression:
-        options["compression"] = compression
-    if draw(st.booleans()) and compression != "szip":
-        options["shuffle"] = True
+def pipelines(draw):
+    """Names of filters in the order of writing: at most one compressor, a checksum and a shuffle anywhere sensible."""
+    compressor = draw(st.sampled_from([None, *COMPRESSORS, *compressors()]))
+    filters = [] if compressor is None else [compressor]
     if draw(st.booleans()):
-        options["fletcher32"] = True
-    if kind in "iu" and not h5py.check_enum_dtype(np.dtype(dtype)) and size < 8 and draw(st.booleans()):
-        options = {"scaleoffset": 0}
-    return options
+        filters.insert(0, "shuffle")
+    checksum = draw(st.sampled_from([None, "first", "last"]))
+    if checksum == "last":
+        filters.append("fletcher32")
+    elif checksum == "first" and (compressor or "gzip") in (*COMPRESSORS, "zstd"):  # the others want whole numbers
+        filters.insert(0, "fletcher32")
+    return tuple(filters)
 
 
 @st.composite
-def arrays(draw):
+def library_filters(draw, dtype):
+    """Filters that only the HDF5 library undoes."""
+    options = {}
+    is_enum = h5py.check_enum_dtype(np.dtype(dtype)) is not None
+    kind, size = np.dtype(dtype).kind, np.dtype(dtype).itemsize
+    if kind in "iu" and not is_enum and size < 8 and draw(st.booleans()):
+        return {"scaleoffset": 0}
+    if kind in "iuf" and not is_enum:
+        options["compression"] = "szip"
+    return options | {"fletcher32": draw(st.booleans())}
+
+
+@st.composite
+def chunked(draw, values, dtype):
+    """An array in chunks that split rows, and that hang over its edge."""
+    stored = Stored(values, "chunked", dtype=dtype)
+    shape = values.shape[: values.ndim - len(np.dtype(dtype).shape)]
+    stored.maxshape = draw(st.sampled_from(["any", "first", "fixed"])) if all(shape) else "any"
+    over = {"any": (2,) * len(shape), "first": (2, *[0] * (len(shape) - 1)), "fixed": (0,) * len(shape)}
+    most = [max(1, size + more) for size, more in zip(shape, over[stored.maxshape], strict=True)]
+    # Whole rows, single rows, and anything.
+    kind = draw(st.sampled_from(["any", "whole rows", "any", "one row", "any"]))
+    stored.chunks = tuple(
+        1
+        if axis == 0 and kind == "one row"
+        else max(1, size)
+        if axis and kind == "whole rows"
+        else draw(st.integers(1, limit))
+        for axis, (size, limit) in enumerate(zip(shape, most, strict=True))
+    )
+    by_library = draw(st.sampled_from([True, *[False] * 6]))
+    if by_library:
+        stored.options = draw(library_filters(dtype))
+        if np.prod(stored.chunks) < 8 and stored.options.get("compression") == "szip":
+            del stored.options["compression"]  # szip wants eight values a chunk
+    else:
+        stored.filters = draw(pipelines())
+        stored.early = stored.maxshape == "fixed" and not stored.filters and draw(st.booleans())
+    if "scaleoffset" not in stored.options and not np.dtype(dtype).shape and draw(st.booleans()):
+        stored.options["fillvalue"] = values.dtype.type(1)
+    grid = [-(-size // step) for size, step in zip(shape, stored.chunks, strict=True)]
+    if by_library or not draw(st.booleans()):
+        stored.written = draw(st.integers(0, shape[0]))
+    else:
+        # Any filter may be skipped, in any chunk; any chunk may never have been written.
+        masks = st.one_of(st.none(), st.just(0), st.integers(0, (1 << len(stored.filters)) - 1))
+        stored.masks = draw(st.lists(masks, min_size=int(np.prod(grid)), max_size=int(np.prod(grid))))
+    return stored
+
+
+# Zero rows and zero-length inner axes are legal, and people have them.
+ANY_SHAPES = st.tuples(st.integers(0, 23), st.lists(st.sampled_from([0, 1, 2, 3, 5, 7]), max_size=2))
+FULL_SHAPES = st.tuples(st.integers(2, 23), st.lists(st.sampled_from([5, 3, 8, 7, 2, 1]), max_size=3))
+
+
+@st.composite
+def arrays(draw, storages, shapes):
     dtype = draw(st.sampled_from(NUMBERS))
-    # Zero rows and zero-length inner axes are legal, and people have them.
-    shape = (draw(st.integers(0, 23)), *draw(st.lists(st.sampled_from([0, 1, 2, 3, 5, 7]), max_size=2)))
-    storage = draw(st.sampled_from(["contiguous", "contiguous", "chunked", "chunked", "chunked", "compact", "virtual"]))
+    n_rows, axes = draw(shapes)
+    shape, storage = (n_rows, *axes), draw(st.sampled_from(storages))
     if storage == "virtual" and not all(shape):
         storage = "compact"
+    # Values that a compressor makes smaller, and values that none does.
     values = random_values(dtype, shape, draw(st.integers(0, 99)))
-    stored = Stored(values, storage, dtype=dtype)
-    if storage == "chunked":
-        # Chunks that split rows, and that hang over the edge of the array.
-        stored.chunks = tuple(draw(st.integers(1, max(1, size) + 2)) for size in shape)
-        stored.options = draw(filters_for(dtype))
-        if np.prod(stored.chunks) < 8 and stored.options.get("compression") == "szip":
-            stored.options["compression"] = "lzf"  # szip wants eight values a chunk
-        if "scaleoffset" not in stored.options and draw(st.booleans()):
-            stored.options["fillvalue"] = values.dtype.type(1)
-        stored.written = draw(st.integers(0, shape[0]))
-    elif storage == "contiguous":
+    if values.dtype.kind != "b" and draw(st.booleans()):
+        values = np.resize(values.reshape(-1)[:2], shape) if values.size else values
+    stored = draw(chunked(values, dtype)) if storage == "chunked" else Stored(values, storage, dtype=dtype)
+    if storage == "contiguous":
         if draw(st.booleans()):
             stored.options = {"fillvalue": values.dtype.type(1)}
         stored.written = draw(st.sampled_from([0, 1, shape[0], shape[0]])) if shape[0] else 0
@@ -119,17 +187,36 @@ def arrays(draw):
     return stored, file
 
 
-@given(data=st.data())
-@settings(max_examples=250)
-def test_any_reader_gives_any_rows_of_any_numbers_as_h5py_does(make_h5, data):
-    stored, file = data.draw(arrays())
+@given(data=st.data(), drawn=arrays(["contiguous", "contiguous", "compact", "virtual", "chunked"], ANY_SHAPES))
+@settings(max_examples=150)
+def test_any_reader_gives_any_rows_of_any_numbers_as_h5py_does(make_h5, data, drawn):
+    check_drawn(make_h5, data, *drawn)
+
+
+@given(data=st.data(), drawn=arrays(["chunked"], FULL_SHAPES))
+@settings(max_examples=200)
+def test_any_reader_gives_any_rows_of_any_chunks_as_h5py_does(make_h5, data, drawn):
+    check_drawn(make_h5, data, *drawn)
+
+
+def check_drawn(make_h5, data, stored, file):
     path = make_h5({"deep/down/x": stored}, **file)
     layout = assert_all_read(path, "deep/down/x", data.draw(row_lists(len(stored.values))))
     # Without this the test could pass by always going through the HDF5 library.
     is_there = stored.values.size > 0 and (stored.written is None or stored.written > 0)
     assert (layout.offset is not None) == (stored.storage == "contiguous" and is_there)
-    assert (layout.plain_reason is None) == (layout.offset is not None)
+    assert (layout.plain_reason is None) == (stored.storage == "chunked" or layout.offset is not None)
     assert layout.storage == stored.storage
+    if stored.storage == "chunked":
+        here = not {"compression", "scaleoffset"} & set(stored.options) and all(map(is_decodable, stored.filters or ()))
+        if layout.is_placed:
+            assert layout.chunks[1:] == layout.axes
+            assert why_plain(layout) is None
+        elif layout.row_bytes:
+            assert (why_plain(layout) is None) == here
+            assert is_pooled(layout, OPTIONS) == (here or layout.chunks[0] > 1)
+            if here:
+                assert_decoded_here(layout)
     os.unlink(path)
 
 
@@ -141,7 +228,7 @@ def test_written_contiguous_numbers_take_the_fast_path(make_h5, dtype, userblock
     layout = look(path, "x")
     assert layout.plain_reason is None
     assert Path(path).read_bytes()[layout.offset :][: values.nbytes] == values.tobytes()
-    assert type(open_reader(layout, OPTIONS)) is ContiguousReader
+    assert type(open_reader(layout, OPTIONS)) is PlacedReader
     assert type(open_reader(layout, OPTIONS, mmap=True)) is MappedReader
 
 
@@ -199,8 +286,9 @@ def test_a_key_that_ends_in_a_member_of_a_table_gives_that_column(make_h5, dtype
     if storage == "contiguous":
         stored = Stored(values)
     else:
-        options = {"compression": "gzip"} if storage == "gzip" else {}
+        options = {"compression": "gzip", "shuffle": seed % 2 == 0} if storage == "gzip" else {}
         stored = Stored(values, "chunked", chunks=(4, *[1] * (len(shape) - 1)), options=options)
+        stored.written = max(0, shape[0] - seed % 3)
     path = make_h5(table=stored)
     rows = data.draw(row_lists(shape[0]))
     for members in leaves(dtype):
@@ -291,7 +379,8 @@ def test_rows_outside_the_array_raise(make_h5, chunks, rows):
     values = np.arange(20).reshape(10, 2)
     path = make_h5(x=Stored(values, "chunked" if chunks else "contiguous", chunks))
     for name, reader in all_readers(look(path, "x")).items():
-        with pytest.raises(IndexError, match=r"row -?\d+ .*'x' in .*10 rows"):
+        where = " " if isinstance(reader, PooledReader) else r".*'x' in "  # one reader for all files of a field
+        with pytest.raises(IndexError, match=rf"row -?\d+ .*{where}.*10 rows"):
             reader.read(np.array(rows))
         with pytest.raises(IndexError):
             reader.read(np.array(rows), out=np.empty((len(rows), 2), int))

@@ -126,6 +126,7 @@ def test_the_guess_where_rows_lie_decides_nothing(sizes, lanes, window, power):
 def test_rows_are_made_ahead_only_where_a_lane_is_read_on(monkeypatch):
     made, make = [], module._Lane._make
     monkeypatch.setattr(module._Lane, "_make", lambda self, *bounds: made.append(bounds) or make(self, *bounds))
+    monkeypatch.setattr(module, "AHEAD", 1024)
     order = window_order([50] * 200, 64)
     for start in (6400, 6464, 6528, 7700, 0, 9984):
         order(start, start + 64)

@@ -1,25 +1,12 @@
-"""The two pure functions that decide which rows are read in one piece."""
+"""The pure function that decides which rows the HDF5 library reads in one piece."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5.readers.plain import spans
-from lightning_h5.readers.runs import runs
 
-ROWS = st.lists(st.integers(0, 30), max_size=40).map(lambda rows: np.array(rows, dtype=np.int64))
 SORTED = st.lists(st.integers(0, 60), min_size=1, max_size=60).map(lambda rows: np.array(sorted(rows), dtype=np.int64))
-
-
-@given(ROWS)
-def test_runs_tile_the_list_and_are_as_long_as_they_can_be(rows):
-    starts, stops = runs(rows)
-    assert np.concatenate([np.arange(a, b) for a, b in zip(starts, stops, strict=True)] or [[]]).tolist() == list(
-        range(len(rows))
-    )
-    for start, stop in zip(starts, stops, strict=True):
-        assert rows[start:stop].tolist() == list(range(rows[start], rows[start] + stop - start))
-        assert start == 0 or rows[start] != rows[start - 1] + 1
 
 
 @given(SORTED, st.integers(2, 20), st.integers(1, 20))

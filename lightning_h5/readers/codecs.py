@@ -1,0 +1,287 @@
+"""Undoing an array's filters without the HDF5 library, in any number of threads at a time.
+
+Which decoders there are is found out when they are first needed. `deflate` and `zlib-into` come with this package,
+LZF with h5py; `imagecodecs` and `blosc2` know the others and are faster for LZF. Measured on two cores, MiB/s of one
+thread (two threads do twice that): gzip of noisy images with zlib 250, isal 340, libdeflate (`deflate`, `imagecodecs`)
+450; of shuffled signals 620, 1,040 and 1,530; undoing the shuffle with NumPy 3,300, with `zlib-into` 38,000.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import Any, TypeAlias
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from ..files import ArrayLayout, Filter
+from .checksum import fletcher32
+
+__all__ = ["Pipeline", "why_not_decodable"]
+
+GZIP, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
+BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
+CHECKSUM_BYTES = 4
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Decoder: TypeAlias = Callable[[Bytes, Bytes], None]
+"""Decodes the first into the second, all of it; raises an error of any kind where that cannot be."""
+
+
+class Pipeline:
+    """Undoes the filters of one array's chunks; holds no memory, and may be used by many threads.
+
+    Args:
+        layout: an array for which ``why_not_decodable`` finds no reason.
+    """
+
+    def __init__(self, layout: ArrayLayout) -> None:
+        self._filters = layout.filters
+        self._steps: list[Decoder | None] = [
+            None if step.id == FLETCHER32 else _decoder(step, layout.stored.itemsize) for step in layout.filters
+        ]
+
+    def decode(self, data: Bytes, mask: int, out: Bytes) -> None:
+        """Decodes a chunk.
+
+        Args:
+            data: its bytes in the file.
+            mask: bit ``i`` says that filter ``i`` was not applied.
+            out: memory for exactly the bytes of a chunk.
+
+        Raises:
+            Exception: the bytes are not a chunk's; the text says why, of whatever type the decoder's error is.
+        """
+        applied = [at for at in reversed(range(len(self._filters))) if not mask >> at & 1]
+        checksums = sum(self._filters[at].id == FLETCHER32 for at in applied)
+        for at in applied:
+            step = self._steps[at]
+            if step is None:
+                data, checksums = _checked(data), checksums - 1
+            elif at == applied[-1]:
+                step(data, out)
+                return
+            else:
+                # What is left to undo changes no size, apart from checksums.
+                decoded = np.empty(out.nbytes + CHECKSUM_BYTES * checksums, dtype=np.uint8)
+                step(data, decoded)
+                data = decoded
+        _same_size(data, out)
+        out[...] = data
+
+
+def why_not_decodable(layout: ArrayLayout) -> str | None:
+    """Why the HDF5 library has to decode an array, in a few words; None where it has not.
+
+    Args:
+        layout: a chunked array whose bytes others understand.
+    """
+    compressors = [f for f in layout.filters if f.id not in (FLETCHER32, SHUFFLE)]
+    for found in compressors:
+        if found.id not in _MAKERS:
+            return f"there is no decoder for its filter {found.name or found.id!r} but the HDF5 library's"
+        if _decoder(found, layout.stored.itemsize) is None:
+            return f"its filter {found.name or found.id!r} decodes faster with `pip install 'lightning-h5[filters]'`"
+    if len(compressors) > 1:
+        return "it was compressed twice"
+    return None
+
+
+def _checked(data: Bytes) -> Bytes:
+    """The data without the checksum at its end."""
+    body, stored = data[:-CHECKSUM_BYTES], int.from_bytes(data[-CHECKSUM_BYTES:].tobytes(), "little")
+    found = fletcher32(body)
+    # Releases of HDF5 before 1.6.3 wrote it with swapped bytes on some machines; the library takes both.
+    swapped = (found & 0x00FF00FF) << 8 | (found >> 8) & 0x00FF00FF
+    if stored not in (found, swapped):
+        raise ValueError(f"its checksum is {found:#010x} and was {stored:#010x} when it was written")
+    return body
+
+
+@cache
+def _decoder(step: Filter, itemsize: int) -> Decoder | None:
+    """A filter's decoder, or None where no library for it is installed."""
+    for maker in _MAKERS[step.id]:
+        with suppress(ImportError, AttributeError, OSError):
+            return maker(step, itemsize)
+    return None
+
+
+def _with_imagecodecs(name: str) -> Callable[[Filter, int], Decoder]:
+    def make(step: Filter, itemsize: int) -> Decoder:
+        function = getattr(importlib.import_module("imagecodecs"), f"{name}_decode")
+
+        def decode(data: Bytes, out: Bytes) -> None:
+            _all_of(len(np.atleast_1d(function(data, out=out))), out)
+
+        return decode
+
+    return make
+
+
+def _with_deflate(step: Filter, itemsize: int) -> Decoder:
+    function = importlib.import_module("deflate").zlib_decompress
+
+    def decode(data: Bytes, out: Bytes) -> None:
+        _fill(out, function(data, len(out)))
+
+    return decode
+
+
+def _with_zlib(step: Filter, itemsize: int) -> Decoder:
+    return lambda data, out: _fill(out, zlib.decompress(data.data, bufsize=len(out)))
+
+
+def _with_h5py(step: Filter, itemsize: int) -> Decoder:
+    # h5py brings LZF along, as a C function that its shared library shows.
+    function = ctypes.CDLL(h5py.h5z.__file__).lzf_decompress
+    function.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint]
+    function.restype = ctypes.c_uint
+
+    def decode(data: Bytes, out: Bytes) -> None:
+        _all_of(function(_address(data), len(data), _address(out), len(out)), out)
+
+    return decode
+
+
+def _with_blosc(step: Filter, itemsize: int) -> Decoder:
+    inner = _with_imagecodecs("blosc")(step, itemsize)
+
+    def decode(data: Bytes, out: Bytes) -> None:
+        # The library believes what the header says of its own length, and would read on behind the data.
+        sizes = np.frombuffer(data[4:16].tobytes(), dtype="<u4")
+        if len(sizes) != 3 or sizes[0] != len(out) or sizes[2] > len(data):
+            raise ValueError(f"it has {len(data):,} bytes, and its header says otherwise")
+        inner(data, out)
+
+    return decode
+
+
+def _with_blosc2(step: Filter, itemsize: int) -> Decoder:
+    blosc2 = importlib.import_module("blosc2")
+
+    def decode(data: Bytes, out: Bytes) -> None:
+        frame = data.tobytes()  # which the array looks into: it must outlive it
+        try:
+            values = blosc2.ndarray_from_cframe(frame)[...]
+        except RuntimeError:  # arrays of one axis are stored without their shape
+            _fill(out, blosc2.schunk_from_cframe(frame)[:])
+        else:
+            _fill(out, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+
+    return decode
+
+
+def _with_lz4(step: Filter, itemsize: int) -> Decoder:
+    """HDF5's filter of that name: a length, the size of a block, and the blocks, each with its own size."""
+    function = importlib.import_module("imagecodecs").lz4_decode
+    return lambda data, out: _blocks(data, out, int.from_bytes(data[8:12].tobytes(), "big"), function)
+
+
+def _with_bitshuffle(step: Filter, itemsize: int) -> Decoder:
+    imagecodecs = importlib.import_module("imagecodecs")
+    # Options: version, version, bytes of a number, numbers of a block or 0, and what compresses the blocks.
+    size, block = step.options[2], step.options[3]
+    compressor = step.options[4] if len(step.options) > 4 else 0
+    unpack = {0: None, 2: imagecodecs.lz4_decode, 3: imagecodecs.zstd_decode}[compressor]
+
+    def decode(data: Bytes, out: Bytes) -> None:
+        n = block
+        if unpack is not None:
+            bits = np.empty_like(out)
+            n_bytes = int.from_bytes(data[8:12].tobytes(), "big")
+            _blocks(data, bits, n_bytes, unpack, multiple=8 * size)
+            data, n = bits, n_bytes // size
+        # Of an ndarray it would take the size of a number from the dtype.
+        done = imagecodecs.bitshuffle_decode(data.tobytes(), itemsize=size, blocksize=n, out=out)
+        _all_of(len(np.atleast_1d(done)), out)
+
+    return decode
+
+
+def _with_zlib_into(step: Filter, itemsize: int) -> Decoder:
+    function = importlib.import_module("zlib_into").unshuffle
+    size = _shuffled(step, itemsize)
+    if size not in (2, 4, 8):
+        return _with_numpy(step, itemsize)
+
+    def decode(data: Bytes, out: Bytes) -> None:
+        _same_size(data, out)
+        whole = len(out) // size * size
+        function(data[:whole], out[:whole], size)
+        out[whole:] = data[whole:]
+
+    return decode
+
+
+def _with_numpy(step: Filter, itemsize: int) -> Decoder:
+    size = _shuffled(step, itemsize)
+
+    def decode(data: Bytes, out: Bytes) -> None:
+        _same_size(data, out)
+        n = len(out) // size
+        for place in range(size):  # a plane at a time is faster than a transposed copy
+            out[place : n * size : size] = data[place * n : (place + 1) * n]
+        out[n * size :] = data[n * size :]
+
+    return decode
+
+
+_MAKERS: dict[int, Sequence[Callable[[Filter, int], Decoder]]] = {
+    GZIP: (_with_deflate, _with_imagecodecs("deflate"), _with_zlib),
+    SHUFFLE: (_with_zlib_into, _with_numpy),
+    LZF: (_with_imagecodecs("lzf"), _with_h5py),
+    BLOSC: (_with_blosc,),
+    LZ4: (_with_lz4,),
+    BITSHUFFLE: (_with_bitshuffle,),
+    ZSTD: (_with_imagecodecs("zstd"),),
+    BLOSC2: (_with_blosc2,),
+}
+"""For each filter the ways to decode it, the fastest first."""
+
+
+def _shuffled(step: Filter, itemsize: int) -> int:
+    return step.options[0] if step.options else itemsize
+
+
+def _blocks(data: Bytes, out: Bytes, block: int, function: Any, multiple: int = 1) -> None:
+    """Blocks behind a header of 12 bytes, each behind its size; what is no multiple at the end is as it was."""
+    if block < 1:
+        raise ValueError(f"it says that its blocks have {block} bytes")
+    at, start = 12, 0
+    whole = len(out) // multiple * multiple
+    while start < whole:
+        stop = min(start + block, whole)
+        size = int.from_bytes(data[at : at + 4].tobytes(), "big")
+        packed = data[at + 4 : at + 4 + size]
+        if size == stop - start and multiple == 1:  # LZ4 stores what it cannot make smaller
+            out[start:stop] = packed
+        else:
+            _all_of(len(function(packed, out=out[start:stop])), out[start:stop])
+        at, start = at + 4 + size, stop
+    out[whole:] = data[at : at + len(out) - whole]
+
+
+def _fill(out: Bytes, decoded: Any) -> None:
+    _all_of(len(decoded), out)
+    out[...] = np.frombuffer(decoded, dtype=np.uint8)
+
+
+def _all_of(n_bytes: int, out: Bytes) -> None:
+    if n_bytes != len(out):
+        raise ValueError(f"it decodes to {n_bytes:,} bytes, not {len(out):,}")
+
+
+def _same_size(data: Bytes, out: Bytes) -> None:
+    if len(data) != len(out):
+        raise ValueError(f"it has {len(data):,} bytes, not {len(out):,}")
+
+
+def _address(data: Bytes) -> int:
+    return int(data.__array_interface__["data"][0])

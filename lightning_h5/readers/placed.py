@@ -1,0 +1,121 @@
+"""Rows whose place in the file is known: they are read there, without HDF5's lock."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import H5CorruptError
+from ..files import ArrayLayout
+from ..stats import Counters
+from ..types import IntArray
+from .base import LayoutReader
+from .stored import read_stored
+
+__all__ = ["MappedReader", "PlacedReader"]
+
+
+class _StoredRows(LayoutReader):
+    """Gets rows as they are stored, and turns them into what was asked where that differs."""
+
+    def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
+        super().__init__(layout, counters)
+        if not layout.is_placed:
+            raise ValueError(f"rows of {layout.key!r} have no fixed place in their file: {layout.plain_reason}")
+        self._offset = layout.offset or 0
+        self._row_bytes = layout.stored_row_bytes
+        # Numbers in this machine's byte order can be read straight into the batch.
+        self._as_stored = not layout.members and layout.stored.base.isnative
+
+    def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        if self._row_bytes == 0:
+            return
+        if self._as_stored and out.flags.c_contiguous:
+            self._fetch(rows, out.reshape(-1).view(np.uint8))
+        else:
+            stored = np.empty((len(rows), *self.layout.axes), dtype=self.layout.stored)
+            self._fetch(rows, stored.reshape(-1).view(np.uint8))
+            for member in self.layout.members:
+                stored = stored[member]
+            out[...] = stored
+        n_bytes = len(rows) * self._row_bytes
+        self._counters.add(bytes_read=n_bytes, bytes_decoded=n_bytes)
+
+    def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
+        """Copies stored rows, one after the other, into bytes."""
+        raise NotImplementedError
+
+
+class PlacedReader(_StoredRows):
+    """Reads rows by position, neighbours in the file in one piece, a batch in one call (see ``scatter``).
+
+    For contiguous arrays, and for chunks that went through no filter and hold whole rows. About 3 microseconds a row
+    in the page cache, the interpreter's lock left free meanwhile.
+    """
+
+    def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
+        n_bytes = self._row_bytes
+        offsets = self._places(rows)
+        follows = offsets[1:] - offsets[:-1] == n_bytes
+        if follows.any():
+            first = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+            starts = first * n_bytes
+            stops, offsets = np.append(starts[1:], len(out)), offsets[first]
+        else:
+            first, starts = np.arange(len(rows)), np.arange(0, len(out), n_bytes)
+            stops = starts + n_bytes
+        read_stored(
+            self.layout, out, starts, stops, offsets, lambda piece, at: f"row {rows[first[piece] + at // n_bytes]}"
+        )
+
+    def _places(self, rows: IntArray) -> IntArray:
+        """Where in the file rows begin."""
+        table = self.layout.table
+        if table is None:
+            return self._offset + rows * self._row_bytes
+        chunks, within = np.divmod(rows, self.layout.rows_per_chunk)
+        places: IntArray = table.offsets[chunks] + within * self._row_bytes
+        return places
+
+
+class MappedReader(_StoredRows):
+    """Gathers rows from a memory map of the file, a batch in one call that leaves the interpreter's lock free.
+
+    Two to three times as fast as ``PlacedReader``, for files whose user vouches that nobody truncates
+    them: touching a page that is gone ends the process with SIGBUS, and no exception can be raised.
+    """
+
+    def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
+        super().__init__(layout, counters)
+        if layout.offset is None:
+            raise ValueError(f"{layout.key!r} lies in chunks, of which each has its own place")
+        self._lock = threading.Lock()
+        self._rows: npt.NDArray[np.uint8] | None = None
+
+    def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
+        # Not torch's index_select: in a thread of ours it would start a team of threads of its own.
+        np.take(self._map(), rows, axis=0, out=out.reshape(len(rows), self._row_bytes), mode="clip")
+
+    def _map(self) -> npt.NDArray[np.uint8]:
+        with self._lock:
+            if self._rows is None:
+                n_rows, path = self.layout.n_rows, self.layout.path
+                n_needed = self._offset + n_rows * self._row_bytes
+                if (n_bytes := os.path.getsize(path)) < n_needed:
+                    raise H5CorruptError(
+                        f"{path!r} has {n_bytes:,} bytes and {self.layout.key!r} needs {n_needed:,}. "
+                        "It was truncated; copy it again."
+                    )
+                shape = (n_rows, self._row_bytes)
+                # As a plain array: indexing a memmap makes memmaps, which costs microseconds each.
+                self._rows = np.asarray(np.memmap(path, np.uint8, mode="r", offset=self._offset, shape=shape))
+            return self._rows
+
+    def close(self) -> None:
+        """Unmaps the file."""
+        with self._lock:
+            self._rows = None

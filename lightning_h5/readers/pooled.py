@@ -1,0 +1,341 @@
+"""Rows of arrays that are decoded a slab at a time: loaded in parallel into a pool, gathered in one copy a batch."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import H5Error
+from ..files import ArrayLayout
+from ..stats import Counters
+from ..types import IntArray
+from .slabs import Lease, SlabPool
+from .sources import SlabSource
+from .work import Work
+
+__all__ = ["PooledRead", "PooledReader"]
+
+CAST_BYTES = 512 << 10  # cast at a time: what a core's own cache holds
+
+
+class PooledReader:
+    """One field of all files of a dataset; reads rows by their number over all files.
+
+    Args:
+        layouts: the array of each file, of one row shape and dtype.
+        sources: for each file, where its slabs come from.
+        n_bytes: memory for decoded slabs. What does not hold a single slab is read without being kept.
+        work: where loading is shared among threads.
+        counters: where slabs used and loaded are counted.
+        rows: rows that this dataset has, in any order; None for all. A slab is done when all of its rows are out.
+        keeps: keep slabs after their last row of an epoch, for the next. None: where all of them have a place.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[ArrayLayout],
+        sources: Sequence[SlabSource],
+        *,
+        n_bytes: int,
+        work: Work,
+        counters: Counters,
+        rows: IntArray | None = None,
+        keeps: bool | None = None,
+    ) -> None:
+        self.dtype, self.row_shape = layouts[0].dtype, layouts[0].row_shape
+        more = f" and {len(layouts) - 1} more files" if len(layouts) > 1 else ""
+        self._name = f"{layouts[0].key!r} in {layouts[0].path!r}{more}"
+        self._sources, self._work, self._counters = sources, work, counters
+        self._slab_rows = np.array([source.rows_per_slab for source in sources], dtype=np.int64)
+        n_rows = np.array([source.n_rows for source in sources], dtype=np.int64)
+        self._first_row = np.concatenate([[0], np.cumsum(n_rows)])
+        self._first_slab = np.concatenate([[0], np.cumsum(-(-n_rows // self._slab_rows))])
+        slot_rows = int(self._slab_rows.max())
+        self._slot_bytes = slot_rows * math.prod(self.row_shape) * self.dtype.itemsize
+        self._n_bytes, self.rows_per_slab = n_bytes, slot_rows
+        self._rows, self._keeps = rows, keeps
+        self._lock = threading.Lock()
+        self._pool: SlabPool | None = None
+        self._left: npt.NDArray[np.int32] | None = None
+        self._epoch: int | None = None
+
+    def __len__(self) -> int:
+        return int(self._first_row[-1])
+
+    def read(self, rows: IntArray, out: npt.NDArray[Any] | None = None, epoch: int | None = None) -> npt.NDArray[Any]:
+        """Rows in the order asked (see ``RowReader.read``).
+
+        Args:
+            rows: any rows.
+            out: memory of any dtype to read into; numbers are cast as ``astype`` does.
+            epoch: the epoch in which each row is asked for at most once; None where nothing is planned.
+        """
+        if out is None:
+            out = np.empty((len(rows), *self.row_shape), dtype=self.dtype)
+        self.begin(np.asarray(rows, dtype=np.int64), out, epoch).finish()
+        return out
+
+    def begin(self, rows: IntArray, out: npt.NDArray[Any], epoch: int | None = None) -> PooledRead:
+        """Begins to read: gives slabs their places, and has those loaded that are not there.
+
+        Waits only where they need more places than there are: then all but the last part is read here. Reads of a plan
+        should begin one after the other, so that a later one does not take the places that an earlier one waits for.
+
+        Args:
+            rows: any rows.
+            out: memory to read into.
+            epoch: see ``read``.
+        """
+        self._check_bounds(rows)
+        slabs, within = self._locate(rows)
+        needed, which = np.unique(slabs, return_inverse=True)
+        pool = self._ready_pool(len(needed)) if len(needed) else None
+        read = PooledRead(self, pool, needed, which, within, out, epoch)
+        if pool is None:
+            return read
+        n_tasks = self._tasks_of(needed)
+        while not read.take(self._lease(pool, needed[read.left], n_tasks[read.left])):
+            read.finish()
+        return read
+
+    def prefetch(self, rows: IntArray) -> bool:
+        """Has slabs of these rows loaded, as far as there are free places; False where there were too few."""
+        needed = np.unique(self._locate(np.asarray(rows, dtype=np.int64))[0])
+        pool = self._ready_pool(0)
+        if pool is None:
+            return True
+        lease = pool.reserve(needed, self._tasks_of(needed))
+        self.load(pool, needed, lease)
+        return bool((lease.slots >= 0).all())
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        with self._lock:
+            self._pool = self._epoch = None
+
+    def _ready_pool(self, n_used: int) -> SlabPool | None:
+        self._counters.add(slabs_used=n_used)
+        with self._lock:
+            if self._pool is None and self._slot_bytes and (n_slots := self._n_bytes // self._slot_bytes):
+                n_slabs = int(self._first_slab[-1])
+                self._pool = SlabPool(n_slabs, min(n_slots, n_slabs), self.rows_per_slab, self.row_shape, self.dtype)
+            return self._pool
+
+    def _check_bounds(self, rows: IntArray) -> None:
+        if not len(rows) or rows.view(np.uint64).max() < len(self):  # negative rows are huge as unsigned numbers
+            return
+        wrong = int(rows.min()) if rows.min() < 0 else int(rows.max())
+        raise IndexError(
+            f"row {wrong} was asked of {self._name}, which has {len(self)} rows. "
+            f"Ask for rows from 0 to {len(self) - 1}."
+        )
+
+    def _locate(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Slab, and row inside the slab, of each row."""
+        if len(self._sources) == 1:
+            return np.divmod(rows, self._slab_rows[0])
+        files = np.searchsorted(self._first_row, rows, side="right") - 1
+        slabs, within = np.divmod(rows - self._first_row[files], self._slab_rows[files])
+        return slabs + self._first_slab[files], within
+
+    def _file_of(self, slabs: IntArray) -> IntArray:
+        return np.searchsorted(self._first_slab, slabs, side="right") - 1
+
+    def _lease(self, pool: SlabPool, slabs: IntArray, n_tasks: IntArray) -> Lease:
+        while not ((lease := pool.lease(slabs, n_tasks)).slots >= 0).any() and len(slabs):
+            if not self._work.help():
+                pool.wait_for_room()
+        return lease
+
+    def _tasks_of(self, slabs: IntArray) -> IntArray:
+        """Tasks that load each slab: one for several parts, and for small slabs a share of one."""
+        sources = self._sources
+        each = np.array([-(-s.n_parts // s.parts_together) for s in sources], dtype=np.int64)
+        return each[self._file_of(slabs)] if len(sources) > 1 else np.full(len(slabs), each[0])
+
+    def load(self, pool: SlabPool, slabs: IntArray, lease: Lease) -> None:
+        """Puts tasks for the new slabs of a lease."""
+        new = np.flatnonzero(lease.is_new)
+        if len(new):
+            for task in self._make_tasks(pool, slabs[new], lease.slots[new]):
+                self._work.put(task)
+            self._counters.add(slabs_loaded=len(new))
+
+    def wait(self, pool: SlabPool, lease: Lease) -> None:
+        """Does tasks until all slabs of a lease are there.
+
+        Raises:
+            H5Error: one could not be loaded.
+        """
+        if not pool.is_loaded(lease):
+            with self._work.helpers():
+                while not pool.is_loaded(lease):
+                    if not self._work.help():
+                        pool.wait(lease)
+        if (error := pool.error(lease)) is not None:
+            raise error
+
+    def _make_tasks(self, pool: SlabPool, slabs: IntArray, slots: IntArray) -> list[partial[None]]:
+        tasks: list[partial[None]] = []
+        if len(self._sources) == 1:
+            return _tasks(pool, self._sources[0], slabs, slots)
+        files = self._file_of(slabs)
+        for file in np.unique(files).tolist():
+            here = np.flatnonzero(files == file)
+            tasks += _tasks(pool, self._sources[file], slabs[here] - self._first_slab[file], slots[here])
+        return tasks
+
+    def note_read(self, pool: SlabPool, slabs: IntArray, counts: IntArray, epoch: int) -> npt.NDArray[np.bool_]:
+        """Counts rows that are out; says which slabs have none left in this epoch."""
+        with self._lock:
+            if self._keeps is None:
+                self._keeps = len(pool) >= int(np.count_nonzero(self._rows_of_slabs()))
+            if self._keeps:
+                return np.zeros(len(slabs), dtype=np.bool_)
+            if self._left is None or self._epoch != epoch:
+                self._left, self._epoch = self._rows_of_slabs(), epoch
+            self._left[slabs] -= counts
+            return self._left[slabs] <= 0
+
+    def _rows_of_slabs(self) -> npt.NDArray[np.int32]:
+        """Rows of this dataset in each slab."""
+        if self._rows is not None:
+            return np.bincount(self._locate(self._rows)[0], minlength=int(self._first_slab[-1])).astype(np.int32)
+        rows = np.repeat(self._slab_rows, np.diff(self._first_slab))
+        last = self._first_slab[1:] - 1
+        n_rows = np.diff(self._first_row)
+        some = n_rows > 0
+        rows[last[some]] = ((n_rows - 1) % self._slab_rows + 1)[some]
+        return rows.astype(np.int32)
+
+    def pick(self, slab: int, within: IntArray) -> npt.NDArray[Any]:
+        """Rows of a slab that is too large to be kept."""
+        file = int(self._file_of(np.array([slab]))[0])
+        rows = np.empty((len(within), *self.row_shape), dtype=self.dtype)
+        self._sources[file].pick(slab - int(self._first_slab[file]), within, rows)
+        return rows
+
+
+class PooledRead:
+    """Rows that a reader has begun to read."""
+
+    def __init__(
+        self,
+        reader: PooledReader,
+        pool: SlabPool | None,
+        slabs: IntArray,
+        which: IntArray,
+        within: IntArray,
+        out: npt.NDArray[Any],
+        epoch: int | None,
+    ) -> None:
+        self._reader, self._pool, self._slabs, self._epoch = reader, pool, slabs, epoch
+        self._which, self._within, self._out = which, within, out
+        self._lease: Lease | None = None
+        self._part = self.left = np.arange(len(slabs))  # numbers of the slabs of this lease, and of those without one
+
+    def take(self, lease: Lease) -> bool:
+        """Takes places for slabs that are left, and has them loaded; says whether all have one now."""
+        self._lease, self._part = lease, self.left
+        self.left = self.left[lease.slots < 0]
+        if self._pool is not None:
+            self._reader.load(self._pool, self._slabs[self._part], lease)
+        return not len(self.left)
+
+    def finish(self) -> None:
+        """Waits for the slabs that have places, copies their rows, and gives the places back.
+
+        Raises:
+            H5CorruptError: stored bytes are missing or do not decode.
+            H5FileError: the file cannot be read.
+        """
+        pool, lease = self._pool, self._lease
+        if pool is None or lease is None:
+            self._pick()
+            return
+        self._lease = None
+        is_done = np.zeros(len(self._part), dtype=np.bool_)
+        try:
+            self._reader.wait(pool, lease)
+            self._copy(pool, lease)
+            if self._epoch is not None:
+                is_done = self._note(pool, lease, self._epoch)
+        finally:
+            pool.give_back(lease, is_done)
+
+    def cancel(self) -> None:
+        """Gives the places back without reading."""
+        if self._pool is not None and self._lease is not None:
+            self._pool.give_back(self._lease, np.zeros(len(self._part), dtype=np.bool_))
+            self._lease = None
+
+    def _copy(self, pool: SlabPool, lease: Lease) -> None:
+        """One copy of rows of the pool; rows of slabs that are left, or were read before, stay out."""
+        slot_of = np.full(len(self._slabs), -1, dtype=np.int64)
+        slot_of[self._part] = lease.slots
+        slots = slot_of[self._which]
+        places = slots * pool.slot_rows + self._within
+        if len(self._part) == len(self._slabs) and not len(self.left):
+            _copy_rows(pool.rows, places, None, self._out)
+        else:
+            _copy_rows(pool.rows, places, np.flatnonzero(slots >= 0), self._out)
+
+    def _note(self, pool: SlabPool, lease: Lease, epoch: int) -> npt.NDArray[np.bool_]:
+        counts = np.bincount(self._which, minlength=len(self._slabs))[self._part]
+        is_placed = lease.slots >= 0
+        return is_placed & self._reader.note_read(pool, self._slabs[self._part], np.where(is_placed, counts, 0), epoch)
+
+    def _pick(self) -> None:
+        """Reads slabs that are too large to be kept, one after the other."""
+        for number, slab in enumerate(self._slabs.tolist()):
+            here = np.flatnonzero(self._which == number)
+            _assign(self._out, here, self._reader.pick(slab, self._within[here]))
+
+
+def _copy_rows(rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, out: npt.NDArray[Any]) -> None:
+    """Copies rows, or some of them (``here``)."""
+    if here is None and out.dtype == rows.dtype and out.flags.c_contiguous:
+        np.take(rows, places, axis=0, out=out, mode="clip")
+        return
+    here = np.arange(len(out)) if here is None else here
+    step = max(1, CAST_BYTES // max(1, rows[:1].nbytes))  # what is cast is still in the core's cache
+    for start in range(0, len(here), step):
+        some = here[start : start + step]
+        _assign(out, some, np.take(rows, places[some], axis=0, mode="clip"))
+
+
+def _tasks(pool: SlabPool, source: SlabSource, slabs: IntArray, slots: IntArray) -> list[partial[None]]:
+    """Tasks that load slabs of one file: several small slabs each, or some parts of a large one."""
+    n_parts, step = source.n_parts, source.parts_together
+    n_slabs = max(1, step // n_parts)
+    shares = [range(start, min(start + step, n_parts)) for start in range(0, n_parts, step)]
+    cuts = [slice(start, start + n_slabs) for start in range(0, len(slabs), n_slabs)]
+    return [partial(_load, pool, source, slabs[cut].tolist(), slots[cut], parts) for cut in cuts for parts in shares]
+
+
+def _load(pool: SlabPool, source: SlabSource, slabs: list[int], slots: IntArray, parts: range) -> None:
+    """A task: loads the same parts of some slabs."""
+    try:
+        source.load(slabs, parts, [pool.slot(slot)[: source.rows_per_slab] for slot in slots.tolist()])
+    except Exception as error:
+        if len(slabs) == 1:
+            pool.finish_task(slots, error)
+        else:  # only who needs the slab that cannot be loaded should hear of it
+            for at in range(len(slabs)):
+                _load(pool, source, slabs[at : at + 1], slots[at : at + 1], parts)
+    except BaseException as interrupt:
+        pool.finish_task(slots, H5Error(f"loading was interrupted ({type(interrupt).__name__}). Read again."))
+        raise
+    else:
+        pool.finish_task(slots)
+
+
+def _assign(out: npt.NDArray[Any], here: IntArray, rows: npt.NDArray[Any]) -> None:
+    with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as torch has it
+        out[here] = rows

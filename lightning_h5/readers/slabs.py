@@ -1,0 +1,209 @@
+"""A fixed, reused memory of decoded slabs, bounded in bytes. Knows which slab is where, not how one is decoded."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..types import IntArray
+
+__all__ = ["Lease", "SlabPool"]
+
+NOWHERE = -1
+
+
+class Lease(NamedTuple):
+    """Slabs that stay where they are until the lease is given back.
+
+    Attributes:
+        slots: slot of each slab that was asked, or -1 where there was no place, shape ``(n,)``.
+        is_new: which of them were not there and have to be loaded, shape ``(n,)``.
+    """
+
+    slots: IntArray
+    is_new: npt.NDArray[np.bool_]
+
+
+class SlabPool:
+    """Slots for slabs. Safe to use from threads; belongs to one process.
+
+    A slab whose last planned row is out gives its slot back at once, and stays readable until the slot is needed.
+    Where no slot is free, the least recently used slab goes, but never while somebody else is about to give slots back:
+    under a plan that would throw out what is needed again.
+
+    Args:
+        n_slabs: slabs there are.
+        n_slots: slabs that have a place, at least one.
+        slot_rows: rows of a slot.
+        row_shape: shape of a row.
+        dtype: of its numbers.
+    """
+
+    def __init__(
+        self, n_slabs: int, n_slots: int, slot_rows: int, row_shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        self.slot_rows = slot_rows
+        # The system gives memory when it is first written to; slots are used again before new ones are touched.
+        self.rows: npt.NDArray[Any] = np.empty((n_slots * slot_rows, *row_shape), dtype)
+        self._changed = threading.Condition()
+        self._slot_of = np.full(n_slabs, NOWHERE, dtype=np.int32)
+        self._slab_of = np.full(n_slots, NOWHERE, dtype=np.int64)
+        self._n_tasks = np.zeros(n_slots, dtype=np.int32)  # that have still to load a part of it
+        self._n_leases = np.zeros(n_slots, dtype=np.int32)
+        self._used = np.zeros(n_slots, dtype=np.int64)
+        self._is_done = np.zeros(n_slots, dtype=np.bool_)  # nobody will ask for its slab again in this epoch
+        self._is_free = np.ones(n_slots, dtype=np.bool_)
+        self._free = dict.fromkeys(range(n_slots - 1, -1, -1))  # the same in order: last in, first out
+        self._errors: dict[int, Exception] = {}
+        self._clock = 0
+        self._n_holders = 0  # of leases
+
+    def __len__(self) -> int:
+        return len(self._slab_of)
+
+    def slot(self, slot: int) -> npt.NDArray[Any]:
+        """A slot's memory, shape ``(slot_rows, *row_shape)``."""
+        return self.rows[slot * self.slot_rows : (slot + 1) * self.slot_rows]
+
+    def lease(self, slabs: IntArray, n_tasks: IntArray) -> Lease:
+        """Holds as many slabs as have a place; none where others have to give places back first (``wait_for_room``).
+
+        Who holds a lease must not ask for another: then two could wait for each other. An empty lease holds nothing
+        and is not given back.
+
+        Args:
+            slabs: different slabs.
+            n_tasks: for each, the tasks that load it where it is not there.
+        """
+        with self._changed:
+            if not self._n_holders and not self._free and (self._slot_of[slabs] < 0).all():
+                self._evict(len(slabs))
+            lease = self._place(slabs, n_tasks)
+            held = lease.slots[lease.slots >= 0]
+            if len(held):
+                self._is_done[held] = False
+                self._n_leases[held] += 1
+                self._n_holders += 1
+                self._touch(held)
+            return lease
+
+    def wait_for_room(self) -> None:
+        """Waits until a lease of at least one slab can be had."""
+        with self._changed:
+            while not self._free and (self._n_holders or not len(self._idle())):
+                self._changed.wait()
+
+    def reserve(self, slabs: IntArray, n_tasks: IntArray) -> Lease:
+        """Gives free places to slabs that are not there; holds nothing, waits for nothing, throws nothing out."""
+        with self._changed:
+            lease = self._place(slabs, n_tasks)
+            self._touch(lease.slots[lease.is_new])
+            return lease
+
+    def give_back(self, lease: Lease, is_done: npt.NDArray[np.bool_]) -> None:
+        """Ends a lease.
+
+        Args:
+            lease: what ``lease`` gave.
+            is_done: which slabs nobody will ask for again in this epoch.
+        """
+        with self._changed:
+            held = lease.slots >= 0
+            slots = lease.slots[held]
+            self._n_leases[slots] -= 1
+            self._n_holders -= 1
+            self._is_done[slots] |= is_done[held]
+            self._release(slots)
+            self._changed.notify_all()
+
+    def finish_task(self, slots: IntArray, error: Exception | None = None) -> None:
+        """A task that loads parts of these slots is done, or failed.
+
+        What failed is told to those who have a lease on it, and forgotten: who asks later tries again.
+        """
+        with self._changed:
+            self._n_tasks[slots] -= 1
+            if error is not None:
+                for slot in slots.tolist():
+                    self._errors[slot] = error
+                    self._forget(slot)
+                self._is_done[slots] = True
+            if self._errors:
+                self._release(slots)
+            self._changed.notify_all()
+
+    def is_loaded(self, lease: Lease) -> bool:
+        """Whether all slabs of a lease are there, or failed."""
+        return not self._n_tasks[lease.slots[lease.slots >= 0]].any()
+
+    def wait(self, lease: Lease) -> None:
+        """Waits until all slabs of a lease are there, or failed."""
+        with self._changed:
+            while not self.is_loaded(lease):
+                self._changed.wait()
+
+    def error(self, lease: Lease) -> Exception | None:
+        """What went wrong while a slab of the lease was loaded, if anything."""
+        if not self._errors:
+            return None
+        with self._changed:
+            return next((self._errors[slot] for slot in lease.slots.tolist() if slot in self._errors), None)
+
+    def _place(self, slabs: IntArray, n_tasks: IntArray) -> Lease:
+        slots = self._slot_of[slabs].astype(np.int64)
+        missing = np.flatnonzero(slots < 0)
+        if len(missing) < len(slabs):
+            here = slots if not len(missing) else slots[slots >= 0]
+            for slot in here[self._is_free[here]].tolist():  # it was free and is needed again
+                del self._free[slot]
+                self._is_free[slot] = False
+        is_new = np.zeros(len(slabs), dtype=np.bool_)
+        if len(missing):
+            found = self._take_free(len(missing))
+            placed = missing[: len(found)]
+            slots[placed] = found
+            is_new[placed] = True
+            self._slot_of[slabs[placed]] = found
+            self._slab_of[found] = slabs[placed]
+            self._n_tasks[found] = n_tasks[placed]
+        return Lease(slots, is_new)
+
+    def _take_free(self, n: int) -> list[int]:
+        taken = [self._free.popitem()[0] for _ in range(min(n, len(self._free)))]
+        self._is_free[taken] = self._is_done[taken] = False
+        for slot in taken:
+            self._forget(slot)
+            self._errors.pop(slot, None)
+        return taken
+
+    def _forget(self, slot: int) -> None:
+        """No slab is found in a slot any more."""
+        if (slab := self._slab_of[slot]) != NOWHERE:
+            self._slot_of[slab] = NOWHERE
+            self._slab_of[slot] = NOWHERE
+
+    def _release(self, slots: IntArray) -> None:
+        """Frees those slots that nobody needs, holds or writes to."""
+        idle = self._is_done[slots] & (self._n_leases[slots] == 0) & (self._n_tasks[slots] == 0) & ~self._is_free[slots]
+        for slot in slots[idle].tolist():
+            self._is_free[slot] = True
+            self._free[slot] = None
+
+    def _evict(self, n: int) -> None:
+        """Frees the slots that were not used for longest."""
+        idle = self._idle()
+        n = min(len(idle), max(n, len(self) // 64))  # some more, as looking for them takes its time
+        if n:
+            oldest = idle[np.argpartition(self._used[idle], n - 1)[:n]]
+            self._is_done[oldest] = True
+            self._release(oldest[np.argsort(-self._used[oldest])])
+
+    def _idle(self) -> IntArray:
+        return np.flatnonzero((self._n_leases == 0) & (self._n_tasks == 0) & ~self._is_free)
+
+    def _touch(self, slots: IntArray) -> None:
+        self._clock += 1
+        self._used[slots] = self._clock

@@ -1,0 +1,271 @@
+"""Where the rows of a slab come from: chunks that are read and decoded here, or another reader.
+
+A slab is what is decoded together: the rows of one array that share their chunks, or a run of rows where there are no
+chunks. All sources of a field write the same memory layout: rows one after the other, in native byte order.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import H5CorruptError
+from ..files import ArrayLayout
+from ..stats import Counters
+from ..types import IntArray
+from .base import LayoutReader
+from .codecs import Pipeline
+from .stored import read_stored
+
+__all__ = ["ChunkSource", "ReaderSource", "SlabSource"]
+
+TASK_BYTES = 512 << 10  # decoded bytes of a task: some hundred microseconds, and what a core's own cache holds
+MOST_LINE_BYTES = 2 << 20
+
+_Piece: TypeAlias = tuple[int, npt.NDArray[np.uint8]]
+"""A chunk's number, and its bytes as stored."""
+
+
+class SlabSource(Protocol):
+    """Rows of one array, a slab at a time.
+
+    Attributes:
+        n_rows: rows of the array.
+        rows_per_slab: rows of a slab; the last one may have fewer.
+        n_parts: parts that a slab is loaded in, by as many threads.
+        parts_together: parts that are best loaded by the same thread.
+    """
+
+    n_rows: int
+    rows_per_slab: int
+    n_parts: int
+    parts_together: int
+
+    def load(self, slabs: Sequence[int], parts: range, memory: Sequence[npt.NDArray[Any]]) -> None:
+        """Loads the same parts of some slabs.
+
+        Args:
+            slabs: the slabs.
+            parts: numbers of the parts, from 0 to ``n_parts - 1``.
+            memory: for each slab its rows, shape ``(rows_per_slab, *row_shape)``.
+
+        Raises:
+            H5CorruptError: bytes are missing, or do not decode.
+            H5FileError: the file cannot be read.
+        """
+        ...
+
+    def pick(self, slab: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        """Reads rows of a slab that is too large to be kept; ``rows`` are counted inside it."""
+        ...
+
+
+class ReaderSource:
+    """Slabs that another reader reads.
+
+    Args:
+        reader: reads the array.
+        rows_per_slab: rows of a slab.
+    """
+
+    n_parts = 1
+
+    def __init__(self, reader: LayoutReader, rows_per_slab: int) -> None:
+        self._reader = reader
+        self.n_rows, self.rows_per_slab = len(reader), rows_per_slab
+        self.parts_together = max(1, TASK_BYTES // max(1, rows_per_slab * reader.layout.row_bytes))
+
+    def load(self, slabs: Sequence[int], parts: range, memory: Sequence[npt.NDArray[Any]]) -> None:
+        """See ``SlabSource.load``."""
+        for slab, rows in zip(slabs, memory, strict=True):
+            first = slab * self.rows_per_slab
+            last = min(first + self.rows_per_slab, self.n_rows)
+            self._reader.read(np.arange(first, last), rows[: last - first])
+
+    def pick(self, slab: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        """See ``SlabSource.pick``."""
+        out[...] = self._reader.read(slab * self.rows_per_slab + rows)
+
+
+class ChunkSource:
+    """Slabs whose chunks are read by position and decoded here, without the HDF5 library's lock.
+
+    Args:
+        layout: a chunked array that a ``Pipeline`` can decode.
+        counters: where bytes read and decoded are counted.
+
+    Raises:
+        H5CorruptError: the chunk index names bytes that the file does not have.
+    """
+
+    def __init__(self, layout: ArrayLayout, counters: Counters) -> None:
+        if layout.table is None or layout.chunks is None:
+            raise ValueError(f"{layout.key!r} has no chunk table: {layout.plain_reason}")
+        self._layout, self._table, self._counters = layout, layout.table, counters
+        self._chunks, self._pipeline = layout.chunks, Pipeline(layout)
+        self.n_rows, self.rows_per_slab = layout.n_rows, layout.chunks[0]
+        self.n_parts = layout.table.per_row
+        self._per_line = layout.table.grid[-1] if len(layout.chunks) > 1 else 1
+        self.parts_together = _parts_together(layout.chunk_bytes, self._per_line)
+        # A chunk of numbers that holds whole rows is decoded straight into the slab.
+        self._is_direct = layout.chunks[1:] == layout.axes and not layout.members and layout.stored.base.isnative
+        self._fill = np.ndarray((1,), layout.stored, layout.fill)[0]
+        self._word = _widest_word(layout)
+        self._scratch = threading.local()
+        self._check_places()
+
+    def load(self, slabs: Sequence[int], parts: range, memory: Sequence[npt.NDArray[Any]]) -> None:
+        """See ``SlabSource.load``."""
+        chunks = [slab * self.n_parts + part for slab in slabs for part in parts]
+        pieces = zip(chunks, self._read(chunks), strict=True)
+        for rows in memory:
+            for line in _lines(parts, self._per_line):
+                self._load_line(list(islice(pieces, len(line))), line[0], rows)
+
+    def pick(self, slab: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        """See ``SlabSource.pick``; holds one chunk at a time."""
+        for part in range(self.n_parts):
+            chunk = slab * self.n_parts + part
+            (values,) = self._values([(chunk, self._read([chunk])[0])])
+            region = self._region(part)
+            inside: tuple[Any, ...] = tuple(slice(0, s.stop - s.start) for s in region)
+            out[(slice(None), *region)] = values[(rows, *inside)]
+
+    def _read(self, chunks: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
+        """The bytes of chunks as stored, in memory that the next call of this thread writes over."""
+        offsets, sizes = self._table.offsets[chunks], self._table.sizes[chunks]
+        stops = np.cumsum(sizes)  # a chunk that was never written has no size
+        starts = stops - sizes
+        data = self._memory("stored", int(stops[-1]))
+        there = np.flatnonzero(offsets >= 0)
+        if len(there):
+            pieces = starts[there], stops[there], offsets[there]
+            read_stored(self._layout, data, *pieces, lambda i, at: self._name(chunks[there[i]]))
+        self._counters.add(
+            bytes_read=len(data), bytes_decoded=len(chunks) * self._layout.chunk_bytes, chunks_decoded=len(there)
+        )
+        return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+    def _load_line(self, pieces: list[_Piece], part: int, rows: npt.NDArray[Any]) -> None:
+        """Chunks that are neighbours along the last axis: short runs are then written a line at a time."""
+        if self._is_direct:
+            ((chunk, data),) = pieces
+            if self._table.offsets[chunk] < 0:
+                rows[...] = self._fill
+            else:
+                self._undo(chunk, data, rows.reshape(-1).view(np.uint8))
+            return
+        values, region = self._values(pieces), self._region(part)
+        if not region:
+            rows[: self._chunks[0]] = values[0]
+            return
+        *lead, last = region
+        inside = (slice(None), slice(None), *(slice(0, s.stop - s.start) for s in lead))
+        step, size, axis = self._chunks[-1], self._layout.axes[-1], len(self._chunks) - 1
+        n_whole = min(len(pieces), (size - last.start) // step)  # the last one may hang over the edge
+        middle = last.start + n_whole * step
+        if n_whole:
+            target, source = rows[(slice(self._chunks[0]), *lead, slice(last.start, middle))], values[:n_whole][inside]
+            if self._word is not None:
+                target, source = target.view(self._word), source.view(self._word)
+            shape = (*target.shape[:axis], n_whole, -1, *target.shape[axis + 1 :])
+            target.reshape(shape)[...] = np.moveaxis(source, 0, axis)  # an axis that is split is a view
+        if n_whole < len(pieces):
+            rest = (*inside[1:], slice(0, size - middle))
+            rows[(slice(self._chunks[0]), *lead, slice(middle, size))] = values[n_whole][rest]
+
+    def _values(self, pieces: Sequence[_Piece]) -> npt.NDArray[Any]:
+        """Values of chunks, members picked; in memory that the next call of this thread writes over."""
+        layout, n_bytes = self._layout, self._layout.chunk_bytes
+        decoded = self._memory("decoded", len(pieces) * n_bytes)
+        values: npt.NDArray[Any] = np.ndarray((len(pieces), *self._chunks), layout.stored, decoded)
+        for at, (chunk, data) in enumerate(pieces):
+            if self._table.offsets[chunk] < 0:
+                values[at] = self._fill
+            else:
+                self._undo(chunk, data, decoded[at * n_bytes : (at + 1) * n_bytes])
+        for member in layout.members:
+            values = values[member]
+        return values
+
+    def _undo(self, chunk: int, data: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
+        try:
+            self._pipeline.decode(data, int(self._table.masks[chunk]), out)
+        except Exception as error:
+            raise H5CorruptError(
+                f"{self._name(chunk)} of {self._layout.key!r} in {self._layout.path!r} (byte "
+                f"{self._table.offsets[chunk]:,}, {len(data):,} bytes) does not decode: {error}. "
+                "The file is damaged there; copy it again, or write it again without these rows."
+            ) from error
+
+    def _region(self, part: int) -> tuple[slice, ...]:
+        """Where a part lies along the axes of a row."""
+        corner = np.unravel_index(part, self._table.grid[1:]) if len(self._chunks) > 1 else ()
+        return tuple(
+            slice(int(at) * step, min((int(at) + 1) * step, size))
+            for at, step, size in zip(corner, self._chunks[1:], self._layout.axes, strict=True)
+        )
+
+    def _name(self, chunk: int) -> str:
+        first = int(chunk) // self.n_parts * self.rows_per_slab
+        return f"chunk {int(chunk)} (rows {first} to {min(first + self.rows_per_slab, self.n_rows) - 1})"
+
+    def _memory(self, name: str, n_bytes: int) -> npt.NDArray[np.uint8]:
+        """Memory of this thread, written over by the next call for the same use."""
+        held: npt.NDArray[np.uint8] | None = getattr(self._scratch, name, None)
+        if held is None or len(held) < n_bytes:
+            held = np.empty(n_bytes, dtype=np.uint8)
+            setattr(self._scratch, name, held)
+        return held[:n_bytes]
+
+    def _check_places(self) -> None:
+        try:
+            n_bytes = os.path.getsize(self._layout.path)
+        except OSError:
+            return  # said with more words when it is opened
+        table = self._table
+        wrong = np.flatnonzero((table.sizes > n_bytes) | (table.offsets > n_bytes - table.sizes))
+        if len(wrong):
+            chunk = int(wrong[0])
+            raise H5CorruptError(
+                f"{self._name(chunk)} of {self._layout.key!r} lies at byte {table.offsets[chunk]:,} with "
+                f"{table.sizes[chunk]:,} bytes, and {self._layout.path!r} has {n_bytes:,}. It was truncated or "
+                "damaged; copy it again."
+            )
+
+
+def _parts_together(part_bytes: int, per_line: int) -> int:
+    """Chunks for one task: whole lines along the last axis, where that is not too much at a time."""
+    n = max(1, TASK_BYTES // max(1, part_bytes))
+    if n >= per_line:
+        return n // per_line * per_line
+    return per_line if per_line * part_bytes <= MOST_LINE_BYTES else n
+
+
+def _lines(parts: range, per_line: int) -> Iterator[range]:
+    """Parts that are neighbours along the last axis."""
+    start = parts.start
+    while start < parts.stop:
+        stop = min(parts.stop, start // per_line * per_line + per_line)
+        yield range(start, stop)
+        start = stop
+
+
+def _widest_word(layout: ArrayLayout) -> np.dtype[Any] | None:
+    """An integer as wide as a chunk's rows along the last axis allow: short runs are copied a word at a time."""
+    if layout.chunks is None or len(layout.chunks) < 2 or layout.members or not layout.stored.base.isnative:
+        return None
+    if layout.stored.shape or layout.stored.itemsize == 8:
+        return None
+    for n_bytes in (8, 4, 2):
+        if n_bytes > layout.stored.itemsize and not any(
+            size * layout.stored.itemsize % n_bytes for size in (layout.chunks[-1], layout.axes[-1])
+        ):
+            return np.dtype(f"u{n_bytes}")
+    return None

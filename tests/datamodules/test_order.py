@@ -1,0 +1,188 @@
+"""Which order training takes: from how dear single rows are, and from the memory that may mix them."""
+
+import logging
+
+import numpy as np
+import pytest
+from factories import Stored
+from lightning_models import Recorder, SaveOnException, quiet_trainer, together
+
+from lightning_h5 import H5ResumeError, LazyH5DataModule
+
+ROWS, WIDTH, PER_CHUNK = 400, 25, 8
+BLOCK = PER_CHUNK * WIDTH * 8
+VALUES = np.arange(ROWS * WIDTH, dtype="i8").reshape(ROWS, WIDTH)
+LAYOUTS = {
+    "contiguous": Stored(VALUES),
+    "no filter": Stored(VALUES, "chunked", (PER_CHUNK, WIDTH)),
+    "gzip, one row a chunk": Stored(VALUES, "chunked", (1, WIDTH), {"compression": "gzip"}),
+    "gzip": Stored(VALUES, "chunked", (PER_CHUNK, WIDTH), {"compression": "gzip"}),
+    "no filter, rows over several chunks": Stored(VALUES, "chunked", (PER_CHUNK, 10)),
+    "scale-offset": Stored(VALUES, "chunked", (PER_CHUNK, WIDTH), {"scaleoffset": 0}),
+}
+
+pytestmark = pytest.mark.usefixtures("nothing_held")
+
+
+@pytest.fixture
+def module(make_h5):
+    def make(layout="gzip", **options):
+        path = make_h5(x=LAYOUTS[layout])
+        common = {"x_key": "x", "batch_size": 16, "with_index": True, "shuffle_bytes": 10 * BLOCK}
+        return LazyH5DataModule(path, **(common | options))
+
+    return make
+
+
+def order_of(datamodule):
+    datamodule.setup("fit")
+    return datamodule.train_dataloader().sampler.present_order()
+
+
+def rows_of(datamodule, epoch=0):
+    """Rows of each batch."""
+    datamodule.setup("fit")
+    loader = datamodule.train_dataloader()
+    loader.sampler.set_epoch(epoch)
+    batches = []
+    for x, rows in loader:
+        assert np.array_equal(x.numpy(), VALUES[rows])
+        batches.append(rows.tolist())
+    datamodule.teardown()
+    return batches
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_true_takes_the_global_order_where_single_rows_cost_no_more(module, layout):
+    is_dear = layout in ("gzip", "no filter, rows over several chunks", "scale-offset")
+    assert order_of(module(layout)).mode == ("window" if is_dear else "global")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_true_takes_the_global_order_where_all_rows_fit(module, layout):
+    assert order_of(module(layout, shuffle_bytes=VALUES.nbytes)).mode == "global"
+
+
+def test_workers_that_each_have_a_cache_of_their_own_do_not_hold_all_rows(module):
+    assert order_of(module(shuffle_bytes=VALUES.nbytes, num_workers=2)).mode == "window"
+    assert order_of(module(shuffle_bytes=2 * VALUES.nbytes, num_workers=2)).mode == "global"
+
+
+@pytest.mark.parametrize("mode", ["global", "window"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_either_order_gives_every_row_once_for_any_layout(module, mode, layout, num_workers):
+    epochs = [rows_of(module(layout, shuffle=mode, num_workers=num_workers), epoch) for epoch in range(2)]
+    assert epochs[0] != epochs[1]
+    for batches in epochs:
+        assert sorted(row for batch in batches for row in batch) == list(range(ROWS))
+
+
+def test_it_says_once_which_order_it_took_and_why(module, caplog):
+    with caplog.at_level(logging.INFO):
+        datamodule = module()
+        for _ in range(2):
+            rows_of(datamodule)
+    said = [record.getMessage() for record in caplog.records if "training order" in record.getMessage()]
+    assert len(said) == 1
+    assert "window over 400 rows" in said[0]
+    assert "8 blocks mixed at a time" in said[0]
+    assert "a single row costs a block" in said[0]
+
+
+def test_a_small_window_is_named_with_its_cure(module, caplog):
+    with caplog.at_level(logging.INFO):
+        order_of(module())
+        order_of(module(shuffle_bytes=43 * BLOCK))
+    told = [record.getMessage() for record in caplog.records if "neighbours" in record.getMessage()]
+    assert len(told) == 1  # 33 blocks of the 43 are enough
+    assert "mixes 8 blocks" in told[0]
+    assert "Raise shuffle_bytes" in told[0]
+
+
+def test_shuffle_bytes_decides_how_many_blocks_are_mixed_and_cache_bytes_does_not(module):
+    assert order_of(module()).window == 8
+    assert order_of(module(shuffle_bytes=20 * BLOCK)).window == 15
+    assert order_of(module(shuffle_bytes=1)).window == 1
+    for cache_bytes in (0, BLOCK, 10**6):
+        assert rows_of(module(cache_bytes=cache_bytes)) == rows_of(module())
+
+
+def test_each_consumer_has_a_lane_and_shares_the_window(module):
+    order = order_of(module(num_workers=2, world_size=3, rank=1, shuffle_bytes=40 * BLOCK))
+    assert (order.lanes, order.window) == (6, 15)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_given_lanes_fix_the_order_for_any_number_of_ranks_and_workers(module, world_size, num_workers):
+    batches = {}
+    for rank in range(world_size):
+        mine = rows_of(module(lanes=4, num_workers=num_workers, world_size=world_size, rank=rank, drop_last=True))
+        batches |= {step * world_size + rank: rows for step, rows in enumerate(mine)}
+    alone = rows_of(module(lanes=4, drop_last=True))
+    assert [batches[place] for place in sorted(batches)] == alone[: len(batches)]
+
+
+def test_labels_sorted_in_the_file_are_mixed_in_each_batch(make_h5):
+    path = make_h5(x=LAYOUTS["gzip"], y=np.arange(ROWS) // (ROWS // 4))
+    datamodule = LazyH5DataModule(path, x_key="x", y_key="y", batch_size=16, shuffle_bytes=43 * BLOCK)
+    datamodule.setup("fit")
+    assert all(len(set(y.tolist())) > 1 for _, y in datamodule.train_dataloader())
+
+
+def fit(datamodule, folder=None, fail_at=None, ckpt_path=None, epochs=2):
+    model = Recorder(fail_at=fail_at)
+    callbacks = [SaveOnException(folder)] if folder else []
+    trainer = quiet_trainer(max_epochs=epochs, callbacks=callbacks)
+    if fail_at is None:
+        trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
+    else:
+        with pytest.raises(RuntimeError, match="stop here"):
+            trainer.fit(model, datamodule=datamodule, ckpt_path=ckpt_path)
+    return model.train_rows
+
+
+@pytest.mark.parametrize("stop", [(0, 1), (0, 24), (1, 7)])
+@pytest.mark.parametrize("workers", [(0, 0), (2, 2)])
+def test_a_window_goes_on_exactly_where_it_was_broken_off(tmp_path, make_h5, stop, workers):
+    path = make_h5(x=LAYOUTS["gzip"])
+
+    def make(num_workers):
+        return LazyH5DataModule(
+            path, x_key="x", batch_size=16, with_index=True, shuffle_bytes=10 * BLOCK, num_workers=num_workers
+        )
+
+    before = fit(make(workers[0]), tmp_path, fail_at=stop)
+    (saved,) = tmp_path.glob("*.ckpt")
+    after = fit(make(workers[1]), ckpt_path=saved)
+    assert together(before, after) == fit(make(workers[0]))
+
+
+CHANGES = {
+    "more workers": {"num_workers": 2},
+    "another window": {"shuffle_bytes": 30 * BLOCK},
+    "room for all rows": {"shuffle_bytes": "1 GiB"},
+    "another batch size": {"batch_size": 10},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_epoch_that_was_broken_off_keeps_its_own_order(tmp_path, make_h5, change):
+    path = make_h5(x=LAYOUTS["gzip"])
+    common = {"x_key": "x", "batch_size": 16, "with_index": True, "shuffle_bytes": 10 * BLOCK}
+    before = fit(LazyH5DataModule(path, **common), tmp_path, fail_at=(0, 9))
+    (saved,) = tmp_path.glob("*.ckpt")
+    after = fit(LazyH5DataModule(path, **(common | CHANGES[change])), ckpt_path=saved)
+    whole = fit(LazyH5DataModule(path, **common))
+    assert before[0] + after[0] == whole[0]
+    assert sorted(after[1]) == list(range(ROWS))
+
+
+def test_another_order_that_was_asked_for_by_name_is_refused(tmp_path, make_h5):
+    path = make_h5(x=LAYOUTS["gzip"])
+    common = {"x_key": "x", "batch_size": 16, "with_index": True, "shuffle_bytes": 10 * BLOCK}
+    fit(LazyH5DataModule(path, **common), tmp_path, fail_at=(0, 9))
+    (saved,) = tmp_path.glob("*.ckpt")
+    with pytest.raises(H5ResumeError, match="order: saved 'window', present 'global'"):
+        fit(LazyH5DataModule(path, shuffle="global", **common), ckpt_path=saved)

@@ -1,0 +1,381 @@
+"""Chunked, compressed arrays in a dataset: several fields that lie differently, one budget, any process and thread."""
+
+import copy
+import os
+import pickle
+import re
+import threading
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from factories import Stored, edit, in_threads, make_older, run_forked
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, default_collate
+
+from lightning_h5.datasets import H5LazyDataset
+from lightning_h5.errors import H5CorruptError, H5DataChangedError
+from lightning_h5.readers import ChunkSource, pooled
+from lightning_h5.types import BatchToken
+
+N = 67
+RNG = np.random.default_rng(3)
+DATA = {
+    "images": np.resize(RNG.integers(0, 256, (7, 3, 8, 8), dtype=np.uint8), (N, 3, 8, 8)),
+    "signals": RNG.normal(size=(N, 6)),
+    "masks": RNG.integers(0, 2, (N, 5)).astype(bool),
+    "raw": RNG.normal(size=(N, 2)).astype("f4"),
+    "labels": np.arange(N),
+}
+LAYOUTS = {
+    # As h5py guesses chunks: a row takes part in many, and they hold many rows.
+    "images": [((20, 1, 4, 4), ("gzip",)), ((3, 3, 8, 8), ("shuffle", "gzip")), ((5, 3, 3, 8), ("lzf", "fletcher32"))],
+    "signals": [((8, 6), ("shuffle", "lzf")), ((1, 6), ("gzip",)), ((6, 4), ("fletcher32",))],
+    "masks": [((30, 5), ("gzip",)), ((7, 2), ()), ((2, 5), ("shuffle",))],
+}
+FIELDS = {name: name for name in ("images", "signals", "masks", "raw")}
+
+
+def write(make_h5, n_files=3):
+    paths = []
+    for file, part in enumerate(np.array_split(np.arange(N), n_files)):
+        arrays = {}
+        for name, values in DATA.items():
+            if name in LAYOUTS:
+                chunks, filters = LAYOUTS[name][file % 3]
+                arrays[name] = Stored(values[part], "chunked", chunks, filters=filters)
+            else:
+                arrays[name] = values[part]
+        paths.append(make_h5(arrays))
+    return paths
+
+
+@pytest.fixture
+def paths(make_h5, nothing_held):
+    return write(make_h5)
+
+
+@pytest.fixture
+def pools(monkeypatch):
+    """The pools of decoded rows that were made, as they were made."""
+    made, real = [], pooled.SlabPool
+    monkeypatch.setattr(pooled, "SlabPool", lambda *args: made.append(real(*args)) or made[-1])
+    return made
+
+
+def check_batch(batch, rows):
+    x, y = batch
+    assert y.tolist() == list(rows)
+    for name in x:
+        assert np.array_equal(x[name], DATA[name][list(rows)]), name
+
+
+BUDGETS = {"none": 0, "one byte": 1, "some": 20_000, "all": "64MB"}
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_one_row_several_rows_and_a_batch_give_the_same_values(paths, budget):
+    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=BUDGETS[budget])
+
+    @given(st.lists(st.integers(-N, N - 1), min_size=1, max_size=20))
+    @settings(max_examples=15)
+    def check(indices):
+        rows = np.arange(N)[indices]
+        batch = dataset.read_batch(indices)
+        check_batch(batch, rows)
+        check_batch(default_collate(dataset.__getitems__(indices)), rows)
+        check_batch(default_collate([dataset[i] for i in indices]), rows)
+        check_batch(dataset[BatchToken(epoch=0, step=0, rows=rows)], rows)
+
+    check()
+    x, y = dataset.read_batch([])
+    assert (x["images"].shape, x["signals"].shape, y.shape) == ((0, 3, 8, 8), (0, 6), (0,))
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_plain_loader_without_workers_gives_each_row_once_an_epoch(paths, budget):
+    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=BUDGETS[budget])
+    loader = DataLoader(dataset, batch_size=9, shuffle=True)
+    for _ in range(2):
+        seen = []
+        for batch in loader:
+            check_batch(batch, batch[1].tolist())
+            seen += batch[1].tolist()
+        assert sorted(seen) == list(range(N))
+
+
+@pytest.mark.parametrize(
+    ("start_method", "used"), [("fork", False), ("fork", True), ("forkserver", False), ("spawn", False)]
+)
+def test_a_plain_loader_with_workers_gives_each_row_once_an_epoch(paths, start_method, used):
+    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000)
+    if used:
+        check_batch(dataset.read_batch(range(N)), range(N))
+    loader = DataLoader(
+        dataset,
+        batch_size=9,
+        shuffle=True,
+        num_workers=2,
+        multiprocessing_context=start_method,
+        persistent_workers=True,
+    )
+    for _ in range(2):
+        seen = []
+        for batch in loader:
+            check_batch(batch, batch[1].tolist())
+            seen += batch[1].tolist()
+        assert sorted(seen) == list(range(N))
+    check_batch(dataset.read_batch(range(N)), range(N))
+
+
+def test_a_forked_child_and_its_parent_read_on_side_by_side(paths):
+    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000)
+    check_batch(dataset.read_batch(range(N)), range(N))
+    dataset.prefetch(np.arange(N))  # what the parent was about to do is not the child's
+
+    def child():
+        for _ in range(3):
+            in_threads(*[lambda: check_batch(dataset.read_batch(range(N)), range(N))] * 3, seconds=20)
+
+    assert run_forked(child) == 0
+    check_batch(dataset.read_batch(range(N)), range(N))
+
+
+def test_a_process_that_forks_while_its_threads_decode_does_not_hang_the_child(paths):
+    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000)
+    stop = threading.Event()
+    team = dataset.work.start_team(2)
+
+    def read():
+        random = np.random.default_rng(0)
+        while not stop.is_set():
+            rows = random.integers(0, N, 20)
+            dataset.prefetch(rows)
+            check_batch(dataset.read_batch(rows), rows)
+
+    def child():
+        in_threads(lambda: check_batch(dataset.read_batch(range(N)), range(N)), seconds=20)
+
+    def fork():
+        for _ in range(4):
+            assert run_forked(child) == 0
+        stop.set()
+
+    try:
+        in_threads(read, fork, seconds=60)
+    finally:
+        stop.set()
+        dataset.work.end_team(2)
+    for thread in team:
+        thread.join(10)
+
+
+@pytest.mark.parametrize("how", ["pickle", "copy", "deepcopy"])
+@pytest.mark.parametrize("used", [False, True])
+def test_a_copy_reads_for_itself(paths, how, used):
+    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000, indices=np.arange(5, 60))
+    rows = np.arange(5, 60)[::-1]
+    if used:
+        check_batch(dataset.read_batch(range(54, -1, -1)), rows)
+    make = {"pickle": lambda d: pickle.loads(pickle.dumps(d)), "copy": copy.copy, "deepcopy": copy.deepcopy}[how]
+    mine = make(dataset)
+    assert mine.work is not dataset.work
+    in_threads(*[lambda d=d: check_batch(d.read_batch(range(54, -1, -1)), rows) for d in (dataset, mine)])
+    mine.close()
+    check_batch(dataset.read_batch(range(54, -1, -1)), rows)
+    check_batch(mine.read_batch(range(54, -1, -1)), rows)
+
+
+def test_a_dataset_that_was_handed_to_workers_counts_on_where_it_did(paths):
+    """Torch moves what it hands to another process to shared memory, and frees the place where it was."""
+    dataset = H5LazyDataset(paths, FIELDS, "labels")
+    dataset.read_batch(range(N))
+    before = dataset.counters.total()["slabs_used"]
+    assert before > 0
+
+    def child():  # memory that is written to after it was freed may end the process
+        dataset.read_batch(range(N))
+        ForkingPickler.dumps(dataset)
+        dataset.read_batch(range(N))
+        assert dataset.counters.total()["slabs_used"] == 3 * before
+
+    assert run_forked(child) == 0
+
+
+def test_many_threads_read_from_one_dataset(paths):
+    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000)
+
+    def read(seed):
+        random = np.random.default_rng(seed)
+        for _ in range(10):
+            rows = random.integers(0, N, random.integers(1, 30))
+            if seed % 2:
+                dataset.prefetch(rows)
+            check_batch(dataset.read_batch(rows), rows)
+
+    in_threads(*(partial(read, seed) for seed in range(8)))
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 6000, 20_000, 100_000, 10**7])
+@pytest.mark.parametrize("fields", [["images"], ["images", "signals"], ["images", "signals", "masks", "raw"]], ids=len)
+def test_decoded_rows_take_no_more_memory_than_the_budget_whatever_the_number_of_fields(
+    paths, pools, cache_bytes, fields
+):
+    dataset = H5LazyDataset(paths, {name: name for name in fields}, "labels", cache_bytes=cache_bytes)
+    for _ in range(2):
+        check_batch(dataset.read_batch(range(N)), range(N))
+    assert sum(pool.rows.nbytes for pool in pools) <= cache_bytes
+    if cache_bytes == 10**7:  # room for all: a pool for each compressed field, no larger than its slabs
+        assert len(pools) == len([name for name in fields if name in LAYOUTS])
+
+
+@pytest.mark.parametrize("n_workers", [1, 4])
+def test_workers_share_the_budget(paths, pools, monkeypatch, n_workers):
+    monkeypatch.setattr(
+        "lightning_h5.datasets.base.get_worker_info", lambda: SimpleNamespace(id=0, num_workers=n_workers)
+    )
+    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=60_000)
+    check_batch(dataset.read_batch(range(N)), range(N))
+    assert 0 < sum(pool.rows.nbytes for pool in pools) <= 60_000 // n_workers
+
+
+def test_a_smaller_budget_takes_the_place_of_a_larger_one(paths, pools):
+    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=10**7)
+    check_batch(dataset.read_batch(range(N)), range(N))
+    n_pools = len(pools)
+    dataset.read_with(20_000, keeps=False)
+    check_batch(dataset.read_batch(range(N)), range(N))
+    assert sum(pool.rows.nbytes for pool in pools[n_pools:]) <= 20_000
+    dataset.read_with(20_000, keeps=False)  # nothing new, nothing is lost
+    before = dataset.counters.total()["chunks_decoded"]
+    n_pools = len(pools)
+    dataset.read_batch([N - 1])
+    assert len(pools) == n_pools
+    assert dataset.counters.total()["chunks_decoded"] <= before + 9
+
+
+def test_rows_that_were_decoded_stay_decoded_within_the_budget(paths):
+    dataset = H5LazyDataset(paths, FIELDS, "labels")
+    dataset.read_batch(range(N))
+    decoded = dataset.counters.total()["chunks_decoded"]
+    assert decoded > 0
+    for _ in range(3):
+        dataset.read_batch(RNG.permutation(N))
+        dataset[5]
+    assert dataset.counters.total()["chunks_decoded"] == decoded
+    dataset.close()
+    dataset.read_batch(range(N))
+    assert dataset.counters.total()["chunks_decoded"] == 2 * decoded
+
+
+@pytest.mark.parametrize("n_slabs", [0, 1, 2, 5, 100])
+@pytest.mark.parametrize("keys", [["x"], ["x", "z"]], ids=["one field", "two fields"])
+def test_threads_that_begin_batches_in_their_order_and_read_them_at_their_leisure_do_not_hang(
+    make_h5, nothing_held, keys, n_slabs
+):
+    """As reading ahead does it: one thread at a time begins a batch, and each reads what it began."""
+    values = np.resize(np.arange(11), (40, 25))
+    arrays = {"x": ((4, 25), ("gzip",)), "z": ((5, 10), ("lzf",))}
+    path = make_h5({k: Stored(values, "chunked", c, filters=f) for k, (c, f) in arrays.items()} | {"y": np.arange(40)})
+    dataset = H5LazyDataset(path, keys, "y", cache_bytes=n_slabs * 5 * values[:1].nbytes * len(keys))
+    orders = [np.random.default_rng(epoch).permutation(40) for epoch in range(4)]
+    batches = iter([(epoch, order[at : at + 6]) for epoch, order in enumerate(orders) for at in range(0, 40, 6)])
+    turn, team = threading.Lock(), dataset.work.start_team(1)
+
+    def read():
+        while True:
+            with turn:
+                epoch, rows = next(batches, (None, None))
+                if epoch is None:
+                    return
+                begun = dataset.begin(rows, epoch)
+            x, y = dataset.finish(begun())
+            assert all(np.array_equal(column, values[rows]) for column in x)
+            assert y.tolist() == rows.tolist()
+
+    in_threads(*[read] * 4, seconds=20)
+    dataset.work.end_team(1)
+    team[0].join(10)
+    assert not team[0].is_alive()
+
+
+DTYPES = ["float16", "bfloat16", "float32", "float64", "int64", "uint8", "bool", None]
+
+
+@pytest.mark.parametrize("x_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("stored", ["f8", ">f4", "u1", "i8", "?"])
+def test_a_dtype_gives_the_same_numbers_however_the_array_lies_in_its_file(make_h5, nothing_held, stored, x_dtype):
+    """Bit by bit: also where numbers are rounded, and where they are too large, of which nobody is warned."""
+    values = RNG.normal(size=(60, 50)) * 100
+    if np.dtype(stored).kind == "f":
+        values[0] = 10.0 ** np.arange(-25, 25)
+        values[1] = 1 + 2.0**-11 + 2.0 ** -np.arange(20, 70)  # rounded twice, these are others
+    values = np.abs(values).astype(stored)
+    path = make_h5(contiguous=values, chunked=Stored(values, "chunked", (7, 11), {"compression": "gzip"}))
+    plain, here = (H5LazyDataset(path, key, x_dtype=x_dtype) for key in ("contiguous", "chunked"))
+    a, b = plain.read_batch(range(60)), here.read_batch(range(60))
+    assert a.dtype == b.dtype
+    assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    expected = torch.from_numpy(values.astype(values.dtype.newbyteorder("=")))
+    expected = expected if x_dtype is None else expected.to(getattr(torch, x_dtype))
+    assert torch.equal(b.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_a_damaged_chunk_is_named_and_other_batches_are_read(make_h5, nothing_held):
+    values = np.resize(np.arange(11, dtype="f4"), (40, 50))
+    path = make_h5(x=Stored(values, "chunked", (5, 50), {"compression": "gzip"}))
+    with h5py.File(path) as file:
+        chunk = file["x"].id.get_chunk_info(3)
+    edit(path, chunk.byte_offset, bytes(chunk.size))
+    dataset = H5LazyDataset(path, "x")
+    name = re.escape(f"chunk 3 (rows 15 to 19) of 'x' in {path!r}")
+    with pytest.raises(H5CorruptError, match=name):
+        list(DataLoader(dataset, batch_size=10))
+    good = [range(10), range(20, 30)]
+    for batch, rows in zip(DataLoader(dataset, batch_sampler=good), good, strict=True):
+        assert np.array_equal(batch, values[rows])
+
+
+@pytest.mark.parametrize("started", [False, True], ids=["before the first read", "after the first read"])
+@pytest.mark.parametrize("n_slabs", [0, 1, 100])
+def test_a_file_that_was_replaced_by_a_smaller_one_is_a_change_not_damage(make_h5, nothing_held, n_slabs, started):
+    stored = Stored(RNG.normal(size=(40, 25)), "chunked", (4, 25), {"compression": "gzip"})
+    path = make_h5(x=stored)
+    make_older(path)
+    dataset = H5LazyDataset(path, "x", cache_bytes=n_slabs * 4 * 25 * 8)
+    if started:
+        dataset.read_batch([0])
+    os.replace(make_h5(x=Stored(np.zeros((40, 25)), "chunked", (4, 25), {"compression": "gzip"})), path)
+    for _ in range(2):
+        with pytest.raises(H5DataChangedError, match=re.escape(path)):
+            dataset.read_batch(range(40))
+        dataset.close()
+
+
+@pytest.mark.parametrize("keys", [["images"], ["images", "other"]], ids=["one field", "two fields"])
+def test_a_batch_of_one_slab_is_decoded_by_all_cores(make_h5, nothing_held, monkeypatch, keys):
+    """A row may take part in hundreds of chunks, as where h5py guessed them, or there may be several fields."""
+    monkeypatch.setattr("lightning_h5.readers.work.usable_cores", lambda: 2)
+    values = np.zeros((8, 1024, 1024), "u1")  # chunks of a megabyte
+    chunks = (8, 1024, 128) if len(keys) == 1 else (8, 1024, 1024)
+    path = make_h5({key: Stored(values, "chunked", chunks, {"compression": "gzip"}) for key in keys})
+    dataset = H5LazyDataset(path, keys if len(keys) > 1 else keys[0])
+    meet, who, real = threading.Barrier(2), set(), ChunkSource.load
+
+    def load(*args):
+        who.add(threading.get_ident())
+        if not meet.broken:
+            try:
+                meet.wait(5)  # two threads are at it at a time
+            except threading.BrokenBarrierError:
+                pytest.fail("one thread decodes alone")
+        return real(*args)
+
+    monkeypatch.setattr(ChunkSource, "load", load)
+    dataset.read_batch([0])
+    assert len(who) == 2

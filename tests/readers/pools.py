@@ -1,0 +1,56 @@
+"""Readers that decode into a pool, of any size, for the tests of this folder."""
+
+import math
+
+from lightning_h5.files import OpenOptions, find_array, kind_of, layout_of, open_h5
+from lightning_h5.readers import Work, open_pooled, sources
+from lightning_h5.stats import Counters
+
+OPTIONS = OpenOptions()
+RUN = 3  # rows of a slab where there are no chunks
+EVERYTHING = 1 << 20  # slabs
+
+
+def look(path, key="x"):
+    with open_h5(path) as file:
+        return layout_of(find_array(file, key), path, key)
+
+
+def can_be_pooled(layout):
+    return kind_of(layout.dtype) == "number" and layout.row_bytes > 0
+
+
+def rows_per_slab(layouts):
+    return max(a.chunks[0] if a.chunks and not a.is_placed else RUN for a in layouts)
+
+
+def slab_bytes(layouts):
+    """Memory that a slab takes: as much as the largest of all files."""
+    return rows_per_slab(layouts) * math.prod(layouts[0].row_shape) * layouts[0].dtype.itemsize
+
+
+def open_pool(*layouts, n_slabs=EVERYTHING, work=None, counters=None, rows=None, keeps=None):
+    """A reader for one field of some files, with room for ``n_slabs`` slabs."""
+    return open_pooled(
+        layouts,
+        OPTIONS,
+        rows_per_run=[RUN] * len(layouts),
+        n_bytes=n_slabs * slab_bytes(layouts),
+        work=work or Work(),
+        counters=counters or Counters(),
+        rows=rows,
+        keeps=keeps,
+    )
+
+
+TASK_BYTES = sources.TASK_BYTES
+
+
+def load_at_a_time(monkeypatch, n_bytes):
+    """Has so much decoded in one go: a chunk a task, some of them, or all of a small file (512 KiB by default)."""
+    monkeypatch.setattr(sources, "TASK_BYTES", n_bytes)
+    monkeypatch.setattr(sources, "MOST_LINE_BYTES", 4 * n_bytes)
+
+
+def n_decoded(counters):
+    return int(counters.total()["chunks_decoded"])

@@ -1,0 +1,167 @@
+"""How often chunks are decoded: once an epoch where the pool holds what is mixed at a time, and no more than needed."""
+
+import numpy as np
+import pytest
+from factories import H5Factory, Stored, random_values
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pools import EVERYTHING, look, n_decoded, open_pool
+
+from lightning_h5.readers import Work
+from lightning_h5.stats import Counters
+
+ROWS, STEP = 203, 5  # the last slab has three rows
+SLABS = -(-ROWS // STEP)
+VALUES = random_values("i4", (ROWS, 6))
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory):
+    """One array in chunks of whole rows, and one whose rows take part in two chunks each."""
+    make = H5Factory(tmp_path_factory.mktemp("counts"))
+    path = make(
+        whole=Stored(VALUES, "chunked", (STEP, 6), {"compression": "gzip"}),
+        split=Stored(VALUES, "chunked", (STEP, 4), {"compression": "lzf", "shuffle": True}),
+    )
+    return {key: look(path, key) for key in ("whole", "split")}
+
+
+@pytest.fixture(params=["whole", "split"])
+def layout(request, layouts):
+    return layouts[request.param]
+
+
+def batches_of(order, size):
+    return [order[at : at + size] for at in range(0, len(order), size)]
+
+
+def most_alive(batches, slab_of=lambda rows: rows // STEP):
+    """The most slabs of which, at a batch, a row was read before or in it and one in or after it."""
+    slabs = [np.unique(slab_of(rows)) for rows in batches]
+    first, last = {}, {}
+    for at, those in enumerate(slabs):
+        for slab in those.tolist():
+            first.setdefault(slab, at)
+            last[slab] = at
+    return max(sum(first[slab] <= at <= last[slab] for slab in first) for at in range(len(batches)))
+
+
+def windowed(window, seed):
+    """Rows by a random key from the window around their slab (see the design, 4.3)."""
+    random = np.random.default_rng(seed)
+    place = random.permutation(SLABS)[np.arange(ROWS) // STEP]
+    low, high = np.maximum(0, place - window // 2), np.minimum(SLABS, place + window // 2)
+    return np.argsort(low + random.random(ROWS) * (high - low), kind="stable")
+
+
+def run(reader, batches, epoch, ahead=0):
+    for at, rows in enumerate(batches):
+        for later in batches[at + 1 : at + 1 + ahead]:
+            reader.prefetch(later)
+        assert np.array_equal(reader.read(rows, epoch=epoch), VALUES[rows])
+
+
+@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize(("n_slabs", "size"), [(1, 1), (2, 5), (2, 3), (3, 10), (EVERYTHING, 64)])
+def test_in_storage_order_a_chunk_is_decoded_once(layout, n_slabs, size, planned):
+    counters = Counters()
+    reader = open_pool(layout, n_slabs=n_slabs, counters=counters)
+    run(reader, batches_of(np.arange(ROWS), size), 0 if planned else None)
+    assert n_decoded(counters) == SLABS * layout.table.per_row
+    assert counters.total()["bytes_decoded"] == n_decoded(counters) * layout.chunk_bytes
+    assert counters.total()["slabs_loaded"] == SLABS
+
+
+@pytest.mark.parametrize("keeps", [None, False])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("window", [2, 4, 8, 20])
+def test_in_a_windowed_order_a_chunk_is_decoded_once_by_a_pool_little_larger_than_the_window(
+    layout, window, seed, keeps
+):
+    counters = Counters()
+    reader = open_pool(layout, n_slabs=window + 2, counters=counters, keeps=keeps)
+    for epoch in range(3):
+        before = n_decoded(counters)
+        run(reader, batches_of(windowed(window, 10 * seed + epoch), 4), epoch)
+        n = n_decoded(counters) - before
+        # Of the next epoch's first slabs some are still there.
+        assert n == SLABS * layout.table.per_row if epoch == 0 else n <= SLABS * layout.table.per_row
+
+
+@given(
+    order=st.one_of(st.permutations(range(ROWS)), st.integers(0, 999).map(lambda seed: windowed(9, seed).tolist())),
+    size=st.integers(1, 30),
+    cut=st.integers(1, ROWS),
+)
+@settings(max_examples=40)
+def test_in_any_order_a_chunk_is_decoded_once_where_all_slabs_that_are_mixed_at_a_time_have_a_place(
+    layouts, order, size, cut
+):
+    """Also where a dataset has some of the rows: a slab is done when those are out."""
+    order = np.array(order)[:cut]
+    batches = batches_of(order, size)
+    counters, layout = Counters(), layouts["whole"]
+    reader = open_pool(layout, n_slabs=most_alive(batches), counters=counters, rows=np.sort(order), keeps=False)
+    run(reader, batches, 0)
+    assert n_decoded(counters) == len(np.unique(order // STEP))
+
+
+@given(seed=st.integers(0, 999), size=st.integers(1, 9), ahead=st.integers(1, 3), has_team=st.booleans())
+@settings(max_examples=30)
+def test_looking_ahead_decodes_nothing_twice_and_leaves_nothing_to_decode(layouts, seed, size, ahead, has_team):
+    batches = batches_of(windowed(8, seed), size)
+    # What is looked at ahead has to have a place, too.
+    together = [np.concatenate(batches[at : at + 1 + ahead]) for at in range(len(batches))]
+    counters, work = Counters(), Work()
+    reader = open_pool(layouts["split"], n_slabs=most_alive(together), counters=counters, work=work)
+    team = work.start_team(2 * has_team)
+    run(reader, batches, 0, ahead)
+    assert n_decoded(counters) == SLABS * 2
+    work.end_team(len(team))
+    for thread in team:
+        thread.join(10)
+
+
+@pytest.mark.parametrize("keeps", [None, True])
+def test_where_everything_has_a_place_nothing_is_decoded_after_the_first_epoch(layout, keeps):
+    counters = Counters()
+    reader = open_pool(layout, counters=counters, keeps=keeps)
+    for epoch in range(4):
+        order = np.random.default_rng(epoch).permutation(ROWS)
+        run(reader, batches_of(order, 16), epoch, ahead=epoch % 2)
+        assert n_decoded(counters) == SLABS * layout.table.per_row
+    reader.close()
+    run(reader, batches_of(np.arange(ROWS), 16), 4)
+    assert n_decoded(counters) == 2 * SLABS * layout.table.per_row
+
+
+def test_what_is_kept_is_what_fits_of_the_dataset_not_of_the_file(layouts):
+    """A subset of rows that all have a place is kept, however many others the file has."""
+    counters, rows = Counters(), np.arange(50, 80)
+    reader = open_pool(layouts["whole"], n_slabs=6, counters=counters, rows=rows)
+    for epoch in range(3):
+        run(reader, batches_of(np.random.default_rng(epoch).permutation(rows), 4), epoch)
+    assert n_decoded(counters) == 6
+
+
+def test_unplanned_reads_keep_what_was_used_last(layouts):
+    counters = Counters()
+    reader = open_pool(layouts["whole"], n_slabs=3, counters=counters)
+    for slab in (0, 1, 2, 0, 2, 0, 2, 0):
+        reader.read(np.array([slab * STEP]))
+    assert n_decoded(counters) == 3
+    reader.read(np.array([10 * STEP]))  # takes the place of 1
+    for slab in (0, 2, 10):
+        reader.read(np.array([slab * STEP]))
+    assert n_decoded(counters) == 4
+    reader.read(np.array([1 * STEP]))
+    assert n_decoded(counters) == 5
+
+
+def test_what_is_too_large_to_be_kept_is_decoded_a_chunk_at_a_time(layout):
+    counters = Counters()
+    reader = open_pool(layout, n_slabs=0, counters=counters)
+    rows = np.array([3, 0, 3, ROWS - 1, 4])
+    assert np.array_equal(reader.read(rows), VALUES[rows])
+    assert n_decoded(counters) == 2 * layout.table.per_row
+    assert not reader.prefetch(rows) or n_decoded(counters) == 2 * layout.table.per_row

@@ -1,0 +1,312 @@
+"""The pool of slabs: no slab is lost, moved under a reader, or in two places; no reader waits for ever."""
+
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+from factories import in_threads
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+from lightning_h5.readers.slabs import SlabPool
+
+SLOT_ROWS, ROW_SHAPE = 2, (3,)
+
+
+def make_pool(n_slabs, n_slots):
+    return SlabPool(n_slabs, n_slots, SLOT_ROWS, ROW_SHAPE, np.dtype("i8"))
+
+
+def lease(pool, slabs, n_tasks=1):
+    slabs = np.array(slabs, dtype=np.int64)
+    return pool.lease(slabs, np.full(len(slabs), n_tasks))
+
+
+def reserve(pool, slabs, n_tasks=1):
+    slabs = np.array(slabs, dtype=np.int64)
+    return pool.reserve(slabs, np.full(len(slabs), n_tasks))
+
+
+def give_back(pool, held, is_done=False):
+    pool.give_back(held, np.full(len(held.slots), is_done))
+
+
+def load(pool, slabs, held):
+    """Loads the new slabs of a lease."""
+    for slab, slot, is_new in zip(slabs, held.slots.tolist(), held.is_new, strict=True):
+        if is_new:
+            pool.slot(slot)[...] = slab
+            pool.finish_task(np.array([slot]))
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Leases, reservations and tasks in any order; what is in a slot says whose it is."""
+
+    leases = Bundle("leases")
+
+    @initialize(n_slots=st.integers(1, 6), n_slabs=st.integers(6, 15))
+    def make(self, n_slots, n_slabs):
+        self.pool, self.n_slabs = make_pool(n_slabs, n_slots), n_slabs
+        self.memory = self.pool.rows.__array_interface__["data"][0]
+        self.held = []  # leases, with their slabs
+        self.todo = []  # tasks: slab, slot
+        self.failed = {}  # slot: what went wrong there
+        assert len(self.pool) == n_slots
+
+    def slabs(self, seed, most):
+        random = np.random.default_rng(seed)
+        return random.permutation(self.n_slabs)[: random.integers(1, most + 1)]
+
+    def began(self, slabs, got, n_tasks):
+        for slab, slot, is_new in zip(slabs.tolist(), got.slots.tolist(), got.is_new.tolist(), strict=True):
+            assert -1 <= slot < len(self.pool)
+            if is_new:
+                assert slot >= 0
+                self.failed.pop(slot, None)
+                self.todo += [(slab, slot)] * n_tasks
+        placed = got.slots[got.slots >= 0]
+        assert len(set(placed.tolist())) == len(placed)
+
+    @rule(target=leases, seed=st.integers(0, 10**6), n_tasks=st.integers(1, 3))
+    def lease(self, seed, n_tasks):
+        slabs = self.slabs(seed, 8)
+        got = self.pool.lease(slabs, np.full(len(slabs), n_tasks))
+        self.began(slabs, got, n_tasks)
+        if (got.slots < 0).all():  # holds nothing, and is not given back
+            assert not got.is_new.any()
+            return None
+        self.held.append((slabs, got))
+        return self.held[-1]
+
+    @rule(seed=st.integers(0, 10**6), n_tasks=st.integers(1, 3))
+    def reserve(self, seed, n_tasks):
+        slabs = self.slabs(seed, 8)
+        self.began(slabs, self.pool.reserve(slabs, np.full(len(slabs), n_tasks)), n_tasks)
+
+    @precondition(lambda self: self.todo)
+    @rule(at=st.integers(0, 10**6), fails=st.sampled_from([False, False, False, True]))
+    def do_task(self, at, fails):
+        slab, slot = self.todo.pop(at % len(self.todo))
+        error = ValueError(f"slab {slab}") if fails else None
+        if fails:
+            self.failed[slot] = error
+        self.pool.slot(slot)[...] = slab
+        self.pool.finish_task(np.array([slot]), error)
+
+    @rule(given=consumes(leases), done=st.integers(0, 255))
+    def give_back(self, given, done):
+        if given is None:
+            return
+        slabs, got = given
+        loading = {slot for _, slot in self.todo}
+        if loading & set(got.slots.tolist()):  # a reader waits for its slabs before it gives them back
+            assert not self.pool.is_loaded(got)
+            self.todo, mine = (
+                [t for t in self.todo if t[1] not in got.slots],
+                [t for t in self.todo if t[1] in got.slots],
+            )
+            for slab, slot in mine:
+                self.pool.slot(slot)[...] = slab
+                self.pool.finish_task(np.array([slot]))
+        assert self.pool.is_loaded(got)
+        self.pool.wait(got)
+        wrong = [slot for slot in got.slots.tolist() if slot in self.failed]
+        assert self.pool.error(got) is (self.failed[wrong[0]] if wrong else None)
+        is_done = np.array([bool(done >> at & 1) for at in range(len(slabs))]) & (not wrong)
+        self.held = [other for other in self.held if other is not given]
+        self.pool.give_back(got, is_done)
+
+    @invariant()
+    def what_is_leased_stays_where_it_is(self):
+        if not hasattr(self, "pool"):
+            return
+        loading, places = {slot for _, slot in self.todo}, {}
+        for slabs, got in self.held:
+            for slab, slot in zip(slabs.tolist(), got.slots.tolist(), strict=True):
+                if slot >= 0 and slot not in loading and slot not in self.failed:
+                    assert (self.pool.slot(slot) == slab).all()
+                if slot >= 0:
+                    assert places.setdefault(slot, slab) == slab  # never two slabs in a slot
+        assert self.pool.rows.__array_interface__["data"][0] == self.memory
+        assert len(self.pool.rows) == len(self.pool) * SLOT_ROWS
+
+    @precondition(lambda self: not self.held and not self.todo)
+    @rule(seed=st.integers(0, 10**6))
+    def somebody_alone_gets_all_that_there_is(self, seed):
+        """No slot is ever lost: who waits for room finds some, and in the end has what was asked or the whole pool."""
+        slabs = self.slabs(seed, self.n_slabs)
+        left = slabs
+        for _ in range(3 * len(slabs)):
+            self.pool.wait_for_room()  # must come back at once
+            got = self.pool.lease(left, np.ones(len(left), dtype=np.int64))
+            self.began(left, got, 1)
+            while self.todo:
+                self.do_task(0, False)
+            there = got.slots >= 0
+            for slab, slot in zip(left[there].tolist(), got.slots[there].tolist(), strict=True):
+                assert slot in self.failed or (self.pool.slot(slot) == slab).all()
+            if there.any():
+                self.pool.error(got)
+                self.pool.give_back(got, np.zeros(len(left), dtype=bool))
+            left = left[~there]
+            if not len(left):
+                return
+        raise AssertionError("it never got all")
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=80, stateful_step_count=40)
+
+
+def test_a_slab_that_is_done_stays_readable_until_its_place_is_needed():
+    pool = make_pool(9, 2)
+    held = lease(pool, [3, 4])
+    load(pool, [3, 4], held)
+    give_back(pool, held, is_done=True)
+    again = lease(pool, [4])
+    assert not again.is_new.any()
+    assert (pool.slot(int(again.slots[0])) == 4).all()
+    give_back(pool, again)
+    both = lease(pool, [7, 8])  # 4 was needed again: the place of 3 is free
+    assert (both.slots >= 0).sum() == 1
+    assert int(both.slots[0]) != int(again.slots[0])
+
+
+def test_a_slab_that_is_done_gives_its_place_back_also_where_another_reader_still_holds_it():
+    """Its last row may be out with one reader while another is still copying."""
+    pool = make_pool(9, 1)
+    first = lease(pool, [3])
+    load(pool, [3], first)
+    second = lease(pool, [3])
+    give_back(pool, second, is_done=True)
+    assert (reserve(pool, [5]).slots < 0).all()  # the first still copies from it
+    give_back(pool, first)
+    assert (reserve(pool, [5]).slots >= 0).all()
+
+
+def test_reserving_throws_nothing_out_and_holds_nothing():
+    pool = make_pool(9, 2)
+    held = lease(pool, [0, 1])
+    load(pool, [0, 1], held)
+    give_back(pool, held)
+    ahead = reserve(pool, [2, 0])
+    assert (ahead.slots[0], ahead.slots[1] >= 0, ahead.is_new.any()) == (-1, True, False)
+    held = lease(pool, [2])
+    assert held.slots[0] >= 0
+
+
+def test_what_is_reserved_is_not_thrown_out_before_it_is_loaded():
+    pool = make_pool(9, 1)
+    ahead = reserve(pool, [5])
+    assert (lease(pool, [6]).slots < 0).all()
+    pool.finish_task(ahead.slots)
+    held = lease(pool, [6])
+    assert held.is_new.tolist() == [True]
+
+
+def test_the_slab_that_was_not_used_for_longest_goes_first():
+    pool = make_pool(9, 3)
+    for slab in (0, 1, 2, 0, 1):
+        held = lease(pool, [slab])
+        load(pool, [slab], held)
+        give_back(pool, held)
+    for slab, is_new in ((7, True), (0, False), (1, False), (2, True)):
+        held = lease(pool, [slab])
+        assert bool(held.is_new[0]) is is_new, slab
+        load(pool, [slab], held)
+        give_back(pool, held)
+
+
+def test_an_error_is_told_to_all_who_hold_the_slab_and_then_tried_again():
+    pool = make_pool(9, 3)
+    first, second = lease(pool, [3, 4]), lease(pool, [3])
+    broken = ValueError("broken")
+    pool.finish_task(first.slots[:1], broken)
+    pool.finish_task(first.slots[1:])
+    for held in (first, second):
+        assert pool.is_loaded(held)
+        assert pool.error(held) is broken
+    give_back(pool, first)
+    give_back(pool, second)
+    again = lease(pool, [3, 4])
+    assert again.is_new.tolist() == [True, False]
+    load(pool, [3, 4], again)
+    assert pool.error(again) is None
+
+
+def test_an_error_of_a_slab_that_was_thrown_out_is_forgotten():
+    pool = make_pool(9, 1)
+    pool.finish_task(reserve(pool, [3]).slots, ValueError("broken"))
+    held = lease(pool, [4])
+    load(pool, [4], held)
+    assert pool.error(held) is None
+
+
+def test_a_slab_of_several_tasks_is_there_when_the_last_one_is_done():
+    pool = make_pool(9, 2)
+    held = lease(pool, [3, 4], n_tasks=3)
+    ready = []
+    waiter = threading.Thread(target=lambda: (pool.wait(held), ready.append(time.monotonic())), daemon=True)
+    waiter.start()
+    for task in range(3):
+        assert not pool.is_loaded(held)
+        assert not ready
+        pool.finish_task(held.slots)
+        assert pool.is_loaded(held) == (task == 2)
+    waiter.join(10)
+    assert ready
+
+
+def test_who_waits_for_room_goes_on_when_somebody_gives_back():
+    pool = make_pool(9, 1)
+    held = lease(pool, [0])
+    load(pool, [0], held)
+    waiter = threading.Thread(target=pool.wait_for_room, daemon=True)
+    waiter.start()
+    waiter.join(0.05)
+    assert waiter.is_alive()
+    give_back(pool, held)
+    waiter.join(10)
+    assert not waiter.is_alive()
+    assert lease(pool, [1]).slots[0] == 0
+
+
+def read_all(pool, seed, n_slabs):
+    """As a reader does: leases what it gets, loads, looks, gives back, until all was there."""
+    random = np.random.default_rng(seed)
+    for _ in range(12):
+        left = random.permutation(n_slabs)[: random.integers(1, n_slabs)]
+        if random.integers(0, 3) == 0:
+            ahead = pool.reserve(left, np.ones(len(left), dtype=np.int64))
+            load(pool, left.tolist(), ahead)
+        while len(left):
+            while not ((held := pool.lease(left, np.ones(len(left), dtype=np.int64))).slots >= 0).any():
+                pool.wait_for_room()
+            load(pool, left.tolist(), held)
+            pool.wait(held)
+            there = held.slots >= 0
+            for slab, slot in zip(left[there].tolist(), held.slots[there].tolist(), strict=True):
+                assert (pool.slot(slot) == slab).all()
+            pool.give_back(held, random.integers(0, 2, len(left)).astype(bool))
+            left = left[~there]
+
+
+@pytest.mark.parametrize("n_slots", [1, 2, 5])
+def test_threads_that_need_more_slabs_than_the_pool_has_all_come_to_an_end(n_slots):
+    pool = make_pool(12, n_slots)
+    in_threads(*(partial(read_all, pool, seed, 12) for seed in range(12)))
+    held = lease(pool, range(12))
+    assert (held.slots >= 0).sum() in range(1, n_slots + 1)
+
+
+def test_keeping_books_takes_no_more_memory_from_epoch_to_epoch():
+    """Where all has a place, slabs are given back and taken again for ever, and no slot is ever looked for."""
+    pool = make_pool(4, 4)
+    for _ in range(500):
+        held = lease(pool, range(4))
+        load(pool, range(4), held)
+        give_back(pool, held, is_done=True)
+    assert len(pool._free) < 100

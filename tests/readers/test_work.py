@@ -1,0 +1,172 @@
+"""Tasks are done once each, by whoever comes first; teams end when they are told, and leave nothing undone."""
+
+import os
+import threading
+import time
+import weakref
+from functools import partial
+
+import pytest
+from factories import in_threads, run_forked
+
+from lightning_h5.readers import Work, usable_cores
+
+
+def wait_for(claim, seconds=10):
+    end = time.monotonic() + seconds
+    while not claim() and time.monotonic() < end:
+        time.sleep(0.001)
+    assert claim()
+
+
+def test_tasks_are_done_in_the_order_they_were_put():
+    work, done = Work(), []
+    for number in range(5):
+        work.put(partial(done.append, number))
+    while work.help():
+        pass
+    assert done == [0, 1, 2, 3, 4]
+    assert work.help() is False
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_a_team_does_what_was_put_before_it_was_ended(n_threads):
+    work, done = Work(), []
+    team = work.start_team(n_threads)
+    for number in range(200):
+        work.put(partial(done.append, number))
+    work.end_team(n_threads)
+    for thread in team:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert sorted(done) == list(range(200))
+
+
+def test_helping_never_takes_the_end_from_a_team():
+    """The sign that a thread is to end may be found by somebody who only wants to help."""
+    work, done = Work(), []
+    for _ in range(30):
+        team = work.start_team(2)
+
+        def help_and_put():
+            for number in range(10):
+                work.put(partial(done.append, number))
+                work.help()
+
+        helpers = [threading.Thread(target=help_and_put, daemon=True) for _ in range(3)]
+        for helper in helpers:
+            helper.start()
+        work.end_team(2)
+        for thread in (*helpers, *team):
+            thread.join(10)
+            assert not thread.is_alive()
+        while work.help():
+            pass
+    assert len(done) == 30 * 3 * 10
+
+
+def test_forgetting_tasks_does_not_forget_that_a_team_was_ended():
+    """A thread of a team that is still busy when the dataset is closed would live on, and take the next team's end."""
+    work, may_go_on, is_busy = Work(), threading.Event(), threading.Event()
+    (thread,) = work.start_team(1)
+    work.put(lambda: (is_busy.set(), may_go_on.wait(20)))
+    is_busy.wait(10)
+    work.end_team(1)
+    work.clear()
+    may_go_on.set()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_what_was_forgotten_is_not_done():
+    work, done = Work(), []
+    work.put(partial(done.append, 1))
+    work.clear()
+    assert work.help() is False
+    assert done == []
+
+
+def test_there_are_helpers_where_there_is_no_team(monkeypatch):
+    monkeypatch.setattr("lightning_h5.readers.work.usable_cores", lambda: 3)
+    work, who, meet = Work(), set(), threading.Barrier(3, timeout=10)
+
+    def task():
+        who.add(threading.get_ident())
+        meet.wait()  # until three threads are at it
+
+    for _ in range(3):
+        work.put(task)
+    with work.helpers():
+        while work.help():
+            pass
+    assert len(who) == 3
+    assert threading.get_ident() in who
+
+
+@pytest.mark.parametrize(("n_team", "n_tasks", "n_cores"), [(1, 9, 4), (0, 1, 4), (0, 9, 1), (0, 0, 4)])
+def test_there_are_no_helpers_for_one_task_or_core_nor_beside_a_team(monkeypatch, n_team, n_tasks, n_cores):
+    monkeypatch.setattr("lightning_h5.readers.work.usable_cores", lambda: n_cores)
+    work, may_go_on, is_busy = Work(), threading.Event(), threading.Event()
+    team = work.start_team(n_team)
+    if team:  # busy, so that the tasks stay where they are
+        work.put(lambda: (is_busy.set(), may_go_on.wait(20)))
+        assert is_busy.wait(10)
+    for _ in range(n_tasks):
+        work.put(lambda: None)
+    before = threading.active_count()
+    with work.helpers():
+        assert threading.active_count() == before
+    may_go_on.set()
+    work.end_team(n_team)
+    for thread in team:
+        thread.join(10)
+
+
+def test_a_task_is_forgotten_once_it_is_done():
+    """It holds memory of slabs, and threads of a team wait for a long time."""
+    work = Work()
+
+    class Big:
+        def __call__(self):
+            pass
+
+    big = Big()
+    gone = weakref.ref(big)
+    (thread,) = work.start_team(1)
+    work.put(big)
+    del big
+    wait_for(lambda: gone() is None)
+    work.end_team(1)
+    thread.join(10)
+
+
+def test_cores_are_shared_among_the_ranks_of_a_machine(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    for n_ranks, expected in ((None, 8), ("2", 4), ("3", 2), ("8", 1), ("64", 1), ("0", 8)):
+        monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+        if n_ranks:
+            monkeypatch.setenv("LOCAL_WORLD_SIZE", n_ranks)
+        assert usable_cores() == expected
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(200)), raising=False)
+    assert usable_cores() == 16
+
+
+def test_a_worker_process_has_one_core(monkeypatch):
+    monkeypatch.setattr("lightning_h5.readers.work.get_worker_info", lambda: object())
+    assert usable_cores() == 1
+
+
+def test_work_made_in_a_forked_child_is_done_there():
+    def child():
+        work, done = Work(), []
+        team = work.start_team(2)
+        for number in range(20):
+            work.put(partial(done.append, number))
+        work.end_team(2)
+        for thread in team:
+            thread.join(10)
+        assert sorted(done) == list(range(20))
+
+    in_threads(lambda: None)
+    assert run_forked(child) == 0
