@@ -9,12 +9,13 @@ from .codecs import why_not_decodable
 from .held import HeldReader
 from .placed import MappedReader, PlacedReader
 from .plain import PlainReader
-from .pooled import PooledRead, PooledReader
+from .pooled import CompleteRead, PooledRead, PooledReader
 from .sources import ChunkSource, ReaderSource, SlabSource
 from .work import Work, usable_cores
 
 __all__ = [
     "ChunkSource",
+    "CompleteRead",
     "HeldReader",
     "MappedReader",
     "PlacedReader",

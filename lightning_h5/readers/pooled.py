@@ -19,7 +19,7 @@ from .slabs import Lease, SlabPool
 from .sources import SlabSource
 from .work import Work
 
-__all__ = ["PooledRead", "PooledReader"]
+__all__ = ["CompleteRead", "PooledRead", "PooledReader"]
 
 CAST_BYTES = 512 << 10  # cast at a time: what a core's own cache holds
 
@@ -81,7 +81,7 @@ class PooledReader:
         self.begin(np.asarray(rows, dtype=np.int64), out, epoch).finish()
         return out
 
-    def begin(self, rows: IntArray, out: npt.NDArray[Any], epoch: int | None = None) -> PooledRead:
+    def begin(self, rows: IntArray, out: npt.NDArray[Any], epoch: int | None = None) -> PooledRead | CompleteRead:
         """Begins to read: gives slabs their places, and has those loaded that are not there.
 
         Waits only where they need more places than there are: then all but the last part is read here. Reads of a plan
@@ -94,6 +94,9 @@ class PooledReader:
         """
         self._check_bounds(rows)
         slabs, within = self._locate(rows)
+        if (complete := self._pool) is not None and (slots := complete.places(slabs)) is not None:
+            self._counters.add(slabs_used=len(np.unique(slabs)))
+            return CompleteRead(complete, slots * complete.slot_rows + within, out)
         needed, which = np.unique(slabs, return_inverse=True)
         pool = self._ready_pool(len(needed)) if len(needed) else None
         read = PooledRead(self, pool, needed, which, within, out, epoch)
@@ -220,6 +223,20 @@ class PooledReader:
         rows = np.empty((len(within), *self.row_shape), dtype=self.dtype)
         self._sources[file].pick(slab - int(self._first_slab[file]), within, rows)
         return rows
+
+
+class CompleteRead:
+    """Rows of a pool that holds all slabs: nothing to wait for, and nothing to give back."""
+
+    def __init__(self, pool: SlabPool, places: IntArray, out: npt.NDArray[Any]) -> None:
+        self._pool, self._places, self._out = pool, places, out
+
+    def finish(self) -> None:
+        """Copies the rows."""
+        _copy_rows(self._pool.rows, self._places, None, self._out)
+
+    def cancel(self) -> None:
+        """Nothing is held."""
 
 
 class PooledRead:

@@ -58,11 +58,23 @@ class SlabPool:
         self._is_free = np.ones(n_slots, dtype=np.bool_)
         self._free = dict.fromkeys(range(n_slots - 1, -1, -1))  # the same in order: last in, first out
         self._errors: dict[int, Exception] = {}
+        self._is_complete = False
         self._clock = 0
         self._n_holders = 0  # of leases
 
     def __len__(self) -> int:
         return len(self._slab_of)
+
+    def places(self, slabs: IntArray) -> IntArray | None:
+        """The slot of each slab, where all slabs there are have been loaded; then none ever leaves. Else None."""
+        if not self._is_complete:
+            if self._free or len(self) < len(self._slot_of):
+                return None
+            with self._changed:
+                self._is_complete = not (self._n_tasks.any() or self._errors or (self._slot_of < 0).any())
+            if not self._is_complete:
+                return None
+        return self._slot_of[slabs].astype(np.int64)
 
     def slot(self, slot: int) -> npt.NDArray[Any]:
         """A slot's memory, shape ``(slot_rows, *row_shape)``."""

@@ -1,0 +1,128 @@
+"""The benchmarks, over so few rows that nothing is measured: they run to the end and say what they should.
+
+Each checks what every contender gives before it times it, so that a run that ends has seen all rows right.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "examples" / "benchmarks"
+PEERS = {"litdata": "litdata", "mosaicml-streaming": "streaming", "ffcv": "ffcv"}
+
+
+@pytest.fixture
+def run(tmp_path):
+    def start(*arguments):
+        done = subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=170,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return start
+
+
+def names_of(result):
+    return {each["name"] for each in result["contenders"]}
+
+
+def test_contiguous_arrays(run, tmp_path):
+    out = run(BENCHMARKS / "contiguous.py", "--rows", 128, "--rounds", 1, "--json", tmp_path / "out.json")
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert [result["case"]["name"] for result in written["results"]] == ["images", "signals"]
+    for result in written["results"]:
+        assert len(result["rows_per_second"]) == 7
+        assert len(result["ratios"]) == 5
+    assert out.count("lightning_h5 / plain h5py") == 2
+
+
+def test_chunked_arrays(run, tmp_path):
+    cases = ["images-gzip-32", "images-chunked-32", "images-guess", "signals-gzip-32", "signals-contiguous"]
+    wanted = ["--rows", 150, "--rounds", 1, "--peers", "--json", tmp_path / "out.json", "--cases", *cases]
+    run(BENCHMARKS / "compressed.py", *wanted)
+    written = json.loads((tmp_path / "out.json").read_text())
+    results = {result["case"]: result for result in written["results"]}
+    assert sorted(results) == sorted(cases)
+    chunked, contiguous = names_of(results["images-gzip-32"]), names_of(results["signals-contiguous"])
+    assert {"lightning_h5, first epoch", "lightning_h5, tenth epoch on", "index_select in memory"} <= chunked
+    assert "bare decode loop, 2 threads" in chunked
+    assert {"lightning_h5, mmap=True", "lightning_h5, window", "bare preadv, one buffer"} <= contiguous
+    assert 1.3 < results["images-gzip-32"]["compression_ratio"] < 2
+    assert results["signals-contiguous"]["compression_ratio"] == 1
+    assert not {"litdata", "ffcv"} & {each["team"] for each in results["images-gzip-32"]["contenders"]}
+    assert not list(tmp_path.glob("tmp*")), "nothing is left of the files"
+
+
+@pytest.mark.slow
+def test_the_limits_do_without_fast_decoders(run):
+    program = f"""
+import runpy, sys
+sys.modules.update(dict.fromkeys(("deflate", "imagecodecs", "zlib_into")))
+sys.path.insert(0, {str(BENCHMARKS)!r})
+sys.argv = "compressed --rows 150 --rounds 1 --peers --cases images-lzf-1 signals-gzip-32".split()
+runpy.run_path({str(BENCHMARKS / "compressed.py")!r}, run_name="__main__")
+"""
+    assert run("-c", program).count("bare decode loop, 2 threads") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_peer_reads_its_own_copy(run, peer, tmp_path):
+    if importlib.util.find_spec(PEERS[peer]) is None:
+        pytest.skip(f"{peer} is not installed")
+    wanted = ["--rows", 320, "--rounds", 1, "--peers", peer, "--json", tmp_path / "out.json", "--cases"]
+    out = run(BENCHMARKS / "compressed.py", *wanted, "images-gzip-32", "signals-gzip-32")
+    if "skipped" in out:
+        pytest.skip(re.search("skipped.*", out)[0])
+    for result in json.loads((tmp_path / "out.json").read_text())["results"]:
+        assert {each["team"] for each in result["contenders"]} >= {peer}
+
+
+def test_a_peer_that_does_not_import_is_skipped_with_a_line(run):
+    program = f"""
+import runpy, sys
+sys.modules["ffcv"] = None
+sys.path.insert(0, {str(BENCHMARKS)!r})
+sys.argv = "compressed --rows 150 --rounds 1 --peers ffcv --cases signals-contiguous".split()
+runpy.run_path({str(BENCHMARKS / "compressed.py")!r}, run_name="__main__")
+"""
+    out = run("-c", program)
+    assert re.search(r"skipped: ffcv, which cannot be imported \(ModuleNotFoundError", out)
+    assert "mmap=True / ffcv" not in out
+
+
+def test_the_chart(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    contender = {"team": "", "n_rows": 1, "rows_per_second": [1.0, 3.0, 2.0]}
+    bars = [{**contender, "name": name} for name in ("plain h5py, 0 workers", "lightning_h5", "bare preadv")]
+    results = [{"rows_are": "images", "title": "contiguous", "contenders": bars}] * 3
+    (tmp_path / "out.json").write_text(json.dumps({"results": results}))
+    run(BENCHMARKS / "chart.py", tmp_path / "out.json", tmp_path / "out.png")
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_training(run, tmp_path):
+    few = ["--rows", 128, "--epochs", 4, "--chunks", 300, "--times", 2]
+    out = run(BENCHMARKS / "training.py", *few, "--json", tmp_path / "out.json")
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert {line["unit"] for line in written["results"]} >= {"% of the time", "MiB", "MiB an epoch", "ratio", "s"}
+    assert "opening 300 chunks" in out
+
+
+def test_plan(run):
+    out = run(BENCHMARKS / "plan.py", "--rows", 10**5, "--blocks", 1000)
+    assert re.search(r"^ *global ", out, re.MULTILINE)
