@@ -53,8 +53,10 @@ types: $(VENV)/.types ## check the types
 docs: $(VENV)/.docs ## build the documentation into docs/_build/html
 	$(BIN)/sphinx-build -q -W -n --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
 
-bench: $(VENV)/.run ## measure reading against plain h5py, and the plan of a billion rows
+bench: $(VENV)/.run ## measure reading against plain h5py, other formats and the limits (half an hour)
 	$(BIN)/python examples/benchmarks/contiguous.py
+	$(BIN)/python examples/benchmarks/compressed.py
+	$(BIN)/python examples/benchmarks/training.py
 	$(BIN)/python examples/benchmarks/plan.py
 
 clean: ## remove what these targets made

@@ -1,0 +1,148 @@
+"""How fast rows of compressed, chunked and contiguous arrays become shuffled batches, beside everybody else.
+
+    python examples/benchmarks/compressed.py [--cases images-gzip-32 ...] [--json FILE] [--plot FILE]
+
+writes pictures (u1, 3x64x64) and signals (f4, 4x1024) to temporary files as people store them, and times shuffled
+epochs over them: `lightning_h5`, what people write themselves, loaders that want a format of their own (each reads its
+own converted copy), and two limits. Each contender is first checked to give every row once and as it was written; then
+all take turns, in one run, with the files in the page cache. Ratios are of medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from cases import CASES, DECODE, MEMORY, PLAIN, PREADV, WHOLE, Case, Way
+from common import BATCH_SIZE, Contender, environment, judge, line_of, measure, report, write_json
+from decoding import N_THREADS, bare_decode
+from peers import PEERS, OpenEpochs, load
+from recipes import Ours, affordable_rows, bare_preadv, in_memory, plain, whole_batches
+from rows import Data, lifelike
+from tqdm import tqdm
+
+VERSIONS = ("litdata", "mosaicml-streaming", "ffcv", "deflate", "imagecodecs", "zlib-into")
+
+SLICE = 1.5  # seconds for a timing of what is slow; it reads as many rows as it can in these
+MOST = 10.0  # seconds, after which what is still slow is not timed again
+
+
+def contenders(
+    case: Case, data: Data, peers: Mapping[str, OpenEpochs], folder: Path, stack: ExitStack
+) -> list[Contender]:
+    """All contenders, those that start processes first; what they hold open is closed with the stack."""
+    n_all = len(data.x)
+    some = affordable_rows(plain(data, 0), n_all, SLICE)
+    fewer = affordable_rows(whole_batches(data, None, stack), n_all, SLICE)
+    found = [
+        Contender(name="plain h5py, 0 workers", team=PLAIN, epoch=plain(data, 0, some), n_rows=some),
+        Contender(name="plain h5py, 2 workers", team=PLAIN, epoch=plain(data, 2, some), n_rows=some),
+        Contender(name=WHOLE, epoch=whole_batches(data, fewer, stack), n_rows=fewer),
+    ]
+    for peer in case.peers:
+        if peer in peers:
+            place = folder / peer
+            place.mkdir()
+            epochs = peers[peer](data, place, stack)
+            found += [Contender(name=name, team=peer, epoch=epoch) for name, epoch in epochs.items()]
+    found += [our_contender(way, data, stack) for way in case.ways]
+    if data.chunks is None:
+        found.append(
+            Contender(name="bare preadv, fresh memory", team=PREADV, epoch=bare_preadv(data, stack, fresh=True))
+        )
+        found.append(
+            Contender(name="bare preadv, one buffer", team=PREADV, epoch=bare_preadv(data, stack, fresh=False))
+        )
+    else:
+        found.append(Contender(name=f"{DECODE}, {N_THREADS} threads", team=DECODE, epoch=bare_decode(data, stack)))
+    return [*found, Contender(name=MEMORY, epoch=in_memory(data))]
+
+
+def our_contender(way: Way, data: Data, stack: ExitStack) -> Contender:
+    """Our data module, opened in the way that is asked for."""
+    ours = Ours(data, **way.options)
+    stack.callback(ours.close)
+    prepare = {"prepare": ours.open} if way.is_first else {}
+    return Contender(name=way.name, team=way.team, epoch=ours.epoch, n_warm=way.n_warm, **prepare)
+
+
+def run(case: Case, data: Data, peers: Mapping[str, OpenEpochs], n_rounds: int, progress: tqdm[Any]) -> dict[str, Any]:
+    """Measures a case and prints its tables."""
+    began = perf_counter()
+    with tempfile.TemporaryDirectory(dir=data.path.parent) as folder, ExitStack() as stack:
+        progress.set_postfix_str("convert for peers")
+        timings = measure(
+            contenders(case, data, peers, Path(folder), stack), data, n_rounds, progress, most_seconds=MOST
+        )
+    verdicts = judge(timings, case.targets)
+    progress.write(f"\n{report(f'{case}; {data.storage}', timings, verdicts, n_rows=len(data.x))}")
+    return {
+        "case": case.name,
+        "rows_are": case.kind.name,
+        "title": case.title,
+        "chunks": data.chunks,
+        "stored_bytes": data.stored_bytes,
+        "compression_ratio": data.gain,
+        "seconds": perf_counter() - began,
+        "contenders": [asdict(timing) for timing in timings],
+        "ratios": [asdict(verdict) for verdict in verdicts],
+    }
+
+
+def find_peers(names: Sequence[str]) -> tuple[dict[str, OpenEpochs], dict[str, str]]:
+    """Peers that can be had here, and why others cannot."""
+    loaded = {name: load(name) for name in names}
+    missing = {name: reason for name, reason in loaded.items() if isinstance(reason, str)}
+    return {name: opened for name, opened in loaded.items() if not isinstance(opened, str)}, missing
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), metavar="PEER", help=", ".join(PEERS))
+    parser.add_argument("--rows", type=int, default=20_000, help="rows of each array (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="timings of each contender (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to a file")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart of each case; needs matplotlib")
+    options = parser.parse_args()
+    if options.rows < 2 * BATCH_SIZE or options.rounds < 1:
+        parser.error(f"--rows takes {2 * BATCH_SIZE} or more and --rounds 1 or more")
+    return options
+
+
+def main() -> None:
+    """Measures the cases, prints their tables, and writes them as JSON and draws them where asked."""
+    options = arguments()
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # the order it took is no news here
+    about, (peers, missing) = environment(VERSIONS), find_peers(options.peers)
+    print(line_of(about))
+    print(f"{options.rows:,} rows, batch {BATCH_SIZE}, {options.rounds} rounds, shuffled, warm page cache")
+    for name, reason in missing.items():
+        print(f"skipped: {name}, which cannot be imported ({reason})")
+    results, rows = [], None
+    with tempfile.TemporaryDirectory() as folder, tqdm(desc="epochs", leave=False, disable=None) as progress:
+        for case in sorted((CASES[name] for name in options.cases), key=lambda case: case.kind.name):
+            progress.set_postfix_str(f"write {case.name}")
+            if rows is None or rows[0] is not case.kind:
+                rows = case.kind, *lifelike(case.kind, options.rows)
+            data = Data.write(Path(folder) / f"{case.name}.h5", *rows[1:], **case.storage())
+            results.append(run(case, data, peers, options.rounds, progress))
+            data.path.unlink()
+    settings = {"rows": options.rows, "rounds": options.rounds, "batch_size": BATCH_SIZE, "skipped": missing}
+    write_json(options.json, {"environment": about, **settings, "results": results})
+    if options.plot is not None:
+        from chart import draw
+
+        draw(results, options.plot)
+
+
+if __name__ == "__main__":
+    main()
