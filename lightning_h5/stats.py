@@ -52,9 +52,10 @@ class Counters:
 
     def add(self, **amounts: float) -> None:
         """Adds to counters by name, about a microsecond."""
+        if self._pid != os.getpid():  # a forked worker inherits our row, and a lock that a thread of ours may hold
+            self._lock, self._own, self._pid = threading.Lock(), None, os.getpid()
         with self._lock:
-            if self._own is None or self._pid != os.getpid():  # a forked worker inherits our row
-                self._pid = os.getpid()
+            if self._own is None:
                 worker = get_worker_info()
                 row = 0 if worker is None else worker.id + 1
                 # A worker that nobody made room for counts for itself alone.

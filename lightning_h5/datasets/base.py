@@ -152,8 +152,8 @@ class RowDataset(Dataset[Any]):
         """Begins to read rows: has decoded what is not decoded yet.
 
         Returns:
-            A function that reads them. Begin the batches of a plan in their order; read them in any order, in any
-            thread. What was begun must be read.
+            A function that reads them, in any thread. Begin the batches of a plan in their order, and read what was
+            begun before the same thread begins more: it would wait for places that it holds itself.
         """
         located = rows if self.indices is None else self.indices[rows]
         reads: dict[int, _PooledField] = {}

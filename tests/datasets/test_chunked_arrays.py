@@ -146,8 +146,17 @@ def test_a_forked_child_and_its_parent_read_on_side_by_side(paths):
     check_batch(dataset.read_batch(range(N)), range(N))
 
 
+def test_a_child_that_was_forked_while_a_thread_was_counting_counts_for_itself(paths):
+    """The lock that the thread held is locked for ever in the child."""
+    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000)
+    check_batch(dataset.read_batch(range(N)), range(N))
+    with dataset.counters._lock:
+        assert run_forked(lambda: check_batch(dataset.read_batch(range(N)), range(N)), seconds=10) == 0
+
+
 def test_a_process_that_forks_while_its_threads_decode_does_not_hang_the_child(paths):
     dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000)
+    check_batch(dataset.read_batch(range(N)), range(N))  # NumPy imports some of its modules when they are first used
     stop = threading.Event()
     team = dataset.work.start_team(2)
 
