@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -320,7 +319,7 @@ class BaseH5DataModule(LightningDataModule):
                 facts[f"rows of {split!r}"] = len(dataset)
                 self._identities[split] = facts[f"content of {split!r}"] = dataset.identity()
                 if split == "train":
-                    facts["order"] = self._parameters(self._order(dataset))
+                    facts["order"] = self._parameters(self._order(dataset, training=True))
         return facts
 
     def _insert_callbacks(self) -> None:
@@ -334,11 +333,12 @@ class BaseH5DataModule(LightningDataModule):
             at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
             callbacks.insert(at, H5StatsMonitor())
 
-    def _order(self, dataset: RowDataset) -> Order:
+    def _order(self, dataset: RowDataset, *, training: bool) -> Order:
         options = self._options
+        shuffles = training and not getattr(self.trainer, "overfit_batches", False)
         return choose_order(
             dataset,
-            False if getattr(self.trainer, "overfit_batches", False) else options.shuffle,
+            options.shuffle if shuffles else False,
             shuffle_bytes=options.shuffle_bytes,
             lanes=options.lanes,
             world_size=self.world_size or 1,
@@ -368,8 +368,12 @@ class BaseH5DataModule(LightningDataModule):
         self.batch_size = whole(self.batch_size, "batch_size", least=1)
         options, training = self._options, split == "train"
         rank, world_size = self._replica()
-        order = self._order(dataset) if training else None
-        self._prepare(dataset, order)
+        order = self._order(dataset, training=training)
+        if training:
+            self._say_order(order, len(dataset))
+        # Said before it is read. In evaluation each chunk is needed once, and for a short time.
+        cache_bytes = order.cache_bytes if options.cache_bytes is None else options.cache_bytes
+        dataset.read_with(cache_bytes, keeps=None if training else False, in_runs=order.mode == "window")
         sampler = PlanSampler(
             dataset.blocks(),
             self._parameters(order),
@@ -397,21 +401,14 @@ class BaseH5DataModule(LightningDataModule):
         self._loaders[split].add(loader)
         return loader
 
-    def _parameters(self, order: Order | None) -> OrderParameters:
-        parameters = OrderParameters(mode="none", seed=self.seed or 0, batch_size=self.batch_size)
-        if order is None:
-            return parameters
-        return replace(parameters, mode=order.mode, lanes=order.lanes, window=order.window)
-
-    def _prepare(self, dataset: RowDataset, order: Order | None) -> None:
-        """Tells a dataset how it will be read, before it is: in which order, with how much memory."""
-        given = self._options.cache_bytes
-        if order is None:  # in storage order each chunk is needed once, and for a short time
-            few = 4 * dataset.block_bytes * max(1, self._options.num_workers) + (64 << 20)
-            dataset.read_with(given or few, keeps=False)
-            return
-        self._say_order(order, len(dataset))
-        dataset.read_with(given or order.cache_bytes, in_runs=order.mode == "window")
+    def _parameters(self, order: Order) -> OrderParameters:
+        return OrderParameters(
+            mode=order.mode,
+            seed=self.seed or 0,
+            batch_size=self.batch_size,
+            lanes=order.lanes,
+            window=order.window,
+        )
 
     def _pin_memory(self) -> bool:
         if self._options.pin_memory != "auto":

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from ..errors import H5ValueError
 from ..files import FieldNames, OpenOptions, process_pool
-from ..readers import CompleteRead, PooledRead, PooledReader, Work, is_pooled, open_pooled, open_reader
+from ..readers import BegunRead, PooledReader, Work, is_pooled, open_pooled, open_reader
 from ..sampling import BlockTable
 from ..stats import Counters
 from ..types import BatchToken, Draws, IntArray, RowReader
@@ -28,7 +28,7 @@ from .table import HELD_BYTES, FileTable, held_fields
 
 __all__ = ["RawBatch", "RowDataset"]
 
-_PooledField: TypeAlias = tuple[PooledRead | CompleteRead, npt.NDArray[Any]]
+_PooledField: TypeAlias = tuple[BegunRead, npt.NDArray[Any]]
 """One field of some rows that is being read, and the memory it is read into."""
 
 

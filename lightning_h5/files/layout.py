@@ -43,6 +43,11 @@ class Filter:
     name: str
     options: tuple[int, ...]
 
+    @property
+    def label(self) -> str:
+        """A short name: files have long ones, or none."""
+        return _KNOWN.get(self.id) or self.name or "a filter"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayLayout:
@@ -215,7 +220,7 @@ def ensure_filters(filters: tuple[Filter, ...], path: str, key: str) -> None:
         importlib.import_module("hdf5plugin")  # registers its filters when imported
     missing = [f for f in filters if not h5py.h5z.filter_avail(f.id)]
     if missing:
-        names = ", ".join(f"{f.name or _KNOWN.get(f.id, 'a filter')} (number {f.id})" for f in missing)
+        names = ", ".join(f"{f.label} (number {f.id})" for f in missing)
         raise H5FileError(
             f"{key!r} in {path!r} is compressed with {names}, which this installation cannot decode. "
             "Run `pip install 'lightning-h5[filters]'`, or install the plugin for that number and set HDF5_PLUGIN_PATH."

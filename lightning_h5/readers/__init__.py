@@ -9,18 +9,17 @@ from .codecs import why_not_decodable
 from .held import HeldReader
 from .placed import MappedReader, PlacedReader
 from .plain import PlainReader
-from .pooled import CompleteRead, PooledRead, PooledReader
+from .pooled import BegunRead, PooledReader
 from .sources import ChunkSource, ReaderSource, SlabSource
 from .work import Work, usable_cores
 
 __all__ = [
+    "BegunRead",
     "ChunkSource",
-    "CompleteRead",
     "HeldReader",
     "MappedReader",
     "PlacedReader",
     "PlainReader",
-    "PooledRead",
     "PooledReader",
     "ReaderSource",
     "Work",

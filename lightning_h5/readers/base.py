@@ -11,7 +11,7 @@ from ..files import ArrayLayout
 from ..stats import Counters
 from ..types import IntArray
 
-__all__ = ["LayoutReader"]
+__all__ = ["LayoutReader", "check_bounds"]
 
 
 class LayoutReader:
@@ -42,22 +42,30 @@ class LayoutReader:
         if out is None:
             out = np.empty((len(rows), *self.row_shape), dtype=self.dtype)
         if len(rows):
-            self._check_bounds(rows)
+            check_bounds(rows, len(self), f"{self.layout.key!r} in {self.layout.path!r}")
             self._fill(rows, out)
         return out
-
-    def _check_bounds(self, rows: IntArray) -> None:
-        # As unsigned numbers negative rows are huge, so that one reduction finds both.
-        if rows.view(np.uint64).max() < self.layout.n_rows:
-            return
-        wrong = int(rows.min()) if rows.min() < 0 else int(rows.max())
-        raise IndexError(
-            f"row {wrong} was asked of {self.layout.key!r} in {self.layout.path!r}, which has "
-            f"{self.layout.n_rows} rows. Ask for rows from 0 to {self.layout.n_rows - 1}."
-        )
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         raise NotImplementedError
 
     def close(self) -> None:
         """Nothing to give back: files belong to the handle pool."""
+
+
+def check_bounds(rows: IntArray, n_rows: int, name: str) -> None:
+    """Refuses rows that are not there.
+
+    Args:
+        rows: at least one.
+        n_rows: rows that there are.
+        name: of what they are asked.
+
+    Raises:
+        IndexError: a row lies outside.
+    """
+    # As unsigned numbers negative rows are huge, so that one reduction finds both.
+    if rows.view(np.uint64).max() < n_rows:
+        return
+    wrong = int(rows.min()) if rows.min() < 0 else int(rows.max())
+    raise IndexError(f"row {wrong} was asked of {name}, which has {n_rows} rows. Ask for rows from 0 to {n_rows - 1}.")

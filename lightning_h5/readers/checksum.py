@@ -13,7 +13,9 @@ U64 = np.uint64
 
 
 def fletcher32(data: npt.NDArray[np.uint8]) -> int:
-    """The checksum of some bytes, the same number as HDF5's; about 2 GB/s, the interpreter's lock left free.
+    """The checksum of some bytes, the same number as HDF5's; the interpreter's lock is left free.
+
+    About 0.7 GB/s for 12 KiB, and 3 GB/s for 400 KiB.
 
     HDF5 sums big-endian words, and the sums of these sums, in one's complement (modulo 65535). Here words are summed
     as little-endian ones: swapping a word's bytes is multiplying it by 256 modulo 65535.

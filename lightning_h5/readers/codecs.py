@@ -85,9 +85,9 @@ def why_not_decodable(layout: ArrayLayout) -> str | None:
     compressors = [f for f in layout.filters if f.id not in (FLETCHER32, SHUFFLE)]
     for found in compressors:
         if found.id not in _MAKERS:
-            return f"there is no decoder for its filter {found.name or found.id!r} but the HDF5 library's"
+            return f"there is no decoder for its filter {found.label!r} but the HDF5 library's"
         if _decoder(found, layout.stored.itemsize) is None:
-            return f"its filter {found.name or found.id!r} decodes faster with `pip install 'lightning-h5[filters]'`"
+            return f"its filter {found.label!r} decodes faster with `pip install 'lightning-h5[filters]'`"
     if len(compressors) > 1:
         return "it was compressed twice"
     return None
@@ -106,9 +106,9 @@ def _checked(data: Bytes) -> Bytes:
 
 @cache
 def _decoder(step: Filter, itemsize: int) -> Decoder | None:
-    """A filter's decoder, or None where no library for it is installed."""
+    """A filter's decoder, or None where no library for it is installed, or none knows these options."""
     for maker in _MAKERS[step.id]:
-        with suppress(ImportError, AttributeError, OSError):
+        with suppress(ImportError, AttributeError, OSError, LookupError):
             return maker(step, itemsize)
     return None
 

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,12 @@ from ..errors import H5Error
 from ..files import ArrayLayout
 from ..stats import Counters
 from ..types import IntArray
+from .base import check_bounds
 from .slabs import Lease, SlabPool
 from .sources import SlabSource
 from .work import Work
 
-__all__ = ["CompleteRead", "PooledRead", "PooledReader"]
+__all__ = ["BegunRead", "PooledReader"]
 
 CAST_BYTES = 512 << 10  # cast at a time: what a core's own cache holds
 
@@ -53,6 +54,7 @@ class PooledReader:
         self._name = f"{layouts[0].key!r} in {layouts[0].path!r}{more}"
         self._sources, self._work, self._counters = sources, work, counters
         self._slab_rows = np.array([source.rows_per_slab for source in sources], dtype=np.int64)
+        self._n_tasks = np.array([-(-source.n_parts // source.parts_together) for source in sources], dtype=np.int64)
         n_rows = np.array([source.n_rows for source in sources], dtype=np.int64)
         self._first_row = np.concatenate([[0], np.cumsum(n_rows)])
         self._first_slab = np.concatenate([[0], np.cumsum(-(-n_rows // self._slab_rows))])
@@ -81,7 +83,7 @@ class PooledReader:
         self.begin(np.asarray(rows, dtype=np.int64), out, epoch).finish()
         return out
 
-    def begin(self, rows: IntArray, out: npt.NDArray[Any], epoch: int | None = None) -> PooledRead | CompleteRead:
+    def begin(self, rows: IntArray, out: npt.NDArray[Any], epoch: int | None = None) -> BegunRead:
         """Begins to read: gives slabs their places, and has those loaded that are not there.
 
         Waits only where they need more places than there are: then all but the last part is read here. Reads of a plan
@@ -92,16 +94,18 @@ class PooledReader:
             out: memory to read into.
             epoch: see ``read``.
         """
-        self._check_bounds(rows)
+        if len(rows):
+            check_bounds(rows, len(self), self._name)
         slabs, within = self._locate(rows)
         if (complete := self._pool) is not None and (slots := complete.places(slabs)) is not None:
             self._counters.add(slabs_used=len(np.unique(slabs)))
             return CompleteRead(complete, slots * complete.slot_rows + within, out)
         needed, which = np.unique(slabs, return_inverse=True)
-        pool = self._ready_pool(len(needed)) if len(needed) else None
+        self._counters.add(slabs_used=len(needed))
+        pool = self._ready_pool()
+        if pool is None or not len(needed):
+            return PickedRead(self, needed, which, within, out)
         read = PooledRead(self, pool, needed, which, within, out, epoch)
-        if pool is None:
-            return read
         n_tasks = self._tasks_of(needed)
         while not read.take(self._lease(pool, needed[read.left], n_tasks[read.left])):
             read.finish()
@@ -110,7 +114,7 @@ class PooledReader:
     def prefetch(self, rows: IntArray) -> bool:
         """Has slabs of these rows loaded, as far as there are free places; False where there were too few."""
         needed = np.unique(self._locate(np.asarray(rows, dtype=np.int64))[0])
-        pool = self._ready_pool(0)
+        pool = self._ready_pool()
         if pool is None:
             return True
         lease = pool.reserve(needed, self._tasks_of(needed))
@@ -122,22 +126,13 @@ class PooledReader:
         with self._lock:
             self._pool = self._epoch = None
 
-    def _ready_pool(self, n_used: int) -> SlabPool | None:
-        self._counters.add(slabs_used=n_used)
+    def _ready_pool(self) -> SlabPool | None:
+        """The pool, made when it is first needed; None where it would not hold a single slab."""
         with self._lock:
             if self._pool is None and self._slot_bytes and (n_slots := self._n_bytes // self._slot_bytes):
                 n_slabs = int(self._first_slab[-1])
                 self._pool = SlabPool(n_slabs, min(n_slots, n_slabs), self.rows_per_slab, self.row_shape, self.dtype)
             return self._pool
-
-    def _check_bounds(self, rows: IntArray) -> None:
-        if not len(rows) or rows.view(np.uint64).max() < len(self):  # negative rows are huge as unsigned numbers
-            return
-        wrong = int(rows.min()) if rows.min() < 0 else int(rows.max())
-        raise IndexError(
-            f"row {wrong} was asked of {self._name}, which has {len(self)} rows. "
-            f"Ask for rows from 0 to {len(self) - 1}."
-        )
 
     def _locate(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """Slab, and row inside the slab, of each row."""
@@ -151,16 +146,16 @@ class PooledReader:
         return np.searchsorted(self._first_slab, slabs, side="right") - 1
 
     def _lease(self, pool: SlabPool, slabs: IntArray, n_tasks: IntArray) -> Lease:
-        while not ((lease := pool.lease(slabs, n_tasks)).slots >= 0).any() and len(slabs):
+        while not ((lease := pool.lease(slabs, n_tasks)).slots >= 0).any():
             if not self._work.help():
                 pool.wait_for_room()
         return lease
 
     def _tasks_of(self, slabs: IntArray) -> IntArray:
         """Tasks that load each slab: one for several parts, and for small slabs a share of one."""
-        sources = self._sources
-        each = np.array([-(-s.n_parts // s.parts_together) for s in sources], dtype=np.int64)
-        return each[self._file_of(slabs)] if len(sources) > 1 else np.full(len(slabs), each[0])
+        if len(self._sources) == 1:
+            return np.full(len(slabs), self._n_tasks[0])
+        return self._n_tasks[self._file_of(slabs)]
 
     def load(self, pool: SlabPool, slabs: IntArray, lease: Lease) -> None:
         """Puts tasks for the new slabs of a lease."""
@@ -225,6 +220,23 @@ class PooledReader:
         return rows
 
 
+class BegunRead(Protocol):
+    """Rows that a reader has begun to read. What was begun is finished or cancelled, once."""
+
+    def finish(self) -> None:
+        """Reads them.
+
+        Raises:
+            H5CorruptError: stored bytes are missing or do not decode.
+            H5FileError: the file cannot be read.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Gives back what is held, without reading; without effect on what is finished."""
+        ...
+
+
 class CompleteRead:
     """Rows of a pool that holds all slabs: nothing to wait for, and nothing to give back."""
 
@@ -239,13 +251,31 @@ class CompleteRead:
         """Nothing is held."""
 
 
+class PickedRead:
+    """Rows of slabs that are too large to be kept, which are read one after the other."""
+
+    def __init__(
+        self, reader: PooledReader, slabs: IntArray, which: IntArray, within: IntArray, out: npt.NDArray[Any]
+    ) -> None:
+        self._reader, self._slabs, self._which, self._within, self._out = reader, slabs, which, within, out
+
+    def finish(self) -> None:
+        """Reads and decodes."""
+        for number, slab in enumerate(self._slabs.tolist()):
+            here = np.flatnonzero(self._which == number)
+            _assign(self._out, here, self._reader.pick(slab, self._within[here]))
+
+    def cancel(self) -> None:
+        """Nothing is held."""
+
+
 class PooledRead:
-    """Rows that a reader has begun to read."""
+    """Rows of slabs that have places in the pool, and of those that are still to get one."""
 
     def __init__(
         self,
         reader: PooledReader,
-        pool: SlabPool | None,
+        pool: SlabPool,
         slabs: IntArray,
         which: IntArray,
         within: IntArray,
@@ -261,58 +291,44 @@ class PooledRead:
         """Takes places for slabs that are left, and has them loaded; says whether all have one now."""
         self._lease, self._part = lease, self.left
         self.left = self.left[lease.slots < 0]
-        if self._pool is not None:
-            self._reader.load(self._pool, self._slabs[self._part], lease)
+        self._reader.load(self._pool, self._slabs[self._part], lease)
         return not len(self.left)
 
     def finish(self) -> None:
-        """Waits for the slabs that have places, copies their rows, and gives the places back.
-
-        Raises:
-            H5CorruptError: stored bytes are missing or do not decode.
-            H5FileError: the file cannot be read.
-        """
-        pool, lease = self._pool, self._lease
-        if pool is None or lease is None:
-            self._pick()
-            return
-        self._lease = None
+        """Waits for the slabs that have places, copies their rows, and gives the places back."""
+        lease, self._lease = self._lease, None
+        assert lease is not None, "it was finished before"
         is_done = np.zeros(len(self._part), dtype=np.bool_)
         try:
-            self._reader.wait(pool, lease)
-            self._copy(pool, lease)
+            self._reader.wait(self._pool, lease)
+            self._copy(lease)
             if self._epoch is not None:
-                is_done = self._note(pool, lease, self._epoch)
+                is_done = self._note(lease, self._epoch)
         finally:
-            pool.give_back(lease, is_done)
+            self._pool.give_back(lease, is_done)
 
     def cancel(self) -> None:
         """Gives the places back without reading."""
-        if self._pool is not None and self._lease is not None:
+        if self._lease is not None:
             self._pool.give_back(self._lease, np.zeros(len(self._part), dtype=np.bool_))
             self._lease = None
 
-    def _copy(self, pool: SlabPool, lease: Lease) -> None:
+    def _copy(self, lease: Lease) -> None:
         """One copy of rows of the pool; rows of slabs that are left, or were read before, stay out."""
         slot_of = np.full(len(self._slabs), -1, dtype=np.int64)
         slot_of[self._part] = lease.slots
         slots = slot_of[self._which]
-        places = slots * pool.slot_rows + self._within
+        places = slots * self._pool.slot_rows + self._within
         if len(self._part) == len(self._slabs) and not len(self.left):
-            _copy_rows(pool.rows, places, None, self._out)
+            _copy_rows(self._pool.rows, places, None, self._out)
         else:
-            _copy_rows(pool.rows, places, np.flatnonzero(slots >= 0), self._out)
+            _copy_rows(self._pool.rows, places, np.flatnonzero(slots >= 0), self._out)
 
-    def _note(self, pool: SlabPool, lease: Lease, epoch: int) -> npt.NDArray[np.bool_]:
+    def _note(self, lease: Lease, epoch: int) -> npt.NDArray[np.bool_]:
         counts = np.bincount(self._which, minlength=len(self._slabs))[self._part]
         is_placed = lease.slots >= 0
-        return is_placed & self._reader.note_read(pool, self._slabs[self._part], np.where(is_placed, counts, 0), epoch)
-
-    def _pick(self) -> None:
-        """Reads slabs that are too large to be kept, one after the other."""
-        for number, slab in enumerate(self._slabs.tolist()):
-            here = np.flatnonzero(self._which == number)
-            _assign(self._out, here, self._reader.pick(slab, self._within[here]))
+        counts = np.where(is_placed, counts, 0)
+        return is_placed & self._reader.note_read(self._pool, self._slabs[self._part], counts, epoch)
 
 
 def _copy_rows(rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, out: npt.NDArray[Any]) -> None:

@@ -34,9 +34,9 @@ FRACTION = 32
 MOST_BLOCK_ROWS = 1 << FRACTION
 """Rows of the largest block: the narrowest window, half a block, has a key for each."""
 
-AHEAD = 2048
-"""Rows that are made at a time where a lane is read on: a batch of 256 costs 0.11 ms then (0.36 singly), the slowest
-0.9 ms. Windows of 512 blocks, AMD EPYC, 2026-11."""
+AHEAD = 1024
+"""Rows that are made at a time where a lane is read on: a batch of 256 costs 0.15 ms then (0.36 singly), the slowest
+0.8 ms. Windows of 512 blocks, AMD EPYC, 2026-11. (2048: 0.11 ms, the slowest 1.3 ms.)"""
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)  # what SplitMix64 counts by
 

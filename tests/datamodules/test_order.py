@@ -108,6 +108,16 @@ def test_shuffle_bytes_decides_how_many_blocks_are_mixed_and_cache_bytes_does_no
         assert rows_of(module(cache_bytes=cache_bytes)) == rows_of(module())
 
 
+@pytest.mark.parametrize("cache_bytes", [0, 3 * BLOCK])
+def test_given_cache_bytes_are_what_train_and_validation_data_may_take(module, make_h5, cache_bytes):
+    datamodule = module(cache_bytes=cache_bytes, val_fraction=0.5)
+    datamodule.setup("fit")
+    for loader in (datamodule.train_dataloader(), datamodule.val_dataloader()):
+        assert loader.dataset.cache_bytes == cache_bytes
+        assert len(loader.dataset) == sum(len(rows) for _, rows in loader)
+    datamodule.teardown()
+
+
 def test_each_consumer_has_a_lane_and_shares_the_window(module):
     order = order_of(module(num_workers=2, world_size=3, rank=1, shuffle_bytes=40 * BLOCK))
     assert (order.lanes, order.window) == (6, 15)

@@ -97,16 +97,20 @@ def test_one_row_several_rows_and_a_batch_give_the_same_values(paths, budget):
     assert (x["images"].shape, x["signals"].shape, y.shape) == ((0, 3, 8, 8), (0, 6), (0,))
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_a_plain_loader_without_workers_gives_each_row_once_an_epoch(paths, budget):
-    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=BUDGETS[budget])
-    loader = DataLoader(dataset, batch_size=9, shuffle=True)
+def check_two_epochs(loader):
     for _ in range(2):
         seen = []
         for batch in loader:
             check_batch(batch, batch[1].tolist())
             seen += batch[1].tolist()
         assert sorted(seen) == list(range(N))
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_a_plain_loader_without_workers_gives_each_row_once_an_epoch(paths, budget):
+    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=BUDGETS[budget])
+    loader = DataLoader(dataset, batch_size=9, shuffle=True)
+    check_two_epochs(loader)
 
 
 @pytest.mark.parametrize(
@@ -124,12 +128,7 @@ def test_a_plain_loader_with_workers_gives_each_row_once_an_epoch(paths, start_m
         multiprocessing_context=start_method,
         persistent_workers=True,
     )
-    for _ in range(2):
-        seen = []
-        for batch in loader:
-            check_batch(batch, batch[1].tolist())
-            seen += batch[1].tolist()
-        assert sorted(seen) == list(range(N))
+    check_two_epochs(loader)
     check_batch(dataset.read_batch(range(N)), range(N))
 
 

@@ -5,13 +5,13 @@ Each checks what every contender gives before it times it, so that a run that en
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from scripts import run_script
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "examples" / "benchmarks"
@@ -20,19 +20,7 @@ PEERS = {"litdata": "litdata", "mosaicml-streaming": "streaming", "ffcv": "ffcv"
 
 @pytest.fixture
 def run(tmp_path):
-    def start(*arguments):
-        done = subprocess.run(
-            [sys.executable, *map(str, arguments)],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=170,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
-
-    return start
+    return partial(run_script, PYTHONPATH=str(ROOT), TMPDIR=str(tmp_path))
 
 
 def names_of(result):

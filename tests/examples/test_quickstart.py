@@ -1,13 +1,11 @@
 """The quick start, from Python and from YAML, as a newcomer runs them."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
 import pytest
+from scripts import run_script
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,17 +21,7 @@ def clone(tmp_path):
 
 
 def run(clone, *arguments):
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=clone,
-        env=os.environ | {"PYTHONPATH": str(clone)},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return run_script(*arguments, cwd=clone, PYTHONPATH=str(clone))
 
 
 def test_the_script_writes_trains_tests_and_predicts(clone):

@@ -3,6 +3,7 @@
 import ctypes
 import sys
 import zlib
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from factories import Stored, assert_same_rows, is_decodable, known_filters, random_values
 from pools import OPTIONS, can_be_pooled, look, n_decoded, open_pool
 
-from lightning_h5.files import OpenOptions
+from lightning_h5.files import Filter, OpenOptions
 from lightning_h5.readers import MappedReader, PlacedReader, codecs, is_pooled, open_reader, why_plain
 from lightning_h5.stats import Counters
 
@@ -149,6 +150,13 @@ def test_a_stream_with_something_behind_it_is_read_as_the_library_reads_it(make_
         file["x"].id.write_direct_chunk((6, 0), zlib.compress(values[6:].tobytes()) + b"\0" * 9)
         assert np.array_equal(file["x"], values)
     assert_same_rows(open_pool(look(path)).read(np.arange(12)), values)
+
+
+def test_options_that_no_decoder_knows_leave_an_array_to_the_library(make_h5):
+    layout = look(make_h5(x=Stored(np.arange(40).reshape(10, 4), "chunked", (3, 4), filters=("gzip",))))
+    for options in [(), (0, 4), (0, 4, 8, 0, 9)]:  # bitshuffle's: too few, and a compressor of the future
+        strange = replace(layout, filters=(Filter(32008, "", options),))
+        assert "bitshuffle" in why_plain(strange)
 
 
 # Corners of the file format that h5py does not write, and other programs do ------------------------------------
