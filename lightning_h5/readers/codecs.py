@@ -87,7 +87,10 @@ def why_not_decodable(layout: ArrayLayout) -> str | None:
         if found.id not in _MAKERS:
             return f"there is no decoder for its filter {found.label!r} but the HDF5 library's"
         if _decoder(found, layout.stored.itemsize) is None:
-            return f"its filter {found.label!r} decodes faster with `pip install 'lightning-h5[filters]'`"
+            return (
+                f"no decoder that is installed takes its filter {found.label!r} with its options; "
+                "`pip install --upgrade 'lightning-h5[filters]'` brings more"
+            )
     if len(compressors) > 1:
         return "it was compressed twice"
     return None
@@ -108,7 +111,7 @@ def _checked(data: Bytes) -> Bytes:
 def _decoder(step: Filter, itemsize: int) -> Decoder | None:
     """A filter's decoder, or None where no library for it is installed, or none knows these options."""
     for maker in _MAKERS[step.id]:
-        with suppress(ImportError, AttributeError, OSError, LookupError):
+        with suppress(ImportError, AttributeError, OSError, LookupError, ValueError):
             return maker(step, itemsize)
     return None
 
@@ -190,6 +193,7 @@ def _with_bitshuffle(step: Filter, itemsize: int) -> Decoder:
     size, block = step.options[2], step.options[3]
     compressor = step.options[4] if len(step.options) > 4 else 0
     unpack = {0: None, 2: imagecodecs.lz4_decode, 3: imagecodecs.zstd_decode}[compressor]
+    imagecodecs.bitshuffle_decode(bytes(8 * size), itemsize=size)  # older versions refuse numbers above 8 bytes
 
     def decode(data: Bytes, out: Bytes) -> None:
         n = block

@@ -4,6 +4,7 @@ import ctypes
 import sys
 import zlib
 from dataclasses import replace
+from importlib import metadata
 
 import h5py
 import numpy as np
@@ -38,6 +39,12 @@ def numbers(kind, dtype, shape):
 
 def native(values):
     return values.astype(values.dtype.newbyteorder("="))
+
+
+def takes_any_size():
+    """Whether imagecodecs is new enough for bitshuffled numbers of other than 1, 2, 4 and 8 bytes."""
+    year, month, _ = map(int, metadata.version("imagecodecs").split("."))
+    return (year, month) >= (2025, 11)
 
 
 def assert_decoded_here(layout, counters):
@@ -95,7 +102,10 @@ def test_each_option_of_each_filter_is_decoded(make_h5, name, dtype):
         found = open_pool(layout, counters=counters).read(np.arange(shape[0]))
         values = arrays[str(at)].values
         assert_same_rows(found, native(values["a"] if member else values))
-        assert_decoded_here(layout, counters)
+        if name.startswith("bitshuffle") and np.dtype(dtype).itemsize not in (1, 2, 4, 8) and not takes_any_size():
+            assert "bitshuffle" in why_plain(layout)
+        else:
+            assert_decoded_here(layout, counters)
     assert not layout.is_placed  # the last one, whose chunks are large
 
 
@@ -111,7 +121,7 @@ def test_a_filter_without_a_decoder_is_left_to_the_library_and_the_reason_says_w
     )
     for key in ("many", "one"):
         layout = look(path, key)
-        assert "pip install 'lightning-h5[filters]'" in why_plain(layout)
+        assert "pip install --upgrade 'lightning-h5[filters]'" in why_plain(layout)
         assert is_pooled(layout, OPTIONS) == (key == "many")  # a chunk of one row is no one else's
         counters = Counters()
         rows = np.array([19, 3, 3, 0])
