@@ -7,7 +7,6 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import h5py
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import IntArray
+from .door import skipped_bytes
 
 __all__ = ["ChunkTable", "chunk_table", "leaves_edges_plain", "plain_edges"]
 
@@ -86,23 +86,8 @@ def chunk_table(array_id: Any, shape: Sequence[int], chunks: Sequence[int]) -> C
         found = np.frombuffer(others, dtype=np.int64).reshape(-1, 3)
         at = np.ravel_multi_index(tuple((corners // np.asarray(chunks)).T), grid)
         table.offsets[at], table.sizes[at], table.masks[at] = found.T
-        if (skipped := _user_block(array_id)) and not _counts_user_blocks():
-            table.offsets[at] += skipped
+        table.offsets[at] += skipped_bytes(array_id)
     return table
-
-
-def _user_block(array_id: Any) -> int:
-    return int(h5py.h5i.get_file_id(array_id).get_create_plist().get_userblock())
-
-
-@cache
-def _counts_user_blocks() -> bool:
-    """Whether the library's chunk positions are those in the file: older ones count from behind the user block."""
-    size = 1 << 20
-    with h5py.File("user_block", "w", driver="core", backing_store=False, userblock_size=size) as file:
-        array = file.create_dataset("x", data=[1], chunks=(1,))
-        file.flush()
-        return bool(array.id.get_chunk_info(0).byte_offset >= size)
 
 
 def leaves_edges_plain(plist: Any) -> bool | None:
