@@ -81,17 +81,18 @@ class WindowOrder:
 
     def __call__(self, start: int, stop: int) -> IntArray:
         """Rows at the positions ``[start, stop)`` of the sequence, shape ``(stop - start,)``."""
-        positions = np.arange(start, min(stop, self._end))
-        batches, inside = np.divmod(positions, self.batch_size)
-        lanes, places = batches % self.lanes, batches // self.lanes * self.batch_size + inside
-        rows = np.empty(len(positions), dtype=np.int64)
-        for lane in np.unique(lanes).tolist():
-            chosen = np.flatnonzero(lanes == lane)
-            rows[chosen] = self._lane(lane)(int(places[chosen[0]]), int(places[chosen[-1]]) + 1)
-        if stop <= self._end:
-            return rows
-        rest = self._end + self._rest(max(start - self._end, 0), stop - self._end)
-        return np.concatenate([rows, self._pieces.rows_at(rest)])
+        parts, end = [np.empty(0, dtype=np.int64)], min(stop, self._end)
+        while start < end:
+            round_, inside = divmod(start, self.lanes * self.batch_size)
+            lane, inside = divmod(inside, self.batch_size)
+            n_rows = end - start if self.lanes == 1 else min(end - start, self.batch_size - inside)
+            place = round_ * self.batch_size + inside
+            parts.append(self._lane(lane)(place, place + n_rows))
+            start += n_rows
+        if stop > self._end:
+            rest = self._end + self._rest(start - self._end, stop - self._end)
+            parts.append(self._pieces.rows_at(rest))
+        return np.concatenate(parts)  # a copy: what the caller does with it leaves the lane alone
 
     @property
     def _lane_rows(self) -> int:
