@@ -6,18 +6,15 @@ import os
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 from ..errors import H5FileError
 from .door import ArrayHandle, find_array, open_h5
 from .layout import ArrayLayout, ensure_filters
 
 __all__ = ["HandlePool", "OpenOptions", "drop_inherited", "process_pool"]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +72,13 @@ class Descriptor:
         os.close(self.fd)
 
 
+_Key: TypeAlias = tuple[str, OpenOptions | None]
+"""A file, and how it is open: through the HDF5 library, or None to be read by position."""
+
+
 @dataclass
 class _Entry:
-    handle: Any
+    handle: H5Handle | Descriptor
     users: int = 0
     doomed: bool = False
 
@@ -95,45 +96,42 @@ class HandlePool:
     def __init__(self, most: int | None = None) -> None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.most = most or max(8, min(512, (1024 if soft < 0 else soft) // 4))
-        self._entries: OrderedDict[tuple[str, OpenOptions | None], _Entry] = OrderedDict()
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    @contextmanager
-    def h5(self, path: str, options: OpenOptions) -> Iterator[H5Handle]:
+    def h5(self, path: str, options: OpenOptions) -> AbstractContextManager[H5Handle]:
         """A file open through the HDF5 library, held open inside the ``with`` block."""
-        with self._use((path, options), lambda: H5Handle(path, options)) as handle:
-            yield handle
+        return _Use(self, (path, options))
 
-    @contextmanager
-    def descriptor(self, path: str) -> Iterator[int]:
+    def descriptor(self, path: str) -> AbstractContextManager[int]:
         """A descriptor of a file, held open inside the ``with`` block."""
-        with self._use((path, None), lambda: Descriptor(path)) as handle:
-            yield handle.fd
+        return _Use(self, (path, None))
 
-    @contextmanager
-    def _use(self, key: tuple[str, OpenOptions | None], opener: Callable[[], T]) -> Iterator[T]:
+    def _take(self, key: _Key) -> _Entry:
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
-                entry = self._entries[key] = _Entry(opener())
+                path, options = key
+                handle = Descriptor(path) if options is None else H5Handle(path, options)
+                entry = self._entries[key] = _Entry(handle)
                 self._evict(keep=key)
             else:
                 self._entries.move_to_end(key)
             entry.users += 1
-        try:
-            yield entry.handle
-        finally:
-            with self._lock:
-                entry.users -= 1
-                if entry.doomed and not entry.users:
-                    entry.handle.close()
-                if len(self._entries) > self.most:  # more were in use at a time than are kept
-                    self._evict(keep=key)
+            return entry
 
-    def _evict(self, keep: tuple[str, OpenOptions | None]) -> None:
+    def _give_back(self, key: _Key, entry: _Entry) -> None:
+        with self._lock:
+            entry.users -= 1
+            if entry.doomed and not entry.users:
+                entry.handle.close()
+            if len(self._entries) > self.most:  # more were in use at a time than are kept
+                self._evict(keep=key)
+
+    def _evict(self, keep: _Key) -> None:
         idle = [key for key, entry in self._entries.items() if not entry.users and key != keep]
         for key in idle[: max(0, len(self._entries) - self.most)]:
             self._entries.pop(key).handle.close()
@@ -146,6 +144,23 @@ class HandlePool:
                 entry.doomed = True
                 if not entry.users:
                     entry.handle.close()
+
+
+class _Use:
+    """A handle that is held open for a while. A class, as each chunk that is read takes one: 1 microsecond, not 5."""
+
+    __slots__ = ("_entry", "_key", "_pool")
+
+    def __init__(self, pool: HandlePool, key: _Key) -> None:
+        self._pool, self._key = pool, key
+
+    def __enter__(self) -> Any:
+        self._entry = self._pool._take(self._key)
+        handle = self._entry.handle
+        return handle.fd if isinstance(handle, Descriptor) else handle
+
+    def __exit__(self, *error: object) -> None:
+        self._pool._give_back(self._key, self._entry)
 
 
 _pools: dict[int, HandlePool] = {}  # by process id: a forked child must not use its parent's handles

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -42,10 +43,10 @@ class Pipeline:
     """
 
     def __init__(self, layout: ArrayLayout) -> None:
-        self._filters = layout.filters
         self._steps: list[Decoder | None] = [
             None if step.id == FLETCHER32 else _decoder(step, layout.stored.itemsize) for step in layout.filters
         ]
+        self._all = self._applied(0)
 
     def decode(self, data: Bytes, mask: int, out: Bytes) -> None:
         """Decodes a chunk.
@@ -58,13 +59,12 @@ class Pipeline:
         Raises:
             Exception: the bytes are not a chunk's; the text says why, of whatever type the decoder's error is.
         """
-        applied = [at for at in reversed(range(len(self._filters))) if not mask >> at & 1]
-        checksums = sum(self._filters[at].id == FLETCHER32 for at in applied)
-        for at in applied:
-            step = self._steps[at]
+        steps = self._applied(mask) if mask else self._all
+        checksums = steps.count(None)
+        for n_left, step in zip(reversed(range(len(steps))), steps, strict=True):
             if step is None:
                 data, checksums = _checked(data), checksums - 1
-            elif at == applied[-1]:
+            elif not n_left:
                 step(data, out)
                 return
             else:
@@ -74,6 +74,10 @@ class Pipeline:
                 data = decoded
         _same_size(data, out)
         out[...] = data
+
+    def _applied(self, mask: int) -> list[Decoder | None]:
+        """What undoes the filters that a mask leaves, the last one first; None checks a checksum."""
+        return [step for at, step in reversed(list(enumerate(self._steps))) if not mask >> at & 1]
 
 
 def why_not_decodable(layout: ArrayLayout) -> str | None:
@@ -126,6 +130,36 @@ def _with_imagecodecs(name: str) -> Callable[[Filter, int], Decoder]:
         return decode
 
     return make
+
+
+def _with_libdeflate(step: Filter, itemsize: int) -> Decoder:
+    # The C functions inside of `deflate`, where its shared library shows them: they decode into memory that is given,
+    # and let go of the interpreter's lock once a chunk, not twice.
+    library = ctypes.CDLL(importlib.import_module("deflate")._deflate.__file__)
+    make, function = library.libdeflate_alloc_decompressor, library.libdeflate_zlib_decompress
+    make.argtypes, make.restype = [], ctypes.c_void_p
+    piece = (ctypes.c_void_p, ctypes.c_size_t)
+    function.argtypes = [ctypes.c_void_p, *piece, *piece, ctypes.c_void_p]
+    idle: deque[int] = deque()  # decompressors, 11 KB each; as many as threads ever decode at a time
+
+    def decode(data: Bytes, out: Bytes) -> None:
+        try:
+            own = idle.pop()
+        except IndexError:
+            own = make()
+        failed = function(own, _address(data), len(data), _address(out), len(out), None)
+        idle.append(own)
+        if failed:
+            raise ValueError(_LIBDEFLATE_SAYS.get(failed, f"libdeflate gives up with number {failed}"))
+
+    return decode
+
+
+_LIBDEFLATE_SAYS = {
+    1: "it is no zlib stream, or its checksum is wrong",
+    2: "it decodes to fewer bytes than a chunk has",
+    3: "it decodes to more bytes than a chunk has",
+}
 
 
 def _with_deflate(step: Filter, itemsize: int) -> Decoder:
@@ -238,7 +272,7 @@ def _with_numpy(step: Filter, itemsize: int) -> Decoder:
 
 
 _MAKERS: dict[int, Sequence[Callable[[Filter, int], Decoder]]] = {
-    GZIP: (_with_deflate, _with_imagecodecs("deflate"), _with_zlib),
+    GZIP: (_with_libdeflate, _with_deflate, _with_imagecodecs("deflate"), _with_zlib),
     SHUFFLE: (_with_zlib_into, _with_numpy),
     LZF: (_with_imagecodecs("lzf"), _with_h5py),
     BLOSC: (_with_blosc,),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -25,7 +25,7 @@ from .stored import read_stored
 
 __all__ = ["ChunkSource", "ReaderSource", "SlabSource"]
 
-TASK_BYTES = 512 << 10  # decoded bytes of a task: some hundred microseconds, and what a core's own cache holds
+TASK_BYTES = 1 << 20  # decoded bytes of a task, a millisecond's work: less costs more in taking turns
 MOST_LINE_BYTES = 2 << 20
 
 _Piece: TypeAlias = tuple[int, npt.NDArray[np.uint8]]
@@ -122,6 +122,13 @@ class ChunkSource:
 
     def load(self, slabs: Sequence[int], parts: range, memory: Sequence[npt.NDArray[Any]]) -> None:
         """See ``SlabSource.load``."""
+        if self._is_direct:
+            for slab, data, rows in zip(slabs, self._read(slabs), memory, strict=True):
+                if self._table.offsets[slab] < 0:
+                    rows[...] = self._fill
+                else:
+                    self._undo(slab, data, rows.reshape(-1).view(np.uint8))
+            return
         chunks = [slab * self.n_parts + part for slab in slabs for part in parts]
         pieces = zip(chunks, self._read(chunks), strict=True)
         for rows in memory:
@@ -139,28 +146,21 @@ class ChunkSource:
 
     def _read(self, chunks: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
         """The bytes of chunks as stored, in memory that the next call of this thread writes over."""
-        offsets, sizes = self._table.offsets[chunks], self._table.sizes[chunks]
-        stops = np.cumsum(sizes)  # a chunk that was never written has no size
-        starts = stops - sizes
-        data = self._memory("stored", int(stops[-1]))
-        there = np.flatnonzero(offsets >= 0)
-        if len(there):
-            pieces = starts[there], stops[there], offsets[there]
+        offsets = self._table.offsets[chunks]
+        stops = list(accumulate(self._table.sizes[chunks].tolist()))  # a chunk that was never written has no size
+        starts = [0, *stops[:-1]]
+        data = self._memory("stored", stops[-1])
+        there = [at for at, offset in enumerate(offsets.tolist()) if offset >= 0]
+        if there:
+            pieces = (np.array(starts)[there], np.array(stops)[there], offsets[there])
             read_stored(self._layout, data, *pieces, lambda i, at: self._name(chunks[there[i]]))
         self._counters.add(
             bytes_read=len(data), bytes_decoded=len(chunks) * self._layout.chunk_bytes, chunks_decoded=len(there)
         )
-        return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        return [data[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
     def _load_line(self, pieces: list[_Piece], part: int, rows: npt.NDArray[Any]) -> None:
         """Chunks that are neighbours along the last axis: short runs are then written a line at a time."""
-        if self._is_direct:
-            ((chunk, data),) = pieces
-            if self._table.offsets[chunk] < 0:
-                rows[...] = self._fill
-            else:
-                self._undo(chunk, data, rows.reshape(-1).view(np.uint8))
-            return
         values, region = self._values(pieces), self._region(part)
         if not region:
             rows[: self._chunks[0]] = values[0]
