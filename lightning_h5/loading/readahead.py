@@ -12,9 +12,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import islice
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -47,21 +46,25 @@ class _Reading:
     """Some batches that are read together: what looking up and copying cost besides is the same for eight as for one.
 
     A lock tells when they are read; the standard library's executor and futures would cost 24 microseconds, not 11.
+
+    Args:
+        tokens: what to read.
+        error: what came instead of the token after these.
     """
 
-    __slots__ = ("done", "error", "is_begun", "raws", "tokens")
+    __slots__ = ("_error", "_raws", "_tokens", "done")
 
-    def __init__(self, tokens: Sequence[BatchToken]) -> None:
-        self.tokens = deque(tokens)
-        self.raws: deque[RawBatch] = deque()
-        self.error: BaseException | None = None  # of the batch after those in `raws`
-        self.is_begun = False
+    def __init__(self, tokens: Sequence[BatchToken], error: BaseException | None = None) -> None:
+        self._tokens = deque(tokens)
+        self._raws: deque[RawBatch] = deque()
+        self._error = error
         self.done = threading.Lock()
         self.done.acquire()
 
     def rows(self) -> IntArray:
         """Rows of all batches."""
-        return self.tokens[0].rows if len(self.tokens) == 1 else np.concatenate([token.rows for token in self.tokens])
+        rows = [token.rows for token in self._tokens]
+        return rows[0] if len(rows) == 1 else np.concatenate([np.empty(0, dtype=np.int64), *rows])
 
     def read(self, source: BatchSource, turn: threading.Lock) -> None:
         """Reads them; gives up the turn once all that they need is on its way."""
@@ -69,12 +72,12 @@ class _Reading:
             try:
                 self._read_all(source, turn)
             except Exception:
-                if len(self.tokens) == 1:
+                if len(self._tokens) == 1:
                     raise
-                for token in self.tokens:  # those before the one that cannot be read are as good as ever
-                    self.raws.append(source.begin(token.rows, token.epoch)())
+                for token in self._tokens:  # those before the one that cannot be read are as good as ever
+                    self._raws.append(source.begin(token.rows, token.epoch)())
         except BaseException as error:  # it belongs to the one who takes this batch
-            self.error = error
+            self._error = error
             if not isinstance(error, Exception):
                 raise  # an interrupt ends the loop at once
         finally:
@@ -82,10 +85,11 @@ class _Reading:
 
     def _read_all(self, source: BatchSource, turn: threading.Lock) -> None:
         try:
-            complete = source.begin(self.rows(), self.tokens[0].epoch)
+            complete = source.begin(self.rows(), self._tokens[0].epoch) if self._tokens else None
         finally:
             turn.release()
-        self.raws.extend(complete().split(len(token.rows) for token in self.tokens))
+        if complete is not None:
+            self._raws.extend(complete().split(len(token.rows) for token in self._tokens))
 
     def is_done(self) -> bool:
         """Whether they are read."""
@@ -96,11 +100,15 @@ class _Reading:
         with self.done:
             pass
 
+    def is_used_up(self) -> bool:
+        """Whether all was taken, once they are read."""
+        return not self._raws and self._error is None
+
     def take(self) -> tuple[Any, BatchToken]:
         """The next batch, as it was read; raises what went wrong with it."""
-        if not self.raws and self.error is not None:
-            raise self.error
-        return self.raws.popleft(), self.tokens.popleft()
+        if not self._raws and self._error is not None:
+            raise self._error
+        return self._raws.popleft(), self._tokens.popleft()
 
 
 class ReadAhead:
@@ -112,7 +120,7 @@ class ReadAhead:
     Args:
         source: what to read from.
         finish: makes a batch of what was read for a token; called where the batch is taken.
-        tokens: what to read; consumed by ``next()``, never by a thread.
+        tokens: what to read. The first are asked for here, the others by whoever is about to read, one at a time.
         depth: batches that are read ahead, at least; those that are read together may be one round more.
         together: batches that are read together.
         lookahead: batches after these whose slabs are decoded ahead, as far as there is room.
@@ -131,15 +139,10 @@ class ReadAhead:
         team: int = 0,
     ) -> None:
         self._finish = finish
-        self._tokens, self._together = tokens, together
-        self._queue = _Queue(source)
-        self._ahead: deque[_Reading] = deque()
-        self._later: deque[_Reading] = deque()  # what comes after those, to look at
+        self._queue = _Queue(source, tokens, together, -(-depth // together), -(-lookahead // together))
         self._current: _Reading | None = None
         self._ended = self._closed = False
-        self._lookahead, self._n_team = -(-lookahead // together), team
-        for _ in range(-(-depth // together)):
-            self._read_more()
+        self._n_team = team
         # The threads must not hold this object, or it would never be forgotten.
         self._threads = source.work.start_team(team)
         self._threads.append(
@@ -151,7 +154,7 @@ class ReadAhead:
         return self
 
     def __next__(self) -> Any:
-        if self._current is None or not self._current.tokens:
+        if self._current is None or self._current.is_used_up():
             self._current = self._next_reading()
         try:
             raw, token = self._current.take()
@@ -161,35 +164,24 @@ class ReadAhead:
         return self._finish(raw, token)
 
     def _next_reading(self) -> _Reading:
-        if self._closed and not self._ended:
-            raise H5Error("reading ahead was closed in the middle of an epoch. Start a new iteration of the loader.")
-        if not self._ahead:
-            self._end()
+        if self._ended:
             raise StopIteration
-        reading = self._ahead.popleft()
-        self._read_more()
         try:
-            while not reading.is_done() and self._help():
+            reading = self._queue.take()
+            if reading is None:
+                if self._closed:
+                    raise H5Error(
+                        "reading ahead was closed in the middle of an epoch. Start a new iteration of the loader."
+                    )
+                raise StopIteration
+            # Instead of waiting, read what the thread has not begun.
+            while not reading.is_done() and self._queue.read_next():
                 pass
             reading.wait()
         except BaseException:
             self._end()
             raise
         return reading
-
-    def _help(self) -> bool:
-        """Reads batches here that the thread has not begun, instead of waiting; False where there are none."""
-        return self._queue.read_next(wait=False)
-
-    def _read_more(self) -> None:
-        while len(self._later) <= self._lookahead and (tokens := list(islice(self._tokens, self._together))):
-            reading = _Reading(tokens)
-            self._later.append(reading)
-            self._queue.wanted.append(reading)
-        if self._later:
-            reading = self._later.popleft()
-            self._ahead.append(reading)
-            self._queue.put(reading)
 
     def _end(self) -> None:
         self._ended = True
@@ -207,8 +199,6 @@ class ReadAhead:
             self._closed = True
             self._queue.source.work.end_team(self._n_team)
         self._current = None
-        self._ahead.clear()
-        self._later.clear()
         self._queue.end()
 
     def __del__(self) -> None:
@@ -220,63 +210,93 @@ class ReadAhead:
 class _Queue:
     """What is to be read, in order, by the thread and by a consumer who has to wait.
 
-    Whoever has the turn takes the oldest, and keeps the turn until that has begun: so all begin in order.
+    Whoever has the turn asks for tokens, begins to read the oldest, and gives the turn up once that has begun: so all
+    begin in order, and what it costs to make tokens is not the consumer's, as long as the thread keeps up.
     """
 
-    def __init__(self, source: BatchSource) -> None:
+    def __init__(
+        self, source: BatchSource, tokens: Iterator[BatchToken], together: int, depth: int, lookahead: int
+    ) -> None:
         self.source = source
-        self.wanted: deque[_Reading] = deque()  # whose slabs are not all decoded ahead yet
-        self._readings: deque[_Reading] = deque()
-        self._permits: SimpleQueue[bool] = SimpleQueue()  # one for each of those; False ends the thread
+        self._tokens: Iterator[BatchToken] | None = tokens
+        self._together, self._depth, self._lookahead = together, depth, lookahead
+        self._later: deque[_Reading] = deque()  # what comes next, as far as it was looked at
+        self._n_decoded = 0  # of these, those whose slabs are all on their way
+        self._begun: deque[_Reading] = deque()  # and not taken yet
         self._turn = threading.Lock()
+        self._is_ended = False
+        self._calls: SimpleQueue[bool] = SimpleQueue()  # wakes the thread; False ends it
+        self._look_at(0)
 
-    def put(self, reading: _Reading) -> None:
-        """Adds one at the end."""
-        self._readings.append(reading)
-        self._permits.put(True)
+    def take(self) -> _Reading | None:
+        """The oldest that was begun, by the caller if by nobody else; None after the last one."""
+        while not self._begun:
+            if not self.read_next() and not self._begun:
+                return None
+        try:
+            reading = self._begun.popleft()
+        except IndexError:  # forgotten meanwhile
+            return None
+        self._calls.put(True)
+        return reading
 
     def end(self) -> None:
-        """Forgets all, and ends the thread."""
-        with suppress(Empty):
-            while True:
-                self._permits.get_nowait()
-        self.wanted.clear()
-        self._readings.clear()
-        self._permits.put(False)
+        """Forgets all, and ends the thread. Waits for nothing: the collector may call it from anywhere."""
+        self._is_ended = True
+        self._begun.clear()
+        self._calls.put(False)
 
-    def read_next(self, *, wait: bool) -> bool:
-        """Reads the oldest; False where there is none, or, for who waits, none any more."""
-        try:
-            if not self._permits.get(block=wait):
-                self._permits.put(False)
-                return False
-        except Empty:
-            return False
+    def wait_for_call(self) -> bool:
+        """Waits until there may be more to do; False where there never will be."""
+        return self._calls.get() and not self._is_ended
+
+    def read_next(self) -> bool:
+        """Reads the next batches; False where there are none, or as many are begun as are wanted."""
         self._turn.acquire()
         try:
-            reading = self._readings.popleft()
-        except IndexError:  # forgotten meanwhile
+            is_wanted = len(self._begun) < self._depth and not self._is_ended
+            reading = self._look_at(0) if is_wanted else None
+            if reading is not None:
+                self._later.popleft()
+                self._n_decoded = max(0, self._n_decoded - 1)
+                self._begun.append(reading)
+        except BaseException:
+            self._turn.release()
+            raise
+        if reading is None:
             self._turn.release()
             return False
-        reading.is_begun = True
         reading.read(self.source, self._turn)
         return True
 
     def decode_ahead(self) -> None:
         """Has slabs decoded in the order in which batches need them, until there is no room for more."""
-        while self.wanted and self._turn.acquire(blocking=False):
+        while self._n_decoded <= self._lookahead and not self._is_ended and self._turn.acquire(blocking=False):
             try:
-                reading = self.wanted[0]
-                if not reading.is_begun and not self.source.prefetch(reading.rows()):
+                reading = self._look_at(self._n_decoded)
+                if reading is None or not self.source.prefetch(reading.rows()):
                     return
-                self.wanted.popleft()
-            except IndexError:  # forgotten meanwhile
-                return
+                self._n_decoded += 1
             finally:
                 self._turn.release()
 
+    def _look_at(self, place: int) -> _Reading | None:
+        """What is to be read after so many others; None behind the end. Only for who has the turn."""
+        while len(self._later) <= place:
+            tokens: list[BatchToken] = []
+            error = None
+            try:
+                tokens.extend(islice(self._tokens or (), self._together))
+            except Exception as raised:  # it belongs to the one who takes this batch
+                self._tokens, error = None, raised
+            if not tokens and error is None:
+                return None
+            self._later.append(_Reading(tokens, error))
+        return self._later[place]
+
 
 def _work(queue: _Queue) -> None:
-    queue.decode_ahead()
-    while queue.read_next(wait=True):
+    is_wanted = True
+    while is_wanted:
         queue.decode_ahead()
+        is_wanted = queue.read_next() or queue.wait_for_call()

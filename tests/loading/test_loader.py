@@ -279,3 +279,26 @@ def test_an_epoch_draws_its_permutation_once(dataset, num_workers, monkeypatch):
     assert not drawn
     assert sorted(rows_of(loader)) == list(range(50))
     assert len(drawn) == 1
+
+
+@pytest.mark.parametrize("n_good", [0, 1, 3, 29])
+def test_an_error_in_the_sampler_surfaces_after_the_batches_before_it(dataset, n_good, monkeypatch):
+    loader = loader_of(dataset)
+    tokens = list(loader.sampler.tokens(0))
+
+    def failing(sampler, epoch):
+        yield from tokens[:n_good]
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(PlanSampler, "tokens", failing)
+    seen = []
+    with pytest.raises(ZeroDivisionError):
+        seen.extend(batch[-1].tolist() for batch in loader)
+    assert seen == [token.rows.tolist() for token in tokens[:n_good]]
+    assert read_ahead_threads() == []
+
+
+def test_an_iterator_that_ended_stays_at_its_end(dataset):
+    batches = iter(loader_of(dataset))
+    assert len(list(batches)) == len(loader_of(dataset))
+    assert list(batches) == []
