@@ -17,12 +17,22 @@ from torch.utils.data import Dataset, get_worker_info
 
 from ..errors import H5ValueError
 from ..files import FieldNames, OpenOptions, process_pool
-from ..readers import BegunRead, PooledReader, Work, is_pooled, open_pooled, open_reader
+from ..readers import (
+    BegunRead,
+    MappedReader,
+    PlacedReader,
+    PooledReader,
+    Work,
+    is_pooled,
+    open_pooled,
+    open_reader,
+)
 from ..sampling import BlockTable
 from ..stats import Counters
 from ..types import BatchToken, Draws, IntArray, RowReader
 from .buffers import BufferPool
 from .randomness import asked_for, fresh_draws, generators, seed_streams
+from .runs import RunsAhead
 from .structure import Column, SampleStructure, Transform
 from .table import HELD_BYTES, FileTable, held_fields
 
@@ -69,7 +79,7 @@ class RowDataset(Dataset[Any]):
         mmap: map contiguous arrays into memory.
         cache_bytes: memory for decoded rows; worker processes share it.
         keeps: keep decoded rows after they were read in an epoch, for the next; None where all of them have a place.
-        in_runs: read arrays without chunks a run of rows at a time as well, for orders that mix runs.
+        in_runs: the order mixes runs of rows: have the system read those of arrays without chunks in one piece each.
     """
 
     def __init__(
@@ -103,6 +113,7 @@ class RowDataset(Dataset[Any]):
         self._pid = os.getpid()
         self._readers: dict[tuple[int, int], RowReader] = {}
         self._pooled: dict[int, PooledReader] | None = None
+        self._runs: RunsAhead | None = None
         self._lock = threading.Lock()
         self._buffers = BufferPool()
         self.work = Work()
@@ -146,6 +157,7 @@ class RowDataset(Dataset[Any]):
             H5DataChangedError: a file is no longer as it was when the dataset was made.
             H5CorruptError: stored bytes cannot be read back.
         """
+        self._name_runs(rows, epoch)
         return self.begin(rows, epoch)()
 
     def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
@@ -197,16 +209,36 @@ class RowDataset(Dataset[Any]):
             self._check_unchanged([0] if len(self.table.paths) == 1 else np.unique(self.table.locate(located)[0]))
             raise
 
-    def prefetch(self, rows: IntArray) -> bool:
-        """Has what these rows need decoded, in the threads of ``work``, where there is room.
+    def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
+        """Has what these rows need decoded, in the threads of ``work``, where there is room; or read by the system.
+
+        Args:
+            rows: indices into the dataset.
+            epoch: see ``gather``.
 
         Returns:
             Whether there was room for all of it.
         """
         located = rows if self.indices is None else self.indices[rows]
+        self._name_runs(rows, epoch)
         with self._blames_changes(located):
             had_room = [reader.prefetch(located) for reader in self._pooled_fields().values()]
         return all(had_room)
+
+    def _name_runs(self, rows: IntArray, epoch: int | None) -> None:
+        """Tells the system which runs of rows will be read, where the order mixes them."""
+        if not self.in_runs or epoch is None:
+            return
+        located = rows if self.indices is None else self.indices[rows]
+        if self._runs is None:
+            self._runs = RunsAhead(self.table.rows_per_block(self._held), np.diff(self.table.starts).tolist())
+        files, local = (None, located) if len(self.table.paths) == 1 else self.table.locate(located)
+        for file in [0] if files is None else np.unique(files).tolist():
+            for run in self._runs.new(file, local if files is None else local[files == file], epoch):
+                for field, is_held in enumerate(self._held):
+                    reader = None if is_held else self._reader(file, field)
+                    if isinstance(reader, PlacedReader | MappedReader):
+                        reader.will_need(run)
 
     @property
     def row_bytes(self) -> int:
@@ -217,6 +249,11 @@ class RowDataset(Dataset[Any]):
     def rows_per_slab(self) -> int:
         """Rows that are decoded together, at most; 0 where nothing is."""
         return max((reader.rows_per_slab for reader in self._pooled_fields().values()), default=0)
+
+    @property
+    def rows_per_run(self) -> int:
+        """Rows that the system reads in one piece, at most; 0 where it is not told to."""
+        return max(self.table.rows_per_block(self._held)) if self.in_runs else 0
 
     def finish(self, raw: RawBatch, *, samples: bool = False, draws: Draws | None = None) -> Any:
         """Transforms and collates; the second half of a batch.
@@ -288,7 +325,7 @@ class RowDataset(Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_readers", "_pooled", "_lock", "_buffers", "work"):
+        for name in ("_readers", "_pooled", "_runs", "_lock", "_buffers", "work"):
             del state[name]
         return state
 
@@ -331,14 +368,12 @@ class RowDataset(Dataset[Any]):
         if (cache_bytes, keeps, in_runs) != (self.cache_bytes, self.keeps, self.in_runs):
             self.cache_bytes, self.keeps, self.in_runs = cache_bytes, keeps, in_runs
             self.close()
-            self._pooled = None
+            self._pooled = self._runs = None
 
     def _open_pooled(self) -> dict[int, PooledReader]:
         layouts = list(zip(*self.table.layouts, strict=True))
         loose = [field for field in range(len(layouts)) if not self._held[field]]
         fields = [field for field in loose if any(is_pooled(array, self._options) for array in layouts[field])]
-        if self.in_runs and not fields:
-            fields = [field for field in loose if all(array.is_placed and array.row_bytes for array in layouts[field])]
         worker = get_worker_info()
         budget = self.cache_bytes // (worker.num_workers if worker else 1)
         total = sum(layouts[field][0].row_bytes for field in fields)

@@ -28,7 +28,8 @@ __all__ = ["H5DataLoader"]
 
 DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few to hold in memory
 MOST_TOGETHER = 16  # batches looked up at a time: what that costs is no longer seen beside copying them
-TOGETHER_BYTES = 8 << 20
+TOGETHER_BYTES = 3 << 20  # what is being read and was not taken yet stays in the cores' shared cache
+TOGETHER_BYTES_MIXED = 8 << 20  # where a batch takes rows of many slabs or runs: looking them up costs more
 MOST_LOOKAHEAD = 512  # batches after these that are looked at for what to decode; a token takes a kilobyte
 
 
@@ -137,7 +138,9 @@ class H5DataLoader(DataLoader[Any]):
 
     def _read_ahead(self, epoch: int) -> ReadAhead:
         batch_size, slab = self.sampler.batch_size, self.dataset.rows_per_slab
-        together = max(1, min(MOST_TOGETHER, TOGETHER_BYTES // max(1, batch_size * self.dataset.row_bytes)))
+        ahead = 2 * max(slab, self.dataset.rows_per_run)
+        most_bytes = TOGETHER_BYTES_MIXED if self.dataset.in_runs else TOGETHER_BYTES
+        together = max(1, min(MOST_TOGETHER, most_bytes // max(1, batch_size * self.dataset.row_bytes)))
         if self._depth is not None:
             together = max(1, min(together, self._depth // 2))
         return ReadAhead(
@@ -146,7 +149,7 @@ class H5DataLoader(DataLoader[Any]):
             self.sampler.tokens(epoch),
             self._depth or max(DEPTH, 2 * together),
             together=together,
-            lookahead=min(MOST_LOOKAHEAD, -(-2 * slab // batch_size)),
+            lookahead=min(MOST_LOOKAHEAD, -(-ahead // batch_size)),
             team=max(1, usable_cores() - 1) if slab else 0,
         )
 

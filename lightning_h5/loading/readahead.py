@@ -37,8 +37,8 @@ class BatchSource(Protocol):
         """Begins to read rows; called for one batch, or several together, after the other. What it gives reads them."""
         ...
 
-    def prefetch(self, rows: IntArray) -> bool:
-        """Has what rows need decoded; False where there was not room for all of it."""
+    def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
+        """Has what rows need decoded or read; False where there was not room for all of it."""
         ...
 
 
@@ -64,7 +64,7 @@ class _Reading:
     def rows(self) -> IntArray:
         """Rows of all batches."""
         rows = [token.rows for token in self._tokens]
-        return rows[0] if len(rows) == 1 else np.concatenate([np.empty(0, dtype=np.int64), *rows])
+        return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def read(self, source: BatchSource, turn: threading.Lock) -> None:
         """Reads them; gives up the turn once all that they need is on its way."""
@@ -90,6 +90,10 @@ class _Reading:
             turn.release()
         if complete is not None:
             self._raws.extend(complete().split(len(token.rows) for token in self._tokens))
+
+    def prefetch(self, source: BatchSource) -> bool:
+        """Has what they need decoded or read; False where there was not room for all of it."""
+        return not self._tokens or source.prefetch(self.rows(), self._tokens[0].epoch)
 
     def is_done(self) -> bool:
         """Whether they are read."""
@@ -210,8 +214,8 @@ class ReadAhead:
 class _Queue:
     """What is to be read, in order, by the thread and by a consumer who has to wait.
 
-    Whoever has the turn asks for tokens, begins to read the oldest, and gives the turn up once that has begun: so all
-    begin in order, and what it costs to make tokens is not the consumer's, as long as the thread keeps up.
+    Whoever has the turn begins to read the oldest, and gives the turn up once that has begun: so all begin in order.
+    Tokens are asked for outside of it, so that the thread can do so ahead while the consumer reads.
     """
 
     def __init__(
@@ -220,13 +224,13 @@ class _Queue:
         self.source = source
         self._tokens: Iterator[BatchToken] | None = tokens
         self._together, self._depth, self._lookahead = together, depth, lookahead
-        self._later: deque[_Reading] = deque()  # what comes next, as far as it was looked at
+        self._later: deque[_Reading] = deque()  # what comes next, as far as tokens were asked for
         self._n_decoded = 0  # of these, those whose slabs are all on their way
         self._begun: deque[_Reading] = deque()  # and not taken yet
-        self._turn = threading.Lock()
+        self._asking, self._turn = threading.Lock(), threading.Lock()
         self._is_ended = False
         self._calls: SimpleQueue[bool] = SimpleQueue()  # wakes the thread; False ends it
-        self._look_at(0)
+        self._ask_for(1)
 
     def take(self) -> _Reading | None:
         """The oldest that was begun, by the caller if by nobody else; None after the last one."""
@@ -254,10 +258,9 @@ class _Queue:
         """Reads the next batches; False where there are none, or as many are begun as are wanted."""
         self._turn.acquire()
         try:
-            is_wanted = len(self._begun) < self._depth and not self._is_ended
-            reading = self._look_at(0) if is_wanted else None
-            if reading is not None:
-                self._later.popleft()
+            reading = None
+            if len(self._begun) < self._depth and not self._is_ended and self._ask_for(1):
+                reading = self._later.popleft()
                 self._n_decoded = max(0, self._n_decoded - 1)
                 self._begun.append(reading)
         except BaseException:
@@ -271,28 +274,33 @@ class _Queue:
 
     def decode_ahead(self) -> None:
         """Has slabs decoded in the order in which batches need them, until there is no room for more."""
-        while self._n_decoded <= self._lookahead and not self._is_ended and self._turn.acquire(blocking=False):
+        while not self._is_ended and (place := self._n_decoded) <= self._lookahead:
+            if not self._ask_for(place + 1) or not self._turn.acquire(blocking=False):
+                return
             try:
-                reading = self._look_at(self._n_decoded)
-                if reading is None or not self.source.prefetch(reading.rows()):
-                    return
-                self._n_decoded += 1
+                if place == self._n_decoded and place < len(self._later):  # nobody was faster
+                    if not self._later[place].prefetch(self.source):
+                        return
+                    self._n_decoded += 1
             finally:
                 self._turn.release()
 
-    def _look_at(self, place: int) -> _Reading | None:
-        """What is to be read after so many others; None behind the end. Only for who has the turn."""
-        while len(self._later) <= place:
-            tokens: list[BatchToken] = []
-            error = None
-            try:
-                tokens.extend(islice(self._tokens or (), self._together))
-            except Exception as raised:  # it belongs to the one who takes this batch
-                self._tokens, error = None, raised
-            if not tokens and error is None:
-                return None
-            self._later.append(_Reading(tokens, error))
-        return self._later[place]
+    def _ask_for(self, n: int) -> bool:
+        """Asks for tokens until so many readings come next; False where there are no more."""
+        if len(self._later) >= n:
+            return True
+        with self._asking:
+            while len(self._later) < n:
+                tokens: list[BatchToken] = []
+                error = None
+                try:
+                    tokens.extend(islice(self._tokens or (), self._together))
+                except Exception as raised:  # it belongs to the one who takes this batch
+                    self._tokens, error = None, raised
+                if not tokens and error is None:
+                    return False
+                self._later.append(_Reading(tokens, error))
+        return True
 
 
 def _work(queue: _Queue) -> None:

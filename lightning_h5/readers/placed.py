@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5CorruptError
-from ..files import ArrayLayout
+from ..files import ArrayLayout, process_pool
 from ..stats import Counters
 from ..types import IntArray
 from .base import LayoutReader
@@ -49,6 +49,40 @@ class _StoredRows(LayoutReader):
         """Copies stored rows, one after the other, into bytes."""
         raise NotImplementedError
 
+    def _places(self, rows: IntArray) -> IntArray:
+        """Where in the file rows begin."""
+        table = self.layout.table
+        if table is None:
+            return self._offset + rows * self._row_bytes
+        chunks, within = np.divmod(rows, self.layout.rows_per_chunk)
+        places: IntArray = table.offsets[chunks] + within * self._row_bytes
+        return places
+
+    def will_need(self, rows: range) -> None:
+        """Has the system read neighbouring rows in large pieces, where it takes such advice; waits for nothing.
+
+        They are read from its page cache then. A piece of which both ends are there already costs 2 microseconds.
+        """
+        if not rows or not self._row_bytes or not hasattr(os, "posix_fadvise"):
+            return
+        firsts, piece = [rows.start], len(rows)
+        if self.layout.table is not None:
+            piece = self.layout.rows_per_chunk
+            firsts = list(range(rows.start // piece * piece, rows.stop, piece))
+        with process_pool().descriptor(self.layout.path) as fd:
+            for place in self._places(np.array(firsts)).tolist():
+                n_bytes = piece * self._row_bytes
+                if not (_is_cached(fd, place) and _is_cached(fd, place + n_bytes - 1)):
+                    os.posix_fadvise(fd, place, n_bytes, os.POSIX_FADV_WILLNEED)
+
+
+def _is_cached(fd: int, place: int) -> bool:
+    """Whether a byte of a file is surely in the system's page cache."""
+    try:
+        return os.preadv(fd, [bytearray(1)], place, os.RWF_NOWAIT) == 1
+    except (OSError, AttributeError):  # it is not, or this system or file system cannot say
+        return False
+
 
 class PlacedReader(_StoredRows):
     """Reads rows by position, neighbours in the file in one piece, a batch in one call (see ``scatter``).
@@ -71,15 +105,6 @@ class PlacedReader(_StoredRows):
         read_stored(
             self.layout, out, starts, stops, offsets, lambda piece, at: f"row {rows[first[piece] + at // n_bytes]}"
         )
-
-    def _places(self, rows: IntArray) -> IntArray:
-        """Where in the file rows begin."""
-        table = self.layout.table
-        if table is None:
-            return self._offset + rows * self._row_bytes
-        chunks, within = np.divmod(rows, self.layout.rows_per_chunk)
-        places: IntArray = table.offsets[chunks] + within * self._row_bytes
-        return places
 
 
 class MappedReader(_StoredRows):

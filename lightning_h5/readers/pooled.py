@@ -64,6 +64,7 @@ class PooledReader:
         self._rows, self._keeps = rows, keeps
         self._lock = threading.Lock()
         self._pool: SlabPool | None = None
+        self._all: npt.NDArray[np.int32] | None = None  # rows of this dataset in each slab, and what is left of them
         self._left: npt.NDArray[np.int32] | None = None
         self._epoch: int | None = None
 
@@ -97,9 +98,9 @@ class PooledReader:
         if len(rows):
             check_bounds(rows, len(self), self._name)
         slabs, within = self._locate(rows)
-        if (complete := self._pool) is not None and (slots := complete.places(slabs)) is not None:
-            self._counters.add(slabs_used=len(np.unique(slabs)))
-            return CompleteRead(complete, slots * complete.slot_rows + within, out)
+        if (complete := self._pool) is not None and complete.is_complete():
+            self._counters.add(slabs_used=_n_different(slabs))
+            return CompleteRead(complete, complete.places(slabs) * complete.slot_rows + within, out)
         needed, which = np.unique(slabs, return_inverse=True)
         self._counters.add(slabs_used=len(needed))
         pool = self._ready_pool()
@@ -113,10 +114,10 @@ class PooledReader:
 
     def prefetch(self, rows: IntArray) -> bool:
         """Has slabs of these rows loaded, as far as there are free places; False where there were too few."""
-        needed = np.unique(self._locate(np.asarray(rows, dtype=np.int64))[0])
         pool = self._ready_pool()
-        if pool is None:
+        if pool is None or pool.is_complete():
             return True
+        needed = np.unique(self._locate(np.asarray(rows, dtype=np.int64))[0])
         lease = pool.reserve(needed, self._tasks_of(needed))
         self.load(pool, needed, lease)
         return bool((lease.slots >= 0).all())
@@ -196,10 +197,14 @@ class PooledReader:
                 self._keeps = len(pool) >= int(np.count_nonzero(self._rows_of_slabs()))
             if self._keeps:
                 return np.zeros(len(slabs), dtype=np.bool_)
+            if self._all is None:
+                self._all = self._rows_of_slabs()
             if self._left is None or self._epoch != epoch:
-                self._left, self._epoch = self._rows_of_slabs(), epoch
-            self._left[slabs] -= counts
-            return self._left[slabs] <= 0
+                self._left, self._epoch = self._all.copy(), epoch
+            left = self._left[slabs] - counts
+            is_done = left <= 0
+            self._left[slabs] = np.where(is_done, self._all[slabs], left)  # should the epoch be read once more
+            return is_done
 
     def _rows_of_slabs(self) -> npt.NDArray[np.int32]:
         """Rows of this dataset in each slab."""
@@ -329,6 +334,12 @@ class PooledRead:
         is_placed = lease.slots >= 0
         counts = np.where(is_placed, counts, 0)
         return is_placed & self._reader.note_read(self._pool, self._slabs[self._part], counts, epoch)
+
+
+def _n_different(numbers: IntArray) -> int:
+    """How many different numbers there are; a fifth of what ``unique`` takes."""
+    ordered = np.sort(numbers)
+    return min(1, len(ordered)) + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
 def _copy_rows(rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, out: npt.NDArray[Any]) -> None:

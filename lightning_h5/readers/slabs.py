@@ -21,10 +21,12 @@ class Lease(NamedTuple):
     Attributes:
         slots: slot of each slab that was asked, or -1 where there was no place, shape ``(n,)``.
         is_new: which of them were not there and have to be loaded, shape ``(n,)``.
+        held: the slots that are one.
     """
 
     slots: IntArray
     is_new: npt.NDArray[np.bool_]
+    held: IntArray
 
 
 class SlabPool:
@@ -65,15 +67,15 @@ class SlabPool:
     def __len__(self) -> int:
         return len(self._slab_of)
 
-    def places(self, slabs: IntArray) -> IntArray | None:
-        """The slot of each slab, where all slabs there are have been loaded; then none ever leaves. Else None."""
-        if not self._is_complete:
-            if self._free or len(self) < len(self._slot_of):
-                return None
+    def is_complete(self) -> bool:
+        """Whether all slabs there are have been loaded; then none ever leaves."""
+        if not self._is_complete and not self._free and len(self) >= len(self._slot_of):
             with self._changed:
                 self._is_complete = not (self._n_tasks.any() or self._errors or (self._slot_of < 0).any())
-            if not self._is_complete:
-                return None
+        return self._is_complete
+
+    def places(self, slabs: IntArray) -> IntArray:
+        """The slot of each slab, of a pool that is complete."""
         return self._slot_of[slabs].astype(np.int64)
 
     def slot(self, slot: int) -> npt.NDArray[Any]:
@@ -94,12 +96,11 @@ class SlabPool:
             if not self._n_holders and not self._free and (self._slot_of[slabs] < 0).all():
                 self._evict(len(slabs))
             lease = self._place(slabs, n_tasks)
-            held = lease.slots[lease.slots >= 0]
-            if len(held):
-                self._is_done[held] = False
-                self._n_leases[held] += 1
+            if len(lease.held):
+                self._is_done[lease.held] = False
+                self._n_leases[lease.held] += 1
                 self._n_holders += 1
-                self._touch(held)
+                self._touch(lease.held)
             return lease
 
     def wait_for_room(self) -> None:
@@ -123,12 +124,10 @@ class SlabPool:
             is_done: which slabs nobody will ask for again in this epoch.
         """
         with self._changed:
-            held = lease.slots >= 0
-            slots = lease.slots[held]
-            self._n_leases[slots] -= 1
+            self._n_leases[lease.held] -= 1
             self._n_holders -= 1
-            self._is_done[slots] |= is_done[held]
-            self._release(slots)
+            self._is_done[lease.held] |= is_done[lease.slots >= 0]
+            self._release(lease.held)
             self._changed.notify_all()
 
     def finish_task(self, slots: IntArray, error: Exception | None = None) -> None:
@@ -149,7 +148,7 @@ class SlabPool:
 
     def is_loaded(self, lease: Lease) -> bool:
         """Whether all slabs of a lease are there, or failed."""
-        return not self._n_tasks[lease.slots[lease.slots >= 0]].any()
+        return not self._n_tasks[lease.held].any()
 
     def wait(self, lease: Lease) -> None:
         """Waits until all slabs of a lease are there, or failed."""
@@ -181,7 +180,7 @@ class SlabPool:
             self._slot_of[slabs[placed]] = found
             self._slab_of[found] = slabs[placed]
             self._n_tasks[found] = n_tasks[placed]
-        return Lease(slots, is_new)
+        return Lease(slots, is_new, slots if len(missing) == is_new.sum() else slots[slots >= 0])
 
     def _take_free(self, n: int) -> list[int]:
         taken = [self._free.popitem()[0] for _ in range(min(n, len(self._free)))]

@@ -9,6 +9,9 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
+# NumPy's `unique` imports it when it is first called. A process that is forked while a thread of ours does that has the
+# import's lock held for ever.
+import numpy.ma  # noqa: F401
 from torch.utils.data import get_worker_info
 
 __all__ = ["Work", "usable_cores"]

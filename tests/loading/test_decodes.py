@@ -50,6 +50,18 @@ def test_one_rank_decodes_each_chunk_once_an_epoch(file, shuffle, together):
     assert (found[1:] >= CHUNKS - BUDGET // BLOCK).all()
 
 
+def test_an_epoch_that_is_read_again_decodes_each_chunk_once_again(file):
+    module = LazyH5DataModule(file, x_key="x", batch_size=64, shuffle_bytes=BUDGET, cache_bytes=BUDGET)
+    module.setup("fit")
+    loader = module.train_dataloader()
+    for _ in range(3):
+        loader.sampler.set_epoch(4)
+        before = loader.counters.total()["chunks_decoded"]
+        assert sum(len(x) for x in loader) == ROWS
+        assert loader.counters.total()["chunks_decoded"] - before <= CHUNKS
+    module.teardown()
+
+
 FILTERED = {"all rows": {}, "half of the rows": {"val_fraction": 0.5}}
 
 
