@@ -13,6 +13,7 @@ from rows import IMAGES, SIGNALS, RowKind
 PLAIN, WHOLE = "plain h5py", "h5py, whole batches"
 OURS, FITS = "lightning_h5", "lightning_h5, 512 MiB"
 MAPPED, WINDOW = "lightning_h5, mmap=True", "lightning_h5, window"
+MAPPED_WINDOW = f"{MAPPED}, window"
 DECODE, PREADV, MEMORY = "bare decode loop", "bare preadv", "index_select in memory"
 
 
@@ -46,6 +47,7 @@ UNCHUNKED = (
     Way(name=OURS, team=OURS),
     Way(name=MAPPED, team=MAPPED, options={"mmap": True}),
     Way(name=WINDOW, team=WINDOW, options={"shuffle": "window", **BUDGET}),
+    Way(name=MAPPED_WINDOW, team=MAPPED_WINDOW, options={"shuffle": "window", "mmap": True, **BUDGET}),
 )
 
 
@@ -88,6 +90,7 @@ def together(times_plain: float) -> tuple[Target, ...]:
         Target(of=OURS, against=PLAIN, least=times_plain),
         Target(of=OURS, against=WHOLE, least=None),
         Target(of=OURS, against="litdata", least=5.0),
+        Target(of=OURS, against="litdata with arrays", least=None),
         Target(of=OURS, against="mosaicml-streaming", least=4.0),
         Target(of=OURS, against="ffcv", least=None),
         Target(of=OURS, against=DECODE, least=0.85),
@@ -110,6 +113,7 @@ NO_CHUNKS = (
     Target(of=OURS, against=PREADV, least=0.9),
     Target(of=MAPPED, against="ffcv", least=1.0),
     Target(of=WINDOW, against=MEMORY, least=0.8),
+    Target(of=MAPPED_WINDOW, against=MEMORY, least=None),
 )
 GZIP, SHUFFLED, LZF = {"compression": "gzip"}, {"compression": "gzip", "shuffle": True}, {"compression": "lzf"}
 CASES = {

@@ -51,7 +51,7 @@ def contenders(
             place = folder / peer
             place.mkdir()
             epochs = peers[peer](data, place, stack)
-            found += [Contender(name=name, team=peer, epoch=epoch) for name, epoch in epochs.items()]
+            found += [Contender(name=n, team=n.rpartition(", ")[0], epoch=epoch) for n, epoch in epochs.items()]
     found += [our_contender(way, data, stack) for way in case.ways]
     if data.chunks is None:
         found.append(

@@ -52,15 +52,15 @@ class Part:
         value = self.build([column[place] for column in columns])
         return value if self.transform is None else self.transform(value, **generators(self.asks_for, draws, row))
 
-    def batch(self, columns: Sequence[Column], rows: list[int], draws: Draws) -> Any:
+    def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws) -> Any:
         """All rows' part; as it was read where nothing runs on single samples."""
         if self.transform is None:
             return self.build(columns)
-        if not rows:
+        if not len(rows):
             raise H5ValueError(
                 "a batch of no rows was asked for, and the transform runs on single samples. Ask for rows."
             )
-        batch = default_collate([self.sample(columns, place, row, draws) for place, row in enumerate(rows)])
+        batch = default_collate([self.sample(columns, place, row, draws) for place, row in enumerate(rows.tolist())])
         # torch makes a list of tuples' parts; without a transform it is a tuple.
         return tuple(batch) if self.fields.kind == "tuple" and isinstance(batch, list) else batch
 
@@ -104,7 +104,7 @@ class SampleStructure:
 
     def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws) -> Any:
         """A collated batch."""
-        parts = [part.batch(own, rows.tolist(), draws) for part, own in self._parts(columns)]
+        parts = [part.batch(own, rows, draws) for part, own in self._parts(columns)]
         return self._join(parts, torch.from_numpy(rows.copy()) if self.with_index else None)
 
     def _parts(self, columns: Sequence[Column]) -> list[tuple[Part, Sequence[Column]]]:
