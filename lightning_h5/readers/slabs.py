@@ -57,8 +57,7 @@ class SlabPool:
         self._n_leases = np.zeros(n_slots, dtype=np.int32)
         self._used = np.zeros(n_slots, dtype=np.int64)
         self._is_done = np.zeros(n_slots, dtype=np.bool_)  # nobody will ask for its slab again in this epoch
-        self._is_free = np.ones(n_slots, dtype=np.bool_)
-        self._free = dict.fromkeys(range(n_slots - 1, -1, -1))  # the same in order: last in, first out
+        self._free = _Stack(n_slots)  # slots: last in, first out, so that few of them are ever touched
         self._errors: dict[int, Exception] = {}
         self._is_complete = False
         self._clock = 0
@@ -69,7 +68,7 @@ class SlabPool:
 
     def is_complete(self) -> bool:
         """Whether all slabs there are have been loaded; then none ever leaves."""
-        if not self._is_complete and not self._free and len(self) >= len(self._slot_of):
+        if not self._is_complete and not len(self._free) and len(self) >= len(self._slot_of):
             with self._changed:
                 self._is_complete = not (self._n_tasks.any() or self._errors or (self._slot_of < 0).any())
         return self._is_complete
@@ -93,7 +92,7 @@ class SlabPool:
             n_tasks: for each, the tasks that load it where it is not there.
         """
         with self._changed:
-            if not self._n_holders and not self._free and (self._slot_of[slabs] < 0).all():
+            if not self._n_holders and not len(self._free) and (self._slot_of[slabs] < 0).all():
                 self._evict(len(slabs))
             lease = self._place(slabs, n_tasks)
             if len(lease.held):
@@ -106,7 +105,7 @@ class SlabPool:
     def wait_for_room(self) -> None:
         """Waits until a lease of at least one slab can be had."""
         with self._changed:
-            while not self._free and (self._n_holders or not len(self._idle())):
+            while not len(self._free) and (self._n_holders or not len(self._idle())):
                 self._changed.wait()
 
     def reserve(self, slabs: IntArray, n_tasks: IntArray) -> Lease:
@@ -138,9 +137,8 @@ class SlabPool:
         with self._changed:
             self._n_tasks[slots] -= 1
             if error is not None:
-                for slot in slots.tolist():
-                    self._errors[slot] = error
-                    self._forget(slot)
+                self._forget(slots)
+                self._errors |= dict.fromkeys(slots.tolist(), error)
                 self._is_done[slots] = True
             if self._errors:
                 self._release(slots)
@@ -167,13 +165,12 @@ class SlabPool:
         slots = self._slot_of[slabs].astype(np.int64)
         missing = np.flatnonzero(slots < 0)
         if len(missing) < len(slabs):
-            here = slots if not len(missing) else slots[slots >= 0]
-            for slot in here[self._is_free[here]].tolist():  # it was free and is needed again
-                del self._free[slot]
-                self._is_free[slot] = False
+            self._free.remove(slots if not len(missing) else slots[slots >= 0])  # those that are needed again
         is_new = np.zeros(len(slabs), dtype=np.bool_)
         if len(missing):
-            found = self._take_free(len(missing))
+            found = self._free.pop(len(missing))
+            self._is_done[found] = False
+            self._forget(found)
             placed = missing[: len(found)]
             slots[placed] = found
             is_new[placed] = True
@@ -182,26 +179,19 @@ class SlabPool:
             self._n_tasks[found] = n_tasks[placed]
         return Lease(slots, is_new, slots if len(missing) == is_new.sum() else slots[slots >= 0])
 
-    def _take_free(self, n: int) -> list[int]:
-        taken = [self._free.popitem()[0] for _ in range(min(n, len(self._free)))]
-        self._is_free[taken] = self._is_done[taken] = False
-        for slot in taken:
-            self._forget(slot)
-            self._errors.pop(slot, None)
-        return taken
-
-    def _forget(self, slot: int) -> None:
-        """No slab is found in a slot any more."""
-        if (slab := self._slab_of[slot]) != NOWHERE:
-            self._slot_of[slab] = NOWHERE
-            self._slab_of[slot] = NOWHERE
+    def _forget(self, slots: IntArray) -> None:
+        """No slab is found in these slots any more, and nothing went wrong in them."""
+        slabs = self._slab_of[slots]
+        self._slot_of[slabs[slabs != NOWHERE]] = NOWHERE
+        self._slab_of[slots] = NOWHERE
+        if self._errors:
+            for slot in slots.tolist():
+                self._errors.pop(slot, None)
 
     def _release(self, slots: IntArray) -> None:
         """Frees those slots that nobody needs, holds or writes to."""
-        idle = self._is_done[slots] & (self._n_leases[slots] == 0) & (self._n_tasks[slots] == 0) & ~self._is_free[slots]
-        for slot in slots[idle].tolist():
-            self._is_free[slot] = True
-            self._free[slot] = None
+        idle = self._is_done[slots] & (self._n_leases[slots] == 0) & (self._n_tasks[slots] == 0)
+        self._free.push(slots[idle & ~self._free.has[slots]])
 
     def _evict(self, n: int) -> None:
         """Frees the slots that were not used for longest."""
@@ -213,8 +203,62 @@ class SlabPool:
             self._release(oldest[np.argsort(-self._used[oldest])])
 
     def _idle(self) -> IntArray:
-        return np.flatnonzero((self._n_leases == 0) & (self._n_tasks == 0) & ~self._is_free)
+        return np.flatnonzero((self._n_leases == 0) & (self._n_tasks == 0) & ~self._free.has)
 
     def _touch(self, slots: IntArray) -> None:
         self._clock += 1
         self._used[slots] = self._clock
+
+
+class _Stack:
+    """Numbers below ``n``, last in, first out, of which any can be removed; many at a time. Full at first: 0 on top."""
+
+    def __init__(self, n: int) -> None:
+        self.has = np.ones(n, dtype=np.bool_)
+        self._n = n
+        # Entries; one whose number was removed stays behind, and counts no more: its number's place is another.
+        self._entries = np.concatenate([np.arange(n - 1, -1, -1), np.zeros(n, dtype=np.int64)])
+        self._place = np.arange(n - 1, -1, -1)
+        self._top = n
+
+    def __len__(self) -> int:
+        return self._n
+
+    def push(self, numbers: IntArray) -> None:
+        """Adds numbers that are not there, the last one on top."""
+        if self._top + len(numbers) > len(self._entries):
+            kept = self._entries[: self._top][self._counts(0, self._top)]
+            self._entries[: len(kept)] = kept
+            self._place[kept] = np.arange(len(kept))
+            self._top = len(kept)
+        places = np.arange(self._top, self._top + len(numbers))
+        self._entries[places] = numbers
+        self._place[numbers] = places
+        self.has[numbers] = True
+        self._top += len(numbers)
+        self._n += len(numbers)
+
+    def pop(self, n: int) -> IntArray:
+        """Takes as many as there are, at most ``n``; the topmost first."""
+        n = min(n, self._n)
+        parts = [np.empty(0, dtype=np.int64)]
+        while n:
+            bottom = max(0, self._top - n)
+            found = self._entries[bottom : self._top][self._counts(bottom, self._top)][::-1]
+            self.has[found] = False
+            self._top = bottom
+            self._n -= len(found)
+            n -= len(found)
+            parts.append(found)
+        return np.concatenate(parts)
+
+    def remove(self, numbers: IntArray) -> None:
+        """Takes those of some different numbers that are there."""
+        there = numbers[self.has[numbers]]
+        self.has[there] = False
+        self._n -= len(there)
+
+    def _counts(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
+        entries = self._entries[start:stop]
+        counts: npt.NDArray[np.bool_] = self.has[entries] & (self._place[entries] == np.arange(start, stop))
+        return counts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, islice, repeat
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..files import ArrayLayout
 from ..stats import Counters
 from ..types import IntArray
 from .base import LayoutReader
-from .codecs import Pipeline
+from .codecs import Pipeline, address
 from .stored import read_stored
 
 __all__ = ["ChunkSource", "ReaderSource", "SlabSource"]
@@ -123,17 +123,31 @@ class ChunkSource:
     def load(self, slabs: Sequence[int], parts: range, memory: Sequence[npt.NDArray[Any]]) -> None:
         """See ``SlabSource.load``."""
         if self._is_direct:
-            for slab, data, rows in zip(slabs, self._read(slabs), memory, strict=True):
-                if self._table.offsets[slab] < 0:
-                    rows[...] = self._fill
-                else:
-                    self._undo(slab, data, rows.reshape(-1).view(np.uint8))
+            self._load_direct(slabs, memory)
             return
         chunks = [slab * self.n_parts + part for slab in slabs for part in parts]
         pieces = zip(chunks, self._read(chunks), strict=True)
         for rows in memory:
             for line in _lines(parts, self._per_line):
                 self._load_line(list(islice(pieces, len(line))), line[0], rows)
+
+    def _load_direct(self, slabs: Sequence[int], memory: Sequence[npt.NDArray[Any]]) -> None:
+        """Slabs of one chunk each, decoded where they belong."""
+        pieces, table, native = self._read(slabs), self._table, self._pipeline.native
+        if native is not None and (table.offsets[slabs] >= 0).all() and not table.masks[slabs].any():
+            sizes = list(map(len, pieces))
+            first = address(pieces[0])  # they lie one after the other
+            sources = [first + start for start in accumulate(sizes[:-1], initial=0)]
+            n_bytes = repeat(self._layout.chunk_bytes)
+            failed = native.each(list(zip(sources, sizes, map(address, memory), n_bytes, strict=False)))
+            if failed is not None:
+                raise self._broken(slabs[failed[0]], sizes[failed[0]], failed[1])
+            return
+        for slab, data, rows in zip(slabs, pieces, memory, strict=True):
+            if table.offsets[slab] < 0:
+                rows[...] = self._fill
+            else:
+                self._undo(slab, data, rows.reshape(-1).view(np.uint8))
 
     def pick(self, slab: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
         """See ``SlabSource.pick``; holds one chunk at a time."""
@@ -198,11 +212,14 @@ class ChunkSource:
         try:
             self._pipeline.decode(data, int(self._table.masks[chunk]), out)
         except Exception as error:
-            raise H5CorruptError(
-                f"{self._name(chunk)} of {self._layout.key!r} in {self._layout.path!r} (byte "
-                f"{self._table.offsets[chunk]:,}, {len(data):,} bytes) does not decode: {error}. "
-                "The file is damaged there; copy it again, or write it again without these rows."
-            ) from error
+            raise self._broken(chunk, len(data), error) from error
+
+    def _broken(self, chunk: int, n_bytes: int, why: object) -> H5CorruptError:
+        return H5CorruptError(
+            f"{self._name(chunk)} of {self._layout.key!r} in {self._layout.path!r} (byte "
+            f"{self._table.offsets[chunk]:,}, {n_bytes:,} bytes) does not decode: {why}. "
+            "The file is damaged there; copy it again, or write it again without these rows."
+        )
 
     def _region(self, part: int) -> tuple[slice, ...]:
         """Where a part lies along the axes of a row."""

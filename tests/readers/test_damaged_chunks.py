@@ -316,7 +316,7 @@ def test_an_interrupted_read_leaves_nothing_that_others_wait_for(make_h5, monkey
 
 
 def test_a_decoder_that_fails_in_any_way_is_a_damaged_chunk(make_h5, monkeypatch):
-    path = make_h5(x=array(("gzip",)))
+    path = make_h5(x=array(("shuffle", "gzip")))
     reader = open_pool(look(path), n_slabs=1)
     for wrong in (OSError(5, "Input/output error"), ZeroDivisionError(), RuntimeError("error -4")):
 

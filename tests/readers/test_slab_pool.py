@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 import pytest
 from factories import in_threads
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from lightning_h5.readers.slabs import SlabPool
+from lightning_h5.readers.slabs import SlabPool, _Stack
 
 SLOT_ROWS, ROW_SHAPE = 2, (3,)
 
@@ -310,3 +310,26 @@ def test_keeping_books_takes_no_more_memory_from_epoch_to_epoch():
         load(pool, range(4), held)
         give_back(pool, held, is_done=True)
     assert len(pool._free) < 100
+
+
+@given(st.integers(1, 8), st.data())
+def test_free_slots_are_taken_last_in_first_out_and_can_be_taken_back_from_anywhere(n, data):
+    stack, model = _Stack(n), dict.fromkeys(range(n - 1, -1, -1))
+    for _ in range(data.draw(st.integers(0, 40))):
+        match data.draw(st.sampled_from(["pop", "push", "remove"])):
+            case "pop":
+                n_taken = data.draw(st.integers(0, n + 2))
+                expected = [model.popitem()[0] for _ in range(min(n_taken, len(model)))]
+                assert stack.pop(n_taken).tolist() == expected
+            case "push":
+                new = data.draw(st.permutations(sorted(set(range(n)) - set(model))))
+                new = new[: data.draw(st.integers(0, len(new)))]
+                stack.push(np.array(new, dtype=np.int64))
+                model |= dict.fromkeys(new)
+            case "remove":
+                some = data.draw(st.lists(st.integers(0, n - 1), unique=True, max_size=n))
+                stack.remove(np.array(some, dtype=np.int64))
+                for number in some:
+                    model.pop(number, None)
+        assert len(stack) == len(model)
+        assert np.flatnonzero(stack.has).tolist() == sorted(model)
