@@ -11,7 +11,7 @@ from ..files import ArrayLayout
 from ..stats import Counters
 from ..types import IntArray
 
-__all__ = ["LayoutReader", "check_bounds"]
+__all__ = ["LayoutReader", "address", "check_bounds"]
 
 
 class LayoutReader:
@@ -69,3 +69,8 @@ def check_bounds(rows: IntArray, n_rows: int, name: str) -> None:
         return
     wrong = int(rows.min()) if rows.min() < 0 else int(rows.max())
     raise IndexError(f"row {wrong} was asked of {name}, which has {n_rows} rows. Ask for rows from 0 to {n_rows - 1}.")
+
+
+def address(data: npt.NDArray[Any]) -> int:
+    """Where an array's memory begins."""
+    return int(data.__array_interface__["data"][0])

@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..files import ArrayLayout, Filter
+from .base import address
 from .checksum import fletcher32
 
-__all__ = ["NativeDecoder", "Pipeline", "address", "why_not_decodable"]
+__all__ = ["NativeDecoder", "Pipeline", "why_not_decodable"]
 
 GZIP, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
 BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
@@ -366,8 +367,3 @@ def _all_of(n_bytes: int, out: Bytes) -> None:
 def _same_size(data: Bytes, out: Bytes) -> None:
     if len(data) != len(out):
         raise ValueError(f"it has {len(data):,} bytes, not {len(out):,}")
-
-
-def address(data: npt.NDArray[Any]) -> int:
-    """Where an array's memory begins."""
-    return int(data.__array_interface__["data"][0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,8 @@ class _StoredRows(LayoutReader):
     def will_need(self, rows: range) -> None:
         """Has the system read neighbouring rows in large pieces, where it takes such advice; waits for nothing.
 
-        They are read from its page cache then. A piece of which both ends are there already costs 2 microseconds.
+        They are read from its page cache then. A piece of which both ends are there already costs 2 microseconds. Never
+        fails: who reads the rows hears what is wrong.
         """
         if not rows or not self._row_bytes or not hasattr(os, "posix_fadvise"):
             return
@@ -69,7 +71,7 @@ class _StoredRows(LayoutReader):
         if self.layout.table is not None:
             piece = self.layout.rows_per_chunk
             firsts = list(range(rows.start // piece * piece, rows.stop, piece))
-        with process_pool().descriptor(self.layout.path) as fd:
+        with suppress(OSError), process_pool().descriptor(self.layout.path) as fd:
             for place in self._places(np.array(firsts)).tolist():
                 n_bytes = piece * self._row_bytes
                 if not (_is_cached(fd, place) and _is_cached(fd, place + n_bytes - 1)):

@@ -366,7 +366,7 @@ def _tasks(pool: SlabPool, source: SlabSource, slabs: IntArray, slots: IntArray)
 def _load(pool: SlabPool, source: SlabSource, slabs: list[int], slots: IntArray, parts: range) -> None:
     """A task: loads the same parts of some slabs."""
     try:
-        source.load(slabs, parts, [pool.slot(slot)[: source.rows_per_slab] for slot in slots.tolist()])
+        source.load(slabs, parts, pool.memory(slots, source.rows_per_slab))
     except Exception as error:
         if len(slabs) == 1:
             pool.finish_task(slots, error)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..types import IntArray
+from .base import address
 
-__all__ = ["Lease", "SlabPool"]
+__all__ = ["Lease", "SlabPool", "SlotMemory"]
 
 NOWHERE = -1
 
@@ -27,6 +29,31 @@ class Lease(NamedTuple):
     slots: IntArray
     is_new: npt.NDArray[np.bool_]
     held: IntArray
+
+
+class SlotMemory(Sequence[npt.NDArray[Any]]):
+    """The memory of slots, one after the other: as arrays of shape ``(n_rows, *row_shape)``, or as bare addresses.
+
+    Args:
+        rows: the pool's rows.
+        firsts: the first row of each slot.
+        n_rows: rows of each.
+    """
+
+    def __init__(self, rows: npt.NDArray[Any], firsts: IntArray, n_rows: int) -> None:
+        self._rows, self._firsts, self._n_rows = rows, firsts, n_rows
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def __getitem__(self, at: Any) -> Any:
+        first = int(self._firsts[at])
+        return self._rows[first : first + self._n_rows]
+
+    def addresses(self) -> list[int]:
+        """Where each begins."""
+        addresses: list[int] = (address(self._rows) + self._firsts * self._rows.strides[0]).tolist()
+        return addresses
 
 
 class SlabPool:
@@ -77,9 +104,9 @@ class SlabPool:
         """The slot of each slab, of a pool that is complete."""
         return self._slot_of[slabs].astype(np.int64)
 
-    def slot(self, slot: int) -> npt.NDArray[Any]:
-        """A slot's memory, shape ``(slot_rows, *row_shape)``."""
-        return self.rows[slot * self.slot_rows : (slot + 1) * self.slot_rows]
+    def memory(self, slots: IntArray, n_rows: int) -> SlotMemory:
+        """The first rows of some slots."""
+        return SlotMemory(self.rows, slots * self.slot_rows, n_rows)
 
     def lease(self, slabs: IntArray, n_tasks: IntArray) -> Lease:
         """Holds as many slabs as have a place; none where others have to give places back first (``wait_for_room``).

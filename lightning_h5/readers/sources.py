@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice, repeat
+from itertools import islice, repeat
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -19,8 +19,9 @@ from ..errors import H5CorruptError
 from ..files import ArrayLayout
 from ..stats import Counters
 from ..types import IntArray
-from .base import LayoutReader
-from .codecs import Pipeline, address
+from .base import LayoutReader, address
+from .codecs import Pipeline
+from .slabs import SlotMemory
 from .stored import read_stored
 
 __all__ = ["ChunkSource", "ReaderSource", "SlabSource"]
@@ -47,13 +48,13 @@ class SlabSource(Protocol):
     n_parts: int
     parts_together: int
 
-    def load(self, slabs: Sequence[int], parts: range, memory: Sequence[npt.NDArray[Any]]) -> None:
+    def load(self, slabs: Sequence[int], parts: range, memory: SlotMemory) -> None:
         """Loads the same parts of some slabs.
 
         Args:
             slabs: the slabs.
             parts: numbers of the parts, from 0 to ``n_parts - 1``.
-            memory: for each slab its rows, shape ``(rows_per_slab, *row_shape)``.
+            memory: for each slab its rows.
 
         Raises:
             H5CorruptError: bytes are missing, or do not decode.
@@ -81,7 +82,7 @@ class ReaderSource:
         self.n_rows, self.rows_per_slab = len(reader), rows_per_slab
         self.parts_together = max(1, TASK_BYTES // max(1, rows_per_slab * reader.layout.row_bytes))
 
-    def load(self, slabs: Sequence[int], parts: range, memory: Sequence[npt.NDArray[Any]]) -> None:
+    def load(self, slabs: Sequence[int], parts: range, memory: SlotMemory) -> None:
         """See ``SlabSource.load``."""
         for slab, rows in zip(slabs, memory, strict=True):
             first = slab * self.rows_per_slab
@@ -120,7 +121,7 @@ class ChunkSource:
         self._scratch = threading.local()
         self._check_places()
 
-    def load(self, slabs: Sequence[int], parts: range, memory: Sequence[npt.NDArray[Any]]) -> None:
+    def load(self, slabs: Sequence[int], parts: range, memory: SlotMemory) -> None:
         """See ``SlabSource.load``."""
         if self._is_direct:
             self._load_direct(slabs, memory)
@@ -131,19 +132,18 @@ class ChunkSource:
             for line in _lines(parts, self._per_line):
                 self._load_line(list(islice(pieces, len(line))), line[0], rows)
 
-    def _load_direct(self, slabs: Sequence[int], memory: Sequence[npt.NDArray[Any]]) -> None:
+    def _load_direct(self, slabs: Sequence[int], memory: SlotMemory) -> None:
         """Slabs of one chunk each, decoded where they belong."""
-        pieces, table, native = self._read(slabs), self._table, self._pipeline.native
+        table, native = self._table, self._pipeline.native
         if native is not None and (table.offsets[slabs] >= 0).all() and not table.masks[slabs].any():
-            sizes = list(map(len, pieces))
-            first = address(pieces[0])  # they lie one after the other
-            sources = [first + start for start in accumulate(sizes[:-1], initial=0)]
-            n_bytes = repeat(self._layout.chunk_bytes)
-            failed = native.each(list(zip(sources, sizes, map(address, memory), n_bytes, strict=False)))
+            data, starts, stops = self._fetch(slabs)
+            sources, sizes = (address(data) + starts).tolist(), (stops - starts).tolist()
+            n_bytes = repeat(self._layout.chunk_bytes, len(sizes))
+            failed = native.each(list(zip(sources, sizes, memory.addresses(), n_bytes, strict=True)))
             if failed is not None:
                 raise self._broken(slabs[failed[0]], sizes[failed[0]], failed[1])
             return
-        for slab, data, rows in zip(slabs, pieces, memory, strict=True):
+        for slab, data, rows in zip(slabs, self._read(slabs), memory, strict=True):
             if table.offsets[slab] < 0:
                 rows[...] = self._fill
             else:
@@ -160,18 +160,25 @@ class ChunkSource:
 
     def _read(self, chunks: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
         """The bytes of chunks as stored, in memory that the next call of this thread writes over."""
-        offsets = self._table.offsets[chunks]
-        stops = list(accumulate(self._table.sizes[chunks].tolist()))  # a chunk that was never written has no size
-        starts = [0, *stops[:-1]]
-        data = self._memory("stored", stops[-1])
-        there = [at for at, offset in enumerate(offsets.tolist()) if offset >= 0]
-        if there:
-            pieces = (np.array(starts)[there], np.array(stops)[there], offsets[there])
+        data, starts, stops = self._fetch(chunks)
+        return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+
+    def _fetch(self, chunks: Sequence[int]) -> tuple[npt.NDArray[np.uint8], IntArray, IntArray]:
+        """The same in one piece, with where in it each chunk begins and ends."""
+        offsets, sizes = self._table.offsets[chunks], self._table.sizes[chunks]
+        stops = sizes.cumsum()  # a chunk that was never written has no size
+        starts = stops - sizes
+        data = self._memory("stored", int(stops[-1]))
+        there = (offsets >= 0).nonzero()[0]
+        if len(there):
+            pieces = (
+                (starts, stops, offsets) if len(there) == len(sizes) else (starts[there], stops[there], offsets[there])
+            )
             read_stored(self._layout, data, *pieces, lambda i, at: self._name(chunks[there[i]]))
         self._counters.add(
             bytes_read=len(data), bytes_decoded=len(chunks) * self._layout.chunk_bytes, chunks_decoded=len(there)
         )
-        return [data[start:stop] for start, stop in zip(starts, stops, strict=True)]
+        return data, starts, stops
 
     def _load_line(self, pieces: list[_Piece], part: int, rows: npt.NDArray[Any]) -> None:
         """Chunks that are neighbours along the last axis: short runs are then written a line at a time."""

@@ -115,3 +115,21 @@ def test_what_the_system_has_is_not_asked_for_again(make_h5, monkeypatch):
     monkeypatch.setattr(os, "preadv", lambda fd, memory, place, flags: 1)
     PlacedReader(layout).will_need(range(256))
     assert told == []
+
+
+@pytest.mark.parametrize("trouble", ["a file system that takes no advice", "a file that is gone"])
+def test_advice_that_cannot_be_given_stops_nobody(make_h5, monkeypatch, trouble):
+    path = make_h5(x=VALUES)
+    with open_h5(path) as file:
+        layout = layout_of(find_array(file, "x"), path, "x")
+    reader = PlacedReader(layout)
+    if trouble.endswith("gone"):
+        os.unlink(path)
+    else:
+        monkeypatch.setattr(placed, "_is_cached", lambda fd, place: False)
+
+        def refuse(*args):
+            raise OSError(22, "Invalid argument")
+
+        monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
+    reader.will_need(range(256))

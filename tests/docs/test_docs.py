@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -166,10 +167,21 @@ def _exists(name: str) -> bool:
     return verb in _verbs() or any(public.startswith(name) for public in lightning_h5.__all__)
 
 
+def benchmark(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_of_benchmarks_are_what_was_measured():
+    parts = ROOT / "docs" / "_parts"
+    measured = json.loads((parts / "benchmarks.json").read_text())
+    assert benchmark("page").page(measured) == (parts / "benchmarks.md").read_text()
+
+
 def test_the_table_of_label_entropies_is_what_the_order_gives():
-    spec = importlib.util.spec_from_file_location("mixing", ROOT / "examples" / "benchmarks" / "mixing.py")
-    mixing = importlib.util.module_from_spec(spec)
-    sys.modules["mixing"] = mixing  # dataclasses look their module up
-    spec.loader.exec_module(mixing)
+    mixing = benchmark("mixing")
     found = mixing.table(mixing.Rows(n_rows=20_000, per_chunk=32, n_bytes=12_288))
     assert found == (ROOT / "docs" / "_parts" / "entropy.md").read_text()

@@ -20,6 +20,10 @@ def make_pool(n_slabs, n_slots):
     return SlabPool(n_slabs, n_slots, SLOT_ROWS, ROW_SHAPE, np.dtype("i8"))
 
 
+def slot_of(pool, slot):
+    return pool.memory(np.array([slot]), SLOT_ROWS)[0]
+
+
 def lease(pool, slabs, n_tasks=1):
     slabs = np.array(slabs, dtype=np.int64)
     return pool.lease(slabs, np.full(len(slabs), n_tasks))
@@ -38,7 +42,7 @@ def load(pool, slabs, held):
     """Loads the new slabs of a lease."""
     for slab, slot, is_new in zip(slabs, held.slots.tolist(), held.is_new, strict=True):
         if is_new:
-            pool.slot(slot)[...] = slab
+            slot_of(pool, slot)[...] = slab
             pool.finish_task(np.array([slot]))
 
 
@@ -93,7 +97,7 @@ class PoolMachine(RuleBasedStateMachine):
         error = ValueError(f"slab {slab}") if fails else None
         if fails:
             self.failed[slot] = error
-        self.pool.slot(slot)[...] = slab
+        slot_of(self.pool, slot)[...] = slab
         self.pool.finish_task(np.array([slot]), error)
 
     @rule(given=consumes(leases), done=st.integers(0, 255))
@@ -109,7 +113,7 @@ class PoolMachine(RuleBasedStateMachine):
                 [t for t in self.todo if t[1] in got.slots],
             )
             for slab, slot in mine:
-                self.pool.slot(slot)[...] = slab
+                slot_of(self.pool, slot)[...] = slab
                 self.pool.finish_task(np.array([slot]))
         assert self.pool.is_loaded(got)
         self.pool.wait(got)
@@ -127,7 +131,7 @@ class PoolMachine(RuleBasedStateMachine):
         for slabs, got in self.held:
             for slab, slot in zip(slabs.tolist(), got.slots.tolist(), strict=True):
                 if slot >= 0 and slot not in loading and slot not in self.failed:
-                    assert (self.pool.slot(slot) == slab).all()
+                    assert (slot_of(self.pool, slot) == slab).all()
                 if slot >= 0:
                     assert places.setdefault(slot, slab) == slab  # never two slabs in a slot
         assert self.pool.rows.__array_interface__["data"][0] == self.memory
@@ -147,7 +151,7 @@ class PoolMachine(RuleBasedStateMachine):
                 self.do_task(0, False)
             there = got.slots >= 0
             for slab, slot in zip(left[there].tolist(), got.slots[there].tolist(), strict=True):
-                assert slot in self.failed or (self.pool.slot(slot) == slab).all()
+                assert slot in self.failed or (slot_of(self.pool, slot) == slab).all()
             if there.any():
                 self.pool.error(got)
                 self.pool.give_back(got, np.zeros(len(left), dtype=bool))
@@ -168,7 +172,7 @@ def test_a_slab_that_is_done_stays_readable_until_its_place_is_needed():
     give_back(pool, held, is_done=True)
     again = lease(pool, [4])
     assert not again.is_new.any()
-    assert (pool.slot(int(again.slots[0])) == 4).all()
+    assert (slot_of(pool, int(again.slots[0])) == 4).all()
     give_back(pool, again)
     both = lease(pool, [7, 8])  # 4 was needed again: the place of 3 is free
     assert (both.slots >= 0).sum() == 1
@@ -289,7 +293,7 @@ def read_all(pool, seed, n_slabs):
             pool.wait(held)
             there = held.slots >= 0
             for slab, slot in zip(left[there].tolist(), held.slots[there].tolist(), strict=True):
-                assert (pool.slot(slot) == slab).all()
+                assert (slot_of(pool, slot) == slab).all()
             pool.give_back(held, random.integers(0, 2, len(left)).astype(bool))
             left = left[~there]
 
