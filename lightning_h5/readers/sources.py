@@ -20,7 +20,7 @@ from ..files import ArrayLayout
 from ..stats import Counters
 from ..types import IntArray
 from .base import LayoutReader, address
-from .codecs import Pipeline
+from .codecs import NativeDecoder, Pipeline
 from .slabs import SlotMemory
 from .stored import read_stored
 
@@ -134,17 +134,12 @@ class ChunkSource:
 
     def _load_direct(self, slabs: Sequence[int], memory: SlotMemory) -> None:
         """Slabs of one chunk each, decoded where they belong."""
-        table, native = self._table, self._pipeline.native
-        if native is not None and (table.offsets[slabs] >= 0).all() and not table.masks[slabs].any():
+        if (native := self._native(slabs)) is not None:
             data, starts, stops = self._fetch(slabs)
-            sources, sizes = (address(data) + starts).tolist(), (stops - starts).tolist()
-            n_bytes = repeat(self._layout.chunk_bytes, len(sizes))
-            failed = native.each(list(zip(sources, sizes, memory.addresses(), n_bytes, strict=True)))
-            if failed is not None:
-                raise self._broken(slabs[failed[0]], sizes[failed[0]], failed[1])
+            self._decode_each(native, slabs, address(data) + starts, stops - starts, memory.addresses())
             return
         for slab, data, rows in zip(slabs, self._read(slabs), memory, strict=True):
-            if table.offsets[slab] < 0:
+            if self._table.offsets[slab] < 0:
                 rows[...] = self._fill
             else:
                 self._undo(slab, data, rows.reshape(-1).view(np.uint8))
@@ -206,14 +201,35 @@ class ChunkSource:
         layout, n_bytes = self._layout, self._layout.chunk_bytes
         decoded = self._memory("decoded", len(pieces) * n_bytes)
         values: npt.NDArray[Any] = np.ndarray((len(pieces), *self._chunks), layout.stored, decoded)
-        for at, (chunk, data) in enumerate(pieces):
-            if self._table.offsets[chunk] < 0:
-                values[at] = self._fill
-            else:
-                self._undo(chunk, data, decoded[at * n_bytes : (at + 1) * n_bytes])
+        chunks = [chunk for chunk, _ in pieces]
+        if (native := self._native(chunks)) is not None:
+            sources, sizes = (np.array([function(data) for _, data in pieces]) for function in (address, len))
+            first = address(decoded)
+            self._decode_each(native, chunks, sources, sizes, range(first, first + len(decoded), n_bytes))
+        else:
+            for at, (chunk, data) in enumerate(pieces):
+                if self._table.offsets[chunk] < 0:
+                    values[at] = self._fill
+                else:
+                    self._undo(chunk, data, decoded[at * n_bytes : (at + 1) * n_bytes])
         for member in layout.members:
             values = values[member]
         return values
+
+    def _native(self, chunks: Sequence[int]) -> NativeDecoder | None:
+        """The C function that decodes these chunks, where one does."""
+        table, native = self._table, self._pipeline.native
+        is_plain = native is not None and not table.masks[chunks].any() and (table.offsets[chunks] >= 0).all()
+        return native if is_plain else None
+
+    def _decode_each(
+        self, native: NativeDecoder, chunks: Sequence[int], sources: IntArray, sizes: IntArray, targets: Sequence[int]
+    ) -> None:
+        """Decodes chunks from addresses to addresses."""
+        n_bytes = repeat(self._layout.chunk_bytes, len(chunks))
+        failed = native.each(list(zip(sources.tolist(), sizes.tolist(), targets, n_bytes, strict=True)))
+        if failed is not None:
+            raise self._broken(chunks[failed[0]], int(sizes[failed[0]]), failed[1])
 
     def _undo(self, chunk: int, data: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
         try:
