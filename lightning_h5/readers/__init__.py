@@ -10,6 +10,7 @@ from .held import HeldReader
 from .placed import MappedReader, PlacedReader
 from .plain import PlainReader
 from .pooled import BegunRead, PooledReader
+from .slabs import SlotMemory
 from .sources import ChunkSource, ReaderSource, SlabSource
 from .work import Work, usable_cores
 
@@ -22,6 +23,7 @@ __all__ = [
     "PlainReader",
     "PooledReader",
     "ReaderSource",
+    "SlotMemory",
     "Work",
     "is_pooled",
     "open_pooled",
