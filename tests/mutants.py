@@ -204,7 +204,7 @@ MUTANTS = [
         "        self._batches, self._plan = loader.start()\n",
         STATE + RESUME,
     ),
-    Mutant("the newest batch comes first", "loading/readahead.py", "self._ahead.popleft()", "self._ahead.pop()", STATE),
+    Mutant("the newest batch comes first", "loading/readahead.py", "self._begun.popleft()", "self._begun.pop()", STATE),
     Mutant(
         "a file that changes is read on",
         "datasets/base.py",

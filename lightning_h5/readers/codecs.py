@@ -1,40 +1,25 @@
-"""Undoing an array's filters without the HDF5 library, in any number of threads at a time.
-
-Which decoders there are is found out when they are first needed. `deflate` and `zlib-into` come with this package,
-LZF with h5py; `imagecodecs` and `blosc2` know the others and are faster for LZF. Measured on two cores, MiB/s of one
-thread (two threads do twice that): gzip of noisy images with zlib 250, isal 340, libdeflate (`deflate`, `imagecodecs`)
-450; of shuffled signals 620, 1,040 and 1,530; undoing the shuffle with NumPy 3,300, with `zlib-into` 38,000.
-"""
+"""Undoing an array's filters without the HDF5 library, in any number of threads at a time."""
 
 from __future__ import annotations
 
-import ctypes
-import importlib
-import zlib
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from functools import cache
-from typing import Any, TypeAlias
-
 import numpy as np
-import numpy.typing as npt
 
-from ..files import ArrayLayout, Filter
-from .base import address
+from ..files import ArrayLayout
 from .checksum import fletcher32
+from .decoders import (
+    FLETCHER32,
+    SHUFFLE,
+    Bytes,
+    Decoder,
+    NativeDecoder,
+    decoder_of,
+    ensure_same_size,
+    is_known,
+)
 
-__all__ = ["NativeDecoder", "Pipeline", "why_not_decodable"]
+__all__ = ["Pipeline", "why_not_decodable"]
 
-GZIP, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
-BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
 CHECKSUM_BYTES = 4
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Decoder: TypeAlias = Callable[[Bytes, Bytes], None]
-"""Decodes the first into the second, all of it; raises an error of any kind where that cannot be."""
-
-_Call: TypeAlias = tuple[int, int, int, int]
 
 
 class Pipeline:
@@ -49,7 +34,7 @@ class Pipeline:
 
     def __init__(self, layout: ArrayLayout) -> None:
         self._steps: list[Decoder | None] = [
-            None if step.id == FLETCHER32 else _decoder(step, layout.stored.itemsize) for step in layout.filters
+            None if step.id == FLETCHER32 else decoder_of(step, layout.stored.itemsize) for step in layout.filters
         ]
         self._all = self._applied(0)
         only = self._all[0] if len(self._all) == 1 else None
@@ -79,43 +64,12 @@ class Pipeline:
                 decoded = np.empty(out.nbytes + CHECKSUM_BYTES * checksums, dtype=np.uint8)
                 step(data, decoded)
                 data = decoded
-        _same_size(data, out)
+        ensure_same_size(data, out)
         out[...] = data
 
     def _applied(self, mask: int) -> list[Decoder | None]:
         """What undoes the filters that a mask leaves, the last one first; None checks a checksum."""
         return [step for at, step in reversed(list(enumerate(self._steps))) if not mask >> at & 1]
-
-
-class NativeDecoder:
-    """A decoder that is a C function of addresses.
-
-    Many chunks are decoded in a row with as little Python between two as can be. Where chunks are small, threads would
-    wait for each other there: an epoch of 20,000 chunks of 12 KiB took 1.2 times as long.
-
-    Args:
-        each: see ``each``.
-    """
-
-    def __init__(self, each: Callable[[Iterable[_Call]], tuple[int, str] | None]) -> None:
-        self._each = each
-
-    def __call__(self, data: Bytes, out: Bytes) -> None:
-        """Decodes one chunk."""
-        failed = self._each([(address(data), len(data), address(out), len(out))])
-        if failed is not None:
-            raise ValueError(failed[1])
-
-    def each(self, calls: Iterable[_Call]) -> tuple[int, str] | None:
-        """Decodes chunks one after the other.
-
-        Args:
-            calls: for each chunk address and size of its stored bytes, and of the memory that it fills.
-
-        Returns:
-            Number of the first that does not decode, and why; None where all do.
-        """
-        return self._each(calls)
 
 
 def why_not_decodable(layout: ArrayLayout) -> str | None:
@@ -126,9 +80,9 @@ def why_not_decodable(layout: ArrayLayout) -> str | None:
     """
     compressors = [f for f in layout.filters if f.id not in (FLETCHER32, SHUFFLE)]
     for found in compressors:
-        if found.id not in _MAKERS:
+        if not is_known(found.id):
             return f"there is no decoder for its filter {found.label!r} but the HDF5 library's"
-        if _decoder(found, layout.stored.itemsize) is None:
+        if decoder_of(found, layout.stored.itemsize) is None:
             return (
                 f"no decoder that is installed takes its filter {found.label!r} with its options; "
                 "`pip install --upgrade 'lightning-h5[filters]'` brings more"
@@ -147,223 +101,3 @@ def _checked(data: Bytes) -> Bytes:
     if stored not in (found, swapped):
         raise ValueError(f"its checksum is {found:#010x} and was {stored:#010x} when it was written")
     return body
-
-
-@cache
-def _decoder(step: Filter, itemsize: int) -> Decoder | None:
-    """A filter's decoder, or None where no library for it is installed, or none knows these options."""
-    for maker in _MAKERS[step.id]:
-        with suppress(ImportError, AttributeError, OSError, LookupError, ValueError):
-            return maker(step, itemsize)
-    return None
-
-
-def _with_imagecodecs(name: str) -> Callable[[Filter, int], Decoder]:
-    def make(step: Filter, itemsize: int) -> Decoder:
-        function = getattr(importlib.import_module("imagecodecs"), f"{name}_decode")
-
-        def decode(data: Bytes, out: Bytes) -> None:
-            _all_of(len(np.atleast_1d(function(data, out=out))), out)
-
-        return decode
-
-    return make
-
-
-def _with_libdeflate(step: Filter, itemsize: int) -> Decoder:
-    # The C functions inside of `deflate`, where its shared library shows them: they decode into memory that is given,
-    # and let go of the interpreter's lock once a chunk, not twice.
-    library = ctypes.CDLL(importlib.import_module("deflate")._deflate.__file__)
-    make, function = library.libdeflate_alloc_decompressor, library.libdeflate_zlib_decompress
-    make.argtypes, make.restype = [], ctypes.c_void_p
-    piece = (ctypes.c_void_p, ctypes.c_size_t)
-    function.argtypes = [ctypes.c_void_p, *piece, *piece, ctypes.c_void_p]
-    idle: deque[int] = deque()  # decompressors, 11 KB each; as many as threads ever decode at a time
-
-    def each(calls: Iterable[_Call]) -> tuple[int, str] | None:
-        try:
-            own = idle.pop()
-        except IndexError:
-            own = make()
-        try:
-            for at, (data, n_data, out, n_out) in enumerate(calls):
-                if failed := function(own, data, n_data, out, n_out, None):
-                    return at, _LIBDEFLATE_SAYS.get(failed, f"libdeflate gives up with number {failed}")
-        finally:
-            idle.append(own)
-        return None
-
-    return NativeDecoder(each)
-
-
-_LIBDEFLATE_SAYS = {
-    1: "it is no zlib stream, or its checksum is wrong",
-    2: "it decodes to fewer bytes than a chunk has",
-    3: "it decodes to more bytes than a chunk has",
-}
-
-
-def _with_deflate(step: Filter, itemsize: int) -> Decoder:
-    function = importlib.import_module("deflate").zlib_decompress
-
-    def decode(data: Bytes, out: Bytes) -> None:
-        _fill(out, function(data, len(out)))
-
-    return decode
-
-
-def _with_zlib(step: Filter, itemsize: int) -> Decoder:
-    return lambda data, out: _fill(out, zlib.decompress(data.data, bufsize=len(out)))
-
-
-def _with_liblzf(package: str, module: str) -> Callable[[Filter, int], Decoder]:
-    # Both h5py and imagecodecs bring LZF along, as a C function that their shared libraries show.
-    def make(step: Filter, itemsize: int) -> Decoder:
-        importlib.import_module(package)
-        function = ctypes.CDLL(importlib.import_module(f"{package}.{module}").__file__ or "").lzf_decompress
-        function.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint]
-        function.restype = ctypes.c_uint
-
-        def each(calls: Iterable[_Call]) -> tuple[int, str] | None:
-            for at, call in enumerate(calls):
-                if (n_bytes := function(*call)) != call[3]:
-                    return at, f"it decodes to {n_bytes:,} bytes, not {call[3]:,}"
-            return None
-
-        return NativeDecoder(each)
-
-    return make
-
-
-def _with_blosc(step: Filter, itemsize: int) -> Decoder:
-    inner = _with_imagecodecs("blosc")(step, itemsize)
-
-    def decode(data: Bytes, out: Bytes) -> None:
-        # The library believes what the header says of its own length, and would read on behind the data.
-        sizes = np.frombuffer(data[4:16].tobytes(), dtype="<u4")
-        if len(sizes) != 3 or sizes[0] != len(out) or sizes[2] > len(data):
-            raise ValueError(f"it has {len(data):,} bytes, and its header says otherwise")
-        inner(data, out)
-
-    return decode
-
-
-def _with_blosc2(step: Filter, itemsize: int) -> Decoder:
-    blosc2 = importlib.import_module("blosc2")
-
-    def decode(data: Bytes, out: Bytes) -> None:
-        frame = data.tobytes()  # which the array looks into: it must outlive it
-        try:
-            values = blosc2.ndarray_from_cframe(frame)[...]
-        except RuntimeError:  # arrays of one axis are stored without their shape
-            _fill(out, blosc2.schunk_from_cframe(frame)[:])
-        else:
-            _fill(out, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
-
-    return decode
-
-
-def _with_lz4(step: Filter, itemsize: int) -> Decoder:
-    """HDF5's filter of that name: a length, the size of a block, and the blocks, each with its own size."""
-    function = importlib.import_module("imagecodecs").lz4_decode
-    return lambda data, out: _blocks(data, out, int.from_bytes(data[8:12].tobytes(), "big"), function)
-
-
-def _with_bitshuffle(step: Filter, itemsize: int) -> Decoder:
-    imagecodecs = importlib.import_module("imagecodecs")
-    # Options: version, version, bytes of a number, numbers of a block or 0, and what compresses the blocks.
-    size, block = step.options[2], step.options[3]
-    compressor = step.options[4] if len(step.options) > 4 else 0
-    unpack = {0: None, 2: imagecodecs.lz4_decode, 3: imagecodecs.zstd_decode}[compressor]
-    imagecodecs.bitshuffle_decode(bytes(8 * size), itemsize=size)  # older versions refuse numbers above 8 bytes
-
-    def decode(data: Bytes, out: Bytes) -> None:
-        n = block
-        if unpack is not None:
-            bits = np.empty_like(out)
-            n_bytes = int.from_bytes(data[8:12].tobytes(), "big")
-            _blocks(data, bits, n_bytes, unpack, multiple=8 * size)
-            data, n = bits, n_bytes // size
-        # Of an ndarray it would take the size of a number from the dtype.
-        done = imagecodecs.bitshuffle_decode(data.tobytes(), itemsize=size, blocksize=n, out=out)
-        _all_of(len(np.atleast_1d(done)), out)
-
-    return decode
-
-
-def _with_zlib_into(step: Filter, itemsize: int) -> Decoder:
-    function = importlib.import_module("zlib_into").unshuffle
-    size = _shuffled(step, itemsize)
-    if size not in (2, 4, 8):
-        return _with_numpy(step, itemsize)
-
-    def decode(data: Bytes, out: Bytes) -> None:
-        _same_size(data, out)
-        whole = len(out) // size * size
-        function(data[:whole], out[:whole], size)
-        out[whole:] = data[whole:]
-
-    return decode
-
-
-def _with_numpy(step: Filter, itemsize: int) -> Decoder:
-    size = _shuffled(step, itemsize)
-
-    def decode(data: Bytes, out: Bytes) -> None:
-        _same_size(data, out)
-        n = len(out) // size
-        for place in range(size):  # a plane at a time is faster than a transposed copy
-            out[place : n * size : size] = data[place * n : (place + 1) * n]
-        out[n * size :] = data[n * size :]
-
-    return decode
-
-
-_MAKERS: dict[int, Sequence[Callable[[Filter, int], Decoder]]] = {
-    GZIP: (_with_libdeflate, _with_deflate, _with_imagecodecs("deflate"), _with_zlib),
-    SHUFFLE: (_with_zlib_into, _with_numpy),
-    LZF: (_with_liblzf("imagecodecs", "_lzf"), _with_imagecodecs("lzf"), _with_liblzf("h5py", "h5z")),
-    BLOSC: (_with_blosc,),
-    LZ4: (_with_lz4,),
-    BITSHUFFLE: (_with_bitshuffle,),
-    ZSTD: (_with_imagecodecs("zstd"),),
-    BLOSC2: (_with_blosc2,),
-}
-"""For each filter the ways to decode it, the fastest first."""
-
-
-def _shuffled(step: Filter, itemsize: int) -> int:
-    return step.options[0] if step.options else itemsize
-
-
-def _blocks(data: Bytes, out: Bytes, block: int, function: Any, multiple: int = 1) -> None:
-    """Blocks behind a header of 12 bytes, each behind its size; what is no multiple at the end is as it was."""
-    if block < 1:
-        raise ValueError(f"it says that its blocks have {block} bytes")
-    at, start = 12, 0
-    whole = len(out) // multiple * multiple
-    while start < whole:
-        stop = min(start + block, whole)
-        size = int.from_bytes(data[at : at + 4].tobytes(), "big")
-        packed = data[at + 4 : at + 4 + size]
-        if size == stop - start and multiple == 1:  # LZ4 stores what it cannot make smaller
-            out[start:stop] = packed
-        else:
-            _all_of(len(function(packed, out=out[start:stop])), out[start:stop])
-        at, start = at + 4 + size, stop
-    out[whole:] = data[at : at + len(out) - whole]
-
-
-def _fill(out: Bytes, decoded: Any) -> None:
-    _all_of(len(decoded), out)
-    out[...] = np.frombuffer(decoded, dtype=np.uint8)
-
-
-def _all_of(n_bytes: int, out: Bytes) -> None:
-    if n_bytes != len(out):
-        raise ValueError(f"it decodes to {n_bytes:,} bytes, not {len(out):,}")
-
-
-def _same_size(data: Bytes, out: Bytes) -> None:
-    if len(data) != len(out):
-        raise ValueError(f"it has {len(data):,} bytes, not {len(out):,}")

@@ -20,7 +20,8 @@ from ..files import ArrayLayout
 from ..stats import Counters
 from ..types import IntArray
 from .base import LayoutReader, address
-from .codecs import NativeDecoder, Pipeline
+from .codecs import Pipeline
+from .decoders import NativeDecoder
 from .slabs import SlotMemory
 from .stored import read_stored
 

@@ -13,7 +13,8 @@ from factories import Stored, assert_same_rows, is_decodable, known_filters, ran
 from pools import OPTIONS, can_be_pooled, look, n_decoded, open_pool
 
 from lightning_h5.files import Filter, OpenOptions
-from lightning_h5.readers import MappedReader, PlacedReader, codecs, is_pooled, open_reader, why_plain
+from lightning_h5.readers import MappedReader, PlacedReader, is_pooled, open_reader, why_plain
+from lightning_h5.readers.decoders import decoder_of
 from lightning_h5.stats import Counters
 
 LIBRARIES = ["imagecodecs", "deflate", "zlib_into", "blosc2"]
@@ -22,14 +23,14 @@ LIBRARIES = ["imagecodecs", "deflate", "zlib_into", "blosc2"]
 @pytest.fixture
 def without(monkeypatch):
     """As where some libraries are not installed."""
-    codecs._decoder.cache_clear()
+    decoder_of.cache_clear()
 
     def forbid(names):
         for name in names:
             monkeypatch.setitem(sys.modules, name, None)
 
     yield forbid
-    codecs._decoder.cache_clear()
+    decoder_of.cache_clear()
 
 
 def numbers(kind, dtype, shape):
