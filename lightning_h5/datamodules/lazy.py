@@ -69,7 +69,7 @@ class LazyH5DataModule(BaseH5DataModule):
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
             processes: the fastest unless a ``transform`` is slow.
         prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker; in this
-            process 4, or up to 16 that take no more than 8 MiB.
+            process 4, or twice as many as are read together: up to 16 that take 3 MiB (8 MiB in the order ``window``).
         pin_memory: put batches into page-locked memory. "auto" does so where they go to a GPU.
         persistent_workers: keep workers between epochs. None means yes.
         multiprocessing_context: how workers start: fork, forkserver or spawn. None is Python's default.

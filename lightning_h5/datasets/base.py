@@ -229,12 +229,15 @@ class RowDataset(Dataset[Any]):
         """Tells the system which runs of rows will be read, where the order mixes them."""
         if not self.in_runs or epoch is None:
             return
+        self._pooled_fields()  # where a forked child begins anew
         located = rows if self.indices is None else self.indices[rows]
-        if self._runs is None:
-            self._runs = RunsAhead(self.table.rows_per_block(self._held), np.diff(self.table.starts).tolist())
+        runs = self._runs
+        if runs is None:
+            runs = RunsAhead(self.table.rows_per_block(self._held), np.diff(self.table.starts).tolist())
+            self._runs = runs
         files, local = (None, located) if len(self.table.paths) == 1 else self.table.locate(located)
         for file in [0] if files is None else np.unique(files).tolist():
-            for run in self._runs.new(file, local if files is None else local[files == file], epoch):
+            for run in runs.new(file, local if files is None else local[files == file], epoch):
                 for field, is_held in enumerate(self._held):
                     reader = None if is_held else self._reader(file, field)
                     if isinstance(reader, PlacedReader | MappedReader):
@@ -252,7 +255,7 @@ class RowDataset(Dataset[Any]):
 
     @property
     def rows_per_run(self) -> int:
-        """Rows that the system reads in one piece, at most; 0 where it is not told to."""
+        """Rows of a run, at most, where the order mixes runs; else 0."""
         return max(self.table.rows_per_block(self._held)) if self.in_runs else 0
 
     def finish(self, raw: RawBatch, *, samples: bool = False, draws: Draws | None = None) -> Any:
@@ -317,6 +320,7 @@ class RowDataset(Dataset[Any]):
         """Closes this process's files and gives back what is held in memory; the next read opens them again."""
         for reader in (self._pooled or {}).values():
             reader.close()
+        self._runs = None
         self.work.clear()
         for key in list(self._readers):
             self._readers.pop(key).close()

@@ -67,11 +67,12 @@ def chunk_table(array_id: Any, shape: Sequence[int], chunks: Sequence[int]) -> C
     """
     grid = tuple(-(-size // step) for size, step in zip(shape, chunks, strict=True))
     places, others = array.array("q"), array.array("q")
+    skipped = skipped_bytes(array_id)
 
     def note(info: Any) -> None:
         # Called for each chunk. Kept as bare numbers: a million of HDF5's own records would take 300 MB.
         places.extend(info.chunk_offset)
-        others.extend((min(info.byte_offset, MOST), min(info.size, MOST), info.filter_mask))
+        others.extend((min(info.byte_offset + skipped, MOST), min(info.size, MOST), info.filter_mask))
 
     array_id.chunk_iter(note)
     n_chunks = math.prod(grid)
@@ -86,7 +87,6 @@ def chunk_table(array_id: Any, shape: Sequence[int], chunks: Sequence[int]) -> C
         found = np.frombuffer(others, dtype=np.int64).reshape(-1, 3)
         at = np.ravel_multi_index(tuple((corners // np.asarray(chunks)).T), grid)
         table.offsets[at], table.sizes[at], table.masks[at] = found.T
-        table.offsets[at] += skipped_bytes(array_id)
     return table
 
 

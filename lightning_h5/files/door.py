@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
 from typing import Any
 
 import h5py
@@ -174,7 +175,7 @@ def skipped_bytes(array_id: Any) -> int:
 @cache
 def _counts_user_block() -> bool:
     size = 1 << 20
-    with h5py.File("probe", "w", driver="core", backing_store=False, userblock_size=size) as file:
+    with h5py.File(BytesIO(), "w", userblock_size=size) as file:
         array = file.create_dataset("x", data=[1], chunks=(1,))
         file.flush()
         return bool(array.id.get_chunk_info(0).byte_offset >= size)

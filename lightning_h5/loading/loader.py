@@ -52,8 +52,8 @@ class H5DataLoader(DataLoader[Any]):
         num_workers: worker processes; with 0 a thread of this process reads ahead, without a copy.
         collate_fn: runs on what the dataset gives for a token.
         pin_memory: put batches into page-locked memory.
-        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker; here 4, or up
-            to 16 that take no more than 8 MiB.
+        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker; here 4, or
+            twice as many as are read together: up to 16 that take 3 MiB, or 8 MiB in the order ``window``.
         persistent_workers: keep workers between epochs.
         multiprocessing_context: how workers start.
         timeout: seconds to wait for a worker; 0 waits for ever.

@@ -107,6 +107,8 @@ def _with_libdeflate(step: Filter, itemsize: int) -> Decoder:
             own = idle.pop()
         except IndexError:
             own = make()
+        if not own:
+            raise MemoryError("there is no memory for a decompressor")
         try:
             for at, (data, n_data, out, n_out) in enumerate(calls):
                 if failed := function(own, data, n_data, out, n_out, None):

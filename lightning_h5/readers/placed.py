@@ -67,13 +67,14 @@ class _StoredRows(LayoutReader):
         """
         if not rows or not self._row_bytes or not hasattr(os, "posix_fadvise"):
             return
-        firsts, piece = [rows.start], len(rows)
-        if self.layout.table is not None:
-            piece = self.layout.rows_per_chunk
-            firsts = list(range(rows.start // piece * piece, rows.stop, piece))
+        cuts = [rows.start, rows.stop]
+        if self.layout.table is not None:  # each chunk has a place of its own
+            step = self.layout.rows_per_chunk
+            cuts[1:1] = range((rows.start // step + 1) * step, rows.stop, step)
         with suppress(OSError), process_pool().descriptor(self.layout.path) as fd:
-            for place in self._places(np.array(firsts)).tolist():
-                n_bytes = piece * self._row_bytes
+            places = self._places(np.array(cuts[:-1])).tolist()
+            for place, first, last in zip(places, cuts, cuts[1:], strict=False):
+                n_bytes = (last - first) * self._row_bytes
                 if not (_is_cached(fd, place) and _is_cached(fd, place + n_bytes - 1)):
                     os.posix_fadvise(fd, place, n_bytes, os.POSIX_FADV_WILLNEED)
 

@@ -372,12 +372,21 @@ def _load(pool: SlabPool, source: SlabSource, slabs: list[int], slots: IntArray,
             pool.finish_task(slots, error)
         else:  # only who needs the slab that cannot be loaded should hear of it
             for at in range(len(slabs)):
-                _load(pool, source, slabs[at : at + 1], slots[at : at + 1], parts)
+                try:
+                    _load(pool, source, slabs[at : at + 1], slots[at : at + 1], parts)
+                except BaseException as interrupt:  # nobody will load the others
+                    if len(rest := slots[at + 1 :]):
+                        pool.finish_task(rest, _interrupted(interrupt))
+                    raise
     except BaseException as interrupt:
-        pool.finish_task(slots, H5Error(f"loading was interrupted ({type(interrupt).__name__}). Read again."))
+        pool.finish_task(slots, _interrupted(interrupt))
         raise
     else:
         pool.finish_task(slots)
+
+
+def _interrupted(interrupt: BaseException) -> H5Error:
+    return H5Error(f"loading was interrupted ({type(interrupt).__name__}). Read again.")
 
 
 def _assign(out: npt.NDArray[Any], here: IntArray, rows: npt.NDArray[Any]) -> None:

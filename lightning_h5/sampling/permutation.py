@@ -155,7 +155,8 @@ def shuffled_places(
 def _sorted_places(sizes: IntArray, keys: npt.NDArray[np.uint64]) -> IntArray:
     """Whole permutations, one a row; what is behind a shorter one's end means nothing."""
     n = int(sizes.max(initial=1))
-    ranks, width = np.arange(n, dtype=U64), U64(max(1, (n - 1).bit_length()))
+    # The same bits whatever the longest is: a permutation must not depend on those beside it.
+    ranks, width = np.arange(n, dtype=U64), U64((SORTED_ROWS - 1).bit_length())
     words = mix(keys[:, None] + ranks * GAMMA) >> width << width | ranks
     words[ranks >= sizes[:, None].astype(U64)] = ~U64(0)
     words.sort(axis=1)

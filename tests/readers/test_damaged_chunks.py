@@ -331,6 +331,21 @@ def test_a_decoder_that_fails_in_any_way_is_a_damaged_chunk(make_h5, monkeypatch
         reader.close()
 
 
+def test_an_interrupt_while_a_task_is_tried_again_leaves_nothing_to_wait_for(make_h5, monkeypatch):
+    reader = open_pool(look(make_h5(x=array(("gzip",)))))
+    load_one_by_one = iter([OSError(5, "Input/output error"), KeyboardInterrupt()])
+
+    def fail(*args):
+        raise next(load_one_by_one)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning_h5.readers.sources.ChunkSource.load", fail)
+        with pytest.raises(KeyboardInterrupt):
+            reader.read(np.arange(len(VALUES)))
+    assert not reader._pool._n_tasks.any()
+    assert np.array_equal(reader.read(np.arange(len(VALUES))), VALUES)
+
+
 # Bytes that are not there ------------------------------------------------------------------------------------
 
 
