@@ -372,7 +372,7 @@ class RowDataset(Dataset[Any]):
         if (cache_bytes, keeps, in_runs) != (self.cache_bytes, self.keeps, self.in_runs):
             self.cache_bytes, self.keeps, self.in_runs = cache_bytes, keeps, in_runs
             self.close()
-            self._pooled = self._runs = None
+            self._pooled = None
 
     def _open_pooled(self) -> dict[int, PooledReader]:
         layouts = list(zip(*self.table.layouts, strict=True))

@@ -256,21 +256,19 @@ class _Queue:
 
     def read_next(self) -> bool:
         """Reads the next batches; False where there are none, or as many are begun as are wanted."""
+        reading = None
         self._turn.acquire()
         try:
-            reading = None
             if len(self._begun) < self._depth and not self._is_ended and self._ask_for(1):
                 reading = self._later.popleft()
                 self._n_decoded = max(0, self._n_decoded - 1)
                 self._begun.append(reading)
-        except BaseException:
-            self._turn.release()
-            raise
-        if reading is None:
-            self._turn.release()
-            return False
-        reading.read(self.source, self._turn)
-        return True
+        finally:
+            if reading is None:
+                self._turn.release()
+        if reading is not None:
+            reading.read(self.source, self._turn)
+        return reading is not None
 
     def decode_ahead(self) -> None:
         """Has slabs decoded in the order in which batches need them, until there is no room for more."""

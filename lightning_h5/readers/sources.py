@@ -167,9 +167,7 @@ class ChunkSource:
         data = self._memory("stored", int(stops[-1]))
         there = (offsets >= 0).nonzero()[0]
         if len(there):
-            pieces = (
-                (starts, stops, offsets) if len(there) == len(sizes) else (starts[there], stops[there], offsets[there])
-            )
+            pieces = starts[there], stops[there], offsets[there]
             read_stored(self._layout, data, *pieces, lambda i, at: self._name(chunks[there[i]]))
         self._counters.add(
             bytes_read=len(data), bytes_decoded=len(chunks) * self._layout.chunk_bytes, chunks_decoded=len(there)
