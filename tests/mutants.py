@@ -182,10 +182,10 @@ MUTANTS = [
         "self.trainer.global_rank, self.trainer.world_size",
         RANKS,
     ),
-    Mutant("ranks may differ", "datamodules/agreement.py", "if not differing:", "if True:", RANKS),
+    Mutant("ranks may differ", "ranks/exchange.py", "if not differing:", "if True:", RANKS),
     Mutant(
         "a rank that is late goes on alone",
-        "datamodules/agreement.py",
+        "ranks/exchange.py",
         "            if late:\n                kind",
         "            if False:\n                kind",
         RANKS,
@@ -207,7 +207,7 @@ MUTANTS = [
     Mutant("the newest batch comes first", "loading/readahead.py", "self._begun.popleft()", "self._begun.pop()", STATE),
     Mutant(
         "a file that changes is read on",
-        "datasets/base.py",
+        "datasets/stored.py",
         "            self.table.guards[file].check()\n",
         "            pass\n",
         ("tests/files/test_identity.py", "tests/datasets"),

@@ -21,9 +21,10 @@ MAY_IMPORT = {
     "_lightning": {"errors"},
     "files": LEAVES,
     "readers": LEAVES | {"files"},
+    "ranks": LEAVES,
     "sampling": LEAVES,  # pure: neither files nor anything that reads them
-    "datasets": LEAVES | {"files", "readers", "sampling"},
-    "loading": LEAVES | {"files", "readers", "sampling", "datasets"},
+    "datasets": LEAVES | {"files", "readers", "sampling", "ranks"},
+    "loading": LEAVES | {"files", "readers", "sampling", "ranks", "datasets"},
 }
 MAY_IMPORT["callbacks"] = MAY_IMPORT["loading"] | {"loading", "_lightning"}
 MAY_IMPORT["datamodules"] = MAY_IMPORT["callbacks"] | {"callbacks"}

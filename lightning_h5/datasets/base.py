@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,37 +11,21 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from ..errors import H5ValueError
-from ..files import FieldNames, OpenOptions, process_pool
-from ..readers import (
-    BegunRead,
-    MappedReader,
-    PlacedReader,
-    PooledReader,
-    Work,
-    is_pooled,
-    open_pooled,
-    open_reader,
-)
+from ..readers import Work
 from ..sampling import BlockTable
 from ..stats import Counters
-from ..types import BatchToken, Draws, IntArray, RowReader
-from .buffers import BufferPool
+from ..types import BatchToken, Draws, IntArray
 from .randomness import asked_for, fresh_draws, generators, seed_streams
-from .runs import RunsAhead
 from .structure import Column, SampleStructure, Transform
-from .table import HELD_BYTES, FileTable, held_fields
 
 __all__ = ["RawBatch", "RowDataset"]
-
-_PooledField: TypeAlias = tuple[BegunRead, npt.NDArray[Any]]
-"""One field of some rows that is being read, and the memory it is read into."""
 
 
 class RawBatch(NamedTuple):
     """Rows as they were read, before any transform.
 
     Attributes:
-        rows: indices into the dataset, shape ``(batch,)``.
+        rows: the rows' numbers, as ``with_index`` gives them, shape ``(batch,)``.
         columns: for each field its rows.
     """
 
@@ -64,62 +43,110 @@ class RawBatch(NamedTuple):
 
 
 class RowDataset(Dataset[Any]):
-    """A map-style dataset over the rows of a file table.
+    """A map-style dataset of rows.
 
-    Reading has two halves. ``gather`` reads, decodes and copies; it may run in any thread. ``finish`` runs the
-    transforms and collates; it runs where the batch is taken, so that random streams are reproducible.
+    Reading has two halves. ``begin`` and what it gives, or ``gather`` for both, read, decode and copy; they may run in
+    any thread. ``finish`` runs the transforms and collates; it runs where the batch is taken, so that random streams
+    are reproducible.
 
     Args:
-        table: the files.
-        structure: what a sample looks like; its fields are those of the table, in order.
-        dtypes: dtype for each field, None leaves it as stored.
+        structure: what a sample looks like.
         batch_transform: runs once on each collated batch.
-        indices: rows of the table that this dataset has, in its order; None for all.
-        options: how files are opened where the HDF5 library reads.
-        mmap: map contiguous arrays into memory.
-        cache_bytes: memory for decoded rows; worker processes share it.
-        keeps: keep decoded rows after they were read in an epoch, for the next; None where all of them have a place.
-        in_runs: the order mixes runs of rows: have the system read those of arrays without chunks in one piece each.
+
+    Attributes:
+        counters: what was read.
+        work: where reading is shared among threads.
+        in_runs: whether the order is known to mix runs of rows.
     """
 
-    def __init__(
-        self,
-        table: FileTable,
-        structure: SampleStructure,
-        *,
-        dtypes: Sequence[torch.dtype | None],
-        batch_transform: Transform | None,
-        indices: IntArray | None,
-        options: OpenOptions,
-        mmap: bool = False,
-        cache_bytes: int = 64 << 20,
-        keeps: bool | None = None,
-        in_runs: bool = False,
-    ) -> None:
-        self.table = table
+    in_runs = False
+
+    def __init__(self, structure: SampleStructure, batch_transform: Transform | None) -> None:
         self.structure = structure
         self.batch_transform = batch_transform
         self._batch_asks_for = asked_for(batch_transform)
-        self.indices = _checked(indices, table.n_rows)
         self.counters = Counters()
-        self._dtypes = tuple(dtypes)
-        self._options = options
-        self._mmap = mmap
-        self.cache_bytes, self.keeps, self.in_runs = cache_bytes, keeps, in_runs
-        self._held = held_fields(table)
         self._reset()
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
-        self._readers: dict[tuple[int, int], RowReader] = {}
-        self._pooled: dict[int, PooledReader] | None = None
-        self._runs: RunsAhead | None = None
-        self._lock = threading.Lock()
-        self._buffers = BufferPool()
+        """Makes what belongs to one process."""
         self.work = Work()
 
+    # What a subclass says ------------------------------------------------------------------------------------
+
     def __len__(self) -> int:
-        return self.table.n_rows if self.indices is None else len(self.indices)
+        raise NotImplementedError
+
+    def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
+        """Begins to read rows.
+
+        Args:
+            rows: indices into the dataset.
+            epoch: see ``gather``.
+
+        Returns:
+            A function that reads them, in any thread. Begin the batches of a plan in their order, and read what was
+            begun before the same thread begins more: it would wait for places that it holds itself.
+        """
+        raise NotImplementedError
+
+    def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
+        """Has what these rows need decoded, in the threads of ``work``, where there is room; or read by the system.
+
+        Args:
+            rows: indices into the dataset.
+            epoch: see ``gather``.
+
+        Returns:
+            Whether there was room for all of it.
+        """
+        return True
+
+    def identity(self) -> str:
+        """A digest of these rows: what the files hold, and which of their rows this dataset has, in its order."""
+        raise NotImplementedError
+
+    def blocks(self) -> BlockTable:
+        """Which of this dataset's rows lie together on disk."""
+        raise NotImplementedError
+
+    @property
+    def is_free(self) -> bool:
+        """Whether single rows cost no more than rows in company, in any order."""
+        raise NotImplementedError
+
+    @property
+    def block_bytes(self) -> int:
+        """Decoded bytes of a block, the largest of all files."""
+        raise NotImplementedError
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of all rows of the files, decoded, but for arrays that are held whole anyway."""
+        raise NotImplementedError
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of all fields, as a batch is copied from them."""
+        raise NotImplementedError
+
+    @property
+    def rows_per_slab(self) -> int:
+        """Rows that are decoded together, at most; 0 where nothing is."""
+        return 0
+
+    @property
+    def rows_per_run(self) -> int:
+        """Rows of a run, at most, where the order mixes runs; else 0."""
+        return 0
+
+    def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
+        """Says how much memory decoded rows may take, and how they will be asked for (see ``StoredRowDataset``)."""
+
+    def close(self) -> None:
+        """Gives back what this process holds; the next read gets it again."""
+
+    # What follows from it ------------------------------------------------------------------------------------
 
     def __getitem__(self, index: int | BatchToken) -> Any:
         """One sample, or, for a loader's token, what the token asks for."""
@@ -154,109 +181,9 @@ class RowDataset(Dataset[Any]):
             epoch: the epoch in which each row is asked for at most once; None where nothing is planned.
 
         Raises:
-            H5DataChangedError: a file is no longer as it was when the dataset was made.
-            H5CorruptError: stored bytes cannot be read back.
+            H5Error: they cannot be read.
         """
-        self._name_runs(rows, epoch)
         return self.begin(rows, epoch)()
-
-    def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
-        """Begins to read rows: has decoded what is not decoded yet.
-
-        Returns:
-            A function that reads them, in any thread. Begin the batches of a plan in their order, and read what was
-            begun before the same thread begins more: it would wait for places that it holds itself.
-        """
-        located = rows if self.indices is None else self.indices[rows]
-        reads: dict[int, _PooledField] = {}
-        with ExitStack() as undo, self._blames_changes(located):
-            for field, reader in self._pooled_fields().items():
-                memory = self._buffers.array(
-                    (len(rows), *reader.row_shape), numpy_dtype_like(self._dtypes[field], reader.dtype)
-                )
-                reads[field] = reader.begin(located, memory, epoch), memory
-                undo.callback(reads[field][0].cancel)
-            undo.pop_all()
-        return partial(self._read_begun, rows, located, reads)
-
-    def _read_begun(self, rows: IntArray, located: IntArray, reads: dict[int, _PooledField]) -> RawBatch:
-        columns: list[Column] = []
-        with ExitStack() as undo, self._blames_changes(located):
-            for read, _ in reads.values():
-                undo.callback(read.cancel)  # without effect once it is finished
-            files, local = (None, located) if len(self.table.paths) == 1 else self.table.locate(located)
-            touched = [0] if files is None else np.unique(files).tolist()
-            for field, dtype in enumerate(self._dtypes):
-                column: torch.Tensor | npt.NDArray[Any]
-                if field in reads:
-                    read, memory = reads[field]
-                    read.finish()
-                    column = torch.from_numpy(memory)
-                elif files is None:
-                    column = self._read(0, field, local)
-                else:
-                    column = self._read_files(field, files, local, touched)
-                columns.append(self._cast(column, dtype))
-        self._check_unchanged(touched)
-        return RawBatch(rows, tuple(columns))
-
-    @contextmanager
-    def _blames_changes(self, located: IntArray) -> Iterator[None]:
-        """Where a file was changed, that is what the user must hear, whatever else went wrong because of it."""
-        try:
-            yield
-        except OSError:
-            self._check_unchanged([0] if len(self.table.paths) == 1 else np.unique(self.table.locate(located)[0]))
-            raise
-
-    def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
-        """Has what these rows need decoded, in the threads of ``work``, where there is room; or read by the system.
-
-        Args:
-            rows: indices into the dataset.
-            epoch: see ``gather``.
-
-        Returns:
-            Whether there was room for all of it.
-        """
-        located = rows if self.indices is None else self.indices[rows]
-        self._name_runs(rows, epoch)
-        with self._blames_changes(located):
-            had_room = [reader.prefetch(located) for reader in self._pooled_fields().values()]
-        return all(had_room)
-
-    def _name_runs(self, rows: IntArray, epoch: int | None) -> None:
-        """Tells the system which runs of rows will be read, where the order mixes them."""
-        if not self.in_runs or epoch is None:
-            return
-        self._pooled_fields()  # where a forked child begins anew
-        located = rows if self.indices is None else self.indices[rows]
-        runs = self._runs
-        if runs is None:
-            runs = RunsAhead(self.table.rows_per_block(self._held), np.diff(self.table.starts).tolist())
-            self._runs = runs
-        files, local = (None, located) if len(self.table.paths) == 1 else self.table.locate(located)
-        for file in [0] if files is None else np.unique(files).tolist():
-            for run in runs.new(file, local if files is None else local[files == file], epoch):
-                for field, is_held in enumerate(self._held):
-                    reader = None if is_held else self._reader(file, field)
-                    if isinstance(reader, PlacedReader | MappedReader):
-                        reader.will_need(run)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of all fields, as stored."""
-        return sum(layout.row_bytes for layout in self.table.layouts[0]) if self.table.layouts else 0
-
-    @property
-    def rows_per_slab(self) -> int:
-        """Rows that are decoded together, at most; 0 where nothing is."""
-        return max((reader.rows_per_slab for reader in self._pooled_fields().values()), default=0)
-
-    @property
-    def rows_per_run(self) -> int:
-        """Rows of a run, at most, where the order mixes runs; else 0."""
-        return max(self.table.rows_per_block(self._held)) if self.in_runs else 0
 
     def finish(self, raw: RawBatch, *, samples: bool = False, draws: Draws | None = None) -> Any:
         """Transforms and collates; the second half of a batch.
@@ -280,57 +207,9 @@ class RowDataset(Dataset[Any]):
         """Whether a user's code makes samples or batches, and may draw random numbers."""
         return self.structure.has_transforms or self.batch_transform is not None
 
-    def identity(self) -> str:
-        """A digest of these rows: what the files hold, and which of their rows this dataset has, in its order."""
-        digest = hashlib.sha256(self.table.identity().encode())
-        if self.indices is not None:
-            digest.update(self.indices.tobytes())
-        return digest.hexdigest()[:32]
-
-    def blocks(self) -> BlockTable:
-        """Which of this dataset's rows lie together on disk."""
-        return self.table.blocks(self.indices, self._held)
-
-    @property
-    def is_free(self) -> bool:
-        """Whether single rows cost no more than rows in company, in any order."""
-        return all(
-            whole or layout.is_placed or layout.rows_per_chunk == 1
-            for layouts in self.table.layouts
-            for layout, whole in zip(layouts, self._held, strict=True)
-        )
-
-    @property
-    def block_bytes(self) -> int:
-        """Decoded bytes of a block, the largest of all files."""
-        rows = self.table.rows_per_block(self._held)
-        return max(1, *(n * size for n, size in zip(rows, self._loose_row_bytes(), strict=True)))
-
-    @property
-    def decoded_bytes(self) -> int:
-        """Bytes of all rows of the files, decoded, but for arrays that are held whole anyway."""
-        rows = np.diff(self.table.starts).tolist()
-        return sum(n * size for n, size in zip(rows, self._loose_row_bytes(), strict=True))
-
-    def _loose_row_bytes(self) -> list[int]:
-        loose = [field for field, whole in enumerate(self._held) if not whole]
-        return [sum(arrays[field].row_bytes for field in loose) for arrays in self.table.layouts]
-
-    def close(self) -> None:
-        """Closes this process's files and gives back what is held in memory; the next read opens them again."""
-        for reader in (self._pooled or {}).values():
-            reader.close()
-        self._runs = None
-        self.work.clear()
-        for key in list(self._readers):
-            self._readers.pop(key).close()
-        for path in self.table.paths:
-            process_pool().close(path)
-
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        for name in ("_readers", "_pooled", "_runs", "_lock", "_buffers", "work"):
-            del state[name]
+        del state["work"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -357,113 +236,3 @@ class RowDataset(Dataset[Any]):
             )
         rows = rows.astype(np.int64)
         return np.where(rows < 0, rows + n_rows, rows)
-
-    def _pooled_fields(self) -> dict[int, PooledReader]:
-        """The fields that are decoded in company, with their readers."""
-        if self._pid != os.getpid():  # a forked child has neither our threads nor what they were about to do
-            self._reset()
-        with self._lock:
-            if self._pooled is None:
-                self._pooled = self._open_pooled()
-            return self._pooled
-
-    def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
-        """Says how much memory decoded rows may take, and how they will be asked for (see the class's arguments)."""
-        if (cache_bytes, keeps, in_runs) != (self.cache_bytes, self.keeps, self.in_runs):
-            self.cache_bytes, self.keeps, self.in_runs = cache_bytes, keeps, in_runs
-            self.close()
-            self._pooled = None
-
-    def _open_pooled(self) -> dict[int, PooledReader]:
-        layouts = list(zip(*self.table.layouts, strict=True))
-        loose = [field for field in range(len(layouts)) if not self._held[field]]
-        fields = [field for field in loose if any(is_pooled(array, self._options) for array in layouts[field])]
-        worker = get_worker_info()
-        budget = self.cache_bytes // (worker.num_workers if worker else 1)
-        total = sum(layouts[field][0].row_bytes for field in fields)
-        return {
-            field: open_pooled(
-                layouts[field],
-                self._options,
-                rows_per_run=self.table.rows_per_block(self._held),
-                n_bytes=budget * layouts[field][0].row_bytes // total,
-                work=self.work,
-                counters=self.counters,
-                rows=self.indices,
-                keeps=self.keeps,
-            )
-            for field in fields
-        }
-
-    def _reader(self, file: int, field: int) -> RowReader:
-        reader = self._readers.get((file, field))
-        if reader is None:
-            layout, held_bytes = self.table.layouts[file][field], HELD_BYTES if self._held[field] else 0
-            made = open_reader(layout, self._options, mmap=self._mmap, held_bytes=held_bytes, counters=self.counters)
-            reader = self._readers.setdefault((file, field), made)  # one of two threads wins; opening costs nothing
-        return reader
-
-    def _read(self, file: int, field: int, rows: IntArray) -> torch.Tensor | npt.NDArray[Any]:
-        reader = self._reader(file, field)
-        if reader.dtype.kind == "O":
-            return reader.read(rows)
-        memory = self._buffers.array((len(rows), *reader.row_shape), reader.dtype)
-        return torch.from_numpy(reader.read(rows, memory))
-
-    def _read_files(
-        self, field: int, files: IntArray, local: IntArray, touched: list[int]
-    ) -> torch.Tensor | npt.NDArray[Any]:
-        """Rows of several files: file by file, then put where they were asked."""
-        first = self._reader(touched[0] if touched else 0, field)
-        column = self._buffers.array((len(local), *first.row_shape), first.dtype)
-        for file in touched:
-            here = np.flatnonzero(files == file)
-            column[here] = self._reader(file, field).read(local[here])
-        return column if first.dtype.kind == "O" else torch.from_numpy(column)
-
-    def _check_unchanged(self, files: Iterable[int]) -> None:
-        for file in files:
-            self.table.guards[file].check()
-
-    def _cast(self, column: torch.Tensor | npt.NDArray[Any], dtype: torch.dtype | None) -> Column:
-        if isinstance(column, np.ndarray):
-            text: list[Any] = column.tolist()
-            return text
-        if dtype is None or column.dtype == dtype:
-            return column
-        return self._buffers.tensor(tuple(column.shape), dtype).copy_(column)
-
-
-def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dtype[Any]:
-    """The NumPy dtype to gather into: as asked, where NumPy has it and casts to it as torch does; else as stored."""
-    try:
-        wanted = stored if dtype is None else np.dtype(str(dtype).removeprefix("torch."))
-    except TypeError:  # bfloat16
-        return stored
-    # Torch rounds twice on the way to 16 bits, by way of 32.
-    is_same = wanted != np.float16 or stored in (np.float16, np.float32, np.uint8, np.int8, np.bool_)
-    return wanted if is_same and np.can_cast(stored, wanted, "same_kind") else stored
-
-
-def text_ok(names: FieldNames | None, *, target: bool) -> list[bool]:
-    """For each field whether it may hold text: a target may, and one of several inputs."""
-    return [] if names is None else [target or names.kind != "single"] * len(names.keys)
-
-
-def _checked(indices: IntArray | None, n_rows: int) -> IntArray | None:
-    if indices is None:
-        return None
-    given = np.asarray(indices)
-    if given.dtype.kind == "b" and given.shape == (n_rows,):
-        return np.flatnonzero(given)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise H5ValueError(
-            f"indices have shape {given.shape} and dtype {given.dtype}; the data has {n_rows} rows. "
-            f"Pass integers, shape (n,), or a mask of shape ({n_rows},)."
-        )
-    if given.size and (given.min() < 0 or given.max() >= n_rows):
-        raise H5ValueError(
-            f"indices run from {given.min()} to {given.max()}; the data has {n_rows} rows. "
-            f"Pass rows from 0 to {n_rows - 1}."
-        )
-    return given.astype(np.int64)

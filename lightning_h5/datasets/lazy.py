@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from ..errors import H5ValueError, listing
-from ..files import FieldNames, OpenOptions, expand_paths, field_names, torch_dtype
+from ..files import OpenOptions, expand_paths
 from ..readers import is_pooled
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
-from .base import RowDataset, text_ok
-from .structure import Part, SampleStructure, Transform
+from .fields import Fields
+from .stored import StoredRowDataset
+from .structure import Transform
 from .table import FileTable, held_fields, scan_files
 
 __all__ = ["H5LazyDataset"]
@@ -24,7 +23,7 @@ CACHE_BYTES = 64 << 20
 MOST_OPEN = 256
 
 
-class H5LazyDataset(RowDataset):
+class H5LazyDataset(StoredRowDataset):
     """Rows of HDF5 files, read on demand.
 
     Works with the standard ``DataLoader(dataset, batch_size=..., shuffle=True)``, which reads a batch in one
@@ -100,26 +99,26 @@ class H5LazyDataset(RowDataset):
         allow_external: bool = False,
         mmap: bool = False,
     ) -> None:
-        x = field_names(x_key, "x_key")
-        y = None if y_key is None else field_names(y_key, "y_key")
-        if y is None and target_transform is not None:
-            raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
-        dtypes = [*_dtypes(x_dtype, x, "x_dtype"), *(_dtypes(y_dtype, y, "y_dtype") if y else ())]
-        keys = [*x.keys, *(y.keys if y else ())]
+        fields = Fields.of(
+            x_key,
+            y_key,
+            x_dtype=x_dtype,
+            y_dtype=y_dtype,
+            transform=transform,
+            target_transform=target_transform,
+            with_index=with_index,
+        )
         plain = OpenOptions(swmr=swmr, allow_external=allow_external)
-        allowed = [*text_ok(x, target=False), *text_ok(y, target=True)]
-        table = scan_files(expand_paths(path), keys, plain, text_ok=allowed)
+        table = scan_files(expand_paths(path), fields.keys, plain, text_ok=fields.text_ok)
         budget = CACHE_BYTES if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
         given = None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes")
-        n_bytes = given if given is not None else _chunk_cache(table, budget, swmr=swmr)
         super().__init__(
             table,
-            SampleStructure(Part(x, transform), None if y is None else Part(y, target_transform), with_index),
-            dtypes=dtypes,
+            fields,
             batch_transform=batch_transform,
             indices=None if indices is None else np.asarray(indices),
             options=OpenOptions(
-                rdcc_nbytes=n_bytes,
+                rdcc_nbytes=given if given is not None else _chunk_cache(table, budget, swmr=swmr),
                 rdcc_nslots=rdcc_nslots,
                 rdcc_w0=rdcc_w0,
                 swmr=swmr,
@@ -128,17 +127,6 @@ class H5LazyDataset(RowDataset):
             mmap=mmap,
             cache_bytes=budget,
         )
-
-
-def _dtypes(dtype: DTypeLike, names: FieldNames, argument: str) -> list[torch.dtype | None]:
-    if not isinstance(dtype, Mapping):
-        return [torch_dtype(dtype, argument)] * len(names.keys)
-    unknown = [name for name in dtype if name not in names.names]
-    if unknown:
-        raise H5ValueError(
-            f"{argument} names {listing(unknown)}; the fields are {listing(names.names)}. Use the fields' names."
-        )
-    return [torch_dtype(dtype.get(name), f"{argument}[{name!r}]") for name in names.names]
 
 
 def _chunk_cache(table: FileTable, budget: int, *, swmr: bool) -> int:

@@ -245,7 +245,7 @@ def test_decoded_rows_take_no_more_memory_than_the_budget_whatever_the_number_of
 @pytest.mark.parametrize("n_workers", [1, 4])
 def test_workers_share_the_budget(paths, pools, monkeypatch, n_workers):
     monkeypatch.setattr(
-        "lightning_h5.datasets.base.get_worker_info", lambda: SimpleNamespace(id=0, num_workers=n_workers)
+        "lightning_h5.datasets.stored.get_worker_info", lambda: SimpleNamespace(id=0, num_workers=n_workers)
     )
     dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=60_000)
     check_batch(dataset.read_batch(range(N)), range(N))

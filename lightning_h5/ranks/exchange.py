@@ -1,4 +1,4 @@
-"""All ranks see the same data, or all ranks stop: one exchange at the end of ``setup``, and one when a run is resumed.
+"""All ranks do the same on the same data, or all ranks stop: in ``setup``, and when a run is resumed.
 
 It goes through the key-value store by which ranks found each other, not through a collective: a rank that is late can
 then be named, and nobody waits for the half hour of the training group.
@@ -21,7 +21,7 @@ import torch.distributed
 
 from .. import errors
 from ..errors import H5Error, H5ValueError
-from .ending import end_process, this_process
+from .processes import end_process, this_process
 
 __all__ = ["Exchange", "exchange"]
 
@@ -63,17 +63,29 @@ class Exchange:
 
     Args:
         what: what the ranks do, for messages.
+
+    Attributes:
+        rank: of this process, from 0.
     """
+
+    rank = 0
 
     def __init__(self, what: str) -> None:
         self._what = what
 
-    def agree(self, facts: Mapping[str, Any], failure: Exception | None) -> None:
+    def progress(self) -> None:
+        """Says that this rank goes on with its work: those who wait for it have patience anew."""
+
+    def agree(self, facts: Mapping[str, Any], failure: Exception | None, told: Any = None) -> list[Any]:
         """Tells what this rank found, and raises on all ranks where one failed, differs, or does not come.
 
         Args:
             facts: what must be equal on all ranks; plain values.
             failure: what went wrong on this rank, if anything.
+            told: what all others should know, and may differ; as JSON has it.
+
+        Returns:
+            What each rank told, in the order of ranks.
 
         Raises:
             Exception: this rank's own failure, as it is, where there is one rank.
@@ -81,6 +93,7 @@ class Exchange:
         """
         if failure is not None:
             raise failure
+        return [told]
 
 
 class _RankExchange(Exchange):
@@ -89,32 +102,40 @@ class _RankExchange(Exchange):
         # torch has no public name for the store that `init_process_group` made.
         self._store = torch.distributed.distributed_c10d._get_default_store()
         self._name = f"lightning_h5/{what}/{next(_numbers[what])}"
-        self._rank, self._world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self.rank, self._world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self._keys = [f"{self._name}/{rank}" for rank in range(self._world_size)]
         self._patience = patience
         self._is_here = False  # whether this rank has come to `agree`
-        self._store.set(f"{self._keys[self._rank]}/process", json.dumps(this_process()))
+        self._store.set(f"{self._keys[self.rank]}/process", json.dumps(this_process()))
 
-    def agree(self, facts: Mapping[str, Any], failure: Exception | None) -> None:
+    def progress(self) -> None:
+        """See ``Exchange.progress``."""
+        with suppress(torch.distributed.DistError):  # said by who needs it
+            self._store.add(f"{self._name}/progress", 1)
+
+    def agree(self, facts: Mapping[str, Any], failure: Exception | None, told: Any = None) -> list[Any]:
         """See ``Exchange.agree``."""
         self._is_here = True
         mine = {
             "error": None if failure is None else [type(failure).__name__, str(failure)],
             "facts": {name: repr(value) for name, value in facts.items()},
+            "told": told,
         }
+        all_told: list[Any] = []
         try:
-            self._store.set(self._keys[self._rank], json.dumps(mine))
+            self._store.set(self._keys[self.rank], json.dumps(mine))
             late = self._wait()
             if late:
                 kind, text = H5Error, self._told_of(late)
             else:
-                told = [self._store.get(key) for key in self._keys]
-                kind, text = self._verdict([json.loads(one) for one in told])
+                all_told = [json.loads(self._store.get(key)) for key in self._keys]
+                kind, text = self._verdict(all_told)
         except torch.distributed.DistError as error:
             raise H5Error(self._told_of_the_end()) from (failure or error)
         self._leave(late)
         if text:
             raise kind(text) from failure
+        return [one["told"] for one in all_told]
 
     def watch(self, over: threading.Event) -> None:
         """Ends this process where the others have ended without it; runs in a thread."""
@@ -122,7 +143,7 @@ class _RankExchange(Exchange):
             try:
                 decided = self._store.check([f"{self._name}/late"])
                 late = json.loads(self._store.get(f"{self._name}/late")) if decided else []
-                text = self._told_of(late) if self._rank in late else ""
+                text = self._told_of(late) if self.rank in late else ""
                 if text:
                     self._wait_for_those_who_leave(late)
             except torch.distributed.DistError:
@@ -134,9 +155,11 @@ class _RankExchange(Exchange):
 
     def _wait(self) -> list[int]:
         """Waits until all ranks have told; gives those that had not when the first rank's patience ended."""
-        end = time.monotonic() + self._patience
+        end, seen = time.monotonic() + self._patience, 0
         while not (all_here := self._store.check(self._keys)) and time.monotonic() < end:
             time.sleep(0.01)
+            if (progress := self._store.add(f"{self._name}/progress", 0)) != seen:
+                end, seen = time.monotonic() + self._patience, progress
         late = [] if all_here else [rank for rank, key in enumerate(self._keys) if not self._store.check([key])]
         # Who comes first decides for all: a rank that is late by a hair must not go on without the others.
         decided: list[int] = json.loads(self._store.compare_set(f"{self._name}/late", "", json.dumps(late)))
@@ -193,6 +216,6 @@ class _RankExchange(Exchange):
 
     def _told_of_the_end(self) -> str:
         return (
-            f"the other ranks ended while rank {self._rank} was {self._what}. Look at what they printed: what went "
+            f"the other ranks ended while rank {self.rank} was {self._what}. Look at what they printed: what went "
             "wrong stands there."
         )

@@ -1,0 +1,313 @@
+"""Rows that are read from the files when they are asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import get_worker_info
+
+from ..files import OpenOptions, process_pool
+from ..readers import (
+    BegunRead,
+    MappedReader,
+    PlacedReader,
+    PooledReader,
+    is_pooled,
+    open_pooled,
+    open_reader,
+)
+from ..sampling import BlockTable
+from ..types import IntArray, RowReader
+from .base import RawBatch, RowDataset
+from .buffers import BufferPool
+from .fields import Fields, checked_rows, numpy_dtype_like
+from .runs import RunsAhead
+from .structure import Column, Transform
+from .table import HELD_BYTES, FileTable, held_fields
+
+__all__ = ["StoredRowDataset"]
+
+_PooledField: TypeAlias = tuple[BegunRead, npt.NDArray[Any]]
+"""One field of some rows that is being read, and the memory it is read into."""
+
+
+class StoredRowDataset(RowDataset):
+    """A dataset over the rows of a file table, which are read when they are asked for.
+
+    Args:
+        table: the files.
+        fields: what is read of each row, and what a sample looks like; in the order of the table's arrays.
+        batch_transform: runs once on each collated batch.
+        indices: rows of the table that this dataset has, in its order; None for all.
+        options: how files are opened where the HDF5 library reads.
+        mmap: map contiguous arrays into memory.
+        cache_bytes: memory for decoded rows; worker processes share it.
+        keeps: keep decoded rows after they were read in an epoch, for the next; None where all of them have a place.
+        in_runs: the order mixes runs of rows: have the system read those of arrays without chunks in one piece each.
+    """
+
+    def __init__(
+        self,
+        table: FileTable,
+        fields: Fields,
+        *,
+        batch_transform: Transform | None,
+        indices: IntArray | None,
+        options: OpenOptions,
+        mmap: bool = False,
+        cache_bytes: int = 64 << 20,
+        keeps: bool | None = None,
+        in_runs: bool = False,
+    ) -> None:
+        self.table = table
+        self.indices = checked_rows(indices, table.n_rows)
+        self._dtypes = fields.dtypes
+        self._options = options
+        self._mmap = mmap
+        self.cache_bytes, self.keeps, self.in_runs = cache_bytes, keeps, in_runs
+        self._held = held_fields(table)
+        super().__init__(fields.structure, batch_transform)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._pid = os.getpid()
+        self._readers: dict[tuple[int, int], RowReader] = {}
+        self._pooled: dict[int, PooledReader] | None = None
+        self._runs: RunsAhead | None = None
+        self._lock = threading.Lock()
+        self._buffers = BufferPool()
+
+    def __len__(self) -> int:
+        return self.table.n_rows if self.indices is None else len(self.indices)
+
+    def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
+        """See ``RowDataset.gather``.
+
+        Raises:
+            H5DataChangedError: a file is no longer as it was when the dataset was made.
+            H5CorruptError: stored bytes cannot be read back.
+        """
+        self._name_runs(rows, epoch)
+        return super().gather(rows, epoch)
+
+    def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
+        """See ``RowDataset.begin``: has decoded what is not decoded yet."""
+        located = rows if self.indices is None else self.indices[rows]
+        reads: dict[int, _PooledField] = {}
+        with ExitStack() as undo, self._blames_changes(located):
+            for field, reader in self._pooled_fields().items():
+                memory = self._buffers.array(
+                    (len(rows), *reader.row_shape), numpy_dtype_like(self._dtypes[field], reader.dtype)
+                )
+                reads[field] = reader.begin(located, memory, epoch), memory
+                undo.callback(reads[field][0].cancel)
+            undo.pop_all()
+        return partial(self._read_begun, rows, located, reads)
+
+    def _read_begun(self, rows: IntArray, located: IntArray, reads: dict[int, _PooledField]) -> RawBatch:
+        columns: list[Column] = []
+        with ExitStack() as undo, self._blames_changes(located):
+            for read, _ in reads.values():
+                undo.callback(read.cancel)  # without effect once it is finished
+            files, local = (None, located) if len(self.table.paths) == 1 else self.table.locate(located)
+            touched = [0] if files is None else np.unique(files).tolist()
+            for field, dtype in enumerate(self._dtypes):
+                column: torch.Tensor | npt.NDArray[Any]
+                if field in reads:
+                    read, memory = reads[field]
+                    read.finish()
+                    column = torch.from_numpy(memory)
+                elif files is None:
+                    column = self._read(0, field, local)
+                else:
+                    column = self._read_files(field, files, local, touched)
+                columns.append(self._cast(column, dtype))
+        self._check_unchanged(touched)
+        return RawBatch(rows, tuple(columns))
+
+    @contextmanager
+    def _blames_changes(self, located: IntArray) -> Iterator[None]:
+        """Where a file was changed, that is what the user must hear, whatever else went wrong because of it."""
+        try:
+            yield
+        except OSError:
+            self._check_unchanged([0] if len(self.table.paths) == 1 else np.unique(self.table.locate(located)[0]))
+            raise
+
+    def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
+        """See ``RowDataset.prefetch``."""
+        located = rows if self.indices is None else self.indices[rows]
+        self._name_runs(rows, epoch)
+        with self._blames_changes(located):
+            had_room = [reader.prefetch(located) for reader in self._pooled_fields().values()]
+        return all(had_room)
+
+    def _name_runs(self, rows: IntArray, epoch: int | None) -> None:
+        """Tells the system which runs of rows will be read, where the order mixes them."""
+        if not self.in_runs or epoch is None:
+            return
+        self._pooled_fields()  # where a forked child begins anew
+        located = rows if self.indices is None else self.indices[rows]
+        runs = self._runs
+        if runs is None:
+            runs = RunsAhead(self.table.rows_per_block(self._held), np.diff(self.table.starts).tolist())
+            self._runs = runs
+        files, local = (None, located) if len(self.table.paths) == 1 else self.table.locate(located)
+        for file in [0] if files is None else np.unique(files).tolist():
+            for run in runs.new(file, local if files is None else local[files == file], epoch):
+                for field, is_held in enumerate(self._held):
+                    reader = None if is_held else self._reader(file, field)
+                    if isinstance(reader, PlacedReader | MappedReader):
+                        reader.will_need(run)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of all fields, as stored."""
+        return sum(layout.row_bytes for layout in self.table.layouts[0]) if self.table.layouts else 0
+
+    @property
+    def rows_per_slab(self) -> int:
+        """Rows that are decoded together, at most; 0 where nothing is."""
+        return max((reader.rows_per_slab for reader in self._pooled_fields().values()), default=0)
+
+    @property
+    def rows_per_run(self) -> int:
+        """Rows of a run, at most, where the order mixes runs; else 0."""
+        return max(self.table.rows_per_block(self._held)) if self.in_runs else 0
+
+    def identity(self) -> str:
+        """A digest of these rows: what the files hold, and which of their rows this dataset has, in its order."""
+        digest = hashlib.sha256(self.table.identity().encode())
+        if self.indices is not None:
+            digest.update(self.indices.tobytes())
+        return digest.hexdigest()[:32]
+
+    def blocks(self) -> BlockTable:
+        """Which of this dataset's rows lie together on disk."""
+        return self.table.blocks(self.indices, self._held)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether single rows cost no more than rows in company, in any order."""
+        return all(
+            whole or layout.is_placed or layout.rows_per_chunk == 1
+            for layouts in self.table.layouts
+            for layout, whole in zip(layouts, self._held, strict=True)
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Decoded bytes of a block, the largest of all files."""
+        rows = self.table.rows_per_block(self._held)
+        return max(1, *(n * size for n, size in zip(rows, self._loose_row_bytes(), strict=True)))
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of all rows of the files, decoded, but for arrays that are held whole anyway."""
+        rows = np.diff(self.table.starts).tolist()
+        return sum(n * size for n, size in zip(rows, self._loose_row_bytes(), strict=True))
+
+    def _loose_row_bytes(self) -> list[int]:
+        loose = [field for field, whole in enumerate(self._held) if not whole]
+        return [sum(arrays[field].row_bytes for field in loose) for arrays in self.table.layouts]
+
+    def close(self) -> None:
+        """Closes this process's files and gives back what is held in memory; the next read opens them again."""
+        for reader in (self._pooled or {}).values():
+            reader.close()
+        self._runs = None
+        self.work.clear()
+        for key in list(self._readers):
+            self._readers.pop(key).close()
+        for path in self.table.paths:
+            process_pool().close(path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        for name in ("_readers", "_pooled", "_runs", "_lock", "_buffers"):
+            del state[name]
+        return state
+
+    def _pooled_fields(self) -> dict[int, PooledReader]:
+        """The fields that are decoded in company, with their readers."""
+        if self._pid != os.getpid():  # a forked child has neither our threads nor what they were about to do
+            self._reset()
+        with self._lock:
+            if self._pooled is None:
+                self._pooled = self._open_pooled()
+            return self._pooled
+
+    def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
+        """Says how much memory decoded rows may take, and how they will be asked for (see the class's arguments)."""
+        if (cache_bytes, keeps, in_runs) != (self.cache_bytes, self.keeps, self.in_runs):
+            self.cache_bytes, self.keeps, self.in_runs = cache_bytes, keeps, in_runs
+            self.close()
+            self._pooled = None
+
+    def _open_pooled(self) -> dict[int, PooledReader]:
+        layouts = list(zip(*self.table.layouts, strict=True))
+        loose = [field for field in range(len(layouts)) if not self._held[field]]
+        fields = [field for field in loose if any(is_pooled(array, self._options) for array in layouts[field])]
+        worker = get_worker_info()
+        budget = self.cache_bytes // (worker.num_workers if worker else 1)
+        total = sum(layouts[field][0].row_bytes for field in fields)
+        return {
+            field: open_pooled(
+                layouts[field],
+                self._options,
+                rows_per_run=self.table.rows_per_block(self._held),
+                n_bytes=budget * layouts[field][0].row_bytes // total,
+                work=self.work,
+                counters=self.counters,
+                rows=self.indices,
+                keeps=self.keeps,
+            )
+            for field in fields
+        }
+
+    def _reader(self, file: int, field: int) -> RowReader:
+        reader = self._readers.get((file, field))
+        if reader is None:
+            layout, held_bytes = self.table.layouts[file][field], HELD_BYTES if self._held[field] else 0
+            made = open_reader(layout, self._options, mmap=self._mmap, held_bytes=held_bytes, counters=self.counters)
+            reader = self._readers.setdefault((file, field), made)  # one of two threads wins; opening costs nothing
+        return reader
+
+    def _read(self, file: int, field: int, rows: IntArray) -> torch.Tensor | npt.NDArray[Any]:
+        reader = self._reader(file, field)
+        if reader.dtype.kind == "O":
+            return reader.read(rows)
+        memory = self._buffers.array((len(rows), *reader.row_shape), reader.dtype)
+        return torch.from_numpy(reader.read(rows, memory))
+
+    def _read_files(
+        self, field: int, files: IntArray, local: IntArray, touched: list[int]
+    ) -> torch.Tensor | npt.NDArray[Any]:
+        """Rows of several files: file by file, then put where they were asked."""
+        first = self._reader(touched[0] if touched else 0, field)
+        column = self._buffers.array((len(local), *first.row_shape), first.dtype)
+        for file in touched:
+            here = np.flatnonzero(files == file)
+            column[here] = self._reader(file, field).read(local[here])
+        return column if first.dtype.kind == "O" else torch.from_numpy(column)
+
+    def _check_unchanged(self, files: Iterable[int]) -> None:
+        for file in files:
+            self.table.guards[file].check()
+
+    def _cast(self, column: torch.Tensor | npt.NDArray[Any], dtype: torch.dtype | None) -> Column:
+        if isinstance(column, np.ndarray):
+            text: list[Any] = column.tolist()
+            return text
+        if dtype is None or column.dtype == dtype:
+            return column
+        return self._buffers.tensor(tuple(column.shape), dtype).copy_(column)
