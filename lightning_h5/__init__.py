@@ -12,7 +12,7 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .callbacks import H5StatsMonitor, SetEpochCallback
     from .datamodules import LazyH5DataModule
-    from .datasets import H5LazyDataset, h5_worker_init_fn
+    from .datasets import H5LazyDataset, RankMemCachedH5Dataset, h5_worker_init_fn
     from .errors import (
         H5CorruptError,
         H5DataChangedError,
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
         H5ResumeError,
         H5ValueError,
     )
-    from .sampling import balanced_contiguous_shard, group_split, interleaved_indices, k_fold
+    from .sampling import EpochShuffleSampler, balanced_contiguous_shard, group_split, interleaved_indices, k_fold
 
 _HOMES = {
     "callbacks": ("H5StatsMonitor", "SetEpochCallback"),
     "datamodules": ("LazyH5DataModule",),
-    "datasets": ("H5LazyDataset", "h5_worker_init_fn"),
+    "datasets": ("H5LazyDataset", "RankMemCachedH5Dataset", "h5_worker_init_fn"),
     "errors": (
         "H5CorruptError",
         "H5DataChangedError",
@@ -37,11 +37,12 @@ _HOMES = {
         "H5ResumeError",
         "H5ValueError",
     ),
-    "sampling": ("balanced_contiguous_shard", "group_split", "interleaved_indices", "k_fold"),
+    "sampling": ("EpochShuffleSampler", "balanced_contiguous_shard", "group_split", "interleaved_indices", "k_fold"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "EpochShuffleSampler",
     "H5CorruptError",
     "H5DataChangedError",
     "H5Error",
@@ -52,6 +53,7 @@ __all__ = [
     "H5StatsMonitor",
     "H5ValueError",
     "LazyH5DataModule",
+    "RankMemCachedH5Dataset",
     "SetEpochCallback",
     "__version__",
     "balanced_contiguous_shard",

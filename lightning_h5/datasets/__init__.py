@@ -3,10 +3,12 @@
 from .base import RawBatch, RowDataset
 from .lazy import H5LazyDataset
 from .randomness import asked_for, fresh_draws, generators, own_streams
+from .rank_cached import RankMemCachedH5Dataset
 from .workers import h5_worker_init_fn, seed_worker
 
 __all__ = [
     "H5LazyDataset",
+    "RankMemCachedH5Dataset",
     "RawBatch",
     "RowDataset",
     "asked_for",

@@ -57,9 +57,11 @@ class RowDataset(Dataset[Any]):
         counters: what was read.
         work: where reading is shared among threads.
         in_runs: whether the order is known to mix runs of rows.
+        reads_pinned: whether batches should be read into page-locked memory, where they are copies out of memory.
     """
 
     in_runs = False
+    reads_pinned = False
 
     def __init__(self, structure: SampleStructure, batch_transform: Transform | None) -> None:
         self.structure = structure
@@ -76,6 +78,11 @@ class RowDataset(Dataset[Any]):
 
     def __len__(self) -> int:
         raise NotImplementedError
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all ranks; those of this dataset, where it has no shard."""
+        return len(self)
 
     def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
         """Begins to read rows.

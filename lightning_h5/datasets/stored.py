@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +31,7 @@ from .buffers import BufferPool
 from .fields import Fields, checked_rows, numpy_dtype_like
 from .runs import RunsAhead
 from .structure import Column, Transform
-from .table import HELD_BYTES, FileTable, held_fields
+from .table import HELD_BYTES, FileTable, digest_of_rows, held_fields
 
 __all__ = ["StoredRowDataset"]
 
@@ -186,10 +185,7 @@ class StoredRowDataset(RowDataset):
 
     def identity(self) -> str:
         """A digest of these rows: what the files hold, and which of their rows this dataset has, in its order."""
-        digest = hashlib.sha256(self.table.identity().encode())
-        if self.indices is not None:
-            digest.update(self.indices.tobytes())
-        return digest.hexdigest()[:32]
+        return digest_of_rows(self.table, self.indices)
 
     def blocks(self) -> BlockTable:
         """Which of this dataset's rows lie together on disk."""

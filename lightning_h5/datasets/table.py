@@ -15,7 +15,7 @@ from ..files import ArrayLayout, ChangeGuard, OpenOptions, file_identity, find_a
 from ..sampling import BlockTable
 from ..types import IntArray
 
-__all__ = ["HELD_BYTES", "RUN_BYTES", "FileTable", "held_fields", "scan_files"]
+__all__ = ["HELD_BYTES", "RUN_BYTES", "FileTable", "digest_of_rows", "held_fields", "scan_files"]
 
 HELD_BYTES = 16 << 20
 """An array whose rows take no more than this, over all files, is read whole, once, in each process."""
@@ -77,6 +77,14 @@ class FileTable:
     def rows_per_block(self, held: Sequence[bool]) -> list[int]:
         """For each file, the rows of its blocks; the last one may have fewer."""
         return [_rows_per_block(arrays, held) for arrays in self.layouts]
+
+
+def digest_of_rows(table: FileTable, rows: IntArray | None) -> str:
+    """A digest of what files hold, and of which of their rows are meant (None: all), in their order."""
+    digest = hashlib.sha256(table.identity().encode())
+    if rows is not None:
+        digest.update(rows.tobytes())
+    return digest.hexdigest()[:32]
 
 
 def held_fields(table: FileTable) -> list[bool]:

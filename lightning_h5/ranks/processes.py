@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["end_process", "is_alive", "this_process"]
+__all__ = ["end_process", "this_process"]
 
 
 def this_process() -> list[str]:
@@ -25,12 +25,12 @@ def end_process(process: Sequence[str]) -> None:
     Args:
         process: what ``this_process`` gave there.
     """
-    if _is_near(process) and is_alive(process):
+    if _is_near(process) and _is_alive(process):
         with suppress(OSError):
             os.kill(int(process[2]), signal.SIGKILL)
 
 
-def is_alive(process: Sequence[str]) -> bool:
+def _is_alive(process: Sequence[str]) -> bool:
     """Whether a process of this machine and namespace goes on.
 
     Args:

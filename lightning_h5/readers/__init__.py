@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from ..files import ArrayLayout, OpenOptions, kind_of
 from ..stats import Counters
 from ..types import IntArray, RowReader
+from .base import check_bounds
+from .bulk import BulkTarget, BulkTask, bulk_tasks, do_tasks
 from .codecs import why_not_decodable
 from .held import HeldReader
 from .placed import MappedReader, PlacedReader
@@ -16,6 +18,8 @@ from .work import Work, usable_cores
 
 __all__ = [
     "BegunRead",
+    "BulkTarget",
+    "BulkTask",
     "ChunkSource",
     "HeldReader",
     "MappedReader",
@@ -23,11 +27,16 @@ __all__ = [
     "PlainReader",
     "PooledReader",
     "ReaderSource",
+    "SlabSource",
     "SlotMemory",
     "Work",
+    "bulk_tasks",
+    "check_bounds",
+    "do_tasks",
     "is_pooled",
     "open_pooled",
     "open_reader",
+    "open_source",
     "usable_cores",
     "why_plain",
 ]
@@ -99,13 +108,22 @@ def open_pooled(
         rows: rows that the dataset has; None for all.
         keeps: see ``PooledReader``.
     """
-    sources = [_source(a, options, run, counters) for a, run in zip(layouts, rows_per_run, strict=True)]
+    sources = [open_source(a, options, run, counters) for a, run in zip(layouts, rows_per_run, strict=True)]
     return PooledReader(layouts, sources, n_bytes=n_bytes, work=work, counters=counters, rows=rows, keeps=keeps)
 
 
-def _source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, counters: Counters) -> SlabSource:
+def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, counters: Counters) -> SlabSource:
+    """Where the slabs of one file's array come from. Opens nothing yet.
+
+    Args:
+        layout: an array of numbers.
+        options: how its file is opened where the HDF5 library reads.
+        rows_per_run: rows that are read together where there are no chunks.
+        counters: where bytes are counted.
+    """
     if layout.is_placed:
         return ReaderSource(PlacedReader(layout, counters), rows_per_run)
-    if why_plain(layout) is None and layout.table is not None:
+    # A live writer moves the chunk that it writes to.
+    if why_plain(layout) is None and layout.table is not None and not options.swmr:
         return ChunkSource(layout, counters)
     return ReaderSource(PlainReader(layout, options, counters), layout.chunks[0] if layout.chunks else rows_per_run)

@@ -16,7 +16,8 @@ from .plan import (
 )
 from .replica import Replica, resolve_replica
 from .samplers import PlanSampler
-from .shards import balanced_contiguous_shard, interleaved_indices
+from .shard_samplers import EpochShuffleSampler, ShardSampler
+from .shards import RankShard, Rows, ShardMode, balanced_contiguous_shard, interleaved_indices
 from .splits import group_split, k_fold
 from .window import WindowOrder
 
@@ -27,14 +28,19 @@ __all__ = [
     "PLAN_VERSION",
     "BlockTable",
     "EpochPlan",
+    "EpochShuffleSampler",
     "EvaluationCut",
     "EvaluationPlan",
     "KeyedPermutation",
     "Mode",
     "OrderParameters",
     "PlanSampler",
+    "RankShard",
     "Replica",
+    "Rows",
     "Segment",
+    "ShardMode",
+    "ShardSampler",
     "TablePermutation",
     "TrainingCut",
     "TrainingPlan",

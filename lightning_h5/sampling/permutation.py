@@ -113,9 +113,9 @@ class KeyedPermutation:
         return (high << b) | low
 
 
-def permutation(n: int, seed: int, epoch: int, purpose: int = 0) -> TablePermutation | KeyedPermutation:
+def permutation(n: int, seed: int, epoch: int, purpose: int = 0, place: int = 0) -> TablePermutation | KeyedPermutation:
     """The permutation of ``n`` rows for an epoch: a table for small ``n``, keyed above ``TABLE_ROWS``."""
-    bits = stream(seed, epoch, purpose)
+    bits = stream(seed, epoch, purpose, place)
     return TablePermutation(n, bits) if n <= TABLE_ROWS else KeyedPermutation(n, bits)
 
 

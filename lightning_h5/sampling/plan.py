@@ -25,6 +25,7 @@ __all__ = [
     "EpochPlan",
     "EvaluationPlan",
     "Mode",
+    "Order",
     "OrderParameters",
     "Segment",
     "TrainingPlan",
@@ -92,8 +93,14 @@ class EpochPlan(Protocol):
         ...
 
 
-def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int) -> Order:
+def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, place: int = 0) -> Order:
     """The sequence of an epoch's rows, as a function from positions ``[start, stop)`` to row indices.
+
+    Args:
+        blocks: the rows.
+        parameters: what decides the order.
+        epoch: which epoch.
+        place: sets orders apart that have the same parameters (``global`` alone).
 
     Raises:
         H5ValueError: the order belongs to another version of this package, or ``window`` has a number below 1.
@@ -107,7 +114,7 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int) -> O
         return lambda start, stop: np.arange(start, stop, dtype=np.int64)
     if parameters.mode == "global":
         # Drawn when the first rows are asked for: who counts steps or batches' sizes pays for no permutation.
-        drawn = cache(lambda: permutation(blocks.n_rows, parameters.seed, epoch))
+        drawn = cache(lambda: permutation(blocks.n_rows, parameters.seed, epoch, place=place))
         return lambda start, stop: drawn()(start, stop)
     return WindowOrder(
         blocks=blocks,
@@ -179,9 +186,11 @@ class EvaluationPlan:
 
     Attributes:
         cut: how the shard is cut into batches.
+        first: row that is index 0 of the dataset.
     """
 
     cut: EvaluationCut
+    first: int = 0
 
     @property
     def n_steps(self) -> int:
@@ -190,8 +199,8 @@ class EvaluationPlan:
 
     def rows(self, step: int) -> IntArray:
         """Indices into the dataset for a step, shape ``(batch,)``."""
-        return np.arange(*self.bounds(step), dtype=np.int64)
+        return np.arange(*self.bounds(step), dtype=np.int64) - self.first
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """First row, and the row after the last, of a step."""
+        """First row, and the row after the last, of a step, counted over all ranks."""
         return self.cut.bounds(step)

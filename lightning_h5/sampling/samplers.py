@@ -97,6 +97,16 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         self._first_epoch = 0  # of who counts epochs from the process's start
 
     @property
+    def n_rows(self) -> int:
+        """Rows of all ranks."""
+        return self.blocks.n_rows
+
+    @property
+    def shards(self) -> dict[str, Any] | None:
+        """What a position depends on besides where ranks hold shards, as plain values; None where they do not."""
+        return None
+
+    @property
     def replica(self) -> Replica:
         """This replica, as given or as resolved now."""
         return resolve_replica(*self._given)

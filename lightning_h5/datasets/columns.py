@@ -1,0 +1,130 @@
+"""Fields whose rows are held: in this machine's memory, or in a GPU's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..files import ArrayLayout
+from ..types import IntArray
+from .buffers import BufferPool
+from .fields import numpy_dtype_like
+
+__all__ = ["ColumnShape", "DeviceColumn", "HeldColumn", "HostColumn", "torch_dtype_of"]
+
+
+@dataclass(frozen=True)
+class ColumnShape:
+    """What a field takes in memory.
+
+    Attributes:
+        row_shape: shape of a row.
+        dtype: what is held.
+        stored: what readers give.
+    """
+
+    row_shape: tuple[int, ...]
+    dtype: torch.dtype
+    stored: np.dtype[Any]
+
+    @classmethod
+    def of(cls, layout: ArrayLayout, dtype: torch.dtype | None) -> ColumnShape:
+        """A field of an array of numbers, as it is stored or cast."""
+        return cls(layout.row_shape, dtype or torch_dtype_of(layout.dtype), layout.dtype)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.row_shape) * self.dtype.itemsize
+
+
+def torch_dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
+    """The torch dtype of a NumPy one that has one."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+class HeldColumn(Protocol):
+    """A field whose rows are held. Takes them as a ``BulkTarget``, and gives copies of them."""
+
+    array: npt.NDArray[Any] | None
+
+    def put(self, start: int, rows: npt.NDArray[Any]) -> None:
+        """See ``BulkTarget.put``."""
+        ...
+
+    def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool) -> torch.Tensor:
+        """A copy of rows.
+
+        Args:
+            places: where they are, shape ``(batch,)``.
+            buffers: where memory comes from.
+            pinned: into page-locked memory.
+        """
+        ...
+
+
+class HostColumn:
+    """Rows in this machine's memory.
+
+    Args:
+        memory: bytes, shape ``(n_rows, row_bytes)``.
+        shape: what they are.
+    """
+
+    def __init__(self, memory: npt.NDArray[np.uint8], shape: ColumnShape) -> None:
+        self._bytes, self._shape = memory, shape
+        gathered = numpy_dtype_like(shape.dtype, shape.stored)
+        # Torch casts to what NumPy has not, or casts otherwise.
+        self._cast_by_torch = torch_dtype_of(gathered) != shape.dtype
+        self._rows = None if self._cast_by_torch else memory.view(gathered).reshape(len(memory), *shape.row_shape)
+        self.array = self._rows if gathered == shape.stored else None
+
+    def put(self, start: int, rows: npt.NDArray[Any]) -> None:
+        """See ``BulkTarget.put``."""
+        if self._rows is not None:
+            with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as torch has it
+                np.copyto(self._rows[start : start + len(rows)], rows, casting="unsafe")
+        else:
+            target = torch.from_numpy(self._bytes[start : start + len(rows)]).view(self._shape.dtype)
+            target.view(rows.shape).copy_(torch.from_numpy(rows))
+
+    def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool) -> torch.Tensor:
+        """See ``HeldColumn.take``."""
+        shape = (len(places), *self._shape.row_shape)
+        if not self._shape.row_bytes:
+            return torch.empty(shape, dtype=self._shape.dtype)
+        if pinned:
+            out = torch.empty((len(places), self._shape.row_bytes), dtype=torch.uint8, pin_memory=True)
+        else:
+            out = torch.from_numpy(buffers.array((len(places), self._shape.row_bytes), np.dtype(np.uint8)))
+        # Not torch's index_select: in a thread of ours it would start a team of threads of its own. Clipped places are
+        # none: who asks has checked them.
+        np.take(self._bytes, places, axis=0, out=out.numpy(), mode="clip")
+        return out.view(self._shape.dtype).view(shape)
+
+
+class DeviceColumn:
+    """Rows in a GPU's memory; batches come from there and never cross the bus. Nobody else writes to it (``array``).
+
+    Args:
+        n_rows: rows.
+        shape: what they are.
+        device: whose memory.
+    """
+
+    def __init__(self, n_rows: int, shape: ColumnShape, device: torch.device) -> None:
+        self.array: npt.NDArray[Any] | None = None
+        self._rows = torch.empty((n_rows, *shape.row_shape), dtype=shape.dtype, device=device)
+
+    def put(self, start: int, rows: npt.NDArray[Any]) -> None:
+        """See ``BulkTarget.put``."""
+        self._rows[start : start + len(rows)].copy_(torch.from_numpy(rows))
+
+    def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool) -> torch.Tensor:
+        """See ``HeldColumn.take``."""
+        return self._rows.index_select(0, torch.from_numpy(places).to(self._rows.device))

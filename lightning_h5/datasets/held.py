@@ -1,0 +1,216 @@
+"""The rows that a rank holds: loaded into columns, copied out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..errors import H5ValueError
+from ..files import OpenOptions
+from ..readers import BulkTask, bulk_tasks, open_reader, open_source
+from ..sampling import Rows
+from ..stats import Counters
+from ..types import IntArray, RowReader
+from .buffers import BufferPool
+from .columns import ColumnShape, DeviceColumn, HeldColumn, HostColumn
+from .preload import Crew, my_part
+from .shard_memory import ShardMemory
+from .structure import Column
+from .table import RUN_BYTES, FileTable
+
+__all__ = ["HeldRows"]
+
+TEXT_ROWS = 65_536  # of a task
+
+
+class HeldRows:
+    """Rows of this rank, and of those that it shares memory with.
+
+    Args:
+        rows: rows of the file table that are held, in ascending order.
+        places: for each row of this rank where it stands among them.
+        numbers: of this rank's rows among all that are sharded.
+        shapes: of the fields; None for text, which each process holds for itself.
+        device: whose memory.
+        shared: whether other processes may have it.
+        descriptor: of memory that another process made.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        places: Rows,
+        numbers: Rows,
+        shapes: Sequence[ColumnShape | None],
+        *,
+        device: torch.device,
+        shared: bool,
+        descriptor: int | None = None,
+    ) -> None:
+        self._rows, self._places, self._numbers, self._shapes = rows, places, numbers, list(shapes)
+        self._memory: ShardMemory | None = None
+        self._texts: list[npt.NDArray[Any] | None] = [
+            np.empty(len(places), dtype=object) if shape is None else None for shape in shapes
+        ]
+        kept = [shape for shape in shapes if shape is not None]
+        self.n_bytes = len(places) * sum(shape.row_bytes for shape in kept)
+        if device.type == "cpu":
+            sizes = [(len(rows), shape.row_bytes) for shape in kept]
+            self._memory = ShardMemory(sizes, shared=shared, descriptor=descriptor)
+            self._columns: list[HeldColumn] = list(self._host_columns(self._memory))
+        else:
+            _check_device_room(device, self.n_bytes)
+            self._columns = [DeviceColumn(len(rows), shape, device) for shape in kept]
+
+    def _host_columns(self, memory: ShardMemory) -> Iterator[HostColumn]:
+        kept = (shape for shape in self._shapes if shape is not None)
+        return (HostColumn(column, shape) for column, shape in zip(memory.columns, kept, strict=True))
+
+    @property
+    def descriptor(self) -> int | None:
+        """Of memory that other processes may have."""
+        return None if self._memory is None else self._memory.descriptor
+
+    def tasks(self, table: FileTable, options: OpenOptions, crew: Crew, counters: Counters) -> list[BulkTask]:
+        """What this process has to load.
+
+        Args:
+            table: the files.
+            options: how they are opened where the HDF5 library reads.
+            crew: who loads these rows.
+            counters: where bytes are counted.
+        """
+        shared: list[BulkTask] = []
+        own: list[BulkTask] = []
+        n_columns = 0
+        for field, shape in enumerate(self._shapes):
+            if shape is None:
+                own += self._text_tasks(field, table, options, counters)
+            else:
+                shared += self._column_tasks(field, n_columns, table, options, counters)
+                n_columns += 1
+        return [*my_part(shared, crew), *own]
+
+    def _column_tasks(
+        self, field: int, column: int, table: FileTable, options: OpenOptions, counters: Counters
+    ) -> Iterator[BulkTask]:
+        for file, first, rows in _by_file(self._rows, table.starts):
+            layout = table.layouts[file][field]
+            source = open_source(layout, options, max(1, RUN_BYTES // max(1, layout.row_bytes)), counters)
+            for task in bulk_tasks(source, layout, rows, self._columns[column], first):
+                if self._memory is None or self._memory.descriptor is None:
+                    yield task
+                else:
+                    yield task._replace(run=partial(_reserve_first, self._memory, column, task))
+
+    def _text_tasks(self, field: int, table: FileTable, options: OpenOptions, counters: Counters) -> Iterator[BulkTask]:
+        """Text is read a piece at a time, in the order of the file, and put to where each row of this rank is."""
+        held = np.asarray(self._rows)[np.asarray(self._places)]
+        order = np.argsort(held, kind="stable")
+        for file, first, rows in _by_file(held[order], table.starts):
+            reader = open_reader(table.layouts[file][field], options, counters=counters)
+            for start in range(0, len(rows), TEXT_ROWS):
+                some = np.asarray(rows[start : start + TEXT_ROWS])
+                places = order[first + start : first + start + len(some)]
+                n_bytes = len(some) * table.layouts[file][field].row_bytes
+                run = partial(_read_text, reader, some, self._texts[field], places)
+                yield BulkTask(first + start, first + start + len(some), n_bytes, n_bytes, run)
+
+    def numbers(self, rows: IntArray) -> IntArray:
+        """The numbers of rows of this rank among all that are sharded."""
+        return _look_up(self._numbers, rows)
+
+    def take(self, rows: IntArray, buffers: BufferPool, *, pinned: bool = False) -> tuple[Column, ...]:
+        """Copies of rows.
+
+        Args:
+            rows: counted in this rank's shard.
+            buffers: where memory for batches comes from.
+            pinned: into page-locked memory.
+        """
+        places = _look_up(self._places, rows)
+        columns = iter(self._columns)
+        return tuple(
+            next(columns).take(places, buffers, pinned=pinned) if text is None else text[rows].tolist()
+            for text in self._texts
+        )
+
+    def pin(self) -> str | None:
+        """Locks the memory's pages; says why not where it cannot."""
+        return None if self._memory is None else self._memory.pin()
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        self._columns = []
+        if self._memory is not None:
+            self._memory.close()
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether a process is being started that can be given these rows."""
+        return self._memory is not None and self._memory.is_on_its_way
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_columns": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        assert self._memory is not None, "only shared memory travels"
+        self._columns = list(self._host_columns(self._memory))
+
+
+def _by_file(rows: Rows, starts: IntArray) -> Iterator[tuple[int, int, Rows]]:
+    """For each file the place of its first row, and its rows as counted in it."""
+    if not len(rows):
+        return
+    bounds = _places_of(rows, starts)
+    for file, (low, high) in enumerate(pairwise(bounds)):
+        if high > low:
+            some, start = rows[low:high], int(starts[file])
+            if isinstance(some, range):
+                yield file, low, range(some.start - start, some.stop - start, some.step)
+            else:
+                yield file, low, some - start
+
+
+def _places_of(rows: Rows, starts: IntArray) -> list[int]:
+    if isinstance(rows, range):
+        return [min(len(rows), max(0, -((rows.start - start) // rows.step))) for start in starts.tolist()]
+    places: list[int] = np.searchsorted(rows, starts).tolist()
+    return places
+
+
+def _look_up(table: Rows, rows: IntArray) -> IntArray:
+    if isinstance(table, range):
+        return rows if (table.start, table.step) == (0, 1) else table.start + rows * table.step
+    return table[rows]
+
+
+def _reserve_first(memory: ShardMemory, column: int, task: BulkTask) -> None:
+    memory.reserve(column, task.start, task.stop)
+    task.run()
+
+
+def _read_text(reader: RowReader, rows: IntArray, out: npt.NDArray[Any] | None, places: IntArray) -> None:
+    assert out is not None, "a field of text"
+    text = reader.read(rows)
+    for place, value in zip(places.tolist(), text, strict=True):
+        out[place] = value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _check_device_room(device: torch.device, n_bytes: int) -> None:
+    if device.type != "cuda":
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    if n_bytes > free:
+        raise H5ValueError(
+            f"the shard takes {n_bytes / 2**30:,.2f} GiB, and {free / 2**30:,.2f} of the {total / 2**30:,.2f} GiB of "
+            f"{str(device)!r} are free. Hold less (a smaller dtype, fewer fields, more ranks), or pass "
+            "cache_device='cpu'."
+        )

@@ -1,0 +1,281 @@
+"""Loading shards: who of a machine loads what, whether there is room, and the loading itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+from tqdm import tqdm
+
+from ..errors import H5ValueError
+from ..ranks import Exchange, exchange, this_process
+from ..readers import BulkTask, do_tasks, usable_cores
+from ..sampling import Rows
+from ..types import IntArray
+from .room import room
+
+__all__ = ["Crew", "ShardHolder", "load_shards", "my_part", "places_in", "union"]
+
+HEARTBEAT = 2.0  # seconds between words to the ranks that wait
+HEADROOM = 256 << 20  # what loading takes beside the shard itself
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The processes that fill one memory together; each fills a part of it.
+
+    Attributes:
+        ranks: their replicas' ranks, without repeats.
+        place: this process among them, from 0.
+        size: how many they are.
+    """
+
+    ranks: tuple[int, ...]
+    place: int = 0
+    size: int = 1
+
+
+class ShardHolder(Protocol):
+    """Who holds a shard: a dataset. What is asked of it when its shard is loaded."""
+
+    @property
+    def rank(self) -> int:
+        """Its replica."""
+        ...
+
+    @property
+    def shares(self) -> bool:
+        """Whether processes of a machine hold their rows together."""
+        ...
+
+    def bytes_needed(self, ranks: Sequence[int]) -> int:
+        """Bytes of this machine's memory that the rows of these ranks take, held together."""
+        ...
+
+    def make_room(self, crew: Crew, descriptor: int | None = None) -> int | None:
+        """Takes memory for a crew's rows, or that behind a descriptor; gives its descriptor, where it is shared."""
+        ...
+
+    def tasks(self, crew: Crew) -> list[BulkTask]:
+        """What this process has to load of it."""
+        ...
+
+    def finish_loading(self) -> None:
+        """All rows are there."""
+        ...
+
+    def close(self) -> None:
+        """Gives all memory back."""
+        ...
+
+
+def load_shards(
+    holders: Mapping[str, ShardHolder], *, is_alone: bool, patience: float = 120.0, shows_bar: bool = True
+) -> None:
+    """Loads the shards of datasets, on all ranks at a time.
+
+    Args:
+        holders: what to load, by name; the same names on all ranks. Nothing of theirs is held yet.
+        is_alone: do it without the other ranks, if any.
+        patience: seconds to wait for a rank that makes no progress.
+        shows_bar: show a progress bar, on the first rank.
+
+    Raises:
+        H5Error: there is no room, or rows cannot be read, on any rank; nothing is held then.
+    """
+    try:
+        crews = _meet(holders, is_alone, patience)
+        crews = _share_memory(holders, crews, is_alone, patience)
+        _load(holders, crews, is_alone, patience, shows_bar)
+    except BaseException:
+        for holder in holders.values():
+            holder.close()
+        raise
+
+
+def _meet(holders: Mapping[str, ShardHolder], is_alone: bool, patience: float) -> dict[str, Crew]:
+    """Finds out who is on this machine, and whether there is room for all."""
+    with exchange("meeting the ranks of this machine", patience, is_alone) as ranks:
+        me = this_process()
+        mine = {"process": me, "ranks": {name: holder.rank for name, holder in holders.items()}}
+        told = ranks.agree({"shards": list(holders)}, None, mine)
+    near = [one for one in told if one is told[ranks.rank] or _is_near(one["process"], me)]
+    place = next(i for i, one in enumerate(near) if one is told[ranks.rank])
+    crews, needed = {}, 0
+    for name, holder in holders.items():
+        theirs = [int(one["ranks"][name]) for one in near]
+        if holder.shares and len(near) > 1 and _can_share():
+            crews[name] = Crew(tuple(sorted(set(theirs))), place, len(near))
+            needed += holder.bytes_needed(crews[name].ranks)
+        else:
+            crews[name] = Crew((holder.rank,))
+            needed += sum(holder.bytes_needed([rank]) for rank in theirs)
+    n_processes = len(near)
+    if is_alone:  # others of this machine load theirs, and nobody asks them
+        n_processes = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        needed *= n_processes
+    with exchange("looking for memory", patience, is_alone) as ranks:
+        failure: Exception | None = None
+        try:
+            _check_room(needed, n_processes, list(holders))
+        except H5ValueError as error:
+            failure = error
+        ranks.agree({}, failure)
+    return crews
+
+
+def _check_room(needed: int, n_processes: int, names: Sequence[str]) -> None:
+    found = room()
+    if found is None or needed + HEADROOM <= found.n_bytes:
+        return
+    what = f"the shards of {', '.join(map(repr, names))}" if names != [""] else "the shards"
+    who = f"{n_processes} ranks of this machine" if n_processes > 1 else "this rank"
+    raise H5ValueError(
+        f"{what} take {_size(needed)} on {who}, and {_size(HEADROOM)} while they are loaded; {_size(found.n_bytes)} "
+        f"are left ({found.limit}). {_size(max(0, found.n_bytes - HEADROOM))} would fit: take a smaller dtype (uint8 "
+        "as stored is a quarter of float32, and the GPU can cast it), fewer fields, more machines, share_memory=True "
+        "where ranks of a machine hold the same rows. Or read on demand, with LazyH5DataModule or H5LazyDataset."
+    )
+
+
+def _share_memory(
+    holders: Mapping[str, ShardHolder], crews: Mapping[str, Crew], is_alone: bool, patience: float
+) -> dict[str, Crew]:
+    """The first of each crew makes the memory, the others open it; where they cannot, each loads alone."""
+    shared = [name for name, crew in crews.items() if crew.size > 1]
+    if not shared:
+        return dict(crews)
+    failure: Exception | None = None
+    handles: dict[str, Any] = {}
+    with exchange("sharing memory", patience, is_alone) as ranks:
+        try:
+            for name in shared:
+                if crews[name].place == 0:
+                    handles[name] = [os.getpid(), holders[name].make_room(crews[name])]
+        except Exception as error:
+            failure = error
+        me = this_process()
+        told = ranks.agree({}, failure, {"process": me, "handles": handles})
+    leader = next(one for one in told if _is_near(one["process"], me))
+    opened = False
+    with exchange("opening shared memory", patience, is_alone) as ranks:
+        with suppress(Exception):
+            for name in shared:
+                if crews[name].place:
+                    pid, fd = leader["handles"][name]
+                    holders[name].make_room(crews[name], os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
+            opened = True
+        told = ranks.agree({}, None, {"process": me, "opened": opened})
+    if all(one["opened"] for one in told if _is_near(one["process"], me)):
+        return dict(crews)
+    for name in shared:  # a system that lets no process look at another's descriptors
+        holders[name].close()
+    return {name: Crew((holders[name].rank,)) if name in shared else crew for name, crew in crews.items()}
+
+
+def _load(
+    holders: Mapping[str, ShardHolder],
+    crews: Mapping[str, Crew],
+    is_alone: bool,
+    patience: float,
+    shows_bar: bool,
+) -> None:
+    for name, holder in holders.items():
+        with exchange("loading shards", patience, is_alone) as ranks:
+            failure: Exception | None = None
+            try:
+                _load_one(name, holder, crews[name], ranks, shows_bar)
+            except Exception as error:
+                failure = error
+            ranks.agree({}, failure)
+        holder.finish_loading()
+
+
+def _load_one(name: str, holder: ShardHolder, crew: Crew, ranks: Exchange, shows_bar: bool) -> None:
+    if crew.size == 1:
+        holder.make_room(crew)
+    tasks = holder.tasks(crew)
+    said = time.monotonic()
+    with closing(
+        tqdm(
+            total=sum(task.n_bytes for task in tasks),
+            desc=f"loading {name}".rstrip(),
+            unit="iB",  # tqdm puts a K, an M or a G before it
+            unit_scale=True,
+            unit_divisor=1024,
+            delay=0.5,
+            leave=False,
+            disable=not shows_bar or ranks.rank != 0,
+        )
+    ) as bar:
+
+        def tell(n_bytes: int) -> None:
+            nonlocal said
+            bar.update(n_bytes)
+            if n_bytes and time.monotonic() > said + HEARTBEAT:
+                said = time.monotonic()
+                ranks.progress()
+
+        do_tasks(tasks, usable_cores(), tell)
+
+
+def union(each: Sequence[Rows]) -> Rows:
+    """All rows of some sets that are disjoint, in ascending order; a range where they are one.
+
+    Args:
+        each: the sets.
+    """
+    if len(each) == 1:
+        return each[0]
+    ranges = sorted((rows for rows in each if isinstance(rows, range)), key=lambda rows: (rows.step, rows.start))
+    if len(ranges) == len(each):
+        if all(rows.step == 1 for rows in ranges) and all(a.stop == b.start for a, b in pairwise(ranges)):
+            return range(ranges[0].start, ranges[-1].stop)
+        if [rows.start for rows in ranges] == list(range(ranges[0].step)):
+            return range(max((rows[-1] + 1 for rows in ranges if rows), default=0))
+    merged: IntArray = np.sort(np.concatenate([np.asarray(rows, dtype=np.int64) for rows in each]))
+    return merged
+
+
+def places_in(held: Rows, rows: Rows) -> Rows:
+    """Where rows stand among those that are held.
+
+    Args:
+        held: in ascending order.
+        rows: some of them.
+    """
+    if isinstance(held, range) and isinstance(rows, range):
+        if not rows:
+            return range(0)
+        first, step = held.index(rows[0]), max(1, rows.step // held.step)
+        return range(first, first + len(rows) * step, step)
+    places: IntArray = np.searchsorted(held, rows).astype(np.int64)
+    return places
+
+
+def _is_near(process: Sequence[str], mine: Sequence[str]) -> bool:
+    """Whether two processes are of one machine, and see each other by their numbers."""
+    return bool(mine) and list(process[:2]) == list(mine[:2])
+
+
+def _can_share() -> bool:
+    return hasattr(os, "memfd_create")
+
+
+def my_part(tasks: Sequence[BulkTask], crew: Crew) -> Iterator[BulkTask]:
+    """This process's part of a crew's tasks, of about as many bytes as the others'."""
+    total, before = sum(task.n_decoded for task in tasks), 0
+    for task in tasks:
+        if (2 * before + task.n_decoded) * crew.size // max(1, 2 * total) == crew.place:
+            yield task
+        before += task.n_decoded
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:,.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:,.1f} MiB"

@@ -1,0 +1,346 @@
+"""``RankMemCachedH5Dataset``: a rank's shard, loaded once, served from memory."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed
+from torch.utils.data import get_worker_info
+
+from ..errors import H5Error, H5ValueError
+from ..files import OpenOptions, expand_paths, kind_of
+from ..readers import BulkTask, check_bounds
+from ..sampling import BlockTable, RankShard, Rows, ShardMode, resolve_replica
+from ..types import DTypeLike, IntArray, Keys, Paths
+from .base import RawBatch, RowDataset
+from .buffers import BufferPool
+from .columns import ColumnShape
+from .fields import Fields, checked_rows
+from .held import HeldRows
+from .preload import Crew, load_shards, places_in, union
+from .structure import Transform
+from .table import FileTable, digest_of_rows, held_fields, scan_files
+
+__all__ = ["RankMemCachedH5Dataset"]
+
+_log = logging.getLogger(__name__)
+
+
+class RankMemCachedH5Dataset(RowDataset):
+    """One rank's shard of the rows of HDF5 files, held in memory.
+
+    Each rank loads its rows once, at the speed of the decoder on all cores, and reads no file after that. Works with
+    or without a process group, on one GPU or none. ``len`` and indices are of the shard. Use it with
+    ``EpochShuffleSampler``, or ``RankCachedH5DataModule`` under a Lightning Trainer, which also makes all ranks take
+    equally many steps.
+
+    Args:
+        path: one file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these (see
+            ``H5LazyDataset``).
+        x_key: the input array, a list of arrays, or a mapping, likewise.
+        y_key: the target, likewise. None gives inputs alone.
+        mode: "contiguous" gives each rank neighbouring rows, so that it decodes its own chunks alone. "interleave"
+            gives it every ``world_size``-th row, which balances classes in sorted files; the ranks of a machine then
+            hold the rows together and decode each chunk once (where they cannot, each rank decodes all of them once).
+        dtype_x: dtype that the input is held in: a name, a NumPy or torch dtype, or a mapping from fields to one. The
+            default is "float32", as models want; None keeps the file's, which takes a quarter for pictures of uint8.
+        dtype_y: dtype of the target, likewise. None keeps the file's.
+        transform: runs on each sample's input, a copy of its row.
+        target_transform: runs on each sample's target.
+        pin_host_memory: lock the shard's pages for copies to a GPU, in place. Without effect where there is no CUDA.
+        share_memory: hold rows once for all processes of this machine that need them: workers under any start method,
+            and ranks that hold the same rows (tensor-parallel peers). The memory has no name and ends with its last
+            process. Workers that are forked share it anyway.
+        rdcc_nbytes: bytes of HDF5's chunk cache for arrays that only the HDF5 library can read. None leaves HDF5's.
+        rdcc_nslots: slots of that cache, likewise.
+        rdcc_w0: how eagerly it drops chunks that were read whole, likewise.
+        swmr: the file has a live writer in single-writer/multiple-reader mode.
+        log_fn: gets a line on what was loaded; None logs it.
+        rank: this replica; with ``world_size`` it takes the place of the process group's, and ranks then load without
+            each other.
+        world_size: number of replicas.
+        indices: rows to shard, in this order (shape ``(n,)``), or a mask over all rows. None shards all.
+        batch_transform: runs once on each batch that ``read_batch`` collates.
+        with_index: add each row's number among all rows that are sharded: last in a tuple, ``"index"`` in a dict.
+        allow_external: follow links, storage and virtual arrays into other files.
+        cache_device: "cpu", or a GPU such as "cuda" or "cuda:1" to hold the shard there: batches never cross the bus.
+        preload: load now. False loads when the first row is asked for.
+
+    Attributes:
+        shard: which rows this rank holds, and trains on.
+        rows_on_each_rank: rows that every rank has at least; ``EpochShuffleSampler(num_samples=...)`` takes it.
+
+    Raises:
+        H5FileError: a file is missing, damaged, or needs a filter that is not installed.
+        H5KeyError: an array is not in the file.
+        H5ValueError: arrays do not belong together, or the shard does not fit into the memory that is left; the text
+            has the sum.
+        H5CorruptError: bytes do not decode.
+
+    Cost:
+        Loading takes what decoding takes; memory is the shard and at most 256 MiB while it is loaded. A batch is one
+        copy a field. Where ranks hold rows together (see ``mode`` and ``share_memory``), all must make the dataset.
+
+    Example:
+        >>> dataset = RankMemCachedH5Dataset("digits.h5", "train/images", "train/labels")
+        >>> sampler = EpochShuffleSampler(len(dataset), seed=42)
+        >>> loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+    """
+
+    def __init__(
+        self,
+        path: Paths,
+        x_key: Keys,
+        y_key: Keys | None = None,
+        *,
+        mode: ShardMode = "contiguous",
+        dtype_x: DTypeLike = "float32",
+        dtype_y: DTypeLike = None,
+        transform: Transform | None = None,
+        target_transform: Transform | None = None,
+        pin_host_memory: bool = True,
+        share_memory: bool = False,
+        rdcc_nbytes: int | None = None,
+        rdcc_nslots: int | None = None,
+        rdcc_w0: float | None = None,
+        swmr: bool = False,
+        log_fn: Callable[[str], Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        indices: Sequence[int] | npt.NDArray[Any] | None = None,
+        batch_transform: Transform | None = None,
+        with_index: bool = False,
+        allow_external: bool = False,
+        cache_device: str | torch.device = "cpu",
+        preload: bool = True,
+    ) -> None:
+        if mode not in get_args(ShardMode):
+            raise H5ValueError(f"mode={mode!r} was given. Pass 'contiguous' or 'interleave'.")
+        self._device = _checked_device(cache_device, share_memory=share_memory)
+        self._fields = Fields.of(
+            x_key,
+            y_key,
+            x_dtype=dtype_x,
+            y_dtype=dtype_y,
+            transform=transform,
+            target_transform=target_transform,
+            with_index=with_index,
+            dtype_names=("dtype_x", "dtype_y"),
+        )
+        self._options = OpenOptions(
+            rdcc_nbytes=rdcc_nbytes, rdcc_nslots=rdcc_nslots, rdcc_w0=rdcc_w0, swmr=swmr, allow_external=allow_external
+        )
+        self.table = scan_files(
+            expand_paths(path),
+            self._fields.keys,
+            OpenOptions(swmr=swmr, allow_external=allow_external),
+            text_ok=self._fields.text_ok,
+        )
+        self.indices = checked_rows(indices, self.table.n_rows)
+        self._stands_alone = rank is not None
+        replica = resolve_replica(rank, world_size)
+        self.shard = RankShard(_blocks(self.table, self.indices), replica.world_size, replica.rank, mode)
+        self._draw = 0  # how often the shards were drawn anew
+        self._pins, self._shares_memory, self._log_fn = pin_host_memory, share_memory, log_fn
+        super().__init__(self._fields.structure, batch_transform)
+        if preload:
+            self.load()
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._buffers = BufferPool()
+        self._held: HeldRows | None = None
+        self._filling: HeldRows | None = None
+
+    # Loading -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the rows are in memory."""
+        return self._held is not None
+
+    def load(self) -> None:
+        """Loads the shard, where it is not loaded yet.
+
+        Raises:
+            H5Error: there is no room, or rows cannot be read.
+        """
+        if self.is_loaded:
+            return
+        in_worker = get_worker_info() is not None
+        if in_worker:
+            warnings.warn(
+                "a worker process loads its rank's shard once more, since it was started afresh. Pass "
+                "share_memory=True: all workers then read the one copy.",
+                stacklevel=2,
+            )
+        in_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+        is_alone = self._stands_alone or not in_group or not self.shares or in_worker
+        load_shards({"": self}, is_alone=is_alone, shows_bar=not in_worker)
+
+    @property
+    def rank(self) -> int:
+        """This replica."""
+        return self.shard.rank
+
+    @property
+    def shares(self) -> bool:
+        """Whether processes of a machine hold their rows together."""
+        return self._device.type == "cpu" and (self._shares_memory or self.shard.mode == "interleave")
+
+    def bytes_needed(self, ranks: Sequence[int]) -> int:
+        """Bytes of this machine's memory that the rows of these ranks take, held together; without text.
+
+        Args:
+            ranks: replicas, each once.
+        """
+        n_rows = sum(len(self.shard.rows(0, rank)) for rank in ranks)  # as many however they are drawn
+        return 0 if self._device.type != "cpu" else n_rows * self.row_bytes
+
+    def make_room(self, crew: Crew, descriptor: int | None = None) -> int | None:
+        """Takes memory for the rows of a crew (see ``load_shards``)."""
+        wanted = union([self.shard.rows(self._draw, rank) for rank in crew.ranks])
+        rows: Rows = wanted if self.indices is None else np.unique(self.indices[np.asarray(wanted)])
+        mine = self.shard.rows(self._draw)
+        places = places_in(rows, mine if self.indices is None else self.indices[np.asarray(mine)])
+        shared = crew.size > 1 or self._shares_memory
+        self._filling = HeldRows(
+            rows, places, mine, self._shapes, device=self._device, shared=shared, descriptor=descriptor
+        )
+        return self._filling.descriptor
+
+    def tasks(self, crew: Crew) -> list[BulkTask]:
+        """What this process has to load of a crew's rows."""
+        assert self._filling is not None, "there is no room yet"
+        self._began = time.perf_counter()
+        return self._filling.tasks(self.table, self._options, crew, self.counters)
+
+    def finish_loading(self) -> None:
+        """All rows are there, and can be read."""
+        for guard in self.table.guards:
+            guard.check()
+        self._held, self._filling = self._filling, None
+        assert self._held is not None, "nothing was loaded"
+        if self._pins and self._device.type == "cpu" and torch.cuda.is_available() and (why := self._held.pin()):
+            warnings.warn(f"the shard's pages are not locked: {why}. Copies to the GPU go on as before.", stacklevel=2)
+        shard, took = self.shard, time.perf_counter() - self._began
+        self._log(
+            f"rank {shard.rank} of {shard.world_size} holds {len(self):,} of {shard.n_rows:,} rows, "
+            f"{self._held.n_bytes / 2**20:,.1f} MiB, loaded in {took:.1f} s"
+        )
+
+    def close(self) -> None:
+        """Gives the memory back; rows that are asked for later are loaded anew."""
+        for held in (self._held, self._filling):
+            if held is not None:
+                held.close()
+        self._held = self._filling = None
+
+    @cached_property
+    def _shapes(self) -> list[ColumnShape | None]:
+        """What each field takes in memory; None for text."""
+        arrays = zip(self.table.layouts[0], self._fields.dtypes, strict=True)
+        return [ColumnShape.of(array, dtype) if kind_of(array.dtype) == "number" else None for array, dtype in arrays]
+
+    # Rows ----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.shard.n_held
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all ranks."""
+        return self.shard.n_rows
+
+    @property
+    def rows_on_each_rank(self) -> int:
+        """Rows that every rank has at least."""
+        return self.shard.n_trained
+
+    @property
+    def rows(self) -> IntArray:
+        """The rows that this rank holds, by their numbers among all that are sharded; shape ``(len(self),)``."""
+        return np.asarray(self.shard.rows(self._draw), dtype=np.int64)
+
+    def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
+        """See ``RowDataset.begin``: there is nothing to wait for."""
+        if self._held is None:
+            self.load()
+        return partial(self._copy, rows)
+
+    def _copy(self, rows: IntArray) -> RawBatch:
+        held = self._held
+        if held is None:
+            raise H5Error("the shard was given back while rows of it were read. Ask for them again.")
+        if len(rows):
+            check_bounds(rows, len(self), "this rank's shard")
+        return RawBatch(held.numbers(rows), held.take(rows, self._buffers, pinned=self.reads_pinned))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of all fields, as they are held; without text."""
+        return sum(shape.row_bytes for shape in self._shapes if shape is not None)
+
+    def identity(self) -> str:
+        """A digest of the rows of all ranks: what the files hold, and which of their rows are sharded, in order."""
+        return digest_of_rows(self.table, self.indices)
+
+    def blocks(self) -> BlockTable:
+        """One block: all rows are at hand."""
+        return BlockTable.of_sizes([len(self)])
+
+    @property
+    def is_free(self) -> bool:
+        """Whether single rows cost no more than rows in company: in memory they never do."""
+        return True
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes that have to be decoded for a row: none."""
+        return 1
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes that an epoch has to decode: none."""
+        return 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        held = self._held if self._held is not None and self._held.is_on_its_way else None
+        return super().__getstate__() | {"_buffers": None, "_filling": None, "_held": held}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._held = state["_held"]
+
+    def _log(self, text: str) -> None:
+        if self._log_fn is not None:
+            self._log_fn(text)
+        else:
+            _log.info(text)
+
+
+def _checked_device(given: str | torch.device, *, share_memory: bool) -> torch.device:
+    try:
+        device = torch.device(given)
+    except (RuntimeError, TypeError) as error:
+        raise H5ValueError(f"cache_device={given!r} was given. Pass 'cpu', 'cuda' or 'cuda:1'.") from error
+    if device.type != "cpu" and share_memory:
+        raise H5ValueError(
+            f"share_memory=True and cache_device={given!r} were given: a GPU's memory is not shared. Pass one."
+        )
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise H5ValueError(f"cache_device={given!r} was given, and there is no CUDA device here. Pass 'cpu'.")
+    return device
+
+
+def _blocks(table: FileTable, indices: IntArray | None) -> BlockTable:
+    """Rows that share a chunk, for shards that are drawn anew."""
+    return table.blocks(indices, held_fields(table))

@@ -1,0 +1,189 @@
+"""Memory that holds a shard: of this process alone, or shared with its workers and with other ranks of the machine."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..errors import H5Error, H5ValueError
+
+__all__ = ["ShardMemory"]
+
+PAGE = mmap.PAGESIZE
+RESERVED_AT_A_TIME = 16 << 20  # some 5 milliseconds of the kernel's work
+
+
+class ShardMemory:
+    """Memory for columns of bytes. A shared one is behind a descriptor, so that it ends with its last process.
+
+    Args:
+        sizes: for each column its rows and the bytes of a row.
+        shared: whether other processes may have it too.
+        descriptor: of one that another process shared; taken over.
+
+    Attributes:
+        columns: the memory, shape ``(n_rows, row_bytes)`` each.
+
+    Raises:
+        H5Error: the system does not give so much.
+    """
+
+    def __init__(
+        self, sizes: Sequence[tuple[int, int]], *, shared: bool = False, descriptor: int | None = None
+    ) -> None:
+        self._sizes = list(sizes)
+        self._lock = threading.Lock()
+        self._pinned: list[int] = []
+        self._fd: int | None = None
+        self._pid = os.getpid()
+        if not shared:
+            # Large arrays of NumPy's get large pages where the system has them: a sixth of the time to fill.
+            self.columns = [_allocate(shape) for shape in sizes]
+            return
+        starts, n_bytes = _places(sizes)
+        self._fd = _descriptor(n_bytes) if descriptor is None else descriptor
+        try:
+            block = mmap.mmap(self._fd, n_bytes)
+        except (OSError, ValueError) as error:
+            os.close(self._fd)
+            raise H5Error(f"{n_bytes:,} bytes of shared memory cannot be mapped: {error}. {_ADVICE}") from error
+        with suppress(OSError, AttributeError):
+            block.madvise(mmap.MADV_HUGEPAGE)
+        self._starts, self._reserved = starts, dict[int, int]()
+        self.columns = [
+            np.frombuffer(block, np.uint8, n_rows * row_bytes, start).reshape(n_rows, row_bytes)
+            for start, (n_rows, row_bytes) in zip(starts, sizes, strict=True)
+        ]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(n_rows * row_bytes for n_rows, row_bytes in self._sizes)
+
+    @property
+    def descriptor(self) -> int | None:
+        """Of shared memory, in this process."""
+        return self._fd
+
+    def reserve(self, column: int, start: int, stop: int) -> None:
+        """Has the system set memory aside for rows of a shared column, before they are written to.
+
+        Where it has none, writing would end the process with SIGBUS.
+
+        Args:
+            column: which one.
+            start: the first row.
+            stop: the row after the last; those of one process come in ascending order.
+
+        Raises:
+            H5Error: the system has not so much.
+        """
+        if self._fd is None or not hasattr(os, "posix_fallocate"):
+            return
+        first, (n_rows, row_bytes) = self._starts[column], self._sizes[column]
+        with self._lock:
+            low = max(first + start * row_bytes, self._reserved.get(column, 0))
+            high = first + stop * row_bytes
+            if high <= low:
+                return
+            high = min(max(high, low + RESERVED_AT_A_TIME), first + n_rows * row_bytes)
+            try:
+                os.posix_fallocate(self._fd, low, high - low)
+            except OSError as error:
+                raise H5Error(
+                    f"the system has no memory for a shard of {self.n_bytes:,} bytes ({high:,} of them were to be set "
+                    f"aside): {error}. {_ADVICE}"
+                ) from error
+            self._reserved[column] = high
+
+    def pin(self) -> str | None:
+        """Locks the memory's pages for copies to a GPU, in place; says why not where CUDA refuses."""
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        for column in self.columns:
+            start, n_bytes = column.__array_interface__["data"][0], column.nbytes
+            if n_bytes and (code := int(runtime.cudaHostRegister(start, n_bytes, 0))):
+                self.unpin()
+                return f"cudaHostRegister gave error {code} for {n_bytes:,} bytes"
+            self._pinned += [start] if n_bytes else []
+        return None
+
+    def unpin(self) -> None:
+        """Lets go of the pages."""
+        if self._pinned and self._pid == os.getpid():  # a forked child has nothing locked
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+            for start in self._pinned:
+                runtime.cudaHostUnregister(start)
+        self._pinned = []
+
+    def close(self) -> None:
+        """Gives the memory back, as far as nobody else has it. Nothing may read it any more."""
+        self.unpin()
+        self.columns = []
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pinned"):
+            self.close()
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether a process is being started that can be given this memory."""
+        return self._fd is not None and get_spawning_popen() is not None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._fd is None or not self.is_on_its_way:
+            raise TypeError("only shared memory goes to another process, and only while that is being started")
+        return {"sizes": self._sizes, "descriptor": DupFd(self._fd)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["sizes"], shared=True, descriptor=state["descriptor"].detach())  # type: ignore[misc]
+
+
+_ADVICE = (
+    "Hold less (a smaller dtype, fewer fields, more ranks), or read on demand, with the lazy dataset or data module."
+)
+
+
+def _allocate(shape: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    try:
+        return np.empty(shape, np.uint8)
+    except MemoryError as error:
+        raise H5Error(f"the system has no {math.prod(shape):,} bytes of memory. {_ADVICE}") from error
+
+
+def _places(sizes: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """Where columns begin in a block, each on a page of its own; and the block's bytes."""
+    starts, end = [], 0
+    for n_rows, row_bytes in sizes:
+        starts.append(end)
+        end += -(-n_rows * row_bytes // PAGE) * PAGE
+    return starts, max(PAGE, end)
+
+
+def _descriptor(n_bytes: int) -> int:
+    """Of new memory without a name, so that nothing is left of it once its processes have ended, however they do."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("lightning_h5", os.MFD_CLOEXEC)
+    else:  # pragma: no cover  # not Linux: a file that has no name any more
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, n_bytes)
+    except OSError as error:
+        os.close(fd)
+        raise H5ValueError(f"the system has no {n_bytes:,} bytes of shared memory: {error}. {_ADVICE}") from error
+    return fd
