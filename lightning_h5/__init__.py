@@ -11,7 +11,7 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .callbacks import H5StatsMonitor, SetEpochCallback
-    from .datamodules import LazyH5DataModule
+    from .datamodules import LazyH5DataModule, RankCachedH5DataModule
     from .datasets import H5LazyDataset, RankMemCachedH5Dataset, h5_worker_init_fn
     from .errors import (
         H5CorruptError,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "callbacks": ("H5StatsMonitor", "SetEpochCallback"),
-    "datamodules": ("LazyH5DataModule",),
+    "datamodules": ("LazyH5DataModule", "RankCachedH5DataModule"),
     "datasets": ("H5LazyDataset", "RankMemCachedH5Dataset", "h5_worker_init_fn"),
     "errors": (
         "H5CorruptError",
@@ -53,6 +53,7 @@ __all__ = [
     "H5StatsMonitor",
     "H5ValueError",
     "LazyH5DataModule",
+    "RankCachedH5DataModule",
     "RankMemCachedH5Dataset",
     "SetEpochCallback",
     "__version__",

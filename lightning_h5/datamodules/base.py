@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,7 @@ from .._lightning import (
 from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..datasets import RowDataset
 from ..errors import H5ResumeError, H5ValueError
-from ..loading import H5DataLoader, SampleCollate
+from ..loading import H5DataLoader, OtherShardsError, SampleCollate
 from ..ranks import exchange
 from ..sampling import OrderParameters, PlanSampler, Replica, TrainingCut, resolve_replica
 from .checks import check_equal_batches, check_rows, whole
@@ -30,7 +30,7 @@ from .order import FEW_BLOCKS, Order, choose_order
 from .position import RunPosition
 from .progress import loaders
 
-__all__ = ["BaseH5DataModule"]
+__all__ = ["BaseH5DataModule", "is_running"]
 
 _STAGES: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "val"),
@@ -114,6 +114,50 @@ class BaseH5DataModule(LightningDataModule):
         """A sentence on why a split that has data has no rows."""
         return self.why_no_data(split)
 
+    def can_go_on_with(self, old: RowDataset, new: RowDataset) -> bool:
+        """Whether a dataset of an earlier ``setup`` holds what a new one would have to get again."""
+        return False
+
+    def load(self, splits: Sequence[Split]) -> None:
+        """Brings to memory what is held there; called on all ranks, once they agree on what there is."""
+
+    def release(self, dataset: RowDataset, stage: str | None) -> None:
+        """Gives back what a dataset holds, at the end of a stage."""
+        dataset.close()
+
+    def training_cut(self, n_rows: int) -> TrainingCut:
+        """How an epoch of training is cut into batches."""
+        return TrainingCut(n_rows, self.batch_size, self.world_size or 1, self._options.drop_last)
+
+    def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
+        """The order in which rows are asked for."""
+        options = self._options
+        return choose_order(
+            dataset,
+            options.shuffle if shuffles else False,
+            shuffle_bytes=options.shuffle_bytes,
+            lanes=options.lanes,
+            world_size=self.world_size or 1,
+            num_workers=options.num_workers,
+        )
+
+    def sampler_of(self, dataset: RowDataset, order: Order, *, training: bool) -> PlanSampler:
+        """The sampler of a loader."""
+        options = self._options
+        rank, world_size = self._replica()
+        return PlanSampler(
+            dataset.blocks(),
+            self._parameters(order),
+            batch_size=self.batch_size if training else options.eval_batch_size or self.batch_size,
+            drop_last=training and options.drop_last,
+            evaluation=not training,
+            rank=rank,
+            world_size=world_size,
+            samples=options.collate_fn is not None,
+            keeper=self if training else None,
+            chooses=options.shuffle is True,
+        )
+
     # Life cycle ----------------------------------------------------------------------------------------------
 
     def setup(self, stage: str | None = None) -> None:
@@ -143,6 +187,7 @@ class BaseH5DataModule(LightningDataModule):
             except Exception as error:  # told to all ranks first, then raised on all of them
                 failure = error
             all_ranks.agree(facts, failure)
+        self.load([split for split in splits if split in self._datasets])
         self._run()  # a second fit must not go on where an earlier one was resumed
         self._insert_callbacks()
 
@@ -161,7 +206,7 @@ class BaseH5DataModule(LightningDataModule):
             for loader in list(self._loaders[split]):
                 loader.close()
             if (dataset := self._datasets.get(split)) is not None:
-                dataset.close()
+                self.release(dataset, name)
 
     def on_exception(self, exception: BaseException) -> None:
         """Closes files; Lightning does not call ``teardown`` after an error."""
@@ -237,7 +282,8 @@ class BaseH5DataModule(LightningDataModule):
                 run.check(sampler, self._identities["train"])
             except H5ResumeError as error:
                 failure = error
-            if failure is not None and self._options.on_resume_mismatch == "restart_epoch":
+            asked = self._options.on_resume_mismatch == "restart_epoch"
+            if failure is not None and (asked or isinstance(failure, OtherShardsError)):
                 run.restart(failure)
                 failure = None
             all_ranks.agree({"saved position": run.saved}, failure)
@@ -284,22 +330,28 @@ class BaseH5DataModule(LightningDataModule):
         return Replica(self.rank or 0, self.world_size or 1) if fixed and self.rank is not None else (None, None)
 
     def _build(self, split: Split, *, needed: bool) -> None:
-        if (old := self._datasets.pop(split, None)) is not None:
-            old.close()
+        old = self._datasets.pop(split, None)
         self._looked_at.add(split)
-        dataset = self.build_dataset(split)
+        dataset: RowDataset | None = None
+        try:
+            dataset = self.build_dataset(split)
+            if old is not None and dataset is not None and self.can_go_on_with(old, dataset):
+                dataset, old = old, None
+        finally:
+            if old is not None:
+                old.close()
         if dataset is None:
             if needed:
                 raise H5ValueError(f"there is no data for {split!r}. {self.why_no_data(split)}")
             return
         self._datasets[split] = dataset
-        self._check_rows(split, len(dataset))
+        self._check_rows(split, dataset.n_rows)
 
     def _check_rows(self, split: Split, n_rows: int) -> None:
         if n_rows == 0:
             raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_rows(split)}")
         world_size = self.world_size or 1
-        cut = TrainingCut(n_rows, self.batch_size, world_size, self._options.drop_last) if split == "train" else None
+        cut = self.training_cut(n_rows) if split == "train" else None
         if told := check_rows(split, n_rows, world_size, cut):
             self._say(told)
         if cut is None:
@@ -316,7 +368,7 @@ class BaseH5DataModule(LightningDataModule):
         }
         for split in splits:
             if (dataset := self._datasets.get(split)) is not None:
-                facts[f"rows of {split!r}"] = len(dataset)
+                facts[f"rows of {split!r}"] = dataset.n_rows
                 self._identities[split] = facts[f"content of {split!r}"] = dataset.identity()
                 if split == "train":
                     facts["order"] = self._parameters(self._order(dataset, training=True))
@@ -334,16 +386,7 @@ class BaseH5DataModule(LightningDataModule):
             callbacks.insert(at, H5StatsMonitor())
 
     def _order(self, dataset: RowDataset, *, training: bool) -> Order:
-        options = self._options
-        shuffles = training and not getattr(self.trainer, "overfit_batches", False)
-        return choose_order(
-            dataset,
-            options.shuffle if shuffles else False,
-            shuffle_bytes=options.shuffle_bytes,
-            lanes=options.lanes,
-            world_size=self.world_size or 1,
-            num_workers=options.num_workers,
-        )
+        return self.order_of(dataset, shuffles=training and not getattr(self.trainer, "overfit_batches", False))
 
     def _say_order(self, order: Order, n_rows: int) -> None:
         mixed = f", {order.window} blocks mixed at a time" if order.mode == "window" else ""
@@ -367,28 +410,15 @@ class BaseH5DataModule(LightningDataModule):
             return None
         self.batch_size = whole(self.batch_size, "batch_size", least=1)
         options, training = self._options, split == "train"
-        rank, world_size = self._replica()
         order = self._order(dataset, training=training)
         if training:
-            self._say_order(order, len(dataset))
+            self._say_order(order, dataset.n_rows)
         # Said before it is read. In evaluation each chunk is needed once, and for a short time.
         cache_bytes = order.cache_bytes if options.cache_bytes is None else options.cache_bytes
         dataset.read_with(cache_bytes, keeps=None if training else False, in_runs=order.mode == "window")
-        sampler = PlanSampler(
-            dataset.blocks(),
-            self._parameters(order),
-            batch_size=self.batch_size if training else options.eval_batch_size or self.batch_size,
-            drop_last=training and options.drop_last,
-            evaluation=not training,
-            rank=rank,
-            world_size=world_size,
-            samples=options.collate_fn is not None,
-            keeper=self if training else None,
-            chooses=options.shuffle is True,
-        )
         loader = H5DataLoader(
             dataset,
-            sampler=sampler,
+            sampler=self.sampler_of(dataset, order, training=training),
             num_workers=options.num_workers,
             collate_fn=options.collate_fn and SampleCollate(options.collate_fn, dataset.batch_transform),
             pin_memory=self._pin_memory(),
@@ -434,6 +464,11 @@ def _no_loaders() -> dict[Split, weakref.WeakSet[H5DataLoader]]:
     return {split: weakref.WeakSet() for split in SPLITS}
 
 
-def _is_fitting(trainer: Any) -> bool:
+def is_running(trainer: Any) -> bool:
+    """Whether a trainer is in the middle of a run of any kind."""
     state = getattr(trainer, "state", None)
-    return state is not None and (state.fn, state.status) == ("fit", "running")
+    return state is not None and bool(state.status == "running")
+
+
+def _is_fitting(trainer: Any) -> bool:
+    return is_running(trainer) and bool(trainer.state.fn == "fit")

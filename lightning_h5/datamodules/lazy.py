@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from .._lightning import rank_zero_info
 from ..datasets import H5LazyDataset
-from ..errors import H5ValueError
-from ..files import field_names, fill_split, guess_keys, keys_in, torch_dtype
-from ..sizes import parse_bytes
-from ..types import DTypeLike, IntArray, Keys, Paths
-from .base import BaseH5DataModule
-from .checks import maybe_whole, share, whole
-from .options import LoaderOptions, Split, SplitOptions, check_callable
-from .sources import Source, cut_rows, has_arrays, source_of
+from ..types import DTypeLike, Keys, Paths
+from .keyed import KeyedH5DataModule
+from .options import LoaderOptions, SampleOptions, Split, SplitOptions
 
 __all__ = ["LazyH5DataModule"]
 
 
-class LazyH5DataModule(BaseH5DataModule):
+class LazyH5DataModule(KeyedH5DataModule):
     """Trains from HDF5 files as they are, reading rows on demand.
 
     Shards by rank without any Trainer flag, shuffles anew each epoch, resumes exactly where a run broke off,
@@ -146,126 +140,62 @@ class LazyH5DataModule(BaseH5DataModule):
         rank: int | None = None,
         allow_external: bool = False,
     ) -> None:
-        options = LoaderOptions(
-            eval_batch_size=maybe_whole(eval_batch_size, "eval_batch_size", least=1),
-            shuffle=shuffle,
-            drop_last=bool(drop_last),
-            seed=maybe_whole(seed, "seed", least=0),
-            num_workers=whole(num_workers, "num_workers", least=0),
-            prefetch_factor=maybe_whole(prefetch_factor, "prefetch_factor", least=1),
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers is not False,
-            multiprocessing_context=multiprocessing_context,
-            timeout=timeout or 0,
-            setup_timeout=setup_timeout,
-            on_resume_mismatch=on_resume_mismatch,
-            shuffle_bytes=parse_bytes(shuffle_bytes, "shuffle_bytes"),
-            lanes=maybe_whole(lanes, "lanes", least=1),
-            cache_bytes=None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes"),
-            worker_init_fn=worker_init_fn,
-            collate_fn=collate_fn,
-            world_size=maybe_whole(world_size, "world_size", least=1),
-            rank=maybe_whole(rank, "rank", least=0),
+        super().__init__(
+            {"train": train_path, "val": val_path, "test": test_path, "predict": predict_path},
+            SampleOptions(
+                x_key=x_key,
+                y_key=y_key,
+                x_dtype=x_dtype,
+                y_dtype=y_dtype,
+                transform=transform,
+                target_transform=target_transform,
+                eval_transform=eval_transform,
+                batch_transform=batch_transform,
+                with_index=with_index,
+                allow_external=allow_external,
+            ),
+            SplitOptions.of(val_fraction, test_fraction, group_key, num_folds, fold, split_seed),
+            batch_size,
+            LoaderOptions.of(
+                eval_batch_size=eval_batch_size,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                seed=seed,
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor,
+                pin_memory=pin_memory,
+                persistent_workers=persistent_workers,
+                multiprocessing_context=multiprocessing_context,
+                timeout=timeout,
+                setup_timeout=setup_timeout,
+                on_resume_mismatch=on_resume_mismatch,
+                shuffle_bytes=shuffle_bytes,
+                lanes=lanes,
+                cache_bytes=cache_bytes,
+                worker_init_fn=worker_init_fn,
+                collate_fn=collate_fn,
+                world_size=world_size,
+                rank=rank,
+            ),
         )
-        super().__init__(batch_size, options)
-        self._split = SplitOptions(
-            val_fraction=share(val_fraction, "val_fraction"),
-            test_fraction=share(test_fraction, "test_fraction"),
-            group_key=group_key,
-            num_folds=maybe_whole(num_folds, "num_folds", least=2),
-            fold=maybe_whole(fold, "fold", least=0),
-            split_seed=whole(split_seed, "split_seed", least=0),
-        )
-        self._paths: dict[Split, Paths | None] = {
-            "train": train_path,
-            "val": val_path,
-            "test": test_path,
-            "predict": predict_path,
-        }
-        self.x_key, self.y_key = x_key, y_key
-        self._x_dtype, self._y_dtype = x_dtype, y_dtype
-        self._transform, self._target_transform = transform, target_transform
-        self._eval_transform, self._batch_transform = eval_transform, batch_transform
-        self._with_index, self._mmap = with_index, mmap
-        self._allow_external = allow_external
-        self._cut: dict[str, IntArray] | None = None
-        self._check_arguments()
-
-    def setup(self, stage: str | None = None) -> None:
-        """See ``BaseH5DataModule.setup``."""
-        self._cut = None  # the files may be others by now
-        super().setup(stage)
+        self._mmap = mmap
 
     def build_dataset(self, split: Split) -> H5LazyDataset | None:
         """The dataset of a split, or None where there is no data for it."""
-        keys = keys_in(self.x_key, self.y_key)
-        source = source_of(split, self._paths, self._split, keys, allow_external=self._allow_external)
-        if source is None:
+        rows, samples = self.rows_of(split), self._samples
+        if rows is None:
             return None
-        x_key, y_key = self._keys(source, split)
-        indices = None
-        if source.is_cut:
-            if self._cut is None:
-                self._cut = cut_rows(source.files, x_key, self._split, allow_external=self._allow_external)
-            indices = self._cut[split]
         return H5LazyDataset(
-            source.files,
-            x_key,
-            y_key,
-            self._x_dtype,
-            self._y_dtype if y_key is not None else None,
-            self._transform if split == "train" or self._eval_transform is None else self._eval_transform,
-            self._target_transform if y_key is not None else None,
-            indices=indices,
-            batch_transform=self._batch_transform,
-            with_index=self._with_index,
-            allow_external=self._allow_external,
+            rows.files,
+            rows.x_key,
+            rows.y_key,
+            samples.x_dtype,
+            rows.y_dtype,
+            rows.transform,
+            rows.target_transform,
+            indices=rows.indices,
+            batch_transform=samples.batch_transform,
+            with_index=samples.with_index,
+            allow_external=samples.allow_external,
             mmap=self._mmap,
         )
-
-    def why_no_data(self, split: Split) -> str:
-        """A sentence on what to pass so that a split has data."""
-        cut = {"val": "val_fraction (or num_folds and fold), ", "test": "test_fraction, "}.get(split, "")
-        return f"Pass {split}_path, {cut}or train_path and keys with {{split}} in them."
-
-    def why_no_rows(self, split: Split) -> str:
-        """A sentence on why a split that has data has no rows."""
-        if self._paths[split] is None and self._cut is not None:
-            n_rows = sum(len(rows) for rows in self._cut.values())
-            shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
-            return f"{shares} of {n_rows} rows leave none for it. A row takes a share of {1 / max(1, n_rows):.2g}."
-        return "Its files are there and hold no rows. Pass files that have some."
-
-    def _check_arguments(self) -> None:
-        for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
-            check_callable(getattr(self, f"_{name}"), name)
-        for keys, name in ((self.x_key, "x_key"), (self.y_key, "y_key")):
-            if keys is not None:
-                field_names(keys, name)
-        if self.x_key is None and self.y_key is not None:
-            raise H5ValueError(f"y_key={self.y_key!r} was given without x_key. Pass both.")
-        for dtype, name in ((self._x_dtype, "x_dtype"), (self._y_dtype, "y_dtype")):
-            for one in dtype.values() if isinstance(dtype, dict) else [dtype]:
-                torch_dtype(one, name)
-        if self._target_transform is not None and self.y_key is None and self.x_key is not None:
-            raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
-        for split in ("val", "test"):
-            if self._paths[split] is not None and self._split.cuts(split):
-                raise H5ValueError(
-                    f"{split}_path was given, and rows are to be cut off the training files for {split!r} too. "
-                    f"Pass {split}_path, or {split}_fraction (or folds), not both."
-                )
-
-    def _keys(self, source: Source, split: Split) -> tuple[Keys, Keys | None]:
-        """The arrays of a split; guessed from its first file where none are named."""
-        if self.x_key is None:
-            self.x_key, self.y_key = guess_keys(source.files[0])
-            rank_zero_info(
-                f"x_key={self.x_key!r}, y_key={self.y_key!r}: {source.files[0]!r} leaves no doubt about them"
-            )
-        x_key = fill_split(self.x_key, source.group)
-        y_key = None if self.y_key is None else fill_split(self.y_key, source.group)
-        if split == "predict" and not has_arrays(source.files[0], keys_in(y_key), allow_external=self._allow_external):
-            rank_zero_info(f"predicting without a target: {y_key!r} is not in {source.files[0]!r}")
-            y_key = None
-        return x_key, y_key

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import H5ValueError
+from ..sizes import parse_bytes
+from ..types import DTypeLike, Keys
+from .checks import maybe_whole, share, whole
 
-__all__ = ["SPLITS", "LoaderOptions", "Split", "SplitOptions", "check_callable"]
+__all__ = ["SPLITS", "LoaderOptions", "SampleOptions", "Split", "SplitOptions", "check_callable"]
 
 Split = Literal["train", "val", "test", "predict"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test", "predict")
@@ -39,6 +42,57 @@ class LoaderOptions:
     world_size: int | None
     rank: int | None
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        eval_batch_size: int | None,
+        shuffle: bool | Literal["global", "window"],
+        drop_last: bool | None,
+        seed: int | None,
+        num_workers: int,
+        prefetch_factor: int | None,
+        pin_memory: bool | Literal["auto"],
+        persistent_workers: bool | None,
+        multiprocessing_context: str | None,
+        timeout: float | None,
+        setup_timeout: float,
+        on_resume_mismatch: Literal["raise", "restart_epoch"],
+        shuffle_bytes: int | str,
+        lanes: int | None,
+        cache_bytes: int | str,
+        worker_init_fn: Callable[[int], Any] | None,
+        collate_fn: Callable[[Any], Any] | None,
+        world_size: int | None,
+        rank: int | None,
+    ) -> LoaderOptions:
+        """The options as a user gave them, checked.
+
+        Raises:
+            H5ValueError: one makes no sense.
+        """
+        return cls(
+            eval_batch_size=maybe_whole(eval_batch_size, "eval_batch_size", least=1),
+            shuffle=shuffle,
+            drop_last=bool(drop_last),
+            seed=maybe_whole(seed, "seed", least=0),
+            num_workers=whole(num_workers, "num_workers", least=0),
+            prefetch_factor=maybe_whole(prefetch_factor, "prefetch_factor", least=1),
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers is not False,
+            multiprocessing_context=multiprocessing_context,
+            timeout=timeout or 0,
+            setup_timeout=setup_timeout,
+            on_resume_mismatch=on_resume_mismatch,
+            shuffle_bytes=parse_bytes(shuffle_bytes, "shuffle_bytes"),
+            lanes=maybe_whole(lanes, "lanes", least=1),
+            cache_bytes=None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes"),
+            worker_init_fn=worker_init_fn,
+            collate_fn=collate_fn,
+            world_size=maybe_whole(world_size, "world_size", least=1),
+            rank=maybe_whole(rank, "rank", least=0),
+        )
+
     def __post_init__(self) -> None:
         if self.shuffle not in (True, False, "global", "window"):
             raise H5ValueError(f"shuffle={self.shuffle!r} was given. Pass True, False, 'global' or 'window'.")
@@ -62,6 +116,22 @@ class LoaderOptions:
             check_callable(getattr(self, name), name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """What a sample is made of; see the data modules' arguments of the same names."""
+
+    x_key: Keys | None
+    y_key: Keys | None
+    x_dtype: DTypeLike
+    y_dtype: DTypeLike
+    transform: Callable[[Any], Any] | None
+    target_transform: Callable[[Any], Any] | None
+    eval_transform: Callable[[Any], Any] | None
+    batch_transform: Callable[[Any], Any] | None
+    with_index: bool
+    allow_external: bool
+
+
 def check_callable(value: object, name: str) -> None:
     """Refuses what is neither None nor to be called.
 
@@ -82,6 +152,30 @@ class SplitOptions:
     num_folds: int | None
     fold: int | None
     split_seed: int
+
+    @classmethod
+    def of(
+        cls,
+        val_fraction: float,
+        test_fraction: float,
+        group_key: str | None,
+        num_folds: int | None,
+        fold: int | None,
+        split_seed: int,
+    ) -> SplitOptions:
+        """The options as a user gave them, checked.
+
+        Raises:
+            H5ValueError: one makes no sense.
+        """
+        return cls(
+            val_fraction=share(val_fraction, "val_fraction"),
+            test_fraction=share(test_fraction, "test_fraction"),
+            group_key=group_key,
+            num_folds=maybe_whole(num_folds, "num_folds", least=2),
+            fold=maybe_whole(fold, "fold", least=0),
+            split_seed=whole(split_seed, "split_seed", least=0),
+        )
 
     def __post_init__(self) -> None:
         val, test = self.val_fraction, self.test_fraction

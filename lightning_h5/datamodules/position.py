@@ -140,7 +140,7 @@ class RunPosition:
         sampler.restore(restored.epoch, restored.segments, restored.order)
         self._left = steps_left(sampler, restored.epoch)
         if not self._left and not sampler.drop_last:
-            n_rows = sampler.blocks.n_rows
+            n_rows = sampler.blocks.n_rows  # of those that batches are made of here
             n_left = n_rows - consumed_rows(n_rows, restored.segments, sampler.drop_last, restored.epoch)
             rank_zero_info(f"{n_left} rows of epoch {restored.epoch} are left, fewer than ranks, and sit out")
         done = len(sampler) - self._left
@@ -157,7 +157,7 @@ class RunPosition:
     def restart(self, reason: H5ResumeError) -> None:
         """Begins the epoch anew that was broken off, as the user asked for where the position cannot be used."""
         trainer = self.trainer
-        rank_zero_warn(f"epoch {trainer.current_epoch} starts over (on_resume_mismatch='restart_epoch'): {reason}")
+        rank_zero_warn(f"epoch {trainer.current_epoch} starts over: {reason}")
         if self._pending is not None and self._pending.get("finished") is True:
             begin_next_epoch(trainer, trainer.current_epoch - 1)
         elif is_broken_off(trainer):

@@ -2,8 +2,10 @@
 
 from .base import RawBatch, RowDataset
 from .lazy import H5LazyDataset
+from .preload import load_shards
 from .randomness import asked_for, fresh_draws, generators, own_streams
 from .rank_cached import RankMemCachedH5Dataset
+from .structure import Transform
 from .workers import h5_worker_init_fn, seed_worker
 
 __all__ = [
@@ -11,10 +13,12 @@ __all__ = [
     "RankMemCachedH5Dataset",
     "RawBatch",
     "RowDataset",
+    "Transform",
     "asked_for",
     "fresh_draws",
     "generators",
     "h5_worker_init_fn",
+    "load_shards",
     "own_streams",
     "seed_worker",
 ]

@@ -19,7 +19,7 @@ from ..stats import Counters
 from ..types import IntArray, RowReader
 from .buffers import BufferPool
 from .columns import ColumnShape, DeviceColumn, HeldColumn, HostColumn
-from .preload import Crew, my_part
+from .preload import Crew, my_part, places_in
 from .shard_memory import ShardMemory
 from .structure import Column
 from .table import RUN_BYTES, FileTable
@@ -34,7 +34,7 @@ class HeldRows:
 
     Args:
         rows: rows of the file table that are held, in ascending order.
-        places: for each row of this rank where it stands among them.
+        mine: this rank's, in its order; all of them are held.
         numbers: of this rank's rows among all that are sharded.
         shapes: of the fields; None for text, which each process holds for itself.
         device: whose memory.
@@ -45,7 +45,7 @@ class HeldRows:
     def __init__(
         self,
         rows: Rows,
-        places: Rows,
+        mine: Rows,
         numbers: Rows,
         shapes: Sequence[ColumnShape | None],
         *,
@@ -53,7 +53,8 @@ class HeldRows:
         shared: bool,
         descriptor: int | None = None,
     ) -> None:
-        self._rows, self._places, self._numbers, self._shapes = rows, places, numbers, list(shapes)
+        self._rows, self._numbers, self._shapes = rows, numbers, list(shapes)
+        self._places = places = places_in(rows, mine)
         self._memory: ShardMemory | None = None
         self._texts: list[npt.NDArray[Any] | None] = [
             np.empty(len(places), dtype=object) if shape is None else None for shape in shapes
@@ -71,6 +72,15 @@ class HeldRows:
     def _host_columns(self, memory: ShardMemory) -> Iterator[HostColumn]:
         kept = (shape for shape in self._shapes if shape is not None)
         return (HostColumn(column, shape) for column, shape in zip(memory.columns, kept, strict=True))
+
+    @property
+    def has_no_text(self) -> bool:
+        """Whether all fields are numbers."""
+        return all(text is None for text in self._texts)
+
+    def regroup(self, mine: Rows, numbers: Rows) -> None:
+        """Takes other rows for this rank's, of those that are held (see the class)."""
+        self._places, self._numbers = places_in(self._rows, mine), numbers
 
     @property
     def descriptor(self) -> int | None:

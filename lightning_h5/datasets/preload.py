@@ -66,8 +66,8 @@ class ShardHolder(Protocol):
         """What this process has to load of it."""
         ...
 
-    def finish_loading(self) -> None:
-        """All rows are there."""
+    def finish_loading(self, name: str) -> None:
+        """All rows are there; ``name`` is what they are called in messages."""
         ...
 
     def close(self) -> None:
@@ -76,7 +76,12 @@ class ShardHolder(Protocol):
 
 
 def load_shards(
-    holders: Mapping[str, ShardHolder], *, is_alone: bool, patience: float = 120.0, shows_bar: bool = True
+    holders: Mapping[str, ShardHolder],
+    *,
+    is_alone: bool,
+    patience: float = 120.0,
+    shows_bar: bool = True,
+    spare: Sequence[ShardHolder] = (),
 ) -> None:
     """Loads the shards of datasets, on all ranks at a time.
 
@@ -85,12 +90,15 @@ def load_shards(
         is_alone: do it without the other ranks, if any.
         patience: seconds to wait for a rank that makes no progress.
         shows_bar: show a progress bar, on the first rank.
+        spare: who gives up what it holds where there is no room otherwise.
 
     Raises:
         H5Error: there is no room, or rows cannot be read, on any rank; nothing is held then.
     """
+    if not holders:
+        return
     try:
-        crews = _meet(holders, is_alone, patience)
+        crews = _meet(holders, is_alone, patience, spare)
         crews = _share_memory(holders, crews, is_alone, patience)
         _load(holders, crews, is_alone, patience, shows_bar)
     except BaseException:
@@ -99,7 +107,9 @@ def load_shards(
         raise
 
 
-def _meet(holders: Mapping[str, ShardHolder], is_alone: bool, patience: float) -> dict[str, Crew]:
+def _meet(
+    holders: Mapping[str, ShardHolder], is_alone: bool, patience: float, spare: Sequence[ShardHolder]
+) -> dict[str, Crew]:
     """Finds out who is on this machine, and whether there is room for all."""
     with exchange("meeting the ranks of this machine", patience, is_alone) as ranks:
         me = this_process()
@@ -123,6 +133,9 @@ def _meet(holders: Mapping[str, ShardHolder], is_alone: bool, patience: float) -
     with exchange("looking for memory", patience, is_alone) as ranks:
         failure: Exception | None = None
         try:
+            if not _has_room(needed):
+                for holder in spare:
+                    holder.close()
             _check_room(needed, n_processes, list(holders))
         except H5ValueError as error:
             failure = error
@@ -130,9 +143,14 @@ def _meet(holders: Mapping[str, ShardHolder], is_alone: bool, patience: float) -
     return crews
 
 
+def _has_room(needed: int) -> bool:
+    found = room()
+    return found is None or needed + HEADROOM <= found.n_bytes
+
+
 def _check_room(needed: int, n_processes: int, names: Sequence[str]) -> None:
     found = room()
-    if found is None or needed + HEADROOM <= found.n_bytes:
+    if found is None or _has_room(needed):
         return
     what = f"the shards of {', '.join(map(repr, names))}" if names != [""] else "the shards"
     who = f"{n_processes} ranks of this machine" if n_processes > 1 else "this rank"
@@ -194,7 +212,7 @@ def _load(
             except Exception as error:
                 failure = error
             ranks.agree({}, failure)
-        holder.finish_loading()
+        holder.finish_loading(name)
 
 
 def _load_one(name: str, holder: ShardHolder, crew: Crew, ranks: Exchange, shows_bar: bool) -> None:

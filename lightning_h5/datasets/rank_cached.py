@@ -25,9 +25,9 @@ from .buffers import BufferPool
 from .columns import ColumnShape
 from .fields import Fields, checked_rows
 from .held import HeldRows
-from .preload import Crew, load_shards, places_in, union
+from .preload import Crew, load_shards, union
 from .structure import Transform
-from .table import FileTable, digest_of_rows, held_fields, scan_files
+from .table import digest_of_rows, held_fields, scan_files
 
 __all__ = ["RankMemCachedH5Dataset"]
 
@@ -68,6 +68,8 @@ class RankMemCachedH5Dataset(RowDataset):
             each other.
         world_size: number of replicas.
         indices: rows to shard, in this order (shape ``(n,)``), or a mask over all rows. None shards all.
+        reshard_every_n_epochs: of shards that a data module draws anew; 0 keeps them.
+        seed: decides those.
         batch_transform: runs once on each batch that ``read_batch`` collates.
         with_index: add each row's number among all rows that are sharded: last in a tuple, ``"index"`` in a dict.
         allow_external: follow links, storage and virtual arrays into other files.
@@ -77,6 +79,8 @@ class RankMemCachedH5Dataset(RowDataset):
     Attributes:
         shard: which rows this rank holds, and trains on.
         rows_on_each_rank: rows that every rank has at least; ``EpochShuffleSampler(num_samples=...)`` takes it.
+        draw: how often the shards were drawn anew.
+        for_workers: hold rows so that workers which are started afresh can be given them, as ``share_memory`` does too.
 
     Raises:
         H5FileError: a file is missing, damaged, or needs a filter that is not installed.
@@ -116,6 +120,8 @@ class RankMemCachedH5Dataset(RowDataset):
         rank: int | None = None,
         world_size: int | None = None,
         indices: Sequence[int] | npt.NDArray[Any] | None = None,
+        reshard_every_n_epochs: int = 0,
+        seed: int = 0,
         batch_transform: Transform | None = None,
         with_index: bool = False,
         allow_external: bool = False,
@@ -147,8 +153,15 @@ class RankMemCachedH5Dataset(RowDataset):
         self.indices = checked_rows(indices, self.table.n_rows)
         self._stands_alone = rank is not None
         replica = resolve_replica(rank, world_size)
-        self.shard = RankShard(_blocks(self.table, self.indices), replica.world_size, replica.rank, mode)
-        self._draw = 0  # how often the shards were drawn anew
+        self.shard = RankShard(
+            self.table.blocks(self.indices, held_fields(self.table)),
+            replica.world_size,
+            replica.rank,
+            mode,
+            reshard_every_n_epochs,
+            seed,
+        )
+        self.draw, self.for_workers = 0, False
         self._pins, self._shares_memory, self._log_fn = pin_host_memory, share_memory, log_fn
         super().__init__(self._fields.structure, batch_transform)
         if preload:
@@ -159,6 +172,7 @@ class RankMemCachedH5Dataset(RowDataset):
         self._buffers = BufferPool()
         self._held: HeldRows | None = None
         self._filling: HeldRows | None = None
+        self._has_all = False  # whether the rows of all ranks are held here
 
     # Loading -------------------------------------------------------------------------------------------------
 
@@ -186,6 +200,34 @@ class RankMemCachedH5Dataset(RowDataset):
         is_alone = self._stands_alone or not in_group or not self.shares or in_worker
         load_shards({"": self}, is_alone=is_alone, shows_bar=not in_worker)
 
+    def take_on(self, draw: int) -> bool:
+        """Takes on the shard of another draw, and gives back the one that is held, where it is another.
+
+        Args:
+            draw: how often the shards were drawn anew (see ``RankShard``).
+
+        Returns:
+            Whether the rows of it are in memory; they are where all rows of this machine's ranks were.
+        """
+        self.draw = draw
+        if self._held is not None:
+            if self._has_all and self._held.has_no_text:
+                self._held.regroup(*self._mine())
+            else:
+                self.close()
+        return self.is_loaded
+
+    def can_stand_in_for(self, other: RankMemCachedH5Dataset) -> bool:
+        """Whether this one holds, in memory, what another one would load."""
+        return (
+            self.is_loaded
+            and self.shard.is_like(other.shard)
+            and (self._fields, self._device, self.batch_transform)
+            == (other._fields, other._device, other.batch_transform)
+            and (self._shares_memory, self.for_workers) == (other._shares_memory, other.for_workers)
+            and self.identity() == other.identity()
+        )
+
     @property
     def rank(self) -> int:
         """This replica."""
@@ -207,15 +249,22 @@ class RankMemCachedH5Dataset(RowDataset):
 
     def make_room(self, crew: Crew, descriptor: int | None = None) -> int | None:
         """Takes memory for the rows of a crew (see ``load_shards``)."""
-        wanted = union([self.shard.rows(self._draw, rank) for rank in crew.ranks])
-        rows: Rows = wanted if self.indices is None else np.unique(self.indices[np.asarray(wanted)])
-        mine = self.shard.rows(self._draw)
-        places = places_in(rows, mine if self.indices is None else self.indices[np.asarray(mine)])
-        shared = crew.size > 1 or self._shares_memory
+        wanted = union([self.shard.rows(self.draw, rank) for rank in crew.ranks])
+        self._has_all = len(crew.ranks) == self.shard.world_size
         self._filling = HeldRows(
-            rows, places, mine, self._shapes, device=self._device, shared=shared, descriptor=descriptor
+            wanted if self.indices is None else np.unique(self.indices[np.asarray(wanted)]),
+            *self._mine(),
+            self._shapes,
+            device=self._device,
+            shared=crew.size > 1 or self._shares_memory or self.for_workers,
+            descriptor=descriptor,
         )
         return self._filling.descriptor
+
+    def _mine(self) -> tuple[Rows, Rows]:
+        """This rank's rows of the files, in its order, and their numbers among all that are sharded."""
+        numbers = self.shard.rows(self.draw)
+        return numbers if self.indices is None else self.indices[np.asarray(numbers)], numbers
 
     def tasks(self, crew: Crew) -> list[BulkTask]:
         """What this process has to load of a crew's rows."""
@@ -223,8 +272,8 @@ class RankMemCachedH5Dataset(RowDataset):
         self._began = time.perf_counter()
         return self._filling.tasks(self.table, self._options, crew, self.counters)
 
-    def finish_loading(self) -> None:
-        """All rows are there, and can be read."""
+    def finish_loading(self, name: str) -> None:
+        """All rows are there, and can be read (see ``load_shards``)."""
         for guard in self.table.guards:
             guard.check()
         self._held, self._filling = self._filling, None
@@ -233,8 +282,8 @@ class RankMemCachedH5Dataset(RowDataset):
             warnings.warn(f"the shard's pages are not locked: {why}. Copies to the GPU go on as before.", stacklevel=2)
         shard, took = self.shard, time.perf_counter() - self._began
         self._log(
-            f"rank {shard.rank} of {shard.world_size} holds {len(self):,} of {shard.n_rows:,} rows, "
-            f"{self._held.n_bytes / 2**20:,.1f} MiB, loaded in {took:.1f} s"
+            f"{name + ': ' if name else ''}rank {shard.rank} of {shard.world_size} holds {len(self):,} of "
+            f"{shard.n_rows:,} rows, {self._held.n_bytes / 2**20:,.1f} MiB, loaded in {took:.1f} s"
         )
 
     def close(self) -> None:
@@ -268,7 +317,7 @@ class RankMemCachedH5Dataset(RowDataset):
     @property
     def rows(self) -> IntArray:
         """The rows that this rank holds, by their numbers among all that are sharded; shape ``(len(self),)``."""
-        return np.asarray(self.shard.rows(self._draw), dtype=np.int64)
+        return np.asarray(self.shard.rows(self.draw), dtype=np.int64)
 
     def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
         """See ``RowDataset.begin``: there is nothing to wait for."""
@@ -339,8 +388,3 @@ def _checked_device(given: str | torch.device, *, share_memory: bool) -> torch.d
     if device.type == "cuda" and not torch.cuda.is_available():
         raise H5ValueError(f"cache_device={given!r} was given, and there is no CUDA device here. Pass 'cpu'.")
     return device
-
-
-def _blocks(table: FileTable, indices: IntArray | None) -> BlockTable:
-    """Rows that share a chunk, for shards that are drawn anew."""
-    return table.blocks(indices, held_fields(table))

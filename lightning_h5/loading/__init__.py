@@ -2,10 +2,11 @@
 
 from .collate import SampleCollate
 from .loader import H5DataLoader
-from .state import Position, extend, is_position, position_from, position_state, steps_left
+from .state import OtherShardsError, Position, extend, is_position, position_from, position_state, steps_left
 
 __all__ = [
     "H5DataLoader",
+    "OtherShardsError",
     "Position",
     "SampleCollate",
     "extend",

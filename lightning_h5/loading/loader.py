@@ -100,6 +100,7 @@ class H5DataLoader(DataLoader[Any]):
             generator=generator,
         )
         self._pins = pin_memory and torch.accelerator.is_available()  # torch's own loader warns where it cannot
+        dataset.reads_pinned = self._pins and not num_workers
         self.position = LoaderState()
         self._reading: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
 

@@ -12,7 +12,7 @@ __all__ = ["pin"]
 def pin(batch: Any) -> Any:
     """The same batch with its tensors in page-locked memory; what is no tensor stays as it is."""
     if isinstance(batch, torch.Tensor):
-        return batch.pin_memory()
+        return batch.pin_memory() if batch.device.type == "cpu" else batch
     if isinstance(batch, dict):
         return {key: pin(value) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -13,6 +13,7 @@ from ..sampling import Mode, OrderParameters, PlanSampler, Segment, consumed_row
 __all__ = [
     "STATE_VERSION",
     "LoaderState",
+    "OtherShardsError",
     "Position",
     "extend",
     "is_position",
@@ -23,7 +24,11 @@ __all__ = [
 
 STATE_VERSION = 1
 MOST_SEGMENTS = 32
-_FIELDS = ("version", "epoch", "segments", "finished", "order", "drop_last", "n_rows", "n_blocks", "identity")
+_FIELDS = ("version", "epoch", "segments", "finished", "order", "drop_last", "shards", "n_rows", "n_blocks", "identity")
+
+
+class OtherShardsError(H5ResumeError):
+    """The position is in the middle of an epoch of shards that another number of ranks held: they were other rows."""
 
 
 def extend(segments: Sequence[Segment], batch_size: int, world_size: int, n_batches: int) -> tuple[Segment, ...]:
@@ -69,7 +74,8 @@ def position_state(sampler: PlanSampler, position: Position, identity: str | Non
             "version": order.version,
         },
         "drop_last": sampler.drop_last,
-        "n_rows": sampler.blocks.n_rows,
+        "shards": sampler.shards,
+        "n_rows": sampler.n_rows,
         "n_blocks": sampler.blocks.n_blocks,
         "identity": identity,
     }
@@ -127,19 +133,38 @@ def position_from(state: Mapping[str, Any], sampler: PlanSampler, identity: str 
     present = sampler.parameters
     _compare(
         {
-            "rows": (_whole(state, "n_rows", 0), sampler.blocks.n_rows),
+            "rows": (_whole(state, "n_rows", 0), sampler.n_rows),
             "files": (state.get("identity"), identity),
             "seed": (parameters.seed, present.seed),
             "order": (_kind_of_order(parameters.mode, sampler), _kind_of_order(present.mode, sampler)),
             "version of the order": (parameters.version, present.version),
             "drop_last": (state.get("drop_last"), sampler.drop_last),
+            **_shards(state.get("shards"), sampler.shards),
         }
     )
     finished = state.get("finished")
     if not isinstance(finished, bool):
         raise _damaged("finished", finished)
     epoch = _whole(state, "epoch", 0)
+    shards = (state.get("shards") or {}).get("world_size"), (sampler.shards or {}).get("world_size")
+    if shards[0] != shards[1]:
+        if state.get("segments") and not finished:
+            raise OtherShardsError(
+                f"the position was saved in the middle of epoch {epoch} by {shards[0]} ranks, and there are {shards[1]} "
+                "now. Each rank holds a shard of its own, so none knows which of its rows were trained on. Weights and "
+                "counters are taken up; some rows of the epoch come again. LazyH5DataModule goes on exactly with any "
+                "number of ranks."
+            )
+        return Position(epoch, (), parameters, finished)
     return Position(epoch, _segments(state, sampler, epoch), parameters, finished)
+
+
+def _shards(saved: Any, present: Mapping[str, Any] | None) -> dict[str, tuple[Any, Any]]:
+    """How ranks hold shards, saved and present, but for the number of ranks."""
+    if saved is not None and not (isinstance(saved, Mapping) and type(saved.get("world_size")) is int):
+        raise _damaged("shards", saved)
+    names = {*(saved or {}), *(present or {})} - {"world_size"}
+    return {f"shards' {name}": ((saved or {}).get(name), (present or {}).get(name)) for name in sorted(names)}
 
 
 def _kind_of_order(mode: str, sampler: PlanSampler) -> str:

@@ -97,6 +97,16 @@ class RankShard:
         """Rows that each rank trains on in an epoch."""
         return self.n_rows // self.world_size
 
+    def is_like(self, other: RankShard) -> bool:
+        """Whether another rank, or this one in another run, holds and draws the same."""
+        return (self.world_size, self.rank, self.mode, self.reshard_every, self.seed) == (
+            other.world_size,
+            other.rank,
+            other.mode,
+            other.reshard_every,
+            other.seed,
+        ) and np.array_equal(self.blocks.starts, other.blocks.starts)
+
     def draw(self, epoch: int) -> int:
         """How often the shards were drawn anew before an epoch."""
         return epoch // self.reshard_every if self.reshard_every else 0

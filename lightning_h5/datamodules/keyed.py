@@ -1,0 +1,144 @@
+"""Data modules of an input and a target, found by their names in the files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .._lightning import rank_zero_info
+from ..datasets import Transform
+from ..errors import H5ValueError
+from ..files import field_names, fill_split, guess_keys, keys_in, torch_dtype
+from ..types import DTypeLike, IntArray, Keys, Paths
+from .base import BaseH5DataModule
+from .options import LoaderOptions, SampleOptions, Split, SplitOptions, check_callable
+from .sources import Source, cut_rows, has_arrays, source_of
+
+__all__ = ["KeyedH5DataModule", "SplitRows"]
+
+
+class SplitRows(NamedTuple):
+    """What a split is made of: the arguments of its dataset.
+
+    Attributes:
+        files: the files.
+        x_key: the input.
+        y_key: the target, if any.
+        y_dtype: dtype of the target.
+        transform: runs on each sample's input.
+        target_transform: runs on each sample's target.
+        indices: rows of the files; None for all.
+    """
+
+    files: tuple[str, ...]
+    x_key: Keys
+    y_key: Keys | None
+    y_dtype: DTypeLike
+    transform: Transform | None
+    target_transform: Transform | None
+    indices: IntArray | None
+
+
+class KeyedH5DataModule(BaseH5DataModule):
+    """Splits of files with an input and a target.
+
+    Args:
+        paths: files of each split.
+        samples: what a sample is made of.
+        split: how one set of files is cut.
+        batch_size: rows of a training batch on one rank.
+        options: how loaders are made.
+    """
+
+    def __init__(
+        self,
+        paths: Mapping[Split, Paths | None],
+        samples: SampleOptions,
+        split: SplitOptions,
+        batch_size: int,
+        options: LoaderOptions,
+    ) -> None:
+        super().__init__(batch_size, options)
+        self._paths, self._samples, self._split = dict(paths), samples, split
+        self.x_key, self.y_key = samples.x_key, samples.y_key
+        self._cut: dict[str, IntArray] | None = None
+        self._check_arguments()
+
+    def setup(self, stage: str | None = None) -> None:
+        """See ``BaseH5DataModule.setup``."""
+        self._cut = None  # the files may be others by now
+        super().setup(stage)
+
+    def rows_of(self, split: Split) -> SplitRows | None:
+        """What a split is made of, or None where there is no data for it."""
+        samples = self._samples
+        keys = keys_in(self.x_key, self.y_key)
+        source = source_of(split, self._paths, self._split, keys, allow_external=samples.allow_external)
+        if source is None:
+            return None
+        x_key, y_key = self._keys(source, split)
+        indices = None
+        if source.is_cut:
+            if self._cut is None:
+                self._cut = cut_rows(source.files, x_key, self._split, allow_external=samples.allow_external)
+            indices = self._cut[split]
+        trains = split == "train" or samples.eval_transform is None
+        return SplitRows(
+            source.files,
+            x_key,
+            y_key,
+            samples.y_dtype if y_key is not None else None,
+            samples.transform if trains else samples.eval_transform,
+            samples.target_transform if y_key is not None else None,
+            indices,
+        )
+
+    def why_no_data(self, split: Split) -> str:
+        """A sentence on what to pass so that a split has data."""
+        cut = {"val": "val_fraction (or num_folds and fold), ", "test": "test_fraction, "}.get(split, "")
+        return f"Pass {split}_path, {cut}or train_path and keys with {{split}} in them."
+
+    def why_no_rows(self, split: Split) -> str:
+        """A sentence on why a split that has data has no rows."""
+        if self._paths[split] is None and self._cut is not None:
+            n_rows = sum(len(rows) for rows in self._cut.values())
+            shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
+            return f"{shares} of {n_rows} rows leave none for it. A row takes a share of {1 / max(1, n_rows):.2g}."
+        return "Its files are there and hold no rows. Pass files that have some."
+
+    def _check_arguments(self) -> None:
+        samples = self._samples
+        for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
+            check_callable(getattr(samples, name), name)
+        for keys, name in ((self.x_key, "x_key"), (self.y_key, "y_key")):
+            if keys is not None:
+                field_names(keys, name)
+        if self.x_key is None and self.y_key is not None:
+            raise H5ValueError(f"y_key={self.y_key!r} was given without x_key. Pass both.")
+        for dtype, name in ((samples.x_dtype, "x_dtype"), (samples.y_dtype, "y_dtype")):
+            for one in dtype.values() if isinstance(dtype, dict) else [dtype]:
+                torch_dtype(one, name)
+        if samples.target_transform is not None and self.y_key is None and self.x_key is not None:
+            raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
+        for split in ("val", "test"):
+            if self._paths[split] is not None and self._split.cuts(split):
+                raise H5ValueError(
+                    f"{split}_path was given, and rows are to be cut off the training files for {split!r} too. "
+                    f"Pass {split}_path, or {split}_fraction (or folds), not both."
+                )
+
+    def _keys(self, source: Source, split: Split) -> tuple[Keys, Keys | None]:
+        """The arrays of a split; guessed from its first file where none are named."""
+        if self.x_key is None:
+            self.x_key, self.y_key = guess_keys(source.files[0])
+            rank_zero_info(
+                f"x_key={self.x_key!r}, y_key={self.y_key!r}: {source.files[0]!r} leaves no doubt about them"
+            )
+        x_key = fill_split(self.x_key, source.group)
+        y_key = None if self.y_key is None else fill_split(self.y_key, source.group)
+        if split == "predict" and not has_arrays(
+            source.files[0], keys_in(y_key), allow_external=self._samples.allow_external
+        ):
+            rank_zero_info(f"predicting without a target: {y_key!r} is not in {source.files[0]!r}")
+            y_key = None
+        return x_key, y_key
