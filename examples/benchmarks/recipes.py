@@ -15,9 +15,9 @@ import torch
 from common import BATCH_SIZE, Epoch
 from rows import Data
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, TensorDataset
 
-from lightning_h5 import LazyH5DataModule
+from lightning_h5 import LazyH5DataModule, RankCachedH5DataModule
 
 
 class PlainDataset(Dataset[tuple[Tensor, Tensor]]):
@@ -85,6 +85,18 @@ def affordable_rows(epoch: Epoch, n_rows: int, seconds: float) -> int | None:
     return n_read if n_read < n_rows else None
 
 
+def tensors(data: Data, n_workers: int) -> Epoch:
+    """What people write whose rows fit into memory: torch's own dataset of tensors, shuffled."""
+    loader = DataLoader(
+        TensorDataset(torch.from_numpy(data.x), torch.from_numpy(data.labels)),
+        batch_size=BATCH_SIZE,
+        shuffle=True,
+        num_workers=n_workers,
+        persistent_workers=n_workers > 0,
+    )
+    return lambda number: iter(loader)
+
+
 class Ours:
     """The data module's training loader, whole: sampler, order, read-ahead, labels.
 
@@ -93,14 +105,16 @@ class Ours:
         options: more arguments of the data module.
     """
 
+    kind: type[LazyH5DataModule | RankCachedH5DataModule] = LazyH5DataModule
+
     def __init__(self, data: Data, **options: Any) -> None:
         self._data, self._options = data, options
-        self._module: LazyH5DataModule | None = None
+        self._module: LazyH5DataModule | RankCachedH5DataModule | None = None
 
     def open(self) -> None:
         """Makes a data module, in the place of one that is there."""
         self.close()
-        self._module = LazyH5DataModule(
+        self._module = self.kind(
             self._data.path,
             x_key="x",
             y_key="labels",
@@ -124,6 +138,12 @@ class Ours:
             self._module.teardown("fit")
             self._module = None
             del self._loader
+
+
+class Cached(Ours):
+    """The same of the data module that holds all rows in memory."""
+
+    kind = RankCachedH5DataModule
 
 
 def shuffled_batches(data: Data) -> list[tuple[npt.NDArray[np.int64], Tensor]]:

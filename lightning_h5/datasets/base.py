@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,14 +33,17 @@ class RawBatch(NamedTuple):
     rows: IntArray
     columns: tuple[Column, ...]
 
-    def split(self, sizes: Iterable[int]) -> list[RawBatch]:
+    def split(self, sizes: Sequence[int]) -> list[RawBatch]:
         """Batches of these sizes, which look into the memory of this one."""
-        batches, start = [], 0
-        for size in sizes:
-            part = slice(start, start + size)
-            batches.append(RawBatch(self.rows[part], tuple(column[part] for column in self.columns)))
-            start += size
-        return batches
+        parts = [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+        columns = [
+            torch.split_with_sizes(column, sizes)
+            if isinstance(column, torch.Tensor)
+            else [column[part] for part in parts]
+            for column in self.columns
+        ]
+        rows = [self.rows[part] for part in parts]
+        return [RawBatch(*batch) for batch in zip(rows, zip(*columns, strict=True), strict=True)]
 
 
 class RowDataset(Dataset[Any]):

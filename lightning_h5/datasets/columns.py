@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -74,38 +75,54 @@ class HostColumn:
     Args:
         memory: bytes, shape ``(n_rows, row_bytes)``.
         shape: what they are.
+        write: puts C-contiguous rows to a place; None writes to the memory itself.
     """
 
-    def __init__(self, memory: npt.NDArray[np.uint8], shape: ColumnShape) -> None:
-        self._bytes, self._shape = memory, shape
+    def __init__(
+        self,
+        memory: npt.NDArray[np.uint8],
+        shape: ColumnShape,
+        write: Callable[[int, npt.NDArray[Any]], None] | None = None,
+    ) -> None:
+        self._bytes, self._shape, self._write = memory, shape, write
         gathered = numpy_dtype_like(shape.dtype, shape.stored)
         # Torch casts to what NumPy has not, or casts otherwise.
         self._cast_by_torch = torch_dtype_of(gathered) != shape.dtype
         self._rows = None if self._cast_by_torch else memory.view(gathered).reshape(len(memory), *shape.row_shape)
-        self.array = self._rows if gathered == shape.stored else None
+        self.array = self._rows if gathered == shape.stored and write is None else None
 
     def put(self, start: int, rows: npt.NDArray[Any]) -> None:
         """See ``BulkTarget.put``."""
-        if self._rows is not None:
+        if self._write is None and self._rows is not None:
             with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as torch has it
                 np.copyto(self._rows[start : start + len(rows)], rows, casting="unsafe")
+        elif self._write is None:
+            self._bytes[start : start + len(rows)] = self._as_held(rows)
         else:
-            target = torch.from_numpy(self._bytes[start : start + len(rows)]).view(self._shape.dtype)
-            target.view(rows.shape).copy_(torch.from_numpy(rows))
+            self._write(start, self._as_held(rows))
+
+    def _as_held(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Rows as they are held, C-contiguous; bytes where NumPy has no dtype for that."""
+        if self._rows is None:
+            cast = torch.from_numpy(rows).to(self._shape.dtype).contiguous()
+            return cast.view(len(rows), -1).view(torch.uint8).numpy() if rows.size else rows.view(np.uint8)
+        with np.errstate(all="ignore"):
+            return np.ascontiguousarray(rows, dtype=self._rows.dtype)
 
     def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool) -> torch.Tensor:
         """See ``HeldColumn.take``."""
-        shape = (len(places), *self._shape.row_shape)
-        if not self._shape.row_bytes:
-            return torch.empty(shape, dtype=self._shape.dtype)
+        held = self._bytes if self._rows is None else self._rows
+        shape = (len(places), *held.shape[1:])
         if pinned:
-            out = torch.empty((len(places), self._shape.row_bytes), dtype=torch.uint8, pin_memory=True)
+            out = torch.empty(shape, dtype=torch_dtype_of(held.dtype), pin_memory=True)
+            memory = out.numpy()
         else:
-            out = torch.from_numpy(buffers.array((len(places), self._shape.row_bytes), np.dtype(np.uint8)))
-        # Not torch's index_select: in a thread of ours it would start a team of threads of its own. Clipped places are
-        # none: who asks has checked them.
-        np.take(self._bytes, places, axis=0, out=out.numpy(), mode="clip")
-        return out.view(self._shape.dtype).view(shape)
+            memory = buffers.array(shape, held.dtype)
+            out = torch.from_numpy(memory)
+        # Not torch's index_select: in a thread of ours it would start a team of threads of its own. No place has to be
+        # clipped: who asks has checked them.
+        np.take(held, places, axis=0, out=memory, mode="clip")
+        return out if self._rows is not None else out.view(self._shape.dtype).view(len(places), *self._shape.row_shape)
 
 
 class DeviceColumn:

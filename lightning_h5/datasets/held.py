@@ -71,7 +71,8 @@ class HeldRows:
 
     def _host_columns(self, memory: ShardMemory) -> Iterator[HostColumn]:
         kept = (shape for shape in self._shapes if shape is not None)
-        return (HostColumn(column, shape) for column, shape in zip(memory.columns, kept, strict=True))
+        for at, (column, shape) in enumerate(zip(memory.columns, kept, strict=True)):
+            yield HostColumn(column, shape, None if memory.descriptor is None else partial(memory.write, at))
 
     @property
     def has_no_text(self) -> bool:
@@ -113,11 +114,7 @@ class HeldRows:
         for file, first, rows in _by_file(self._rows, table.starts):
             layout = table.layouts[file][field]
             source = open_source(layout, options, max(1, RUN_BYTES // max(1, layout.row_bytes)), counters)
-            for task in bulk_tasks(source, layout, rows, self._columns[column], first):
-                if self._memory is None or self._memory.descriptor is None:
-                    yield task
-                else:
-                    yield task._replace(run=partial(_reserve_first, self._memory, column, task))
+            yield from bulk_tasks(source, layout, rows, self._columns[column], first)
 
     def _text_tasks(self, field: int, table: FileTable, options: OpenOptions, counters: Counters) -> Iterator[BulkTask]:
         """Text is read a piece at a time, in the order of the file, and put to where each row of this rank is."""
@@ -130,7 +127,7 @@ class HeldRows:
                 places = order[first + start : first + start + len(some)]
                 n_bytes = len(some) * table.layouts[file][field].row_bytes
                 run = partial(_read_text, reader, some, self._texts[field], places)
-                yield BulkTask(first + start, first + start + len(some), n_bytes, n_bytes, run)
+                yield BulkTask(n_bytes, n_bytes, run)
 
     def numbers(self, rows: IntArray) -> IntArray:
         """The numbers of rows of this rank among all that are sharded."""
@@ -200,11 +197,6 @@ def _look_up(table: Rows, rows: IntArray) -> IntArray:
     if isinstance(table, range):
         return rows if (table.start, table.step) == (0, 1) else table.start + rows * table.step
     return table[rows]
-
-
-def _reserve_first(memory: ShardMemory, column: int, task: BulkTask) -> None:
-    memory.reserve(column, task.start, task.stop)
-    task.run()
 
 
 def _read_text(reader: RowReader, rows: IntArray, out: npt.NDArray[Any] | None, places: IntArray) -> None:

@@ -6,7 +6,6 @@ import math
 import mmap
 import os
 import tempfile
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
@@ -22,7 +21,6 @@ from ..errors import H5Error, H5ValueError
 __all__ = ["ShardMemory"]
 
 PAGE = mmap.PAGESIZE
-RESERVED_AT_A_TIME = 16 << 20  # some 5 milliseconds of the kernel's work
 
 
 class ShardMemory:
@@ -44,7 +42,6 @@ class ShardMemory:
         self, sizes: Sequence[tuple[int, int]], *, shared: bool = False, descriptor: int | None = None
     ) -> None:
         self._sizes = list(sizes)
-        self._lock = threading.Lock()
         self._pinned: list[int] = []
         self._fd: int | None = None
         self._pid = os.getpid()
@@ -61,7 +58,7 @@ class ShardMemory:
             raise H5Error(f"{n_bytes:,} bytes of shared memory cannot be mapped: {error}. {_ADVICE}") from error
         with suppress(OSError, AttributeError):
             block.madvise(mmap.MADV_HUGEPAGE)
-        self._starts, self._reserved = starts, dict[int, int]()
+        self._starts = starts
         self.columns = [
             np.frombuffer(block, np.uint8, n_rows * row_bytes, start).reshape(n_rows, row_bytes)
             for start, (n_rows, row_bytes) in zip(starts, sizes, strict=True)
@@ -77,36 +74,30 @@ class ShardMemory:
         """Of shared memory, in this process."""
         return self._fd
 
-    def reserve(self, column: int, start: int, stop: int) -> None:
-        """Has the system set memory aside for rows of a shared column, before they are written to.
+    def write(self, column: int, start: int, rows: npt.NDArray[Any]) -> None:
+        """Writes rows to a shared column by its descriptor.
 
-        Where it has none, writing would end the process with SIGBUS.
+        Writing through the map would end the process with SIGBUS where the system has no memory left; and is slower,
+        since the system clears each page first.
 
         Args:
             column: which one.
             start: the first row.
-            stop: the row after the last; those of one process come in ascending order.
+            rows: C-contiguous, of the column's bytes.
 
         Raises:
-            H5Error: the system has not so much.
+            H5Error: the system has no memory for them.
         """
-        if self._fd is None or not hasattr(os, "posix_fallocate"):
-            return
-        first, (n_rows, row_bytes) = self._starts[column], self._sizes[column]
-        with self._lock:
-            low = max(first + start * row_bytes, self._reserved.get(column, 0))
-            high = first + stop * row_bytes
-            if high <= low:
-                return
-            high = min(max(high, low + RESERVED_AT_A_TIME), first + n_rows * row_bytes)
+        assert self._fd is not None, "private memory is written to as it is"
+        data, place = rows.reshape(-1).view(np.uint8), self._starts[column] + start * self._sizes[column][1]
+        while len(data):
             try:
-                os.posix_fallocate(self._fd, low, high - low)
+                n_written = os.pwrite(self._fd, data.data, place)
             except OSError as error:
                 raise H5Error(
-                    f"the system has no memory for a shard of {self.n_bytes:,} bytes ({high:,} of them were to be set "
-                    f"aside): {error}. {_ADVICE}"
+                    f"the system has no memory left for a shard of {self.n_bytes:,} bytes: {error}. {_ADVICE}"
                 ) from error
-            self._reserved[column] = high
+            data, place = data[n_written:], place + n_written
 
     def pin(self) -> str | None:
         """Locks the memory's pages for copies to a GPU, in place; says why not where CUDA refuses."""

@@ -89,7 +89,7 @@ class _Reading:
         finally:
             turn.release()
         if complete is not None:
-            self._raws.extend(complete().split(len(token.rows) for token in self._tokens))
+            self._raws.extend(complete().split([len(token.rows) for token in self._tokens]))
 
     def prefetch(self, source: BatchSource) -> bool:
         """Has what they need decoded or read; False where there was not room for all of it."""

@@ -150,10 +150,10 @@ def position_from(state: Mapping[str, Any], sampler: PlanSampler, identity: str 
     if shards[0] != shards[1]:
         if state.get("segments") and not finished:
             raise OtherShardsError(
-                f"the position was saved in the middle of epoch {epoch} by {shards[0]} ranks, and there are {shards[1]} "
-                "now. Each rank holds a shard of its own, so none knows which of its rows were trained on. Weights and "
-                "counters are taken up; some rows of the epoch come again. LazyH5DataModule goes on exactly with any "
-                "number of ranks."
+                f"the position was saved in the middle of epoch {epoch} by {shards[0]} ranks, and there are "
+                f"{shards[1]} now. Each rank holds a shard of its own, so none knows which of its rows were trained "
+                "on. Weights and counters are taken up; some rows of the epoch come again. LazyH5DataModule goes on "
+                "exactly with any number of ranks."
             )
         return Position(epoch, (), parameters, finished)
     return Position(epoch, _segments(state, sampler, epoch), parameters, finished)

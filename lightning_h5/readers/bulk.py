@@ -42,15 +42,11 @@ class BulkTask(NamedTuple):
     """A part of the reading that any thread may do.
 
     Attributes:
-        start: the first place that it fills.
-        stop: the place after the last.
         n_bytes: of the rows that it reads, decoded.
         n_decoded: of the slabs that it decodes.
         run: does it.
     """
 
-    start: int
-    stop: int
     n_bytes: int
     n_decoded: int
     run: Callable[[], None]
@@ -79,9 +75,7 @@ def bulk_tasks(
     for at in range(0, len(slabs), step):
         some, cuts = slabs[at : at + step], starts[at : at + step + 1]
         read = _BulkRead(source, rows, target, first, some, cuts, scratch)
-        places = first + int(cuts[0]), first + int(cuts[-1])
-        n_bytes = (places[1] - places[0]) * row_bytes
-        tasks.append(BulkTask(*places, n_bytes, len(some) * size * row_bytes, read))
+        tasks.append(BulkTask(int(cuts[-1] - cuts[0]) * row_bytes, len(some) * size * row_bytes, read))
     return tasks
 
 

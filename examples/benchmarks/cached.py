@@ -1,0 +1,258 @@
+"""How fast a rank's shard is loaded into memory and served from it, beside what people write themselves and the limits.
+
+    python examples/benchmarks/cached.py [--rows 20000] [--rounds 5] [--json FILE]
+
+writes pictures and signals, compressed with gzip, 32 rows a chunk, to temporary files. First it times how long it takes
+to have all rows in memory: by `array[a:b]`, by `RankMemCachedH5Dataset` on one rank, and on two ranks of one machine,
+each a process of its own, with contiguous and interleaved shards. Then shuffled epochs of batches out of memory. Each
+contender is first checked to give every row once and as it was written; then all take turns, in one run, with the files
+in the page cache. Ratios are of medians over the rounds. Last comes the memory that loading takes beside the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+import torch.distributed
+from common import BATCH_SIZE, Contender, Epoch, Target, environment, judge, line_of, measure, report, write_json
+from decoding import N_THREADS, bare_decode
+from probes import forget_peak, on_disk, resident_mib
+from recipes import Cached, in_memory, tensors
+from rows import IMAGES, SIGNALS, Data, RowKind, lifelike
+from torch import Tensor
+from tqdm import tqdm
+
+from lightning_h5 import RankMemCachedH5Dataset
+
+N_TOGETHER = 32
+N_RANKS = 2
+N_CONTENDERS = 10
+
+PLAIN, BARE, OURS, FLOAT = "array[a:b] of h5py", "bare decode loop", "lightning_h5", "lightning_h5, as float32"
+SHARED, CONTIGUOUS, INTERLEAVE = "lightning_h5, share_memory", "contiguous, 2 ranks", "interleave, 2 ranks"
+MEMORY, SERVED, LOADER = "index_select in memory", "lightning_h5, batches", "DataLoader(TensorDataset), 2 workers"
+IN_PROCESS = "DataLoader(TensorDataset), 0 workers"
+
+STORAGE = {"images": {"compression": "gzip"}, "signals": {"compression": "gzip", "shuffle": True}}
+LOAD_TARGETS = {
+    "images": (
+        Target(of=OURS, against=PLAIN, least=2.0),
+        Target(of=OURS, against=BARE, least=0.8),
+        Target(of=INTERLEAVE, against=CONTIGUOUS, least=1 / 1.5, name="interleave / contiguous, on two ranks"),
+    ),
+    # These decode so easily that what counts is memory, of which the bare loop fills none.
+    "signals": (
+        Target(of=OURS, against=PLAIN, least=2.0),
+        Target(of=OURS, against=BARE, least=None),
+        Target(of=INTERLEAVE, against=CONTIGUOUS, least=None, name="interleave / contiguous, on two ranks"),
+    ),
+}
+SERVE_TARGETS = (
+    Target(of=SERVED, against=MEMORY, least=0.7),
+    Target(of=SERVED, against=LOADER, least=10.0),
+    Target(of=SERVED, against=IN_PROCESS, least=None),
+)
+
+
+def h5py_slice(data: Data) -> Epoch:
+    """All rows by one slice of h5py."""
+
+    def epoch(number: int) -> Iterator[tuple[Any, Tensor]]:
+        with h5py.File(data.path, "r") as file:
+            yield torch.from_numpy(file["x"][0 : len(data.x)]), torch.from_numpy(file["labels"][:])
+
+    return epoch
+
+
+def loaded(data: Data, **options: Any) -> Epoch:
+    """All rows in memory, as one rank has them; copied out of it where they are checked."""
+
+    def epoch(number: int) -> Iterator[tuple[Any, Tensor]]:
+        dataset = RankMemCachedH5Dataset(data.path, "x", "labels", **options)
+        yield dataset.read_batch(np.arange(len(dataset))) if number == 0 else (None, torch.from_numpy(data.labels))
+        dataset.close()
+
+    return epoch
+
+
+class Ranks:
+    """Two ranks of one machine, as processes that wait for what to load.
+
+    Args:
+        data: what to read.
+    """
+
+    def __init__(self, data: Data) -> None:
+        context = multiprocessing.get_context("spawn")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        pipes = [context.Pipe() for _ in range(N_RANKS)]
+        self._labels = torch.from_numpy(data.labels)
+        self._pipes = [ours for ours, _ in pipes]
+        self._processes = [
+            context.Process(target=be_rank, args=(rank, port, data.path, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self._processes:
+            process.start()
+        for pipe in self._pipes:
+            pipe.recv()
+
+    def epoch(self, mode: str) -> Epoch:
+        """Both ranks load their shards."""
+
+        def epoch(number: int) -> Iterator[tuple[Any, Tensor]]:
+            for pipe in self._pipes:
+                pipe.send((mode, number == 0))
+            told = [pipe.recv() for pipe in self._pipes]
+            if number:
+                yield None, self._labels
+            else:
+                yield tuple(torch.cat([torch.from_numpy(one[i]) for one in told]) for i in range(2))
+
+        return epoch
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join()
+
+
+def be_rank(rank: int, port: int, path: Path, pipe: Connection) -> None:
+    """What the process of a rank does: loads when it is told to."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(N_RANKS)}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=N_RANKS)
+    pipe.send(None)
+    while (asked := pipe.recv()) is not None:
+        mode, keep = asked
+        dataset = RankMemCachedH5Dataset(path, "x", "labels", mode=mode, dtype_x=None)
+        rows = dataset.read_batch(np.arange(len(dataset))) if keep else None
+        pipe.send(rows and [tensor.numpy() for tensor in rows])
+        dataset.close()
+    torch.distributed.destroy_process_group()
+
+
+def loaders(data: Data, stack: ExitStack) -> list[Contender]:
+    """Who has all rows in memory at the end."""
+    ranks = Ranks(data)
+    stack.callback(ranks.close)
+    bare = Contender(name=f"{BARE}, {N_THREADS} threads", team=BARE, epoch=bare_decode(data, stack))
+    return [
+        Contender(name=CONTIGUOUS, epoch=ranks.epoch("contiguous")),
+        Contender(name=INTERLEAVE, epoch=ranks.epoch("interleave")),
+        Contender(name=PLAIN, epoch=h5py_slice(data)),
+        bare,
+        Contender(name=OURS, epoch=loaded(data, dtype_x=None)),
+        Contender(name=SHARED, epoch=loaded(data, dtype_x=None, share_memory=True)),
+        Contender(name=FLOAT, epoch=loaded(data, dtype_x="float32")),
+    ]
+
+
+def servers(data: Data, stack: ExitStack) -> list[Contender]:
+    """Who makes batches of rows that are in memory."""
+    cached = Cached(data)
+    stack.callback(cached.close)
+    return [
+        Contender(name=LOADER, epoch=tensors(data, 2)),
+        Contender(name=IN_PROCESS, epoch=tensors(data, 0)),
+        Contender(name=SERVED, epoch=cached.epoch),
+        Contender(name=MEMORY, epoch=in_memory(data)),
+    ]
+
+
+def peak_of(path: Path, n_rows: int, dtype: str | None, pipe: Connection) -> None:
+    """Tells the most memory that loading took over what the process held before, in MiB."""
+    data = on_disk(path, n_rows)
+    RankMemCachedH5Dataset(data.path, "labels", dtype_x=None).close()  # what is imported on first use
+    forget_peak()
+    before = resident_mib("VmRSS")
+    dataset = RankMemCachedH5Dataset(data.path, "x", "labels", dtype_x=dtype)
+    pipe.send((resident_mib("VmHWM") - before, dataset.row_bytes * n_rows / 2**20))
+    dataset.close()
+
+
+def beside_the_shard(data: Data, dtype: str | None) -> float:
+    """MiB that loading takes beside the shard itself, in a process of its own."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=peak_of, args=(data.path, len(data.x), dtype, theirs), daemon=True
+    )
+    process.start()
+    peak, shard = ours.recv()
+    process.join()
+    return float(peak - shard)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000, help="rows of each array (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="timings of each contender (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to a file")
+    options = parser.parse_args()
+    if options.rows < 2 * BATCH_SIZE or options.rounds < 1:
+        parser.error(f"--rows takes {2 * BATCH_SIZE} or more and --rounds 1 or more")
+    return options
+
+
+def run(kind: RowKind, path: Path, options: argparse.Namespace, progress: tqdm[Any]) -> dict[str, Any]:
+    """Measures an array and prints its tables."""
+    progress.set_postfix_str(f"write {kind.name}")
+    storage = {"chunks": (N_TOGETHER, *kind.shape), **STORAGE[kind.name]}
+    data = Data.write(path, *lifelike(kind, options.rows), **storage)
+    written: dict[str, Any] = {"rows_are": kind.name, "stored_bytes": data.stored_bytes}
+    parts = (("loading", loaders, LOAD_TARGETS[kind.name]), ("batches", servers, SERVE_TARGETS))
+    for name, contenders, targets in parts:
+        with ExitStack() as stack:
+            timings = measure(contenders(data, stack), data, options.rounds, progress)
+        verdicts = judge(timings, targets)
+        progress.write(f"\n{report(f'{kind}, {name}; {data.storage}', timings, verdicts, n_rows=len(data.x))}")
+        written[name] = {
+            "contenders": [asdict(timing) for timing in timings],
+            "ratios": [asdict(verdict) for verdict in verdicts],
+        }
+    beside = {dtype or "as stored": beside_the_shard(data, dtype) for dtype in (None, "float32")}
+    written["mib_beside_the_shard"] = beside
+    for dtype, n_mib in beside.items():
+        progress.write(f"\n{kind.name}, {dtype}: loading took {n_mib:,.0f} MiB beside the shard (256 are allowed)")
+    data.path.unlink()
+    return written
+
+
+def main() -> None:
+    """Measures both arrays, prints their tables, and writes them as JSON where asked."""
+    options = arguments()
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # the order it took is no news here
+    about = environment(("deflate", "imagecodecs", "zlib-into"))
+    print(line_of(about))
+    print(f"{options.rows:,} rows, batch {BATCH_SIZE}, {options.rounds} rounds, warm page cache")
+    kinds = (IMAGES, SIGNALS)
+    steps = len(kinds) * (options.rounds + 1) * N_CONTENDERS
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tqdm(total=steps, desc="rounds", leave=False, disable=None) as progress,
+    ):
+        results = [run(kind, Path(folder) / f"{kind.name}.h5", options, progress) for kind in kinds]
+    settings = {"rows": options.rows, "rounds": options.rounds, "batch_size": BATCH_SIZE}
+    write_json(options.json, {"environment": about, **settings, "results": results})
+
+
+if __name__ == "__main__":
+    main()
