@@ -56,6 +56,7 @@ docs: $(VENV)/.docs ## build the documentation into docs/_build/html
 bench: $(VENV)/.run ## measure reading against plain h5py, other formats and the limits (half an hour)
 	$(BIN)/python examples/benchmarks/contiguous.py
 	$(BIN)/python examples/benchmarks/compressed.py
+	$(BIN)/python examples/benchmarks/cached.py
 	$(BIN)/python examples/benchmarks/training.py
 	$(BIN)/python examples/benchmarks/plan.py
 
