@@ -58,6 +58,10 @@ class HeldColumn(Protocol):
         """See ``BulkTarget.put``."""
         ...
 
+    def close(self) -> None:
+        """Lets go of the memory, also where somebody keeps the column itself, as the traceback of an error does."""
+        ...
+
     def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool) -> torch.Tensor:
         """A copy of rows.
 
@@ -104,13 +108,20 @@ class HostColumn:
     def _as_held(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Rows as they are held, C-contiguous; bytes where NumPy has no dtype for that."""
         if self._rows is None:
-            cast = torch.from_numpy(rows).to(self._shape.dtype).contiguous()
-            return cast.view(len(rows), -1).view(torch.uint8).numpy() if rows.size else rows.view(np.uint8)
+            # Not `to`: what has one element is contiguous to torch, whatever its strides, and viewed it cannot be.
+            cast = torch.empty(rows.shape, dtype=self._shape.dtype).copy_(torch.from_numpy(rows))
+            return cast.view(len(rows), -1).view(torch.uint8).numpy()
         with np.errstate(all="ignore"):
             return np.ascontiguousarray(rows, dtype=self._rows.dtype)
 
+    def close(self) -> None:
+        """See ``HeldColumn.close``."""
+        self._bytes, self._rows, self.array, self._write = np.empty((0, 0), np.uint8), None, None, None
+
     def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool) -> torch.Tensor:
         """See ``HeldColumn.take``."""
+        if not len(places) or not self._shape.row_bytes:
+            return torch.empty((len(places), *self._shape.row_shape), dtype=self._shape.dtype)
         held = self._bytes if self._rows is None else self._rows
         shape = (len(places), *held.shape[1:])
         if pinned:
@@ -141,6 +152,10 @@ class DeviceColumn:
     def put(self, start: int, rows: npt.NDArray[Any]) -> None:
         """See ``BulkTarget.put``."""
         self._rows[start : start + len(rows)].copy_(torch.from_numpy(rows))
+
+    def close(self) -> None:
+        """See ``HeldColumn.close``."""
+        self._rows = self._rows[:0].clone()
 
     def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool) -> torch.Tensor:
         """See ``HeldColumn.take``."""

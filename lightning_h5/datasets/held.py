@@ -19,7 +19,7 @@ from ..stats import Counters
 from ..types import IntArray, RowReader
 from .buffers import BufferPool
 from .columns import ColumnShape, DeviceColumn, HeldColumn, HostColumn
-from .preload import Crew, my_part, places_in
+from .preload import Crew, as_array, my_part, places_in
 from .shard_memory import ShardMemory
 from .structure import Column
 from .table import RUN_BYTES, FileTable
@@ -113,12 +113,14 @@ class HeldRows:
     ) -> Iterator[BulkTask]:
         for file, first, rows in _by_file(self._rows, table.starts):
             layout = table.layouts[file][field]
+            if not layout.row_bytes:
+                continue
             source = open_source(layout, options, max(1, RUN_BYTES // max(1, layout.row_bytes)), counters)
             yield from bulk_tasks(source, layout, rows, self._columns[column], first)
 
     def _text_tasks(self, field: int, table: FileTable, options: OpenOptions, counters: Counters) -> Iterator[BulkTask]:
         """Text is read a piece at a time, in the order of the file, and put to where each row of this rank is."""
-        held = np.asarray(self._rows)[np.asarray(self._places)]
+        held = as_array(self._rows)[as_array(self._places)]
         order = np.argsort(held, kind="stable")
         for file, first, rows in _by_file(held[order], table.starts):
             reader = open_reader(table.layouts[file][field], options, counters=counters)
@@ -144,7 +146,7 @@ class HeldRows:
         places = _look_up(self._places, rows)
         columns = iter(self._columns)
         return tuple(
-            next(columns).take(places, buffers, pinned=pinned) if text is None else text[rows].tolist()
+            next(columns).take(places, buffers, pinned=pinned) if text is None else _copy(text[rows].tolist())
             for text in self._texts
         )
 
@@ -154,6 +156,8 @@ class HeldRows:
 
     def close(self) -> None:
         """Gives the memory back."""
+        for column in self._columns:
+            column.close()
         self._columns = []
         if self._memory is not None:
             self._memory.close()
@@ -170,6 +174,11 @@ class HeldRows:
         self.__dict__.update(state)
         assert self._memory is not None, "only shared memory travels"
         self._columns = list(self._host_columns(self._memory))
+
+
+def _copy(text: Any) -> Any:
+    """Text of a row is a list where it has several values: whoever changes it must not change what is held."""
+    return [_copy(one) for one in text] if isinstance(text, list) else text
 
 
 def _by_file(rows: Rows, starts: IntArray) -> Iterator[tuple[int, int, Rows]]:

@@ -20,7 +20,7 @@ from ..sampling import Rows
 from ..types import IntArray
 from .room import room
 
-__all__ = ["Crew", "ShardHolder", "load_shards", "my_part", "places_in", "union"]
+__all__ = ["Crew", "ShardHolder", "as_array", "load_shards", "my_part", "places_in", "union"]
 
 HEARTBEAT = 2.0  # seconds between words to the ranks that wait
 HEADROOM = 256 << 20  # what loading takes beside the shard itself
@@ -34,11 +34,13 @@ class Crew:
         ranks: their replicas' ranks, without repeats.
         place: this process among them, from 0.
         size: how many they are.
+        is_everyone: whether all processes of the job are among them.
     """
 
     ranks: tuple[int, ...]
     place: int = 0
     size: int = 1
+    is_everyone: bool = False
 
 
 class ShardHolder(Protocol):
@@ -54,6 +56,10 @@ class ShardHolder(Protocol):
         """Whether processes of a machine hold their rows together."""
         ...
 
+    def terms(self) -> Mapping[str, Any]:
+        """What must be equal on all processes that hold rows together."""
+        ...
+
     def bytes_needed(self, ranks: Sequence[int]) -> int:
         """Bytes of this machine's memory that the rows of these ranks take, held together."""
         ...
@@ -67,7 +73,7 @@ class ShardHolder(Protocol):
         ...
 
     def finish_loading(self, name: str) -> None:
-        """All rows are there; ``name`` is what they are called in messages."""
+        """This process's part is loaded; ``name`` is what the rows are called in messages."""
         ...
 
     def close(self) -> None:
@@ -114,14 +120,15 @@ def _meet(
     with exchange("meeting the ranks of this machine", patience, is_alone) as ranks:
         me = this_process()
         mine = {"process": me, "ranks": {name: holder.rank for name, holder in holders.items()}}
-        told = ranks.agree({"shards": list(holders)}, None, mine)
+        facts = {"shards": list(holders)} | {f"shard {name!r}": holder.terms() for name, holder in holders.items()}
+        told = ranks.agree(facts, None, mine)
     near = [one for one in told if one is told[ranks.rank] or _is_near(one["process"], me)]
     place = next(i for i, one in enumerate(near) if one is told[ranks.rank])
     crews, needed = {}, 0
     for name, holder in holders.items():
         theirs = [int(one["ranks"][name]) for one in near]
         if holder.shares and len(near) > 1 and _can_share():
-            crews[name] = Crew(tuple(sorted(set(theirs))), place, len(near))
+            crews[name] = Crew(tuple(sorted(set(theirs))), place, len(near), is_everyone=len(near) == len(told))
             needed += holder.bytes_needed(crews[name].ranks)
         else:
             crews[name] = Crew((holder.rank,))
@@ -137,7 +144,7 @@ def _meet(
                 for holder in spare:
                     holder.close()
             _check_room(needed, n_processes, list(holders))
-        except H5ValueError as error:
+        except Exception as error:
             failure = error
         ranks.agree({}, failure)
     return crews
@@ -209,10 +216,10 @@ def _load(
             failure: Exception | None = None
             try:
                 _load_one(name, holder, crews[name], ranks, shows_bar)
+                holder.finish_loading(name)
             except Exception as error:
                 failure = error
             ranks.agree({}, failure)
-        holder.finish_loading(name)
 
 
 def _load_one(name: str, holder: ShardHolder, crew: Crew, ranks: Exchange, shows_bar: bool) -> None:
@@ -252,13 +259,18 @@ def union(each: Sequence[Rows]) -> Rows:
     if len(each) == 1:
         return each[0]
     ranges = sorted((rows for rows in each if isinstance(rows, range)), key=lambda rows: (rows.step, rows.start))
-    if len(ranges) == len(each):
+    if len(ranges) == len(each) and len({rows.step for rows in ranges}) == 1:
         if all(rows.step == 1 for rows in ranges) and all(a.stop == b.start for a, b in pairwise(ranges)):
             return range(ranges[0].start, ranges[-1].stop)
         if [rows.start for rows in ranges] == list(range(ranges[0].step)):
             return range(max((rows[-1] + 1 for rows in ranges if rows), default=0))
-    merged: IntArray = np.sort(np.concatenate([np.asarray(rows, dtype=np.int64) for rows in each]))
+    merged: IntArray = np.sort(np.concatenate([as_array(rows) for rows in each]))
     return merged
+
+
+def as_array(rows: Rows) -> IntArray:
+    """Rows as an array, none of them too."""
+    return np.asarray(rows, dtype=np.int64)
 
 
 def places_in(held: Rows, rows: Rows) -> Rows:

@@ -25,7 +25,7 @@ from .buffers import BufferPool
 from .columns import ColumnShape
 from .fields import Fields, checked_rows
 from .held import HeldRows
-from .preload import Crew, load_shards, union
+from .preload import Crew, as_array, load_shards, union
 from .structure import Transform
 from .table import digest_of_rows, held_fields, scan_files
 
@@ -172,7 +172,7 @@ class RankMemCachedH5Dataset(RowDataset):
         self._buffers = BufferPool()
         self._held: HeldRows | None = None
         self._filling: HeldRows | None = None
-        self._has_all = False  # whether the rows of all ranks are held here
+        self._has_all = False  # whether all ranks of the job hold their rows here, together
 
     # Loading -------------------------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class RankMemCachedH5Dataset(RowDataset):
         if in_worker:
             warnings.warn(
                 "a worker process loads its rank's shard once more, since it was started afresh. Pass "
-                "share_memory=True: all workers then read the one copy.",
+                "share_memory=True, and load before workers start: all of them then read the one copy.",
                 stacklevel=2,
             )
         in_group = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -209,6 +209,8 @@ class RankMemCachedH5Dataset(RowDataset):
         Returns:
             Whether the rows of it are in memory; they are where all rows of this machine's ranks were.
         """
+        if draw == self.draw:
+            return self.is_loaded
         self.draw = draw
         if self._held is not None:
             if self._has_all and self._held.has_no_text:
@@ -238,6 +240,19 @@ class RankMemCachedH5Dataset(RowDataset):
         """Whether processes of a machine hold their rows together."""
         return self._device.type == "cpu" and (self._shares_memory or self.shard.mode == "interleave")
 
+    def terms(self) -> dict[str, Any]:
+        """What must be equal on all processes that hold rows together."""
+        shard = self.shard
+        return {
+            "rows": shard.n_rows,
+            "ranks": shard.world_size,
+            "mode": shard.mode,
+            "share_memory": self._shares_memory,
+            "dtypes": [str(shape and shape.dtype) for shape in self._shapes],
+            "drawn anew": (self.draw, shard.reshard_every, shard.seed),
+            "content": self.identity() if self.shares else None,
+        }
+
     def bytes_needed(self, ranks: Sequence[int]) -> int:
         """Bytes of this machine's memory that the rows of these ranks take, held together; without text.
 
@@ -250,9 +265,9 @@ class RankMemCachedH5Dataset(RowDataset):
     def make_room(self, crew: Crew, descriptor: int | None = None) -> int | None:
         """Takes memory for the rows of a crew (see ``load_shards``)."""
         wanted = union([self.shard.rows(self.draw, rank) for rank in crew.ranks])
-        self._has_all = len(crew.ranks) == self.shard.world_size
+        self._has_all = crew.is_everyone
         self._filling = HeldRows(
-            wanted if self.indices is None else np.unique(self.indices[np.asarray(wanted)]),
+            wanted if self.indices is None else np.unique(self.indices[as_array(wanted)]),
             *self._mine(),
             self._shapes,
             device=self._device,
@@ -264,7 +279,7 @@ class RankMemCachedH5Dataset(RowDataset):
     def _mine(self) -> tuple[Rows, Rows]:
         """This rank's rows of the files, in its order, and their numbers among all that are sharded."""
         numbers = self.shard.rows(self.draw)
-        return numbers if self.indices is None else self.indices[np.asarray(numbers)], numbers
+        return numbers if self.indices is None else self.indices[as_array(numbers)], numbers
 
     def tasks(self, crew: Crew) -> list[BulkTask]:
         """What this process has to load of a crew's rows."""
@@ -273,7 +288,7 @@ class RankMemCachedH5Dataset(RowDataset):
         return self._filling.tasks(self.table, self._options, crew, self.counters)
 
     def finish_loading(self, name: str) -> None:
-        """All rows are there, and can be read (see ``load_shards``)."""
+        """This process's part is loaded (see ``load_shards``)."""
         for guard in self.table.guards:
             guard.check()
         self._held, self._filling = self._filling, None
@@ -317,7 +332,7 @@ class RankMemCachedH5Dataset(RowDataset):
     @property
     def rows(self) -> IntArray:
         """The rows that this rank holds, by their numbers among all that are sharded; shape ``(len(self),)``."""
-        return np.asarray(self.shard.rows(self.draw), dtype=np.int64)
+        return as_array(self.shard.rows(self.draw))
 
     def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
         """See ``RowDataset.begin``: there is nothing to wait for."""

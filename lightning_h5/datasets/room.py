@@ -38,12 +38,14 @@ def _limits(root: Path) -> Iterator[Room]:
     machine = _numbers(root / "proc/meminfo")
     if "MemAvailable" in machine:
         yield Room(machine["MemAvailable"] << 10, "the machine's memory")
-    with suppress(OSError, ValueError):
+    with suppress(OSError, KeyError):
         if (root / "proc/sys/vm/overcommit_memory").read_text().strip() == "2":
             left = machine["CommitLimit"] - machine["Committed_AS"]
             yield Room(max(0, left) << 10, "vm.overcommit_memory=2")
     for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not path:
+            continue
         if not controllers:
             yield from _of_group(root / "sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):

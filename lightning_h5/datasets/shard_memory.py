@@ -54,7 +54,7 @@ class ShardMemory:
         try:
             block = mmap.mmap(self._fd, n_bytes)
         except (OSError, ValueError) as error:
-            os.close(self._fd)
+            self.close()
             raise H5Error(f"{n_bytes:,} bytes of shared memory cannot be mapped: {error}. {_ADVICE}") from error
         with suppress(OSError, AttributeError):
             block.madvise(mmap.MADV_HUGEPAGE)

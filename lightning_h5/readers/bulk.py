@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple, Protocol
@@ -88,7 +89,7 @@ def do_tasks(tasks: Sequence[BulkTask], n_cores: int, tell: Callable[[int], None
         tell: called now and then, in this thread, with the bytes done since the last time.
     """
     largest = max((task.n_decoded for task in tasks), default=1)
-    n_threads = max(1, min(n_cores, len(tasks), MOST_AT_A_TIME // largest))
+    n_threads = max(1, min(n_cores, len(tasks), MOST_AT_A_TIME // max(1, largest)))
     todo = iter(tasks)
     lock, over = threading.Lock(), threading.Event()
     done = [0]
@@ -100,7 +101,11 @@ def do_tasks(tasks: Sequence[BulkTask], n_cores: int, tell: Callable[[int], None
                 done[0] += n_bytes
                 if (task := next(todo, None)) is None:
                     return
-            task.run()
+            try:
+                task.run()
+            except BaseException as error:
+                _let_go(error)
+                raise
             n_bytes = task.n_bytes
 
     told = 0
@@ -111,10 +116,18 @@ def do_tasks(tasks: Sequence[BulkTask], n_cores: int, tell: Callable[[int], None
                 ended, left = wait(left, timeout=POLL, return_when=FIRST_EXCEPTION)
                 for one in ended:
                     one.result()
-                told, n_new = done[0], done[0] - told
-                tell(n_new)
+                seen = done[0]
+                tell(seen - told)
+                told = seen
         finally:
             over.set()
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Empties the frames of an error, which lives as long as its user keeps it: they hold the memory of all rows."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 class _BulkRead:
@@ -150,7 +163,7 @@ class _BulkRead:
         size = source.rows_per_slab
         rows = self._rows[int(cuts[0]) : int(cuts[-1])]
         place = self._first + int(cuts[0])
-        if (stop - start) * size * self._scratch.row_bytes > MOST_SCRATCH:
+        if source.picks_rows or (stop - start) * size * self._scratch.row_bytes > MOST_SCRATCH:
             for slab, low, high in zip(slabs.tolist(), cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
                 self._pick_slowly(slab, low, high)
             return
@@ -165,7 +178,7 @@ class _BulkRead:
         self._target.put(place, scratch[within])
 
     def _pick_slowly(self, slab: int, low: int, high: int) -> None:
-        """Rows of a slab that is too large for scratch memory in every thread."""
+        """Rows of a slab that is too large for scratch memory in each thread, or can be read without the others."""
         within = np.asarray(self._rows[low:high]) - slab * self._source.rows_per_slab
         place = self._first + low
         if self._target.array is not None:

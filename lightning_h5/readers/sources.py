@@ -42,12 +42,14 @@ class SlabSource(Protocol):
         rows_per_slab: rows of a slab; the last one may have fewer.
         n_parts: parts that a slab is loaded in, by as many threads.
         parts_together: parts that are best loaded by the same thread.
+        picks_rows: rows of a slab can be read without the others.
     """
 
     n_rows: int
     rows_per_slab: int
     n_parts: int
     parts_together: int
+    picks_rows: bool
 
     def load(self, slabs: Sequence[int], parts: range, memory: SlotMemory) -> None:
         """Loads the same parts of some slabs.
@@ -81,6 +83,7 @@ class ReaderSource:
     def __init__(self, reader: LayoutReader, rows_per_slab: int) -> None:
         self._reader = reader
         self.n_rows, self.rows_per_slab = len(reader), rows_per_slab
+        self.picks_rows = reader.layout.is_placed
         self.parts_together = max(1, TASK_BYTES // max(1, rows_per_slab * reader.layout.row_bytes))
 
     def load(self, slabs: Sequence[int], parts: range, memory: SlotMemory) -> None:
@@ -113,6 +116,7 @@ class ChunkSource:
         self._chunks, self._pipeline = layout.chunks, Pipeline(layout)
         self.n_rows, self.rows_per_slab = layout.n_rows, layout.chunks[0]
         self.n_parts = layout.table.per_row
+        self.picks_rows = False
         self._per_line = layout.table.grid[-1] if len(layout.chunks) > 1 else 1
         self.parts_together = _parts_together(layout.chunk_bytes, self._per_line)
         # A chunk of numbers that holds whole rows is decoded straight into the slab.
