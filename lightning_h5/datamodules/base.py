@@ -240,6 +240,11 @@ class BaseH5DataModule(LightningDataModule):
         trainer = self._run().trainer
         return trainer is not None and not self._position.is_over and trainer.state.fn == "fit"
 
+    @property
+    def is_overfitting(self) -> bool:
+        """Whether the trainer wants the same few batches each epoch (``overfit_batches``)."""
+        return bool(getattr(self.trainer, "overfit_batches", False))
+
     def start_epoch(self, sampler: PlanSampler) -> int | None:
         """The trainer's epoch, for an iteration that starts now; None where no trainer trains.
 
@@ -386,7 +391,7 @@ class BaseH5DataModule(LightningDataModule):
             callbacks.insert(at, H5StatsMonitor())
 
     def _order(self, dataset: RowDataset, *, training: bool) -> Order:
-        return self.order_of(dataset, shuffles=training and not getattr(self.trainer, "overfit_batches", False))
+        return self.order_of(dataset, shuffles=training and not self.is_overfitting)
 
     def _say_order(self, order: Order, n_rows: int) -> None:
         mixed = f", {order.window} blocks mixed at a time" if order.mode == "window" else ""

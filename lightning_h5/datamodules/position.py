@@ -160,7 +160,8 @@ class RunPosition:
         rank_zero_warn(f"epoch {trainer.current_epoch} starts over: {reason}")
         if self._pending is not None and self._pending.get("finished") is True:
             begin_next_epoch(trainer, trainer.current_epoch - 1)
-        elif is_broken_off(trainer):
+        elif processed(trainer):
+            settle(trainer)
             move(trainer, 0)
         self._pending = None
 

@@ -276,7 +276,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         """See ``BaseH5DataModule.start_epoch``; draws the shards anew where it is time to."""
         kept = super().start_epoch(sampler)
         dataset = cast("RankMemCachedH5Dataset | None", self._datasets.get("train"))
-        draw = 0 if dataset is None else dataset.shard.draw(sampler.epoch if kept is None else kept)
+        epoch = sampler.epoch if kept is None else kept
+        draw = 0 if dataset is None or self.is_overfitting else dataset.shard.draw(epoch)
         if dataset is not None and dataset.draw != draw:
             for loader in list(self._loaders["train"]):
                 loader.close()  # persistent workers have the old shard
@@ -307,6 +308,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             evaluation=not training,
             samples=options.collate_fn is not None,
             keeper=self if training else None,
+            rotates=not self.is_overfitting,
         )
 
     def _check_rows(self, split: Split, n_rows: int) -> None:

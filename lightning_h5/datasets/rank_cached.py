@@ -27,9 +27,11 @@ from .fields import Fields, checked_rows
 from .held import HeldRows
 from .preload import Crew, as_array, load_shards, union
 from .structure import Transform
-from .table import digest_of_rows, held_fields, scan_files
+from .table import digest_of_rows, scan_files
 
 __all__ = ["RankMemCachedH5Dataset"]
+
+BLOCKS_A_RANK = 16  # at least, that shards are drawn of
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +156,7 @@ class RankMemCachedH5Dataset(RowDataset):
         self._stands_alone = rank is not None
         replica = resolve_replica(rank, world_size)
         self.shard = RankShard(
-            self.table.blocks(self.indices, held_fields(self.table)),
+            _drawn(self.table.blocks(self.indices, [False] * len(self._fields.keys)), replica.world_size),
             replica.world_size,
             replica.rank,
             mode,
@@ -227,6 +229,7 @@ class RankMemCachedH5Dataset(RowDataset):
             and (self._fields, self._device, self.batch_transform)
             == (other._fields, other._device, other.batch_transform)
             and (self._shares_memory, self.for_workers) == (other._shares_memory, other.for_workers)
+            and self.table.guards == other.table.guards
             and self.identity() == other.identity()
         )
 
@@ -389,6 +392,15 @@ class RankMemCachedH5Dataset(RowDataset):
             self._log_fn(text)
         else:
             _log.info(text)
+
+
+def _drawn(blocks: BlockTable, world_size: int) -> BlockTable:
+    """Blocks that shards are drawn of: those of the files, cut finer where there are so few that shards stay alike."""
+    sizes = np.diff(blocks.starts)
+    most = max(1, blocks.n_rows // (BLOCKS_A_RANK * world_size))
+    if len(sizes) >= BLOCKS_A_RANK * world_size or not len(sizes):
+        return blocks
+    return BlockTable.of_sizes([n for size in sizes.tolist() for n in [most] * (size // most) + [size % most]])
 
 
 def _checked_device(given: str | torch.device, *, share_memory: bool) -> torch.device:

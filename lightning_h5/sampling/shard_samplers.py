@@ -37,6 +37,7 @@ class ShardSampler(PlanSampler):
         evaluation: all rows of the shard in storage order, instead of the training plan.
         samples: ask for lists of samples instead of collated batches.
         keeper: who keeps the epoch, if anybody.
+        rotates: other rows sit out each epoch; else all epochs have the same.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class ShardSampler(PlanSampler):
         evaluation: bool = False,
         samples: bool = False,
         keeper: EpochKeeper | None = None,
+        rotates: bool = True,
     ) -> None:
-        self.shard = shard
+        self.shard, self._rotates = shard, rotates
         super().__init__(
             BlockTable.of_sizes([shard.n_trained]),
             parameters,
@@ -98,7 +100,7 @@ class ShardSampler(PlanSampler):
     def _order(self, parameters: OrderParameters, epoch: int) -> Order:
         """Rows of the shard at places ``[start, stop)`` of an epoch."""
         order = order_rows(self.blocks, parameters, epoch, place=1 + self.shard.rank)
-        absent = self.shard.sits_out(epoch)
+        absent = self.shard.sits_out(epoch if self._rotates else 0)
         return order if absent is None else lambda start, stop: _pass_over(order(start, stop), absent)
 
 

@@ -99,17 +99,16 @@ class RankShard:
 
     def is_like(self, other: RankShard) -> bool:
         """Whether another rank, or this one in another run, holds and draws the same."""
-        return (self.world_size, self.rank, self.mode, self.reshard_every, self.seed) == (
-            other.world_size,
-            other.rank,
-            other.mode,
-            other.reshard_every,
-            other.seed,
-        ) and np.array_equal(self.blocks.starts, other.blocks.starts)
+        pairs = [
+            (getattr(self, name), getattr(other, name)) for name in ("world_size", "rank", "mode", "reshard_every")
+        ]
+        if self.reshard_every:
+            pairs.append((self.seed, other.seed))
+        return all(a == b for a, b in pairs) and np.array_equal(self.blocks.starts, other.blocks.starts)
 
     def draw(self, epoch: int) -> int:
         """How often the shards were drawn anew before an epoch."""
-        return epoch // self.reshard_every if self.reshard_every else 0
+        return epoch // self.reshard_every if self.reshard_every and self.world_size > 1 else 0
 
     def rows(self, draw: int = 0, rank: int | None = None) -> Rows:
         """The rows that a rank holds, in ascending order.
