@@ -241,6 +241,11 @@ class BaseH5DataModule(LightningDataModule):
         return trainer is not None and not self._position.is_over and trainer.state.fn == "fit"
 
     @property
+    def is_in_a_fit(self) -> bool:
+        """Whether a trainer trains from this data module now."""
+        return _is_fitting(self._position.trainer) and not self._position.is_over
+
+    @property
     def is_overfitting(self) -> bool:
         """Whether the trainer wants the same few batches each epoch (``overfit_batches``)."""
         return bool(getattr(self.trainer, "overfit_batches", False))

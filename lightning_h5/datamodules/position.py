@@ -160,8 +160,7 @@ class RunPosition:
         rank_zero_warn(f"epoch {trainer.current_epoch} starts over: {reason}")
         if self._pending is not None and self._pending.get("finished") is True:
             begin_next_epoch(trainer, trainer.current_epoch - 1)
-        elif processed(trainer):
-            settle(trainer)
+        elif is_broken_off(trainer):
             move(trainer, 0)
         self._pending = None
 

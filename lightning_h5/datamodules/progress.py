@@ -86,8 +86,10 @@ def epoch_of_batches(trainer: Any) -> int:
 
 @_counters
 def is_broken_off(trainer: Any) -> bool:
-    """Whether the last epoch was left in its middle."""
-    return processed(trainer) > 0 and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+    """Whether the last epoch was left in its middle; also in its last batch, which Lightning counts as begun."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    is_done = progress.is_last_batch and progress.current.processed >= progress.current.ready
+    return processed(trainer) > 0 and not is_done
 
 
 @_counters

@@ -250,9 +250,15 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             H5Error: there is no room, or rows cannot be read; on all ranks.
         """
         held = {split: cast("RankMemCachedH5Dataset", dataset) for split, dataset in self._datasets.items()}
+        # Another Trainer may validate in the middle of a fit, which goes on reading.
+        needed = {*splits, *(("train", "val") if self.is_in_a_fit else ())}
         self._load(
-            {split: held[split] for split in splits if not held[split].is_loaded},
-            spare=[dataset for split, dataset in held.items() if split not in splits],
+            {
+                split: held[split]
+                for split in splits
+                if not held[split].is_loaded and getattr(self.trainer, f"limit_{split}_batches", 1) != 0
+            },
+            spare=[dataset for split, dataset in held.items() if split not in needed],
         )
 
     def _load(
@@ -309,6 +315,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             samples=options.collate_fn is not None,
             keeper=self if training else None,
             rotates=not self.is_overfitting,
+            is_given=self.trainer is not None or self._options.rank is not None,
         )
 
     def _check_rows(self, split: Split, n_rows: int) -> None:

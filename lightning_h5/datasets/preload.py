@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -103,51 +105,84 @@ def load_shards(
     """
     if not holders:
         return
+    job = _Job(is_alone, patience)
     try:
-        crews = _meet(holders, is_alone, patience, spare)
-        crews = _share_memory(holders, crews, is_alone, patience)
-        _load(holders, crews, is_alone, patience, shows_bar)
+        crews = _meet(job, holders, spare)
+        crews = _share_memory(job, holders, crews)
+        for name, holder in holders.items():
+            job.do("loading shards", partial(_load_one, name, holder, crews[name], shows_bar))
     except BaseException:
         for holder in holders.values():
             holder.close()
         raise
 
 
-def _meet(
-    holders: Mapping[str, ShardHolder], is_alone: bool, patience: float, spare: Sequence[ShardHolder]
-) -> dict[str, Crew]:
+class _Job:
+    """The ranks that load, in steps that all of them take.
+
+    Args:
+        is_alone: this rank loads by itself.
+        patience: see ``load_shards``.
+    """
+
+    def __init__(self, is_alone: bool, patience: float) -> None:
+        self.is_alone, self._patience, self._me = is_alone, patience, this_process()
+
+    def do(self, what: str, step: Callable[[Exchange], Any], facts: Mapping[str, Any] | None = None) -> None:
+        """Takes a step, which fails on all ranks where it fails on one.
+
+        Args:
+            what: the step, for messages.
+            step: gives what the others should hear.
+            facts: what must be equal on all ranks.
+        """
+        failure, mine = None, None
+        with exchange(what, self._patience, self.is_alone) as ranks:
+            try:
+                mine = step(ranks)
+            except Exception as error:
+                failure = error
+            told = ranks.agree(facts or {}, failure, {"process": self._me, "told": mine})
+        is_near = [rank == ranks.rank or _is_near(one["process"], self._me) for rank, one in enumerate(told)]
+        self.told = [one["told"] for one in told]
+        self.near = [one for one, near in zip(self.told, is_near, strict=True) if near]
+        self.place = sum(is_near[: ranks.rank])
+
+    # What all ranks told in the last step; those of this machine; and this rank's place among these.
+    told: Sequence[Any] = ()
+    near: Sequence[Any] = ()
+    place = 0
+
+
+def _meet(job: _Job, holders: Mapping[str, ShardHolder], spare: Sequence[ShardHolder]) -> dict[str, Crew]:
     """Finds out who is on this machine, and whether there is room for all."""
-    with exchange("meeting the ranks of this machine", patience, is_alone) as ranks:
-        me = this_process()
-        mine = {"process": me, "ranks": {name: holder.rank for name, holder in holders.items()}}
-        facts = {"shards": list(holders)} | {f"shard {name!r}": holder.terms() for name, holder in holders.items()}
-        told = ranks.agree(facts, None, mine)
-    near = [one for one in told if one is told[ranks.rank] or _is_near(one["process"], me)]
-    place = next(i for i, one in enumerate(near) if one is told[ranks.rank])
+    facts = {"shards": list(holders)} | {f"shard {name!r}": holder.terms() for name, holder in holders.items()}
+    job.do("meeting the ranks", lambda _: {name: holder.rank for name, holder in holders.items()}, facts)
+    near, place, is_everyone = job.near, job.place, len(job.near) == len(job.told)
     crews, needed = {}, 0
     for name, holder in holders.items():
-        theirs = [int(one["ranks"][name]) for one in near]
+        theirs = [int(one[name]) for one in near]
         if holder.shares and len(near) > 1 and _can_share():
-            crews[name] = Crew(tuple(sorted(set(theirs))), place, len(near), is_everyone=len(near) == len(told))
+            crews[name] = Crew(tuple(sorted(set(theirs))), place, len(near), is_everyone)
             needed += holder.bytes_needed(crews[name].ranks)
         else:
             crews[name] = Crew((holder.rank,))
             needed += sum(holder.bytes_needed([rank]) for rank in theirs)
     n_processes = len(near)
-    if is_alone:  # others of this machine load theirs, and nobody asks them
+    if job.is_alone:  # others of this machine load theirs, and nobody asks them
         n_processes = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         needed *= n_processes
-    with exchange("looking for memory", patience, is_alone) as ranks:
-        failure: Exception | None = None
-        try:
-            if not _has_room(needed):
-                for holder in spare:
-                    holder.close()
-            _check_room(needed, n_processes, list(holders))
-        except Exception as error:
-            failure = error
-        ranks.agree({}, failure)
+    job.do("looking for memory", lambda _: not _has_room(needed))
+    if any(job.told):
+        job.do("giving back memory", partial(_give_back, spare if any(job.near) else ()))
+    job.do("looking for memory", lambda _: _check_room(needed, n_processes, list(holders)))
     return crews
+
+
+def _give_back(spare: Sequence[ShardHolder], _: Exchange) -> None:
+    for holder in spare:
+        holder.close()
+    gc.collect()  # what was forgotten and hangs together in a circle
 
 
 def _has_room(needed: int) -> bool:
@@ -169,60 +204,33 @@ def _check_room(needed: int, n_processes: int, names: Sequence[str]) -> None:
     )
 
 
-def _share_memory(
-    holders: Mapping[str, ShardHolder], crews: Mapping[str, Crew], is_alone: bool, patience: float
-) -> dict[str, Crew]:
+def _share_memory(job: _Job, holders: Mapping[str, ShardHolder], crews: Mapping[str, Crew]) -> dict[str, Crew]:
     """The first of each crew makes the memory, the others open it; where they cannot, each loads alone."""
     shared = [name for name, crew in crews.items() if crew.size > 1]
-    if not shared:
+    is_first = job.place == 0
+    if len(job.told) == 1 or not any(holder.shares for holder in holders.values()):  # the same on all ranks
         return dict(crews)
-    failure: Exception | None = None
-    handles: dict[str, Any] = {}
-    with exchange("sharing memory", patience, is_alone) as ranks:
-        try:
-            for name in shared:
-                if crews[name].place == 0:
-                    handles[name] = [os.getpid(), holders[name].make_room(crews[name])]
-        except Exception as error:
-            failure = error
-        me = this_process()
-        told = ranks.agree({}, failure, {"process": me, "handles": handles})
-    leader = next(one for one in told if _is_near(one["process"], me))
-    opened = False
-    with exchange("opening shared memory", patience, is_alone) as ranks:
+
+    def make(_: Exchange) -> dict[str, Any]:
+        return {name: [os.getpid(), holders[name].make_room(crews[name])] for name in shared if is_first}
+
+    def open_it(handles: Mapping[str, Any], _: Exchange) -> bool:
         with suppress(Exception):
-            for name in shared:
-                if crews[name].place:
-                    pid, fd = leader["handles"][name]
-                    holders[name].make_room(crews[name], os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
-            opened = True
-        told = ranks.agree({}, None, {"process": me, "opened": opened})
-    if all(one["opened"] for one in told if _is_near(one["process"], me)):
+            for name, (pid, fd) in () if is_first else handles.items():
+                holders[name].make_room(crews[name], os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
+            return True
+        return False
+
+    job.do("sharing memory", make)
+    job.do("opening shared memory", partial(open_it, job.near[0]))
+    if all(job.near):
         return dict(crews)
     for name in shared:  # a system that lets no process look at another's descriptors
         holders[name].close()
     return {name: Crew((holders[name].rank,)) if name in shared else crew for name, crew in crews.items()}
 
 
-def _load(
-    holders: Mapping[str, ShardHolder],
-    crews: Mapping[str, Crew],
-    is_alone: bool,
-    patience: float,
-    shows_bar: bool,
-) -> None:
-    for name, holder in holders.items():
-        with exchange("loading shards", patience, is_alone) as ranks:
-            failure: Exception | None = None
-            try:
-                _load_one(name, holder, crews[name], ranks, shows_bar)
-                holder.finish_loading(name)
-            except Exception as error:
-                failure = error
-            ranks.agree({}, failure)
-
-
-def _load_one(name: str, holder: ShardHolder, crew: Crew, ranks: Exchange, shows_bar: bool) -> None:
+def _load_one(name: str, holder: ShardHolder, crew: Crew, shows_bar: bool, ranks: Exchange) -> None:
     if crew.size == 1:
         holder.make_room(crew)
     tasks = holder.tasks(crew)
@@ -248,6 +256,7 @@ def _load_one(name: str, holder: ShardHolder, crew: Crew, ranks: Exchange, shows
                 ranks.progress()
 
         do_tasks(tasks, usable_cores(), tell)
+    holder.finish_loading(name)
 
 
 def union(each: Sequence[Rows]) -> Rows:

@@ -412,6 +412,10 @@ def _checked_device(given: str | torch.device, *, share_memory: bool) -> torch.d
         raise H5ValueError(
             f"share_memory=True and cache_device={given!r} were given: a GPU's memory is not shared. Pass one."
         )
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise H5ValueError(f"cache_device={given!r} was given, and there is no CUDA device here. Pass 'cpu'.")
+    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device.type != "cpu" and (there is None or there.type != device.type):
+        raise H5ValueError(
+            f"cache_device={given!r} was given, and there is no such device here"
+            f"{'' if there is None else f', but {there.type!r}'}. Pass 'cpu', or what is there."
+        )
     return device

@@ -113,6 +113,8 @@ def position_from(state: Mapping[str, Any], sampler: PlanSampler, identity: str 
             f"the saved position has version {state['version']}; this package reads version {STATE_VERSION}. "
             "Resume with the version of lightning_h5 that saved it."
         )
+    if missing := [name for name in _FIELDS if name not in state]:
+        raise _damaged(missing[0], None)
     try:
         digest = _digest(state)
     except (TypeError, ValueError) as error:

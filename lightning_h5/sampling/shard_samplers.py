@@ -14,7 +14,7 @@ from .blocks import BlockTable
 from .cuts import EvaluationCut, TrainingCut
 from .permutation import permutation
 from .plan import EpochPlan, EvaluationPlan, Order, OrderParameters, TrainingPlan, consumed_rows, order_rows
-from .replica import resolve_replica
+from .replica import Replica, resolve_replica
 from .samplers import EpochKeeper, PlanSampler
 from .shards import RankShard
 
@@ -38,6 +38,11 @@ class ShardSampler(PlanSampler):
         samples: ask for lists of samples instead of collated batches.
         keeper: who keeps the epoch, if anybody.
         rotates: other rows sit out each epoch; else all epochs have the same.
+        is_given: somebody said which replica this is. Else it is looked at when iteration starts: rows that are held
+            cannot become another rank's.
+
+    Raises:
+        H5ValueError: when iteration starts, where the shard is not this rank's.
     """
 
     def __init__(
@@ -51,8 +56,9 @@ class ShardSampler(PlanSampler):
         samples: bool = False,
         keeper: EpochKeeper | None = None,
         rotates: bool = True,
+        is_given: bool = True,
     ) -> None:
-        self.shard, self._rotates = shard, rotates
+        self.shard, self._rotates, self._is_given = shard, rotates, is_given
         super().__init__(
             BlockTable.of_sizes([shard.n_trained]),
             parameters,
@@ -75,6 +81,17 @@ class ShardSampler(PlanSampler):
         """What a position in a shard depends on besides, as plain values."""
         shard = self.shard
         return {"mode": shard.mode, "world_size": shard.world_size, "reshard_every": shard.reshard_every}
+
+    def starting_epoch(self) -> int:
+        """See ``PlanSampler.starting_epoch``."""
+        now, held = resolve_replica(), Replica(self.shard.rank, self.shard.world_size)
+        if not self._is_given and now != held:
+            raise H5ValueError(
+                f"batches were asked for by rank {now.rank} of {now.world_size}, and the rows were loaded for rank "
+                f"{held.rank} of {held.world_size}. Pass the data module to the Trainer (datamodule=), which sets it "
+                "up once there are ranks; or pass rank and world_size to it."
+            )
+        return super().starting_epoch()
 
     def plan(self, epoch: int) -> EpochPlan:
         """This rank's plan of what is left of an epoch."""

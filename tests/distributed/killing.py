@@ -26,6 +26,7 @@ class Job:
     """One start of the program: where it goes on, how it trains, and how it stops.
 
     Attributes:
+        kind: the data module's class.
         at: batches trained by this start alone when ``way`` strikes.
         every: steps between two checkpoints, for the ways with a ``ModelCheckpoint``.
         pause: seconds that a step takes at least.
@@ -35,6 +36,7 @@ class Job:
     folder: str
     world_size: int = 1
     batch_size: int = 4
+    kind: type = LazyH5DataModule
     data: dict = field(default_factory=dict)
     trainer: dict = field(default_factory=dict)
     one_cycle: bool = False
@@ -254,7 +256,7 @@ def train(rank, job):
         callbacks=[Remember(job), *callbacks_of(job), Strike("no_hook", 0)],
         enable_checkpointing=True,
     )
-    data = LazyH5DataModule(job.file, job.file, batch_size=job.batch_size, with_index=True, **job.data)
+    data = job.kind(job.file, job.file, batch_size=job.batch_size, with_index=True, **job.data)
     trainer.fit(model, datamodule=data, ckpt_path=job.resume)
     if job.way in ("max_steps", "should_stop"):
         save(job.folder)(trainer)

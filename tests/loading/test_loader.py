@@ -273,7 +273,7 @@ def test_an_epoch_draws_its_permutation_once(dataset, num_workers, monkeypatch):
     from lightning_h5.sampling import plan
 
     drawn, draw = [], plan.permutation
-    monkeypatch.setattr(plan, "permutation", lambda *args: drawn.append(args) or draw(*args))
+    monkeypatch.setattr(plan, "permutation", lambda *args, **more: drawn.append(args) or draw(*args, **more))
     loader = loader_of(dataset, num_workers=num_workers)
     assert len(loader) == 7
     assert not drawn
