@@ -38,6 +38,9 @@ from tqdm import tqdm
 
 from lightning_h5 import RankMemCachedH5Dataset
 
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["common", "decoding", "probes", "recipes"])
+
 N_TOGETHER = 32
 N_RANKS = 2
 N_CONTENDERS = 10
@@ -97,15 +100,14 @@ class Ranks:
     """
 
     def __init__(self, data: Data) -> None:
-        context = multiprocessing.get_context("spawn")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        pipes = [context.Pipe() for _ in range(N_RANKS)]
+        pipes = [CONTEXT.Pipe() for _ in range(N_RANKS)]
         self._labels = torch.from_numpy(data.labels)
         self._pipes = [ours for ours, _ in pipes]
         self._processes = [
-            context.Process(target=be_rank, args=(rank, port, data.path, theirs), daemon=True)
+            CONTEXT.Process(target=be_rank, args=(rank, port, data.path, theirs), daemon=True)
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self._processes:
@@ -190,10 +192,8 @@ def peak_of(path: Path, n_rows: int, dtype: str | None, pipe: Connection) -> Non
 
 def beside_the_shard(data: Data, dtype: str | None) -> float:
     """MiB that loading takes beside the shard itself, in a process of its own."""
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=peak_of, args=(data.path, len(data.x), dtype, theirs), daemon=True
-    )
+    ours, theirs = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=peak_of, args=(data.path, len(data.x), dtype, theirs), daemon=True)
     process.start()
     peak, shard = ours.recv()
     process.join()
@@ -239,6 +239,8 @@ def run(kind: RowKind, path: Path, options: argparse.Namespace, progress: tqdm[A
 def main() -> None:
     """Measures both arrays, prints their tables, and writes them as JSON where asked."""
     options = arguments()
+    # Before Python 3.13 the server of processes does not find what lies beside this file.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # the order it took is no news here
     about = environment(("deflate", "imagecodecs", "zlib-into"))
     print(line_of(about))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, TypeAlias
 
 import h5py
@@ -23,6 +23,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 BATCH_SIZE = 64
+REST = 0.05
+"""Seconds before each timing: OpenMP's threads, which torch starts for `index_select` and for collating, keep a core
+busy for some milliseconds after their last work, and who came next would pay for that."""
 
 Epoch: TypeAlias = Callable[[int], Iterator[tuple[Any, Tensor]]]
 """Starts the epoch of a number: batches of rows and their labels."""
@@ -129,6 +132,7 @@ def verify(name: str, batches: Iterator[tuple[Any, Tensor]], data: Data, n_rows:
 def seconds_of(contender: Contender, number: int, n_rows: int) -> float:
     """Seconds of an epoch, from asking for the iterator to its end."""
     contender.prepare()
+    sleep(REST)
     n_seen, began = 0, perf_counter()
     for _, labels in contender.epoch(number):
         n_seen += len(labels)

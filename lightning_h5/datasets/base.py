@@ -60,10 +60,12 @@ class RowDataset(Dataset[Any]):
     Attributes:
         counters: what was read.
         work: where reading is shared among threads.
+        is_held: whether all rows are in memory.
         in_runs: whether the order is known to mix runs of rows.
         reads_pinned: whether batches should be read into page-locked memory, where they are copies out of memory.
     """
 
+    is_held = False
     in_runs = False
     reads_pinned = False
 

@@ -101,6 +101,8 @@ class RankMemCachedH5Dataset(RowDataset):
         >>> loader = DataLoader(dataset, batch_size=32, sampler=sampler)
     """
 
+    is_held = True
+
     def __init__(
         self,
         path: Paths,

@@ -30,6 +30,7 @@ DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, f
 MOST_TOGETHER = 16  # batches looked up at a time: what that costs is no longer seen beside copying them
 TOGETHER_BYTES = 3 << 20  # what is being read and was not taken yet stays in the cores' shared cache
 TOGETHER_BYTES_MIXED = 8 << 20  # where a batch takes rows of many slabs or runs: looking them up costs more
+TOGETHER_BYTES_HELD = 6 << 20  # rows in memory are copied so fast that what Python does for each call counts
 MOST_LOOKAHEAD = 512  # batches after these that are looked at for what to decode; a token takes a kilobyte
 
 
@@ -53,7 +54,8 @@ class H5DataLoader(DataLoader[Any]):
         collate_fn: runs on what the dataset gives for a token.
         pin_memory: put batches into page-locked memory.
         prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker; here 4, or
-            twice as many as are read together: up to 16 that take 3 MiB, or 8 MiB in the order ``window``.
+            twice as many as are read together: up to 16 that take 3 MiB; 6 MiB of rows in memory, 8 MiB in the order
+            ``window``.
         persistent_workers: keep workers between epochs.
         multiprocessing_context: how workers start.
         timeout: seconds to wait for a worker; 0 waits for ever.
@@ -141,6 +143,8 @@ class H5DataLoader(DataLoader[Any]):
         batch_size, slab = self.sampler.batch_size, self.dataset.rows_per_slab
         ahead = 2 * max(slab, self.dataset.rows_per_run)
         most_bytes = TOGETHER_BYTES_MIXED if self.dataset.in_runs else TOGETHER_BYTES
+        if self.dataset.is_held:
+            most_bytes = TOGETHER_BYTES_HELD
         together = max(1, min(MOST_TOGETHER, most_bytes // max(1, batch_size * self.dataset.row_bytes)))
         if self._depth is not None:
             together = max(1, min(together, self._depth // 2))

@@ -27,6 +27,8 @@ __all__ = ["Exchange", "exchange"]
 
 GRACE = 5.0  # seconds for the others to read what went wrong, before this process ends and perhaps the store with it
 POLL = 0.5  # seconds between looks of a rank that is late
+LOOK = 0.001  # and of one that waits for the others, at first: most come within milliseconds
+LONGEST_LOOK = 0.02
 _numbers: defaultdict[str, count[int]] = defaultdict(count)  # of this process's exchanges of each kind
 
 
@@ -155,9 +157,10 @@ class _RankExchange(Exchange):
 
     def _wait(self) -> list[int]:
         """Waits until all ranks have told; gives those that had not when the first rank's patience ended."""
-        end, seen = time.monotonic() + self._patience, 0
+        end, seen, look = time.monotonic() + self._patience, 0, LOOK
         while not (all_here := self._store.check(self._keys)) and time.monotonic() < end:
-            time.sleep(0.01)
+            time.sleep(look)
+            look = min(LONGEST_LOOK, 1.1 * look)
             if (progress := self._store.add(f"{self._name}/progress", 0)) != seen:
                 end, seen = time.monotonic() + self._patience, progress
         late = [] if all_here else [rank for rank, key in enumerate(self._keys) if not self._store.check([key])]
@@ -182,7 +185,7 @@ class _RankExchange(Exchange):
         end = time.monotonic() + GRACE
         with suppress(torch.distributed.DistError):
             while self._store.add(f"{self._name}/left", 0) < here and time.monotonic() < end:
-                time.sleep(0.01)
+                time.sleep(LOOK)
 
     def _verdict(self, told: Sequence[Mapping[str, Any]]) -> tuple[type[H5Error], str]:
         """The error that all ranks raise; no text where there is none."""

@@ -182,13 +182,18 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
     def __iter__(self) -> Iterator[BatchToken]:  # type: ignore[override]  # a token is what our datasets take
         return self.tokens(self.starting_epoch())
 
+    @property
+    def first_position(self) -> int:
+        """Place in the epoch's sequence, over all ranks, that this rank's plan counts from."""
+        return 0
+
     def tokens(self, epoch: int) -> Iterator[BatchToken]:
         """What is left of an epoch on this rank; steps are counted from the start of the whole epoch."""
         plan = self.plan(epoch)
-        first = len(self) - plan.n_steps
+        first, before = len(self) - plan.n_steps, self.first_position
         for step in range(plan.n_steps):
             position, _ = plan.bounds(step)
-            yield BatchToken(epoch, first + step, plan.rows(step), self.samples, self.seed, position)
+            yield BatchToken(epoch, first + step, plan.rows(step), self.samples, self.seed, before + position)
 
     def __len__(self) -> int:
         """Steps of a whole epoch on this rank, also where a part of it is consumed."""

@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import DistributedSampler
 
 from ..errors import H5ValueError
-from ..types import BatchToken, IntArray
+from ..types import IntArray
 from .blocks import BlockTable
 from .cuts import EvaluationCut, TrainingCut
 from .permutation import permutation
@@ -102,10 +102,10 @@ class ShardSampler(PlanSampler):
         cut = TrainingCut(n_rows - done, self.batch_size, 1, self.drop_last, epoch, done)
         return TrainingPlan(self._order(self.order_of(epoch), epoch), cut, 0, done)
 
-    def tokens(self, epoch: int) -> Iterator[BatchToken]:
-        """See ``PlanSampler.tokens``; places in the epoch's sequence count over all ranks, one after the other."""
-        first = 0 if self.evaluation else self.shard.rank * self.blocks.n_rows
-        return (token._replace(position=first + token.position) for token in super().tokens(epoch))
+    @property
+    def first_position(self) -> int:
+        """Places in the epoch's sequence count over all ranks, one after the other."""
+        return 0 if self.evaluation else self.shard.rank * self.blocks.n_rows
 
     def __len__(self) -> int:
         return self._evaluation_cut().n_steps if self.evaluation else super().__len__()

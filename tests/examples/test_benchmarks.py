@@ -54,6 +54,18 @@ def test_chunked_arrays(run, tmp_path):
     assert not list(tmp_path.glob("tmp*")), "nothing is left of the files"
 
 
+def test_shards_in_memory(run, tmp_path):
+    run(BENCHMARKS / "cached.py", "--rows", 150, "--rounds", 1, "--json", tmp_path / "out.json")
+    for result in json.loads((tmp_path / "out.json").read_text())["results"]:
+        assert [each["name"] for each in result["loading"]["ratios"]] == [
+            "lightning_h5 / array[a:b] of h5py",
+            "lightning_h5 / bare decode loop",
+            "interleave / contiguous, on two ranks",
+        ]
+        assert len(result["batches"]["ratios"]) == 3
+        assert result["mib_beside_the_shard"].keys() == {"as stored", "float32"}
+
+
 @pytest.mark.slow
 def test_the_limits_do_without_fast_decoders(run):
     program = f"""
