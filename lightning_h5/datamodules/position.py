@@ -11,6 +11,7 @@ from ..errors import H5ResumeError
 from ..loading import Position, extend, is_position, position_from, position_state, steps_left
 from ..sampling import PlanSampler, Segment, consumed_rows
 from .progress import (
+    begin_epoch_again,
     begin_next_epoch,
     cycles,
     end_epoch,
@@ -161,7 +162,7 @@ class RunPosition:
         if self._pending is not None and self._pending.get("finished") is True:
             begin_next_epoch(trainer, trainer.current_epoch - 1)
         elif is_broken_off(trainer):
-            move(trainer, 0)
+            begin_epoch_again(trainer)
         self._pending = None
 
     def start(self, sampler: PlanSampler) -> int:

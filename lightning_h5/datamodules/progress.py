@@ -10,6 +10,7 @@ from .._lightning import PACKAGE, training_loaders
 from ..errors import H5ResumeError
 
 __all__ = [
+    "begin_epoch_again",
     "begin_next_epoch",
     "cycles",
     "end_epoch",
@@ -74,6 +75,14 @@ def move(trainer: Any, batches: int) -> None:
     delta = batches - processed(trainer)
     for name in ("ready", "started", "processed", "completed") if delta else ():
         setattr(current, name, getattr(current, name) + delta)
+
+
+@_counters
+def begin_epoch_again(trainer: Any) -> None:
+    """Makes the epoch that was broken off start over."""
+    settle(trainer)
+    move(trainer, 0)
+    trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False  # as Lightning had it, where that one failed
 
 
 @_counters

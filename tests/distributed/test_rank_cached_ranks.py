@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import h5py
+import lightning
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,7 @@ from killing import Job, newest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
+from packaging.version import Version
 from processes import run_ranks, values
 from test_kills import Start, run, saved_steps, stopped_as_asked
 from torchmetrics.classification import BinaryAccuracy
@@ -432,7 +434,9 @@ def test_another_number_of_ranks_starts_a_broken_epoch_over_and_says_so(tmp_path
     ):
         for name, (rows, val, epoch, step, said) in found.items():
             assert rows == {1: whole[1], 2: whole[2]}
-            assert val == sorted(val[: len(val) // 2]) * 2
+            if Version(lightning.__version__) >= Version("2.5"):
+                # Before, the first validation after a resume stops where that of the saved run had been.
+                assert val == sorted(val[: len(val) // 2]) * 2
             assert epoch == EPOCHS
             assert step == steps + 2 * (name != "end") + 2 * steps_now
             assert len(said) == (rank == 0 and name != "end")
