@@ -228,7 +228,7 @@ MUTANTS = [
     Mutant(
         "nobody looks whether there is room",
         "datasets/preload.py",
-        "    if found is None or _has_room(needed):\n        return\n",
+        "    if found is None or _is_enough(found, needed):\n        return\n",
         "    return\n",
         ("tests/datasets/test_rank_cached_dataset.py",),
     ),

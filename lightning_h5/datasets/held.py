@@ -13,13 +13,13 @@ import torch
 
 from ..errors import H5ValueError
 from ..files import OpenOptions
-from ..readers import BulkTask, bulk_tasks, open_reader, open_source
-from ..sampling import Rows
+from ..readers import BulkTask, bulk_tasks, first_places, open_reader, open_source
+from ..sampling import Rows, as_array, places_in
 from ..stats import Counters
 from ..types import IntArray, RowReader
 from .buffers import BufferPool
 from .columns import ColumnShape, DeviceColumn, HeldColumn, HostColumn
-from .preload import Crew, as_array, my_part, places_in
+from .preload import Crew, my_part
 from .shard_memory import ShardMemory
 from .structure import Column
 from .table import RUN_BYTES, FileTable
@@ -185,21 +185,13 @@ def _by_file(rows: Rows, starts: IntArray) -> Iterator[tuple[int, int, Rows]]:
     """For each file the place of its first row, and its rows as counted in it."""
     if not len(rows):
         return
-    bounds = _places_of(rows, starts)
-    for file, (low, high) in enumerate(pairwise(bounds)):
+    for file, (low, high) in enumerate(pairwise(first_places(rows, starts).tolist())):
         if high > low:
             some, start = rows[low:high], int(starts[file])
             if isinstance(some, range):
                 yield file, low, range(some.start - start, some.stop - start, some.step)
             else:
                 yield file, low, some - start
-
-
-def _places_of(rows: Rows, starts: IntArray) -> list[int]:
-    if isinstance(rows, range):
-        return [min(len(rows), max(0, -((rows.start - start) // rows.step))) for start in starts.tolist()]
-    places: list[int] = np.searchsorted(rows, starts).tolist()
-    return places
 
 
 def _look_up(table: Rows, rows: IntArray) -> IntArray:

@@ -9,20 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any, Protocol
 
-import numpy as np
 from tqdm import tqdm
 
 from ..errors import H5ValueError
-from ..ranks import Exchange, exchange, this_process
+from ..ranks import Exchange, are_near, exchange, this_process
 from ..readers import BulkTask, do_tasks, usable_cores
-from ..sampling import Rows
-from ..types import IntArray
-from .room import room
+from .room import Room, room
 
-__all__ = ["Crew", "ShardHolder", "as_array", "load_shards", "my_part", "places_in", "union"]
+__all__ = ["Crew", "ShardHolder", "load_shards", "my_part"]
 
 HEARTBEAT = 2.0  # seconds between words to the ranks that wait
 HEADROOM = 256 << 20  # what loading takes beside the shard itself
@@ -107,8 +103,12 @@ def load_shards(
         return
     job = _Job(is_alone, patience)
     try:
-        crews = _meet(job, holders, spare)
-        crews = _share_memory(job, holders, crews)
+        crews, near = _meet(job, holders)
+        _make_sure_of_room(job, holders, crews, near, spare)
+        if not _share_memory(job, holders, crews):  # some machine lets no process look at another's descriptors
+            if not all(job.near):
+                crews = {name: Crew((holder.rank,)) for name, holder in holders.items()}
+            _make_sure_of_room(job, holders, crews, near, spare)
         for name, holder in holders.items():
             job.do("loading shards", partial(_load_one, name, holder, crews[name], shows_bar))
     except BaseException:
@@ -143,7 +143,7 @@ class _Job:
             except Exception as error:
                 failure = error
             told = ranks.agree(facts or {}, failure, {"process": self._me, "told": mine})
-        is_near = [rank == ranks.rank or _is_near(one["process"], self._me) for rank, one in enumerate(told)]
+        is_near = [rank == ranks.rank or are_near(one["process"], self._me) for rank, one in enumerate(told)]
         self.told = [one["told"] for one in told]
         self.near = [one for one, near in zip(self.told, is_near, strict=True) if near]
         self.place = sum(is_near[: ranks.rank])
@@ -154,29 +154,40 @@ class _Job:
     place = 0
 
 
-def _meet(job: _Job, holders: Mapping[str, ShardHolder], spare: Sequence[ShardHolder]) -> dict[str, Crew]:
-    """Finds out who is on this machine, and whether there is room for all."""
+def _meet(job: _Job, holders: Mapping[str, ShardHolder]) -> tuple[dict[str, Crew], dict[str, list[int]]]:
+    """Finds out who is on this machine: who loads with whom, and the ranks of all processes, by name."""
     facts = {"shards": list(holders)} | {f"shard {name!r}": holder.terms() for name, holder in holders.items()}
     job.do("meeting the ranks", lambda _: {name: holder.rank for name, holder in holders.items()}, facts)
-    near, place, is_everyone = job.near, job.place, len(job.near) == len(job.told)
-    crews, needed = {}, 0
+    is_everyone = len(job.near) == len(job.told)
+    near = {name: [int(one[name]) for one in job.near] for name in holders}
+    crews = {
+        name: Crew(tuple(sorted(set(near[name]))), job.place, len(job.near), is_everyone)
+        if holder.shares and len(job.near) > 1 and _can_share()
+        else Crew((holder.rank,))
+        for name, holder in holders.items()
+    }
+    return crews, near
+
+
+def _make_sure_of_room(
+    job: _Job,
+    holders: Mapping[str, ShardHolder],
+    crews: Mapping[str, Crew],
+    near: Mapping[str, Sequence[int]],
+    spare: Sequence[ShardHolder],
+) -> None:
+    needed = 0
     for name, holder in holders.items():
-        theirs = [int(one[name]) for one in near]
-        if holder.shares and len(near) > 1 and _can_share():
-            crews[name] = Crew(tuple(sorted(set(theirs))), place, len(near), is_everyone)
-            needed += holder.bytes_needed(crews[name].ranks)
-        else:
-            crews[name] = Crew((holder.rank,))
-            needed += sum(holder.bytes_needed([rank]) for rank in theirs)
-    n_processes = len(near)
+        together = [crews[name].ranks] if crews[name].size > 1 else [[rank] for rank in near[name]]
+        needed += sum(map(holder.bytes_needed, together))
+    n_processes = len(job.near)
     if job.is_alone:  # others of this machine load theirs, and nobody asks them
         n_processes = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         needed *= n_processes
-    job.do("looking for memory", lambda _: not _has_room(needed))
+    job.do("looking for memory", lambda _: not _is_enough(room(), needed))
     if any(job.told):
         job.do("giving back memory", partial(_give_back, spare if any(job.near) else ()))
     job.do("looking for memory", lambda _: _check_room(needed, n_processes, list(holders)))
-    return crews
 
 
 def _give_back(spare: Sequence[ShardHolder], _: Exchange) -> None:
@@ -185,14 +196,13 @@ def _give_back(spare: Sequence[ShardHolder], _: Exchange) -> None:
     gc.collect()  # what was forgotten and hangs together in a circle
 
 
-def _has_room(needed: int) -> bool:
-    found = room()
+def _is_enough(found: Room | None, needed: int) -> bool:
     return found is None or needed + HEADROOM <= found.n_bytes
 
 
 def _check_room(needed: int, n_processes: int, names: Sequence[str]) -> None:
     found = room()
-    if found is None or _has_room(needed):
+    if found is None or _is_enough(found, needed):
         return
     what = f"the shards of {', '.join(map(repr, names))}" if names != [""] else "the shards"
     who = f"{n_processes} ranks of this machine" if n_processes > 1 else "this rank"
@@ -204,12 +214,12 @@ def _check_room(needed: int, n_processes: int, names: Sequence[str]) -> None:
     )
 
 
-def _share_memory(job: _Job, holders: Mapping[str, ShardHolder], crews: Mapping[str, Crew]) -> dict[str, Crew]:
-    """The first of each crew makes the memory, the others open it; where they cannot, each loads alone."""
+def _share_memory(job: _Job, holders: Mapping[str, ShardHolder], crews: Mapping[str, Crew]) -> bool:
+    """The first of each crew makes the memory, the others open it; whether they could, on all machines."""
     shared = [name for name, crew in crews.items() if crew.size > 1]
     is_first = job.place == 0
     if len(job.told) == 1 or not any(holder.shares for holder in holders.values()):  # the same on all ranks
-        return dict(crews)
+        return True
 
     def make(_: Exchange) -> dict[str, Any]:
         return {name: [os.getpid(), holders[name].make_room(crews[name])] for name in shared if is_first}
@@ -221,13 +231,18 @@ def _share_memory(job: _Job, holders: Mapping[str, ShardHolder], crews: Mapping[
             return True
         return False
 
+    def close(_: Exchange) -> bool:
+        for name in shared if not is_shared else ():
+            holders[name].close()
+        return is_shared
+
     job.do("sharing memory", make)
     job.do("opening shared memory", partial(open_it, job.near[0]))
-    if all(job.near):
-        return dict(crews)
-    for name in shared:  # a system that lets no process look at another's descriptors
-        holders[name].close()
-    return {name: Crew((holders[name].rank,)) if name in shared else crew for name, crew in crews.items()}
+    is_shared = all(job.near)
+    if all(job.told):
+        return True
+    job.do("giving back shared memory", close)
+    return False
 
 
 def _load_one(name: str, holder: ShardHolder, crew: Crew, shows_bar: bool, ranks: Exchange) -> None:
@@ -257,50 +272,6 @@ def _load_one(name: str, holder: ShardHolder, crew: Crew, shows_bar: bool, ranks
 
         do_tasks(tasks, usable_cores(), tell)
     holder.finish_loading(name)
-
-
-def union(each: Sequence[Rows]) -> Rows:
-    """All rows of some sets that are disjoint, in ascending order; a range where they are one.
-
-    Args:
-        each: the sets.
-    """
-    if len(each) == 1:
-        return each[0]
-    ranges = sorted((rows for rows in each if isinstance(rows, range)), key=lambda rows: (rows.step, rows.start))
-    if len(ranges) == len(each) and len({rows.step for rows in ranges}) == 1:
-        if all(rows.step == 1 for rows in ranges) and all(a.stop == b.start for a, b in pairwise(ranges)):
-            return range(ranges[0].start, ranges[-1].stop)
-        if [rows.start for rows in ranges] == list(range(ranges[0].step)):
-            return range(max((rows[-1] + 1 for rows in ranges if rows), default=0))
-    merged: IntArray = np.sort(np.concatenate([as_array(rows) for rows in each]))
-    return merged
-
-
-def as_array(rows: Rows) -> IntArray:
-    """Rows as an array, none of them too."""
-    return np.asarray(rows, dtype=np.int64)
-
-
-def places_in(held: Rows, rows: Rows) -> Rows:
-    """Where rows stand among those that are held.
-
-    Args:
-        held: in ascending order.
-        rows: some of them.
-    """
-    if isinstance(held, range) and isinstance(rows, range):
-        if not rows:
-            return range(0)
-        first, step = held.index(rows[0]), max(1, rows.step // held.step)
-        return range(first, first + len(rows) * step, step)
-    places: IntArray = np.searchsorted(held, rows).astype(np.int64)
-    return places
-
-
-def _is_near(process: Sequence[str], mine: Sequence[str]) -> bool:
-    """Whether two processes are of one machine, and see each other by their numbers."""
-    return bool(mine) and list(process[:2]) == list(mine[:2])
 
 
 def _can_share() -> bool:

@@ -18,14 +18,15 @@ from torch.utils.data import get_worker_info
 from ..errors import H5Error, H5ValueError
 from ..files import OpenOptions, expand_paths, kind_of
 from ..readers import BulkTask, check_bounds
-from ..sampling import BlockTable, RankShard, Rows, ShardMode, resolve_replica
+from ..sampling import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica, union
+from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, Keys, Paths
 from .base import RawBatch, RowDataset
 from .buffers import BufferPool
 from .columns import ColumnShape
 from .fields import Fields, checked_rows
 from .held import HeldRows
-from .preload import Crew, as_array, load_shards, union
+from .preload import Crew, load_shards
 from .structure import Transform
 from .table import digest_of_rows, scan_files
 
@@ -61,7 +62,8 @@ class RankMemCachedH5Dataset(RowDataset):
         share_memory: hold rows once for all processes of this machine that need them: workers under any start method,
             and ranks that hold the same rows (tensor-parallel peers). The memory has no name and ends with its last
             process. Workers that are forked share it anyway.
-        rdcc_nbytes: bytes of HDF5's chunk cache for arrays that only the HDF5 library can read. None leaves HDF5's.
+        rdcc_nbytes: bytes of HDF5's chunk cache, or text such as "16 MiB", for arrays that only the HDF5 library can
+            read. None leaves HDF5's.
         rdcc_nslots: slots of that cache, likewise.
         rdcc_w0: how eagerly it drops chunks that were read whole, likewise.
         swmr: the file has a live writer in single-writer/multiple-reader mode.
@@ -92,8 +94,9 @@ class RankMemCachedH5Dataset(RowDataset):
         H5CorruptError: bytes do not decode.
 
     Cost:
-        Loading takes what decoding takes; memory is the shard and at most 256 MiB while it is loaded. A batch is one
-        copy a field. Where ranks hold rows together (see ``mode`` and ``share_memory``), all must make the dataset.
+        Loading takes what decoding takes; memory is the shard and at most 256 MiB while it is loaded (more where a
+        single chunk is). A batch is one copy a field. Where ranks hold rows together (see ``mode`` and
+        ``share_memory``), all must make the dataset.
 
     Example:
         >>> dataset = RankMemCachedH5Dataset("digits.h5", "train/images", "train/labels")
@@ -116,7 +119,7 @@ class RankMemCachedH5Dataset(RowDataset):
         target_transform: Transform | None = None,
         pin_host_memory: bool = True,
         share_memory: bool = False,
-        rdcc_nbytes: int | None = None,
+        rdcc_nbytes: int | str | None = None,
         rdcc_nslots: int | None = None,
         rdcc_w0: float | None = None,
         swmr: bool = False,
@@ -146,7 +149,11 @@ class RankMemCachedH5Dataset(RowDataset):
             dtype_names=("dtype_x", "dtype_y"),
         )
         self._options = OpenOptions(
-            rdcc_nbytes=rdcc_nbytes, rdcc_nslots=rdcc_nslots, rdcc_w0=rdcc_w0, swmr=swmr, allow_external=allow_external
+            rdcc_nbytes=None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes"),
+            rdcc_nslots=rdcc_nslots,
+            rdcc_w0=rdcc_w0,
+            swmr=swmr,
+            allow_external=allow_external,
         )
         self.table = scan_files(
             expand_paths(path),
@@ -365,21 +372,6 @@ class RankMemCachedH5Dataset(RowDataset):
     def blocks(self) -> BlockTable:
         """One block: all rows are at hand."""
         return BlockTable.of_sizes([len(self)])
-
-    @property
-    def is_free(self) -> bool:
-        """Whether single rows cost no more than rows in company: in memory they never do."""
-        return True
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes that have to be decoded for a row: none."""
-        return 1
-
-    @property
-    def decoded_bytes(self) -> int:
-        """Bytes that an epoch has to decode: none."""
-        return 0
 
     def __getstate__(self) -> dict[str, Any]:
         held = self._held if self._held is not None and self._held.is_on_its_way else None

@@ -1,6 +1,6 @@
 """What ranks tell each other outside of training. Knows torch's processes, not Lightning."""
 
 from .exchange import Exchange, exchange
-from .processes import this_process
+from .processes import are_near, this_process
 
-__all__ = ["Exchange", "exchange", "this_process"]
+__all__ = ["Exchange", "are_near", "exchange", "this_process"]

@@ -27,8 +27,7 @@ __all__ = ["Exchange", "exchange"]
 
 GRACE = 5.0  # seconds for the others to read what went wrong, before this process ends and perhaps the store with it
 POLL = 0.5  # seconds between looks of a rank that is late
-LOOK = 0.001  # and of one that waits for the others, at first: most come within milliseconds
-LONGEST_LOOK = 0.02
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02  # and of one that waits: most come within milliseconds
 _numbers: defaultdict[str, count[int]] = defaultdict(count)  # of this process's exchanges of each kind
 
 
@@ -58,6 +57,14 @@ def exchange(what: str, patience: float, is_alone: bool = False) -> Iterator[Exc
     finally:
         over.set()
         watch.join()
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between looks of a rank that waits: longer each time, since all of them ask the same store."""
+    pause = FIRST_PAUSE
+    while True:
+        yield pause
+        pause = min(LONGEST_PAUSE, 1.1 * pause)
 
 
 class Exchange:
@@ -157,10 +164,9 @@ class _RankExchange(Exchange):
 
     def _wait(self) -> list[int]:
         """Waits until all ranks have told; gives those that had not when the first rank's patience ended."""
-        end, seen, look = time.monotonic() + self._patience, 0, LOOK
+        end, seen, pauses = time.monotonic() + self._patience, 0, _pauses()
         while not (all_here := self._store.check(self._keys)) and time.monotonic() < end:
-            time.sleep(look)
-            look = min(LONGEST_LOOK, 1.1 * look)
+            time.sleep(next(pauses))
             if (progress := self._store.add(f"{self._name}/progress", 0)) != seen:
                 end, seen = time.monotonic() + self._patience, progress
         late = [] if all_here else [rank for rank, key in enumerate(self._keys) if not self._store.check([key])]
@@ -182,10 +188,10 @@ class _RankExchange(Exchange):
 
     def _wait_for_those_who_leave(self, late: Sequence[int]) -> None:
         here = self._world_size - len(late)
-        end = time.monotonic() + GRACE
+        end, pauses = time.monotonic() + GRACE, _pauses()
         with suppress(torch.distributed.DistError):
             while self._store.add(f"{self._name}/left", 0) < here and time.monotonic() < end:
-                time.sleep(LOOK)
+                time.sleep(next(pauses))
 
     def _verdict(self, told: Sequence[Mapping[str, Any]]) -> tuple[type[H5Error], str]:
         """The error that all ranks raise; no text where there is none."""

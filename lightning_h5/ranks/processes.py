@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["end_process", "this_process"]
+__all__ = ["are_near", "end_process", "this_process"]
 
 
 def this_process() -> list[str]:
@@ -19,13 +19,23 @@ def this_process() -> list[str]:
     return []
 
 
+def are_near(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two processes are of one machine, and see each other by their numbers.
+
+    Args:
+        one: what ``this_process`` gave there.
+        other: likewise.
+    """
+    return bool(one) and list(one[:2]) == list(other[:2])
+
+
 def end_process(process: Sequence[str]) -> None:
     """Kills a process, where it is one of this machine and of the same namespace, and still the same.
 
     Args:
         process: what ``this_process`` gave there.
     """
-    if _is_near(process) and _is_alive(process):
+    if are_near(process, this_process()) and _is_alive(process):
         with suppress(OSError):
             os.kill(int(process[2]), signal.SIGKILL)
 
@@ -41,10 +51,6 @@ def _is_alive(process: Sequence[str]) -> bool:
     except OSError:
         return False
     return start == process[3] and state != "Z"  # a zombie has ended, and its parent has not looked yet
-
-
-def _is_near(process: Sequence[str]) -> bool:
-    return bool(process) and list(process[:2]) == this_process()[:2]
 
 
 def _stat(pid: int) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from ..files import ArrayLayout, OpenOptions, kind_of
 from ..stats import Counters
 from ..types import IntArray, RowReader
 from .base import check_bounds
-from .bulk import BulkTarget, BulkTask, bulk_tasks, do_tasks
+from .bulk import BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places
 from .codecs import why_not_decodable
 from .held import HeldReader
 from .placed import MappedReader, PlacedReader
@@ -33,6 +33,7 @@ __all__ = [
     "bulk_tasks",
     "check_bounds",
     "do_tasks",
+    "first_places",
     "is_pooled",
     "open_pooled",
     "open_reader",

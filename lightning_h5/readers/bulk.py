@@ -16,7 +16,7 @@ from ..types import IntArray
 from .slabs import SlotMemory
 from .sources import SlabSource
 
-__all__ = ["BulkTarget", "BulkTask", "bulk_tasks", "do_tasks"]
+__all__ = ["BulkTarget", "BulkTask", "bulk_tasks", "do_tasks", "first_places"]
 
 TASK_BYTES = 1 << 20  # decoded bytes of a task: what is cast or picked from is still in the core's cache
 MOST_SCRATCH = 64 << 20  # a slab above this is read a chunk at a time where its rows are picked from
@@ -69,7 +69,7 @@ def bulk_tasks(
         return []
     size, row_bytes = source.rows_per_slab, layout.row_bytes
     slabs = _slabs_of(rows, size)
-    starts = np.append(_places(rows, slabs * size), len(rows))
+    starts = np.append(first_places(rows, slabs * size), len(rows))
     step = max(1, TASK_BYTES // max(1, size * row_bytes))
     scratch = _Scratch(layout)
     tasks = []
@@ -92,13 +92,14 @@ def do_tasks(tasks: Sequence[BulkTask], n_cores: int, tell: Callable[[int], None
     n_threads = max(1, min(n_cores, len(tasks), MOST_AT_A_TIME // max(1, largest)))
     todo = iter(tasks)
     lock, over = threading.Lock(), threading.Event()
-    done = [0]
+    done = 0
 
     def work() -> None:
+        nonlocal done
         n_bytes = 0
         while not over.is_set():
             with lock:
-                done[0] += n_bytes
+                done += n_bytes
                 if (task := next(todo, None)) is None:
                     return
             try:
@@ -116,7 +117,7 @@ def do_tasks(tasks: Sequence[BulkTask], n_cores: int, tell: Callable[[int], None
                 ended, left = wait(left, timeout=POLL, return_when=FIRST_EXCEPTION)
                 for one in ended:
                     one.result()
-                seen = done[0]
+                seen = done
                 tell(seen - told)
                 told = seen
         finally:
@@ -217,11 +218,16 @@ def _slabs_of(rows: range | IntArray, size: int) -> IntArray:
     return different
 
 
-def _places(rows: range | IntArray, bounds: IntArray) -> IntArray:
-    """For each bound the place of the first row that is not below it."""
+def first_places(rows: range | IntArray, bounds: IntArray) -> IntArray:
+    """For each bound the place of the first row that is not below it; ``len(rows)`` where all are.
+
+    Args:
+        rows: in ascending order.
+        bounds: shape ``(n,)``.
+    """
     places: IntArray
     if isinstance(rows, range):
-        places = np.maximum(0, -((rows.start - bounds) // rows.step))
+        places = np.clip(-((rows.start - bounds) // rows.step), 0, len(rows))
     else:
         places = np.searchsorted(rows, bounds)
     return places

@@ -15,9 +15,10 @@ from .plan import (
     order_rows,
 )
 from .replica import Replica, resolve_replica
+from .rows import Rows, as_array, places_in, union
 from .samplers import PlanSampler
 from .shard_samplers import EpochShuffleSampler, ShardSampler
-from .shards import RankShard, Rows, ShardMode, balanced_contiguous_shard, interleaved_indices
+from .shards import RankShard, ShardMode, balanced_contiguous_shard, interleaved_indices
 from .splits import group_split, k_fold
 from .window import WindowOrder
 
@@ -45,6 +46,7 @@ __all__ = [
     "TrainingCut",
     "TrainingPlan",
     "WindowOrder",
+    "as_array",
     "balanced_contiguous_shard",
     "consumed_rows",
     "group_split",
@@ -52,6 +54,8 @@ __all__ = [
     "k_fold",
     "order_rows",
     "permutation",
+    "places_in",
     "resolve_replica",
     "stream",
+    "union",
 ]

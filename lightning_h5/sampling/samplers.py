@@ -15,6 +15,7 @@ from .cuts import EvaluationCut, TrainingCut
 from .plan import (
     EpochPlan,
     EvaluationPlan,
+    Order,
     OrderParameters,
     Segment,
     TrainingPlan,
@@ -171,13 +172,22 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     def plan(self, epoch: int) -> EpochPlan:
         """This rank's plan of what is left of an epoch."""
+        if self.evaluation:
+            return self.evaluation_plan()
         rank, world_size = self.replica
         n_rows = self.blocks.n_rows
-        if self.evaluation:
-            return EvaluationPlan(EvaluationCut(n_rows, self.batch_size, world_size, rank))
         done = consumed_rows(n_rows, self.consumed(epoch), self.drop_last, epoch)
         cut = TrainingCut(n_rows - done, self.batch_size, world_size, self.drop_last, epoch, done)
-        return TrainingPlan(order_rows(self.blocks, self.order_of(epoch), epoch), cut, rank, done)
+        return TrainingPlan(self.training_order(epoch), cut, rank, done)
+
+    def evaluation_plan(self) -> EvaluationPlan:
+        """This rank's plan of every evaluation."""
+        rank, world_size = self.replica
+        return EvaluationPlan(EvaluationCut(self.blocks.n_rows, self.batch_size, world_size, rank))
+
+    def training_order(self, epoch: int) -> Order:
+        """The sequence of an epoch's rows."""
+        return order_rows(self.blocks, self.order_of(epoch), epoch)
 
     def __iter__(self) -> Iterator[BatchToken]:  # type: ignore[override]  # a token is what our datasets take
         return self.tokens(self.starting_epoch())
@@ -197,10 +207,9 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     def __len__(self) -> int:
         """Steps of a whole epoch on this rank, also where a part of it is consumed."""
-        rank, world_size = self.replica
         if self.evaluation:
-            return EvaluationCut(self.blocks.n_rows, self.batch_size, world_size, rank).n_steps
-        return TrainingCut(self.blocks.n_rows, self.batch_size, world_size, self.drop_last).n_steps
+            return self.evaluation_plan().n_steps
+        return TrainingCut(self.blocks.n_rows, self.batch_size, self.replica.world_size, self.drop_last).n_steps
 
     def present_order(self) -> OrderParameters:
         """What decides the order of an epoch that begins now."""

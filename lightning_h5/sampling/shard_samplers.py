@@ -11,9 +11,9 @@ from torch.utils.data import DistributedSampler
 from ..errors import H5ValueError
 from ..types import IntArray
 from .blocks import BlockTable
-from .cuts import EvaluationCut, TrainingCut
+from .cuts import EvaluationCut
 from .permutation import permutation
-from .plan import EpochPlan, EvaluationPlan, Order, OrderParameters, TrainingPlan, consumed_rows, order_rows
+from .plan import EvaluationPlan, Order, OrderParameters, order_rows
 from .replica import Replica, resolve_replica
 from .samplers import EpochKeeper, PlanSampler
 from .shards import RankShard
@@ -93,30 +93,20 @@ class ShardSampler(PlanSampler):
             )
         return super().starting_epoch()
 
-    def plan(self, epoch: int) -> EpochPlan:
-        """This rank's plan of what is left of an epoch."""
-        if self.evaluation:
-            all_rows = self._evaluation_cut()
-            return EvaluationPlan(all_rows, first=all_rows.shard[0])
-        n_rows, done = self.blocks.n_rows, consumed_rows(self.blocks.n_rows, self.consumed(epoch), self.drop_last)
-        cut = TrainingCut(n_rows - done, self.batch_size, 1, self.drop_last, epoch, done)
-        return TrainingPlan(self._order(self.order_of(epoch), epoch), cut, 0, done)
-
     @property
     def first_position(self) -> int:
         """Places in the epoch's sequence count over all ranks, one after the other."""
         return 0 if self.evaluation else self.shard.rank * self.blocks.n_rows
 
-    def __len__(self) -> int:
-        return self._evaluation_cut().n_steps if self.evaluation else super().__len__()
-
-    def _evaluation_cut(self) -> EvaluationCut:
+    def evaluation_plan(self) -> EvaluationPlan:
+        """This rank's plan of every evaluation: of all rows that it holds."""
         shard = self.shard
-        return EvaluationCut(shard.n_rows, self.batch_size, shard.world_size, shard.rank)
+        cut = EvaluationCut(shard.n_rows, self.batch_size, shard.world_size, shard.rank)
+        return EvaluationPlan(cut, first=cut.shard[0])
 
-    def _order(self, parameters: OrderParameters, epoch: int) -> Order:
-        """Rows of the shard at places ``[start, stop)`` of an epoch."""
-        order = order_rows(self.blocks, parameters, epoch, place=1 + self.shard.rank)
+    def training_order(self, epoch: int) -> Order:
+        """The sequence of an epoch's rows of this shard, in an order of this rank's own."""
+        order = order_rows(self.blocks, self.order_of(epoch), epoch, place=1 + self.shard.rank)
         absent = self.shard.sits_out(epoch if self._rotates else 0)
         return order if absent is None else lambda start, stop: _pass_over(order(start, stop), absent)
 

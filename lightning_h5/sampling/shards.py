@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 
@@ -12,13 +12,11 @@ from ..errors import H5ValueError
 from ..types import IntArray
 from .blocks import BlockTable
 from .permutation import permutation
+from .rows import Rows
 
-__all__ = ["RankShard", "Rows", "ShardMode", "balanced_contiguous_shard", "interleaved_indices"]
+__all__ = ["RankShard", "ShardMode", "balanced_contiguous_shard", "interleaved_indices"]
 
 ShardMode = Literal["contiguous", "interleave"]
-
-Rows: TypeAlias = range | IntArray
-"""Numbers of rows, in ascending order."""
 
 DRAWN_ANEW = 8  # purpose of the random stream
 

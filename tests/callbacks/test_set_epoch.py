@@ -44,19 +44,14 @@ def test_datasets_and_samplers_of_ones_own_are_told_the_epoch(nested):
     assert dataset.epochs == [0, 1, 2]
 
 
-def test_a_restored_position_that_nobody_applies_stops_the_run(make_h5, tmp_path):
+def test_a_restored_position_that_nobody_applies_stops_the_run(make_h5, tmp_path, monkeypatch):
     path = make_h5({"x": np.arange(16)})
     keep = ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=1)
     trainer = quiet_trainer(callbacks=[keep], enable_checkpointing=True)
     with pytest.raises(RuntimeError, match="stop here"):
         trainer.fit(Recorder(fail_at=(0, 2)), datamodule=LazyH5DataModule(path, batch_size=4, with_index=True))
 
-    class Forgetful(LazyH5DataModule):
-        def _insert_callbacks(self):
-            pass
-
-    Forgetful.__qualname__ = "LazyH5DataModule"
+    monkeypatch.setattr(LazyH5DataModule, "_insert_callbacks", lambda self: None)
+    data = LazyH5DataModule(path, batch_size=4, with_index=True)
     with pytest.raises(H5ResumeError, match="before its position was applied"):
-        quiet_trainer().fit(
-            Recorder(), datamodule=Forgetful(path, batch_size=4, with_index=True), ckpt_path=tmp_path / "last.ckpt"
-        )
+        quiet_trainer().fit(Recorder(), datamodule=data, ckpt_path=tmp_path / "last.ckpt")

@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from factories import edit, make_older
 from processes import run_ranks, values
@@ -130,17 +131,19 @@ def test_shards_drawn_anew_are_there_already_where_ranks_hold_all_rows_together(
     assert len({tuple(rows) for rows in ranks[0]}) == 3
 
 
+def refusing_descriptors(real):
+    def refuse(path, *arguments, **options):
+        if str(path).startswith("/proc/") and "/fd/" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path, *arguments, **options)
+
+    return refuse
+
+
 def cannot_look_at_others(rank, world_size, file):
     join(rank, world_size)
-    real = os.open
     if rank == 1:
-
-        def refuse(path, *arguments, **options):
-            if str(path).startswith("/proc/") and "/fd/" in str(path):
-                raise PermissionError(errno.EACCES, "Permission denied", path)
-            return real(path, *arguments, **options)
-
-        os.open = refuse
+        os.open = refusing_descriptors(os.open)
     n_open = []
     for _ in range(3):
         dataset = RankMemCachedH5Dataset(file, "x", "name", mode="interleave", with_index=True)
@@ -157,6 +160,25 @@ def test_where_a_rank_cannot_open_the_memory_each_loads_its_own_rows(file, tmp_p
         is_right, decoded, memory, n_more_open, n_chunks = found
         assert is_right
         assert (decoded, memory, n_more_open) == (n_chunks, [], 0)
+
+
+def have_room_for_one_copy(rank, world_size, file, is_refused):
+    join(rank, world_size)
+    if is_refused and rank == 1:
+        os.open = refusing_descriptors(os.open)
+    preload.room = lambda: Room(preload.HEADROOM + X.nbytes, "a test's limit")
+    dataset = RankMemCachedH5Dataset(file, "x", rank=0, world_size=1, share_memory=True, preload=False)
+    load_shards({"": dataset}, is_alone=False)  # as for peers that train one replica together
+    return torch.equal(dataset.read_batch(range(ROWS)), torch.from_numpy(X)), shared_memory()
+
+
+def test_where_a_rank_cannot_open_the_memory_there_must_be_room_for_all_copies(file, tmp_path):
+    (one, memory), (other, same_memory) = values(run_ranks(have_room_for_one_copy, 2, tmp_path, 2, file, False))
+    assert (one, other, len(memory)) == (True, True, 1)
+    assert memory == same_memory
+    for outcome in run_ranks(have_room_for_one_copy, 2, tmp_path, 2, file, True):
+        assert outcome.error.startswith("H5ValueError: looking for memory failed on 2 of 2 ranks")
+        assert "on 2 ranks of this machine" in outcome.error
 
 
 # When something goes wrong -----------------------------------------------------------------------------------------
