@@ -38,7 +38,7 @@ class Counters:
     def __init__(self) -> None:
         self._block = torch.zeros((1, len(COUNTED)), dtype=torch.float64)
         self._lock = threading.Lock()
-        self._own: Any = None
+        self._own: memoryview[float] | None = None
         self._pid = os.getpid()
 
     def share(self, n_workers: int) -> None:
@@ -52,16 +52,37 @@ class Counters:
 
     def add(self, **amounts: float) -> None:
         """Adds to counters by name, about a microsecond."""
+        with self._lock_of_here():
+            own = self._own_row()
+            for name, amount in amounts.items():
+                own[_PLACE[name]] += amount
+
+    def add_batch(self, rows: int, waited: float) -> None:
+        """Counts a batch that was handed out; half of what ``add`` would cost.
+
+        Args:
+            rows: of the batch.
+            waited: seconds that it took to get it.
+        """
+        with self._lock_of_here():
+            own = self._own_row()
+            own[_PLACE["rows"]] += rows
+            own[_PLACE["batches"]] += 1
+            own[_PLACE["wait_seconds"]] += waited
+
+    def _lock_of_here(self) -> threading.Lock:
         if self._pid != os.getpid():  # a forked worker inherits our row, and a lock that a thread of ours may hold
             self._lock, self._own, self._pid = threading.Lock(), None, os.getpid()
-        with self._lock:
-            if self._own is None:
-                worker = get_worker_info()
-                row = 0 if worker is None else worker.id + 1
-                # A worker that nobody made room for counts for itself alone.
-                self._own = self._block[min(row, len(self._block) - 1)].numpy()
-            for name, amount in amounts.items():
-                self._own[_PLACE[name]] += amount
+        return self._lock
+
+    def _own_row(self) -> memoryview[float]:
+        if self._own is None:
+            worker = get_worker_info()
+            row = 0 if worker is None else worker.id + 1
+            # A worker that nobody made room for counts for itself alone.
+            own: Any = self._block[min(row, len(self._block) - 1)].numpy()
+            self._own = memoryview(own)  # NumPy takes four times as long to add a single number
+        return self._own
 
     def total(self) -> dict[str, float]:
         """Sums over this process and its workers, since the start."""

@@ -41,7 +41,8 @@ class Contender:
         team: contenders of which the better, or the worse, is meant in a ratio; its own name where empty.
         n_rows: rows of an epoch; None are all.
         n_warm: epochs after the one that is checked and before the first that is timed.
-        prepare: runs before each epoch, outside the time.
+        n_epochs: epochs of a timing, one after the other: one of milliseconds is as long as the scheduler's ticks.
+        prepare: runs before each timing, outside the time.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Contender:
     team: str = ""
     n_rows: int | None = None
     n_warm: int = 0
+    n_epochs: int = 1
     prepare: Callable[[], None] = lambda: None
 
 
@@ -130,14 +132,15 @@ def verify(name: str, batches: Iterator[tuple[Any, Tensor]], data: Data, n_rows:
 
 
 def seconds_of(contender: Contender, number: int, n_rows: int) -> float:
-    """Seconds of an epoch, from asking for the iterator to its end."""
+    """Seconds of an epoch, from asking for the iterator to its end; the mean of a contender's epochs."""
     contender.prepare()
     sleep(REST)
     n_seen, began = 0, perf_counter()
-    for _, labels in contender.epoch(number):
-        n_seen += len(labels)
-    seconds = perf_counter() - began
-    if n_seen != n_rows:
+    for epoch in range(number * contender.n_epochs, (number + 1) * contender.n_epochs):
+        for _, labels in contender.epoch(epoch):
+            n_seen += len(labels)
+    seconds = (perf_counter() - began) / contender.n_epochs
+    if n_seen != n_rows * contender.n_epochs:
         raise SystemExit(f"{contender.name!r} gave {n_seen} rows of {n_rows} while it was timed")
     return seconds
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -35,15 +35,18 @@ class RawBatch(NamedTuple):
 
     def split(self, sizes: Sequence[int]) -> list[RawBatch]:
         """Batches of these sizes, which look into the memory of this one."""
-        parts = [slice(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+        rows = [self.rows[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+        return [RawBatch(*batch) for batch in zip(rows, self.split_columns(sizes), strict=True)]
+
+    def split_columns(self, sizes: Sequence[int]) -> Iterator[tuple[Column, ...]]:
+        """The columns of each of these batches."""
         columns = [
             torch.split_with_sizes(column, sizes)
             if isinstance(column, torch.Tensor)
-            else [column[part] for part in parts]
+            else [column[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
             for column in self.columns
         ]
-        rows = [self.rows[part] for part in parts]
-        return [RawBatch(*batch) for batch in zip(rows, zip(*columns, strict=True), strict=True)]
+        return zip(*columns, strict=True)
 
 
 class RowDataset(Dataset[Any]):
@@ -219,6 +222,11 @@ class RowDataset(Dataset[Any]):
     def has_transforms(self) -> bool:
         """Whether a user's code makes samples or batches, and may draw random numbers."""
         return self.structure.has_transforms or self.batch_transform is not None
+
+    @property
+    def gives_as_read(self) -> bool:
+        """Whether a batch is the tuple of its columns, as they were read."""
+        return self.structure.is_as_read and self.batch_transform is None
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

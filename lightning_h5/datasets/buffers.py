@@ -27,6 +27,7 @@ class BufferPool:
 
     def __init__(self) -> None:
         self._free: deque[npt.NDArray[np.uint8]] = deque()
+        self._leases: dict[int, tuple[weakref.ref[Any], npt.NDArray[np.uint8]]] = {}  # by the reference's identity
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An array with arbitrary content, to be wrapped in one tensor and then forgotten.
@@ -43,8 +44,15 @@ class BufferPool:
         if len(slab) < n_bytes:
             slab = np.empty(n_bytes, np.uint8)
         lease: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=slab)
-        weakref.finalize(lease, _give_back, self._free, slab).atexit = False
+        # Not `weakref.finalize`, which takes four times as long.
+        reference = weakref.ref(lease, self._give_back)
+        self._leases[id(reference)] = reference, slab
         return lease
+
+    def _give_back(self, reference: weakref.ref[Any]) -> None:
+        _, slab = self._leases.pop(id(reference))
+        if len(self._free) < max(LEAST_FREE, FREE_BYTES // len(slab)):
+            self._free.append(slab)
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor with arbitrary content, of any dtype, those that NumPy lacks among them."""
@@ -58,8 +66,3 @@ class BufferPool:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]  # an unpickled pool is a new one
-
-
-def _give_back(free: deque[npt.NDArray[np.uint8]], slab: npt.NDArray[np.uint8]) -> None:
-    if len(free) < max(LEAST_FREE, FREE_BYTES // len(slab)):
-        free.append(slab)

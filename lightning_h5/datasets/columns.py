@@ -62,13 +62,14 @@ class HeldColumn(Protocol):
         """Lets go of the memory, also where somebody keeps the column itself, as the traceback of an error does."""
         ...
 
-    def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool) -> torch.Tensor:
+    def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool, all_cores: bool) -> torch.Tensor:
         """A copy of rows.
 
         Args:
             places: where they are, shape ``(batch,)``.
             buffers: where memory comes from.
             pinned: into page-locked memory.
+            all_cores: with torch's threads, as in the thread of the caller's own operations.
         """
         ...
 
@@ -118,7 +119,7 @@ class HostColumn:
         """See ``HeldColumn.close``."""
         self._bytes, self._rows, self.array, self._write = np.empty((0, 0), np.uint8), None, None, None
 
-    def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool) -> torch.Tensor:
+    def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool, all_cores: bool) -> torch.Tensor:
         """See ``HeldColumn.take``."""
         if not len(places) or not self._shape.row_bytes:
             return torch.empty((len(places), *self._shape.row_shape), dtype=self._shape.dtype)
@@ -130,9 +131,10 @@ class HostColumn:
         else:
             memory = buffers.array(shape, held.dtype)
             out = torch.from_numpy(memory)
-        # Not torch's index_select: in a thread of ours it would start a team of threads of its own. No place has to be
-        # clipped: who asks has checked them.
-        np.take(held, places, axis=0, out=memory, mode="clip")
+        if all_cores and held.ndim > 1:
+            torch.index_select(torch.from_numpy(held), 0, torch.from_numpy(places), out=out)
+        else:  # in a thread of ours torch would start a team of its own. No place has to be clipped: they were checked
+            np.take(held, places, axis=0, out=memory, mode="clip")
         return out if self._rows is not None else out.view(self._shape.dtype).view(len(places), *self._shape.row_shape)
 
 
@@ -157,6 +159,6 @@ class DeviceColumn:
         """See ``HeldColumn.close``."""
         self._rows = self._rows[:0].clone()
 
-    def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool) -> torch.Tensor:
+    def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool, all_cores: bool) -> torch.Tensor:
         """See ``HeldColumn.take``."""
         return self._rows.index_select(0, torch.from_numpy(places).to(self._rows.device))

@@ -135,18 +135,23 @@ class HeldRows:
         """The numbers of rows of this rank among all that are sharded."""
         return _look_up(self._numbers, rows)
 
-    def take(self, rows: IntArray, buffers: BufferPool, *, pinned: bool = False) -> tuple[Column, ...]:
+    def take(
+        self, rows: IntArray, buffers: BufferPool, *, pinned: bool = False, all_cores: bool = False
+    ) -> tuple[Column, ...]:
         """Copies of rows.
 
         Args:
             rows: counted in this rank's shard.
             buffers: where memory for batches comes from.
             pinned: into page-locked memory.
+            all_cores: see ``HeldColumn.take``.
         """
         places = _look_up(self._places, rows)
         columns = iter(self._columns)
         return tuple(
-            next(columns).take(places, buffers, pinned=pinned) if text is None else _copy(text[rows].tolist())
+            next(columns).take(places, buffers, pinned=pinned, all_cores=all_cores)
+            if text is None
+            else _copy(text[rows].tolist())
             for text in self._texts
         )
 

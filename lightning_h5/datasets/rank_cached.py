@@ -352,13 +352,20 @@ class RankMemCachedH5Dataset(RowDataset):
             self.load()
         return partial(self._copy, rows)
 
-    def _copy(self, rows: IntArray) -> RawBatch:
+    def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
+        """See ``RowDataset.gather``."""
+        if self._held is None:
+            self.load()
+        return self._copy(rows, all_cores=True)
+
+    def _copy(self, rows: IntArray, *, all_cores: bool = False) -> RawBatch:
         held = self._held
         if held is None:
             raise H5Error("the shard was given back while rows of it were read. Ask for them again.")
         if len(rows):
             check_bounds(rows, len(self), "this rank's shard")
-        return RawBatch(held.numbers(rows), held.take(rows, self._buffers, pinned=self.reads_pinned))
+        columns = held.take(rows, self._buffers, pinned=self.reads_pinned, all_cores=all_cores)
+        return RawBatch(held.numbers(rows), columns)
 
     @property
     def row_bytes(self) -> int:

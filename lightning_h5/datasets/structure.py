@@ -85,12 +85,12 @@ class SampleStructure:
                 "with_index=True would overwrite the field 'index' of x_key. Call the field something else."
             )
 
-    @property
+    @cached_property
     def has_transforms(self) -> bool:
         """Whether anything runs on single samples."""
         return self.x.transform is not None or (self.y is not None and self.y.transform is not None)
 
-    @property
+    @cached_property
     def asks(self) -> bool:
         """Whether a transform asks for a generator."""
         return bool(self.x.asks_for or (self.y is not None and self.y.asks_for))
@@ -98,19 +98,28 @@ class SampleStructure:
     def samples(self, columns: Sequence[Column], rows: IntArray, draws: Draws) -> list[Any]:
         """A list of samples."""
         return [
-            self._join([part.sample(own, place, row, draws) for part, own in self._parts(columns)], row)
+            self._join([part.sample(columns[own], place, row, draws) for part, own in self._parts], row)
             for place, row in enumerate(rows.tolist())
         ]
 
     def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws) -> Any:
         """A collated batch."""
-        parts = [part.batch(own, rows, draws) for part, own in self._parts(columns)]
+        parts = [part.batch(columns[own], rows, draws) for part, own in self._parts]
         return self._join(parts, torch.from_numpy(rows.copy()) if self.with_index else None)
 
-    def _parts(self, columns: Sequence[Column]) -> list[tuple[Part, Sequence[Column]]]:
+    @cached_property
+    def _parts(self) -> list[tuple[Part, slice]]:
+        """Each part, and which columns are its own."""
         n_x = len(self.x.fields.keys)
-        parts = [(self.x, columns[:n_x])]
-        return parts if self.y is None else [*parts, (self.y, columns[n_x:])]
+        parts = [(self.x, slice(n_x))]
+        return parts if self.y is None else [*parts, (self.y, slice(n_x, None))]
+
+    @cached_property
+    def is_as_read(self) -> bool:
+        """Whether a batch is the tuple of the fields as they were read."""
+        if self.y is None or self.has_transforms or self.with_index:
+            return False
+        return self.x.fields.kind == self.y.fields.kind == "single"
 
     def _join(self, parts: list[Any], index: Any) -> Any:
         if self.with_index and len(parts) == 1 and isinstance(parts[0], dict):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from multiprocessing.context import BaseContext
 from time import perf_counter, sleep
 from typing import Any
@@ -14,12 +13,13 @@ from typing import Any
 import torch.distributed
 from torch.utils.data import DataLoader
 
-from ..datasets import RowDataset, own_streams, seed_worker
+from ..datasets import RawBatch, RowDataset, own_streams, seed_worker
 from ..files import drop_inherited
 from ..readers import usable_cores
 from ..sampling import EpochPlan, PlanSampler
 from ..stats import Counters
 from ..types import BatchToken
+from .at_hand import AtHand
 from .pinning import pin
 from .readahead import ReadAhead
 from .state import LoaderState
@@ -29,8 +29,7 @@ __all__ = ["H5DataLoader"]
 DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few to hold in memory
 MOST_TOGETHER = 16  # batches looked up at a time: what that costs is no longer seen beside copying them
 TOGETHER_BYTES = 3 << 20  # what is being read and was not taken yet stays in the cores' shared cache
-TOGETHER_BYTES_MIXED = 8 << 20  # where a batch takes rows of many slabs or runs: looking them up costs more
-TOGETHER_BYTES_HELD = 6 << 20  # rows in memory are copied so fast that what Python does for each call counts
+TOGETHER_BYTES_MORE = 8 << 20  # of many slabs or runs, where looking up costs more; in memory, where copying costs less
 MOST_LOOKAHEAD = 512  # batches after these that are looked at for what to decode; a token takes a kilobyte
 
 
@@ -50,11 +49,12 @@ class H5DataLoader(DataLoader[Any]):
         shuffle: None or False, likewise.
         batch_sampler: None, likewise.
         drop_last: False, likewise; ask the sampler.
-        num_workers: worker processes; with 0 a thread of this process reads ahead, without a copy.
+        num_workers: worker processes; with 0 a thread of this process reads ahead, without a copy (rows in memory: from
+            when the consumer is longer elsewhere than copying them takes).
         collate_fn: runs on what the dataset gives for a token.
         pin_memory: put batches into page-locked memory.
         prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker; here 4, or
-            twice as many as are read together: up to 16 that take 3 MiB; 6 MiB of rows in memory, 8 MiB in the order
+            twice as many as are read together: up to 16 that take 3 MiB; 8 MiB of rows in memory, and in the order
             ``window``.
         persistent_workers: keep workers between epochs.
         multiprocessing_context: how workers start.
@@ -104,7 +104,7 @@ class H5DataLoader(DataLoader[Any]):
         self._pins = pin_memory and torch.accelerator.is_available()  # torch's own loader warns where it cannot
         dataset.reads_pinned = self._pins and not num_workers
         self.position = LoaderState()
-        self._reading: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
+        self._reading: weakref.WeakSet[ReadAhead | AtHand] = weakref.WeakSet()
 
     @property
     def counters(self) -> Counters:
@@ -135,23 +135,27 @@ class H5DataLoader(DataLoader[Any]):
             self.dataset.counters.share(self.num_workers)
             _let_threads_leave_python()
             return super().__iter__(), plan, iteration
-        reading = self._read_ahead(epoch)
+        reading = self._read(self.sampler.tokens(epoch))
         self._reading.add(reading)
         return reading, plan, iteration
 
-    def _read_ahead(self, epoch: int) -> ReadAhead:
-        batch_size, slab = self.sampler.batch_size, self.dataset.rows_per_slab
-        ahead = 2 * max(slab, self.dataset.rows_per_run)
-        most_bytes = TOGETHER_BYTES_MIXED if self.dataset.in_runs else TOGETHER_BYTES
-        if self.dataset.is_held:
-            most_bytes = TOGETHER_BYTES_HELD
-        together = max(1, min(MOST_TOGETHER, most_bytes // max(1, batch_size * self.dataset.row_bytes)))
+    def _read(self, tokens: Iterator[BatchToken]) -> ReadAhead | AtHand:
+        dataset = self.dataset
+        most_bytes = TOGETHER_BYTES_MORE if dataset.in_runs or dataset.is_held else TOGETHER_BYTES
+        together = max(1, min(MOST_TOGETHER, most_bytes // max(1, self.sampler.batch_size * dataset.row_bytes)))
         if self._depth is not None:
             together = max(1, min(together, self._depth // 2))
+        elif dataset.is_held:
+            return AtHand(dataset, self._finish_all, tokens, together, partial(self._read_ahead, together))
+        return self._read_ahead(together, tokens)
+
+    def _read_ahead(self, together: int, tokens: Iterator[BatchToken]) -> ReadAhead:
+        batch_size, slab = self.sampler.batch_size, self.dataset.rows_per_slab
+        ahead = 2 * max(slab, self.dataset.rows_per_run)
         return ReadAhead(
             self.dataset,
             self._finish,
-            self.sampler.tokens(epoch),
+            tokens,
             self._depth or max(DEPTH, 2 * together),
             together=together,
             lookahead=min(MOST_LOOKAHEAD, -(-ahead // batch_size)),
@@ -160,10 +164,19 @@ class H5DataLoader(DataLoader[Any]):
 
     def _finish(self, raw: Any, token: BatchToken) -> Any:
         """What a worker process, and torch's pinning thread, would do with what was read."""
-        users_code = self.dataset.has_transforms or token.samples
-        with own_streams(token.draws) if users_code else nullcontext():
-            batch = self.collate_fn(self.dataset.finish(raw, samples=token.samples, draws=token.draws))
+        if self.dataset.has_transforms or token.samples:
+            with own_streams(draws := token.draws):
+                batch = self.collate_fn(self.dataset.finish(raw, samples=token.samples, draws=draws))
+        else:  # nothing of the user's runs, so nothing is drawn
+            batch = self.collate_fn(self.dataset.finish(raw))
         return pin(batch) if self._pins else batch
+
+    def _finish_all(self, raw: RawBatch, tokens: Sequence[BatchToken]) -> Iterator[Any]:
+        """The same for batches that were read together; each is finished when it is taken."""
+        sizes = [len(token.rows) for token in tokens]
+        if self.dataset.gives_as_read and self.collate_fn is _as_it_is and not self._pins and not tokens[0].samples:
+            return raw.split_columns(sizes)
+        return map(self._finish, raw.split(sizes), tokens)
 
     def __getstate__(self) -> dict[str, Any]:
         # Neither threads nor processes travel; they start again where they are needed.
@@ -226,7 +239,7 @@ class _LateIterator:
             raise
         loader.position.advance(self._iteration)
         start, stop = self._plan.bounds(self._step)
-        loader.counters.add(rows=stop - start, batches=1, wait_seconds=perf_counter() - began)
+        loader.counters.add_batch(stop - start, perf_counter() - began)
         self._step += 1
         return batch
 

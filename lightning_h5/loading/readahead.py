@@ -25,6 +25,8 @@ from ..types import BatchToken, IntArray
 
 __all__ = ["BatchSource", "ReadAhead"]
 
+CLOSED = "reading was closed in the middle of an epoch. Start a new iteration of the loader."
+
 Finish: TypeAlias = Callable[[Any, BatchToken], Any]
 
 
@@ -174,9 +176,7 @@ class ReadAhead:
             reading = self._queue.take()
             if reading is None:
                 if self._closed:
-                    raise H5Error(
-                        "reading ahead was closed in the middle of an epoch. Start a new iteration of the loader."
-                    )
+                    raise H5Error(CLOSED)
                 raise StopIteration
             # Instead of waiting, read what the thread has not begun.
             while not reading.is_done() and self._queue.read_next():

@@ -51,6 +51,12 @@ class TrainingCut:
         full, rest = divmod(self.n_rows, self.batch_size * self.world_size)
         return rest if self.n_steps == full else 0
 
+    def bounds(self, batch: int) -> tuple[int, int]:
+        """Position in the sequence of the first row of a batch, and of the one after the last."""
+        if batch < self._n_plain:
+            return batch * self.batch_size, (batch + 1) * self.batch_size
+        return self.start(batch), self.stop(batch)
+
     def start(self, batch: int) -> int:
         """Position in the sequence of the first row of a batch (0 to ``n_steps * world_size``)."""
         return self._past_those_who_sit_out(self._before(batch))
@@ -64,6 +70,11 @@ class TrainingCut:
         """Rounds of full batches, before the ragged end."""
         full, rest = divmod(self.n_rows, self.batch_size * self.world_size)
         return self.n_steps if not rest or self.n_steps == full else max(0, full - 1)
+
+    @cached_property
+    def _n_plain(self) -> int:
+        """Full batches at the sequence's start, before any row that sits out."""
+        return min(self._n_even_rounds * self.world_size, self._first_who_sits_out // self.batch_size)
 
     @cached_property
     def _first_who_sits_out(self) -> int:

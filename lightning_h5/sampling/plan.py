@@ -92,6 +92,10 @@ class EpochPlan(Protocol):
         """First position in the epoch's sequence, and the one after the last, of a step's rows."""
         ...
 
+    def between(self, start: int, stop: int) -> IntArray:
+        """The rows of a step that has these bounds."""
+        ...
+
 
 def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, place: int = 0) -> Order:
     """The sequence of an epoch's rows, as a function from positions ``[start, stop)`` to row indices.
@@ -172,12 +176,17 @@ class TrainingPlan:
 
     def rows(self, step: int) -> IntArray:
         """Indices into the dataset for a step, shape ``(batch,)``."""
-        return self.order(*self.bounds(step))
+        return self.between(*self.bounds(step))
+
+    def between(self, start: int, stop: int) -> IntArray:
+        """The rows of a step that has these bounds."""
+        return self.order(start, stop)
 
     def bounds(self, step: int) -> tuple[int, int]:
         """First position in the epoch's sequence, and the one after the last, of a step's rows."""
         batch = step * self.cut.world_size + self.rank
-        return self.consumed + self.cut.start(batch), self.consumed + self.cut.stop(batch)
+        start, stop = self.cut.bounds(batch)
+        return self.consumed + start, self.consumed + stop
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +208,11 @@ class EvaluationPlan:
 
     def rows(self, step: int) -> IntArray:
         """Indices into the dataset for a step, shape ``(batch,)``."""
-        return np.arange(*self.bounds(step), dtype=np.int64) - self.first
+        return self.between(*self.bounds(step))
+
+    def between(self, start: int, stop: int) -> IntArray:
+        """The rows of a step that has these bounds."""
+        return np.arange(start - self.first, stop - self.first, dtype=np.int64)
 
     def bounds(self, step: int) -> tuple[int, int]:
         """First row, and the row after the last, of a step, counted over all ranks."""

@@ -202,8 +202,9 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         plan = self.plan(epoch)
         first, before = len(self) - plan.n_steps, self.first_position
         for step in range(plan.n_steps):
-            position, _ = plan.bounds(step)
-            yield BatchToken(epoch, first + step, plan.rows(step), self.samples, self.seed, before + position)
+            start, stop = plan.bounds(step)
+            rows = plan.between(start, stop)
+            yield BatchToken(epoch, first + step, rows, self.samples, self.seed, before + start)
 
     def __len__(self) -> int:
         """Steps of a whole epoch on this rank, also where a part of it is consumed."""
