@@ -19,10 +19,13 @@ COUNTED = (
     "chunks_decoded",
     "slabs_used",
     "slabs_loaded",
+    "cache_hits",
+    "cache_misses",
     "wait_seconds",
 )
 """Rows and batches handed out; bytes taken from files, bytes of these once decoded, and the chunks that were; slabs
-that batches were gathered from, and those that had to be loaded for it; the seconds that ``next()`` took in the main
+that batches were gathered from, and those that had to be loaded for it; rows that were found among those used last, and
+those that were not; the seconds that ``next()`` took in the main
 process."""
 
 _PLACE = {name: at for at, name in enumerate(COUNTED)}

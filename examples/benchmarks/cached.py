@@ -28,7 +28,19 @@ import h5py
 import numpy as np
 import torch
 import torch.distributed
-from common import BATCH_SIZE, Contender, Epoch, Target, environment, judge, line_of, measure, report, write_json
+from common import (
+    BATCH_SIZE,
+    N_EPOCHS,
+    Contender,
+    Epoch,
+    Target,
+    environment,
+    judge,
+    line_of,
+    measure,
+    report,
+    write_json,
+)
 from decoding import N_THREADS, bare_decode
 from probes import forget_peak, on_disk, resident_mib
 from recipes import Cached, in_memory, tensors
@@ -44,7 +56,6 @@ CONTEXT.set_forkserver_preload(["common", "decoding", "probes", "recipes"])
 N_TOGETHER = 32
 N_RANKS = 2
 N_CONTENDERS = 10
-N_EPOCHS = 5  # of a timing, of who has all rows in this process
 
 PLAIN, BARE, OURS, FLOAT = "array[a:b] of h5py", "bare decode loop", "lightning_h5", "lightning_h5, as float32"
 SHARED, CONTIGUOUS, INTERLEAVE = "lightning_h5, share_memory", "contiguous, 2 ranks", "interleave, 2 ranks"

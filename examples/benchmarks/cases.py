@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from common import Target
+from common import N_EPOCHS, Target
 from peers import PEERS
 from rows import IMAGES, SIGNALS, RowKind
 
@@ -27,6 +27,7 @@ class Way:
         options: arguments.
         is_first: a new data module for each timing, so that each is of a first epoch.
         n_warm: epochs before the first that is timed, after the one that is checked.
+        n_epochs: epochs of a timing.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Way:
     options: Mapping[str, Any] = field(default_factory=dict)
     is_first: bool = False
     n_warm: int = 0
+    n_epochs: int = 1
 
 
 BUDGET = {"shuffle_bytes": "64 MiB", "cache_bytes": "64 MiB"}
@@ -42,12 +44,14 @@ BOUND = (
     Way(name="lightning_h5, first epoch", team=OURS, options=BUDGET, is_first=True),
     Way(name="lightning_h5, tenth epoch on", team=OURS, options=BUDGET, n_warm=8),
 )
-AMPLE = (Way(name="lightning_h5, 512 MiB, second epoch on", team=FITS, options=LARGE),)
+AMPLE = (Way(name="lightning_h5, 512 MiB, second epoch on", team=FITS, options=LARGE, n_epochs=N_EPOCHS),)
 UNCHUNKED = (
-    Way(name=OURS, team=OURS),
-    Way(name=MAPPED, team=MAPPED, options={"mmap": True}),
-    Way(name=WINDOW, team=WINDOW, options={"shuffle": "window", **BUDGET}),
-    Way(name=MAPPED_WINDOW, team=MAPPED_WINDOW, options={"shuffle": "window", "mmap": True, **BUDGET}),
+    Way(name=OURS, team=OURS, n_epochs=N_EPOCHS),
+    Way(name=MAPPED, team=MAPPED, options={"mmap": True}, n_epochs=N_EPOCHS),
+    Way(name=WINDOW, team=WINDOW, options={"shuffle": "window", **BUDGET}, n_epochs=N_EPOCHS),
+    Way(
+        name=MAPPED_WINDOW, team=MAPPED_WINDOW, options={"shuffle": "window", "mmap": True, **BUDGET}, n_epochs=N_EPOCHS
+    ),
 )
 
 

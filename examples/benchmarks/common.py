@@ -27,6 +27,9 @@ REST = 0.05
 """Seconds before each timing: OpenMP's threads, which torch starts for `index_select` and for collating, keep a core
 busy for some milliseconds after their last work, and who came next would pay for that."""
 
+N_EPOCHS = 5
+"""Epochs of a timing of who has all rows in memory: one takes 20 milliseconds, five of the scheduler's ticks."""
+
 Epoch: TypeAlias = Callable[[int], Iterator[tuple[Any, Tensor]]]
 """Starts the epoch of a number: batches of rows and their labels."""
 

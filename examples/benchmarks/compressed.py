@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 from cases import CASES, DECODE, MEMORY, PLAIN, PREADV, WHOLE, Case, Way
-from common import BATCH_SIZE, Contender, environment, judge, line_of, measure, report, write_json
+from common import BATCH_SIZE, N_EPOCHS, Contender, environment, judge, line_of, measure, report, write_json
 from decoding import N_THREADS, bare_decode
 from peers import PEERS, OpenEpochs, load
 from recipes import Ours, affordable_rows, bare_preadv, in_memory, plain, whole_batches
@@ -62,7 +62,7 @@ def contenders(
         )
     else:
         found.append(Contender(name=f"{DECODE}, {N_THREADS} threads", team=DECODE, epoch=bare_decode(data, stack)))
-    return [*found, Contender(name=MEMORY, epoch=in_memory(data))]
+    return [*found, Contender(name=MEMORY, epoch=in_memory(data), n_epochs=N_EPOCHS)]
 
 
 def our_contender(way: Way, data: Data, stack: ExitStack) -> Contender:
@@ -70,7 +70,9 @@ def our_contender(way: Way, data: Data, stack: ExitStack) -> Contender:
     ours = Ours(data, **way.options)
     stack.callback(ours.close)
     prepare = {"prepare": ours.open} if way.is_first else {}
-    return Contender(name=way.name, team=way.team, epoch=ours.epoch, n_warm=way.n_warm, **prepare)
+    return Contender(
+        name=way.name, team=way.team, epoch=ours.epoch, n_warm=way.n_warm, n_epochs=way.n_epochs, **prepare
+    )
 
 
 def run(case: Case, data: Data, peers: Mapping[str, OpenEpochs], n_rounds: int, progress: tqdm[Any]) -> dict[str, Any]:

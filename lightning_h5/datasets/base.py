@@ -63,12 +63,10 @@ class RowDataset(Dataset[Any]):
     Attributes:
         counters: what was read.
         work: where reading is shared among threads.
-        is_held: whether all rows are in memory.
         in_runs: whether the order is known to mix runs of rows.
         reads_pinned: whether batches should be read into page-locked memory, where they are copies out of memory.
     """
 
-    is_held = False
     in_runs = False
     reads_pinned = False
 
@@ -125,6 +123,11 @@ class RowDataset(Dataset[Any]):
     def blocks(self) -> BlockTable:
         """Which of this dataset's rows lie together on disk."""
         raise NotImplementedError
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether all rows are in memory now, so that reading is copying."""
+        return False
 
     @property
     def is_free(self) -> bool:
@@ -190,7 +193,7 @@ class RowDataset(Dataset[Any]):
         return self.finish(self.gather(self._normal(indices)))
 
     def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
-        """Reads rows; the first half of a batch. Safe to call from any thread.
+        """Reads rows; the first half of a batch. Any thread may call; rows in memory are copied with torch's threads.
 
         Args:
             rows: indices into the dataset.

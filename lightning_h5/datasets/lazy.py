@@ -9,18 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..files import OpenOptions, expand_paths
-from ..readers import is_pooled
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
 from .fields import Fields
-from .stored import StoredRowDataset
+from .stored import CACHE_BYTES, StoredRowDataset, chunk_cache
 from .structure import Transform
-from .table import FileTable, held_fields, scan_files
+from .table import scan_files
 
 __all__ = ["H5LazyDataset"]
-
-CACHE_BYTES = 64 << 20
-MOST_OPEN = 256
 
 
 class H5LazyDataset(StoredRowDataset):
@@ -118,7 +114,7 @@ class H5LazyDataset(StoredRowDataset):
             batch_transform=batch_transform,
             indices=None if indices is None else np.asarray(indices),
             options=OpenOptions(
-                rdcc_nbytes=given if given is not None else _chunk_cache(table, budget, swmr=swmr),
+                rdcc_nbytes=given if given is not None else chunk_cache(table, budget, swmr=swmr),
                 rdcc_nslots=rdcc_nslots,
                 rdcc_w0=rdcc_w0,
                 swmr=swmr,
@@ -127,20 +123,3 @@ class H5LazyDataset(StoredRowDataset):
             mmap=mmap,
             cache_bytes=budget,
         )
-
-
-def _chunk_cache(table: FileTable, budget: int, *, swmr: bool) -> int:
-    """Bytes of HDF5's chunk cache an array: room for the chunks of one row, where the budget has it.
-
-    HDF5 keeps a cache for each open array, so the budget is shared among the arrays of the files that may be open.
-    Those that are decoded in company are read whole chunks at a time, and need none.
-    """
-    held, plain = held_fields(table), OpenOptions(swmr=swmr)
-    spans = [
-        array.chunk_span_bytes
-        for arrays in table.layouts
-        for array, whole in zip(arrays, held, strict=True)
-        if not whole and not is_pooled(array, plain)
-    ]
-    n_open = max(1, min(len(table.paths), MOST_OPEN) * sum(not whole for whole in held))
-    return max(64 << 10, min(budget // n_open, max([1 << 20, *spans])))

@@ -104,8 +104,6 @@ class RankMemCachedH5Dataset(RowDataset):
         >>> loader = DataLoader(dataset, batch_size=32, sampler=sampler)
     """
 
-    is_held = True
-
     def __init__(
         self,
         path: Paths,
@@ -357,6 +355,11 @@ class RankMemCachedH5Dataset(RowDataset):
         if self._held is None:
             self.load()
         return self._copy(rows, all_cores=True)
+
+    @property
+    def is_at_hand(self) -> bool:
+        """See ``RowDataset.is_at_hand``."""
+        return True
 
     def _copy(self, rows: IntArray, *, all_cores: bool = False) -> RawBatch:
         held = self._held

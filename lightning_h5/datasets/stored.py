@@ -33,7 +33,12 @@ from .runs import RunsAhead
 from .structure import Column, Transform
 from .table import HELD_BYTES, FileTable, digest_of_rows, held_fields
 
-__all__ = ["StoredRowDataset"]
+__all__ = ["CACHE_BYTES", "StoredRowDataset", "chunk_cache"]
+
+CACHE_BYTES = 64 << 20
+"""Memory for decoded rows where nobody says otherwise."""
+
+MOST_OPEN = 256
 
 _PooledField: TypeAlias = tuple[BegunRead, npt.NDArray[Any]]
 """One field of some rows that is being read, and the memory it is read into."""
@@ -96,10 +101,13 @@ class StoredRowDataset(RowDataset):
             H5CorruptError: stored bytes cannot be read back.
         """
         self._name_runs(rows, epoch)
-        return super().gather(rows, epoch)
+        return self._begin(rows, epoch, all_cores=True)()
 
     def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
         """See ``RowDataset.begin``: has decoded what is not decoded yet."""
+        return self._begin(rows, epoch)
+
+    def _begin(self, rows: IntArray, epoch: int | None, *, all_cores: bool = False) -> Callable[[], RawBatch]:
         located = rows if self.indices is None else self.indices[rows]
         reads: dict[int, _PooledField] = {}
         with ExitStack() as undo, self._blames_changes(located):
@@ -107,7 +115,7 @@ class StoredRowDataset(RowDataset):
                 memory = self._buffers.array(
                     (len(rows), *reader.row_shape), numpy_dtype_like(self._dtypes[field], reader.dtype)
                 )
-                reads[field] = reader.begin(located, memory, epoch), memory
+                reads[field] = reader.begin(located, memory, epoch, all_cores=all_cores), memory
                 undo.callback(reads[field][0].cancel)
             undo.pop_all()
         return partial(self._read_begun, rows, located, reads)
@@ -167,6 +175,14 @@ class StoredRowDataset(RowDataset):
                     reader = None if is_held else self._reader(file, field)
                     if isinstance(reader, PlacedReader | MappedReader):
                         reader.will_need(run)
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether all rows were decoded into memory, and stay there."""
+        pooled = self._pooled_fields()
+        return bool(pooled) and all(
+            pooled[field].is_complete if field in pooled else is_held for field, is_held in enumerate(self._held)
+        )
 
     @property
     def row_bytes(self) -> int:
@@ -307,3 +323,20 @@ class StoredRowDataset(RowDataset):
         if dtype is None or column.dtype == dtype:
             return column
         return self._buffers.tensor(tuple(column.shape), dtype).copy_(column)
+
+
+def chunk_cache(table: FileTable, budget: int, *, swmr: bool) -> int:
+    """Bytes of HDF5's chunk cache an array: room for the chunks of one row, where the budget has it.
+
+    HDF5 keeps a cache for each open array, so the budget is shared among the arrays of the files that may be open.
+    Those that are decoded in company are read whole chunks at a time, and need none.
+    """
+    held, plain = held_fields(table), OpenOptions(swmr=swmr)
+    spans = [
+        array.chunk_span_bytes
+        for arrays in table.layouts
+        for array, whole in zip(arrays, held, strict=True)
+        if not whole and not is_pooled(array, plain)
+    ]
+    n_open = max(1, min(len(table.paths), MOST_OPEN) * sum(not whole for whole in held))
+    return max(64 << 10, min(budget // n_open, max([1 << 20, *spans])))

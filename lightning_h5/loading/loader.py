@@ -140,12 +140,12 @@ class H5DataLoader(DataLoader[Any]):
         return reading, plan, iteration
 
     def _read(self, tokens: Iterator[BatchToken]) -> ReadAhead | AtHand:
-        dataset = self.dataset
-        most_bytes = TOGETHER_BYTES_MORE if dataset.in_runs or dataset.is_held else TOGETHER_BYTES
+        dataset, is_at_hand = self.dataset, self.dataset.is_at_hand
+        most_bytes = TOGETHER_BYTES_MORE if dataset.in_runs or is_at_hand else TOGETHER_BYTES
         together = max(1, min(MOST_TOGETHER, most_bytes // max(1, self.sampler.batch_size * dataset.row_bytes)))
         if self._depth is not None:
             together = max(1, min(together, self._depth // 2))
-        elif dataset.is_held:
+        elif is_at_hand:
             return AtHand(dataset, self._finish_all, tokens, together, partial(self._read_ahead, together))
         return self._read_ahead(together, tokens)
 

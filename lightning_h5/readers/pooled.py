@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ..errors import H5Error
 from ..files import ArrayLayout
@@ -84,7 +85,14 @@ class PooledReader:
         self.begin(np.asarray(rows, dtype=np.int64), out, epoch).finish()
         return out
 
-    def begin(self, rows: IntArray, out: npt.NDArray[Any], epoch: int | None = None) -> BegunRead:
+    @property
+    def is_complete(self) -> bool:
+        """Whether all slabs are in memory, and stay there."""
+        return self._pool is not None and self._pool.is_complete()
+
+    def begin(
+        self, rows: IntArray, out: npt.NDArray[Any], epoch: int | None = None, *, all_cores: bool = False
+    ) -> BegunRead:
         """Begins to read: gives slabs their places, and has those loaded that are not there.
 
         Waits only where they need more places than there are: then all but the last part is read here. Reads of a plan
@@ -94,13 +102,14 @@ class PooledReader:
             rows: any rows.
             out: memory to read into.
             epoch: see ``read``.
+            all_cores: rows that are in memory are copied by torch's threads, as in a thread of the caller's own.
         """
         if len(rows):
             check_bounds(rows, len(self), self._name)
         slabs, within = self._locate(rows)
         if (complete := self._pool) is not None and complete.is_complete():
             self._counters.add(slabs_used=_n_different(slabs))
-            return CompleteRead(complete, complete.places(slabs) * complete.slot_rows + within, out)
+            return CompleteRead(complete, complete.places(slabs) * complete.slot_rows + within, out, all_cores)
         needed, which = np.unique(slabs, return_inverse=True)
         self._counters.add(slabs_used=len(needed))
         pool = self._ready_pool()
@@ -121,6 +130,14 @@ class PooledReader:
         lease = pool.reserve(needed, self._tasks_of(needed))
         self.load(pool, needed, lease)
         return bool((lease.slots >= 0).all())
+
+    def pass_over(self, rows: IntArray, epoch: int) -> None:
+        """Counts rows that an epoch has from elsewhere: slabs of which nothing else is left give their places back."""
+        pool = self._ready_pool()
+        if pool is None or pool.is_complete():
+            return
+        slabs, counts = np.unique(self._locate(rows)[0], return_counts=True)
+        pool.let_go(slabs[self.note_read(pool, slabs, counts, epoch)])
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -245,12 +262,17 @@ class BegunRead(Protocol):
 class CompleteRead:
     """Rows of a pool that holds all slabs: nothing to wait for, and nothing to give back."""
 
-    def __init__(self, pool: SlabPool, places: IntArray, out: npt.NDArray[Any]) -> None:
-        self._pool, self._places, self._out = pool, places, out
+    def __init__(self, pool: SlabPool, places: IntArray, out: npt.NDArray[Any], all_cores: bool) -> None:
+        self._pool, self._places, self._out, self._all_cores = pool, places, out, all_cores
 
     def finish(self) -> None:
         """Copies the rows."""
-        _copy_rows(self._pool.rows, self._places, None, self._out)
+        rows, out = self._pool.rows, self._out
+        # torch selects rows of any dtype that it has, single numbers only of some.
+        if self._all_cores and rows.ndim > 1 and out.dtype == rows.dtype and out.flags.c_contiguous:
+            torch.index_select(torch.from_numpy(rows), 0, torch.from_numpy(self._places), out=torch.from_numpy(out))
+        else:
+            _copy_rows(rows, self._places, None, out)
 
     def cancel(self) -> None:
         """Nothing is held."""

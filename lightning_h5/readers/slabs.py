@@ -156,6 +156,15 @@ class SlabPool:
             self._release(lease.held)
             self._changed.notify_all()
 
+    def let_go(self, slabs: IntArray) -> None:
+        """Nobody will ask for these again in this epoch."""
+        with self._changed:
+            slots = self._slot_of[slabs].astype(np.int64)
+            slots = slots[slots >= 0]
+            self._is_done[slots] = True
+            self._release(slots)
+            self._changed.notify_all()
+
     def finish_task(self, slots: IntArray, error: Exception | None = None) -> None:
         """A task that loads parts of these slots is done, or failed.
 

@@ -2,10 +2,11 @@
 
 import threading
 
+import h5py
 import numpy as np
 import pytest
 
-from lightning_h5 import RankCachedH5DataModule
+from lightning_h5 import LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.datasets import RawBatch
 from lightning_h5.errors import H5Error
 from lightning_h5.loading import at_hand
@@ -138,3 +139,23 @@ def test_an_epoch_out_of_memory_is_the_same_whoever_reads_it(make_h5, monkeypatc
         orders.append(order)
         data.teardown("fit")
     assert orders[0] == orders[1]
+
+
+def test_decoded_rows_that_all_fit_are_at_hand_from_the_second_epoch_on(tmp_path, nothing_held, monkeypatch):
+    monkeypatch.setattr(at_hand, "perf_counter", lambda: 0.0)
+    x = np.arange(4096.0).reshape(512, 8)
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file.create_dataset("x", data=x, chunks=(16, 8), compression="gzip")
+    data = LazyH5DataModule(tmp_path / "rows.h5", batch_size=4, with_index=True)
+    data.setup("fit")
+    loader, before = data.train_dataloader(), threading.active_count()
+    for epoch, n_more in ((0, True), (1, False), (2, False)):
+        loader.sampler.set_epoch(epoch)
+        assert loader.dataset.is_at_hand == (epoch > 0)
+        rows = []
+        for batch, index in loader:
+            assert (threading.active_count() > before) == n_more
+            assert np.array_equal(batch.numpy(), x[index.numpy()])
+            rows += index.tolist()
+        assert sorted(rows) == list(range(512))
+    data.teardown("fit")
