@@ -11,8 +11,8 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .callbacks import H5StatsMonitor, SetEpochCallback
-    from .datamodules import LazyH5DataModule, RankCachedH5DataModule
-    from .datasets import H5LazyDataset, RankMemCachedH5Dataset, h5_worker_init_fn
+    from .datamodules import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5DataModule
+    from .datasets import CombinedHDF5Dataset, H5LazyDataset, RankMemCachedH5Dataset, h5_worker_init_fn
     from .errors import (
         H5CorruptError,
         H5DataChangedError,
@@ -22,12 +22,20 @@ if TYPE_CHECKING:
         H5ResumeError,
         H5ValueError,
     )
+    from .loading import (
+        create_multi_dataloaders,
+        create_optimized_dataloader,
+        diagnose_dataloader_speed,
+        ensure_deterministic_dataloader,
+        get_optimal_num_workers,
+        set_reproducible_training,
+    )
     from .sampling import EpochShuffleSampler, balanced_contiguous_shard, group_split, interleaved_indices, k_fold
 
 _HOMES = {
     "callbacks": ("H5StatsMonitor", "SetEpochCallback"),
-    "datamodules": ("LazyH5DataModule", "RankCachedH5DataModule"),
-    "datasets": ("H5LazyDataset", "RankMemCachedH5Dataset", "h5_worker_init_fn"),
+    "datamodules": ("CombinedHDF5DataModule", "LazyH5DataModule", "RankCachedH5DataModule"),
+    "datasets": ("CombinedHDF5Dataset", "H5LazyDataset", "RankMemCachedH5Dataset", "h5_worker_init_fn"),
     "errors": (
         "H5CorruptError",
         "H5DataChangedError",
@@ -37,11 +45,21 @@ _HOMES = {
         "H5ResumeError",
         "H5ValueError",
     ),
+    "loading": (
+        "create_multi_dataloaders",
+        "create_optimized_dataloader",
+        "diagnose_dataloader_speed",
+        "ensure_deterministic_dataloader",
+        "get_optimal_num_workers",
+        "set_reproducible_training",
+    ),
     "sampling": ("EpochShuffleSampler", "balanced_contiguous_shard", "group_split", "interleaved_indices", "k_fold"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "CombinedHDF5DataModule",
+    "CombinedHDF5Dataset",
     "EpochShuffleSampler",
     "H5CorruptError",
     "H5DataChangedError",
@@ -58,10 +76,16 @@ __all__ = [
     "SetEpochCallback",
     "__version__",
     "balanced_contiguous_shard",
+    "create_multi_dataloaders",
+    "create_optimized_dataloader",
+    "diagnose_dataloader_speed",
+    "ensure_deterministic_dataloader",
+    "get_optimal_num_workers",
     "group_split",
     "h5_worker_init_fn",
     "interleaved_indices",
     "k_fold",
+    "set_reproducible_training",
 ]
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lightning_h5.datamodules.order import blocks_mixed
+from lightning_h5.loading.order import blocks_mixed
 from lightning_h5.sampling import BlockTable, OrderParameters, order_rows
 
 BATCH_SIZE = 64

@@ -22,11 +22,11 @@ from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..datasets import RowDataset
 from ..errors import H5ResumeError, H5ValueError
 from ..loading import H5DataLoader, OtherShardsError, SampleCollate
+from ..loading.order import FEW_BLOCKS, Order, choose_order
 from ..ranks import exchange
 from ..sampling import OrderParameters, PlanSampler, Replica, TrainingCut, resolve_replica
 from .checks import check_equal_batches, check_rows, whole
 from .options import SPLITS, LoaderOptions, Split
-from .order import FEW_BLOCKS, Order, choose_order
 from .position import RunPosition
 from .progress import loaders
 

@@ -80,7 +80,14 @@ class KeyedH5DataModule(BaseH5DataModule):
         indices = None
         if source.is_cut:
             if self._cut is None:
-                self._cut = cut_rows(source.files, x_key, self._split, allow_external=samples.allow_external)
+                group = self._split.group_key
+                self._cut = cut_rows(
+                    source.files,
+                    x_key,
+                    self._split,
+                    group_key=None if group is None else group.replace("{split}", "train"),
+                    allow_external=samples.allow_external,
+                )
             indices = self._cut[split]
         trains = split == "train" or samples.eval_transform is None
         return SplitRows(

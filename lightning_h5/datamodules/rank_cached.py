@@ -12,13 +12,13 @@ import torch
 from .._lightning import rank_zero_info
 from ..datasets import RankMemCachedH5Dataset, RowDataset, load_shards
 from ..errors import H5ValueError
+from ..loading.order import Order
 from ..sampling import PlanSampler, ShardMode, ShardSampler, TrainingCut
 from ..types import DTypeLike, Keys, Paths
 from .base import is_running
 from .checks import whole
 from .keyed import KeyedH5DataModule
 from .options import LoaderOptions, SampleOptions, Split, SplitOptions
-from .order import Order
 
 __all__ = ["RankCachedH5DataModule"]
 

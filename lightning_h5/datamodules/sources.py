@@ -76,14 +76,20 @@ def has_arrays(path: str, keys: list[str], *, allow_external: bool) -> bool:
 
 
 def cut_rows(
-    files: tuple[str, ...], x_key: Keys, options: SplitOptions, *, allow_external: bool
+    files: tuple[str, ...],
+    x_key: Keys,
+    options: SplitOptions,
+    *,
+    group_key: str | None,
+    allow_external: bool,
 ) -> dict[str, IntArray]:
     """Cuts the rows of the training files into splits; the same in every process.
 
     Args:
         files: the training files.
         x_key: the input, which says how many rows there are.
-        options: shares, groups and folds.
+        options: shares and folds.
+        group_key: the array with each row's group, if any.
         allow_external: follow links out of the files.
 
     Returns:
@@ -91,8 +97,8 @@ def cut_rows(
     """
     first = {"x": keys_in(x_key)[0]}
     n_or_groups: Any = len(H5LazyDataset(files, first, allow_external=allow_external))
-    if options.group_key is not None:
-        n_or_groups = _groups(files, options.group_key.replace("{split}", "train"), n_or_groups, allow_external)
+    if group_key is not None:
+        n_or_groups = _groups(files, group_key, n_or_groups, allow_external)
     fractions = [1 - options.val_fraction - options.test_fraction, options.val_fraction, options.test_fraction]
     train, val, test = group_split(n_or_groups, fractions, options.split_seed)
     if options.num_folds is not None and options.fold is not None:

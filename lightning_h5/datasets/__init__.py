@@ -1,6 +1,7 @@
 """Torch datasets over HDF5 files. Importing them does not import Lightning."""
 
 from .base import RawBatch, RowDataset
+from .combined import CombinedHDF5Dataset, expand_those_there
 from .lazy import H5LazyDataset
 from .preload import load_shards
 from .randomness import asked_for, fresh_draws, generators, own_streams
@@ -9,12 +10,14 @@ from .structure import Transform
 from .workers import h5_worker_init_fn, seed_worker
 
 __all__ = [
+    "CombinedHDF5Dataset",
     "H5LazyDataset",
     "RankMemCachedH5Dataset",
     "RawBatch",
     "RowDataset",
     "Transform",
     "asked_for",
+    "expand_those_there",
     "fresh_draws",
     "generators",
     "h5_worker_init_fn",

@@ -45,6 +45,7 @@ class Fields:
         transform: Transform | None,
         target_transform: Transform | None,
         with_index: bool,
+        flags: tuple[bool, ...] = (),
         dtype_names: tuple[str, str] = ("x_dtype", "y_dtype"),
     ) -> Fields:
         """The fields of datasets with an input and a target; see ``H5LazyDataset`` for the arguments.
@@ -57,6 +58,7 @@ class Fields:
             transform: runs on each sample's input.
             target_transform: runs on each sample's target.
             with_index: add each row's index.
+            flags: for each input field whether a sample has it as a bool; none where empty.
             dtype_names: what the dataset calls the dtypes.
 
         Raises:
@@ -71,7 +73,9 @@ class Fields:
         if y is not None:
             dtypes += _dtypes(y_dtype, y, dtype_names[1])
             text_ok += [True] * len(y.keys)
-        structure = SampleStructure(Part(x, transform), None if y is None else Part(y, target_transform), with_index)
+        structure = SampleStructure(
+            Part(x, transform, flags), None if y is None else Part(y, target_transform), with_index
+        )
         return cls((*x.keys, *(y.keys if y else ())), tuple(dtypes), tuple(text_ok), structure)
 
 

@@ -31,10 +31,12 @@ class Part:
     Attributes:
         fields: what it is made of.
         transform: runs on it, one sample at a time.
+        flags: for each field whether a sample has it as a bool of Python; none where empty.
     """
 
     fields: FieldNames
     transform: Transform | None = None
+    flags: tuple[bool, ...] = ()
 
     def build(self, values: Sequence[Any]) -> Any:
         """The value, a tuple or a dict, of a row or of a whole batch."""
@@ -49,7 +51,10 @@ class Part:
 
     def sample(self, columns: Sequence[Column], place: int, row: int, draws: Draws) -> Any:
         """One row's part, transformed. Input and target of a row have generators that draw the same."""
-        value = self.build([column[place] for column in columns])
+        values = [column[place] for column in columns]
+        if self.flags:
+            values = [bool(value) if flag else value for value, flag in zip(values, self.flags, strict=True)]
+        value = self.build(values)
         return value if self.transform is None else self.transform(value, **generators(self.asks_for, draws, row))
 
     def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws) -> Any:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from ..errors import H5ValueError, listing
+from ..errors import H5FileError, H5ValueError, listing
 from ..files import ArrayLayout, ChangeGuard, OpenOptions, file_identity, find_array, kind_of, layout_of, open_h5
 from ..sampling import BlockTable
 from ..types import IntArray
@@ -96,7 +96,12 @@ def held_fields(table: FileTable) -> list[bool]:
 
 
 def scan_files(
-    paths: Sequence[str], keys: Sequence[str], options: OpenOptions, *, text_ok: Sequence[bool]
+    paths: Sequence[str],
+    keys: Sequence[str],
+    options: OpenOptions,
+    *,
+    text_ok: Sequence[bool],
+    pass_over: Callable[[str, H5FileError], None] | None = None,
 ) -> FileTable:
     """Looks at the arrays of all files and checks that they belong together. Reads metadata only.
 
@@ -105,22 +110,35 @@ def scan_files(
         keys: the arrays, in the order of the fields.
         options: how files are opened.
         text_ok: for each key, whether it may hold text (a label may, a single input may not).
+        pass_over: is told of files that are missing or broken, which are left out; None raises their errors.
 
     Raises:
+        H5FileError: a file is missing or broken, or all of them are.
         H5KeyError: an array is not there.
         H5ValueError: an array cannot become a tensor, arrays of a file differ in their rows, or files differ.
     """
-    layouts, guards = [], []
+    used, layouts, guards = [], [], []
     for path in tqdm(paths, desc="looking at files", unit="file", delay=2, leave=False, disable=len(paths) < 50):
-        guards.append(ChangeGuard.of(path, grows=options.swmr))
-        with open_h5(path, swmr=options.swmr) as file:
-            layouts.append(tuple(_layout(file, path, key, options) for key in keys))
+        try:
+            with open_h5(path, swmr=options.swmr) as file:
+                guard = ChangeGuard.of(path, grows=options.swmr)
+                found = tuple(_layout(file, path, key, options) for key in keys)
+        except H5FileError as error:
+            if pass_over is None:
+                raise
+            pass_over(path, error)
+            continue
+        used.append(path)
+        guards.append(guard)
+        layouts.append(found)
         for layout, text in zip(layouts[-1], text_ok, strict=True):
             _check_kind(layout, text_ok=text)
         _check_rows(layouts[-1])
         _check_alike(layouts[0], layouts[-1])
+    if not used:
+        raise H5FileError(f"none of {listing(paths)} can be read. Look at the errors that were logged for each.")
     starts = np.concatenate([[0], np.cumsum([arrays[0].n_rows for arrays in layouts])]).astype(np.int64)
-    return FileTable(tuple(paths), tuple(layouts), starts, tuple(guards))
+    return FileTable(tuple(used), tuple(layouts), starts, tuple(guards))
 
 
 def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:

@@ -1,7 +1,7 @@
 """Paths, open files, and what an array looks like on disk. With ``readers``, the only part that imports h5py."""
 
 from .chunks import ChunkTable
-from .door import find_array, list_arrays, open_h5
+from .door import find_array, list_arrays, numpy_dtype, open_h5
 from .dtypes import kind_of, torch_dtype
 from .handles import HandlePool, OpenOptions, drop_inherited, process_pool
 from .identity import ChangeGuard, file_identity
@@ -28,6 +28,7 @@ __all__ = [
     "kind_of",
     "layout_of",
     "list_arrays",
+    "numpy_dtype",
     "open_h5",
     "process_pool",
     "torch_dtype",

@@ -1,0 +1,448 @@
+"""``CombinedHDF5Dataset``: many files, filters over their columns, samples as dicts, and a cache that counts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import get_worker_info
+
+from ..errors import H5FileError, H5KeyError, H5ValueError, listing
+from ..files import ArrayLayout, OpenOptions, expand_paths, kind_of, open_h5, torch_dtype
+from ..ranks import exchange
+from ..sizes import parse_bytes
+from ..types import DTypeLike, IntArray, PathLike, Paths
+from .base import RawBatch
+from .discovery import fields_of_files
+from .fields import Fields, checked_rows
+from .filters import Where, criteria_of
+from .row_index import RowIndexStore
+from .sample_cache import SampleCache, bytes_of
+from .selection import LabelCriterion, Selection, select_rows
+from .stored import CACHE_BYTES, StoredRowDataset, chunk_cache
+from .structure import Column, Transform
+from .table import FileTable, scan_files
+
+__all__ = ["CombinedHDF5Dataset", "FieldMap", "expand_those_there"]
+
+_log = logging.getLogger(__name__)
+
+FLAGS = ("cs_label", "bg_label")
+TARGET = "target"
+MOST_WORKERS = 64  # whose counts are kept apart
+PATIENCE = 120.0  # seconds for the slowest rank to look at the files
+
+FieldMap = Mapping[str, Any]
+"""For a field's name here its array in the files; or ``{"key": ..., "layout": "NTC"}`` for ``target``."""
+
+
+class CombinedHDF5Dataset(StoredRowDataset):
+    """Rows of one or thousands of files of the same structure, filtered; a sample is a dict of fields.
+
+    Numbers come as tensors, flags (``cs_label``, ``bg_label``) as bool, text as str. Works with the standard
+    ``DataLoader(dataset, batch_size=..., shuffle=True)`` and in worker processes under fork, forkserver and spawn.
+
+    Args:
+        paths: one file, a glob, a directory, or a list of these. Rows follow each other in that order.
+        load_fields: arrays to load, in the order of the sample; their names are the sample's keys. None loads all that
+            share axis 0.
+        allowed_guids: keep rows whose ``guid`` is one of these.
+        cs_label: keep rows whose flag ``cs_label`` is set (True), or is not (False).
+        bg_label: likewise of ``bg_label``.
+        epoch_min: smallest value of ``epoch`` to keep.
+        epoch_max: largest value of ``epoch`` to keep.
+        label: keep rows that have this class at any step of ``target``: class ids ``(N,)`` and ``(N, T)``, or one-hot
+            ``(N, T, C)`` and ``(N, C, T)``, told apart by shape and values. Steps that were padded with 0 are of class
+            0: name a ``valid_mask`` to look for that one.
+        cache_size: rows that were used last and are kept, in each process; 0 keeps none.
+        pin_memory: have ``create_optimized_dataloader`` put batches into page-locked memory, where there is a GPU.
+        dtype: of floating fields with an axis beside the rows, the target excepted. Ids, labels, flags and columns stay
+            as stored, since 16 bits would change them. None leaves all as stored.
+        where: conditions on any one-dimensional arrays, by name: a value, a list of values, a range
+            ``{"min": 3, "max": 5}`` (bounds included, either may be left out), or a function from the column to a mask.
+            Or one function from the columns of a file, by name, to a mask.
+        field_map: names of ours for arrays that are called otherwise: ``{"guid": "meta/patient"}``. What the axes of a
+            target are can be said here too: ``{"target": {"key": "y", "layout": "NCT"}}``.
+        valid_mask: array that is not 0 at steps that count for ``label``, one value a step or one a row.
+        cache_index: keep which rows pass on disk, for the next time: True, or a folder. It is made anew where a file
+            or a filter changed.
+        on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged.
+        max_cache_bytes: bytes that these rows may take, or text such as "1 GiB"; worker processes share it.
+        indices: rows to choose among, counted over all files (shape ``(n,)``, or a mask). None are all.
+        transform: runs on each sample, a dict (see ``H5LazyDataset``).
+        batch_transform: runs once on each batch that ``read_batch`` collates.
+        cache_bytes: see ``H5LazyDataset``.
+        with_index: add each row's index in this dataset, as ``"index"``.
+        swmr: the files have a live writer in single-writer/multiple-reader mode.
+        allow_external: follow links, storage and virtual arrays into other files.
+        mmap: map contiguous arrays into memory (see ``H5LazyDataset``).
+
+    Raises:
+        H5FileError: a file is missing, damaged, or needs a filter that is not installed.
+        H5KeyError: an array is not in a file.
+        H5ValueError: files differ in fields, dtypes or shapes; a filter makes no sense, or no row passes.
+
+    Cost:
+        Construction opens each file once, and reads the columns that filters name, whole, on all cores. ``label`` reads
+        the target of rows that pass the others. A row found in the cache costs a copy, others what they cost an
+        ``H5LazyDataset``.
+
+    Example:
+        >>> dataset = CombinedHDF5Dataset("recordings/*.h5", label=2, where={"site": ["A", "B"]})
+        >>> dataset[0]["target"].shape
+        torch.Size([300])
+    """
+
+    agrees_by_itself = True  # with the other ranks, on which files were left out
+
+    def __init__(
+        self,
+        paths: Paths,
+        load_fields: Sequence[str] | None = None,
+        allowed_guids: Sequence[str] | None = None,
+        cs_label: bool | None = None,
+        bg_label: bool | None = None,
+        epoch_min: float | None = None,
+        epoch_max: float | None = None,
+        label: int | None = None,
+        cache_size: int = 1000,
+        pin_memory: bool = True,
+        dtype: DTypeLike = "float32",
+        *,
+        where: Where | None = None,
+        field_map: FieldMap | None = None,
+        valid_mask: str | None = None,
+        cache_index: bool | PathLike = False,
+        on_bad_file: Literal["error", "skip"] = "error",
+        max_cache_bytes: int | str = "512 MiB",
+        indices: Sequence[int] | npt.NDArray[Any] | None = None,
+        transform: Transform | None = None,
+        batch_transform: Transform | None = None,
+        cache_bytes: int | str = "auto",
+        with_index: bool = False,
+        swmr: bool = False,
+        allow_external: bool = False,
+        mmap: bool = False,
+    ) -> None:
+        self.pin_memory, self.dtype = pin_memory, torch_dtype(dtype, "dtype")
+        if self.dtype is not None and not self.dtype.is_floating_point:
+            raise H5ValueError(f"dtype={dtype!r} is for floating fields. Pass a floating dtype, or None to leave all.")
+        self._cache_size = _checked_count(cache_size, "cache_size")
+        self._max_cache_bytes = parse_bytes(max_cache_bytes, "max_cache_bytes")
+        self._keys, layout = _mapped(field_map)
+        self._index_store = RowIndexStore(cache_index) if cache_index else None
+        criteria = criteria_of(
+            allowed_guids=allowed_guids,
+            cs_label=cs_label,
+            bg_label=bg_label,
+            epoch_min=epoch_min,
+            epoch_max=epoch_max,
+            where=where,
+        )
+        if label is None and valid_mask is not None:
+            raise H5ValueError(f"valid_mask={valid_mask!r} says which steps count for `label`. Pass label as well.")
+        self._plain = OpenOptions(swmr=swmr, allow_external=allow_external)
+        columns = [one.column for one in criteria if one.column is not None]
+        of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
+        full, names = self._scan(paths, load_fields, [*columns, *of_label], on_bad_file)
+        fields = {name: at for at, name in enumerate(dict.fromkeys([*names, *columns, *of_label]))}
+        self._selection: Selection | None = Selection(
+            criteria,
+            None
+            if label is None
+            else LabelCriterion(
+                _checked_label(label), fields[TARGET], None if valid_mask is None else fields[valid_mask], layout
+            ),
+            fields,
+            self._keys,
+        )
+        self._full: FileTable | None = full
+        self._among = checked_rows(indices, full.n_rows)
+        table = FileTable(full.paths, tuple(arrays[: len(names)] for arrays in full.layouts), full.starts, full.guards)
+        arrays = dict(zip(names, table.layouts[0], strict=True))
+        self._flags = tuple(_is_flag(name, array) for name, array in arrays.items())
+        budget = CACHE_BYTES if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
+        super().__init__(
+            table,
+            Fields.of(
+                {name: self._key(name) for name in names},
+                None,
+                x_dtype={name: _dtype_of(name, array, self.dtype) for name, array in arrays.items()},
+                y_dtype=None,
+                transform=transform,
+                target_transform=None,
+                with_index=with_index,
+                flags=self._flags,
+            ),
+            batch_transform=batch_transform,
+            indices=None,
+            options=OpenOptions(
+                rdcc_nbytes=chunk_cache(table, budget, swmr=swmr), swmr=swmr, allow_external=allow_external
+            ),
+            mmap=mmap,
+            cache_bytes=budget,
+        )
+        self.counters.share(MOST_WORKERS)  # whoever starts workers: what they count should be seen here
+        self.indices = self._build_index()
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._samples: SampleCache | None = None
+
+    # Which rows ----------------------------------------------------------------------------------------------
+
+    def _key(self, name: str) -> str:
+        return self._keys.get(name, name)
+
+    def _scan(
+        self, paths: Paths, load_fields: Sequence[str] | None, more: Sequence[str], on_bad_file: str
+    ) -> tuple[FileTable, list[str]]:
+        """The files with the fields of a sample and, after these, those that filters look at; and the first's names."""
+        if on_bad_file not in ("error", "skip"):
+            raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'error' or 'skip'.")
+        bad: dict[str, str] = {}
+
+        def note(path: str, error: H5FileError) -> None:
+            if path not in bad:
+                _log.warning("left out %s: %s", path, error)
+            bad[path] = str(error)
+
+        pass_over = note if on_bad_file == "skip" else None
+        files = expand_paths(paths, "paths") if pass_over is None else expand_those_there(paths, pass_over)
+        if load_fields is None:
+            ours = {theirs: name for name, theirs in self._keys.items()}
+            found = fields_of_files(files, self._plain, pass_over)
+            names = [ours.get(theirs.strip("/"), theirs) for theirs in found]
+            absent = [key for key in self._keys.values() if key not in (one.strip("/") for one in found)]
+            if absent := [key for key in absent if key not in map(self._key, more)]:
+                raise H5KeyError(f"field_map names {listing(absent)}; the fields of {files[0]!r} are {listing(found)}.")
+            if twice := [name for name in self._keys if names.count(name) > 1]:
+                raise H5ValueError(
+                    f"field_map gives other arrays the names {listing(twice)}, and {files[0]!r} has arrays of these "
+                    "names. Name the fields to load (load_fields)."
+                )
+        else:
+            names = _checked_names(load_fields)
+        keys = [self._key(name) for name in dict.fromkeys([*names, *more])]
+        left = [path for path in files if path not in bad]
+        full = scan_files(left, keys, self._plain, text_ok=[True] * len(keys), pass_over=pass_over)
+        if pass_over is not None and self.agrees_by_itself:
+            with exchange("leaving out bad files", PATIENCE) as ranks:
+                ranks.agree(
+                    {"files that can be read": len(full.paths), "files left out": sorted(map(_name, bad))}, None
+                )
+        return full, names
+
+    def _build_index(self) -> IntArray | None:
+        """Rows of the files that pass the filters, ascending unless ``indices`` had another order; None are all."""
+        full, selection, among, store = self._full, self._selection, self._among, self._index_store
+        if full is None or selection is None:  # another process's copy
+            return self.indices
+        if not selection.criteria and selection.label is None:
+            return among
+        name = "" if store is None else store.name_of(full, selection, among)
+        rows = None if store is None else store.load(name, full.n_rows)
+        if rows is None:
+            rows = select_rows(full, selection, among, self._plain, self.counters)
+            if store is not None and rows is not None:
+                store.keep(name, rows)
+        return rows
+
+    @property
+    def index(self) -> tuple[IntArray, IntArray]:
+        """For each row of this dataset its file (a number in ``table.paths``), and its row there."""
+        return self.table.locate(np.arange(self.table.n_rows) if self.indices is None else self.indices)
+
+    # Rows that were used last --------------------------------------------------------------------------------
+
+    @property
+    def _cache(self) -> SampleCache:
+        """The rows used last, of this process."""
+        self._pooled_fields()  # a forked child begins anew
+        with self._lock:
+            if self._samples is None:
+                arrays = zip(self.table.layouts[0], self._dtypes, strict=True)
+                columns = [(array.row_shape, _kept_dtype(array, dtype)) for array, dtype in arrays]
+                worker = get_worker_info()
+                n_bytes = self._max_cache_bytes // (worker.num_workers if worker else 1)
+                self._samples = SampleCache(self._cache_size, n_bytes, columns)
+            return self._samples
+
+    def _begin(self, rows: IntArray, epoch: int | None, *, all_cores: bool = False) -> Callable[[], RawBatch]:
+        cache = self._cache
+        if not cache.n_slots:
+            self.counters.add(cache_misses=len(rows))
+            return super()._begin(rows, epoch, all_cores=all_cores)
+        located = self._located(rows)
+        hits, columns = cache.take(located, self._buffers)
+        self.counters.add(cache_hits=len(hits), cache_misses=len(rows) - len(hits))
+        if not len(hits):
+            return partial(self._keep, located, super()._begin(rows, epoch, all_cores=all_cores))
+        if epoch is not None:
+            for reader in self._pooled_fields().values():
+                reader.pass_over(located[hits], epoch)
+        if len(hits) == len(rows):
+            return lambda: RawBatch(rows, columns)
+        misses = np.setdiff1d(np.arange(len(rows)), hits, assume_unique=True)
+        read = partial(self._keep, located[misses], super()._begin(rows[misses], epoch, all_cores=all_cores))
+        return partial(_fill_in, rows, columns, misses, read)
+
+    def _keep(self, located: IntArray, complete: Callable[[], RawBatch]) -> RawBatch:
+        raw = complete()
+        self._cache.put(located, raw.columns)
+        return raw
+
+    def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
+        """See ``RowDataset.prefetch``: of rows that are not in the cache."""
+        is_missing = ~self._cache.has(self._located(rows))
+        return not is_missing.any() or super().prefetch(rows[is_missing], epoch)
+
+    def _located(self, rows: IntArray) -> IntArray:
+        return rows if self.indices is None else self.indices[rows]
+
+    def clear_cache(self) -> None:
+        """Forgets the rows that were used last, in this process; what was counted stays."""
+        self._cache.clear()
+
+    def get_stats(self) -> dict[str, Any]:
+        """What this dataset is and did: plain values.
+
+        Returns:
+            ``total_samples``, ``num_files``; ``cache_size`` (rows kept now, in this process), ``cache_hits``,
+            ``cache_misses``, ``hit_rate`` (0 to 1), ``access_count`` (rows asked for); ``dtype``, ``pin_memory`` and
+            ``bytes_read`` (from files). Counts are of this process and its worker processes.
+        """
+        counted = self.counters.total()
+        hits, misses = int(counted["cache_hits"]), int(counted["cache_misses"])
+        return {
+            "total_samples": len(self),
+            "num_files": len(self.table.paths),
+            "cache_size": len(self._cache),
+            "cache_hits": hits,
+            "cache_misses": misses,
+            "hit_rate": hits / max(1, hits + misses),
+            "access_count": hits + misses,
+            "dtype": str(self.dtype),
+            "pin_memory": self.pin_memory,
+            "bytes_read": int(counted["bytes_read"]),
+        }
+
+    def close(self) -> None:
+        """Closes this process's files and gives back what is held in memory; the next read opens them again."""
+        super().close()
+        with self._lock:
+            self._samples = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The rows are chosen; a user's functions do not travel to every process.
+        return super().__getstate__() | {"_samples": None, "_selection": None, "_full": None, "_among": None}
+
+
+def _fill_in(rows: IntArray, columns: tuple[Column, ...], misses: IntArray, read: Callable[[], RawBatch]) -> RawBatch:
+    """Puts rows that were read among those that were in the cache."""
+    for column, missing in zip(columns, read().columns, strict=True):
+        if isinstance(column, torch.Tensor) and isinstance(missing, torch.Tensor):
+            bytes_of(column)[misses] = bytes_of(missing)
+        elif isinstance(column, list):
+            for place, value in zip(misses.tolist(), missing, strict=True):
+                column[place] = value
+    return RawBatch(rows, columns)
+
+
+def _mapped(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
+    """Arrays by our names, and the target's axes where they are said."""
+    keys: dict[str, str] = {}
+    layout = None
+    for name, given in (field_map or {}).items():
+        said = {"key": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
+        if not isinstance(said.get("key", name), str) or not said or set(said) - {"key", "layout"}:
+            raise H5ValueError(
+                f"field_map[{name!r}]={given!r} is no array. Pass its name in the files, or "
+                "{'key': its name, 'layout': 'NTC'} for a target."
+            )
+        if "layout" in said and name != TARGET:
+            raise H5ValueError(f"field_map[{name!r}] has a layout, which says where a target's classes are.")
+        keys[name] = said.get("key", name).strip("/")
+        layout = said.get("layout", layout)
+    twice = [key for key in keys.values() if list(keys.values()).count(key) > 1]
+    if twice:
+        raise H5ValueError(f"field_map gives {listing(dict.fromkeys(twice))} several names. Give each array one.")
+    return keys, layout
+
+
+def _checked_names(names: Any) -> list[str]:
+    given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
+    if not given or not all(isinstance(name, str) and name.strip("/") for name in given):
+        raise H5ValueError(f"load_fields={names!r} names no field. Pass a list of names, or None for all fields.")
+    if len(set(given)) < len(given):
+        raise H5ValueError(f"load_fields={names!r} names a field twice. A sample has each once.")
+    return given
+
+
+def _checked_count(n: Any, name: str) -> int:
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+        raise H5ValueError(f"{name}={n!r} is no number of rows. Pass 0 or more.")
+    return int(n)
+
+
+def _checked_label(label: Any) -> int:
+    if isinstance(label, bool) or not isinstance(label, int | np.integer):
+        raise H5ValueError(f"label={label!r} is no class. Pass its number; for text use `where`.")
+    return int(label)
+
+
+def expand_those_there(paths: Paths, pass_over: Callable[[str, H5FileError], None], name: str = "paths") -> list[str]:
+    """The files that a path argument names, without those that are missing or cannot be opened.
+
+    Args:
+        paths: see ``expand_paths``.
+        pass_over: is told of each that is left out.
+        name: the argument's name, for errors.
+
+    Raises:
+        H5FileError: none of them is there.
+    """
+    given: list[Any] = list(paths) if isinstance(paths, list | tuple) else [paths]
+    there = []
+    for path in given:
+        try:
+            for file in expand_paths(path, name):
+                try:
+                    with open_h5(file):
+                        there.append(file)
+                except H5FileError as error:
+                    pass_over(file, error)
+        except H5FileError as error:
+            pass_over(str(path), error)
+    if not there:
+        raise H5FileError(
+            f"{name}={listing(map(str, given))}: none of them can be read. Look at what was logged for each."
+        )
+    return list(expand_paths(there, name))
+
+
+def _name(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
+
+
+def _is_flag(name: str, array: ArrayLayout) -> bool:
+    return name in FLAGS and not array.row_shape and array.dtype.kind in ("b", "i", "u")
+
+
+def _dtype_of(name: str, array: ArrayLayout, dtype: torch.dtype | None) -> torch.dtype | None:
+    """What a field becomes; None leaves it as stored."""
+    if _is_flag(name, array):
+        return torch.bool
+    return dtype if array.dtype.kind == "f" and array.row_shape and name != TARGET else None
+
+
+def _kept_dtype(array: ArrayLayout, dtype: torch.dtype | None) -> torch.dtype | None:
+    """What a field is in the cache: as in a batch; None for text."""
+    if kind_of(array.dtype) != "number":
+        return None
+    return dtype or torch.from_numpy(np.empty(0, array.dtype)).dtype
