@@ -11,7 +11,12 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from .callbacks import H5StatsMonitor, SetEpochCallback
-    from .datamodules import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5DataModule
+    from .datamodules import (
+        CombinedHDF5DataModule,
+        LazyH5DataModule,
+        RankCachedH5DataModule,
+        calculate_optimal_batch_size,
+    )
     from .datasets import CombinedHDF5Dataset, H5LazyDataset, RankMemCachedH5Dataset, h5_worker_init_fn
     from .errors import (
         H5CorruptError,
@@ -34,7 +39,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "callbacks": ("H5StatsMonitor", "SetEpochCallback"),
-    "datamodules": ("CombinedHDF5DataModule", "LazyH5DataModule", "RankCachedH5DataModule"),
+    "datamodules": (
+        "CombinedHDF5DataModule",
+        "LazyH5DataModule",
+        "RankCachedH5DataModule",
+        "calculate_optimal_batch_size",
+    ),
     "datasets": ("CombinedHDF5Dataset", "H5LazyDataset", "RankMemCachedH5Dataset", "h5_worker_init_fn"),
     "errors": (
         "H5CorruptError",
@@ -76,6 +86,7 @@ __all__ = [
     "SetEpochCallback",
     "__version__",
     "balanced_contiguous_shard",
+    "calculate_optimal_batch_size",
     "create_multi_dataloaders",
     "create_optimized_dataloader",
     "diagnose_dataloader_speed",

@@ -17,6 +17,7 @@ from .errors import H5ValueError
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
     from lightning.pytorch.callbacks import Checkpoint
+    from lightning.pytorch.tuner.tuning import Tuner
     from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "LightningDataModule",
     "LightningModule",
     "Trainer",
+    "Tuner",
     "check_trainer",
     "models_of_the_other_package",
     "rank_zero_info",
@@ -54,6 +56,7 @@ if not TYPE_CHECKING:
     LightningDataModule = _root.LightningDataModule
     LightningModule = _root.LightningModule
     Trainer = _root.Trainer
+    Tuner = import_module(f"{PACKAGE}.tuner").Tuner
     Checkpoint = import_module(f"{PACKAGE}.callbacks").Checkpoint
     _utilities = import_module(f"{PACKAGE}.utilities")
     rank_zero_info = _utilities.rank_zero_info

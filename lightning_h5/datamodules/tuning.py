@@ -1,0 +1,105 @@
+"""How large a batch a model takes, by Lightning's batch size finder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from .._lightning import LightningDataModule, LightningModule, Trainer, Tuner
+from ..errors import H5ValueError
+
+__all__ = ["calculate_optimal_batch_size"]
+
+ON_CPU = 32  # memory is no limit there, and larger batches are no faster
+MARGIN = 0.8  # other batches, and other processes, take more than the trial's
+
+
+def calculate_optimal_batch_size(
+    model: torch.nn.Module,
+    input_shape: Sequence[int],
+    device: str | torch.device = "cuda",
+    *,
+    most: int = 4096,
+) -> int:
+    """The largest batch that a training step of a model has room for, less a margin.
+
+    Trains on random numbers with sizes that double until memory runs out. The model's weights stay as they are.
+
+    Args:
+        model: takes a float tensor of shape ``(batch, *input_shape)``.
+        input_shape: shape of one sample.
+        device: where the model will train. On "cpu" the answer is 32: memory is no limit there.
+        most: largest size to try.
+
+    Returns:
+        Rows of a batch, at least 1.
+
+    Raises:
+        H5ValueError: a number makes no sense.
+    """
+    if most < 1 or any(n < 1 for n in input_shape):
+        raise H5ValueError(f"input_shape={tuple(input_shape)} and most={most} were given. Pass numbers from 1 on.")
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return min(ON_CPU, most)
+    return max(1, int(MARGIN * largest_batch(model, input_shape, kind, most)))
+
+
+def largest_batch(model: torch.nn.Module, input_shape: Sequence[int], accelerator: str, most: int) -> int:
+    """The largest power of two, up to a number, with which a training step has room."""
+    data = _Trial(tuple(input_shape), most)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            accelerator=accelerator,
+            devices=1,
+            default_root_dir=folder,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        found = Tuner(trainer).scale_batch_size(
+            _Step(model), datamodule=data, mode="power", steps_per_trial=1, init_val=2, max_trials=most.bit_length()
+        )
+    return min(most, int(found or 1))
+
+
+class _Random(Dataset[torch.Tensor]):
+    def __init__(self, shape: tuple[int, ...], n_rows: int) -> None:
+        self._shape, self._n_rows = shape, n_rows
+
+    def __len__(self) -> int:
+        return self._n_rows
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(self._shape)
+
+
+class _Trial(LightningDataModule):
+    def __init__(self, shape: tuple[int, ...], n_rows: int) -> None:
+        super().__init__()
+        self.batch_size, self._rows = 2, _Random(shape, n_rows)  # BatchNorm takes no single row
+
+    def train_dataloader(self) -> DataLoader[torch.Tensor]:
+        return DataLoader(self._rows, batch_size=self.batch_size)
+
+
+class _Step(LightningModule):
+    """A step whose learning rate is zero."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        found: Any = self.model(batch)
+        while not isinstance(found, torch.Tensor):
+            found = next(iter(found.values() if isinstance(found, dict) else found))
+        return found.float().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
