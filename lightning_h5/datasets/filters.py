@@ -145,7 +145,8 @@ def _one_of(name: str, wanted: list[Any], argument: str) -> Criterion:
             near = [_rounded(value, column.dtype) for value in wanted]
             return np.isin(column, np.array([one for one in near if isinstance(one, np.floating)], column.dtype))
         if column.dtype.kind != "O":
-            return np.isin(column, np.asarray(wanted))
+            column = column.view(np.uint8) if column.dtype.kind == "b" else column
+            return np.isin(column, np.array(_whole(wanted, np.iinfo(column.dtype)), column.dtype))
         values = set(wanted)
         return np.fromiter((item in values for item in column), dtype=np.bool_, count=len(column))
 
@@ -174,6 +175,12 @@ def _between(name: str, bounds: Mapping[str, Any], text: str) -> Criterion:
         return (column >= low) & (column <= high)
 
     return Criterion(text, name, test, f"{low!r}<={name}<={high!r}")
+
+
+def _whole(values: Iterable[Any], limits: np.iinfo[Any]) -> list[int]:
+    """The numbers that an integer between limits can equal."""
+    whole = [int(value) for value in values if not isinstance(value, float | np.floating) or float(value).is_integer()]
+    return [value for value in whole if limits.min <= value <= limits.max]
 
 
 def _rounded(value: Any, dtype: np.dtype[Any]) -> np.floating[Any] | float:
