@@ -197,7 +197,6 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         }
         self._split = SplitOptions.of(val_fraction, test_fraction, group_key, num_folds, fold, split_seed)
         self._transforms = transform, eval_transform
-        self._skips = on_bad_file == "skip"
         self._arguments: dict[str, Any] = {
             "load_fields": load_fields,
             "allowed_guids": allowed_guids,
@@ -268,7 +267,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
     def _files(self, split: Split) -> Sequence[PathLike]:
         paths = self._paths[split]
         assert paths is not None, "asked for a split that has files"
-        if not self._skips:
+        if self._arguments["on_bad_file"] != "skip":
             return expand_paths(paths, f"{split}_paths")
         return expand_those_there(paths, _note, f"{split}_paths")
 

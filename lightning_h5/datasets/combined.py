@@ -165,7 +165,6 @@ class CombinedHDF5Dataset(StoredRowDataset):
         self._among = checked_rows(indices, full.n_rows)
         table = FileTable(full.paths, tuple(arrays[: len(names)] for arrays in full.layouts), full.starts, full.guards)
         arrays = dict(zip(names, table.layouts[0], strict=True))
-        self._flags = tuple(_is_flag(name, array) for name, array in arrays.items())
         budget = CACHE_BYTES if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
         super().__init__(
             table,
@@ -177,7 +176,7 @@ class CombinedHDF5Dataset(StoredRowDataset):
                 transform=transform,
                 target_transform=None,
                 with_index=with_index,
-                flags=self._flags,
+                flags=tuple(_is_flag(name, array) for name, array in arrays.items()),
             ),
             batch_transform=batch_transform,
             indices=None,

@@ -20,6 +20,7 @@ from ..types import IntArray, RowReader
 from .buffers import BufferPool
 from .columns import ColumnShape, DeviceColumn, HeldColumn, HostColumn
 from .preload import Crew, my_part
+from .sample_cache import copied
 from .shard_memory import ShardMemory
 from .structure import Column
 from .table import RUN_BYTES, FileTable
@@ -151,7 +152,7 @@ class HeldRows:
         return tuple(
             next(columns).take(places, buffers, pinned=pinned, all_cores=all_cores)
             if text is None
-            else _copy(text[rows].tolist())
+            else copied(text[rows].tolist())
             for text in self._texts
         )
 
@@ -179,11 +180,6 @@ class HeldRows:
         self.__dict__.update(state)
         assert self._memory is not None, "only shared memory travels"
         self._columns = list(self._host_columns(self._memory))
-
-
-def _copy(text: Any) -> Any:
-    """Text of a row is a list where it has several values: whoever changes it must not change what is held."""
-    return [_copy(one) for one in text] if isinstance(text, list) else text
 
 
 def _by_file(rows: Rows, starts: IntArray) -> Iterator[tuple[int, int, Rows]]:

@@ -16,7 +16,7 @@ from ..types import IntArray
 from .buffers import BufferPool
 from .structure import Column
 
-__all__ = ["CachedColumn", "SampleCache", "bytes_of"]
+__all__ = ["CachedColumn", "SampleCache", "bytes_of", "copied"]
 
 
 class CachedColumn:

@@ -165,7 +165,12 @@ def create_optimized_dataloader(
         world_size=replica.world_size,
         num_workers=n_workers,
     )
-    dataset.read_with(order.cache_bytes, keeps=None if is_training else False, in_runs=order.mode == "window")
+    given_bytes = None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
+    dataset.read_with(
+        order.cache_bytes if given_bytes is None else given_bytes,
+        keeps=None if is_training else False,
+        in_runs=order.mode == "window",
+    )
     return H5DataLoader(
         dataset,
         sampler=_sampler(dataset, order, batch_size, is_training, drop_last, seed, (rank, world_size), collate_fn),

@@ -101,6 +101,11 @@ def test_a_dataset_and_what_makes_one_are_not_both_taken(files, arguments):
         create_optimized_dataloader(**arguments(files))
 
 
+def test_memory_for_decoded_rows_is_as_it_was_asked_for(files):
+    loaders = [create_optimized_dataloader(hdf5_files=files, **given) for given in ({"cache_bytes": "3 MiB"}, {})]
+    assert loaders[0].dataset.cache_bytes == 3 << 20 != loaders[1].dataset.cache_bytes
+
+
 def test_a_loader_goes_on_where_its_state_was_taken(files):
     def make():
         return create_optimized_dataloader(hdf5_files=files, batch_size=4)
