@@ -3,6 +3,7 @@
 from .base import RawBatch, RowDataset
 from .combined import CombinedHDF5Dataset, expand_those_there
 from .lazy import H5LazyDataset
+from .outbox import WorkerMemory, open_outbox, this_outbox, worker_memory
 from .preload import load_shards
 from .randomness import asked_for, fresh_draws, generators, own_streams
 from .rank_cached import RankMemCachedH5Dataset
@@ -16,12 +17,16 @@ __all__ = [
     "RawBatch",
     "RowDataset",
     "Transform",
+    "WorkerMemory",
     "asked_for",
     "expand_those_there",
     "fresh_draws",
     "generators",
     "h5_worker_init_fn",
     "load_shards",
+    "open_outbox",
     "own_streams",
     "seed_worker",
+    "this_outbox",
+    "worker_memory",
 ]

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .outbox import this_outbox
+
 __all__ = ["BufferPool"]
 
 SMALLEST = 128 << 10  # the C library keeps smaller pieces warm itself
@@ -32,8 +34,11 @@ class BufferPool:
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An array with arbitrary content, to be wrapped in one tensor and then forgotten.
 
-        The tensor keeps the array, and the array's end gives the memory back.
+        The tensor keeps the array, and the array's end gives the memory back. In a worker it is memory that the
+        process which started it has too.
         """
+        if (outbox := this_outbox()) is not None and (shared := outbox.array(shape, dtype)) is not None:
+            return shared
         n_bytes = math.prod(shape) * dtype.itemsize
         if n_bytes < SMALLEST or dtype.hasobject:
             return np.empty(shape, dtype)
@@ -57,7 +62,7 @@ class BufferPool:
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor with arbitrary content, of any dtype, those that NumPy lacks among them."""
         n_bytes = math.prod(shape) * dtype.itemsize
-        if n_bytes < SMALLEST:
+        if n_bytes < SMALLEST and this_outbox() is None:
             return torch.empty(shape, dtype=dtype)
         return torch.from_numpy(self.array((n_bytes,), np.dtype(np.uint8))).view(dtype).view(shape)
 

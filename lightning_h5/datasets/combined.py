@@ -22,7 +22,7 @@ from .discovery import fields_of_files
 from .fields import Fields, checked_rows
 from .filters import Where, criteria_of
 from .row_index import RowIndexStore
-from .sample_cache import SampleCache, bytes_of
+from .sample_cache import SampleCache, bytes_of, copy_rows
 from .selection import LabelCriterion, Selection, select_rows
 from .stored import CACHE_BYTES, StoredRowDataset, chunk_cache
 from .structure import Column, Transform
@@ -278,7 +278,7 @@ class CombinedHDF5Dataset(StoredRowDataset):
             self.counters.add(cache_misses=len(rows))
             return super()._begin(rows, epoch, all_cores=all_cores)
         located = self._located(rows)
-        hits, columns = cache.take(located, self._buffers)
+        hits, columns = cache.take(located, self._buffers, all_cores=all_cores)
         self.counters.add(cache_hits=len(hits), cache_misses=len(rows) - len(hits))
         if not len(hits):
             return partial(self._keep, located, super()._begin(rows, epoch, all_cores=all_cores))
@@ -300,6 +300,11 @@ class CombinedHDF5Dataset(StoredRowDataset):
         """See ``RowDataset.prefetch``: of rows that are not in the cache."""
         is_missing = ~self._cache.has(self._located(rows))
         return not is_missing.any() or super().prefetch(rows[is_missing], epoch)
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether all rows are in memory now: used last, or decoded."""
+        return len(self._cache) == len(self) or super().is_at_hand
 
     def _located(self, rows: IntArray) -> IntArray:
         return rows if self.indices is None else self.indices[rows]
@@ -346,7 +351,7 @@ def _fill_in(rows: IntArray, columns: tuple[Column, ...], misses: IntArray, read
     """Puts rows that were read among those that were in the cache."""
     for column, missing in zip(columns, read().columns, strict=True):
         if isinstance(column, torch.Tensor) and isinstance(missing, torch.Tensor):
-            bytes_of(column)[misses] = bytes_of(missing)
+            copy_rows(bytes_of(column), misses, bytes_of(missing), np.arange(len(misses)))
         elif isinstance(column, list):
             for place, value in zip(misses.tolist(), missing, strict=True):
                 column[place] = value

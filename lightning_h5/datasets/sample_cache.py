@@ -16,7 +16,9 @@ from ..types import IntArray
 from .buffers import BufferPool
 from .structure import Column
 
-__all__ = ["CachedColumn", "SampleCache", "bytes_of", "copied"]
+__all__ = ["CachedColumn", "SampleCache", "bytes_of", "copied", "copy_rows"]
+
+LARGE_ROW = 1024  # bytes: copying it takes as long as asking Python for it
 
 
 class CachedColumn:
@@ -38,12 +40,12 @@ class CachedColumn:
     def put(self, slots: IntArray, column: Column, places: IntArray) -> None:
         """Copies some rows of a batch into slots."""
         if isinstance(column, torch.Tensor):
-            self._bytes[slots] = bytes_of(column)[places]
+            copy_rows(self._bytes, slots, bytes_of(column), places)
         else:
             for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
                 self._text[slot] = copied(column[place])
 
-    def take(self, slots: IntArray, places: IntArray, n_rows: int, buffers: BufferPool) -> Column:
+    def take(self, slots: IntArray, places: IntArray, n_rows: int, buffers: BufferPool, *, all_cores: bool) -> Column:
         """A batch of memory of its own, with rows of slots at some places."""
         if self._dtype is None:
             text: list[Any] = [None] * n_rows
@@ -51,13 +53,37 @@ class CachedColumn:
                 text[place] = copied(self._text[slot])
             return text
         column = buffers.tensor((n_rows, *self._row_shape), self._dtype)
-        bytes_of(column)[places] = self._bytes[slots]
+        into = bytes_of(column)
+        if len(places) < n_rows:
+            copy_rows(into, places, self._bytes, slots)
+        elif all_cores:
+            torch.index_select(torch.from_numpy(self._bytes), 0, torch.from_numpy(slots), out=torch.from_numpy(into))
+        else:  # in a thread of ours, which would start a team of threads of its own
+            np.take(self._bytes, slots, axis=0, out=into, mode="clip")
         return column
 
 
 def copied(text: Any) -> Any:
     """Text of a row is a list where it has several values: whoever changes it must not change what is kept."""
     return [copied(one) for one in text] if isinstance(text, list) else text
+
+
+def copy_rows(into: npt.NDArray[np.uint8], to: IntArray, source: npt.NDArray[np.uint8], places: IntArray) -> None:
+    """Copies rows to other places, as ``into[to] = source[places]`` does, without the memory between for large ones.
+
+    Args:
+        into: shape ``(n, row_bytes)``.
+        to: where rows go, shape ``(n_rows,)``.
+        source: shape ``(m, row_bytes)``.
+        places: where they are, shape ``(n_rows,)``.
+    """
+    if source.shape[1] < LARGE_ROW:
+        into[to] = source[places]
+        return
+    cuts = np.flatnonzero((np.diff(to) != 1) | (np.diff(places) != 1)) + 1
+    starts, sizes = [0, *cuts.tolist()], np.diff([0, *cuts.tolist(), len(to)]).tolist()
+    for a, b, n in zip(to[starts].tolist(), places[starts].tolist(), sizes, strict=True):
+        into[a : a + n] = source[b : b + n]
 
 
 def bytes_of(column: torch.Tensor) -> npt.NDArray[np.uint8]:
@@ -96,12 +122,15 @@ class SampleCache:
         slots = self._slots
         return np.fromiter((row in slots for row in rows.tolist()), dtype=np.bool_, count=len(rows))
 
-    def take(self, rows: IntArray, buffers: BufferPool) -> tuple[IntArray, tuple[Column, ...]]:
+    def take(
+        self, rows: IntArray, buffers: BufferPool, *, all_cores: bool = False
+    ) -> tuple[IntArray, tuple[Column, ...]]:
         """Copies of the rows that are here.
 
         Args:
             rows: a batch, in any order, with repeats.
             buffers: where memory for batches comes from.
+            all_cores: copy with torch's threads.
 
         Returns:
             The places in the batch of the rows that are here; and for all fields batches in which these are filled.
@@ -114,7 +143,9 @@ class SampleCache:
             for row in rows[places].tolist():
                 self._slots.move_to_end(row)
             slots = found[places]
-            return places, tuple(column.take(slots, places, len(rows), buffers) for column in self._columns)
+            return places, tuple(
+                column.take(slots, places, len(rows), buffers, all_cores=all_cores) for column in self._columns
+            )
 
     def put(self, rows: IntArray, columns: Sequence[Column]) -> None:
         """Keeps copies of rows, those of a batch that come last where there is no place for all."""

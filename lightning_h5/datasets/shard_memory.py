@@ -30,6 +30,7 @@ class ShardMemory:
         sizes: for each column its rows and the bytes of a row.
         shared: whether other processes may have it too.
         descriptor: of one that another process shared; taken over.
+        name: of shared memory, for who looks at what a process has mapped.
 
     Attributes:
         columns: the memory, shape ``(n_rows, row_bytes)`` each.
@@ -39,18 +40,24 @@ class ShardMemory:
     """
 
     def __init__(
-        self, sizes: Sequence[tuple[int, int]], *, shared: bool = False, descriptor: int | None = None
+        self,
+        sizes: Sequence[tuple[int, int]],
+        *,
+        shared: bool = False,
+        descriptor: int | None = None,
+        name: str = "lightning_h5",
     ) -> None:
         self._sizes = list(sizes)
         self._pinned: list[int] = []
         self._fd: int | None = None
+        self._block: mmap.mmap | None = None
         self._pid = os.getpid()
         if not shared:
             # Large arrays of NumPy's get large pages where the system has them: a sixth of the time to fill.
             self.columns = [_allocate(shape) for shape in sizes]
             return
         starts, n_bytes = _places(sizes)
-        self._fd = _descriptor(n_bytes) if descriptor is None else descriptor
+        self._fd = _descriptor(n_bytes, name) if descriptor is None else descriptor
         try:
             block = mmap.mmap(self._fd, n_bytes)
         except (OSError, ValueError) as error:
@@ -58,7 +65,7 @@ class ShardMemory:
             raise H5Error(f"{n_bytes:,} bytes of shared memory cannot be mapped: {error}. {_ADVICE}") from error
         with suppress(OSError, AttributeError):
             block.madvise(mmap.MADV_HUGEPAGE)
-        self._starts = starts
+        self._starts, self._block = starts, block
         self.columns = [
             np.frombuffer(block, np.uint8, n_rows * row_bytes, start).reshape(n_rows, row_bytes)
             for start, (n_rows, row_bytes) in zip(starts, sizes, strict=True)
@@ -99,6 +106,13 @@ class ShardMemory:
                 ) from error
             data, place = data[n_written:], place + n_written
 
+    def discard(self, start: int, stop: int) -> None:
+        """Gives the pages between two bytes of shared memory back to the system, for all processes that have it."""
+        start, stop = -(-start // PAGE) * PAGE, stop // PAGE * PAGE
+        if self._block is not None and start < stop:
+            with suppress(OSError, AttributeError):  # no such call, or not of this memory
+                self._block.madvise(mmap.MADV_REMOVE, start, stop - start)
+
     def pin(self) -> str | None:
         """Locks the memory's pages for copies to a GPU, in place; says why not where CUDA refuses."""
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
@@ -122,6 +136,7 @@ class ShardMemory:
         """Gives the memory back, as far as nobody else has it. Nothing may read it any more."""
         self.unpin()
         self.columns = []
+        self._block = None
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -165,10 +180,10 @@ def _places(sizes: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
     return starts, max(PAGE, end)
 
 
-def _descriptor(n_bytes: int) -> int:
+def _descriptor(n_bytes: int, name: str) -> int:
     """Of new memory without a name, so that nothing is left of it once its processes have ended, however they do."""
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("lightning_h5", os.MFD_CLOEXEC)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
     else:  # pragma: no cover  # not Linux: a file that has no name any more
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())

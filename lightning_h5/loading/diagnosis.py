@@ -83,15 +83,26 @@ def diagnose_dataloader_speed(loader: DataLoader[Any], n_batches: int = 50, n_wa
     if not isinstance(loader, H5DataLoader):
         return LoaderReport(n_timed, n_rows, seconds, None, None, _advice_for_others(loader, seconds / n_timed))
     loader.close()
+    reading, finishing = _halves(loader, n_warm + n_timed, n_timed)
+    return LoaderReport(n_timed, n_rows, seconds, reading, finishing, _advice(loader, reading, finishing))
+
+
+def _halves(loader: H5DataLoader, n_done: int, n_batches: int) -> tuple[float, float]:
+    """Seconds of reading so many batches in this thread, and of finishing them.
+
+    They are those after the ones that were given out, as far as there are so many: these may be in memory now.
+    """
+    tokens = list(islice(loader.sampler.tokens(loader.sampler.epoch), n_done + n_batches))
+    warm, *timed = [tokens[0], *tokens[-n_batches:]]
+    loader.dataset.gather(warm.rows)  # files open
     reading = finishing = 0.0
-    tokens = loader.sampler.tokens(loader.sampler.epoch)
-    for token in islice(tokens, n_warm, n_warm + n_timed):
+    for token in timed:
         start = perf_counter()
         raw = loader.dataset.gather(token.rows)
         read = perf_counter()
         loader.collate_fn(loader.dataset.finish(raw, samples=token.samples, draws=token.draws))
         reading, finishing = reading + read - start, finishing + perf_counter() - read
-    return LoaderReport(n_timed, n_rows, seconds, reading, finishing, _advice(loader, reading, finishing))
+    return reading, finishing
 
 
 def _advice(loader: H5DataLoader, reading: float, finishing: float) -> str:

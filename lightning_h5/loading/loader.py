@@ -13,16 +13,25 @@ from typing import Any
 import torch.distributed
 from torch.utils.data import DataLoader
 
-from ..datasets import RawBatch, RowDataset, own_streams, seed_worker
+from ..datasets import (
+    RawBatch,
+    RowDataset,
+    WorkerMemory,
+    open_outbox,
+    own_streams,
+    seed_worker,
+    this_outbox,
+    worker_memory,
+)
 from ..files import drop_inherited
 from ..readers import usable_cores
 from ..sampling import EpochPlan, PlanSampler
 from ..stats import Counters
 from ..types import BatchToken
 from .at_hand import AtHand
-from .pinning import pin
 from .readahead import ReadAhead
 from .state import LoaderState
+from .tensors import each_tensor, pin
 
 __all__ = ["H5DataLoader"]
 
@@ -30,6 +39,8 @@ DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, f
 MOST_TOGETHER = 16  # batches looked up at a time: what that costs is no longer seen beside copying them
 TOGETHER_BYTES = 3 << 20  # what is being read and was not taken yet stays in the cores' shared cache
 TOGETHER_BYTES_MORE = 8 << 20  # of many slabs or runs, where looking up costs more; in memory, where copying costs less
+LEAST_SHARED = 16 << 20  # bytes of memory for a worker's batches, taken when they are used
+N_SHARED = 8  # times the batches on their way: the consumer has some, transforms may make them larger
 MOST_LOOKAHEAD = 512  # batches after these that are looked at for what to decode; a token takes a kilobyte
 
 
@@ -92,18 +103,19 @@ class H5DataLoader(DataLoader[Any]):
             batch_size=None,
             sampler=sampler,
             num_workers=num_workers,
-            collate_fn=collate_fn or _as_it_is,
+            collate_fn=collate_fn if isinstance(collate_fn, _Collate) else _Collate(collate_fn),
             pin_memory=pin_memory,
             prefetch_factor=prefetch_factor if num_workers else None,
             persistent_workers=persistent_workers and num_workers > 0,
             multiprocessing_context=multiprocessing_context if num_workers else None,
             timeout=timeout if num_workers else 0,
-            worker_init_fn=_WorkerInit(0, self._user_init),
+            worker_init_fn=_WorkerInit(0, self._user_init, None),
             generator=generator,
         )
         self._pins = pin_memory and torch.accelerator.is_available()  # torch's own loader warns where it cannot
         dataset.reads_pinned = self._pins and not num_workers
         self.position = LoaderState()
+        self._memory: WorkerMemory | None = None  # of workers that persist
         self._reading: weakref.WeakSet[ReadAhead | AtHand] = weakref.WeakSet()
 
     @property
@@ -131,13 +143,26 @@ class H5DataLoader(DataLoader[Any]):
         plan = self.sampler.plan(epoch)
         iteration = self.position.begin(epoch, self.sampler)
         if self.num_workers:
-            self.worker_init_fn = _WorkerInit(self.sampler.replica.rank, self._user_init)
-            self.dataset.counters.share(self.num_workers)
-            _let_threads_leave_python()
-            return super().__iter__(), plan, iteration
+            return self._start_workers(), plan, iteration
         reading = self._read(self.sampler.tokens(epoch))
         self._reading.add(reading)
         return reading, plan, iteration
+
+    def _start_workers(self) -> Iterator[Any]:
+        memory = None
+        if getattr(self, "_iterator", None) is None:  # else workers that persist go on
+            batch_bytes = self.sampler.batch_size * self.dataset.row_bytes
+            memory = worker_memory(
+                self.num_workers, max(LEAST_SHARED, batch_bytes * N_SHARED * (self.prefetch_factor or 2))
+            )
+        init = _WorkerInit(self.sampler.replica.rank, self._user_init, memory)
+        self.worker_init_fn = init
+        self.dataset.counters.share(self.num_workers)
+        _let_threads_leave_python()
+        batches = super().__iter__()  # keeps that function, and so the memory, for as long as there are batches
+        self.worker_init_fn = init.without_memory()
+        self._memory = (memory or self._memory) if self.persistent_workers else None
+        return batches
 
     def _read(self, tokens: Iterator[BatchToken]) -> ReadAhead | AtHand:
         dataset, is_at_hand = self.dataset, self.dataset.is_at_hand
@@ -174,13 +199,14 @@ class H5DataLoader(DataLoader[Any]):
     def _finish_all(self, raw: RawBatch, tokens: Sequence[BatchToken]) -> Iterator[Any]:
         """The same for batches that were read together; each is finished when it is taken."""
         sizes = [len(token.rows) for token in tokens]
-        if self.dataset.gives_as_read and self.collate_fn is _as_it_is and not self._pins and not tokens[0].samples:
+        as_read = self.dataset.gives_as_read and getattr(self.collate_fn, "does_nothing", False)
+        if as_read and not self._pins and not tokens[0].samples:
             return raw.split_columns(sizes)
         return map(self._finish, raw.split(sizes), tokens)
 
     def __getstate__(self) -> dict[str, Any]:
         # Neither threads nor processes travel; they start again where they are needed.
-        return self.__dict__ | {"_reading": None, "_iterator": None}
+        return self.__dict__ | {"_reading": None, "_iterator": None, "_memory": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state | {"_reading": weakref.WeakSet()})
@@ -192,6 +218,9 @@ class H5DataLoader(DataLoader[Any]):
         if (workers := getattr(self, "_iterator", None)) is not None:
             workers._shutdown_workers()  # as Lightning does; torch does it when the loader is forgotten
             self._iterator = None
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop is: plain values, less than 4 KiB, whatever the number of rows.
@@ -247,14 +276,37 @@ class _LateIterator:
 class _WorkerInit:
     """What a worker does first; a class, so that it pickles for spawn."""
 
-    def __init__(self, rank: int, user: Callable[[int], None] | None) -> None:
-        self.rank, self.user = rank, user
+    def __init__(self, rank: int, user: Callable[[int], None] | None, memory: WorkerMemory | None) -> None:
+        self.rank, self.user, self.memory = rank, user, memory
 
     def __call__(self, worker_id: int) -> None:
         drop_inherited()
         seed_worker(self.rank)
+        if self.memory is not None:
+            open_outbox(self.memory, worker_id)
         if self.user is not None:
             self.user(worker_id)
+
+    def without_memory(self) -> _WorkerInit:
+        """The same for who keeps it longer than workers live."""
+        return _WorkerInit(self.rank, self.user, None)
+
+
+class _Collate:
+    """The user's ``collate_fn``, if any; in a worker, tensors then go into memory that the other side has too."""
+
+    def __init__(self, user: Callable[[Any], Any] | None) -> None:
+        self.user = user
+
+    @property
+    def does_nothing(self) -> bool:
+        """Whether batches stay as they are, outside of workers."""
+        return self.user is None
+
+    def __call__(self, data: Any) -> Any:
+        batch = data if self.user is None else self.user(data)
+        outbox = this_outbox()
+        return batch if outbox is None else each_tensor(outbox.sent, batch)
 
 
 def _let_threads_leave_python() -> None:
@@ -266,7 +318,3 @@ def _let_threads_leave_python() -> None:
     """
     if sys.version_info < (3, 11, 10) and torch.distributed.is_available() and torch.distributed.is_initialized():
         sleep(0.05)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

@@ -1,0 +1,248 @@
+"""Memory through which workers give batches: nothing in use is written to, nothing is kept for longer than needed."""
+
+import gc
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from factories import Stored
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from torch.utils.data import get_worker_info
+
+from lightning_h5 import H5LazyDataset
+from lightning_h5.datasets import worker_memory
+from lightning_h5.datasets.outbox import SMALL, TICKETS, WorkerMemory
+from lightning_h5.loading import H5DataLoader
+from lightning_h5.sampling import OrderParameters, PlanSampler
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory without a name is Linux's")
+
+LARGE = SMALL + 1000
+
+
+def through(outbox, tensor):
+    """A tensor as the receiver gets it."""
+    return pickle.loads(pickle.dumps(outbox.sent(tensor)))
+
+
+def leased(outbox, n_bytes, value=0):
+    array = outbox.array((n_bytes,), np.dtype("u1"))
+    return None if array is None else torch.from_numpy(array).fill_(value)
+
+
+def mapped():
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "h5_batches" in line]
+
+
+class Post(RuleBasedStateMachine):
+    """A worker's side and the receiver's, in one process; every tensor of either has what was written to it."""
+
+    here, there = Bundle("here"), Bundle("there")
+
+    def __init__(self):
+        super().__init__()
+        self.memory = WorkerMemory(2, 3 * LARGE)
+        self.outbox = self.memory.outbox(1)
+        self.held = {}
+        self.number = 0
+
+    def hold(self, tensor, value):
+        self.number += 1
+        self.held[self.number] = tensor, value
+        return self.number
+
+    @rule(target=here, size=st.sampled_from([1, 64, 1000, LARGE, 2 * LARGE]), value=st.integers(0, 255))
+    def lease(self, size, value):
+        tensor = leased(self.outbox, size, value)
+        if tensor is None:  # no room: as with torch
+            tensor = torch.full((size,), value, dtype=torch.uint8)
+        return self.hold(tensor, value)
+
+    @rule(target=there, one=here, cut=st.sampled_from([slice(None), slice(3, None), slice(None, None, 2)]))
+    def send(self, one, cut):
+        tensor, value = self.held[one]
+        received = self.outbox.sent(tensor[cut])
+        if not isinstance(received, torch.Tensor):
+            received = pickle.loads(pickle.dumps(received))
+        return self.hold(received, value)
+
+    @rule(one=consumes(here))
+    def forget_here(self, one):
+        del self.held[one]
+
+    @rule(one=consumes(there))
+    def forget_there(self, one):
+        del self.held[one]
+
+    @invariant()
+    def everything_is_as_it_was_written(self):
+        for tensor, value in self.held.values():
+            assert bool((tensor == value).all())
+
+
+Post.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class TestPost(Post.TestCase):
+    pass
+
+
+def test_parts_are_used_again_once_nobody_has_them():
+    memory = WorkerMemory(1, 100 * LARGE)
+    outbox, kept, starts = memory.outbox(0), [], set()
+    for number in range(300):
+        sent = outbox.sent(leased(outbox, LARGE, number % 256))
+        starts.add(sent._what[1].start)
+        kept = [*kept[-2:], pickle.loads(pickle.dumps(sent))]
+    assert len(starts) <= 4
+
+
+def test_a_forked_child_that_forgets_a_batch_gives_nothing_back():
+    memory = WorkerMemory(1, 4 * LARGE)
+    outbox = memory.outbox(0)
+    received = through(outbox, leased(outbox, LARGE, 7))
+    if (child := os.fork()) == 0:
+        del received
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    again = leased(outbox, LARGE, 9)
+    assert bool((received == 7).all())
+    assert bool((again == 9).all())
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12, dtype=torch.bfloat16).reshape(3, 4).t(),
+        torch.arange(40_000, dtype=torch.int64)[5:-5:3],
+        torch.tensor(3.5),
+        torch.ones(0, 4),
+        torch.ones(1).expand(50_000),
+        torch.ones(3, dtype=torch.complex64).conj(),
+        torch.ones(3, requires_grad=True),
+        torch.eye(3).to_sparse(),
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+    ids=["bfloat16", "strided", "scalar", "empty", "expanded", "conjugate", "grad", "sparse", "parameter"],
+)
+def test_any_tensor_can_be_sent(tensor):
+    outbox = WorkerMemory(1, 1 << 20)
+    received = through(outbox.outbox(0), tensor)
+    assert type(received) is type(tensor)
+    assert received.requires_grad == tensor.requires_grad
+    assert torch.equal(received.to_dense(), tensor.to_dense())
+
+
+def test_more_tensors_than_tickets_go_the_usual_way():
+    memory = WorkerMemory(1, 1 << 20)
+    outbox = memory.outbox(0)
+    sent = [outbox.sent(torch.tensor([number])) for number in range(TICKETS + 10)]
+    assert sum(isinstance(one, torch.Tensor) for one in sent) == 10
+    assert [int(pickle.loads(pickle.dumps(one))) for one in sent] == list(range(TICKETS + 10))
+    assert not isinstance(outbox.sent(torch.tensor([1])), torch.Tensor)  # small ones are copied out when they come
+
+
+def test_what_is_kept_stays_and_the_rest_goes_when_workers_end():
+    memory = WorkerMemory(2, 64 << 20)
+    descriptor = os.dup(memory._memory.descriptor)
+    outbox = memory.outbox(1)
+    kept = through(outbox, leased(outbox, LARGE, 5))
+    passing = through(outbox, leased(outbox, 32 << 20, 6))
+    del passing
+    before = os.fstat(descriptor).st_blocks * 512
+    memory.close()
+    del memory, outbox
+    gc.collect()
+    assert before > 32 << 20
+    assert os.fstat(descriptor).st_blocks * 512 < 2 * LARGE + (4 << 20)  # pages may be of two mebibytes
+    assert bool((kept == 5).all())
+    os.close(descriptor)
+
+
+def test_where_the_system_has_no_memory_torch_is_left(monkeypatch):
+    monkeypatch.setattr("lightning_h5.datasets.shard_memory.os.ftruncate", refuse)
+    assert worker_memory(2, 1 << 20) is None
+
+
+def refuse(*_):
+    raise OSError(12, "no memory")
+
+
+# Through a loader ------------------------------------------------------------------------------------------------
+
+ROWS, ROW = 96, 8192
+
+
+class InPlace:
+    """A transform that says where it runs, and what it got."""
+
+    def __call__(self, batch):
+        x, y = batch
+        return {"x": x, "half": x[:, ::2], "y": y, "who": [f"p{row}" for row in y.tolist()], "worker": worker()}
+
+
+def worker():
+    info = get_worker_info()
+    return -1 if info is None else info.id
+
+
+def loader_of(make_h5, **options):
+    rows = (np.arange(ROWS)[:, None] + np.arange(ROW)).astype("f4")
+    path = make_h5(x=Stored(rows, "chunked", (8, ROW), {"compression": "gzip"}), y=np.arange(ROWS))
+    dataset = H5LazyDataset(path, "x", "y", batch_transform=InPlace())
+    sampler = PlanSampler(dataset.blocks(), OrderParameters(mode="global", batch_size=8), batch_size=8)
+    return H5DataLoader(dataset, sampler=sampler, **options)
+
+
+def check(batches):
+    for batch in batches:
+        expected = batch["y"][:, None] + torch.arange(ROW)
+        assert torch.equal(batch["x"], expected.float())
+        assert torch.equal(batch["half"], expected.float()[:, ::2])
+        assert batch["who"] == [f"p{row}" for row in batch["y"].tolist()]
+    return sorted(row for batch in batches for row in batch["y"].tolist())
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "new"])
+def test_batches_of_workers_lie_in_their_memory_and_stay_as_they_are(make_h5, method, persistent):
+    loader = loader_of(make_h5, num_workers=2, multiprocessing_context=method, persistent_workers=persistent)
+    kept = []
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        kept.append(list(loader))
+    for batches in kept:
+        assert check(batches) == list(range(ROWS))
+        assert {batch["worker"] for batch in batches} == {0, 1}
+    assert mapped()
+    x = kept[0][0]["x"]
+    x.zero_()
+    assert not kept[0][0]["half"].any()  # as in the worker, where one is a view of the other
+    assert check(kept[0][1:] + kept[1] + kept[2])
+    del kept, batches, x, loader
+    gc.collect()
+    assert not mapped()
+
+
+def test_more_batches_than_have_room_are_all_as_read(make_h5, monkeypatch):
+    monkeypatch.setattr("lightning_h5.loading.loader.N_SHARED", 0)
+    monkeypatch.setattr("lightning_h5.loading.loader.LEAST_SHARED", 3 * 8 * ROW * 4)
+    assert check(list(loader_of(make_h5, num_workers=2))) == list(range(ROWS))
+
+
+def test_a_closed_loader_leaves_what_was_given_out(make_h5):
+    loader = loader_of(make_h5, num_workers=2, persistent_workers=True)
+    batches = iter(loader)
+    kept = [next(batches) for _ in range(3)]
+    loader.close()
+    assert len(check(kept)) == 24
+    del kept, batches
+    gc.collect()
+    assert not mapped()
+    assert check(list(loader)) == list(range(ROWS))
