@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import logging
-import multiprocessing
 import os
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-import torch.distributed
 from common import (
     BATCH_SIZE,
     N_EPOCHS,
@@ -43,6 +41,7 @@ from common import (
 )
 from decoding import N_THREADS, bare_decode
 from probes import forget_peak, on_disk, resident_mib
+from ranks import CONTEXT, Ranks
 from recipes import Cached, in_memory, tensors
 from rows import IMAGES, SIGNALS, Data, RowKind, lifelike
 from torch import Tensor
@@ -50,11 +49,7 @@ from tqdm import tqdm
 
 from lightning_h5 import RankMemCachedH5Dataset
 
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["common", "decoding", "probes", "recipes"])
-
 N_TOGETHER = 32
-N_RANKS = 2
 N_CONTENDERS = 10
 
 PLAIN, BARE, OURS, FLOAT = "array[a:b] of h5py", "bare decode loop", "lightning_h5", "lightning_h5, as float32"
@@ -104,36 +99,23 @@ def loaded(data: Data, **options: Any) -> Epoch:
     return epoch
 
 
-class Ranks:
-    """Two ranks of one machine, as processes that wait for what to load.
+class Shards:
+    """Two ranks of one machine, which load their shards when they are told to.
 
     Args:
         data: what to read.
     """
 
     def __init__(self, data: Data) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        pipes = [CONTEXT.Pipe() for _ in range(N_RANKS)]
+        self._ranks = Ranks(partial(Loading, data.path))
         self._labels = torch.from_numpy(data.labels)
-        self._pipes = [ours for ours, _ in pipes]
-        self._processes = [
-            CONTEXT.Process(target=be_rank, args=(rank, port, data.path, theirs), daemon=True)
-            for rank, (_, theirs) in enumerate(pipes)
-        ]
-        for process in self._processes:
-            process.start()
-        for pipe in self._pipes:
-            pipe.recv()
+        self.close = self._ranks.close
 
     def epoch(self, mode: str) -> Epoch:
         """Both ranks load their shards."""
 
         def epoch(number: int) -> Iterator[tuple[Any, Tensor]]:
-            for pipe in self._pipes:
-                pipe.send((mode, number == 0))
-            told = [pipe.recv() for pipe in self._pipes]
+            told = self._ranks.ask((mode, number == 0))
             if number:
                 yield None, self._labels
             else:
@@ -141,31 +123,25 @@ class Ranks:
 
         return epoch
 
-    def close(self) -> None:
-        """Ends the processes."""
-        for pipe in self._pipes:
-            pipe.send(None)
-        for process in self._processes:
-            process.join()
 
+class Loading:
+    """What the process of a rank does."""
 
-def be_rank(rank: int, port: int, path: Path, pipe: Connection) -> None:
-    """What the process of a rank does: loads when it is told to."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(N_RANKS)}
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=N_RANKS)
-    pipe.send(None)
-    while (asked := pipe.recv()) is not None:
+    def __init__(self, path: Path, rank: int) -> None:
+        self._path = path
+
+    def __call__(self, asked: tuple[str, bool]) -> list[Any] | None:
+        """Loads the shard; gives its rows where they are asked for."""
         mode, keep = asked
-        dataset = RankMemCachedH5Dataset(path, "x", "labels", mode=mode, dtype_x=None)
+        dataset = RankMemCachedH5Dataset(self._path, "x", "labels", mode=mode, dtype_x=None)
         rows = dataset.read_batch(np.arange(len(dataset))) if keep else None
-        pipe.send(rows and [tensor.numpy() for tensor in rows])
         dataset.close()
-    torch.distributed.destroy_process_group()
+        return rows and [tensor.numpy() for tensor in rows]
 
 
 def loaders(data: Data, stack: ExitStack) -> list[Contender]:
     """Who has all rows in memory at the end."""
-    ranks = Ranks(data)
+    ranks = Shards(data)
     stack.callback(ranks.close)
     bare = Contender(name=f"{BARE}, {N_THREADS} threads", team=BARE, epoch=bare_decode(data, stack))
     return [

@@ -9,19 +9,16 @@ that has imported what is needed and done nothing else.
 from __future__ import annotations
 
 import argparse
-import logging
-import multiprocessing
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from common import BATCH_SIZE, environment, line_of, met, table, write_json
+from common import BATCH_SIZE, environment, line_of, table, write_json
+from lines import HEADER, Line, apart
 from probes import growth, many_chunks, memory, opening, plain_waiting, repeat, waiting
 from rows import IMAGES, Data, lifelike
 from tqdm import tqdm
@@ -31,55 +28,6 @@ BUDGET_MIB = 64
 BUDGET = {"shuffle_bytes": f"{BUDGET_MIB} MiB", "cache_bytes": f"{BUDGET_MIB} MiB"}
 N_TOGETHER = 32  # rows of a chunk
 N_EPOCHS, N_ROUNDS = 5, 3  # of the loop that waits; of the comparison with more rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A line of the table.
-
-    Attributes:
-        name: what was measured.
-        seen: the figure.
-        unit: of it.
-        target: the promise; None is for information.
-        at_least: whether more is better.
-    """
-
-    name: str
-    seen: float
-    unit: str
-    target: float | None = None
-    at_least: bool = False
-
-    @property
-    def met(self) -> bool | None:
-        """Whether the promise is kept."""
-        if self.target is None:
-            return None
-        return self.seen >= self.target if self.at_least else self.seen <= self.target
-
-    def cells(self) -> tuple[str, ...]:
-        """What the table shows."""
-        sign = ">=" if self.at_least else "<="
-        target = "-" if self.target is None else f"{sign} {self.target:,g}"
-        return (
-            self.name,
-            target,
-            f"{round(self.seen, 3) + 0.0:,.3g}" if abs(self.seen) < 100 else f"{self.seen:,.0f}",
-            self.unit,
-            met(self.met),
-        )
-
-
-def apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns in a process that has done nothing else."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"), initializer=be_quiet) as pool:
-        return pool.submit(function, *arguments).result()
-
-
-def be_quiet() -> None:
-    """Keeps Lightning from telling which order it took."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
 
 
 def write(folder: Path, n_rows: int) -> tuple[Path, Path]:
@@ -167,7 +115,7 @@ def main() -> None:
         lines = list(tqdm(measured, desc="lines", leave=False, disable=None))
     finally:
         shutil.rmtree(folder)
-    print(table(("measured", "target", "seen", "unit", "met"), [line.cells() for line in lines]))
+    print(table(HEADER, [line.cells() for line in lines]))
     results = [{**asdict(line), "met": line.met} for line in lines]
     write_json(options.json, {"environment": about, "settings": vars(options) | {"json": None}, "results": results})
 

@@ -131,7 +131,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         valid_mask: str | None = None,
         cache_index: bool | PathLike = False,
         on_bad_file: Literal["error", "skip"] = "error",
-        max_cache_bytes: int | str = "512 MiB",
+        max_cache_bytes: int | str = "300 MiB",
         val_fraction: float = 0.0,
         test_fraction: float = 0.0,
         group_key: str | None = None,

@@ -8,7 +8,7 @@ from .preload import load_shards
 from .randomness import asked_for, fresh_draws, generators, own_streams
 from .rank_cached import RankMemCachedH5Dataset
 from .structure import Transform
-from .workers import h5_worker_init_fn, seed_worker
+from .workers import h5_worker_init_fn, start_worker
 
 __all__ = [
     "CombinedHDF5Dataset",
@@ -26,7 +26,7 @@ __all__ = [
     "load_shards",
     "open_outbox",
     "own_streams",
-    "seed_worker",
+    "start_worker",
     "this_outbox",
     "worker_memory",
 ]

@@ -65,8 +65,10 @@ class RowDataset(Dataset[Any]):
         work: where reading is shared among threads.
         in_runs: whether the order is known to mix runs of rows.
         reads_pinned: whether batches should be read into page-locked memory, where they are copies out of memory.
+        asked_cache_bytes: memory for decoded rows that its user asked for; None where nobody said anything.
     """
 
+    asked_cache_bytes: int | None = None
     in_runs = False
     reads_pinned = False
 

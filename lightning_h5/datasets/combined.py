@@ -72,7 +72,8 @@ class CombinedHDF5Dataset(StoredRowDataset):
         cache_index: keep which rows pass on disk, for the next time: True, or a folder. It is made anew where a file
             or a filter changed.
         on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged.
-        max_cache_bytes: bytes that these rows may take, or text such as "1 GiB"; worker processes share it.
+        max_cache_bytes: bytes that these rows may take, or text such as "1 GiB"; worker processes share it. "300 MiB"
+            are a thousand rows of 300 KB.
         indices: rows to choose among, counted over all files (shape ``(n,)``, or a mask). None are all.
         transform: runs on each sample, a dict (see ``H5LazyDataset``).
         batch_transform: runs once on each batch that ``read_batch`` collates.
@@ -119,7 +120,7 @@ class CombinedHDF5Dataset(StoredRowDataset):
         valid_mask: str | None = None,
         cache_index: bool | PathLike = False,
         on_bad_file: Literal["error", "skip"] = "error",
-        max_cache_bytes: int | str = "512 MiB",
+        max_cache_bytes: int | str = "300 MiB",
         indices: Sequence[int] | npt.NDArray[Any] | None = None,
         transform: Transform | None = None,
         batch_transform: Transform | None = None,
@@ -165,7 +166,8 @@ class CombinedHDF5Dataset(StoredRowDataset):
         self._among = checked_rows(indices, full.n_rows)
         table = FileTable(full.paths, tuple(arrays[: len(names)] for arrays in full.layouts), full.starts, full.guards)
         arrays = dict(zip(names, table.layouts[0], strict=True))
-        budget = CACHE_BYTES if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
+        self.asked_cache_bytes = None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
+        budget = CACHE_BYTES if self.asked_cache_bytes is None else self.asked_cache_bytes
         super().__init__(
             table,
             Fields.of(
@@ -186,6 +188,7 @@ class CombinedHDF5Dataset(StoredRowDataset):
             mmap=mmap,
             cache_bytes=budget,
         )
+        self.keeps = self._keeps(None)
         self.counters.share(MOST_WORKERS)  # whoever starts workers: what they count should be seen here
         self.indices = self._build_index()
 
@@ -251,6 +254,14 @@ class CombinedHDF5Dataset(StoredRowDataset):
             if store is not None and rows is not None:
                 store.keep(name, rows)
         return rows
+
+    def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
+        """See ``RowDataset.read_with``."""
+        super().read_with(cache_bytes, keeps=self._keeps(keeps), in_runs=in_runs)
+
+    def _keeps(self, keeps: bool | None) -> bool | None:
+        """Whether decoded rows stay: not where nothing but single rows is decoded, of which the cache keeps some."""
+        return False if keeps is None and self._cache_size and self.is_free else keeps
 
     @property
     def index(self) -> tuple[IntArray, IntArray]:

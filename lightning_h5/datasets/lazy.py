@@ -106,7 +106,8 @@ class H5LazyDataset(StoredRowDataset):
         )
         plain = OpenOptions(swmr=swmr, allow_external=allow_external)
         table = scan_files(expand_paths(path), fields.keys, plain, text_ok=fields.text_ok)
-        budget = CACHE_BYTES if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
+        self.asked_cache_bytes = None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
+        budget = CACHE_BYTES if self.asked_cache_bytes is None else self.asked_cache_bytes
         given = None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes")
         super().__init__(
             table,

@@ -77,13 +77,20 @@ def copy_rows(into: npt.NDArray[np.uint8], to: IntArray, source: npt.NDArray[np.
         source: shape ``(m, row_bytes)``.
         places: where they are, shape ``(n_rows,)``.
     """
-    if source.shape[1] < LARGE_ROW:
+    if (run := _run(places)) is not None:
+        into[to] = source[run]
+    elif (run := _run(to)) is not None:
+        np.take(source, places, axis=0, out=into[run], mode="clip")  # any other mode takes memory between
+    elif source.shape[1] < LARGE_ROW:
         into[to] = source[places]
-        return
-    cuts = np.flatnonzero((np.diff(to) != 1) | (np.diff(places) != 1)) + 1
-    starts, sizes = [0, *cuts.tolist()], np.diff([0, *cuts.tolist(), len(to)]).tolist()
-    for a, b, n in zip(to[starts].tolist(), places[starts].tolist(), sizes, strict=True):
-        into[a : a + n] = source[b : b + n]
+    else:
+        for a, b in zip(to.tolist(), places.tolist(), strict=True):
+            into[a] = source[b]
+
+
+def _run(places: IntArray) -> slice | None:
+    """Places as a slice, where each is the one after the last."""
+    return slice(int(places[0]), int(places[-1]) + 1) if len(places) and (np.diff(places) == 1).all() else None
 
 
 def bytes_of(column: torch.Tensor) -> npt.NDArray[np.uint8]:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ..errors import H5ValueError, listing
 from ..files import ArrayLayout, OpenOptions, find_array, kind_of, layout_of, open_h5
-from ..readers import BulkTask, bulk_tasks, do_tasks, open_reader, open_source, usable_cores
+from ..readers import ArrayTarget, BulkTask, bulk_tasks, do_tasks, open_reader, open_source, usable_cores
 from ..stats import Counters
 from ..types import IntArray
 from .filters import Criterion
@@ -226,23 +226,11 @@ def _column_tasks(
         ], text
     column = np.empty(layout.n_rows, dtype=layout.dtype)
     source = open_source(layout, options, max(1, RUN_BYTES // max(1, layout.row_bytes)), counters)
-    return bulk_tasks(source, layout, range(layout.n_rows), _Target(column), 0), column
+    return bulk_tasks(source, layout, range(layout.n_rows), ArrayTarget(column), 0), column
 
 
 def _read_text(reader: Any, out: npt.NDArray[Any], start: int, stop: int) -> None:
     out[start:stop] = reader.read(np.arange(start, stop))
-
-
-class _Target:
-    """Memory that rows are read into (see ``BulkTarget``)."""
-
-    def __init__(self, array: npt.NDArray[Any]) -> None:
-        self.array: npt.NDArray[Any] | None = array
-        self._array = array
-
-    def put(self, start: int, rows: npt.NDArray[Any]) -> None:
-        """See ``BulkTarget.put``."""
-        self._array[start : start + len(rows)] = rows
 
 
 def _search_label(
@@ -295,7 +283,7 @@ def _label_tasks(
             read = []
             for source, array in zip(sources, arrays, strict=True):
                 memory = np.empty((len(piece), *array.row_shape), dtype=array.dtype)
-                for task in bulk_tasks(source, array, piece, _Target(memory), 0):
+                for task in bulk_tasks(source, array, piece, ArrayTarget(memory), 0):
                     task.run()
                 read.append(memory)
             search.look(place, *read)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from ..files import OpenOptions, process_pool
+from ..files import MOST_H5, OpenOptions, process_pool
 from ..readers import (
     BegunRead,
     MappedReader,
@@ -37,8 +37,6 @@ __all__ = ["CACHE_BYTES", "StoredRowDataset", "chunk_cache"]
 
 CACHE_BYTES = 64 << 20
 """Memory for decoded rows where nobody says otherwise."""
-
-MOST_OPEN = 256
 
 _PooledField: TypeAlias = tuple[BegunRead, npt.NDArray[Any]]
 """One field of some rows that is being read, and the memory it is read into."""
@@ -338,5 +336,5 @@ def chunk_cache(table: FileTable, budget: int, *, swmr: bool) -> int:
         for array, whole in zip(arrays, held, strict=True)
         if not whole and not is_pooled(array, plain)
     ]
-    n_open = max(1, min(len(table.paths), MOST_OPEN) * sum(not whole for whole in held))
+    n_open = max(1, min(len(table.paths), MOST_H5) * sum(not whole for whole in held))
     return max(64 << 10, min(budget // n_open, max([1 << 20, *spans])))

@@ -3,13 +3,14 @@
 from .chunks import ChunkTable
 from .door import find_array, list_arrays, numpy_dtype, open_h5
 from .dtypes import kind_of, torch_dtype
-from .handles import HandlePool, OpenOptions, drop_inherited, process_pool
+from .handles import MOST_H5, HandlePool, OpenOptions, drop_inherited, process_pool
 from .identity import ChangeGuard, file_identity
 from .keys import FieldNames, field_names, fill_split, guess_keys, keys_in
 from .layout import ArrayLayout, Filter, layout_of
 from .paths import expand_paths
 
 __all__ = [
+    "MOST_H5",
     "ArrayLayout",
     "ChangeGuard",
     "ChunkTable",

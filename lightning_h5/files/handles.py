@@ -14,7 +14,10 @@ from ..errors import H5FileError
 from .door import ArrayHandle, find_array, open_h5
 from .layout import ArrayLayout, ensure_filters
 
-__all__ = ["HandlePool", "OpenOptions", "drop_inherited", "process_pool"]
+__all__ = ["MOST_H5", "HandlePool", "OpenOptions", "drop_inherited", "process_pool"]
+
+MOST_H5 = 16
+"""Files that a process keeps open through the HDF5 library."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +94,15 @@ class HandlePool:
     Args:
         most: handles kept open. The default is a quarter of the process's descriptor limit, since the
             files of data sets may be thousands and the limit is often 1,024.
+        most_h5: of these, files that are open through the HDF5 library. They take memory: 0.7 MiB each of ten small
+            arrays, most of it a table that the library makes for every file.
     """
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int | None = None, most_h5: int = MOST_H5) -> None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self.most = most or max(8, min(512, (1024 if soft < 0 else soft) // 4))
+        self.most_h5 = min(self.most, most_h5)
+        self._n_h5 = 0
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._lock = threading.RLock()
 
@@ -117,6 +124,7 @@ class HandlePool:
                 path, options = key
                 handle = Descriptor(path) if options is None else H5Handle(path, options)
                 entry = self._entries[key] = _Entry(handle)
+                self._n_h5 += options is not None
                 self._evict(keep=key)
             else:
                 self._entries.move_to_end(key)
@@ -128,19 +136,26 @@ class HandlePool:
             entry.users -= 1
             if entry.doomed and not entry.users:
                 entry.handle.close()
-            if len(self._entries) > self.most:  # more were in use at a time than are kept
-                self._evict(keep=key)
+            self._evict(keep=key)  # more may have been in use at a time than are kept
 
     def _evict(self, keep: _Key) -> None:
+        if len(self._entries) <= self.most and self._n_h5 <= self.most_h5:
+            return
         idle = [key for key, entry in self._entries.items() if not entry.users and key != keep]
-        for key in idle[: max(0, len(self._entries) - self.most)]:
-            self._entries.pop(key).handle.close()
+        of_h5 = [key for key in idle if key[1] is not None][: max(0, self._n_h5 - self.most_h5)]
+        others = [key for key in idle if key not in of_h5]
+        for key in of_h5 + others[: max(0, len(self._entries) - len(of_h5) - self.most)]:
+            self._drop(key).handle.close()
+
+    def _drop(self, key: _Key) -> _Entry:
+        self._n_h5 -= key[1] is not None
+        return self._entries.pop(key)
 
     def close(self, path: str | None = None) -> None:
         """Closes the handles of one file, or all; one in use is closed when its user is done."""
         with self._lock:
             for key in [key for key in self._entries if path in (None, key[0])]:
-                entry = self._entries.pop(key)
+                entry = self._drop(key)
                 entry.doomed = True
                 if not entry.users:
                     entry.handle.close()

@@ -14,7 +14,7 @@ from ..datasets import CombinedHDF5Dataset, RankMemCachedH5Dataset, RowDataset, 
 from ..datasets.combined import FieldMap
 from ..datasets.filters import Where
 from ..errors import H5ValueError, listing
-from ..sampling import OrderParameters, PlanSampler, Replica, ShardSampler, resolve_replica
+from ..sampling import OrderParameters, PlanSampler, ShardSampler, resolve_replica
 from ..sizes import parse_bytes
 from ..types import DTypeLike, PathLike, Paths
 from .collate import SampleCollate
@@ -49,7 +49,7 @@ def create_optimized_dataloader(
     valid_mask: str | None = None,
     cache_index: bool | PathLike = False,
     on_bad_file: Literal["error", "skip"] = "error",
-    max_cache_bytes: int | str = "512 MiB",
+    max_cache_bytes: int | str = "300 MiB",
     indices: Sequence[int] | npt.NDArray[Any] | None = None,
     transform: Transform | None = None,
     batch_transform: Transform | None = None,
@@ -62,6 +62,7 @@ def create_optimized_dataloader(
     shuffle_bytes: int | str = "512 MiB",
     collate_fn: Callable[[Any], Any] | None = None,
     prefetch_factor: int | None = None,
+    multiprocessing_context: Literal["fork", "forkserver", "spawn"] | None = None,
 ) -> DataLoader[Any]:
     """A loader with this package's order, sharding and reading ahead, for a training loop of one's own.
 
@@ -81,6 +82,7 @@ def create_optimized_dataloader(
         shuffle_bytes: decoded bytes that are mixed at a time where single rows are dear (see ``LazyH5DataModule``).
         collate_fn: makes a batch of a list of samples. None stacks.
         prefetch_factor: batches read ahead (see ``H5DataLoader``).
+        multiprocessing_context: how workers start. None is Python's default.
         load_fields: arrays to load, in the order of the sample; their names are the sample's keys. None loads all that
             share axis 0.
         allowed_guids: keep rows whose ``guid`` is one of these.
@@ -103,11 +105,13 @@ def create_optimized_dataloader(
         cache_index: keep which rows pass on disk, for the next time: True, or a folder. It is made anew where a file
             or a filter changed.
         on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged.
-        max_cache_bytes: bytes that these rows may take, or text such as "1 GiB"; worker processes share it.
+        max_cache_bytes: bytes that these rows may take, or text such as "1 GiB"; worker processes share it. "300 MiB"
+            are a thousand rows of 300 KB.
         indices: rows to choose among, counted over all files (shape ``(n,)``, or a mask). None are all.
         transform: runs on each sample, a dict (see ``H5LazyDataset``).
         batch_transform: runs once on each batch that ``read_batch`` collates.
-        cache_bytes: see ``H5LazyDataset``.
+        cache_bytes: see ``H5LazyDataset``. "auto" is what ``shuffle_bytes`` and reading ahead need for decoding each
+            chunk once an epoch, also where a dataset was given.
         with_index: add each row's index in this dataset, as ``"index"``.
         swmr: the files have a live writer in single-writer/multiple-reader mode.
         allow_external: follow links, storage and virtual arrays into other files.
@@ -153,8 +157,26 @@ def create_optimized_dataloader(
     pins = torch.cuda.is_available() and getattr(dataset, "pin_memory", True)
     if not isinstance(dataset, RowDataset):
         n_workers = get_optimal_num_workers() if num_workers == "auto" else num_workers
-        return _plain_loader(
-            dataset, batch_size, is_training, n_workers, replica, seed, drop_last, collate_fn, prefetch_factor, pins
+        sampler: DistributedSampler[Any] = DistributedSampler(
+            dataset,
+            replica.world_size,
+            replica.rank,
+            shuffle=is_training,
+            seed=seed,
+            drop_last=is_training and drop_last,
+        )
+        return DataLoader(  # somebody else's dataset, as the best practice has it
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            num_workers=n_workers,
+            pin_memory=pins,
+            drop_last=is_training and drop_last,
+            collate_fn=collate_fn,
+            worker_init_fn=h5_worker_init_fn,
+            persistent_workers=n_workers > 0,
+            prefetch_factor=(prefetch_factor or 2) if n_workers else None,
+            multiprocessing_context=multiprocessing_context if n_workers else None,
         )
     n_workers = 0 if num_workers == "auto" else num_workers
     order = choose_order(
@@ -165,9 +187,8 @@ def create_optimized_dataloader(
         world_size=replica.world_size,
         num_workers=n_workers,
     )
-    given_bytes = None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
     dataset.read_with(
-        order.cache_bytes if given_bytes is None else given_bytes,
+        order.cache_bytes if dataset.asked_cache_bytes is None else dataset.asked_cache_bytes,
         keeps=None if is_training else False,
         in_runs=order.mode == "window",
     )
@@ -179,6 +200,7 @@ def create_optimized_dataloader(
         pin_memory=pins,
         prefetch_factor=prefetch_factor,
         persistent_workers=True,
+        multiprocessing_context=multiprocessing_context,
     )
 
 
@@ -254,36 +276,6 @@ def _sampler(
         rank=given[0],
         world_size=given[1],
         samples=collate_fn is not None,
-    )
-
-
-def _plain_loader(
-    dataset: Dataset[Any],
-    batch_size: int,
-    is_training: bool,
-    num_workers: int,
-    replica: Replica,
-    seed: int,
-    drop_last: bool,
-    collate_fn: Callable[[Any], Any] | None,
-    prefetch_factor: int | None,
-    pins: bool,
-) -> DataLoader[Any]:
-    """A dataset of somebody else's, as the best practice has it."""
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        dataset, replica.world_size, replica.rank, shuffle=is_training, seed=seed, drop_last=is_training and drop_last
-    )
-    return DataLoader(
-        dataset,
-        batch_size=batch_size,
-        sampler=sampler,
-        num_workers=num_workers,
-        pin_memory=pins,
-        drop_last=is_training and drop_last,
-        collate_fn=collate_fn,
-        worker_init_fn=h5_worker_init_fn,
-        persistent_workers=num_workers > 0,
-        prefetch_factor=(prefetch_factor or 2) if num_workers else None,
     )
 
 

@@ -19,11 +19,10 @@ from ..datasets import (
     WorkerMemory,
     open_outbox,
     own_streams,
-    seed_worker,
+    start_worker,
     this_outbox,
     worker_memory,
 )
-from ..files import drop_inherited
 from ..readers import usable_cores
 from ..sampling import EpochPlan, PlanSampler
 from ..stats import Counters
@@ -280,8 +279,7 @@ class _WorkerInit:
         self.rank, self.user, self.memory = rank, user, memory
 
     def __call__(self, worker_id: int) -> None:
-        drop_inherited()
-        seed_worker(self.rank)
+        start_worker(self.rank)
         if self.memory is not None:
             open_outbox(self.memory, worker_id)
         if self.user is not None:

@@ -1,12 +1,17 @@
 """Rows in, ndarray out. Which reader an array gets follows from its layout, never from the user."""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ..files import ArrayLayout, OpenOptions, kind_of
 from ..stats import Counters
 from ..types import IntArray, RowReader
 from .base import check_bounds
-from .bulk import BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places
+from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places
 from .codecs import why_not_decodable
 from .held import HeldReader
 from .placed import MappedReader, PlacedReader
@@ -17,6 +22,7 @@ from .sources import ChunkSource, ReaderSource, SlabSource
 from .work import Work, usable_cores
 
 __all__ = [
+    "ArrayTarget",
     "BegunRead",
     "BulkTarget",
     "BulkTask",
@@ -67,7 +73,19 @@ def open_reader(
         reader = MappedReader(layout, counters)
     else:
         reader = PlacedReader(layout, counters)
-    return HeldReader(reader, held_bytes) if held_bytes else reader
+    if not held_bytes:
+        return reader
+    is_decoded = is_pooled(layout, options) and why_plain(layout) is None
+    return HeldReader(reader, held_bytes, partial(_read_all, layout, options, counters) if is_decoded else None)
+
+
+def _read_all(layout: ArrayLayout, options: OpenOptions, counters: Counters | None) -> npt.NDArray[Any]:
+    """All rows of a chunked array, in this thread, without the HDF5 library."""
+    rows = np.empty((layout.n_rows, *layout.row_shape), dtype=layout.dtype)
+    source = open_source(layout, options, 1, counters or Counters())
+    for task in bulk_tasks(source, layout, range(layout.n_rows), ArrayTarget(rows), 0):
+        task.run()
+    return rows
 
 
 def is_pooled(layout: ArrayLayout, options: OpenOptions) -> bool:

@@ -16,7 +16,7 @@ from ..types import IntArray
 from .slabs import SlotMemory
 from .sources import SlabSource
 
-__all__ = ["BulkTarget", "BulkTask", "bulk_tasks", "do_tasks", "first_places"]
+__all__ = ["ArrayTarget", "BulkTarget", "BulkTask", "bulk_tasks", "do_tasks", "first_places"]
 
 TASK_BYTES = 1 << 20  # decoded bytes of a task: what is cast or picked from is still in the core's cache
 MOST_SCRATCH = 64 << 20  # a slab above this is read a chunk at a time where its rows are picked from
@@ -37,6 +37,22 @@ class BulkTarget(Protocol):
     def put(self, start: int, rows: npt.NDArray[Any]) -> None:
         """Takes rows for the places from ``start`` on."""
         ...
+
+
+class ArrayTarget:
+    """Memory that rows are read into as they are.
+
+    Args:
+        array: shape ``(n_rows, *row_shape)``.
+    """
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self.array: npt.NDArray[Any] | None = array
+        self._array = array
+
+    def put(self, start: int, rows: npt.NDArray[Any]) -> None:
+        """See ``BulkTarget.put``."""
+        self._array[start : start + len(rows)] = rows
 
 
 class BulkTask(NamedTuple):

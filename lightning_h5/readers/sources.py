@@ -98,6 +98,9 @@ class ReaderSource:
         out[...] = self._reader.read(slab * self.rows_per_slab + rows)
 
 
+_scratch = threading.local()  # memory of each thread; of all sources, since those of many files are read in turn
+
+
 class ChunkSource:
     """Slabs whose chunks are read by position and decoded here, without the HDF5 library's lock.
 
@@ -123,7 +126,6 @@ class ChunkSource:
         self._is_direct = layout.chunks[1:] == layout.axes and not layout.members and layout.stored.base.isnative
         self._fill = np.ndarray((1,), layout.stored, layout.fill)[0]
         self._word = _widest_word(layout)
-        self._scratch = threading.local()
         self._check_places()
 
     def load(self, slabs: Sequence[int], parts: range, memory: SlotMemory) -> None:
@@ -261,10 +263,10 @@ class ChunkSource:
 
     def _memory(self, name: str, n_bytes: int) -> npt.NDArray[np.uint8]:
         """Memory of this thread, written over by the next call for the same use."""
-        held: npt.NDArray[np.uint8] | None = getattr(self._scratch, name, None)
+        held: npt.NDArray[np.uint8] | None = getattr(_scratch, name, None)
         if held is None or len(held) < n_bytes:
             held = np.empty(n_bytes, dtype=np.uint8)
-            setattr(self._scratch, name, held)
+            setattr(_scratch, name, held)
         return held[:n_bytes]
 
     def _check_places(self) -> None:

@@ -66,6 +66,20 @@ def test_shards_in_memory(run, tmp_path):
         assert result["mib_beside_the_shard"].keys() == {"as stored", "float32"}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_many_files_and_filters(run, tmp_path):
+    few = ["--rows", 150, "--filter-rows", 2000, "--files", 4, "--epochs", 2, "--rounds", 1]
+    run(BENCHMARKS / "combined.py", *few, "--json", tmp_path / "out.json")
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert [len(result["fields"]) for result in written["table"]] == [11] * 4 + [5] * 4
+    for result in written["table"]:
+        assert [ratio["target"] for ratio in result["ratios"]] == [3, None]
+        assert {each["team"] for each in result["contenders"]} >= {"lightning_h5", "the original approach"}
+    assert [line["unit"] for line in written["lines"][:3]] == ["MiB", "MiB an epoch", ""]
+    assert [line["target"] for line in written["lines"][3:]] == [2, None, 2, None, None, 0.8, None, 0.8]
+    assert not list(tmp_path.glob("tmp*")), "nothing is left of the files"
+
+
 @pytest.mark.slow
 def test_the_limits_do_without_fast_decoders(run):
     program = f"""

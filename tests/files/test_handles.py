@@ -60,6 +60,28 @@ def test_the_least_recently_used_are_closed_and_no_more_are_kept_than_allowed(pa
     assert len(pool) == 0
 
 
+@given(uses=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30), most_h5=st.integers(1, 3))
+def test_few_files_stay_open_through_the_library_however_many_descriptors_do(make_h5_files, uses, most_h5):
+    pool, paths = HandlePool(most=4, most_h5=most_h5), make_h5_files
+    recent = []
+    for use, by_library in uses:
+        with pool.h5(paths[use], OpenOptions()) if by_library else pool.descriptor(paths[use]):
+            pass
+        recent = [other for other in recent if other != (use, by_library)] + [(use, by_library)]
+        of_library = [one for one in recent if one[1]]
+        recent = [one for one in recent if one not in of_library[:-most_h5]][-4:]
+        assert [(path, options is not None) for path, options in pool._entries] == [
+            (paths[other], library) for other, library in recent
+        ]
+    pool.close()
+    assert len(pool) == pool._n_h5 == 0
+
+
+@pytest.fixture
+def make_h5_files(make_h5):
+    return [make_h5(x=np.arange(3)) for _ in range(4)]
+
+
 def test_a_handle_is_opened_once_while_it_is_kept(pool, paths):
     with pool.descriptor(paths[0]) as first:
         pass

@@ -1,6 +1,7 @@
 """Loaders for training loops of one's own: the order and the sharding of the data modules, without one."""
 
 import time
+from functools import partial
 
 import h5py
 import numpy as np
@@ -106,6 +107,15 @@ def test_a_dataset_and_what_makes_one_are_not_both_taken(files, arguments):
 def test_memory_for_decoded_rows_is_as_it_was_asked_for(files):
     loaders = [create_optimized_dataloader(hdf5_files=files, **given) for given in ({"cache_bytes": "3 MiB"}, {})]
     assert loaders[0].dataset.cache_bytes == 3 << 20 != loaders[1].dataset.cache_bytes
+    for kind in (CombinedHDF5Dataset, partial(H5LazyDataset, x_key="row")):
+        assert create_optimized_dataloader(kind(files, cache_bytes="3 MiB")).dataset.cache_bytes == 3 << 20
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_start_as_they_are_told(files, method):
+    loader = create_optimized_dataloader(CombinedHDF5Dataset(files), 4, num_workers=2, multiprocessing_context=method)
+    assert sorted(rows_of(loader)) == sorted([*range(ROWS), *range(100, 100 + ROWS)])
+    assert loader.multiprocessing_context.get_start_method() == method
 
 
 def test_a_loader_goes_on_where_its_state_was_taken(files):
