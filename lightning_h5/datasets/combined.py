@@ -21,9 +21,10 @@ from .base import RawBatch
 from .discovery import fields_of_files
 from .fields import Fields, checked_rows
 from .filters import Where, criteria_of
-from .row_index import RowIndexStore
+from .row_index import RowIndexStore, name_of_index
 from .sample_cache import SampleCache, bytes_of, copy_rows
 from .selection import LabelCriterion, Selection, select_rows
+from .shared_index import SharedIndex
 from .stored import CACHE_BYTES, StoredRowDataset, chunk_cache
 from .structure import Column, Transform
 from .table import FileTable, scan_files
@@ -247,13 +248,26 @@ class CombinedHDF5Dataset(StoredRowDataset):
             return self.indices
         if not selection.criteria and selection.label is None:
             return among
-        name = "" if store is None else store.name_of(full, selection, among)
-        rows = None if store is None else store.load(name, full.n_rows)
-        if rows is None:
-            rows = select_rows(full, selection, among, self._plain, self.counters)
-            if store is not None and rows is not None:
-                store.keep(name, rows)
-        return rows
+        name = name_of_index(full, selection, among)
+        if name is None and store is not None:
+            texts = [one.text for one in selection.criteria if one.key is None]
+            raise H5ValueError(
+                f"cache_index was asked for, and {texts[0]} is a function, which is not known again in another "
+                "process. Say the same by values and ranges, or leave cache_index out."
+            )
+
+        def find() -> IntArray:
+            rows = store.load(name, full.n_rows) if store is not None and name is not None else None
+            if rows is None:
+                rows = select_rows(full, selection, among, self._plain, self.counters)
+                if store is not None and name is not None:
+                    store.keep(name, rows)
+            return rows
+
+        if name is None:  # each rank asks its own function, and they compare what they found
+            return find()
+        self._shared_index = SharedIndex(name, find)
+        return self._shared_index.rows
 
     def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
         """See ``RowDataset.read_with``."""
@@ -355,7 +369,8 @@ class CombinedHDF5Dataset(StoredRowDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         # The rows are chosen; a user's functions do not travel to every process.
-        return super().__getstate__() | {"_samples": None, "_selection": None, "_full": None, "_among": None}
+        gone = dict.fromkeys(("_samples", "_selection", "_full", "_among", "_shared_index"))
+        return super().__getstate__() | gone
 
 
 def _fill_in(rows: IntArray, columns: tuple[Column, ...], misses: IntArray, read: Callable[[], RawBatch]) -> RawBatch:

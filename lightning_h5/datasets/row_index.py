@@ -13,16 +13,36 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import H5ValueError
 from ..types import IntArray, PathLike
 from .selection import Selection
+from .shared_index import digest_of_index
 from .table import FileTable
 
-__all__ = ["RowIndexStore"]
+__all__ = ["RowIndexStore", "name_of_index"]
 
 VERSION = 1  # of what a selection means; another number makes all that was kept void
 
 _log = logging.getLogger(__name__)
+
+
+def name_of_index(table: FileTable, selection: Selection, rows: IntArray | None) -> str | None:
+    """What an index is known by: the files as they are, and all that is asked of them.
+
+    None where a function decides: whether it is the same in another process cannot be told.
+    """
+    if any(one.key is None for one in selection.criteria):
+        return None
+    arrays = [array.key for array in table.layouts[0]]
+    of_files: list[Any] = [[guard.n_bytes, guard.mtime_ns] for guard in table.guards]
+    asked = [[one.key, arrays[selection.fields[one.column or ""]]] for one in selection.criteria]
+    label: list[Any] = []
+    if (wanted := selection.label) is not None:
+        valid = None if wanted.valid is None else arrays[wanted.valid]
+        label = [wanted.label, arrays[wanted.target], valid, wanted.layout]
+    digest = hashlib.sha256(json.dumps([VERSION, table.identity(), of_files, asked, label]).encode())
+    if rows is not None:
+        digest.update(b"among" + rows.tobytes())
+    return digest.hexdigest()[:32]
 
 
 class RowIndexStore:
@@ -36,30 +56,6 @@ class RowIndexStore:
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         self._folder = Path(cache) / "lightning_h5" if folder is True else Path(os.fspath(folder)).expanduser()
 
-    def name_of(self, table: FileTable, selection: Selection, rows: IntArray | None) -> str:
-        """What an index is kept by: the files as they are, and all that is asked of them.
-
-        Raises:
-            H5ValueError: a function decides, and whether it is the same next time cannot be told.
-        """
-        nameless = [one.text for one in selection.criteria if one.key is None]
-        if nameless:
-            raise H5ValueError(
-                f"cache_index was asked for, and {nameless[0]} is a function, which is not known again in another "
-                "process. Say the same by values and ranges, or leave cache_index out."
-            )
-        arrays = [array.key for array in table.layouts[0]]
-        of_files: list[Any] = [[guard.n_bytes, guard.mtime_ns] for guard in table.guards]
-        asked = [[one.key, arrays[selection.fields[one.column or ""]]] for one in selection.criteria]
-        label: list[Any] = []
-        if (wanted := selection.label) is not None:
-            valid = None if wanted.valid is None else arrays[wanted.valid]
-            label = [wanted.label, arrays[wanted.target], valid, wanted.layout]
-        digest = hashlib.sha256(json.dumps([VERSION, table.identity(), of_files, asked, label]).encode())
-        if rows is not None:
-            digest.update(b"among" + rows.tobytes())
-        return digest.hexdigest()[:32]
-
     def load(self, name: str, n_rows: int) -> IntArray | None:
         """The rows kept by a name; None where there are none."""
         path = self._path(name)
@@ -71,7 +67,7 @@ class RowIndexStore:
         except Exception as error:  # whatever is wrong with it, it is made anew
             _log.warning("%s is not a whole index (%s); it is made anew", path, error)
             return None
-        if digest != _digest(rows) or rows.dtype != np.int64 or rows.ndim != 1 or not _is_within(rows, n_rows):
+        if digest != digest_of_index(rows) or rows.dtype != np.int64 or rows.ndim != 1 or not _is_within(rows, n_rows):
             _log.warning("%s is not a whole index; it is made anew", path)
             return None
         found: IntArray = rows
@@ -84,7 +80,7 @@ class RowIndexStore:
             handle, made = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
             try:
                 with os.fdopen(handle, "wb") as file:
-                    np.savez(file, rows=rows, digest=np.array(_digest(rows)))
+                    np.savez(file, rows=rows, digest=np.array(digest_of_index(rows)))
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(made, self._path(name))
@@ -97,10 +93,6 @@ class RowIndexStore:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"index-{name}.npz"
-
-
-def _digest(rows: IntArray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
 
 
 def _is_within(rows: IntArray, n_rows: int) -> bool:

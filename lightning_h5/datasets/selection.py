@@ -65,12 +65,12 @@ class Selection:
 
 def select_rows(
     table: FileTable, selection: Selection, rows: IntArray | None, options: OpenOptions, counters: Counters
-) -> IntArray | None:
-    """Rows that pass, in ascending order; None where all are asked for.
+) -> IntArray:
+    """Rows that pass, in ascending order.
 
     Args:
         table: the files, with an array for each field that the selection names.
-        selection: what is asked.
+        selection: what is asked: something.
         rows: rows to choose among, in any order; None for all. Those that pass keep their order.
         options: how files are opened where the HDF5 library reads.
         counters: where bytes are counted.
@@ -80,8 +80,6 @@ def select_rows(
         H5ValueError: no row passes; the text says how many each condition keeps.
         H5FileError: a file cannot be read.
     """
-    if not selection.criteria and selection.label is None:
-        return rows
     mask = np.ones(table.n_rows, dtype=np.bool_)
     kept: dict[str, int] = {}
     seen: set[Any] = set()

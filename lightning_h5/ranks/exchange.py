@@ -23,7 +23,7 @@ from .. import errors
 from ..errors import H5Error, H5ValueError
 from .processes import end_process, this_process
 
-__all__ = ["Exchange", "exchange"]
+__all__ = ["Exchange", "exchange", "pauses"]
 
 GRACE = 5.0  # seconds for the others to read what went wrong, before this process ends and perhaps the store with it
 POLL = 0.5  # seconds between looks of a rank that is late
@@ -59,7 +59,7 @@ def exchange(what: str, patience: float, is_alone: bool = False) -> Iterator[Exc
         watch.join()
 
 
-def _pauses() -> Iterator[float]:
+def pauses() -> Iterator[float]:
     """Seconds between looks of a rank that waits: longer each time, since all of them ask the same store."""
     pause = FIRST_PAUSE
     while True:
@@ -164,9 +164,9 @@ class _RankExchange(Exchange):
 
     def _wait(self) -> list[int]:
         """Waits until all ranks have told; gives those that had not when the first rank's patience ended."""
-        end, seen, pauses = time.monotonic() + self._patience, 0, _pauses()
+        end, seen, pause = time.monotonic() + self._patience, 0, pauses()
         while not (all_here := self._store.check(self._keys)) and time.monotonic() < end:
-            time.sleep(next(pauses))
+            time.sleep(next(pause))
             if (progress := self._store.add(f"{self._name}/progress", 0)) != seen:
                 end, seen = time.monotonic() + self._patience, progress
         late = [] if all_here else [rank for rank, key in enumerate(self._keys) if not self._store.check([key])]
@@ -188,10 +188,10 @@ class _RankExchange(Exchange):
 
     def _wait_for_those_who_leave(self, late: Sequence[int]) -> None:
         here = self._world_size - len(late)
-        end, pauses = time.monotonic() + GRACE, _pauses()
+        end, pause = time.monotonic() + GRACE, pauses()
         with suppress(torch.distributed.DistError):
             while self._store.add(f"{self._name}/left", 0) < here and time.monotonic() < end:
-                time.sleep(next(pauses))
+                time.sleep(next(pause))
 
     def _verdict(self, told: Sequence[Mapping[str, Any]]) -> tuple[type[H5Error], str]:
         """The error that all ranks raise; no text where there is none."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["are_near", "end_process", "this_process"]
+__all__ = ["are_near", "end_process", "is_alive", "this_process"]
 
 
 def this_process() -> list[str]:
@@ -35,12 +35,12 @@ def end_process(process: Sequence[str]) -> None:
     Args:
         process: what ``this_process`` gave there.
     """
-    if are_near(process, this_process()) and _is_alive(process):
+    if are_near(process, this_process()) and is_alive(process):
         with suppress(OSError):
             os.kill(int(process[2]), signal.SIGKILL)
 
 
-def _is_alive(process: Sequence[str]) -> bool:
+def is_alive(process: Sequence[str]) -> bool:
     """Whether a process of this machine and namespace goes on.
 
     Args:

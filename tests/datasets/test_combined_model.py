@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from factories import Stored, in_threads
+from factories import Stored, in_threads, run_forked
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -180,6 +180,27 @@ class Model(RuleBasedStateMachine):
     def go_on_with_a_pickled_copy(self):
         self.dataset = pickle.loads(pickle.dumps(self.dataset))
         self.model.rows.clear()
+
+    @rule(data=st.data())
+    def fork(self, data):
+        """A child begins with nothing in its cache, and leaves its parent's alone; they count together."""
+        places = data.draw(st.lists(st.integers(0, len(self.rows) - 1), min_size=1, max_size=9))
+        rows = [self.rows[place] for place in places]
+        of_child = LastUsed(self.model.size)
+        for _ in range(2):
+            of_child.read(rows)
+
+        def read():
+            for _ in range(2):
+                batch = self.dataset.read_batch(places)
+                for at, row in enumerate(rows):
+                    check_sample({n: bool(v[at]) if "_label" in n else v[at] for n, v in batch.items()}, ROWS[row])
+                spoil(batch)
+            assert len(self.dataset._cache) == len(of_child.rows)
+
+        assert run_forked(read) == 0
+        self.model.hits += of_child.hits
+        self.model.misses += of_child.misses
 
     @precondition(lambda self: self.dataset is not None)
     @invariant()

@@ -1,0 +1,78 @@
+"""What is worked out once on each machine: the first process that asks does it, and tells the others."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import torch.distributed
+
+from .exchange import pauses
+from .processes import is_alive, this_process
+
+__all__ = ["Question"]
+
+PATIENCE = 120.0  # seconds; who has waited so long does it alone
+
+_numbers: defaultdict[str, count[int]] = defaultdict(count)  # how often this process asked each
+
+
+class Question:
+    """A question that processes of a machine may all ask; nobody has to.
+
+    It goes through the key-value store by which ranks found each other. Where there is none, or the system does not say
+    which processes are of one machine, each is the first and only one.
+
+    Args:
+        text: what is asked; who asks the same gets the same answer. Asked for the second time it is another question.
+
+    Attributes:
+        is_first: whether this process has to answer.
+        has_others: whether others may wait for its answer.
+        first: the process that has to (see ``this_process``).
+    """
+
+    def __init__(self, text: str) -> None:
+        self.first = me = this_process()
+        self._store: Any = None
+        if me and _n_ranks() > 1:
+            # torch has no public name for the store that `init_process_group` made.
+            self._store = torch.distributed.distributed_c10d._get_default_store()
+            self._key = f"lightning_h5/{text}/{next(_numbers[text])}/{me[0]}/{me[1]}"
+            try:
+                self.first = json.loads(self._store.compare_set(f"{self._key}/first", "", json.dumps(me)))
+            except torch.distributed.DistError:  # said by who needs it
+                self._store = None
+        self.is_first = self.first == me
+        self.has_others = self.is_first and self._store is not None
+
+    def tell(self, answer: Any) -> None:
+        """Tells the others; None has each of them work it out.
+
+        Args:
+            answer: as JSON has it.
+        """
+        with suppress(torch.distributed.DistError):  # nobody is left to hear it
+            self._store.set(f"{self._key}/answer", json.dumps(answer))
+
+    def answer(self) -> Any:
+        """What the first one told; None where it could not, has ended, or takes too long."""
+        end = time.monotonic() + PATIENCE
+        pause = pauses()
+        try:
+            while not (is_told := self._store.check([f"{self._key}/answer"])) and time.monotonic() < end:
+                if not is_alive(self.first):
+                    break
+                time.sleep(next(pause))
+            return json.loads(self._store.get(f"{self._key}/answer")) if is_told else None
+        except torch.distributed.DistError:
+            return None
+
+
+def _n_ranks() -> int:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if distributed else 1
