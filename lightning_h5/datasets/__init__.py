@@ -1,7 +1,9 @@
 """Torch datasets over HDF5 files. Importing them does not import Lightning."""
 
 from .base import RawBatch, RowDataset
-from .combined import CombinedHDF5Dataset, expand_those_there
+from .combined import CombinedHDF5Dataset
+from .discovery import expand_those_there
+from .field_map import FieldMap
 from .lazy import H5LazyDataset
 from .outbox import WorkerMemory, open_outbox, this_outbox, worker_memory
 from .preload import load_shards
@@ -12,6 +14,7 @@ from .workers import h5_worker_init_fn, start_worker
 
 __all__ = [
     "CombinedHDF5Dataset",
+    "FieldMap",
     "H5LazyDataset",
     "RankMemCachedH5Dataset",
     "RawBatch",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -13,12 +13,13 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
-from ..files import ArrayLayout, OpenOptions, expand_paths, kind_of, open_h5, torch_dtype
+from ..files import ArrayLayout, OpenOptions, expand_paths, kind_of, torch_dtype
 from ..ranks import exchange
 from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .base import RawBatch
-from .discovery import fields_of_files
+from .discovery import expand_those_there, fields_of_files
+from .field_map import TARGET, FieldMap, checked_names, keys_of
 from .fields import Fields, checked_rows
 from .filters import Where, criteria_of
 from .row_index import RowIndexStore, name_of_index
@@ -29,17 +30,13 @@ from .stored import CACHE_BYTES, StoredRowDataset, chunk_cache
 from .structure import Column, Transform
 from .table import FileTable, scan_files
 
-__all__ = ["CombinedHDF5Dataset", "FieldMap", "expand_those_there"]
+__all__ = ["CombinedHDF5Dataset"]
 
 _log = logging.getLogger(__name__)
 
 FLAGS = ("cs_label", "bg_label")
-TARGET = "target"
 MOST_WORKERS = 64  # whose counts are kept apart
 PATIENCE = 120.0  # seconds for the slowest rank to look at the files
-
-FieldMap = Mapping[str, Any]
-"""For a field's name here its array in the files; or ``{"key": ..., "layout": "NTC"}`` for ``target``."""
 
 
 class CombinedHDF5Dataset(StoredRowDataset):
@@ -136,7 +133,7 @@ class CombinedHDF5Dataset(StoredRowDataset):
             raise H5ValueError(f"dtype={dtype!r} is for floating fields. Pass a floating dtype, or None to leave all.")
         self._cache_size = _checked_count(cache_size, "cache_size")
         self._max_cache_bytes = parse_bytes(max_cache_bytes, "max_cache_bytes")
-        self._keys, layout = _mapped(field_map)
+        self._keys, layout = keys_of(field_map)
         self._index_store = RowIndexStore(cache_index) if cache_index else None
         criteria = criteria_of(
             allowed_guids=allowed_guids,
@@ -230,7 +227,7 @@ class CombinedHDF5Dataset(StoredRowDataset):
                     "names. Name the fields to load (load_fields)."
                 )
         else:
-            names = _checked_names(load_fields)
+            names = checked_names(load_fields)
         keys = [self._key(name) for name in dict.fromkeys([*names, *more])]
         left = [path for path in files if path not in bad]
         full = scan_files(left, keys, self._plain, text_ok=[True] * len(keys), pass_over=pass_over)
@@ -384,36 +381,6 @@ def _fill_in(rows: IntArray, columns: tuple[Column, ...], misses: IntArray, read
     return RawBatch(rows, columns)
 
 
-def _mapped(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
-    """Arrays by our names, and the target's axes where they are said."""
-    keys: dict[str, str] = {}
-    layout = None
-    for name, given in (field_map or {}).items():
-        said = {"key": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
-        if not isinstance(said.get("key", name), str) or not said or set(said) - {"key", "layout"}:
-            raise H5ValueError(
-                f"field_map[{name!r}]={given!r} is no array. Pass its name in the files, or "
-                "{'key': its name, 'layout': 'NTC'} for a target."
-            )
-        if "layout" in said and name != TARGET:
-            raise H5ValueError(f"field_map[{name!r}] has a layout, which says where a target's classes are.")
-        keys[name] = said.get("key", name).strip("/")
-        layout = said.get("layout", layout)
-    twice = [key for key in keys.values() if list(keys.values()).count(key) > 1]
-    if twice:
-        raise H5ValueError(f"field_map gives {listing(dict.fromkeys(twice))} several names. Give each array one.")
-    return keys, layout
-
-
-def _checked_names(names: Any) -> list[str]:
-    given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
-    if not given or not all(isinstance(name, str) and name.strip("/") for name in given):
-        raise H5ValueError(f"load_fields={names!r} names no field. Pass a list of names, or None for all fields.")
-    if len(set(given)) < len(given):
-        raise H5ValueError(f"load_fields={names!r} names a field twice. A sample has each once.")
-    return given
-
-
 def _checked_count(n: Any, name: str) -> int:
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
         raise H5ValueError(f"{name}={n!r} is no number of rows. Pass 0 or more.")
@@ -424,36 +391,6 @@ def _checked_label(label: Any) -> int:
     if isinstance(label, bool) or not isinstance(label, int | np.integer):
         raise H5ValueError(f"label={label!r} is no class. Pass its number; for text use `where`.")
     return int(label)
-
-
-def expand_those_there(paths: Paths, pass_over: Callable[[str, H5FileError], None], name: str = "paths") -> list[str]:
-    """The files that a path argument names, without those that are missing or cannot be opened.
-
-    Args:
-        paths: see ``expand_paths``.
-        pass_over: is told of each that is left out.
-        name: the argument's name, for errors.
-
-    Raises:
-        H5FileError: none of them is there.
-    """
-    given: list[Any] = list(paths) if isinstance(paths, list | tuple) else [paths]
-    there = []
-    for path in given:
-        try:
-            for file in expand_paths(path, name):
-                try:
-                    with open_h5(file):
-                        there.append(file)
-                except H5FileError as error:
-                    pass_over(file, error)
-        except H5FileError as error:
-            pass_over(str(path), error)
-    if not there:
-        raise H5FileError(
-            f"{name}={listing(map(str, given))}: none of them can be read. Look at what was logged for each."
-        )
-    return list(expand_paths(there, name))
 
 
 def _name(path: str) -> str:

@@ -1,15 +1,17 @@
-"""The fields of files whose user names none: all arrays that have the same rows."""
+"""Which files are there, and the fields of those whose user names none: all arrays that have the same rows."""
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
-from ..files import OpenOptions, kind_of, list_arrays, numpy_dtype, open_h5
+from ..files import OpenOptions, expand_paths, kind_of, list_arrays, numpy_dtype, open_h5
+from ..types import Paths
 
-__all__ = ["fields_of_files"]
+__all__ = ["expand_those_there", "fields_of_files"]
 
 _log = logging.getLogger(__name__)
 
@@ -76,3 +78,33 @@ def _fields_of(path: str, options: OpenOptions) -> list[str]:
     if left_out:
         _log.warning("%s: %s are no fields of its %s rows and are left out", path, listing(left_out), longest[0])
     return by_rows[longest[0]]
+
+
+def expand_those_there(paths: Paths, pass_over: Callable[[str, H5FileError], None], name: str = "paths") -> list[str]:
+    """The files that a path argument names, without those that are missing or cannot be opened.
+
+    Args:
+        paths: see ``expand_paths``.
+        pass_over: is told of each that is left out.
+        name: the argument's name, for errors.
+
+    Raises:
+        H5FileError: none of them is there.
+    """
+    given: list[Any] = list(paths) if isinstance(paths, list | tuple) else [paths]
+    there = []
+    for path in given:
+        try:
+            for file in expand_paths(path, name):
+                try:
+                    with open_h5(file):
+                        there.append(file)
+                except H5FileError as error:
+                    pass_over(file, error)
+        except H5FileError as error:
+            pass_over(str(path), error)
+    if not there:
+        raise H5FileError(
+            f"{name}={listing(map(str, given))}: none of them can be read. Look at what was logged for each."
+        )
+    return list(expand_paths(there, name))

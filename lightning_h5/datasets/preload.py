@@ -6,16 +6,15 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from tqdm import tqdm
-
 from ..errors import H5ValueError
 from ..ranks import Exchange, are_near, exchange, this_process
-from ..readers import BulkTask, do_tasks, usable_cores
+from ..readers import BulkTask
+from .doing import do_with_bar
 from .room import Room, room
 
 __all__ = ["Crew", "ShardHolder", "load_shards", "my_part"]
@@ -250,27 +249,15 @@ def _load_one(name: str, holder: ShardHolder, crew: Crew, shows_bar: bool, ranks
         holder.make_room(crew)
     tasks = holder.tasks(crew)
     said = time.monotonic()
-    with closing(
-        tqdm(
-            total=sum(task.n_bytes for task in tasks),
-            desc=f"loading {name}".rstrip(),
-            unit="iB",  # tqdm puts a K, an M or a G before it
-            unit_scale=True,
-            unit_divisor=1024,
-            delay=0.5,
-            leave=False,
-            disable=not shows_bar or ranks.rank != 0,
-        )
-    ) as bar:
 
-        def tell(n_bytes: int) -> None:
-            nonlocal said
-            bar.update(n_bytes)
-            if n_bytes and time.monotonic() > said + HEARTBEAT:
-                said = time.monotonic()
-                ranks.progress()
+    def tell(n_bytes: int) -> None:
+        nonlocal said
+        if n_bytes and time.monotonic() > said + HEARTBEAT:
+            said = time.monotonic()
+            ranks.progress()
 
-        do_tasks(tasks, usable_cores(), tell)
+    shows_bar = shows_bar and ranks.rank == 0
+    do_with_bar(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, tell=tell)
     holder.finish_loading(name)
 
 

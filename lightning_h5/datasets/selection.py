@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -12,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from ..errors import H5ValueError, listing
 from ..files import ArrayLayout, OpenOptions, find_array, kind_of, layout_of, open_h5
 from ..readers import ArrayTarget, BulkTask, bulk_tasks, do_tasks, open_reader, open_source, usable_cores
 from ..stats import Counters
 from ..types import IntArray
+from .doing import do_with_bar
 from .filters import Criterion
 from .labels import TargetSearch, layouts_possible
 from .table import RUN_BYTES, FileTable
@@ -187,27 +186,8 @@ def _read_columns(
             more, column = _column_tasks(layouts[field], options, counters)
             tasks += more
             read[-1].append(column)
-    _do(tasks, "reading columns")
+    do_with_bar(tasks, "reading columns")
     return read
-
-
-def _do(tasks: Sequence[BulkTask], what: str) -> None:
-    with closing(
-        tqdm(
-            total=sum(task.n_bytes for task in tasks),
-            desc=what,
-            unit="iB",  # tqdm puts a K, an M or a G before it
-            unit_scale=True,
-            unit_divisor=1024,
-            delay=2,
-            leave=False,
-        )
-    ) as bar:
-
-        def tell(n_bytes: int) -> None:
-            bar.update(n_bytes)
-
-        do_tasks(tasks, usable_cores(), tell)
 
 
 def _column_tasks(
@@ -254,7 +234,7 @@ def _search_label(
         fields = [wanted.target] if wanted.valid is None else [wanted.target, wanted.valid]
         arrays = [table.layouts[file][field] for field in fields]
         tasks += _label_tasks(arrays, local[first:last], first, search, options, counters)
-    _do(tasks, "looking for the label")
+    do_with_bar(tasks, "looking for the label")
     return search.mask()
 
 

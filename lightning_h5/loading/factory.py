@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from ..datasets import CombinedHDF5Dataset, RankMemCachedH5Dataset, RowDataset, Transform, h5_worker_init_fn
-from ..datasets.combined import FieldMap
+from ..datasets import CombinedHDF5Dataset, FieldMap, RankMemCachedH5Dataset, RowDataset, Transform, h5_worker_init_fn
 from ..datasets.filters import Where
 from ..errors import H5ValueError, listing
 from ..sampling import OrderParameters, PlanSampler, ShardSampler, resolve_replica

@@ -26,7 +26,7 @@ from test_resume import at_each_batch, on_exception, rows_of_a_whole_run, stop_a
 
 from lightning_h5 import H5ResumeError, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.cli import main
-from lightning_h5.datasets import preload
+from lightning_h5.datasets import doing, preload
 from lightning_h5.datasets.preload import HEADROOM
 from lightning_h5.datasets.room import Room
 from lightning_h5.errors import H5CorruptError, H5FileError
@@ -53,8 +53,8 @@ def loads(monkeypatch):
         found.append(sum(task.n_bytes for task in tasks))
         return do(tasks, *arguments)
 
-    do = preload.do_tasks
-    monkeypatch.setattr(preload, "do_tasks", do_tasks)
+    do = doing.do_tasks
+    monkeypatch.setattr(doing, "do_tasks", do_tasks)
     return found
 
 
@@ -559,7 +559,7 @@ def test_an_interrupt_while_rows_are_loaded_gives_the_memory_back(file, monkeypa
         tasks[0].run()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(preload, "do_tasks", interrupted)
+    monkeypatch.setattr(doing, "do_tasks", interrupted)
     datamodule = module(file, share_memory=True)
     with pytest.raises(KeyboardInterrupt):
         datamodule.setup("fit")

@@ -19,7 +19,7 @@ from test_lazy_dataset import KINDS, N, same, write
 from torch.utils.data import DataLoader, default_collate
 
 from lightning_h5 import EpochShuffleSampler, H5LazyDataset, RankMemCachedH5Dataset
-from lightning_h5.datasets import preload
+from lightning_h5.datasets import doing, preload
 from lightning_h5.datasets.room import Room
 from lightning_h5.errors import H5CorruptError, H5DataChangedError, H5Error, H5ValueError
 from lightning_h5.files import process_pool
@@ -334,7 +334,7 @@ def interrupt(path, monkeypatch):
             task.run()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(preload, "do_tasks", do_half)
+    monkeypatch.setattr(doing, "do_tasks", do_half)
     return KeyboardInterrupt, None
 
 
