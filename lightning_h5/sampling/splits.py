@@ -17,20 +17,28 @@ __all__ = ["group_split", "k_fold"]
 SPLIT, FOLD = 1, 2  # purposes of the random streams
 
 
-def group_split(groups: int | npt.ArrayLike, fractions: Sequence[float], split_seed: int = 0) -> list[IntArray]:
+def group_split(
+    groups: int | npt.ArrayLike,
+    fractions: Sequence[float],
+    split_seed: int = 0,
+    *,
+    labels: npt.ArrayLike | None = None,
+) -> list[IntArray]:
     """Cuts rows into splits of about these fractions; rows of one group stay together.
 
     Args:
         groups: each row's group (any values), shape ``(n_rows,)``; or a number of rows, each its own group.
         fractions: share of the rows for each split; they add up to 1.
         split_seed: another seed draws another cut.
+        labels: each row's class, shape ``(n_rows,)``: each class is cut by these fractions. None looks at no class.
 
     Returns:
         For each split the indices of its rows in ascending order. Splits are disjoint and cover all rows. With
-        rows of their own the sizes are the fractions rounded; with groups they come as near as whole groups allow.
+        rows of their own the sizes are the fractions rounded (those of each class, where there are labels); with groups
+        they come as near as whole groups allow: no further than the largest group, where groups are of one class each.
 
     Raises:
-        H5ValueError: fractions that do not add up, or group values that are missing (NaN or empty).
+        H5ValueError: fractions that do not add up, or values that are missing (NaN or empty).
     """
     shares = np.asarray(fractions, dtype=np.float64)
     if len(shares) == 0 or (shares < 0).any() or not np.isclose(shares.sum(), 1.0):
@@ -38,21 +46,29 @@ def group_split(groups: int | npt.ArrayLike, fractions: Sequence[float], split_s
             f"fractions={list(fractions)} add up to {shares.sum():g}. Pass shares from 0 to 1 that add up to 1."
         )
     codes, sizes = _codes(groups)
+    kinds, n_of_kind = _kinds(labels, codes)
     # Groups in a random order; each goes where it keeps all splits closest to their share so far.
     order = np.argsort(np.asarray(stream(split_seed, 0, SPLIT).random_raw(len(sizes))), kind="stable")
-    bounds = np.cumsum(shares) * sizes.sum()
     if len(sizes) == len(codes):
-        places = np.rint(bounds).astype(np.int64)
         split_of_group = np.empty(len(sizes), dtype=np.int64)
-        split_of_group[order] = np.searchsorted(places, np.arange(len(sizes)), side="right")
+        kind_of_group = _of_groups(kinds, codes)
+        for kind, n_rows in enumerate(n_of_kind.tolist()):
+            here = order[kind_of_group[order] == kind]
+            places = np.rint(np.cumsum(shares) * n_rows).astype(np.int64)
+            split_of_group[here] = np.searchsorted(places, np.arange(n_rows), side="right")
     else:
-        split_of_group = _fill(order, sizes, shares * sizes.sum())
+        split_of_group = _fill(order, _count(codes, kinds, len(sizes), len(n_of_kind)), shares)
     split_of_row = split_of_group[codes]
     return [np.flatnonzero(split_of_row == split) for split in range(len(shares))]
 
 
 def k_fold(
-    n_or_groups: int | npt.ArrayLike, num_folds: int, fold: int, split_seed: int = 0
+    n_or_groups: int | npt.ArrayLike,
+    num_folds: int,
+    fold: int,
+    split_seed: int = 0,
+    *,
+    labels: npt.ArrayLike | None = None,
 ) -> tuple[IntArray, IntArray]:
     """One fold of a k-fold cut; rows of one group stay together.
 
@@ -61,6 +77,7 @@ def k_fold(
         num_folds: number of folds, at least 2.
         fold: the fold that is held out, from 0.
         split_seed: the same for all folds of one study.
+        labels: each row's class, shape ``(n_rows,)``: all folds get as many of each. None looks at no class.
 
     Returns:
         Indices of the rows to train on, and of the rows held out, in ascending order.
@@ -75,12 +92,15 @@ def k_fold(
             f"num_folds={num_folds}, fold={fold} were asked for over {len(sizes)} {what}. "
             f"Pass num_folds from 2 to {len(sizes)} and fold from 0 to num_folds - 1."
         )
+    kinds, n_of_kind = _kinds(labels, codes)
     order = np.argsort(np.asarray(stream(split_seed, 0, FOLD).random_raw(len(sizes))), kind="stable")
     if len(sizes) == len(codes):
         fold_of_group = np.empty(len(sizes), dtype=np.int64)
-        fold_of_group[order] = np.arange(len(sizes)) % num_folds
+        by_kind = np.argsort(_of_groups(kinds, codes)[order], kind="stable")
+        fold_of_group[order[by_kind]] = np.arange(len(sizes)) % num_folds
     else:
-        fold_of_group = _fill(order, sizes, np.full(num_folds, sizes.sum() / num_folds))
+        counts = _count(codes, kinds, len(sizes), len(n_of_kind))
+        fold_of_group = _fill(order, counts, np.full(num_folds, 1 / num_folds))
     held_out = fold_of_group[codes] == fold
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
@@ -89,30 +109,73 @@ def _codes(groups: int | npt.ArrayLike) -> tuple[IntArray, IntArray]:
     """Each row's group as a number from 0, and the rows of each group."""
     if isinstance(groups, int | np.integer):
         return np.arange(groups, dtype=np.int64), np.ones(int(groups), dtype=np.int64)
-    values: npt.NDArray[Any] = np.asarray(groups)
+    return _numbered(groups, "group")
+
+
+def _numbered(given: npt.ArrayLike, what: str) -> tuple[IntArray, IntArray]:
+    """Values as numbers from 0, and how often each comes."""
+    values: npt.NDArray[Any] = np.asarray(given)
     if values.ndim != 1:
         raise H5ValueError(
-            f"groups have shape {values.shape}; one value a row is needed. Pass a one-dimensional array."
+            f"{what}s have shape {values.shape}; one value a row is needed. Pass a one-dimensional array."
         )
     if values.dtype.kind == "O":
         values = values.astype(str)
     missing = np.isnan(values) if values.dtype.kind in "fc" else values == "" if values.dtype.kind == "U" else None
     if missing is not None and missing.any():
         raise H5ValueError(
-            f"the group is missing (NaN or empty) for {int(missing.sum())} of {len(values)} rows, the first of them "
-            f"row {int(np.argmax(missing))}. Give each row a group, or leave these rows out."
+            f"the {what} is missing (NaN or empty) for {int(missing.sum())} of {len(values)} rows, the first of them "
+            f"row {int(np.argmax(missing))}. Give each row a {what}, or leave these rows out."
         )
     names, codes = np.unique(values, return_inverse=True)
     return codes.astype(np.int64), np.bincount(codes, minlength=len(names)).astype(np.int64)
 
 
-def _fill(order: IntArray, sizes: IntArray, wanted: npt.NDArray[np.float64]) -> IntArray:
-    """Puts each group, large ones first, into the split that is furthest from full; random among equal sizes."""
-    ranked = order[np.argsort(-sizes[order], kind="stable")]
-    left = np.where(wanted > 0, wanted, -np.inf)  # a split of share zero gets nothing
-    split_of_group = np.empty(len(sizes), dtype=np.int64)
-    for group in ranked.tolist():
-        split = int(np.argmax(left))
-        split_of_group[group] = split
-        left[split] -= sizes[group]
-    return split_of_group
+def _kinds(labels: npt.ArrayLike | None, codes: IntArray) -> tuple[IntArray, IntArray]:
+    """Each row's class as a number from 0, and the rows of each; all of one where there are no labels."""
+    if labels is None:
+        return np.zeros(len(codes), dtype=np.int64), np.array([len(codes)], dtype=np.int64)
+    kinds, n_of_kind = _numbered(labels, "label")
+    if len(kinds) != len(codes):
+        raise H5ValueError(f"there are {len(kinds)} labels for {len(codes)} rows. Pass one for each row.")
+    return kinds, n_of_kind
+
+
+def _of_groups(kinds: IntArray, codes: IntArray) -> IntArray:
+    """The class of each group, where groups have one row each."""
+    of_groups = np.empty_like(kinds)
+    of_groups[codes] = kinds
+    return of_groups
+
+
+def _count(codes: IntArray, kinds: IntArray, n_groups: int, n_kinds: int) -> IntArray:
+    """How many rows of each class a group has, shape ``(n_groups, n_kinds)``."""
+    flat = np.bincount(codes * n_kinds + kinds, minlength=n_groups * n_kinds)
+    return flat.astype(np.int64).reshape(n_groups, n_kinds)
+
+
+def _fill(order: IntArray, counts: IntArray, shares: npt.NDArray[np.float64]) -> IntArray:
+    """Puts each group, large ones first, into the split that lacks most of what it has; random among equal sizes.
+
+    Of those that lack as much it is the one with fewest rows. (For one class: longest processing time first, Graham,
+    "Bounds on multiprocessing timing anomalies", 1969.)
+    """
+    sizes = counts.sum(axis=1)
+    ranked = order[np.argsort(-sizes[order], kind="stable")].tolist()
+    splits = np.flatnonzero(shares)  # one of share zero gets nothing
+    left = shares[splits, None] * counts.sum(axis=0)
+    place = np.empty(len(sizes), dtype=np.int64)
+    if counts.shape[1] == 1:  # without labels, in a twentieth of the time
+        for group in ranked:
+            place[group] = most = np.argmax(left[:, 0])
+            left[most] -= sizes[group]
+        return splits[place]
+    # The squares of what is lacking are to sum up to little, each class measured by how often it comes.
+    weights = counts / np.maximum(1, counts.sum(axis=0)).astype(np.float64) ** 2
+    for group in ranked:
+        mine = np.flatnonzero(counts[group])
+        lack = left[:, mine] @ weights[group, mine]
+        equal = np.flatnonzero(lack >= lack.max() - 1e-9 * np.abs(lack).max())
+        place[group] = most = equal[np.argmax(left[equal].sum(axis=1))]
+        left[most] -= counts[group]
+    return splits[place]

@@ -70,6 +70,64 @@ def test_the_folds_held_out_are_everything_once(n_or_groups, seed):
     assert sorted(held) == list(range(n_rows))
 
 
+labelled = st.lists(st.tuples(st.integers(0, 15), st.sampled_from("abc")), min_size=4, max_size=150)
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=200), st.integers(0, 3), st.floats(0, 0.5))
+def test_each_class_is_cut_at_its_rounded_fraction(labels, seed, share):
+    splits = group_split(len(labels), [1 - share, share], seed, labels=labels)
+    assert sorted(np.concatenate(splits).tolist()) == list(range(len(labels)))
+    for label in set(labels):
+        n_rows = labels.count(label)
+        for split, wanted in zip(splits, [1 - share, share], strict=True):
+            assert abs(sum(labels[row] == label for row in split) - wanted * n_rows) <= 0.5 + 1e-9
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=5, max_size=200), st.integers(2, 5), st.integers(0, 3))
+def test_folds_have_as_many_of_each_class_but_for_one(labels, num_folds, seed):
+    held_out = [k_fold(len(labels), num_folds, fold, seed, labels=labels)[1] for fold in range(num_folds)]
+    assert sorted(np.concatenate(held_out).tolist()) == list(range(len(labels)))
+    for label in set(labels):
+        counts = [sum(labels[row] == label for row in rows) for rows in held_out]
+        assert max(counts) - min(counts) <= 1
+    assert max(map(len, held_out)) - min(map(len, held_out)) <= 1
+
+
+@given(labelled, st.integers(2, 5), st.integers(0, 3))
+def test_folds_of_groups_of_one_class_are_within_a_group_of_the_ideal(rows, num_folds, seed):
+    groups = np.array([f"{group}{label}" for group, label in rows])  # a group has the class that its name ends in
+    labels = np.array([label for _, label in rows])
+    num_folds = min(num_folds, len(set(groups)))
+    if num_folds < 2:
+        return
+    held_out = [k_fold(groups, num_folds, fold, seed, labels=labels)[1] for fold in range(num_folds)]
+    assert sorted(np.concatenate(held_out).tolist()) == list(range(len(rows)))
+    assert sum(len(set(groups[rows])) for rows in held_out) == len(set(groups)), "no group is cut apart"
+    for label in set(labels):
+        largest = max((groups == group).sum() for group in set(groups[labels == label]))
+        for rows in held_out:
+            assert abs((labels[rows] == label).sum() - (labels == label).sum() / num_folds) <= largest
+
+
+@given(labelled, st.integers(0, 3))
+def test_splits_of_groups_of_several_classes_keep_them_whole(rows, seed):
+    groups, labels = np.array([group for group, _ in rows]), [label for _, label in rows]
+    splits = group_split(groups, [0.5, 0.0, 0.5], seed, labels=labels)
+    assert sorted(np.concatenate(splits).tolist()) == list(range(len(rows)))
+    assert not set(groups[splits[0]]) & set(groups[splits[2]])
+    assert not len(splits[1])
+
+
+def test_groups_of_several_classes_are_dealt_by_what_a_fold_lacks():
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(200), 10)
+    rare = np.repeat(rng.random(200) < 0.1, 10)
+    labels = np.where(rare & (rng.random(2000) < 0.5), 1, 0)
+    shares = [labels[k_fold(groups, 5, fold, labels=labels)[1]].mean() for fold in range(5)]
+    alone = [labels[k_fold(groups, 5, fold)[1]].mean() for fold in range(5)]
+    assert np.ptp(shares) < 0.01 < np.ptp(alone)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -81,6 +139,8 @@ def test_the_folds_held_out_are_everything_once(n_or_groups, seed):
         (lambda: k_fold(np.array([1, 1, 2]), 3, 0), "over 2 groups"),
         (lambda: k_fold(5, 6, 0), "over 5 rows"),
         (lambda: k_fold(5, 5, 5), "fold=5"),
+        (lambda: k_fold(3, 2, 0, labels=[1, 2]), "2 labels for 3 rows"),
+        (lambda: group_split(2, [0.5, 0.5], labels=np.array([1.0, np.nan])), "the label is missing"),
     ],
 )
 def test_bad_arguments_are_refused_with_the_numbers(call, words):
