@@ -60,6 +60,10 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         fold: the fold that validates, from 0.
         split_seed: decides which rows go where. Apart from ``seed``, so that a new training seed moves no row
             between training and test.
+        stratify_key: an array with each row's class: all splits and folds get about the same share of each class.
+        split_file: a JSON file that says which rows, or groups, are in which split. It is taken as it is where it is
+            there, and written else; one that was made with other shares or folds, or says nothing of a group, is an
+            error.
         transform: runs on each sample, a dict. See ``LazyH5DataModule`` for what it may draw.
         eval_transform: takes the place of ``transform`` for validation, test and prediction. None means that
             ``transform`` runs there too.
@@ -138,6 +142,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         num_folds: int | None = None,
         fold: int | None = None,
         split_seed: int = 0,
+        stratify_key: str | None = None,
+        split_file: PathLike | None = None,
         transform: Callable[[Any], Any] | None = None,
         eval_transform: Callable[[Any], Any] | None = None,
         batch_transform: Callable[[Any], Any] | None = None,
@@ -195,7 +201,9 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             "test": test_paths,
             "predict": predict_paths,
         }
-        self._split = SplitOptions.of(val_fraction, test_fraction, group_key, num_folds, fold, split_seed)
+        self._split = SplitOptions.of(
+            val_fraction, test_fraction, group_key, num_folds, fold, split_seed, stratify_key, split_file
+        )
         self._transforms = transform, eval_transform
         self._arguments: dict[str, Any] = {
             "load_fields": load_fields,
@@ -236,7 +244,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
 
     def build_dataset(self, split: Split) -> CombinedHDF5Dataset | None:
         """The dataset of a split, or None where there is no data for it."""
-        is_cut = self._paths[split] is None and self._split.cuts(split)
+        is_cut = self._paths[split] is None and self._split.may_cut(split)
         source: Split = "train" if is_cut else split
         if self._paths[source] is None:
             return None
@@ -244,6 +252,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         indices = None
         if is_cut or (split == "train" and self._split.cuts_any):
             indices = self._rows(files)[split]
+            if not len(indices) and split != "train" and not self._split.cuts(split):
+                return None  # a file that says nothing of this split
             if not len(indices):
                 raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_rows(split)}")
         transform, eval_transform = self._transforms
@@ -280,18 +290,21 @@ class CombinedHDF5DataModule(BaseH5DataModule):
                 allow_external=self._arguments["allow_external"],
                 on_bad_file=self._arguments["on_bad_file"],
             )
-            field_map = self._arguments["field_map"] or {}
-            given = self._split.group_key
-            named = field_map.get(given, given) if given is not None else None
-            group = named.get("key", given) if isinstance(named, Mapping) else named
             self._cut = cut_rows(
                 every.table.paths,
                 [layout.key for layout in every.table.layouts[0]],
                 self._split,
-                group_key=group,
+                own_files=[split for split in ("val", "test") if self._paths[split] is not None],
+                group_key=self._array(self._split.group_key),
+                stratify_key=self._array(self._split.stratify_key),
                 allow_external=self._arguments["allow_external"],
             )
         return self._cut
+
+    def _array(self, name: str | None) -> str | None:
+        """What an array of ours is called in the files."""
+        given = (self._arguments["field_map"] or {}).get(name, name)
+        return given.get("key", name) if isinstance(given, Mapping) else given
 
 
 def _note(path: str, error: H5FileError) -> None:

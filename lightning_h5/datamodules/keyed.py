@@ -80,15 +80,19 @@ class KeyedH5DataModule(BaseH5DataModule):
         indices = None
         if source.is_cut:
             if self._cut is None:
-                group = self._split.group_key
+                group, label = self._split.group_key, self._split.stratify_key
                 self._cut = cut_rows(
                     source.files,
                     x_key,
                     self._split,
+                    own_files=[split for split in ("val", "test") if self._paths[split] is not None],
                     group_key=None if group is None else group.replace("{split}", "train"),
+                    stratify_key=None if label is None else label.replace("{split}", "train"),
                     allow_external=samples.allow_external,
                 )
             indices = self._cut[split]
+            if not len(indices) and split != "train" and not self._split.cuts(split):
+                return None  # a file that says nothing of this split
         trains = split == "train" or samples.eval_transform is None
         return SplitRows(
             source.files,

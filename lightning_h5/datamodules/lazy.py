@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from ..datasets import H5LazyDataset
-from ..types import DTypeLike, Keys, Paths
+from ..types import DTypeLike, Keys, PathLike, Paths
 from .keyed import KeyedH5DataModule
 from .options import LoaderOptions, SampleOptions, Split, SplitOptions
 
@@ -42,6 +42,10 @@ class LazyH5DataModule(KeyedH5DataModule):
         fold: the fold that validates, from 0.
         split_seed: decides which rows go where. Apart from ``seed``, so that a new training seed moves no row
             between training and test.
+        stratify_key: an array with each row's class: all splits and folds get about the same share of each class.
+        split_file: a JSON file that says which rows, or groups, are in which split. It is taken as it is where it is
+            there, and written else; one that was made with other shares or folds, or says nothing of a group, is an
+            error.
         transform: runs on each sample's input, a tensor of a row's shape. What it draws from the global streams
             of Python, NumPy and torch follows the seed, the epoch and the batch, not the rank or worker. Where it has a
             parameter ``rng`` (NumPy) or ``generator`` (torch), it gets one that draws the same for (seed, epoch, row).
@@ -112,6 +116,8 @@ class LazyH5DataModule(KeyedH5DataModule):
         num_folds: int | None = None,
         fold: int | None = None,
         split_seed: int = 0,
+        stratify_key: str | None = None,
+        split_file: PathLike | None = None,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         eval_transform: Callable[[Any], Any] | None = None,
@@ -154,7 +160,9 @@ class LazyH5DataModule(KeyedH5DataModule):
                 with_index=with_index,
                 allow_external=allow_external,
             ),
-            SplitOptions.of(val_fraction, test_fraction, group_key, num_folds, fold, split_seed),
+            SplitOptions.of(
+                val_fraction, test_fraction, group_key, num_folds, fold, split_seed, stratify_key, split_file
+            ),
             batch_size,
             LoaderOptions.of(
                 eval_batch_size=eval_batch_size,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..errors import H5ValueError
 from ..sizes import parse_bytes
-from ..types import DTypeLike, Keys
+from ..types import DTypeLike, Keys, PathLike
 from .checks import maybe_whole, share, whole
 
 __all__ = ["SPLITS", "LoaderOptions", "SampleOptions", "Split", "SplitOptions", "check_callable"]
@@ -152,6 +152,8 @@ class SplitOptions:
     num_folds: int | None
     fold: int | None
     split_seed: int
+    stratify_key: str | None = None
+    split_file: PathLike | None = None
 
     @classmethod
     def of(
@@ -162,6 +164,8 @@ class SplitOptions:
         num_folds: int | None,
         fold: int | None,
         split_seed: int,
+        stratify_key: str | None,
+        split_file: PathLike | None,
     ) -> SplitOptions:
         """The options as a user gave them, checked.
 
@@ -175,6 +179,8 @@ class SplitOptions:
             num_folds=maybe_whole(num_folds, "num_folds", least=2),
             fold=maybe_whole(fold, "fold", least=0),
             split_seed=whole(split_seed, "split_seed", least=0),
+            stratify_key=stratify_key,
+            split_file=split_file,
         )
 
     def __post_init__(self) -> None:
@@ -190,19 +196,35 @@ class SplitOptions:
             raise H5ValueError(
                 f"num_folds={self.num_folds} and val_fraction={val} were given; both say which rows validate. Pass one."
             )
-        if self.group_key is not None and not self.cuts_any:
-            raise H5ValueError(
-                f"group_key={self.group_key!r} was given, but nothing is cut. Pass val_fraction, test_fraction or "
-                "num_folds and fold, or leave group_key out."
-            )
+        for name in ("group_key", "stratify_key"):
+            if getattr(self, name) is not None and not self.cuts_any:
+                raise H5ValueError(
+                    f"{name}={getattr(self, name)!r} was given, but nothing is cut. Pass val_fraction, test_fraction "
+                    f"or num_folds and fold, or leave {name} out."
+                )
+
+    @property
+    def says_what_to_cut(self) -> bool:
+        """Whether shares or folds are named."""
+        return bool(self.val_fraction or self.test_fraction or self.num_folds)
 
     @property
     def cuts_any(self) -> bool:
         """Whether rows are cut off the training files at all."""
-        return bool(self.val_fraction or self.test_fraction or self.num_folds)
+        return self.says_what_to_cut or self.split_file is not None
 
     def cuts(self, split: Split) -> bool:
-        """Whether the training files give rows to a split."""
+        """Whether the training files give rows to a split, as far as shares and folds say."""
         if split == "val":
             return bool(self.val_fraction) or self.num_folds is not None
         return split == "test" and bool(self.test_fraction)
+
+    def may_cut(self, split: Split) -> bool:
+        """The same, or a file may say so."""
+        return self.cuts(split) or (self.split_file is not None and split in ("val", "test"))
+
+    @property
+    def of_a_cut(self) -> dict[str, Any]:
+        """What a cut follows from, where it follows from anything."""
+        names = ("val_fraction", "test_fraction", "num_folds", "fold", "split_seed", "stratify_key")
+        return {name: getattr(self, name) for name in names} if self.says_what_to_cut else {}

@@ -14,7 +14,7 @@ from ..datasets import RankMemCachedH5Dataset, RowDataset, load_shards
 from ..errors import H5ValueError
 from ..loading.order import Order
 from ..sampling import PlanSampler, ShardMode, ShardSampler, TrainingCut
-from ..types import DTypeLike, Keys, Paths
+from ..types import DTypeLike, Keys, PathLike, Paths
 from .base import is_running
 from .checks import whole
 from .keyed import KeyedH5DataModule
@@ -54,6 +54,10 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         num_folds: cut the training rows into this many folds; one of them validates.
         fold: the fold that validates, from 0.
         split_seed: decides which rows go where, apart from ``seed``.
+        stratify_key: an array with each row's class: all splits and folds get about the same share of each class.
+        split_file: a JSON file that says which rows, or groups, are in which split. It is taken as it is where it is
+            there, and written else; one that was made with other shares or folds, or says nothing of a group, is an
+            error.
         transform: runs on each sample's input, a copy of its row; may ask for ``rng`` or ``generator``.
         target_transform: runs on each sample's target.
         eval_transform: takes the place of ``transform`` outside of training. None means that ``transform`` runs there.
@@ -116,6 +120,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         num_folds: int | None = None,
         fold: int | None = None,
         split_seed: int = 0,
+        stratify_key: str | None = None,
+        split_file: PathLike | None = None,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         eval_transform: Callable[[Any], Any] | None = None,
@@ -163,7 +169,9 @@ class RankCachedH5DataModule(KeyedH5DataModule):
                 with_index=with_index,
                 allow_external=allow_external,
             ),
-            SplitOptions.of(val_fraction, test_fraction, group_key, num_folds, fold, split_seed),
+            SplitOptions.of(
+                val_fraction, test_fraction, group_key, num_folds, fold, split_seed, stratify_key, split_file
+            ),
             batch_size,
             LoaderOptions.of(
                 eval_batch_size=eval_batch_size,

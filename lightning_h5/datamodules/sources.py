@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..datasets import H5LazyDataset
-from ..errors import H5KeyError, H5ValueError
+from ..errors import H5FileError, H5KeyError, H5ValueError
 from ..files import expand_paths, fill_split, find_array, keys_in, open_h5
 from ..sampling import group_split, k_fold
 from ..types import IntArray, Keys, Paths
 from .options import Split, SplitOptions
+from .split_file import read_splits, write_splits
 
 __all__ = ["Source", "cut_rows", "has_arrays", "source_of"]
 
@@ -56,7 +57,7 @@ def source_of(
     if training is None or split == "train":
         return None
     files = expand_paths(training, "train_path")
-    if options.cuts(split):
+    if options.may_cut(split):
         return Source(files, "train", is_cut=True)
     filled = [str(fill_split(key, split)) for key in keys]
     if filled != keys and has_arrays(files[0], filled, allow_external=allow_external):
@@ -80,41 +81,66 @@ def cut_rows(
     x_key: Keys,
     options: SplitOptions,
     *,
+    own_files: Sequence[Split],
     group_key: str | None,
+    stratify_key: str | None,
     allow_external: bool,
 ) -> dict[str, IntArray]:
-    """Cuts the rows of the training files into splits; the same in every process.
+    """Cuts the rows of the training files into splits; the same in every process. Or takes what a file says.
 
     Args:
         files: the training files.
         x_key: the input, which says how many rows there are.
         options: shares and folds.
+        own_files: splits that have files of their own.
         group_key: the array with each row's group, if any.
+        stratify_key: the array with each row's class, if shares of classes are to be alike.
         allow_external: follow links out of the files.
 
     Returns:
         For each split its rows in ascending order.
     """
     first = {"x": keys_in(x_key)[0]}
-    n_or_groups: Any = len(H5LazyDataset(files, first, allow_external=allow_external))
-    if group_key is not None:
-        n_or_groups = _groups(files, group_key, n_or_groups, allow_external)
+    n_rows = len(H5LazyDataset(files, first, allow_external=allow_external))
+    groups = None if group_key is None else _column(files, group_key, n_rows, allow_external, "group_key")
+    path, settings = options.split_file, options.of_a_cut
+    if path is not None and (kept := read_splits(path, n_rows, options.group_key, groups, settings)) is not None:
+        if lost := [split for split in own_files if len(kept.get(split, ()))]:
+            raise H5ValueError(
+                f"split_file={str(path)!r} gives {len(kept[lost[0]])} rows to {lost[0]!r}, which has files of its own: "
+                f"they would be in no split. Leave {lost[0]}_path out, or move these rows to another split."
+            )
+        return kept
+    if not options.says_what_to_cut:
+        raise H5FileError(
+            f"split_file={str(path)!r} is not there, and nothing says how to make it. Pass val_fraction, test_fraction "
+            "or num_folds and fold, or the path of a file that is there."
+        )
+    labels = None if stratify_key is None else _column(files, stratify_key, n_rows, allow_external, "stratify_key")
+    splits = _cut(n_rows if groups is None else groups, labels, options)
+    if path is not None:
+        write_splits(path, splits, options.group_key, groups, settings)
+    return splits
+
+
+def _cut(n_or_groups: Any, labels: Any, options: SplitOptions) -> dict[str, IntArray]:
     fractions = [1 - options.val_fraction - options.test_fraction, options.val_fraction, options.test_fraction]
-    train, val, test = group_split(n_or_groups, fractions, options.split_seed)
+    train, val, test = group_split(n_or_groups, fractions, options.split_seed, labels=labels)
     if options.num_folds is not None and options.fold is not None:
         within = len(train) if isinstance(n_or_groups, int) else n_or_groups[train]
-        kept, held_out = k_fold(within, options.num_folds, options.fold, options.split_seed)
+        of_them = None if labels is None else labels[train]
+        kept, held_out = k_fold(within, options.num_folds, options.fold, options.split_seed, labels=of_them)
         train, val = train[kept], train[held_out]
     return {"train": train, "val": val, "test": test}
 
 
-def _groups(files: tuple[str, ...], key: str, n_rows: int, allow_external: bool) -> Any:
-    """Each row's group. Asked for as one of several inputs, which may hold text."""
-    column = H5LazyDataset(files, {"group": key}, allow_external=allow_external)
+def _column(files: tuple[str, ...], key: str, n_rows: int, allow_external: bool, argument: str) -> Any:
+    """One value of each row. Asked for as one of several inputs, which may hold text."""
+    column = H5LazyDataset(files, {"value": key}, allow_external=allow_external)
     if len(column) != n_rows:
         raise H5ValueError(
-            f"group_key={key!r} has {len(column)} rows and the data has {n_rows}. Name an array with one value a row."
+            f"{argument}={key!r} has {len(column)} rows and the data has {n_rows}. Name an array with one value a row."
         )
-    values = np.asarray(column.read_batch(np.arange(n_rows))["group"])
+    values = np.asarray(column.read_batch(np.arange(n_rows))["value"])
     column.close()
     return values

@@ -1,0 +1,198 @@
+"""Splits that are stratified, and splits that are kept in a file, in all data modules, from Python and YAML."""
+
+import json
+
+import numpy as np
+import pytest
+from lightning.pytorch.cli import LightningCLI
+from lightning_models import Recorder
+
+from lightning_h5 import (
+    CombinedHDF5DataModule,
+    H5FileError,
+    H5ValueError,
+    LazyH5DataModule,
+    RankCachedH5DataModule,
+)
+
+ROWS = 120
+GUIDS = np.array([f"p{row // 6:02}" for row in range(ROWS)])
+LABELS = np.array([1 if int(guid[1:]) % 5 == 0 else 0 for guid in GUIDS])
+
+
+@pytest.fixture
+def file(make_h5):
+    return make_h5(x=np.arange(ROWS), guid=np.array(GUIDS, "S"), label=LABELS)
+
+
+def lazy(file, **options):
+    return LazyH5DataModule(file, x_key={"x": "x"}, **options)
+
+
+def cached(file, **options):
+    return RankCachedH5DataModule(file, x_key={"x": "x"}, x_dtype=None, **options)
+
+
+def combined(file, **options):
+    return CombinedHDF5DataModule(file, load_fields=["x"], **options)
+
+
+KINDS = pytest.mark.parametrize("make", [lazy, cached, combined], ids=["lazy", "cached", "combined"])
+
+
+def rows_of(datamodule):
+    """The rows of each split that there is."""
+    datamodule.setup("fit")
+    datamodule.setup("test" if datamodule._split.may_cut("test") and datamodule.build_dataset("test") else "fit")
+    rows = {}
+    for split, loader in (
+        ("train", datamodule.train_dataloader()),
+        ("val", datamodule.val_dataloader()),
+        ("test", datamodule.test_dataloader() if "test" in datamodule._datasets else []),
+    ):
+        rows[split] = sorted(row for batch in loader for row in batch["x"].tolist())
+    datamodule.teardown()
+    return rows
+
+
+@KINDS
+def test_shares_of_a_class_are_alike_and_groups_whole(file, make):
+    rows = rows_of(make(file, val_fraction=0.25, test_fraction=0.25, group_key="guid", stratify_key="label"))
+    assert sorted(row for mine in rows.values() for row in mine) == list(range(ROWS))
+    for split, share in (("train", 0.5), ("val", 0.25), ("test", 0.25)):
+        assert abs(LABELS[rows[split]].sum() - share * LABELS.sum()) <= 6
+    guids = [set(GUIDS[mine]) for mine in rows.values()]
+    assert len(set.union(*guids)) == sum(map(len, guids))
+
+
+@KINDS
+def test_stratified_folds_are_everything_once(file, make):
+    held_out = [
+        rows_of(make(file, num_folds=4, fold=fold, group_key="guid", stratify_key="label"))["val"] for fold in range(4)
+    ]
+    assert sorted(row for rows in held_out for row in rows) == list(range(ROWS))
+    assert {int(LABELS[rows].sum()) for rows in held_out} == {6}
+
+
+@KINDS
+@pytest.mark.parametrize("group_key", [None, "guid"])
+def test_a_file_that_was_written_says_the_same_whatever_is_drawn_now(file, make, group_key, tmp_path, monkeypatch):
+    path = tmp_path / "folder" / "splits.json"
+    options = {"val_fraction": 0.2, "test_fraction": 0.1, "group_key": group_key, "split_file": path}
+    first = rows_of(make(file, **options))
+    monkeypatch.setattr("lightning_h5.datamodules.sources.group_split", None)  # nothing is cut any more
+    assert rows_of(make(file, **options)) == first
+    assert rows_of(make(file, group_key=group_key, split_file=str(path))) == first
+    assert [one.name for one in path.parent.iterdir()] == ["splits.json"]
+
+
+@KINDS
+def test_a_file_of_ones_own_need_not_have_all_splits(file, make, tmp_path):
+    guids = sorted(set(GUIDS))
+    splits = {"train": guids[:15], "val": [*guids[15:], "a patient of another file"]}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"format": "lightning_h5 splits", "group_key": "guid", "splits": splits}))
+    rows = rows_of(make(file, group_key="guid", split_file=path))
+    assert {split: sorted(set(GUIDS[mine])) for split, mine in rows.items()} == {
+        "train": guids[:15],
+        "val": guids[15:],
+        "test": [],
+    }
+
+
+def test_groups_may_be_numbers(make_h5, tmp_path):
+    file = make_h5(x=np.arange(30), guid=np.arange(30) // 3)
+    options = {"group_key": "guid", "split_file": tmp_path / "s.json"}
+    first = rows_of(lazy(file, val_fraction=0.3, **options))
+    assert json.loads((tmp_path / "s.json").read_text())["splits"]["val"] == sorted({row // 3 for row in first["val"]})
+    assert rows_of(lazy(file, **options)) == first
+
+
+def write(path, text):
+    path.write_text(text if isinstance(text, str) else json.dumps({"format": "lightning_h5 splits"} | text))
+
+
+BY_GUID = {"group_key": "guid", "splits": {"train": sorted(set(GUIDS))[:-1], "val": ["p19"]}}
+BY_ROW = {"group_key": None, "splits": {"train": [[0, 100]], "val": [[100, ROWS]]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("{", {}, "cannot be read as JSON"),
+        ("[1]", {}, "says nothing of splits"),
+        ({"splits": {"training": []}}, {}, "says nothing of splits"),
+        (BY_GUID, {}, "is of group_key='guid', and group_key=None"),
+        (BY_ROW, {"group_key": "guid"}, "is of group_key=None, and group_key='guid'"),
+        (BY_ROW | {"settings": {"fold": 0}}, {"num_folds": 3, "fold": 1}, "made with fold=0, and fold=1"),
+        ({"splits": {"train": [[0, 100]], "val": [[101, ROWS]]}}, {}, "has 119 rows, of which 119 differ"),
+        ({"splits": {"train": [[0, 101]], "val": [[100, ROWS]]}}, {}, "has 121 rows, of which 120 differ"),
+        ({"splits": {"train": [5]}}, {}, "no list of ranges"),
+        (
+            {"group_key": "guid", "splits": {"train": sorted(set(GUIDS))[:-2]}},
+            {"group_key": "guid"},
+            "says nothing of 2 of 20 groups: 'p18', 'p19'",
+        ),
+        (
+            {"group_key": "guid", "splits": {"train": sorted(set(GUIDS)), "val": ["p03"]}},
+            {"group_key": "guid"},
+            "has 'p03' in several splits",
+        ),
+        (BY_ROW, {"val_path": True}, "gives 20 rows to 'val', which has files of its own"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(file, tmp_path, text, options, words):
+    write(tmp_path / "s.json", text)
+    if "val_path" in options:
+        options = {"val_path": file}
+    with pytest.raises(H5ValueError) as caught:
+        lazy(file, split_file=tmp_path / "s.json", **options).setup("fit")
+    assert words in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_made_only_where_it_is_said_how(file, tmp_path):
+    with pytest.raises(H5FileError, match="is not there, and nothing says how to make it"):
+        lazy(file, split_file=tmp_path / "s.json").setup("fit")
+    (tmp_path / "not a folder").write_text("")
+    with pytest.raises(H5FileError, match="cannot be written"):
+        lazy(file, val_fraction=0.5, split_file=tmp_path / "not a folder" / "s.json").setup("fit")
+
+
+def test_labels_that_are_missing_are_refused(make_h5):
+    file = make_h5(x=np.arange(4), label=np.array([0.0, 1.0, np.nan, 1.0]))
+    with pytest.raises(H5ValueError, match=r"the label is missing .* row 2"):
+        lazy(file, val_fraction=0.5, stratify_key="label").setup("fit")
+    with pytest.raises(H5ValueError, match="stratify_key='label' was given, but nothing is cut"):
+        lazy(file, stratify_key="label")
+
+
+def test_names_of_ours_are_found_in_the_files(make_h5):
+    file = make_h5({"x": np.arange(40), "meta/patient": np.arange(40) // 4, "meta/class": np.arange(40) // 20})
+    datamodule = combined(
+        file,
+        field_map={"guid": "meta/patient", "class": "meta/class"},
+        val_fraction=0.2,
+        group_key="guid",
+        stratify_key="class",
+    )
+    rows = rows_of(datamodule)
+    assert sum(row < 20 for row in rows["val"]) == sum(row >= 20 for row in rows["val"]) == 4
+
+
+def test_from_yaml(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.yaml").write_text(
+        f"data:\n  train_path: {file}\n  x_key: x\n  val_fraction: 0.2\n  group_key: guid\n  stratify_key: label\n"
+        "  split_file: splits.json\n  with_index: true\n"
+        "trainer:\n  max_epochs: 1\n  logger: false\n  enable_progress_bar: false\n  accelerator: cpu\n"
+        "  enable_checkpointing: false\n  enable_model_summary: false\n"
+    )
+    cli = LightningCLI(
+        Recorder,
+        LazyH5DataModule,
+        args=["fit", "--config", "c.yaml"],
+        save_config_callback=None,
+        seed_everything_default=1,
+    )
+    assert sorted(set(cli.model.train_rows)) == list(range(len(cli.model.train_rows)))
+    assert (tmp_path / "splits.json").is_file()
