@@ -5,7 +5,7 @@ from .combined import CombinedHDF5Dataset
 from .discovery import expand_those_there
 from .field_map import FieldMap
 from .lazy import H5LazyDataset
-from .outbox import WorkerMemory, open_outbox, this_outbox, worker_memory
+from .outbox import WorkerMemory, open_outbox, starting_workers, this_outbox, worker_memory
 from .preload import load_shards
 from .randomness import asked_for, fresh_draws, generators, own_streams
 from .rank_cached import RankMemCachedH5Dataset
@@ -30,6 +30,7 @@ __all__ = [
     "open_outbox",
     "own_streams",
     "start_worker",
+    "starting_workers",
     "this_outbox",
     "worker_memory",
 ]

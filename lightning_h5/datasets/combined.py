@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..files import ArrayLayout, OpenOptions, expand_paths, kind_of, torch_dtype
-from ..ranks import exchange
+from ..ranks import exchange, own_store
 from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .base import RawBatch
@@ -245,7 +245,9 @@ class CombinedHDF5Dataset(StoredRowDataset):
             return self.indices
         if not selection.criteria and selection.label is None:
             return among
-        name = name_of_index(full, selection, among)
+        # What it is known by costs a look into each file.
+        is_named = store is not None or own_store() is not None
+        name = name_of_index(full, selection, among) if is_named else None
         if name is None and store is not None:
             texts = [one.text for one in selection.criteria if one.key is None]
             raise H5ValueError(
@@ -253,16 +255,16 @@ class CombinedHDF5Dataset(StoredRowDataset):
                 "process. Say the same by values and ranges, or leave cache_index out."
             )
 
-        def find() -> IntArray:
+        def find(progress: Callable[[], None]) -> IntArray:
             rows = store.load(name, full.n_rows) if store is not None and name is not None else None
             if rows is None:
-                rows = select_rows(full, selection, among, self._plain, self.counters)
+                rows = select_rows(full, selection, among, self._plain, self.counters, progress)
                 if store is not None and name is not None:
                     store.keep(name, rows)
             return rows
 
         if name is None:  # each rank asks its own function, and they compare what they found
-            return find()
+            return find(lambda: None)
         self._shared_index = SharedIndex(name, find)
         return self._shared_index.rows
 
@@ -272,7 +274,8 @@ class CombinedHDF5Dataset(StoredRowDataset):
 
     def _keeps(self, keeps: bool | None) -> bool | None:
         """Whether decoded rows stay: not where nothing but single rows is decoded, of which the cache keeps some."""
-        return False if keeps is None and self._cache_size and self.is_free else keeps
+        has_cache = self._cache_size and self.row_bytes <= self._max_cache_bytes
+        return False if keeps is None and has_cache and self.is_free else keeps
 
     @property
     def index(self) -> tuple[IntArray, IntArray]:

@@ -9,13 +9,17 @@ the receiver has forgotten their tensors. (Measured on two cores, batches of 64 
 from __future__ import annotations
 
 import bisect
+import io
 import math
 import os
+import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
-from typing import Any, NamedTuple
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +28,9 @@ import torch
 from ..errors import H5Error
 from .shard_memory import PAGE, ShardMemory
 
-__all__ = ["Outbox", "WorkerMemory", "open_outbox", "this_outbox", "worker_memory"]
+__all__ = ["Outbox", "WorkerMemory", "open_outbox", "starting_workers", "this_outbox", "worker_memory"]
 
-SMALL = 64 << 10  # bytes: such tensors are copied out at once; one that is kept must not keep a block
+SMALL = 64 << 10  # bytes: such tensors travel with the message; one that is kept must not keep a block
 TICKETS = PAGE  # tensors on their way, or in use by the receiver, of one worker at a time
 OUT, RETURNED = 0, 1  # of a ticket; the worker writes the one, then the receiver the other: never both at a time
 ALIGNMENT = 64
@@ -52,8 +56,10 @@ class WorkerMemory:
         self._memory = ShardMemory([(n_workers, self._block_bytes)], shared=True, name="h5_batches")
         self._pid = os.getpid()
         self._key = f"{self._pid}/{next(_numbers)}"
-        self._in_use: dict[int, tuple[weakref.ref[Any], npt.NDArray[np.uint8], _Sent]] = {}
+        self._in_use: _InUse = {}
+        self._kept: list[_Sent] = []  # that a forked child may look at
         _memories[self._key] = self
+        _watch_forks()
 
     def outbox(self, worker: int) -> Outbox:
         """A worker's side."""
@@ -63,14 +69,16 @@ class WorkerMemory:
         """The tensor that a worker sent. Its memory goes back when the last tensor that looks at it is freed."""
         block = self._memory.columns[0][sent.worker]
         lease = block[TICKETS + sent.start : TICKETS + sent.start + sent.n_bytes]
-        if sent.n_bytes <= SMALL:
-            lease = lease.copy()
-            block[sent.ticket] = RETURNED
-        else:
-            reference = weakref.ref(lease, self._give_back)
-            self._in_use[id(reference)] = reference, block, sent
+        reference = weakref.ref(lease, _giver(self._in_use, self._pid))
+        self._in_use[id(reference)] = reference, block, sent
         storage = torch.from_numpy(lease).untyped_storage()
         return torch.empty(0, dtype=sent.dtype).set_(storage, sent.offset, sent.shape, sent.stride)
+
+    def keep(self) -> None:
+        """Never takes back what is in use now."""
+        in_use = list(self._in_use.values())
+        self._in_use.clear()
+        self._kept += [sent for _, _, sent in in_use]
 
     def close(self) -> None:
         """Gives the memory back, but for what tensors look at. Nothing is sent or received any more."""
@@ -84,7 +92,7 @@ class WorkerMemory:
         self._memory.close()
 
     def _used(self, worker: int) -> Iterator[tuple[int, int]]:
-        for _, _, sent in list(self._in_use.values()):
+        for sent in [*(sent for _, _, sent in list(self._in_use.values())), *self._kept]:
             if sent.worker == worker:
                 start = worker * self._block_bytes + TICKETS + sent.start
                 yield start, start + sent.n_bytes
@@ -92,11 +100,6 @@ class WorkerMemory:
     def __del__(self) -> None:
         if hasattr(self, "_in_use"):
             self.close()
-
-    def _give_back(self, reference: weakref.ref[Any]) -> None:
-        _, block, sent = self._in_use.pop(id(reference))
-        if self._pid == os.getpid():  # a forked child forgets its copy, and the tensor is in use all the same
-            block[sent.ticket] = RETURNED
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_memory": self._memory, "_key": self._key}  # for a worker that is being started
@@ -118,18 +121,80 @@ class _Sent(NamedTuple):
     offset: int
 
 
+_InUse: TypeAlias = dict[int, tuple[weakref.ref[Any], npt.NDArray[np.uint8], _Sent]]
+"""By the identity of the reference to a lease; the lease; its block; what was sent."""
+
+
+def _giver(in_use: _InUse, pid: int) -> Callable[[weakref.ref[Any]], None]:
+    """What happens when a lease ends. It must not hold the memory, which would then wait for a collection."""
+
+    def give_back(reference: weakref.ref[Any]) -> None:
+        entry = in_use.pop(id(reference), None)
+        if entry is not None and pid == os.getpid():  # a forked child forgets its copy; the tensor is in use here
+            _, block, sent = entry
+            block[sent.ticket] = RETURNED
+
+    return give_back
+
+
+_forks = {"are_watched": False, "are_of_loaders": False}
+
+
+@contextmanager
+def starting_workers() -> Iterator[None]:
+    """Meanwhile forked children are a loader's workers, which look at no batch of this process."""
+    _forks["are_of_loaders"] = True
+    try:
+        yield
+    finally:
+        _forks["are_of_loaders"] = False
+
+
+def _watch_forks() -> None:
+    """What is in use when a user forks may be in use by the child: it is never written to again."""
+    if not _forks["are_watched"]:
+        _forks["are_watched"] = True
+        os.register_at_fork(before=_keep_all)
+
+
+def _keep_all() -> None:
+    if not _forks["are_of_loaders"]:
+        for memory in list(_memories.values()):
+            memory.keep()
+
+
 def _receive(key: str, sent: _Sent) -> torch.Tensor:
     return _memories[key].receive(sent)
 
 
-class _Letter:
-    """Takes a tensor's place in a batch on its way; unpickles to the tensor."""
+def _from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=dtype).as_strided(shape, stride)
 
-    def __init__(self, key: str, sent: _Sent) -> None:
-        self._what = key, sent
 
-    def __reduce__(self) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]]:
-        return _receive, self._what
+def _unpacked(data: bytes) -> Any:
+    return pickle.loads(data)
+
+
+class _Packed:
+    """A batch on its way: pickled where an error reaches its user, and unpickled by the receiver."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        return _unpacked, (self._data,)
+
+
+class _Pickler(ForkingPickler):
+    """Pickles all as torch's loader does, but for tensors that have a place in the outbox, or are small."""
+
+    def __init__(self, file: io.BytesIO, outbox: Outbox) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._outbox = outbox
+
+    def reducer_override(self, value: Any) -> Any:
+        """How a value is pickled; NotImplemented leaves it to torch."""
+        return self._outbox.reduced(value) if type(value) is torch.Tensor else NotImplemented
 
 
 class _Part:
@@ -158,44 +223,76 @@ class Outbox:
         self._address = block.__array_interface__["data"][0] + TICKETS
         self._tickets = list(range(TICKETS))
         self._lock = threading.Lock()
+        self._given = threading.local()  # tickets of the batch that is being packed
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-        """An array with arbitrary content, to be wrapped in one tensor and then forgotten; None where no room is."""
-        part = None if dtype.hasobject else self._new_part(math.prod(shape) * dtype.itemsize)
+        """An array with arbitrary content, to be wrapped in one tensor and then forgotten.
+
+        None where it is small, and where no room is left.
+        """
+        n_bytes = math.prod(shape) * dtype.itemsize
+        part = None if dtype.hasobject or n_bytes <= SMALL else self._new_part(n_bytes)
         if part is None:
             return None
         lease: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=self._block.data, offset=TICKETS + part.start)
         part.lease = weakref.ref(lease)
         return lease
 
-    def sent(self, tensor: torch.Tensor) -> Any:
-        """What to send for a tensor: where it lies; itself where it is none of plain memory, or no room is left."""
-        is_plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and type(tensor) is torch.Tensor
-        if not is_plain or tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
-            return tensor
+    def packed(self, batch: Any) -> Any:
+        """What to send for a batch: everything as it is, tensors in place of which the receiver finds its own.
+
+        Raises:
+            Exception: something in the batch cannot be pickled.
+        """
+        file = io.BytesIO()
+        given: list[int] = []
+        self._given.tickets = given
+        try:
+            _Pickler(file, self).dump(batch)
+        except BaseException:
+            self._block[given] = RETURNED
+            raise
+        return _Packed(file.getvalue())
+
+    def reduced(self, tensor: torch.Tensor) -> Any:
+        """How a tensor is pickled; NotImplemented where it is none of plain memory, or no room is left."""
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_nested:
+            return NotImplemented
+        if tensor.requires_grad or tensor.is_quantized or not tensor.numel():
+            return NotImplemented
+        tensor = tensor.resolve_conj().resolve_neg()  # which torch's way forgets
         part = self._leased.get(tensor.untyped_storage().data_ptr())
-        if part is None:
-            part, tensor = self._copied(tensor)
+        if part is None or tensor.numel() * tensor.element_size() <= SMALL:
+            return self._copied(tensor)
+        return self._sent(part, tensor)
+
+    def _sent(self, part: _Part, tensor: torch.Tensor) -> Any:
         with self._lock:
-            if part is None or not self._tickets:
-                return tensor
+            if not self._tickets:
+                return NotImplemented
             ticket = self._tickets.pop()
             self._block[ticket] = OUT
             part.tickets.append(ticket)
+        self._given.tickets.append(ticket)
         shape, stride, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
-        return _Letter(
-            self._key, _Sent(self._worker, ticket, part.start, part.n_bytes, tensor.dtype, shape, stride, offset)
-        )
+        sent = _Sent(self._worker, ticket, part.start, part.n_bytes, tensor.dtype, shape, stride, offset)
+        return _receive, (self._key, sent)
 
-    def _copied(self, tensor: torch.Tensor) -> tuple[_Part | None, torch.Tensor]:
+    def _copied(self, tensor: torch.Tensor) -> Any:
+        """A tensor that lies elsewhere, or is small: in a new part, or with the message."""
         n_bytes = tensor.numel() * tensor.element_size()
-        # An expanded tensor is larger than what it looks at.
-        is_worth_it = 0 < n_bytes <= tensor.untyped_storage().nbytes()
-        lease = self.array((n_bytes,), np.dtype(np.uint8)) if is_worth_it else None
+        if n_bytes > tensor.untyped_storage().nbytes():  # an expanded one is larger than what it looks at
+            return NotImplemented
+        shape, stride = tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride()  # channels last stay last
+        if n_bytes <= SMALL:
+            copy = np.empty(n_bytes, np.uint8)
+            torch.from_numpy(copy).view(tensor.dtype).as_strided(shape, stride).copy_(tensor)
+            return _from_bytes, (copy.tobytes(), tensor.dtype, shape, stride)
+        lease = self.array((n_bytes,), np.dtype(np.uint8))
         if lease is None:
-            return None, tensor
-        copy = torch.from_numpy(lease).view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        return self._leased[copy.untyped_storage().data_ptr()], copy
+            return NotImplemented
+        placed = torch.from_numpy(lease).view(tensor.dtype).as_strided(shape, stride).copy_(tensor)
+        return self._sent(self._leased[placed.untyped_storage().data_ptr()], placed)
 
     def _new_part(self, n_bytes: int) -> _Part | None:
         with self._lock:

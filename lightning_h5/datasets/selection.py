@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -63,7 +63,12 @@ class Selection:
 
 
 def select_rows(
-    table: FileTable, selection: Selection, rows: IntArray | None, options: OpenOptions, counters: Counters
+    table: FileTable,
+    selection: Selection,
+    rows: IntArray | None,
+    options: OpenOptions,
+    counters: Counters,
+    progress: Callable[[], None],
 ) -> IntArray:
     """Rows that pass, in ascending order.
 
@@ -73,6 +78,7 @@ def select_rows(
         rows: rows to choose among, in any order; None for all. Those that pass keep their order.
         options: how files are opened where the HDF5 library reads.
         counters: where bytes are counted.
+        progress: is called as it goes on.
 
     Raises:
         H5KeyError: an array is not there.
@@ -84,7 +90,9 @@ def select_rows(
     seen: set[Any] = set()
     _check_columns(table, selection)
     names = list(dict.fromkeys(one.column for one in selection.criteria if one.column is not None))
-    read = _read_columns(table, [selection.fields[name] for name in names], options, counters) if names else None
+    read = (
+        _read_columns(table, [selection.fields[name] for name in names], options, counters, progress) if names else None
+    )
     for file, start in enumerate(table.starts[:-1].tolist()):
         stop = int(table.starts[file + 1])
         here = {name: read[file][at] for at, name in enumerate(names)} if read is not None else {}
@@ -97,7 +105,7 @@ def select_rows(
                 seen |= criterion.expected.intersection(columns[criterion.column][passes])
     if selection.label is not None and mask.any():
         found = np.flatnonzero(mask)
-        has_label = _search_label(table, selection.label, found, options, counters)
+        has_label = _search_label(table, selection.label, found, options, counters, progress)
         kept[f"label={selection.label.label}"] = int(has_label.sum())
         mask[found[~has_label]] = False
     chosen = np.flatnonzero(mask) if rows is None else rows[mask[rows]]
@@ -175,7 +183,7 @@ def _check_columns(table: FileTable, selection: Selection) -> None:
 
 
 def _read_columns(
-    table: FileTable, fields: Sequence[int], options: OpenOptions, counters: Counters
+    table: FileTable, fields: Sequence[int], options: OpenOptions, counters: Counters, progress: Callable[[], None]
 ) -> list[list[npt.NDArray[Any]]]:
     """For each file its columns."""
     tasks: list[BulkTask] = []
@@ -186,7 +194,7 @@ def _read_columns(
             more, column = _column_tasks(layouts[field], options, counters)
             tasks += more
             read[-1].append(column)
-    do_with_bar(tasks, "reading columns")
+    do_with_bar(tasks, "reading columns", tell=lambda _: progress())
     return read
 
 
@@ -212,7 +220,12 @@ def _read_text(reader: Any, out: npt.NDArray[Any], start: int, stop: int) -> Non
 
 
 def _search_label(
-    table: FileTable, wanted: LabelCriterion, rows: IntArray, options: OpenOptions, counters: Counters
+    table: FileTable,
+    wanted: LabelCriterion,
+    rows: IntArray,
+    options: OpenOptions,
+    counters: Counters,
+    progress: Callable[[], None],
 ) -> npt.NDArray[np.bool_]:
     """Which of some rows have the label, of rows in ascending order."""
     target = table.layouts[0][wanted.target]
@@ -234,7 +247,7 @@ def _search_label(
         fields = [wanted.target] if wanted.valid is None else [wanted.target, wanted.valid]
         arrays = [table.layouts[file][field] for field in fields]
         tasks += _label_tasks(arrays, local[first:last], first, search, options, counters)
-    do_with_bar(tasks, "looking for the label")
+    do_with_bar(tasks, "looking for the label", tell=lambda _: progress())
     return search.mask()
 
 

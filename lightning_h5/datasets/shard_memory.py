@@ -182,14 +182,16 @@ def _places(sizes: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
 
 def _descriptor(n_bytes: int, name: str) -> int:
     """Of new memory without a name, so that nothing is left of it once its processes have ended, however they do."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    else:  # pragma: no cover  # not Linux: a file that has no name any more
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
+    fd = None
     try:
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        else:  # pragma: no cover  # not Linux: a file that has no name any more
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
         os.ftruncate(fd, n_bytes)
     except OSError as error:
-        os.close(fd)
+        if fd is not None:
+            os.close(fd)
         raise H5ValueError(f"the system has no {n_bytes:,} bytes of shared memory: {error}. {_ADVICE}") from error
     return fd

@@ -17,12 +17,15 @@ from .shard_memory import ShardMemory
 __all__ = ["SharedIndex", "digest_of_index"]
 
 
+NAME = "h5_index"  # of the memory
+
+
 class SharedIndex:
     """Rows that one process of this machine found, and all others took; each has them for itself where that cannot be.
 
     Args:
         name: says which rows; the same in all processes that ask for the same.
-        find: works them out.
+        find: works them out; calls what it is given as it goes on.
 
     Attributes:
         rows: the rows; not to be written to.
@@ -31,7 +34,7 @@ class SharedIndex:
         H5Error: what ``find`` raised, in each process.
     """
 
-    def __init__(self, name: str, find: Callable[[], IntArray]) -> None:
+    def __init__(self, name: str, find: Callable[[Callable[[], None]], IntArray]) -> None:
         question = Question(f"rows that pass/{name}")
         self._memory: ShardMemory | None = None  # its descriptor stays open: others may come later
         taken = None if question.is_first else self._take(question.first, question.answer())
@@ -40,7 +43,7 @@ class SharedIndex:
             return
         told = None
         try:
-            self.rows = find()
+            self.rows = find(question.progress)
             told = self._share() if question.has_others else None
         finally:
             if question.has_others:
@@ -50,7 +53,7 @@ class SharedIndex:
         """Moves the rows to shared memory; says where they are."""
         digest = digest_of_index(self.rows)
         try:
-            memory = ShardMemory([(len(self.rows), self.rows.itemsize)], shared=True, name="h5_index")
+            memory = ShardMemory([(len(self.rows), self.rows.itemsize)], shared=True, name=NAME)
             memory.write(0, 0, self.rows)
         except H5Error:
             return None
@@ -62,7 +65,10 @@ class SharedIndex:
             return None
         descriptor, n_rows, digest = told
         try:
-            opened = os.open(f"/proc/{first[2]}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            path = f"/proc/{first[2]}/fd/{descriptor}"
+            if NAME not in os.readlink(path):  # the descriptor is another file's by now
+                return None
+            opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             self._memory = ShardMemory([(n_rows, np.dtype(np.int64).itemsize)], shared=True, descriptor=opened)
         except (OSError, H5Error):  # another user's, or gone
             return None

@@ -237,7 +237,8 @@ class StoredRowDataset(RowDataset):
         self._runs = None
         self.work.clear()
         for key in list(self._readers):
-            self._readers.pop(key).close()
+            if (one := self._readers.pop(key, None)) is not None:  # another thread may be closing too
+                one.close()
         for path in self.table.paths:
             process_pool().close(path)
 

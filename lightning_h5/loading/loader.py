@@ -20,17 +20,19 @@ from ..datasets import (
     open_outbox,
     own_streams,
     start_worker,
+    starting_workers,
     this_outbox,
     worker_memory,
 )
+from ..errors import H5Error
 from ..readers import usable_cores
 from ..sampling import EpochPlan, PlanSampler
 from ..stats import Counters
 from ..types import BatchToken
 from .at_hand import AtHand
-from .readahead import ReadAhead
+from .pinning import pin
+from .readahead import CLOSED, ReadAhead
 from .state import LoaderState
-from .tensors import each_tensor, pin
 
 __all__ = ["H5DataLoader"]
 
@@ -115,6 +117,7 @@ class H5DataLoader(DataLoader[Any]):
         dataset.reads_pinned = self._pins and not num_workers
         self.position = LoaderState()
         self._memory: WorkerMemory | None = None  # of workers that persist
+        self._n_closed = 0  # how often these were ended
         self._reading: weakref.WeakSet[ReadAhead | AtHand] = weakref.WeakSet()
 
     @property
@@ -158,8 +161,11 @@ class H5DataLoader(DataLoader[Any]):
         self.worker_init_fn = init
         self.dataset.counters.share(self.num_workers)
         _let_threads_leave_python()
-        batches = super().__iter__()  # keeps that function, and so the memory, for as long as there are batches
-        self.worker_init_fn = init.without_memory()
+        try:
+            with starting_workers():
+                batches = super().__iter__()  # keeps that function, and so the memory, as long as there are batches
+        finally:
+            self.worker_init_fn = init.without_memory()
         self._memory = (memory or self._memory) if self.persistent_workers else None
         return batches
 
@@ -217,6 +223,7 @@ class H5DataLoader(DataLoader[Any]):
         if (workers := getattr(self, "_iterator", None)) is not None:
             workers._shutdown_workers()  # as Lightning does; torch does it when the loader is forgotten
             self._iterator = None
+            self._n_closed += 1
         if self._memory is not None:
             self._memory.close()
             self._memory = None
@@ -251,6 +258,7 @@ class _LateIterator:
         self._batches: Iterator[Any] | None = None
         self._plan: EpochPlan
         self._iteration: int
+        self._n_closed = 0
         self._step = 0
 
     def __iter__(self) -> _LateIterator:
@@ -260,6 +268,9 @@ class _LateIterator:
         loader, began = self._loader, perf_counter()
         if self._batches is None:
             self._batches, self._plan, self._iteration = loader.start()
+            self._n_closed = loader._n_closed
+        if self._n_closed != loader._n_closed:  # torch would end the epoch
+            raise H5Error(CLOSED)
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -304,7 +315,7 @@ class _Collate:
     def __call__(self, data: Any) -> Any:
         batch = data if self.user is None else self.user(data)
         outbox = this_outbox()
-        return batch if outbox is None else each_tensor(outbox.sent, batch)
+        return batch if outbox is None else outbox.packed(batch)
 
 
 def _let_threads_leave_python() -> None:

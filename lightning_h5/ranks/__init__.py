@@ -3,5 +3,6 @@
 from .exchange import Exchange, exchange
 from .once import Question
 from .processes import are_near, this_process
+from .store import own_store
 
-__all__ = ["Exchange", "Question", "are_near", "exchange", "this_process"]
+__all__ = ["Exchange", "Question", "are_near", "exchange", "own_store", "this_process"]

@@ -22,6 +22,7 @@ import torch.distributed
 from .. import errors
 from ..errors import H5Error, H5ValueError
 from .processes import end_process, this_process
+from .store import own_store
 
 __all__ = ["Exchange", "exchange", "pauses"]
 
@@ -44,11 +45,11 @@ def exchange(what: str, patience: float, is_alone: bool = False) -> Iterator[Exc
         patience: seconds to wait for the slowest rank.
         is_alone: there is nobody to exchange with, although other processes are about.
     """
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if is_alone or not distributed or torch.distributed.get_world_size() == 1:
+    store = None if is_alone else own_store()
+    if store is None:
         yield Exchange(what)
         return
-    among_ranks = _RankExchange(what, patience)
+    among_ranks = _RankExchange(what, patience, store)
     over = threading.Event()
     watch = threading.Thread(target=among_ranks.watch, args=(over,), name="lightning_h5-exchange", daemon=True)
     watch.start()
@@ -106,10 +107,9 @@ class Exchange:
 
 
 class _RankExchange(Exchange):
-    def __init__(self, what: str, patience: float) -> None:
+    def __init__(self, what: str, patience: float, store: Any) -> None:
         super().__init__(what)
-        # torch has no public name for the store that `init_process_group` made.
-        self._store = torch.distributed.distributed_c10d._get_default_store()
+        self._store = store
         self._name = f"lightning_h5/{what}/{next(_numbers[what])}"
         self.rank, self._world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self._keys = [f"{self._name}/{rank}" for rank in range(self._world_size)]

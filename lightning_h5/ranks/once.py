@@ -13,10 +13,12 @@ import torch.distributed
 
 from .exchange import pauses
 from .processes import is_alive, this_process
+from .store import own_store
 
 __all__ = ["Question"]
 
-PATIENCE = 120.0  # seconds; who has waited so long does it alone
+PATIENCE = 120.0  # seconds without progress; who has waited so long does it alone
+PROGRESS = 1.0  # seconds between saying so
 
 _numbers: defaultdict[str, count[int]] = defaultdict(count)  # how often this process asked each
 
@@ -38,10 +40,9 @@ class Question:
 
     def __init__(self, text: str) -> None:
         self.first = me = this_process()
-        self._store: Any = None
-        if me and _n_ranks() > 1:
-            # torch has no public name for the store that `init_process_group` made.
-            self._store = torch.distributed.distributed_c10d._get_default_store()
+        self._store: Any = own_store() if me else None
+        self._said = time.monotonic()
+        if self._store is not None:
             self._key = f"lightning_h5/{text}/{next(_numbers[text])}/{me[0]}/{me[1]}"
             try:
                 self.first = json.loads(self._store.compare_set(f"{self._key}/first", "", json.dumps(me)))
@@ -49,6 +50,13 @@ class Question:
                 self._store = None
         self.is_first = self.first == me
         self.has_others = self.is_first and self._store is not None
+
+    def progress(self) -> None:
+        """Says that the answer is being worked out: those who wait have patience anew."""
+        if self.has_others and time.monotonic() > self._said + PROGRESS:
+            self._said = time.monotonic()
+            with suppress(torch.distributed.DistError):  # nobody is left to hear it
+                self._store.add(f"{self._key}/progress", 1)
 
     def tell(self, answer: Any) -> None:
         """Tells the others; None has each of them work it out.
@@ -60,19 +68,15 @@ class Question:
             self._store.set(f"{self._key}/answer", json.dumps(answer))
 
     def answer(self) -> Any:
-        """What the first one told; None where it could not, has ended, or takes too long."""
-        end = time.monotonic() + PATIENCE
-        pause = pauses()
+        """What the first one told; None where it could not, has ended, or makes no progress for too long."""
+        end, seen, pause = time.monotonic() + PATIENCE, 0, pauses()
         try:
             while not (is_told := self._store.check([f"{self._key}/answer"])) and time.monotonic() < end:
                 if not is_alive(self.first):
                     break
+                if (progress := self._store.add(f"{self._key}/progress", 0)) != seen:
+                    end, seen = time.monotonic() + PATIENCE, progress
                 time.sleep(next(pause))
             return json.loads(self._store.get(f"{self._key}/answer")) if is_told else None
         except torch.distributed.DistError:
             return None
-
-
-def _n_ranks() -> int:
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if distributed else 1

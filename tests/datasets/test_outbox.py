@@ -1,8 +1,13 @@
 """Memory through which workers give batches: nothing in use is written to, nothing is kept for longer than needed."""
 
 import gc
+import multiprocessing
 import os
 import pickle
+import time
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from torch.utils.data import get_worker_info
 
-from lightning_h5 import H5LazyDataset
-from lightning_h5.datasets import worker_memory
+from lightning_h5 import H5Error, H5LazyDataset
+from lightning_h5.datasets import starting_workers, worker_memory
 from lightning_h5.datasets.outbox import SMALL, TICKETS, WorkerMemory
 from lightning_h5.loading import H5DataLoader
 from lightning_h5.sampling import OrderParameters, PlanSampler
@@ -26,8 +31,14 @@ LARGE = SMALL + 1000
 
 
 def through(outbox, tensor):
-    """A tensor as the receiver gets it."""
-    return pickle.loads(pickle.dumps(outbox.sent(tensor)))
+    """A tensor, or a batch, as the receiver gets it."""
+    return pickle.loads(ForkingPickler.dumps(outbox.packed(tensor)))
+
+
+def place_of(outbox, tensor):
+    """Where a tensor is sent from; None where it does not lie in the block."""
+    reduced = outbox.reduced(tensor)
+    return None if reduced is NotImplemented or len(reduced[1]) != 2 else reduced[1][1]
 
 
 def leased(outbox, n_bytes, value=0):
@@ -66,10 +77,7 @@ class Post(RuleBasedStateMachine):
     @rule(target=there, one=here, cut=st.sampled_from([slice(None), slice(3, None), slice(None, None, 2)]))
     def send(self, one, cut):
         tensor, value = self.held[one]
-        received = self.outbox.sent(tensor[cut])
-        if not isinstance(received, torch.Tensor):
-            received = pickle.loads(pickle.dumps(received))
-        return self.hold(received, value)
+        return self.hold(through(self.outbox, tensor[cut]), value)
 
     @rule(one=consumes(here))
     def forget_here(self, one):
@@ -96,9 +104,9 @@ def test_parts_are_used_again_once_nobody_has_them():
     memory = WorkerMemory(1, 100 * LARGE)
     outbox, kept, starts = memory.outbox(0), [], set()
     for number in range(300):
-        sent = outbox.sent(leased(outbox, LARGE, number % 256))
-        starts.add(sent._what[1].start)
-        kept = [*kept[-2:], pickle.loads(pickle.dumps(sent))]
+        tensor = leased(outbox, LARGE, number % 256)
+        starts.add(tensor.data_ptr())
+        kept = [*kept[-2:], through(outbox, tensor)]
     assert len(starts) <= 4
 
 
@@ -106,16 +114,41 @@ def test_a_forked_child_that_forgets_a_batch_gives_nothing_back():
     memory = WorkerMemory(1, 4 * LARGE)
     outbox = memory.outbox(0)
     received = through(outbox, leased(outbox, LARGE, 7))
-    if (child := os.fork()) == 0:
-        del received
-        gc.collect()
-        os._exit(0)
+    with starting_workers():
+        if (child := os.fork()) == 0:
+            del received
+            gc.collect()
+            os._exit(0)
     os.waitpid(child, 0)
     again = leased(outbox, LARGE, 9)
     assert bool((received == 7).all())
     assert bool((again == 9).all())
 
 
+def test_what_a_forked_child_looks_at_is_not_written_to():
+    memory = WorkerMemory(1, 4 * LARGE)
+    outbox = memory.outbox(0)
+    received = through(outbox, leased(outbox, LARGE, 7))
+
+    batch = [received]
+
+    def look():
+        time.sleep(0.5)
+        assert bytes(memoryview(batch[0].numpy())) == b"\7" * LARGE  # torch's threads do not survive a fork
+
+    child = multiprocessing.get_context("fork").Process(target=look)
+    child.start()
+    batch.clear()
+    del received
+    gc.collect()
+    for value in range(20):
+        through(outbox, leased(outbox, LARGE, value))
+    memory.close()
+    child.join()
+    assert child.exitcode == 0
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch says so of what it rebuilds
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -124,28 +157,137 @@ def test_a_forked_child_that_forgets_a_batch_gives_nothing_back():
         torch.tensor(3.5),
         torch.ones(0, 4),
         torch.ones(1).expand(50_000),
-        torch.ones(3, dtype=torch.complex64).conj(),
+        (torch.arange(3) * 1j).conj(),
+        torch._neg_view(torch.arange(3.0)),
+        torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        torch.arange(2 * 3 * 90 * 90.0).reshape(2, 3, 90, 90).to(memory_format=torch.channels_last),
         torch.ones(3, requires_grad=True),
         torch.eye(3).to_sparse(),
         torch.nn.Parameter(torch.ones(2)),
     ],
-    ids=["bfloat16", "strided", "scalar", "empty", "expanded", "conjugate", "grad", "sparse", "parameter"],
+    ids=[
+        "bfloat16",
+        "strided",
+        "scalar",
+        "empty",
+        "expanded",
+        "conjugate",
+        "negative",
+        "channels last",
+        "many",
+        "grad",
+        "sparse",
+        "parameter",
+    ],
 )
 def test_any_tensor_can_be_sent(tensor):
-    outbox = WorkerMemory(1, 1 << 20)
-    received = through(outbox.outbox(0), tensor)
+    memory = WorkerMemory(1, 1 << 20)
+    received = through(memory.outbox(0), tensor)
     assert type(received) is type(tensor)
     assert received.requires_grad == tensor.requires_grad
     assert torch.equal(received.to_dense(), tensor.to_dense())
+    assert tensor.is_sparse or torch.empty_like(tensor).stride() == torch.empty_like(received).stride()
 
 
-def test_more_tensors_than_tickets_go_the_usual_way():
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_can_be_sent():
+    memory = WorkerMemory(1, 1 << 20)
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)])
+    received = through(memory.outbox(0), nested)
+    assert [part.tolist() for part in received.unbind()] == [[1, 1], [0, 0, 0]]
+
+
+class Attributes(dict):
+    __getattr__ = dict.__getitem__
+
+
+@dataclass
+class Record:
+    x: torch.Tensor
+
+
+class Rows(list):
+    def __init__(self, n, values):
+        super().__init__(values)
+        self.n = n
+
+    def __reduce__(self):
+        return Rows, (self.n, list(self))
+
+
+@pytest.mark.parametrize("n", [4, LARGE])
+def test_batches_come_as_what_they_were(n):
+    memory = WorkerMemory(1, 40 * LARGE)
+    outbox = memory.outbox(0)
+    x = torch.arange(n)
+    lengths = torch.tensor([n - 1, 2])
+    packed = torch.nn.utils.rnn.pack_padded_sequence(torch.ones(2, n, 1), lengths, batch_first=True)
+    batch = {
+        "ordered": OrderedDict(x=x),
+        "default": defaultdict(list, x=[x]),
+        "attributes": Attributes(x=x),
+        "record": Record(x),
+        "rows": Rows(3, [x]),
+        "packed": packed,
+        "text": ["a", "b"],
+        "array": np.arange(3),
+    }
+    batch["itself"] = [batch["text"]]
+    batch["itself"].append(batch["itself"])
+    received = through(outbox, batch)
+    assert {name: type(value) for name, value in received.items()} == {name: type(v) for name, v in batch.items()}
+    for value in (received["ordered"]["x"], received["default"]["x"][0], received["attributes"].x):
+        assert torch.equal(value, x)
+    assert torch.equal(received["record"].x, x)
+    assert torch.equal(received["rows"][0], x)
+    assert received["rows"].n == 3
+    assert torch.equal(received["packed"].data, packed.data)
+    assert received["itself"][1] is received["itself"]
+
+
+def test_a_batch_that_cannot_be_pickled_gives_its_places_back():
+    memory = WorkerMemory(1, 4 * LARGE)
+    outbox = memory.outbox(0)
+    for _ in range(30):
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            through(outbox, [leased(outbox, LARGE), lambda: None])
+    gc.collect()
+    assert leased(outbox, 3 * LARGE) is not None
+
+
+def test_more_tensors_than_tickets_go_the_usual_way(monkeypatch):
+    memory = WorkerMemory(1, 40 * LARGE)
+    outbox = memory.outbox(0)
+    del outbox._tickets[3:]
+    outbox._given.tickets = []
+    sent = [torch.full((LARGE,), number, dtype=torch.uint8) for number in range(6)]
+    assert [place_of(outbox, tensor) is None for tensor in sent] == [False] * 3 + [True] * 3
+
+
+def test_many_small_tensors_travel_with_the_message():
     memory = WorkerMemory(1, 1 << 20)
     outbox = memory.outbox(0)
-    sent = [outbox.sent(torch.tensor([number])) for number in range(TICKETS + 10)]
-    assert sum(isinstance(one, torch.Tensor) for one in sent) == 10
-    assert [int(pickle.loads(pickle.dumps(one))) for one in sent] == list(range(TICKETS + 10))
-    assert not isinstance(outbox.sent(torch.tensor([1])), torch.Tensor)  # small ones are copied out when they come
+    batch = [torch.tensor([number]) for number in range(3 * TICKETS)]
+    assert [int(value) for value in through(outbox, batch)] == list(range(3 * TICKETS))
+    assert len(outbox._tickets) == TICKETS
+    assert not outbox._parts
+
+
+def test_a_tensor_that_is_kept_lets_the_rest_go_without_a_collection():
+    memory = WorkerMemory(1, 64 << 20)
+    descriptor = os.dup(memory._memory.descriptor)
+    outbox = memory.outbox(0)
+    kept = through(outbox, leased(outbox, LARGE, 5))
+    through(outbox, leased(outbox, 32 << 20, 6))
+    del outbox
+    gc.disable()
+    try:
+        del memory
+        assert os.fstat(descriptor).st_blocks * 512 < 2 * LARGE + (4 << 20)
+    finally:
+        gc.enable()
+        os.close(descriptor)
+    assert bool((kept == 5).all())
 
 
 def test_what_is_kept_stays_and_the_rest_goes_when_workers_end():
@@ -165,8 +307,9 @@ def test_what_is_kept_stays_and_the_rest_goes_when_workers_end():
     os.close(descriptor)
 
 
-def test_where_the_system_has_no_memory_torch_is_left(monkeypatch):
-    monkeypatch.setattr("lightning_h5.datasets.shard_memory.os.ftruncate", refuse)
+@pytest.mark.parametrize("call", ["ftruncate", "memfd_create"])
+def test_where_the_system_has_no_memory_torch_is_left(monkeypatch, call):
+    monkeypatch.setattr(f"lightning_h5.datasets.shard_memory.os.{call}", refuse)
     assert worker_memory(2, 1 << 20) is None
 
 
@@ -242,6 +385,8 @@ def test_a_closed_loader_leaves_what_was_given_out(make_h5):
     kept = [next(batches) for _ in range(3)]
     loader.close()
     assert len(check(kept)) == 24
+    with pytest.raises(H5Error, match="closed in the middle"):
+        next(batches)
     del kept, batches
     gc.collect()
     assert not mapped()

@@ -116,6 +116,60 @@ def rank_whose_first_is_no_help(rank, files, how):
     return counting.n, rows
 
 
+def rank_that_takes_its_time(rank, files):
+    counting = start(rank)
+    once.PATIENCE, once.PROGRESS = 1.0, 0.05
+
+    def select(*arguments):
+        for _ in range(25):
+            time.sleep(0.1)
+            arguments[-1]()
+        return counting(*arguments)
+
+    combined.select_rows = select
+    dataset = CombinedHDF5Dataset(files, where={"age": [1, 2]})
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return counting.n, dataset.indices.tolist()
+
+
+def test_ranks_wait_for_a_slow_one_that_goes_on(files, tmp_path):
+    seen = values(run_ranks(rank_that_takes_its_time, 3, tmp_path, files))
+    assert sum(n for n, _ in seen) == 1
+    assert [rows for _, rows in seen] == [expected(1, 2)] * 3
+
+
+class OpensInItsWorker(torch.utils.data.Dataset):
+    """What people write who open files where they read them."""
+
+    def __init__(self, files):
+        self.files, self.dataset = files, None
+
+    def __len__(self):
+        return len(expected(1, 2))
+
+    def __getitem__(self, place):
+        if self.dataset is None:
+            self.dataset = CombinedHDF5Dataset(self.files, where={"age": [1, 2]}, on_bad_file="skip")
+        return self.dataset[place]["x"]
+
+
+def rank_with_workers(rank, files):
+    start(rank)
+    time.sleep(0.3)  # before Python 3.11.10 a fork while another thread enters the interpreter hangs
+    loader = torch.utils.data.DataLoader(OpensInItsWorker(files), num_workers=2, multiprocessing_context="fork")
+    rows = [int(row) for _ in range(2) for row in loader]
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return rows
+
+
+def test_a_worker_of_a_rank_is_no_rank(files, tmp_path):
+    places = expected(1, 2)
+    every = [*range(ROWS), *range(100, 100 + ROWS)]
+    assert values(run_ranks(rank_with_workers, 3, tmp_path, files)) == [[every[place] for place in places] * 2] * 3
+
+
 def refuse(*_, **__):
     raise H5ValueError("no memory")
 
