@@ -27,7 +27,7 @@ from test_kills import Start, run, saved_steps, stopped_as_asked
 from torchmetrics.classification import BinaryAccuracy
 
 from lightning_h5 import RankCachedH5DataModule
-from lightning_h5.datasets import RankMemCachedH5Dataset, preload, table
+from lightning_h5.datasets import RankMemCachedH5Dataset, doing, preload, table
 from lightning_h5.datasets.room import Room
 from lightning_h5.readers import bulk
 
@@ -476,8 +476,8 @@ def test_a_damaged_chunk_of_one_rank_stops_all_soon_with_the_same_words(tmp_path
 
 def changes_while_it_loads(rank, paths):
     if rank == 1:
-        do = preload.do_tasks
-        preload.do_tasks = lambda *arguments: (do(*arguments), os.utime(paths[1], (1, 1)))
+        do = doing.do_tasks
+        doing.do_tasks = lambda *arguments: (do(*arguments), os.utime(paths[1], (1, 1)))
     return fails(rank, paths, {})[:1]
 
 
@@ -517,8 +517,8 @@ def slowly(rank, path, seconds):
     """Rank 1 takes so long over each of its tasks."""
     preload.HEARTBEAT, bulk.TASK_BYTES = 0.1, 1  # a task for each chunk
     if rank == 1:
-        do = preload.do_tasks
-        preload.do_tasks = lambda tasks, *others: do(
+        do = doing.do_tasks
+        doing.do_tasks = lambda tasks, *others: do(
             [task._replace(run=partial(late, task, seconds)) for task in tasks], *others
         )
     model = Judge()
@@ -565,7 +565,7 @@ def dies(rank, dying, where, path, folder):
     """One rank is killed; the other looks what is left of it, and of itself, once it has come to know."""
     (Path(folder) / f"{rank}.pid").write_text(str(os.getpid()))
     if where == "loading" and rank == dying:
-        preload.do_tasks = lambda tasks, *others: (tasks[0].run(), die())
+        doing.do_tasks = lambda tasks, *others: (tasks[0].run(), die())
     options = {"mode": "interleave", "share_memory": True, "num_workers": 2, "setup_timeout": 2}
     datamodule, model = module(path, **options), Judge()
     error = error_of(lambda: ddp(2, max_epochs=1000, callbacks=[Dies(dying)]).fit(model, datamodule=datamodule))

@@ -17,7 +17,7 @@ from factories import edit, make_older
 from processes import run_ranks, values
 
 from lightning_h5 import RankMemCachedH5Dataset
-from lightning_h5.datasets import load_shards, preload
+from lightning_h5.datasets import doing, load_shards, preload
 from lightning_h5.datasets.room import Room
 from lightning_h5.files import process_pool
 from lightning_h5.readers import bulk
@@ -194,23 +194,23 @@ def load(rank, world_size, paths, of_rank, trouble):
 
 
 def fail_by_half(path):
-    real = preload.do_tasks
+    real = doing.do_tasks
 
     def do_half(tasks, n_cores, tell):
         real(tasks[: len(tasks) // 2], n_cores, tell)
         raise ZeroDivisionError("no error of ours")
 
-    preload.do_tasks = do_half
+    doing.do_tasks = do_half
 
 
 def change_while_it_is_read(path):
-    real = preload.do_tasks
+    real = doing.do_tasks
 
     def do_and_touch(tasks, n_cores, tell):
         real(tasks, n_cores, tell)
         os.utime(path)
 
-    preload.do_tasks = do_and_touch
+    doing.do_tasks = do_and_touch
 
 
 def have_no_room(path):
@@ -273,8 +273,8 @@ def load_slowly(rank, world_size, file):
     preload.HEARTBEAT = 0.1
     dataset = RankMemCachedH5Dataset(file, "x", mode="interleave", with_index=True, preload=False)
     if rank == 1:
-        real = preload.do_tasks
-        preload.do_tasks = lambda tasks, n_cores, tell: [real([task], 1, tell) or time.sleep(0.15) for task in tasks]
+        real = doing.do_tasks
+        doing.do_tasks = lambda tasks, n_cores, tell: [real([task], 1, tell) or time.sleep(0.15) for task in tasks]
     load_shards({"": dataset}, is_alone=False, patience=0.6)
     return right(dataset, np.arange(ROWS))
 
@@ -285,7 +285,7 @@ def test_a_rank_that_loads_slowly_is_waited_for_as_long_as_it_goes_on(file, tmp_
 
 def die_in_the_middle(rank, world_size, file, folder):
     join(rank, world_size)
-    real = preload.do_tasks
+    real = doing.do_tasks
 
     def do_half(tasks, n_cores, tell):
         real(tasks[: len(tasks) // 2], n_cores, tell)
@@ -294,7 +294,7 @@ def die_in_the_middle(rank, world_size, file, folder):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    preload.do_tasks = do_half
+    doing.do_tasks = do_half
     RankMemCachedH5Dataset(file, "x", mode="interleave", share_memory=True)
 
 
