@@ -226,7 +226,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             "allow_external": allow_external,
             "mmap": mmap,
         }
-        self._cut: dict[str, IntArray] | None = None
+        self._cut: dict[Split, IntArray] | None = None
         for function, name in ((transform, "transform"), (eval_transform, "eval_transform")):
             check_callable(function, name)
         check_callable(batch_transform, "batch_transform")
@@ -281,7 +281,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             return expand_paths(paths, f"{split}_paths")
         return expand_those_there(paths, _note, f"{split}_paths")
 
-    def _rows(self, files: Sequence[PathLike]) -> Mapping[str, IntArray]:
+    def _rows(self, files: Sequence[PathLike]) -> Mapping[Split, IntArray]:
         if self._cut is None:
             every = SplitDataset(
                 files,
@@ -294,7 +294,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
                 every.table.paths,
                 [layout.key for layout in every.table.layouts[0]],
                 self._split,
-                own_files=[split for split in ("val", "test") if self._paths[split] is not None],
+                paths=self._paths,
                 group_key=self._array(self._split.group_key),
                 stratify_key=self._array(self._split.stratify_key),
                 allow_external=self._arguments["allow_external"],

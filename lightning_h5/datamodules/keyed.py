@@ -61,7 +61,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         super().__init__(batch_size, options)
         self._paths, self._samples, self._split = dict(paths), samples, split
         self.x_key, self.y_key = samples.x_key, samples.y_key
-        self._cut: dict[str, IntArray] | None = None
+        self._cut: dict[Split, IntArray] | None = None
         self._check_arguments()
 
     def setup(self, stage: str | None = None) -> None:
@@ -85,7 +85,7 @@ class KeyedH5DataModule(BaseH5DataModule):
                     source.files,
                     x_key,
                     self._split,
-                    own_files=[split for split in ("val", "test") if self._paths[split] is not None],
+                    paths=self._paths,
                     group_key=None if group is None else group.replace("{split}", "train"),
                     stratify_key=None if label is None else label.replace("{split}", "train"),
                     allow_external=samples.allow_external,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,18 +81,18 @@ def cut_rows(
     x_key: Keys,
     options: SplitOptions,
     *,
-    own_files: Sequence[Split],
+    paths: Mapping[Split, Paths | None],
     group_key: str | None,
     stratify_key: str | None,
     allow_external: bool,
-) -> dict[str, IntArray]:
+) -> dict[Split, IntArray]:
     """Cuts the rows of the training files into splits; the same in every process. Or takes what a file says.
 
     Args:
         files: the training files.
         x_key: the input, which says how many rows there are.
         options: shares and folds.
-        own_files: splits that have files of their own.
+        paths: what the user gave for each split.
         group_key: the array with each row's group, if any.
         stratify_key: the array with each row's class, if shares of classes are to be alike.
         allow_external: follow links out of the files.
@@ -105,11 +105,12 @@ def cut_rows(
     groups = None if group_key is None else _column(files, group_key, n_rows, allow_external, "group_key")
     path, settings = options.split_file, options.of_a_cut
     if path is not None and (kept := read_splits(path, n_rows, options.group_key, groups, settings)) is not None:
-        if lost := [split for split in own_files if len(kept.get(split, ()))]:
-            raise H5ValueError(
-                f"split_file={str(path)!r} gives {len(kept[lost[0]])} rows to {lost[0]!r}, which has files of its own: "
-                f"they would be in no split. Leave {lost[0]}_path out, or move these rows to another split."
-            )
+        for split, rows in kept.items():
+            if split != "train" and len(rows) and paths[split] is not None:
+                raise H5ValueError(
+                    f"split_file={str(path)!r} gives {len(rows)} rows to {split!r}, which has files of its own: they "
+                    "would be in no split. Leave these files out, or move the rows to another split."
+                )
         return kept
     if not options.says_what_to_cut:
         raise H5FileError(
@@ -123,7 +124,7 @@ def cut_rows(
     return splits
 
 
-def _cut(n_or_groups: Any, labels: Any, options: SplitOptions) -> dict[str, IntArray]:
+def _cut(n_or_groups: Any, labels: Any, options: SplitOptions) -> dict[Split, IntArray]:
     fractions = [1 - options.val_fraction - options.test_fraction, options.val_fraction, options.test_fraction]
     train, val, test = group_split(n_or_groups, fractions, options.split_seed, labels=labels)
     if options.num_folds is not None and options.fold is not None:

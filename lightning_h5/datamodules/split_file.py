@@ -15,16 +15,17 @@ import numpy.typing as npt
 
 from ..errors import H5FileError, H5ValueError, listing
 from ..types import IntArray, PathLike
+from .options import Split
 
 __all__ = ["read_splits", "write_splits"]
 
 FORMAT = "lightning_h5 splits"
-NAMES = ("train", "val", "test")
+NAMES: tuple[Split, ...] = ("train", "val", "test")
 
 
 def write_splits(
     path: PathLike,
-    splits: Mapping[str, IntArray],
+    splits: Mapping[Split, IntArray],
     group_key: str | None,
     groups: npt.NDArray[Any] | None,
     settings: Mapping[str, Any],
@@ -43,7 +44,7 @@ def write_splits(
     """
     n_rows = sum(map(len, splits.values()))
     if groups is None:
-        written: dict[str, list[Any]] = {name: _ranges(rows) for name, rows in splits.items()}
+        written: dict[Split, list[Any]] = {name: _ranges(rows) for name, rows in splits.items()}
     else:
         written = {name: np.unique(groups[rows]).tolist() for name, rows in splits.items()}
     text = {
@@ -75,7 +76,7 @@ def read_splits(
     group_key: str | None,
     groups: npt.NDArray[Any] | None,
     settings: Mapping[str, Any],
-) -> dict[str, IntArray] | None:
+) -> dict[Split, IntArray] | None:
     """The rows of each split, as a file has it; None where there is no such file.
 
     Args:
@@ -119,7 +120,7 @@ def read_splits(
     return _rows_of_groups(splits, groups, name)
 
 
-def _rows_of_groups(splits: Mapping[str, list[Any]], groups: npt.NDArray[Any], name: str) -> dict[str, IntArray]:
+def _rows_of_groups(splits: Mapping[str, list[Any]], groups: npt.NDArray[Any], name: str) -> dict[Split, IntArray]:
     found, codes = np.unique(groups, return_inverse=True)
     at = {value: code for code, value in enumerate(found.tolist())}
     split_of = np.full(len(found), -1, dtype=np.int64)
@@ -137,8 +138,8 @@ def _rows_of_groups(splits: Mapping[str, list[Any]], groups: npt.NDArray[Any], n
     return {split: np.flatnonzero(split_of[codes] == number) for number, split in enumerate(NAMES)}
 
 
-def _rows_of_ranges(splits: Mapping[str, list[Any]], n_rows: int, name: str) -> dict[str, IntArray]:
-    rows: dict[str, IntArray] = {}
+def _rows_of_ranges(splits: Mapping[str, list[Any]], n_rows: int, name: str) -> dict[Split, IntArray]:
+    rows: dict[Split, IntArray] = {}
     for split in NAMES:
         try:
             ranges = [np.arange(start, stop) for start, stop in splits.get(split, [])]

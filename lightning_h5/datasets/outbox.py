@@ -171,10 +171,6 @@ def _from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...], stride:
     return torch.frombuffer(bytearray(data), dtype=dtype).as_strided(shape, stride)
 
 
-def _unpacked(data: bytes) -> Any:
-    return pickle.loads(data)
-
-
 class _Packed:
     """A batch on its way: pickled where an error reaches its user, and unpickled by the receiver."""
 
@@ -182,7 +178,7 @@ class _Packed:
         self._data = data
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        return _unpacked, (self._data,)
+        return pickle.loads, (self._data,)
 
 
 class _Pickler(ForkingPickler):
@@ -201,7 +197,7 @@ class _Part:
     """A piece of a block that a lease, or the receiver of a tensor, has."""
 
     def __init__(self, start: int, n_bytes: int) -> None:
-        self.start, self.stop, self.n_bytes = start, start + max(1, n_bytes), n_bytes
+        self.start, self.stop, self.n_bytes = start, start + n_bytes, n_bytes
         self.lease: weakref.ref[Any] | None = None
         self.tickets: list[int] = []
 

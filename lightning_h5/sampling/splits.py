@@ -165,7 +165,7 @@ def _fill(order: IntArray, counts: IntArray, shares: npt.NDArray[np.float64]) ->
     splits = np.flatnonzero(shares)  # one of share zero gets nothing
     left = shares[splits, None] * counts.sum(axis=0)
     place = np.empty(len(sizes), dtype=np.int64)
-    if counts.shape[1] == 1:  # without labels, in a twentieth of the time
+    if counts.shape[1] == 1:  # without labels, in a quarter of the time
         for group in ranked:
             place[group] = most = np.argmax(left[:, 0])
             left[most] -= sizes[group]

@@ -110,6 +110,16 @@ def test_folds_of_groups_of_one_class_are_within_a_group_of_the_ideal(rows, num_
 
 
 @given(labelled, st.integers(0, 3))
+def test_splits_of_groups_of_one_class_are_within_a_group_of_their_share(rows, seed):
+    groups, labels = np.array([f"{group}{label}" for group, label in rows]), np.array([label for _, label in rows])
+    shares = [0.5, 0.3, 0.2]
+    for split, share in zip(group_split(groups, shares, seed, labels=labels), shares, strict=True):
+        for label in set(labels):
+            largest = max((groups == group).sum() for group in set(groups[labels == label]))
+            assert abs((labels[split] == label).sum() - share * (labels == label).sum()) <= largest
+
+
+@given(labelled, st.integers(0, 3))
 def test_splits_of_groups_of_several_classes_keep_them_whole(rows, seed):
     groups, labels = np.array([group for group, _ in rows]), [label for _, label in rows]
     splits = group_split(groups, [0.5, 0.0, 0.5], seed, labels=labels)
