@@ -155,27 +155,33 @@ def _count(codes: IntArray, kinds: IntArray, n_groups: int, n_kinds: int) -> Int
 
 
 def _fill(order: IntArray, counts: IntArray, shares: npt.NDArray[np.float64]) -> IntArray:
-    """Puts each group, large ones first, into the split that lacks most of what it has; random among equal sizes.
+    """Puts each group into the split that is furthest behind its share of all groups so far.
 
-    Of those that lack as much it is the one with fewest rows. (For one class: longest processing time first, Graham,
-    "Bounds on multiprocessing timing anomalies", 1969.)
+    Groups come large ones first, so that the last ones settle what is uneven; but those of about the same size come in
+    random order, and each split gets its share of them: one with the small groups alone would be another population.
     """
     sizes = counts.sum(axis=1)
-    ranked = order[np.argsort(-sizes[order], kind="stable")].tolist()
     splits = np.flatnonzero(shares)  # one of share zero gets nothing
-    left = shares[splits, None] * counts.sum(axis=0)
+    share = shares[splits]
+    alike = int(np.ceil(2 / share.min()))  # groups that are taken to be of about the same size
+    by_size = order[np.argsort(-sizes[order], kind="stable")]
+    ranked = by_size[np.lexsort((np.argsort(order)[by_size], np.arange(len(sizes)) // alike))].tolist()
     place = np.empty(len(sizes), dtype=np.int64)
+    behind = np.zeros((len(splits), counts.shape[1]))  # rows of each class that each split is owed
     if counts.shape[1] == 1:  # without labels, in a quarter of the time
+        owed = behind[:, 0]
         for group in ranked:
-            place[group] = most = np.argmax(left[:, 0])
-            left[most] -= sizes[group]
+            owed += share * sizes[group]
+            place[group] = most = np.argmax(owed)
+            owed[most] -= sizes[group]
         return splits[place]
-    # The squares of what is lacking are to sum up to little, each class measured by how often it comes.
+    # The squares of what is owed are to sum up to little, each class measured by how often it comes.
     weights = counts / np.maximum(1, counts.sum(axis=0)).astype(np.float64) ** 2
     for group in ranked:
         mine = np.flatnonzero(counts[group])
-        lack = left[:, mine] @ weights[group, mine]
-        equal = np.flatnonzero(lack >= lack.max() - 1e-9 * np.abs(lack).max())
-        place[group] = most = equal[np.argmax(left[equal].sum(axis=1))]
-        left[most] -= counts[group]
+        behind[:, mine] += share[:, None] * counts[group, mine]
+        owed = behind[:, mine] @ weights[group, mine]
+        equal = np.flatnonzero(owed >= owed.max() - 1e-9 * np.abs(owed).max())
+        place[group] = most = equal[np.argmax(behind[equal].sum(axis=1))]
+        behind[most] -= counts[group]
     return splits[place]

@@ -156,3 +156,17 @@ def test_groups_of_several_classes_are_dealt_by_what_a_fold_lacks():
 def test_bad_arguments_are_refused_with_the_numbers(call, words):
     with pytest.raises(H5ValueError, match=words.replace("(", r"\(").replace(")", r"\)")):
         call()
+
+
+@pytest.mark.parametrize("split_seed", range(3))
+@pytest.mark.parametrize("labelled", [False, True])
+def test_each_split_has_its_share_of_large_and_of_small_groups(split_seed, labelled):
+    """Validating on small groups alone would be validating on another population."""
+    random = np.random.default_rng(7)
+    sizes = np.maximum(1, random.lognormal(2, 0.6, 400)).astype(int)
+    groups = np.repeat(np.arange(400), sizes)
+    labels = (random.random(400) < 0.3).astype(int)[groups] if labelled else None
+    for rows in group_split(groups, [0.7, 0.2, 0.1], split_seed, labels=labels):
+        assert 0.85 < sizes[np.unique(groups[rows])].mean() / sizes.mean() < 1.15
+    chosen = [tuple(group_split(groups, [0.8, 0.2], seed, labels=labels)[1]) for seed in range(4)]
+    assert len(set(chosen)) == 4
