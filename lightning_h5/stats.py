@@ -28,18 +28,21 @@ that batches were gathered from, and those that had to be loaded for it; rows th
 those that were not; the seconds that ``next()`` took in the main
 process."""
 
-_PLACE = {name: at for at, name in enumerate(COUNTED)}
-
 
 class Counters:
     """A block of numbers in shared memory, with a row for the main process and one for each worker.
 
     Every process writes to its own row alone, so that nothing is lost and no lock is shared between
     processes; inside a process a lock keeps threads apart.
+
+    Args:
+        more: names of what is counted besides.
     """
 
-    def __init__(self) -> None:
-        self._block = torch.zeros((1, len(COUNTED)), dtype=torch.float64)
+    def __init__(self, more: tuple[str, ...] = ()) -> None:
+        self.names = (*COUNTED, *more)
+        self._places = {name: at for at, name in enumerate(self.names)}
+        self._block = torch.zeros((1, len(self.names)), dtype=torch.float64)
         self._lock = threading.Lock()
         self._own: memoryview[float] | None = None
         self._pid = os.getpid()
@@ -48,7 +51,7 @@ class Counters:
         """Makes room for workers that are about to start; what was counted is kept."""
         with self._lock:
             if len(self._block) <= n_workers:
-                block = torch.zeros((n_workers + 1, len(COUNTED)), dtype=torch.float64)
+                block = torch.zeros((n_workers + 1, len(self.names)), dtype=torch.float64)
                 block[: len(self._block)] = self._block
                 self._block = block.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
                 self._own = None
@@ -58,7 +61,7 @@ class Counters:
         with self._lock_of_here():
             own = self._own_row()
             for name, amount in amounts.items():
-                own[_PLACE[name]] += amount
+                own[self._places[name]] += amount
 
     def add_batch(self, rows: int, waited: float) -> None:
         """Counts a batch that was handed out; half of what ``add`` would cost.
@@ -69,9 +72,9 @@ class Counters:
         """
         with self._lock_of_here():
             own = self._own_row()
-            own[_PLACE["rows"]] += rows
-            own[_PLACE["batches"]] += 1
-            own[_PLACE["wait_seconds"]] += waited
+            own[self._places["rows"]] += rows
+            own[self._places["batches"]] += 1
+            own[self._places["wait_seconds"]] += waited
 
     def _lock_of_here(self) -> threading.Lock:
         if self._pid != os.getpid():  # a forked worker inherits our row, and a lock that a thread of ours may hold
@@ -89,17 +92,17 @@ class Counters:
 
     def total(self) -> dict[str, float]:
         """Sums over this process and its workers, since the start."""
-        return dict(zip(COUNTED, self._block.sum(dim=0).tolist(), strict=True))
+        return dict(zip(self.names, self._block.sum(dim=0).tolist(), strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
         # Torch moves what goes to another process to shared memory; done here, nobody writes to where it was.
         with self._lock:
             self._block.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
             self._own = None
-        return {"_block": self._block}
+        return {"_block": self._block, "names": self.names, "_places": self._places}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._block = state["_block"]
+        self._block, self.names, self._places = state["_block"], state["names"], state["_places"]
         self._lock = threading.Lock()
         self._own = None
         self._pid = os.getpid()

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from .._lightning import Callback, LightningModule, Trainer
+from ..datasets import rows_of
 from ..errors import H5ValueError
 from ..loading import H5DataLoader
+from ..sampling import MixtureRecipe
 from ..stats import COUNTED
 
 __all__ = ["H5StatsMonitor"]
@@ -43,8 +45,11 @@ class _Meter:
         if self.running_since is not None:
             self.stop()
             self.start()
-        totals = [loader.counters.total() for loader in loaders]
-        return {name: sum(total[name] for total in totals) for name in COUNTED} | {"seconds": self.seconds}
+        sums = dict.fromkeys(COUNTED, 0.0)
+        for loader in loaders:
+            for name, amount in loader.counters.total().items():
+                sums[name] = sums.get(name, 0.0) + amount
+        return sums | {"seconds": self.seconds}
 
 
 class H5StatsMonitor(Callback):
@@ -62,6 +67,8 @@ class H5StatsMonitor(Callback):
     - ``h5/decoded_mib_per_second``: MiB of these after decoding, per second.
     - ``h5/wait_fraction``: share of the time spent waiting for a batch, transforms in this process included; 0 to 1.
     - ``h5/wait_ms``: milliseconds waited for a batch, on average.
+    - ``h5/share/NAME``: share of the rows that were of a source of a mixture, 0 to 1.
+    - ``h5/expected_share/NAME``: the share that it is to have.
 
     Args:
         log_every_n_steps: None takes the trainer's.
@@ -162,12 +169,13 @@ class H5StatsMonitor(Callback):
 
     def _lap(self, trainer: Trainer, meter: _Meter, since: dict[str, float]) -> dict[str, float]:
         """Figures since a mark, over all ranks; moves the mark."""
-        now = meter.now(_loaders(trainer, "train"))
+        loaders = _loaders(trainer, "train")
+        now = meter.now(loaders)
         amounts = {name: value - since.get(name, 0.0) for name, value in now.items()}
         since.update(now)
-        return {
-            self.prefix + name: value for name, value in _figures(_sum(trainer, amounts), trainer.world_size).items()
-        }
+        amounts = _sum(trainer, amounts)
+        figures = _figures(amounts, trainer.world_size) | _shares(amounts, loaders)
+        return {self.prefix + name: value for name, value in figures.items()}
 
     def _end(self, trainer: Trainer, *stages: str) -> None:
         lines = {}
@@ -231,6 +239,19 @@ def _figures(amounts: Mapping[str, float], n_ranks: int) -> dict[str, float]:
         "wait_fraction": min(1.0, amounts["wait_seconds"] / max(amounts["seconds"], 1e-9)),
         "wait_ms": 1000 * amounts["wait_seconds"] / max(1.0, amounts["batches"]),
     }
+
+
+def _shares(amounts: Mapping[str, float], loaders: Iterable[H5DataLoader]) -> dict[str, float]:
+    """Of each mixture the share of rows that each source had, and was to have."""
+    shares: dict[str, float] = {}
+    for loader in loaders:
+        if isinstance(recipe := loader.sampler.recipe, MixtureRecipe):
+            expected = recipe.expected_shares(loader.sampler.batch_size, drop_last=loader.sampler.drop_last)
+            counted = {name: amounts[rows_of(name)] for name in expected if rows_of(name) in amounts}
+            for name, n_rows in counted.items():  # none where sources have no names
+                shares[f"share/{name}"] = n_rows / max(1.0, sum(counted.values()))
+                shares[f"expected_share/{name}"] = expected[name]
+    return shares
 
 
 def _table(lines: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]], whose: str) -> str:

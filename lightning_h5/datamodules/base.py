@@ -24,11 +24,20 @@ from ..errors import H5ResumeError, H5ValueError
 from ..loading import H5DataLoader, OtherShardsError, SampleCollate
 from ..loading.order import FEW_BLOCKS, Order, choose_order
 from ..ranks import exchange
-from ..sampling import OrderParameters, PlanSampler, Replica, TrainingCut, resolve_replica
+from ..sampling import (
+    OrderParameters,
+    PlanSampler,
+    Replica,
+    SourceOrder,
+    TrainingCut,
+    WeightedRecipe,
+    resolve_replica,
+)
 from .checks import check_equal_batches, check_rows, whole
 from .options import SPLITS, LoaderOptions, Split
 from .position import RunPosition
 from .progress import loaders
+from .weighting import weights_of
 
 __all__ = ["BaseH5DataModule", "is_running"]
 
@@ -132,7 +141,7 @@ class BaseH5DataModule(LightningDataModule):
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """The order in which rows are asked for."""
         options = self._options
-        return choose_order(
+        order = choose_order(
             dataset,
             options.shuffle if shuffles else False,
             shuffle_bytes=options.shuffle_bytes,
@@ -140,6 +149,8 @@ class BaseH5DataModule(LightningDataModule):
             world_size=self.world_size or 1,
             num_workers=options.num_workers,
         )
+        weights = weights_of(dataset)
+        return order if weights is None else order._replace(recipe=WeightedRecipe(weights, dataset.blocks()))
 
     def sampler_of(self, dataset: RowDataset, order: Order, *, training: bool) -> PlanSampler:
         """The sampler of a loader."""
@@ -156,7 +167,14 @@ class BaseH5DataModule(LightningDataModule):
             samples=options.collate_fn is not None,
             keeper=self if training else None,
             chooses=options.shuffle is True,
+            recipe=order.recipe if training else None,
+            repeats=self.is_overfitting,
         )
+
+    def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:
+        """Says how rows will be asked for, before they are."""
+        # In evaluation each chunk is needed once, and for a short time.
+        dataset.read_with(cache_bytes, keeps=None if training else False, in_runs=order.mode == "window")
 
     # Life cycle ----------------------------------------------------------------------------------------------
 
@@ -399,9 +417,18 @@ class BaseH5DataModule(LightningDataModule):
         return self.order_of(dataset, shuffles=training and not self.is_overfitting)
 
     def _say_order(self, order: Order, n_rows: int) -> None:
+        if order.sources:
+            self._say(f"training order: {order.why}, seed {self.seed}")
+            for each in order.sources:
+                self._say_few(each)
+            return
         mixed = f", {order.window} blocks mixed at a time" if order.mode == "window" else ""
         lanes = f" in each of {order.lanes} lanes" if order.lanes > 1 else ""
-        self._say(f"training order: {order.mode} over {n_rows:,} rows, seed {self.seed}{mixed}{lanes} ({order.why})")
+        what = f"{n_rows:,} rows" if order.recipe is None else order.recipe.text
+        self._say(f"training order: {order.mode} over {what}, seed {self.seed}{mixed}{lanes} ({order.why})")
+        self._say_few(order)
+
+    def _say_few(self, order: Order) -> None:
         if order.mode == "window" and order.window < FEW_BLOCKS:
             self._say(
                 f"shuffle_bytes={self._options.shuffle_bytes:,} mixes {order.window} blocks at a time, so that rows "
@@ -423,9 +450,8 @@ class BaseH5DataModule(LightningDataModule):
         order = self._order(dataset, training=training)
         if training:
             self._say_order(order, dataset.n_rows)
-        # Said before it is read. In evaluation each chunk is needed once, and for a short time.
         cache_bytes = order.cache_bytes if options.cache_bytes is None else options.cache_bytes
-        dataset.read_with(cache_bytes, keeps=None if training else False, in_runs=order.mode == "window")
+        self.read_with(dataset, order, cache_bytes, training=training)
         loader = H5DataLoader(
             dataset,
             sampler=self.sampler_of(dataset, order, training=training),
@@ -448,6 +474,8 @@ class BaseH5DataModule(LightningDataModule):
             batch_size=self.batch_size,
             lanes=order.lanes,
             window=order.window,
+            recipe="" if order.recipe is None else order.recipe.text,
+            sources=tuple(SourceOrder(each.mode, each.lanes, each.window) for each in order.sources),
         )
 
     def _pin_memory(self) -> bool:

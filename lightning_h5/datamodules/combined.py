@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, cast
 
-from ..datasets import CombinedHDF5Dataset, expand_those_there
-from ..errors import H5FileError, H5ValueError
-from ..files import expand_paths
+from ..datasets import (
+    CombinedHDF5Dataset,
+    MixtureDataset,
+    NoRowPassesError,
+    RowDataset,
+    SequenceDataset,
+    mixture_dataset,
+    weighted_dataset,
+)
+from ..errors import H5ValueError
+from ..loading.order import Order, choose_mixed_order
+from ..sampling import EpochLength, Mixture, Strategy, check_mixture
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .base import BaseH5DataModule
+from .mixtures import MixtureOptions, SourceOptions
 from .options import LoaderOptions, Split, SplitOptions, check_callable
-from .sources import cut_rows
+from .sequences import SequenceOptions
+from .source_files import SourceFiles, SplitDataset
+from .weighting import WeightOptions, weights_of
 
 __all__ = ["CombinedHDF5DataModule"]
 
-_log = logging.getLogger(__name__)
-
-
-class SplitDataset(CombinedHDF5Dataset):
-    """The dataset of a split; the data module sees to it that all ranks have the same rows."""
-
-    agrees_by_itself = False
+_UNMIXED = ("concat", "sum", "batches", "exact")
 
 
 class CombinedHDF5DataModule(BaseH5DataModule):
@@ -53,6 +59,20 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged, and ranks that
             do not leave out the same stop.
         max_cache_bytes: bytes that the rows of ``cache_size`` may take; worker processes share it.
+        sources: instead of ``train_paths``, several sets of files to mix: a mapping from each source's name to its
+            files, or to a mapping with ``paths`` and filters and fields of its own (``where``, ``label``,
+            ``field_map``, ... as here, instead of the data module's). A sample has the name, as ``"source"``.
+        sampling_strategy: how sources are mixed. "concat": all rows as one. "weighted": by ``weights``.
+            "round_robin": one after the other, again and again. "alternating": by ``pattern``. "sequential": one source
+            whole, then the next. A source that is used up starts again, in a new order; the next epoch goes on where
+            this one left it.
+        weights: of the sources, in their order or by name; 0 or more. None goes by their size.
+        pattern: names of sources in their turn, for "alternating": ``["a", "a", "b"]``.
+        epoch_length: "sum" (as much as all sources have), "max" (until each was seen whole), "min" (until the first
+            one is used up: no row twice), or a number of steps.
+        mix: "batches": each batch is of one source (not for "concat"). "rows": sources take turns by rows, so that a
+            batch has some of each.
+        draw: "exact" keeps the shares of ``weights`` at every step, as evenly as can be. "random" draws each one.
         val_fraction: share of the training files' rows to validate on, 0 to 1.
         test_fraction: share of the training files' rows to test on, 0 to 1.
         group_key: an array with each row's group (a patient, a recording): groups are never cut apart.
@@ -64,6 +84,21 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         split_file: a JSON file that says which rows, or groups, are in which split. It is taken as it is where it is
             there, and written else; one that was made with other shares or folds, or says nothing of a group, is an
             error.
+        sequence_key: an array with each row's group (a patient, a recording): a sample is then a whole group, all its
+            rows that pass the filters, and ``batch_size`` counts groups. A batch has them padded with zeros to the
+            longest, as ``(batch, steps, ...)``, with ``"mask"`` (True at rows) and ``"lengths"``.
+        sequence_order: an array that each sequence is sorted by. None keeps the order of storage.
+        bucket_by_length: have training batches of sequences of about the same length, in a random order: little of
+            them is padding, ranks take equally many steps, and the longest ones come in smaller batches.
+        weight_key: an array with each row's weight, 0 or more: training rows come that often, relative to each other,
+            in epochs of as many rows as there are. Evaluation has each row once.
+        balance_key: an array with each row's class: all classes come equally often in training, or by
+            ``class_weights``.
+        class_weights: how often each class of ``balance_key`` comes, relative to the others; names all of them.
+        normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel: these
+            fields come as ``(x - mean) / std``, before any transform. Statistics of other fields, shapes or numbers of
+            channels are refused. None leaves values as they are.
+        channels_last: fields that are stored channels first, ``(C, ...)``, and are wanted as ``(..., C)``.
         transform: runs on each sample, a dict. See ``LazyH5DataModule`` for what it may draw.
         eval_transform: takes the place of ``transform`` for validation, test and prediction. None means that
             ``transform`` runs there too.
@@ -136,6 +171,13 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         cache_index: bool | PathLike = False,
         on_bad_file: Literal["error", "skip"] = "error",
         max_cache_bytes: int | str = "300 MiB",
+        sources: Any = None,
+        sampling_strategy: Strategy = "concat",
+        weights: list[float] | dict[str, float] | None = None,
+        pattern: list[str] | None = None,
+        epoch_length: EpochLength = "sum",
+        mix: Literal["batches", "rows"] = "batches",
+        draw: Literal["exact", "random"] = "exact",
         val_fraction: float = 0.0,
         test_fraction: float = 0.0,
         group_key: str | None = None,
@@ -144,6 +186,14 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         split_seed: int = 0,
         stratify_key: str | None = None,
         split_file: PathLike | None = None,
+        sequence_key: str | None = None,
+        sequence_order: str | None = None,
+        bucket_by_length: bool = True,
+        weight_key: str | None = None,
+        balance_key: str | None = None,
+        class_weights: dict[Any, float] | None = None,
+        normalize: PathLike | None = None,
+        channels_last: list[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
         eval_transform: Callable[[Any], Any] | None = None,
         batch_transform: Callable[[Any], Any] | None = None,
@@ -205,7 +255,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             val_fraction, test_fraction, group_key, num_folds, fold, split_seed, stratify_key, split_file
         )
         self._transforms = transform, eval_transform
-        self._arguments: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "load_fields": load_fields,
             "allowed_guids": allowed_guids,
             "cs_label": cs_label,
@@ -221,12 +271,48 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             "cache_index": cache_index,
             "on_bad_file": on_bad_file,
             "max_cache_bytes": max_cache_bytes,
-            "batch_transform": batch_transform,
-            "with_index": with_index,
+            "normalize": normalize,
+            "channels_last": channels_last,
             "allow_external": allow_external,
             "mmap": mmap,
         }
-        self._cut: dict[Split, IntArray] | None = None
+        self._files = SourceFiles(arguments)
+        self._of_samples: dict[str, Any] = {"batch_transform": batch_transform, "with_index": with_index}
+        self._mixture: MixtureOptions | None = None
+        self._sources: tuple[SourceOptions, ...] = ()
+        mixing: dict[str, Any] = {
+            "sampling_strategy": sampling_strategy,
+            "weights": weights,
+            "pattern": pattern,
+            "epoch_length": epoch_length,
+            "mix": mix,
+            "draw": draw,
+        }
+        if sources is not None:
+            if train_paths is not None:
+                raise H5ValueError("train_paths and sources were given; both say what to train on. Pass one.")
+            self._mixture = MixtureOptions.of(sources, **mixing)
+            self._sources = self._mixture.sources
+        elif train_paths is not None:
+            if epoch_length != "sum":
+                self._mixture = MixtureOptions.of({"train": {"paths": train_paths}}, **mixing)
+            elif said := {name: value for name, value in mixing.items() if value not in (None, *_UNMIXED)}:
+                raise H5ValueError(
+                    f"{said} was given, and there is nothing to mix. Pass sources instead of train_paths."
+                )
+            self._sources = (SourceOptions("train", train_paths, {}, "train_paths"),)
+        self._names_sources = sources is not None
+        self._weighting = WeightOptions(weight_key=weight_key, balance_key=balance_key, class_weights=class_weights)
+        if self._weighting.is_given and (
+            self._mixture is not None and (sampling_strategy, epoch_length) != ("concat", "sum")
+        ):
+            raise H5ValueError(
+                f"rows are weighted, and sources mixed by {sampling_strategy!r} with epoch_length={epoch_length!r}: "
+                "both say how often rows come. Weight rows of sampling_strategy='concat' with epoch_length='sum'."
+            )
+        self._sequences = SequenceOptions(sequence_key, sequence_order, bucket_by_length)
+        self._sequences.check(self._split, mixes=self._mixture is not None, weighs=self._weighting.is_given)
+        self._cut: dict[Split, list[IntArray]] | None = None
         for function, name in ((transform, "transform"), (eval_transform, "eval_transform")):
             check_callable(function, name)
         check_callable(batch_transform, "batch_transform")
@@ -242,70 +328,124 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         self._cut = None  # the files may be others by now
         super().setup(stage)
 
-    def build_dataset(self, split: Split) -> CombinedHDF5Dataset | None:
+    def build_dataset(self, split: Split) -> CombinedHDF5Dataset | MixtureDataset | SequenceDataset | None:
         """The dataset of a split, or None where there is no data for it."""
-        is_cut = self._paths[split] is None and self._split.may_cut(split)
-        source: Split = "train" if is_cut else split
-        if self._paths[source] is None:
+        trains = split == "train"
+        is_cut = not trains and self._paths[split] is None and self._split.may_cut(split)
+        sources = self._sources if trains or is_cut else self._own_files(split)
+        if not sources:
             return None
-        files = self._files(source)
-        indices = None
-        if is_cut or (split == "train" and self._split.cuts_any):
-            indices = self._rows(files)[split]
-            if not len(indices) and split != "train" and not self._split.cuts(split):
-                return None  # a file that says nothing of this split
-            if not len(indices):
+        rows: Sequence[IntArray | None] = [None] * len(sources)
+        if is_cut or (trains and self._split.cuts_any):
+            rows = chosen = self._rows()[split]
+            if not any(map(len, chosen)):
+                if not trains and not self._split.cuts(split):
+                    return None  # a file that says nothing of this split
                 raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_rows(split)}")
-        transform, eval_transform = self._transforms
-        trains = split == "train" or eval_transform is None
-        try:
-            return SplitDataset(
-                files, **self._arguments, indices=indices, transform=transform if trains else eval_transform
-            )
-        except H5ValueError as error:
-            raise H5ValueError(f"the data of {split!r}: {error}") from error
+        transform = self._transforms[0 if trains or self._transforms[1] is None else 1]
+        of_samples = {"transform": transform, **self._of_samples}
+        if self._mixture is None or not (trains or is_cut):
+            try:
+                dataset = self._files.open(sources[0], rows[0], **of_samples)
+            except H5ValueError as error:
+                raise H5ValueError(f"the data of {split!r}: {error}") from error
+            column = partial(self._files.column, {sources[0]: dataset})
+            if self._sequences.key is not None:
+                return self._sequences.dataset(dataset, column)
+            return weighted_dataset(dataset, self._weighting.weights(column)) if self._weighs(split) else dataset
+        opened = self._open(split, sources, rows)
+        named = {source.name: each for source, each in opened.items()}
+        mixes = not trains or not self._mixture.in_batches
+        mixture = mixture_dataset(named, mixes=mixes, is_named=self._names_sources, **of_samples)
+        if not self._weighs(split):
+            return mixture
+        return weighted_dataset(mixture, self._weighting.weights(partial(self._files.column, opened)))
+
+    def _open(
+        self, split: Split, sources: Sequence[SourceOptions], rows: Sequence[IntArray | None]
+    ) -> dict[SourceOptions, SplitDataset]:
+        """The sources that have rows in a split."""
+        opened: dict[SourceOptions, SplitDataset] = {}
+        lacking: list[H5ValueError] = []
+        for source, chosen in zip(sources, rows, strict=True):
+            try:
+                opened[source] = self._files.open(source, chosen, n_sources=len(sources))
+            except H5ValueError as error:
+                told = H5ValueError(f"the source {source.name!r} of {split!r}: {error}")
+                # Who names a source trains on it. But of a small one there may be nothing to evaluate on.
+                if split == "train" or not isinstance(error, NoRowPassesError):
+                    raise told from error
+                lacking.append(told)
+        if not opened:
+            raise lacking[0]
+        return opened
+
+    def _own_files(self, split: Split) -> tuple[SourceOptions, ...]:
+        paths = self._paths[split]
+        return () if paths is None else (SourceOptions(split, paths, {}, f"{split}_paths"),)
+
+    def _rows(self) -> Mapping[Split, list[IntArray]]:
+        """For each split the rows of each source, counted in its files."""
+        if self._cut is None:
+            self._cut = self._files.cut(self._sources, self._split, self._paths)
+        return self._cut
+
+    def _weighs(self, split: Split) -> bool:
+        return split == "train" and self._weighting.is_given
 
     def why_no_data(self, split: Split) -> str:
         """A sentence on what to pass so that a split has data."""
         cut = {"val": ", or val_fraction (or num_folds and fold)", "test": ", or test_fraction"}.get(split, "")
-        return f"Pass {split}_paths{cut}."
+        return f"Pass {split}_paths{' or sources' if split == 'train' else ''}{cut}."
 
     def why_no_rows(self, split: Split) -> str:
         """A sentence on why a split that has data has no rows."""
         return f"Its share of the training files' rows is empty. Raise the share, or pass {split}_paths."
 
-    def _files(self, split: Split) -> Sequence[PathLike]:
-        paths = self._paths[split]
-        assert paths is not None, "asked for a split that has files"
-        if self._arguments["on_bad_file"] != "skip":
-            return expand_paths(paths, f"{split}_paths")
-        return expand_those_there(paths, _note, f"{split}_paths")
+    # Order ---------------------------------------------------------------------------------------------------
 
-    def _rows(self, files: Sequence[PathLike]) -> Mapping[Split, IntArray]:
-        if self._cut is None:
-            every = SplitDataset(
-                files,
-                load_fields=self._arguments["load_fields"],
-                field_map=self._arguments["field_map"],
-                allow_external=self._arguments["allow_external"],
-                on_bad_file=self._arguments["on_bad_file"],
+    def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
+        """See ``BaseH5DataModule.order_of``; of a mixture that of each source."""
+        options = self._options
+        if isinstance(dataset, SequenceDataset):
+            return self._sequences.order(super().order_of(dataset, shuffles=shuffles), dataset)
+        if (mixture := self._mixture_of(dataset)) is None:
+            return super().order_of(dataset, shuffles=shuffles)
+        return choose_mixed_order(
+            mixture,
+            [dataset] if mixture.strategy == "concat" else cast("MixtureDataset", dataset).sources,
+            options.shuffle if shuffles else False,
+            shuffle_bytes=options.shuffle_bytes,
+            lanes=options.lanes,
+            world_size=self.world_size or 1,
+            num_workers=options.num_workers,
+        )
+
+    def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:
+        """See ``BaseH5DataModule.read_with``; each source as its order needs."""
+        if len(order.sources) < 2:
+            super().read_with(dataset, order.sources[0] if order.sources else order, cache_bytes, training=training)
+            return
+        total = max(1, sum(each.cache_bytes for each in order.sources))
+        for source, each in zip(cast("MixtureDataset", dataset).sources, order.sources, strict=True):
+            super().read_with(source, each, cache_bytes * each.cache_bytes // total, training=training)
+        dataset.in_runs = any(each.mode == "window" for each in order.sources)
+
+    def _mixture_of(self, dataset: RowDataset) -> Mixture | None:
+        """How the sources of what is trained on are mixed; None of all else."""
+        if self._mixture is None or dataset is not self._datasets.get("train") or weights_of(dataset) is not None:
+            return None
+        return self._mixture.mixture([len(source) for source in cast("MixtureDataset", dataset).sources])
+
+    def _check_rows(self, split: Split, n_rows: int) -> None:
+        dataset = self._datasets[split]
+        if (mixture := self._mixture_of(dataset)) is None:
+            super()._check_rows(split, n_rows)
+            return
+        check_mixture(mixture, self.batch_size, self._options.drop_last)
+        if not len(self.sampler_of(dataset, self._order(dataset, training=True), training=True)):
+            raise H5ValueError(
+                f"an epoch of {mixture.text} with epoch_length={mixture.epoch_length!r} has no step for "
+                f"{self.world_size} ranks of batch_size {self.batch_size}. Make batch_size smaller, or use fewer "
+                "devices."
             )
-            self._cut = cut_rows(
-                every.table.paths,
-                [layout.key for layout in every.table.layouts[0]],
-                self._split,
-                paths=self._paths,
-                group_key=self._array(self._split.group_key),
-                stratify_key=self._array(self._split.stratify_key),
-                allow_external=self._arguments["allow_external"],
-            )
-        return self._cut
-
-    def _array(self, name: str | None) -> str | None:
-        """What an array of ours is called in the files."""
-        given = (self._arguments["field_map"] or {}).get(name, name)
-        return given.get("key", name) if isinstance(given, Mapping) else given
-
-
-def _note(path: str, error: H5FileError) -> None:
-    _log.warning("left out %s: %s", path, error)

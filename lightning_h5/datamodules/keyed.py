@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
 
 from .._lightning import rank_zero_info
-from ..datasets import Transform
+from ..datasets import FieldStats, Transform, read_stats
 from ..errors import H5ValueError
 from ..files import field_names, fill_split, guess_keys, keys_in, torch_dtype
 from ..types import DTypeLike, IntArray, Keys, Paths
 from .base import BaseH5DataModule
 from .options import LoaderOptions, SampleOptions, Split, SplitOptions, check_callable
-from .sources import Source, cut_rows, has_arrays, source_of
+from .sources import Source, column_of, count_rows, cut_rows, has_arrays, source_of
 
 __all__ = ["KeyedH5DataModule", "SplitRows"]
 
@@ -27,6 +29,8 @@ class SplitRows(NamedTuple):
         y_dtype: dtype of the target.
         transform: runs on each sample's input.
         target_transform: runs on each sample's target.
+        normalize: statistics of these arrays; None leaves values as they are.
+        channels_last: fields whose channels are moved to the last axis.
         indices: rows of the files; None for all.
     """
 
@@ -36,6 +40,8 @@ class SplitRows(NamedTuple):
     y_dtype: DTypeLike
     transform: Transform | None
     target_transform: Transform | None
+    normalize: Mapping[str, FieldStats] | None
+    channels_last: list[str]
     indices: IntArray | None
 
 
@@ -80,16 +86,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         indices = None
         if source.is_cut:
             if self._cut is None:
-                group, label = self._split.group_key, self._split.stratify_key
-                self._cut = cut_rows(
-                    source.files,
-                    x_key,
-                    self._split,
-                    paths=self._paths,
-                    group_key=None if group is None else group.replace("{split}", "train"),
-                    stratify_key=None if label is None else label.replace("{split}", "train"),
-                    allow_external=samples.allow_external,
-                )
+                self._cut = self._cut_rows(source.files, x_key)
             indices = self._cut[split]
             if not len(indices) and split != "train" and not self._split.cuts(split):
                 return None  # a file that says nothing of this split
@@ -101,8 +98,35 @@ class KeyedH5DataModule(BaseH5DataModule):
             samples.y_dtype if y_key is not None else None,
             samples.transform if trains else samples.eval_transform,
             samples.target_transform if y_key is not None else None,
+            self._statistics(source),
+            [str(fill_split(name, source.group)) for name in samples.channels_last or ()],
             indices,
         )
+
+    def _statistics(self, source: Source) -> Mapping[str, FieldStats] | None:
+        """Statistics by what the arrays are called in a split: those of the training arrays hold for all."""
+        if self._samples.normalize is None:
+            return None
+        stats = read_stats(self._samples.normalize)
+        for key in keys_in(self.x_key, self.y_key):
+            own, train = str(fill_split(key, source.group)), str(fill_split(key, "train"))
+            for name in (key, train):
+                if name != own and own not in stats and name in stats:
+                    stats[own] = stats.pop(name)
+        return stats
+
+    def _cut_rows(self, files: tuple[str, ...], x_key: Keys) -> dict[Split, IntArray]:
+        n_rows = count_rows(files, x_key, allow_external=self._samples.allow_external)
+        groups, labels = (
+            None if key is None else self._column(files, key, n_rows, argument)
+            for argument, key in (("group_key", self._split.group_key), ("stratify_key", self._split.stratify_key))
+        )
+        return cut_rows(n_rows, self._split, paths=self._paths, groups=groups, labels=labels)
+
+    def _column(self, files: tuple[str, ...], key: str, n_rows: int, argument: str) -> npt.NDArray[Any]:
+        """One value of each row of the training files."""
+        own = key.replace("{split}", "train")
+        return column_of(files, own, n_rows, argument=argument, allow_external=self._samples.allow_external)
 
     def why_no_data(self, split: Split) -> str:
         """A sentence on what to pass so that a split has data."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ..datasets import H5LazyDataset
+import numpy.typing as npt
+
+from ..datasets import H5LazyDataset, MixtureDataset, weighted_dataset
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .keyed import KeyedH5DataModule
 from .options import LoaderOptions, SampleOptions, Split, SplitOptions
+from .weighting import WeightOptions
 
 __all__ = ["LazyH5DataModule"]
 
@@ -46,6 +49,15 @@ class LazyH5DataModule(KeyedH5DataModule):
         split_file: a JSON file that says which rows, or groups, are in which split. It is taken as it is where it is
             there, and written else; one that was made with other shares or folds, or says nothing of a group, is an
             error.
+        weight_key: an array with each row's weight, 0 or more: training rows come that often, relative to each other,
+            in epochs of as many rows as there are. Evaluation has each row once.
+        balance_key: an array with each row's class: all classes come equally often in training, or by
+            ``class_weights``.
+        class_weights: how often each class of ``balance_key`` comes, relative to the others; names all of them.
+        normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel: these
+            fields come as ``(x - mean) / std``, before any transform. Statistics of other fields, shapes or numbers of
+            channels are refused. None leaves values as they are.
+        channels_last: fields that are stored channels first, ``(C, ...)``, and are wanted as ``(..., C)``.
         transform: runs on each sample's input, a tensor of a row's shape. What it draws from the global streams
             of Python, NumPy and torch follows the seed, the epoch and the batch, not the rank or worker. Where it has a
             parameter ``rng`` (NumPy) or ``generator`` (torch), it gets one that draws the same for (seed, epoch, row).
@@ -118,6 +130,11 @@ class LazyH5DataModule(KeyedH5DataModule):
         split_seed: int = 0,
         stratify_key: str | None = None,
         split_file: PathLike | None = None,
+        weight_key: str | None = None,
+        balance_key: str | None = None,
+        class_weights: dict[Any, float] | None = None,
+        normalize: PathLike | None = None,
+        channels_last: list[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         eval_transform: Callable[[Any], Any] | None = None,
@@ -157,6 +174,8 @@ class LazyH5DataModule(KeyedH5DataModule):
                 target_transform=target_transform,
                 eval_transform=eval_transform,
                 batch_transform=batch_transform,
+                normalize=normalize,
+                channels_last=channels_last,
                 with_index=with_index,
                 allow_external=allow_external,
             ),
@@ -187,13 +206,14 @@ class LazyH5DataModule(KeyedH5DataModule):
             ),
         )
         self._mmap = mmap
+        self._weighting = WeightOptions(weight_key=weight_key, balance_key=balance_key, class_weights=class_weights)
 
-    def build_dataset(self, split: Split) -> H5LazyDataset | None:
+    def build_dataset(self, split: Split) -> H5LazyDataset | MixtureDataset | None:
         """The dataset of a split, or None where there is no data for it."""
         rows, samples = self.rows_of(split), self._samples
         if rows is None:
             return None
-        return H5LazyDataset(
+        dataset = H5LazyDataset(
             rows.files,
             rows.x_key,
             rows.y_key,
@@ -203,7 +223,17 @@ class LazyH5DataModule(KeyedH5DataModule):
             rows.target_transform,
             indices=rows.indices,
             batch_transform=samples.batch_transform,
+            normalize=rows.normalize,
+            channels_last=rows.channels_last,
             with_index=samples.with_index,
             allow_external=samples.allow_external,
             mmap=self._mmap,
         )
+        if split != "train" or not self._weighting.is_given:
+            return dataset
+
+        def column(key: str, argument: str) -> npt.NDArray[Any]:
+            found = self._column(rows.files, key, dataset.table.n_rows, argument)
+            return found if rows.indices is None else found[rows.indices]
+
+        return weighted_dataset(dataset, self._weighting.weights(column))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -128,6 +128,8 @@ class SampleOptions:
     target_transform: Callable[[Any], Any] | None
     eval_transform: Callable[[Any], Any] | None
     batch_transform: Callable[[Any], Any] | None
+    normalize: PathLike | None
+    channels_last: Sequence[str] | None
     with_index: bool
     allow_external: bool
 

@@ -9,7 +9,7 @@ from typing import Any
 from .._lightning import rank_zero_info, rank_zero_warn
 from ..errors import H5ResumeError
 from ..loading import Position, extend, is_position, position_from, position_state, steps_left
-from ..sampling import PlanSampler, Segment, consumed_rows
+from ..sampling import PlanSampler, Segment
 from .progress import (
     begin_epoch_again,
     begin_next_epoch,
@@ -141,8 +141,7 @@ class RunPosition:
         sampler.restore(restored.epoch, restored.segments, restored.order)
         self._left = steps_left(sampler, restored.epoch)
         if not self._left and not sampler.drop_last:
-            n_rows = sampler.blocks.n_rows  # of those that batches are made of here
-            n_left = n_rows - consumed_rows(n_rows, restored.segments, sampler.drop_last, restored.epoch)
+            n_left = sampler.n_left(restored.epoch)
             rank_zero_info(f"{n_left} rows of epoch {restored.epoch} are left, fewer than ranks, and sit out")
         done = len(sampler) - self._left
         if not is_alone(trainer):

@@ -58,6 +58,10 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         split_file: a JSON file that says which rows, or groups, are in which split. It is taken as it is where it is
             there, and written else; one that was made with other shares or folds, or says nothing of a group, is an
             error.
+        normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel: these
+            fields come as ``(x - mean) / std``, before any transform. Statistics of other fields, shapes or numbers of
+            channels are refused. None leaves values as they are.
+        channels_last: fields that are stored channels first, ``(C, ...)``, and are wanted as ``(..., C)``.
         transform: runs on each sample's input, a copy of its row; may ask for ``rng`` or ``generator``.
         target_transform: runs on each sample's target.
         eval_transform: takes the place of ``transform`` outside of training. None means that ``transform`` runs there.
@@ -122,6 +126,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         split_seed: int = 0,
         stratify_key: str | None = None,
         split_file: PathLike | None = None,
+        normalize: PathLike | None = None,
+        channels_last: list[str] | None = None,
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         eval_transform: Callable[[Any], Any] | None = None,
@@ -166,6 +172,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
                 target_transform=target_transform,
                 eval_transform=eval_transform,
                 batch_transform=batch_transform,
+                normalize=normalize,
+                channels_last=channels_last,
                 with_index=with_index,
                 allow_external=allow_external,
             ),
@@ -232,6 +240,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             reshard_every_n_epochs=self._reshard_every if trains else 0,
             seed=self.seed or 0,
             batch_transform=samples.batch_transform,
+            normalize=rows.normalize,
+            channels_last=rows.channels_last,
             with_index=samples.with_index,
             allow_external=samples.allow_external,
             cache_device=self._device(),

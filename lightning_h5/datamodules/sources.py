@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..datasets import H5LazyDataset
 from ..errors import H5FileError, H5KeyError, H5ValueError
@@ -16,7 +17,7 @@ from ..types import IntArray, Keys, Paths
 from .options import Split, SplitOptions
 from .split_file import read_splits, write_splits
 
-__all__ = ["Source", "cut_rows", "has_arrays", "source_of"]
+__all__ = ["Source", "column_of", "count_rows", "cut_rows", "has_arrays", "source_of"]
 
 
 @dataclass(frozen=True)
@@ -77,32 +78,25 @@ def has_arrays(path: str, keys: list[str], *, allow_external: bool) -> bool:
 
 
 def cut_rows(
-    files: tuple[str, ...],
-    x_key: Keys,
+    n_rows: int,
     options: SplitOptions,
     *,
     paths: Mapping[Split, Paths | None],
-    group_key: str | None,
-    stratify_key: str | None,
-    allow_external: bool,
+    groups: npt.NDArray[Any] | None,
+    labels: npt.NDArray[Any] | None,
 ) -> dict[Split, IntArray]:
     """Cuts the rows of the training files into splits; the same in every process. Or takes what a file says.
 
     Args:
-        files: the training files.
-        x_key: the input, which says how many rows there are.
+        n_rows: rows of the training files.
         options: shares and folds.
         paths: what the user gave for each split.
-        group_key: the array with each row's group, if any.
-        stratify_key: the array with each row's class, if shares of classes are to be alike.
-        allow_external: follow links out of the files.
+        groups: each row's group, if any.
+        labels: each row's class, if shares of classes are to be alike.
 
     Returns:
         For each split its rows in ascending order.
     """
-    first = {"x": keys_in(x_key)[0]}
-    n_rows = len(H5LazyDataset(files, first, allow_external=allow_external))
-    groups = None if group_key is None else _column(files, group_key, n_rows, allow_external, "group_key")
     path, settings = options.split_file, options.of_a_cut
     if path is not None and (kept := read_splits(path, n_rows, options.group_key, groups, settings)) is not None:
         for split, rows in kept.items():
@@ -117,7 +111,6 @@ def cut_rows(
             f"split_file={str(path)!r} is not there, and nothing says how to make it. Pass val_fraction, test_fraction "
             "or num_folds and fold, or the path of a file that is there."
         )
-    labels = None if stratify_key is None else _column(files, stratify_key, n_rows, allow_external, "stratify_key")
     splits = _cut(n_rows if groups is None else groups, labels, options)
     if path is not None:
         write_splits(path, splits, options.group_key, groups, settings)
@@ -135,8 +128,22 @@ def _cut(n_or_groups: Any, labels: Any, options: SplitOptions) -> dict[Split, In
     return {"train": train, "val": val, "test": test}
 
 
-def _column(files: tuple[str, ...], key: str, n_rows: int, allow_external: bool, argument: str) -> Any:
-    """One value of each row. Asked for as one of several inputs, which may hold text."""
+def count_rows(files: Sequence[str], x_key: Keys, *, allow_external: bool) -> int:
+    """Rows of files, as their input has them."""
+    return len(H5LazyDataset(files, {"x": keys_in(x_key)[0]}, allow_external=allow_external))
+
+
+def column_of(files: Sequence[str], key: str, n_rows: int, *, argument: str, allow_external: bool) -> npt.NDArray[Any]:
+    """One value of each row.
+
+    Args:
+        files: where it is.
+        key: the array.
+        n_rows: rows of the files.
+        argument: what it was given as, for errors.
+        allow_external: follow links out of the files.
+    """
+    # Asked for as one of several inputs, which may hold text.
     column = H5LazyDataset(files, {"value": key}, allow_external=allow_external)
     if len(column) != n_rows:
         raise H5ValueError(

@@ -5,20 +5,30 @@ from .combined import CombinedHDF5Dataset
 from .discovery import expand_those_there
 from .field_map import FieldMap
 from .lazy import H5LazyDataset
+from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_dataset
 from .outbox import WorkerMemory, open_outbox, starting_workers, this_outbox, worker_memory
 from .preload import load_shards
 from .randomness import asked_for, fresh_draws, generators, own_streams
 from .rank_cached import RankMemCachedH5Dataset
+from .selection import NoRowPassesError
+from .sequences import SequenceDataset, Sequences
+from .stats_file import FieldStats, read_stats, write_stats
 from .structure import Transform
 from .workers import h5_worker_init_fn, start_worker
 
 __all__ = [
+    "SOURCE",
     "CombinedHDF5Dataset",
     "FieldMap",
+    "FieldStats",
     "H5LazyDataset",
+    "MixtureDataset",
+    "NoRowPassesError",
     "RankMemCachedH5Dataset",
     "RawBatch",
     "RowDataset",
+    "SequenceDataset",
+    "Sequences",
     "Transform",
     "WorkerMemory",
     "asked_for",
@@ -27,10 +37,15 @@ __all__ = [
     "generators",
     "h5_worker_init_fn",
     "load_shards",
+    "mixture_dataset",
     "open_outbox",
     "own_streams",
+    "read_stats",
+    "rows_of",
     "start_worker",
     "starting_workers",
     "this_outbox",
+    "weighted_dataset",
     "worker_memory",
+    "write_stats",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from ..files import ArrayLayout
 from ..types import IntArray
 from .buffers import BufferPool
 from .fields import numpy_dtype_like
+from .preparation import Preparation
 
 __all__ = ["ColumnShape", "DeviceColumn", "HeldColumn", "HostColumn", "torch_dtype_of"]
 
@@ -26,17 +28,27 @@ class ColumnShape:
     Attributes:
         row_shape: shape of a row.
         dtype: what is held.
-        stored: what readers give.
+        stored: what readers give; what ``prepare`` makes of it, where there is that.
+        prepare: makes what is held of rows that readers give; None where they are at most cast.
     """
 
     row_shape: tuple[int, ...]
     dtype: torch.dtype
     stored: np.dtype[Any]
+    prepare: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] | None = None
 
     @classmethod
     def of(cls, layout: ArrayLayout, dtype: torch.dtype | None) -> ColumnShape:
         """A field of an array of numbers, as it is stored or cast."""
         return cls(layout.row_shape, dtype or torch_dtype_of(layout.dtype), layout.dtype)
+
+    @classmethod
+    def prepared(cls, layout: ArrayLayout, preparation: Preparation, field: int) -> ColumnShape:
+        """A field of an array of numbers that is held as it is prepared."""
+        stored = torch_dtype_of(layout.dtype)
+        shape = preparation.shape_of(field, layout.row_shape)
+        given = preparation.rows(field, np.empty((0, *layout.row_shape), layout.dtype)).dtype
+        return cls(shape, preparation.dtype_of(field, stored), given, partial(preparation.rows, field))
 
     @property
     def row_bytes(self) -> int:
@@ -94,10 +106,12 @@ class HostColumn:
         # Torch casts to what NumPy has not, or casts otherwise.
         self._cast_by_torch = torch_dtype_of(gathered) != shape.dtype
         self._rows = None if self._cast_by_torch else memory.view(gathered).reshape(len(memory), *shape.row_shape)
-        self.array = self._rows if gathered == shape.stored and write is None else None
+        as_given = gathered == shape.stored and shape.prepare is None
+        self.array = self._rows if as_given and write is None else None
 
     def put(self, start: int, rows: npt.NDArray[Any]) -> None:
         """See ``BulkTarget.put``."""
+        rows = rows if self._shape.prepare is None else self._shape.prepare(rows)
         if self._write is None and self._rows is not None:
             with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as torch has it
                 np.copyto(self._rows[start : start + len(rows)], rows, casting="unsafe")
@@ -150,9 +164,11 @@ class DeviceColumn:
     def __init__(self, n_rows: int, shape: ColumnShape, device: torch.device) -> None:
         self.array: npt.NDArray[Any] | None = None
         self._rows = torch.empty((n_rows, *shape.row_shape), dtype=shape.dtype, device=device)
+        self._prepare = shape.prepare
 
     def put(self, start: int, rows: npt.NDArray[Any]) -> None:
         """See ``BulkTarget.put``."""
+        rows = rows if self._prepare is None else self._prepare(rows)
         self._rows[start : start + len(rows)].copy_(torch.from_numpy(rows))
 
     def close(self) -> None:

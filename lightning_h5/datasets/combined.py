@@ -22,6 +22,7 @@ from .discovery import expand_those_there, fields_of_files
 from .field_map import TARGET, FieldMap, checked_names, keys_of
 from .fields import Fields, checked_rows
 from .filters import Where, criteria_of
+from .preparation import Normalize, preparation_of
 from .row_index import RowIndexStore, name_of_index
 from .sample_cache import SampleCache, bytes_of, copy_rows
 from .selection import LabelCriterion, Selection, select_rows
@@ -76,6 +77,10 @@ class CombinedHDF5Dataset(StoredRowDataset):
         transform: runs on each sample, a dict (see ``H5LazyDataset``).
         batch_transform: runs once on each batch that ``read_batch`` collates.
         cache_bytes: see ``H5LazyDataset``.
+        normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel (see
+            the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
+            integers. Statistics of other fields, shapes or numbers of channels are refused.
+        channels_last: fields that are stored channels first, ``(C, ...)``, and are wanted as ``(..., C)``.
         with_index: add each row's index in this dataset, as ``"index"``.
         swmr: the files have a live writer in single-writer/multiple-reader mode.
         allow_external: follow links, storage and virtual arrays into other files.
@@ -123,6 +128,8 @@ class CombinedHDF5Dataset(StoredRowDataset):
         transform: Transform | None = None,
         batch_transform: Transform | None = None,
         cache_bytes: int | str = "auto",
+        normalize: Normalize | None = None,
+        channels_last: Sequence[str] | None = None,
         with_index: bool = False,
         swmr: bool = False,
         allow_external: bool = False,
@@ -166,8 +173,9 @@ class CombinedHDF5Dataset(StoredRowDataset):
         arrays = dict(zip(names, table.layouts[0], strict=True))
         self.asked_cache_bytes = None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
         budget = CACHE_BYTES if self.asked_cache_bytes is None else self.asked_cache_bytes
-        super().__init__(
-            table,
+        preparation, of_sample = preparation_of(
+            normalize,
+            channels_last,
             Fields.of(
                 {name: self._key(name) for name in names},
                 None,
@@ -178,6 +186,12 @@ class CombinedHDF5Dataset(StoredRowDataset):
                 with_index=with_index,
                 flags=tuple(_is_flag(name, array) for name, array in arrays.items()),
             ),
+            table,
+            allow_external=allow_external,
+        )
+        super().__init__(
+            table,
+            of_sample,
             batch_transform=batch_transform,
             indices=None,
             options=OpenOptions(
@@ -186,6 +200,7 @@ class CombinedHDF5Dataset(StoredRowDataset):
             mmap=mmap,
             cache_bytes=budget,
         )
+        self.preparation = preparation
         self.keeps = self._keeps(None)
         self.counters.share(MOST_WORKERS)  # whoever starts workers: what they count should be seen here
         self.indices = self._build_index()

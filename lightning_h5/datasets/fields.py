@@ -34,6 +34,11 @@ class Fields:
     text_ok: tuple[bool, ...]
     structure: SampleStructure
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the fields are called in a sample, or their arrays where they have no names there."""
+        return (*self.structure.x.fields.names, *(self.structure.y.fields.names if self.structure.y else ()))
+
     @classmethod
     def of(
         cls,

@@ -12,6 +12,7 @@ from ..files import OpenOptions, expand_paths
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
 from .fields import Fields
+from .preparation import Normalize, preparation_of
 from .stored import CACHE_BYTES, StoredRowDataset, chunk_cache
 from .structure import Transform
 from .table import scan_files
@@ -52,6 +53,10 @@ class H5LazyDataset(StoredRowDataset):
         cache_bytes: memory for decoded rows of compressed arrays in this process, over all fields, in bytes or as
             text; worker processes share it. "auto" is 64 MiB. What was not used for longest leaves first. As much
             again, at most, goes to the HDF5 library's own caches, for arrays that only it can read.
+        normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel (see
+            the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
+            integers. Statistics of other fields, shapes or numbers of channels are refused.
+        channels_last: fields that are stored channels first, ``(C, ...)``, and are wanted as ``(..., C)``.
         with_index: add each row's index in this dataset: last in a tuple, ``"index"`` in a dict.
         allow_external: follow links, storage and virtual arrays into other files. False, since a file can
             name any other file of yours.
@@ -91,6 +96,8 @@ class H5LazyDataset(StoredRowDataset):
         indices: Sequence[int] | npt.NDArray[Any] | None = None,
         batch_transform: Transform | None = None,
         cache_bytes: int | str = "auto",
+        normalize: Normalize | None = None,
+        channels_last: Sequence[str] | None = None,
         with_index: bool = False,
         allow_external: bool = False,
         mmap: bool = False,
@@ -106,6 +113,7 @@ class H5LazyDataset(StoredRowDataset):
         )
         plain = OpenOptions(swmr=swmr, allow_external=allow_external)
         table = scan_files(expand_paths(path), fields.keys, plain, text_ok=fields.text_ok)
+        preparation, fields = preparation_of(normalize, channels_last, fields, table, allow_external=allow_external)
         self.asked_cache_bytes = None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
         budget = CACHE_BYTES if self.asked_cache_bytes is None else self.asked_cache_bytes
         given = None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes")
@@ -124,3 +132,4 @@ class H5LazyDataset(StoredRowDataset):
             mmap=mmap,
             cache_bytes=budget,
         )
+        self.preparation = preparation

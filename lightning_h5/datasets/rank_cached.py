@@ -27,6 +27,7 @@ from .columns import ColumnShape
 from .fields import Fields, checked_rows
 from .held import HeldRows
 from .preload import Crew, load_shards
+from .preparation import Normalize, preparation_of
 from .structure import Transform
 from .table import digest_of_rows, scan_files
 
@@ -75,6 +76,10 @@ class RankMemCachedH5Dataset(RowDataset):
         reshard_every_n_epochs: of shards that a data module draws anew; 0 keeps them.
         seed: decides those.
         batch_transform: runs once on each batch that ``read_batch`` collates.
+        normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel (see
+            the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
+            integers. Statistics of other fields, shapes or numbers of channels are refused.
+        channels_last: fields that are stored channels first, ``(C, ...)``, and are wanted as ``(..., C)``.
         with_index: add each row's number among all rows that are sharded: last in a tuple, ``"index"`` in a dict.
         allow_external: follow links, storage and virtual arrays into other files.
         cache_device: "cpu", or a GPU such as "cuda" or "cuda:1" to hold the shard there: batches never cross the bus.
@@ -128,6 +133,8 @@ class RankMemCachedH5Dataset(RowDataset):
         reshard_every_n_epochs: int = 0,
         seed: int = 0,
         batch_transform: Transform | None = None,
+        normalize: Normalize | None = None,
+        channels_last: Sequence[str] | None = None,
         with_index: bool = False,
         allow_external: bool = False,
         cache_device: str | torch.device = "cpu",
@@ -159,6 +166,9 @@ class RankMemCachedH5Dataset(RowDataset):
             OpenOptions(swmr=swmr, allow_external=allow_external),
             text_ok=self._fields.text_ok,
         )
+        preparation, self._fields = preparation_of(
+            normalize, channels_last, self._fields, self.table, allow_external=allow_external
+        )
         self.indices = checked_rows(indices, self.table.n_rows)
         self._stands_alone = rank is not None
         replica = resolve_replica(rank, world_size)
@@ -173,6 +183,7 @@ class RankMemCachedH5Dataset(RowDataset):
         self.draw, self.for_workers = 0, False
         self._pins, self._shares_memory, self._log_fn = pin_host_memory, share_memory, log_fn
         super().__init__(self._fields.structure, batch_transform)
+        self._preparation = preparation  # of rows as they are loaded: batches are copies of them
         if preload:
             self.load()
 
@@ -236,6 +247,7 @@ class RankMemCachedH5Dataset(RowDataset):
             and (self._fields, self._device, self.batch_transform)
             == (other._fields, other._device, other.batch_transform)
             and (self._shares_memory, self.for_workers) == (other._shares_memory, other.for_workers)
+            and (self._preparation and self._preparation.digest) == (other._preparation and other._preparation.digest)
             and self.table.guards == other.table.guards
             and self.identity() == other.identity()
         )
@@ -261,6 +273,7 @@ class RankMemCachedH5Dataset(RowDataset):
             "dtypes": [str(shape and shape.dtype) for shape in self._shapes],
             "drawn anew": (self.draw, shard.reshard_every, shard.seed),
             "content": self.identity() if self.shares else None,
+            "preparation": self._preparation and self._preparation.digest,
         }
 
     def bytes_needed(self, ranks: Sequence[int]) -> int:
@@ -321,8 +334,15 @@ class RankMemCachedH5Dataset(RowDataset):
     @cached_property
     def _shapes(self) -> list[ColumnShape | None]:
         """What each field takes in memory; None for text."""
-        arrays = zip(self.table.layouts[0], self._fields.dtypes, strict=True)
-        return [ColumnShape.of(array, dtype) if kind_of(array.dtype) == "number" else None for array, dtype in arrays]
+        shapes: list[ColumnShape | None] = []
+        for field, (array, dtype) in enumerate(zip(self.table.layouts[0], self._fields.dtypes, strict=True)):
+            if kind_of(array.dtype) != "number":
+                shapes.append(None)
+            elif self._preparation is not None and self._preparation.touches(field):
+                shapes.append(ColumnShape.prepared(array, self._preparation, field))
+            else:
+                shapes.append(ColumnShape.of(array, dtype))
+        return shapes
 
     # Rows ----------------------------------------------------------------------------------------------------
 

@@ -22,10 +22,14 @@ from .filters import Criterion
 from .labels import TargetSearch, layouts_possible
 from .table import RUN_BYTES, FileTable
 
-__all__ = ["LabelCriterion", "Selection", "select_rows"]
+__all__ = ["LabelCriterion", "NoRowPassesError", "Selection", "select_rows"]
 
 TEXT_ROWS = 65_536  # of a task
 PIECE_BYTES = 4 << 20  # of a target, of a task: long enough to pay for a thread's turn
+
+
+class NoRowPassesError(H5ValueError):
+    """No row passes the filters."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def select_rows(
     if not len(chosen):
         each = "; ".join(f"{text} keeps {n:,}" for text, n in kept.items())
         of = "" if rows is None else f" among the {len(rows):,} that `indices` names"
-        raise H5ValueError(f"no row of {table.n_rows:,} passes all filters{of}: {each}. Loosen one of them.")
+        raise NoRowPassesError(f"no row of {table.n_rows:,} passes all filters{of}: {each}. Loosen one of them.")
     expected = frozenset[str]().union(*(one.expected for one in selection.criteria))
     if absent := sorted(expected - seen):  # a typing error would make the data smaller in silence
         warnings.warn(f"filters name {listing(absent)}, which no row has.", stacklevel=4)

@@ -197,6 +197,14 @@ class StoredRowDataset(RowDataset):
         """Rows of a run, at most, where the order mixes runs; else 0."""
         return max(self.table.rows_per_block(self._held)) if self.in_runs else 0
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What each field of a row is, as text."""
+        arrays = zip(self.table.layouts[0], self._dtypes, strict=True)
+        return tuple(
+            f"{dtype or array.dtype} of shape {array.row_shape}".removeprefix("torch.") for array, dtype in arrays
+        )
+
     def identity(self) -> str:
         """A digest of these rows: what the files hold, and which of their rows this dataset has, in its order."""
         return digest_of_rows(self.table, self.indices)

@@ -78,11 +78,13 @@ class SampleStructure:
         x: the input; the first columns of what is read.
         y: the target, the columns after them; or None.
         with_index: put each row's index last in a tuple, or under ``"index"`` in a dict.
+        n_rows: of the dataset, where rows' numbers go beyond them: those are shown as they are within; else 0.
     """
 
     x: Part
     y: Part | None
     with_index: bool
+    n_rows: int = 0
 
     def __post_init__(self) -> None:
         if self.with_index and self.y is None and self.x.fields.kind == "dict" and "index" in self.x.fields.names:
@@ -103,14 +105,18 @@ class SampleStructure:
     def samples(self, columns: Sequence[Column], rows: IntArray, draws: Draws) -> list[Any]:
         """A list of samples."""
         return [
-            self._join([part.sample(columns[own], place, row, draws) for part, own in self._parts], row)
+            self._join([part.sample(columns[own], place, row, draws) for part, own in self._parts], self._shown(row))
             for place, row in enumerate(rows.tolist())
         ]
 
     def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws) -> Any:
         """A collated batch."""
         parts = [part.batch(columns[own], rows, draws) for part, own in self._parts]
-        return self._join(parts, torch.from_numpy(rows.copy()) if self.with_index else None)
+        return self._join(parts, torch.from_numpy(self._shown(rows.copy())) if self.with_index else None)
+
+    def _shown(self, number: Any) -> Any:
+        """What ``with_index`` gives for a row, or rows."""
+        return number % self.n_rows if self.n_rows else number
 
     @cached_property
     def _parts(self) -> list[tuple[Part, slice]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ..datasets import RowDataset
-from ..sampling import Mode
+from ..sampling import Mixture, MixtureRecipe, Mode, Recipe
 
-__all__ = ["FEW_BLOCKS", "Order", "blocks_mixed", "choose_order"]
+__all__ = ["FEW_BLOCKS", "Order", "blocks_mixed", "choose_mixed_order", "choose_order"]
 
 FEW_BLOCKS = 32
 """Below so many blocks mixed at a time a batch of a sorted file is visibly less mixed (see the table in the docs)."""
@@ -26,6 +27,8 @@ class Order(NamedTuple):
         window: blocks of a lane that are mixed at a time; 0 outside of ``window``.
         why: the reason, for the user.
         cache_bytes: memory for decoded rows on a rank with which each chunk is decoded once an epoch.
+        recipe: what epochs go through where that is more than each row once.
+        sources: the orders of a mixture's sources.
     """
 
     mode: Mode
@@ -33,6 +36,8 @@ class Order(NamedTuple):
     window: int
     why: str
     cache_bytes: int
+    recipe: Recipe | None = None
+    sources: tuple[Order, ...] = ()
 
 
 def choose_order(
@@ -74,6 +79,49 @@ def choose_order(
     window = blocks_mixed(shuffle_bytes, block, on_a_rank if lanes is None else lanes)
     why = "as shuffle='window' asks" if shuffle == "window" else f"a single row costs a block of {_size(block)}"
     return Order("window", n_lanes, window, why, max(shuffle_bytes, 2 * on_a_rank * block) + few)
+
+
+def choose_mixed_order(
+    mixture: Mixture,
+    datasets: Sequence[RowDataset],
+    shuffle: bool | Literal["global", "window"],
+    *,
+    shuffle_bytes: int,
+    lanes: int | None,
+    world_size: int,
+    num_workers: int,
+) -> Order:
+    """The order of a mixture's epochs: one for each source. They share the memory by the size of their blocks.
+
+    Args:
+        mixture: how sources are mixed.
+        datasets: the sources; all of them as one for ``concat``.
+        shuffle: see ``choose_order``, as all of these.
+        shuffle_bytes: decoded bytes of all sources that are mixed at a time on a rank.
+        lanes: the user's number of lanes.
+        world_size: number of ranks.
+        num_workers: worker processes of a rank.
+    """
+    total = sum(0 if dataset.is_free else dataset.block_bytes for dataset in datasets)
+    # Whose turn it is goes by batches: a lane is one consumer's own where these come in a fixed turn.
+    in_turn = mixture.in_batches and mixture.strategy != "weighted"
+    orders = tuple(
+        choose_order(
+            dataset,
+            shuffle,
+            shuffle_bytes=shuffle_bytes * dataset.block_bytes // total if total else shuffle_bytes,
+            lanes=lanes if in_turn or mixture.strategy == "concat" else 1,
+            world_size=world_size,
+            num_workers=num_workers,
+        )
+        for dataset in datasets
+    )
+    mode: Mode = "none" if shuffle is False else "global"
+    names = mixture.names if len(orders) > 1 else ["all"]
+    each = "; ".join(f"{name}: {order.mode}, {order.why}" for name, order in zip(names, orders, strict=True))
+    recipe = MixtureRecipe(mixture, [dataset.blocks() for dataset in datasets])
+    why = f"{mixture.text} ({each})"
+    return Order(mode, 1, 0, why, sum(order.cache_bytes for order in orders), recipe, orders)
 
 
 def blocks_mixed(shuffle_bytes: int, block_bytes: int, lanes: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from ..errors import H5ResumeError, H5ValueError
-from ..sampling import Mode, OrderParameters, PlanSampler, Segment, consumed_rows
+from ..sampling import Mode, OrderParameters, PlanSampler, Segment, SourceOrder
 
 __all__ = [
     "STATE_VERSION",
@@ -65,14 +65,7 @@ def position_state(sampler: PlanSampler, position: Position, identity: str | Non
         "epoch": position.epoch,
         "segments": [list(segment) for segment in _few(position, sampler)],
         "finished": position.finished,
-        "order": {
-            "mode": order.mode,
-            "seed": order.seed,
-            "batch_size": order.batch_size,
-            "lanes": order.lanes,
-            "window": order.window,
-            "version": order.version,
-        },
+        "order": _order_state(order),
         "drop_last": sampler.drop_last,
         "shards": sampler.shards,
         "n_rows": sampler.n_rows,
@@ -82,12 +75,31 @@ def position_state(sampler: PlanSampler, position: Position, identity: str | Non
     return state | {"digest": _digest(state)}
 
 
+def _order_state(order: OrderParameters) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        "mode": order.mode,
+        "seed": order.seed,
+        "batch_size": order.batch_size,
+        "lanes": order.lanes,
+        "window": order.window,
+        "version": order.version,
+    }
+    if order.recipe:
+        state |= {
+            "recipe": order.recipe,
+            "n_units": order.n_units,
+            "sources": [list(source) for source in order.sources],
+        }
+    return state
+
+
 def _few(position: Position, sampler: PlanSampler) -> tuple[Segment, ...]:
     """The segments, so few that the state stays small after any number of changes within one epoch."""
     if len(position.segments) <= MOST_SEGMENTS:
         return position.segments
     *before, last = position.segments
-    n_rows = consumed_rows(sampler.blocks.n_rows, before, sampler.drop_last, position.epoch)
+    sequence = sampler.sequence(position.epoch, position.order)
+    n_rows = sequence.n_consumed(before, drop_last=sampler.drop_last)
     return Segment(1, 1, n_rows), last  # batches of one row say the same
 
 
@@ -124,7 +136,12 @@ def position_from(state: Mapping[str, Any], sampler: PlanSampler, identity: str 
     order = state.get("order")
     if not isinstance(order, Mapping) or order.get("mode") not in get_args(Mode):
         raise _damaged("order", order)
+    if not isinstance(recipe := order.get("recipe", ""), str):
+        raise _damaged("recipe", recipe)
     parameters = OrderParameters(
+        recipe=recipe,
+        n_units=_whole(order, "n_units", 1) if recipe else 0,
+        sources=tuple(_source_order(source) for source in order.get("sources", ())) if recipe else (),
         mode=order["mode"],
         seed=_whole(order, "seed", None),
         batch_size=_whole(order, "batch_size", 1),
@@ -139,6 +156,7 @@ def position_from(state: Mapping[str, Any], sampler: PlanSampler, identity: str 
             "files": (state.get("identity"), identity),
             "seed": (parameters.seed, present.seed),
             "order": (_kind_of_order(parameters.mode, sampler), _kind_of_order(present.mode, sampler)),
+            "recipe": (parameters.recipe, present.recipe),
             "version of the order": (parameters.version, present.version),
             "drop_last": (state.get("drop_last"), sampler.drop_last),
             **_shards(state.get("shards"), sampler.shards),
@@ -158,7 +176,13 @@ def position_from(state: Mapping[str, Any], sampler: PlanSampler, identity: str 
                 "exactly with any number of ranks."
             )
         return Position(epoch, (), parameters, finished)
-    return Position(epoch, _segments(state, sampler, epoch), parameters, finished)
+    return Position(epoch, _segments(state, sampler, epoch, parameters), parameters, finished)
+
+
+def _source_order(source: Any) -> SourceOrder:
+    if not isinstance(source, list | tuple) or len(source) != 3 or source[0] not in get_args(Mode):
+        raise _damaged("order of a source", source)
+    return SourceOrder(*source)
 
 
 def _shards(saved: Any, present: Mapping[str, Any] | None) -> dict[str, tuple[Any, Any]]:
@@ -179,7 +203,9 @@ def steps_left(sampler: PlanSampler, epoch: int) -> int:
     return sampler.plan(epoch).n_steps
 
 
-def _segments(state: Mapping[str, Any], sampler: PlanSampler, epoch: int) -> tuple[Segment, ...]:
+def _segments(
+    state: Mapping[str, Any], sampler: PlanSampler, epoch: int, order: OrderParameters
+) -> tuple[Segment, ...]:
     given = state.get("segments")
     if not isinstance(given, list | tuple):
         raise _damaged("segments", given)
@@ -189,9 +215,15 @@ def _segments(state: Mapping[str, Any], sampler: PlanSampler, epoch: int) -> tup
             raise _damaged("segments", given)
         segments.append(Segment(*entry))
     try:
-        consumed_rows(sampler.blocks.n_rows, segments, sampler.drop_last, epoch)
+        sequence = sampler.sequence(epoch, order)
+        sequence.n_consumed(segments, drop_last=sampler.drop_last)
     except H5ValueError as error:
         raise _damaged("segments", given) from error
+    if not state.get("finished"):
+        try:
+            sequence.plan(segments, batch_size=sampler.batch_size, world_size=1, rank=0, drop_last=sampler.drop_last)
+        except H5ValueError as error:
+            raise H5ResumeError(str(error)) from error
     return tuple(segments)
 
 

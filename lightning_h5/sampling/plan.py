@@ -28,6 +28,7 @@ __all__ = [
     "Order",
     "OrderParameters",
     "Segment",
+    "SourceOrder",
     "TrainingPlan",
     "consumed_rows",
     "order_rows",
@@ -38,6 +39,14 @@ PLAN_VERSION = 1
 
 Mode = Literal["global", "window", "none"]
 Order: TypeAlias = Callable[[int, int], IntArray]
+
+
+class SourceOrder(NamedTuple):
+    """The order of a source's rows; see ``OrderParameters``."""
+
+    mode: Mode
+    lanes: int = 1
+    window: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +61,9 @@ class OrderParameters:
         lanes: independent streams of blocks (``window``).
         window: blocks of a lane that are mixed at a time (``window``).
         version: of the orders' definition.
+        recipe: what the sequence is made of where that is more than each row once; "" where it is not.
+        n_units: batches or rows of such an epoch when it began.
+        sources: the order of each source of a mixture.
     """
 
     mode: Mode
@@ -60,6 +72,9 @@ class OrderParameters:
     lanes: int = 1
     window: int = 0
     version: int = PLAN_VERSION
+    recipe: str = ""
+    n_units: int = 0
+    sources: tuple[SourceOrder, ...] = ()
 
 
 class Segment(NamedTuple):
@@ -90,10 +105,6 @@ class EpochPlan(Protocol):
 
     def bounds(self, step: int) -> tuple[int, int]:
         """First position in the epoch's sequence, and the one after the last, of a step's rows."""
-        ...
-
-    def between(self, start: int, stop: int) -> IntArray:
-        """The rows of a step that has these bounds."""
         ...
 
 
@@ -176,11 +187,7 @@ class TrainingPlan:
 
     def rows(self, step: int) -> IntArray:
         """Indices into the dataset for a step, shape ``(batch,)``."""
-        return self.between(*self.bounds(step))
-
-    def between(self, start: int, stop: int) -> IntArray:
-        """The rows of a step that has these bounds."""
-        return self.order(start, stop)
+        return self.order(*self.bounds(step))
 
     def bounds(self, step: int) -> tuple[int, int]:
         """First position in the epoch's sequence, and the one after the last, of a step's rows."""
@@ -208,10 +215,7 @@ class EvaluationPlan:
 
     def rows(self, step: int) -> IntArray:
         """Indices into the dataset for a step, shape ``(batch,)``."""
-        return self.between(*self.bounds(step))
-
-    def between(self, start: int, stop: int) -> IntArray:
-        """The rows of a step that has these bounds."""
+        start, stop = self.bounds(step)
         return np.arange(start - self.first, stop - self.first, dtype=np.int64)
 
     def bounds(self, step: int) -> tuple[int, int]:

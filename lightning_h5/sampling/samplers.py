@@ -11,18 +11,10 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 
 from ..types import BatchToken
 from .blocks import BlockTable
-from .cuts import EvaluationCut, TrainingCut
-from .plan import (
-    EpochPlan,
-    EvaluationPlan,
-    Order,
-    OrderParameters,
-    Segment,
-    TrainingPlan,
-    consumed_rows,
-    order_rows,
-)
+from .cuts import EvaluationCut
+from .plan import EpochPlan, EvaluationPlan, OrderParameters, Segment, order_rows
 from .replica import Replica, resolve_replica
+from .sequences import EpochSequence, FirstSteps, Recipe, RowSequence
 
 __all__ = ["EpochKeeper", "PlanSampler"]
 
@@ -64,6 +56,8 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         samples: ask for lists of samples instead of collated batches.
         keeper: who keeps the epoch (a data module under a trainer), if anybody.
         chooses: the mode was chosen for the user: an epoch that was broken off may have had another.
+        recipe: what epochs go through; None for each row once.
+        repeats: all epochs of a recipe are like the first (``overfit_batches``).
     """
 
     # The two parents' constructors want a sized dataset, and resolve the rank at once.
@@ -80,8 +74,11 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         samples: bool = False,
         keeper: EpochKeeper | None = None,
         chooses: bool = False,
+        recipe: Recipe | None = None,
+        repeats: bool = False,
     ) -> None:
         self.blocks = blocks
+        self.recipe, self._repeats = recipe, repeats
         self.parameters = parameters
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -174,20 +171,36 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         """This rank's plan of what is left of an epoch."""
         if self.evaluation:
             return self.evaluation_plan()
+        plan = self._plan(self.sequence(epoch, self.order_of(epoch)), self.consumed(epoch))
+        # An epoch of so many steps that more ranks began has more of them left for fewer.
+        return plan if self.recipe is None or plan.n_steps <= len(self) else FirstSteps(plan, len(self))
+
+    def _plan(self, sequence: EpochSequence, consumed: Sequence[Segment]) -> EpochPlan:
         rank, world_size = self.replica
-        n_rows = self.blocks.n_rows
-        done = consumed_rows(n_rows, self.consumed(epoch), self.drop_last, epoch)
-        cut = TrainingCut(n_rows - done, self.batch_size, world_size, self.drop_last, epoch, done)
-        return TrainingPlan(self.training_order(epoch), cut, rank, done)
+        return sequence.plan(
+            consumed, batch_size=self.batch_size, world_size=world_size, rank=rank, drop_last=self.drop_last
+        )
 
     def evaluation_plan(self) -> EvaluationPlan:
         """This rank's plan of every evaluation."""
         rank, world_size = self.replica
         return EvaluationPlan(EvaluationCut(self.blocks.n_rows, self.batch_size, world_size, rank))
 
-    def training_order(self, epoch: int) -> Order:
-        """The sequence of an epoch's rows."""
-        return order_rows(self.blocks, self.order_of(epoch), epoch)
+    def sequence(self, epoch: int, order: OrderParameters) -> EpochSequence:
+        """What an epoch of training goes through, on all ranks together.
+
+        Args:
+            epoch: from 0.
+            order: what decides its order.
+        """
+        if self.recipe is not None:
+            return self.recipe.sequence(order, 0 if self._repeats else epoch, drop_last=self.drop_last)
+        return RowSequence(order_rows(self.blocks, order, epoch), self.blocks.n_rows, epoch)
+
+    def n_left(self, epoch: int) -> int:
+        """Rows of an epoch that are not consumed, over all ranks."""
+        sequence = self.sequence(epoch, self.order_of(epoch))
+        return sequence.n_rows - sequence.n_consumed(self.consumed(epoch), drop_last=self.drop_last)
 
     def __iter__(self) -> Iterator[BatchToken]:  # type: ignore[override]  # a token is what our datasets take
         return self.tokens(self.starting_epoch())
@@ -202,16 +215,19 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         plan = self.plan(epoch)
         first, before = len(self) - plan.n_steps, self.first_position
         for step in range(plan.n_steps):
-            start, stop = plan.bounds(step)
-            rows = plan.between(start, stop)
-            yield BatchToken(epoch, first + step, rows, self.samples, self.seed, before + start)
+            start = before + plan.bounds(step)[0]
+            yield BatchToken(epoch, first + step, plan.rows(step), self.samples, self.seed, start)
 
     def __len__(self) -> int:
         """Steps of a whole epoch on this rank, also where a part of it is consumed."""
         if self.evaluation:
             return self.evaluation_plan().n_steps
-        return TrainingCut(self.blocks.n_rows, self.batch_size, self.replica.world_size, self.drop_last).n_steps
+        return self._plan(self.sequence(0, self.present_order()), ()).n_steps
 
     def present_order(self) -> OrderParameters:
         """What decides the order of an epoch that begins now."""
-        return replace(self.parameters, batch_size=self.batch_size)
+        order = replace(self.parameters, batch_size=self.batch_size)
+        if self.recipe is None:
+            return order
+        n_units = self.recipe.n_units(self.batch_size, self.replica.world_size, drop_last=self.drop_last)
+        return replace(order, recipe=self.recipe.text, n_units=n_units)

@@ -13,9 +13,10 @@ from ..types import IntArray
 from .blocks import BlockTable
 from .cuts import EvaluationCut
 from .permutation import permutation
-from .plan import EvaluationPlan, Order, OrderParameters, order_rows
+from .plan import EvaluationPlan, OrderParameters, order_rows
 from .replica import Replica, resolve_replica
 from .samplers import EpochKeeper, PlanSampler
+from .sequences import RowSequence
 from .shards import RankShard
 
 __all__ = ["EpochShuffleSampler", "ShardSampler"]
@@ -104,11 +105,15 @@ class ShardSampler(PlanSampler):
         cut = EvaluationCut(shard.n_rows, self.batch_size, shard.world_size, shard.rank)
         return EvaluationPlan(cut, first=cut.shard[0])
 
-    def training_order(self, epoch: int) -> Order:
-        """The sequence of an epoch's rows of this shard, in an order of this rank's own."""
-        order = order_rows(self.blocks, self.order_of(epoch), epoch, place=1 + self.shard.rank)
+    def sequence(self, epoch: int, order: OrderParameters) -> RowSequence:
+        """The rows of this shard, in an order of this rank's own."""
+        rows = order_rows(self.blocks, order, epoch, place=1 + self.shard.rank)
         absent = self.shard.sits_out(epoch if self._rotates else 0)
-        return order if absent is None else lambda start, stop: _pass_over(order(start, stop), absent)
+        return RowSequence(
+            rows if absent is None else lambda start, stop: _pass_over(rows(start, stop), absent),
+            self.blocks.n_rows,
+            epoch,
+        )
 
 
 class EpochShuffleSampler(DistributedSampler[Any]):

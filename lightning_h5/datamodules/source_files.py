@@ -1,0 +1,155 @@
+"""The files of sources: opened with their filters, their columns, and how their rows are cut into splits."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..datasets import CombinedHDF5Dataset, expand_those_there
+from ..errors import H5FileError, H5ValueError, listing
+from ..files import expand_paths
+from ..sizes import parse_bytes
+from ..types import IntArray, PathLike, Paths
+from .mixtures import SourceOptions
+from .options import SPLITS, Split, SplitOptions
+from .sources import column_of, cut_rows
+
+__all__ = ["SourceFiles", "SplitDataset"]
+
+_log = logging.getLogger(__name__)
+
+_UNFILTERED = ("load_fields", "field_map", "allow_external", "on_bad_file")
+
+
+class SplitDataset(CombinedHDF5Dataset):
+    """The dataset of a split; the data module sees to it that all ranks have the same rows."""
+
+    agrees_by_itself = False
+
+
+class SourceFiles:
+    """Opens the files of sources.
+
+    Args:
+        arguments: of ``CombinedHDF5Dataset``, for all sources that have none of their own.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._arguments = dict(arguments)
+
+    def open(
+        self, source: SourceOptions, rows: IntArray | None, *, n_sources: int = 1, **of_samples: Any
+    ) -> SplitDataset:
+        """A source's rows that pass the filters.
+
+        Args:
+            source: which one.
+            rows: rows of its files to choose among; None are all.
+            n_sources: that share the memory for rows that were used last.
+            of_samples: what is done to samples and batches.
+        """
+        arguments = self._of(source)
+        arguments["max_cache_bytes"] = parse_bytes(arguments["max_cache_bytes"], "max_cache_bytes") // n_sources
+        return SplitDataset(self._paths(source), **arguments, **of_samples, indices=rows)
+
+    def column(self, opened: Mapping[SourceOptions, SplitDataset], name: str, argument: str) -> npt.NDArray[Any]:
+        """One value of each row of some sources, one source after the other.
+
+        Args:
+            opened: their rows.
+            name: the array.
+            argument: what it was given as, for errors.
+        """
+        parts = []
+        for source, dataset in opened.items():
+            values = self._column(source, dataset.table.paths, name, dataset.table.n_rows, argument)
+            parts.append(values if dataset.indices is None else values[dataset.indices])
+        return _joined(parts, argument)
+
+    def cut(
+        self, sources: Sequence[SourceOptions], options: SplitOptions, paths: Mapping[Split, Paths | None]
+    ) -> dict[Split, list[IntArray]]:
+        """Cuts the rows of all files, each once: a row that two sources have is on one side.
+
+        Args:
+            sources: of the training rows.
+            options: shares and folds.
+            paths: what the user gave for each split.
+
+        Returns:
+            For each split the rows of each source, counted in its files.
+        """
+        tables = [self._unfiltered(source).table for source in sources]
+        sizes = [dict(zip(map(_real, table.paths), np.diff(table.starts).tolist(), strict=True)) for table in tables]
+        starts: dict[str, int] = {}
+        groups: list[npt.NDArray[Any]] = []
+        labels: list[npt.NDArray[Any]] = []
+        n_rows = 0
+        for source, of_source in zip(sources, sizes, strict=True):
+            new = [path for path in of_source if path not in starts]
+            n_new = sum(of_source[path] for path in new)
+            starts |= zip(new, np.cumsum([n_rows, *(of_source[path] for path in new)]).tolist(), strict=False)
+            n_rows += n_new
+            if new and options.group_key is not None:
+                groups.append(self._column(source, new, options.group_key, n_new, "group_key"))
+            if new and options.stratify_key is not None:
+                labels.append(self._column(source, new, options.stratify_key, n_new, "stratify_key"))
+        cut = cut_rows(
+            n_rows,
+            options,
+            paths=paths,
+            groups=_joined(groups, "group_key") if groups else None,
+            labels=_joined(labels, "stratify_key") if labels else None,
+        )
+        split_of = np.full(n_rows, -1)
+        for split, rows in cut.items():
+            split_of[rows] = SPLITS.index(split)
+        own = [
+            np.concatenate([split_of[starts[path] : starts[path] + size] for path, size in of_source.items()])
+            for of_source in sizes
+        ]
+        return {split: [np.flatnonzero(rows == SPLITS.index(split)) for rows in own] for split in cut}
+
+    def _unfiltered(self, source: SourceOptions) -> SplitDataset:
+        arguments = {name: value for name, value in self._of(source).items() if name in _UNFILTERED}
+        return SplitDataset(self._paths(source), **arguments)
+
+    def _column(
+        self, source: SourceOptions, paths: Sequence[str], name: str, n_rows: int, argument: str
+    ) -> npt.NDArray[Any]:
+        field_map, external = self._of(source)["field_map"] or {}, self._arguments["allow_external"]
+        given = field_map.get(name, name)
+        key = given.get("key", name) if isinstance(given, Mapping) else given  # what it is called in the files
+        return column_of(paths, key, n_rows, argument=argument, allow_external=external)
+
+    def _of(self, source: SourceOptions) -> dict[str, Any]:
+        return self._arguments | dict(source.own)
+
+    def _paths(self, source: SourceOptions) -> Sequence[PathLike]:
+        if self._arguments["on_bad_file"] != "skip":
+            return expand_paths(source.paths, source.argument)
+        return expand_those_there(source.paths, _note, source.argument)
+
+
+def _real(path: str) -> str:
+    """A file as it is known by whatever link it is found."""
+    return os.path.realpath(path)
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]], argument: str) -> npt.NDArray[Any]:
+    """Columns of several sources as one."""
+    if len({part.dtype.kind for part in parts}) > 1:
+        raise H5ValueError(
+            f"{argument} is of {listing(part.dtype for part in parts)} in the sources. Name an array that is alike in "
+            "all of them."
+        )
+    return np.concatenate(parts)
+
+
+def _note(path: str, error: H5FileError) -> None:
+    _log.warning("left out %s: %s", path, error)

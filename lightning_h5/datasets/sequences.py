@@ -1,0 +1,343 @@
+"""Whole groups of rows as samples: sequences of different lengths, padded where they are in one batch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..errors import H5ValueError
+from ..sampling import BlockTable
+from ..types import Draws, IntArray
+from .base import RawBatch, RowDataset
+from .randomness import fresh_draws, generators
+from .stored import StoredRowDataset
+from .structure import Column
+
+__all__ = ["LENGTHS", "MASK", "SequenceDataset", "Sequences"]
+
+MASK, LENGTHS = "mask", "lengths"
+"""Where a batch says which steps are rows, and how many each sequence has."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Which rows make which sequence.
+
+    Attributes:
+        rows: rows of a dataset, sequence by sequence, each in its order.
+        starts: where each sequence begins among these, and their number at the end; shape ``(n_sequences + 1,)``.
+    """
+
+    rows: IntArray
+    starts: IntArray
+
+    @classmethod
+    def of(
+        cls, groups: npt.NDArray[Any], order: npt.NDArray[Any] | None, *, names: tuple[str, str | None]
+    ) -> Sequences:
+        """All rows of a group are a sequence; sequences follow each other as their first rows do.
+
+        Args:
+            groups: each row's group.
+            order: what each sequence is sorted by; equal values, and None, keep the order of storage.
+            names: of the two columns, for errors.
+
+        Raises:
+            H5ValueError: a value is missing.
+        """
+        for column, name in zip((groups, order), names, strict=True):
+            if column is not None and (n_missing := int(_is_missing(column).sum())):
+                raise H5ValueError(
+                    f"{name!r} has no value (NaN or empty) in {n_missing} of {len(column)} rows, first in row "
+                    f"{int(_is_missing(column).argmax())}. Leave these rows out by a filter (where), or fill them in."
+                )
+        _, first, codes = np.unique(groups, return_index=True, return_inverse=True)
+        place = np.argsort(np.argsort(first))[codes]
+        rows = np.argsort(place, kind="stable") if order is None else np.lexsort((order, place))
+        counts = np.bincount(place)
+        return cls(rows.astype(np.int64), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        """Rows of each sequence."""
+        return np.diff(self.starts)
+
+    def rows_of(self, sequences: IntArray) -> IntArray:
+        """Rows of some sequences, one after the other."""
+        lengths = self.lengths[sequences]
+        before = np.repeat(self.starts[sequences] - (np.cumsum(lengths) - lengths), lengths)
+        return self.rows[before + np.arange(int(lengths.sum()))]
+
+
+@dataclass(frozen=True, eq=False)
+class RawSequences:
+    """Sequences as they were read.
+
+    Attributes:
+        rows: numbers of the sequences, shape ``(batch,)``.
+        columns: for each field its rows, of all sequences one after the other.
+        lengths: of the sequences, shape ``(batch,)``.
+    """
+
+    rows: IntArray
+    columns: tuple[Column, ...]
+    lengths: IntArray
+
+    def split(self, sizes: Sequence[int]) -> list[RawSequences]:
+        """Batches of these sizes, which look into the memory of this one."""
+        parts = []
+        ends = np.concatenate([[0], np.cumsum(self.lengths)])
+        for size, stop in zip(sizes, accumulate(sizes), strict=True):
+            low, high = int(ends[stop - size]), int(ends[stop])
+            columns = tuple(column[low:high] for column in self.columns)
+            parts.append(RawSequences(self.rows[stop - size : stop], columns, self.lengths[stop - size : stop]))
+        return parts
+
+
+class SequenceDataset(RowDataset):
+    """Sequences of a dataset's rows. A sample is a dict of fields with a step axis in front.
+
+    A batch has them padded with zeros (text with "") to its longest, ``"mask"`` (True at rows, shape ``(batch,
+    steps)``) and ``"lengths"`` (shape ``(batch,)``). The field that names the group comes once for each sequence.
+
+    Args:
+        dataset: the rows, with samples that are dicts; what it has of transforms runs on whole sequences.
+        sequences: which rows make which.
+        group: the field that names the group, where it is loaded.
+    """
+
+    def __init__(self, dataset: StoredRowDataset, sequences: Sequences, group: str | None) -> None:
+        structure = dataset.structure
+        names = structure.x.fields.names
+        if structure.y is not None or structure.x.fields.kind != "dict":
+            raise H5ValueError("sequences are made of samples that are dicts. Pass x_key as a mapping, without y_key.")
+        if taken := [name for name in (MASK, LENGTHS) if name in names]:
+            raise H5ValueError(
+                f"the data has a field {taken[0]!r}, where a batch of sequences has its own. Give it another name."
+            )
+        self.dataset, self.sequences, self._group = dataset, sequences, group
+        transform, batch_transform = structure.x.transform, dataset.batch_transform
+        super().__init__(structure, batch_transform)
+        self.transform = transform
+        self.preparation = dataset.preparation
+        self.counters = dataset.counters
+        self._join()
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._pid = os.getpid()
+
+    def _join(self) -> None:
+        self.dataset.join(self.counters, self.work)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    # Reading -------------------------------------------------------------------------------------------------
+
+    def gather(self, rows: IntArray, epoch: int | None = None) -> Any:
+        """See ``RowDataset.gather``."""
+        return self._as_read(rows, self.dataset.gather(self._rows(rows), epoch))
+
+    def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], Any]:
+        """See ``RowDataset.begin``."""
+        return partial(self._complete, rows, self.dataset.begin(self._rows(rows), epoch))
+
+    def _complete(self, rows: IntArray, read: Callable[[], RawBatch]) -> RawSequences:
+        return self._as_read(rows, read())
+
+    def _as_read(self, rows: IntArray, raw: RawBatch) -> RawSequences:
+        return RawSequences(rows, raw.columns, self.sequences.lengths[rows])
+
+    def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
+        """See ``RowDataset.prefetch``."""
+        return self.dataset.prefetch(self._rows(rows), epoch)
+
+    def _rows(self, sequences: IntArray) -> IntArray:
+        if self._pid != os.getpid():  # a forked child has neither our threads nor what they were about to do
+            self._reset()
+            self._join()
+        return self.sequences.rows_of(sequences)
+
+    def finish(self, raw: Any, *, samples: bool = False, draws: Draws | None = None) -> Any:
+        """See ``RowDataset.finish``."""
+        asks = self.structure.asks or self._batch_asks_for
+        draws = draws or (fresh_draws() if asks else Draws(0, 0, 0))
+        columns = raw.columns if self.preparation is None else self.preparation(raw.columns)
+        if samples or self.transform is not None:
+            each = [self._sample(one, draws) for one in replace(raw, columns=columns).split([1] * len(raw.rows))]
+            if samples:
+                numbered = zip(each, raw.rows.tolist(), strict=True)
+                return [one | {"index": row} for one, row in numbered] if self.structure.with_index else each
+            batch = _collated(each, raw.lengths)
+        else:
+            batch = self._batch(columns, raw.lengths)
+        batch |= _told(raw.lengths)
+        if self.structure.with_index:
+            batch["index"] = torch.from_numpy(raw.rows.copy())
+        if self.batch_transform is None:
+            return batch
+        return self.batch_transform(batch, **generators(self._batch_asks_for, draws))
+
+    def _sample(self, raw: RawSequences, draws: Draws) -> dict[str, Any]:
+        """One sequence, transformed."""
+        part = self.structure.x
+        sample = {
+            name: column[0] if name == self._group else column
+            for name, column in zip(part.fields.names, raw.columns, strict=True)
+        }
+        if self.transform is not None:
+            sample = self.transform(sample, **generators(part.asks_for, draws, int(raw.rows[0])))
+            if not isinstance(sample, dict):
+                raise H5ValueError(
+                    f"the transform gave a {type(sample).__name__} for a sequence, and a sample is a dict of fields. "
+                    "Give a dict, or make something else of whole batches (batch_transform)."
+                )
+        return sample
+
+    def _batch(self, columns: Sequence[Column], lengths: IntArray) -> dict[str, Any]:
+        n_steps = int(lengths.max(initial=0))
+        firsts = np.cumsum(lengths) - lengths
+        steps = np.arange(int(lengths.sum())) - np.repeat(firsts, lengths)
+        places = torch.from_numpy(np.repeat(np.arange(len(lengths)) * n_steps, lengths) + steps)
+        batch: dict[str, Any] = {}
+        for name, column in zip(self.structure.x.fields.names, columns, strict=True):
+            if name == self._group:
+                batch[name] = (
+                    column[torch.from_numpy(firsts)]
+                    if isinstance(column, torch.Tensor)
+                    else [column[first] for first in firsts.tolist()]
+                )
+            elif isinstance(column, torch.Tensor):
+                padded = column.new_zeros((len(lengths) * n_steps, *column.shape[1:]))
+                padded[places] = column
+                batch[name] = padded.view(len(lengths), n_steps, *column.shape[1:])
+            else:
+                ends = np.cumsum(lengths).tolist()
+                batch[name] = [
+                    [*column[end - length : end], *[""] * (n_steps - length)]
+                    for end, length in zip(ends, lengths.tolist(), strict=True)
+                ]
+        return batch
+
+    # What it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def lengths(self) -> IntArray:
+        """Rows of each sequence."""
+        return self.sequences.lengths
+
+    @property
+    def gives_as_read(self) -> bool:
+        """Never: a batch is padded."""
+        return False
+
+    def identity(self) -> str:
+        """A digest of the rows, and of which make which sequence."""
+        found = hashlib.sha256(self.dataset.identity().encode())
+        found.update(self.sequences.rows.tobytes())
+        found.update(self.sequences.starts.tobytes())
+        return found.hexdigest()[:32]
+
+    def blocks(self) -> BlockTable:
+        """Sequences whose first rows lie together on disk."""
+        firsts = np.minimum.reduceat(self.sequences.rows, self.sequences.starts[:-1])
+        owners = np.searchsorted(self.dataset.blocks().starts, firsts, side="right")
+        return BlockTable.of_sizes(np.diff(np.flatnonzero(np.diff(owners, prepend=-1, append=-1))))
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether all rows are in memory now."""
+        return self.dataset.is_at_hand
+
+    @property
+    def is_free(self) -> bool:
+        """Whether single rows cost no more than rows in company."""
+        return self.dataset.is_free
+
+    @property
+    def block_bytes(self) -> int:
+        """Decoded bytes of a block."""
+        return self.dataset.block_bytes
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of all rows of the files, decoded."""
+        return self.dataset.decoded_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a sequence, on average."""
+        return -(-self.dataset.row_bytes * len(self.sequences.rows) // max(1, len(self)))
+
+    @property
+    def rows_per_slab(self) -> int:
+        """Sequences that are decoded together, on average."""
+        return -(-self.dataset.rows_per_slab * len(self) // max(1, len(self.sequences.rows)))
+
+    @property
+    def rows_per_run(self) -> int:
+        """Sequences of a run, on average."""
+        return -(-self.dataset.rows_per_run * len(self) // max(1, len(self.sequences.rows)))
+
+    def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
+        """See ``RowDataset.read_with``."""
+        self.in_runs = in_runs
+        self.dataset.read_with(cache_bytes, keeps=keeps, in_runs=in_runs)
+
+    def close(self) -> None:
+        """Gives back what this process holds; the next read gets it again."""
+        self.dataset.close()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._join()
+
+
+def _told(lengths: IntArray) -> dict[str, torch.Tensor]:
+    """The mask and the lengths of a batch."""
+    steps = torch.arange(int(lengths.max(initial=0)))
+    found = torch.from_numpy(lengths.copy())
+    return {MASK: steps < found[:, None], LENGTHS: found}
+
+
+def _collated(samples: Sequence[Mapping[str, Any]], lengths: IntArray) -> dict[str, Any]:
+    """Samples that a transform made: what has a step axis still is padded along it, the rest is stacked or listed."""
+    batch: dict[str, Any] = {}
+    for name, first in samples[0].items():
+        values = [sample[name] for sample in samples]
+        if not isinstance(first, torch.Tensor):
+            batch[name] = values
+        elif first.ndim and all(len(value) == length for value, length in zip(values, lengths.tolist(), strict=True)):
+            batch[name] = torch.nn.utils.rnn.pad_sequence(values, batch_first=True)
+        else:
+            try:
+                batch[name] = torch.stack(values)
+            except RuntimeError as error:
+                shapes = [tuple(value.shape) for value in values]
+                raise H5ValueError(
+                    f"the transform gave {name!r} in the shapes {shapes}, for sequences of {lengths.tolist()} steps: "
+                    "neither one value a step nor all alike. Keep the step axis, or give tensors of one shape."
+                ) from error
+    return batch
+
+
+def _is_missing(column: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    missing: npt.NDArray[np.bool_] = np.zeros(len(column), dtype=np.bool_)
+    if column.dtype.kind == "f":
+        missing = np.isnan(column)
+    elif column.dtype.kind in "UO":
+        missing = column == ""
+    return missing

@@ -1,0 +1,368 @@
+"""Several sources in one sequence: which of them comes when, and each one's rows in an order of its own.
+
+A source is a stream that never ends: all its rows in an order, then all of them in another, and so on. An epoch of the
+mixture takes up each stream where the epoch before it stopped, so that epochs of a thousand steps go through all rows
+of a source before any comes again. Epochs that are as long as the longest source, or the shortest, begin a new order.
+
+Where a row comes again, a transform should draw anew, and a reader should not take it for the one it had. So the row
+numbers of a mixture carry the cycle: number ``cycle * n_rows + row`` is ``row`` of the dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from math import ceil, floor, lcm
+from typing import Literal
+
+import numpy as np
+
+from ..errors import H5ValueError
+from ..types import IntArray
+from .blocks import BlockTable
+from .cuts import EvaluationCut
+from .permutation import stream
+from .plan import Order, OrderParameters, SourceOrder, order_rows
+from .schedules import (
+    DrawnSchedule,
+    EvenSchedule,
+    LaterSchedule,
+    PatternSchedule,
+    RunsSchedule,
+    Schedule,
+    largest_remainder,
+)
+from .sequences import BatchSequence, EpochSequence, RowSequence
+
+__all__ = ["EpochLength", "Mixture", "MixtureRecipe", "Strategy", "check_mixture"]
+
+SEEDS = 11  # purpose of the random stream
+
+Strategy = Literal["concat", "weighted", "round_robin", "alternating", "sequential"]
+EpochLength = Literal["sum", "max", "min"] | int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """How sources are mixed.
+
+    Attributes:
+        names: of the sources.
+        n_rows: of each source.
+        strategy: ``concat`` (all rows as one), ``weighted`` (shares by weight), ``round_robin`` (one after the other,
+            again and again), ``alternating`` (a pattern, again and again) or ``sequential`` (one source whole, then
+            the next).
+        unit: what comes from one source: whole batches, or single rows of a batch.
+        draw: ``weighted`` keeps exact quotas, or draws each unit's source at random.
+        weights: of the sources (``weighted``); None goes by their size.
+        pattern: numbers of sources (``alternating``).
+        epoch_length: ``sum`` (as much as all sources have), ``max`` (until each was seen whole), ``min`` (until the
+            first one is used up), or a number of steps. Where turns are drawn, that holds on average.
+    """
+
+    names: tuple[str, ...]
+    n_rows: tuple[int, ...]
+    strategy: Strategy = "concat"
+    unit: Literal["batches", "rows"] = "batches"
+    draw: Literal["exact", "random"] = "exact"
+    weights: tuple[float, ...] | None = None
+    pattern: tuple[int, ...] = ()
+    epoch_length: EpochLength = "sum"
+
+    @property
+    def in_batches(self) -> bool:
+        """Whether each batch is of one source."""
+        return self.unit == "batches" and self.strategy != "concat"
+
+    @property
+    def _turns(self) -> IntArray | None:
+        """The sources in their turn, where that is the same again and again."""
+        if self.strategy == "round_robin":
+            return np.arange(len(self.names))
+        return np.asarray(self.pattern, dtype=np.int64) if self.strategy == "alternating" else None
+
+    @property
+    def text(self) -> str:
+        """What a saved position depends on; the lengths of an epoch apart."""
+        by = {
+            "concat": "",
+            "weighted": f" ({self.draw}, {'by size' if self.weights is None else list(self.weights)})",
+            "alternating": f" {list(self.pattern)}",
+        }.get(self.strategy, "")
+        unit = "batches" if self.in_batches else "rows"
+        sources = ", ".join(f"{name!r}: {n}" for name, n in zip(self.names, self.n_rows, strict=True))
+        return f"{self.strategy}{by} of {unit} of {{{sources}}}"
+
+    def n_cycle(self, batch_size: int, drop_last: bool) -> list[int]:
+        """Units in all of each source's rows: in one cycle of its stream."""
+        if not self.in_batches:
+            return list(self.n_rows)
+        return [n // batch_size if drop_last else -(-n // batch_size) for n in self.n_rows]
+
+    def shares(self, n_cycle: Sequence[int]) -> list[Fraction]:
+        """The share of units that each source is to have.
+
+        Args:
+            n_cycle: units in all of each source's rows.
+        """
+        n = len(n_cycle)
+        if self.strategy == "weighted" and self.weights is not None:
+            amounts = [Fraction(repr(weight)) for weight in self.weights]  # the decimals that were written
+        elif self.strategy == "alternating":
+            amounts = [Fraction(self.pattern.count(source)) for source in range(n)]
+        elif self.strategy == "round_robin" or (self.strategy == "sequential" and self.epoch_length in ("max", "min")):
+            amounts = [Fraction(1)] * n
+        else:
+            amounts = [Fraction(units) for units in n_cycle]
+        return [amount / sum(amounts) for amount in amounts]
+
+    def n_units(self, n_cycle: Sequence[int], units_per_step: int) -> int:
+        """Units of an epoch.
+
+        Args:
+            n_cycle: units in all of each source's rows.
+            units_per_step: of all ranks.
+        """
+        if isinstance(self.epoch_length, int):
+            return self.epoch_length * units_per_step
+        if self.epoch_length == "sum":
+            return sum(n_cycle)
+        if (turns := self._turns) is not None:
+            ends = [_end_of(np.flatnonzero(turns == source), len(turns), n) for source, n in enumerate(n_cycle)]
+            there = [end for end in ends if end]
+            return max(there) if self.epoch_length == "max" else min(there)
+        whole = [
+            units / share for units, share in zip(n_cycle, self.shares(n_cycle), strict=True) if share
+        ]  # units of the mixture after which a source was seen whole
+        return ceil(max(whole)) if self.epoch_length == "max" else floor(min(whole))
+
+    def schedule(self, n_cycle: Sequence[int], n_units: int, seed: int, epoch: int) -> tuple[Schedule, list[int]]:
+        """Which source each unit of an epoch comes from, and how many of each source the epochs before took."""
+        shares = tuple(self.shares(n_cycle))
+        schedule: Schedule
+        if self.strategy == "concat":
+            n_cycle, schedule = [sum(n_cycle)], RunsSchedule([n_units])
+        elif (turns := self._turns) is not None:
+            schedule = PatternSchedule(turns, len(self.names), n_units)
+        elif self.strategy == "sequential":
+            schedule = RunsSchedule(largest_remainder(shares, n_units))
+        elif self.draw == "random":
+            schedule = DrawnSchedule(shares, n_units, seed, epoch)
+        elif isinstance(self.epoch_length, int):
+            # The same turns whatever an epoch is, which goes on in them where the last one stopped.
+            whole = lcm(*(share.denominator for share in shares))
+            later = LaterSchedule(EvenSchedule([int(share * whole) for share in shares]), epoch * n_units, n_units)
+            return later, later.before.tolist()
+        else:
+            schedule = EvenSchedule(largest_remainder(shares, n_units))
+        if self.epoch_length in ("max", "min"):
+            return schedule, [epoch * -(-n_units // n) * n for n in n_cycle]
+        if isinstance(schedule, DrawnSchedule):
+            return schedule, _drawn_before(shares, n_units, seed, epoch)
+        return schedule, [epoch * quota for quota in schedule.counts(n_units).tolist()]
+
+
+def _end_of(turns: IntArray, n_turns: int, n_units: int) -> int:
+    """Units of a mixture with the last of which a source was seen whole; 0 where it has no turn.
+
+    Args:
+        turns: its turns among all that are taken again and again.
+        n_turns: how many these are.
+        n_units: in all of its rows.
+    """
+    if not len(turns):
+        return 0
+    times, at = divmod(n_units - 1, len(turns))
+    return times * n_turns + int(turns[at]) + 1
+
+
+def _drawn_before(shares: tuple[Fraction, ...], n_units: int, seed: int, epoch: int) -> list[int]:
+    """How many units of each source the epochs before one drew."""
+    drawn = (_drawn_in(shares, n_units, seed, before) for before in range(epoch))
+    return [sum(counts) for counts in zip(*drawn, strict=True)] or [0] * len(shares)
+
+
+@lru_cache(maxsize=1 << 16)
+def _drawn_in(shares: tuple[Fraction, ...], n_units: int, seed: int, epoch: int) -> tuple[int, ...]:
+    return tuple(DrawnSchedule(shares, n_units, seed, epoch).counts(n_units).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureRecipe:
+    """Epochs of a mixture.
+
+    Attributes:
+        mixture: how sources are mixed.
+        blocks: of each source; of all rows together for ``concat``.
+    """
+
+    mixture: Mixture
+    blocks: Sequence[BlockTable]
+
+    @property
+    def text(self) -> str:
+        """See ``Recipe``."""
+        return self.mixture.text
+
+    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
+        """See ``Recipe``."""
+        n_cycle = self.mixture.n_cycle(batch_size, drop_last)
+        return self.mixture.n_units(n_cycle, world_size * (1 if self.mixture.in_batches else batch_size))
+
+    def expected_shares(self, batch_size: int, *, drop_last: bool) -> dict[str, float]:
+        """The share of units (batches, or rows) that each source is to have, by name."""
+        shares = self.mixture.shares(self.mixture.n_cycle(batch_size, drop_last))
+        return dict(zip(self.mixture.names, map(float, shares), strict=True))
+
+    def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> EpochSequence:
+        """See ``Recipe``."""
+        mixture, n_units = self.mixture, order.n_units
+        schedule, before = mixture.schedule(mixture.n_cycle(order.batch_size, drop_last), n_units, order.seed, epoch)
+        n_rows = [table.n_rows for table in self.blocks]
+        firsts = np.cumsum([0, *n_rows[:-1]]).tolist()
+        sources = zip(self.blocks, firsts, order.sources, before, strict=True)
+        streams = [
+            _Stream(table, first, sum(n_rows), _parameters(order, own, number), skipped, drop_last)
+            for number, (table, first, own, skipped) in enumerate(sources)
+        ]
+        if mixture.in_batches:
+            return BatchSequence(_MixedBatches(schedule, streams), order.batch_size)
+        return RowSequence(_MixedRows(schedule, streams), n_units, epoch)
+
+
+def _parameters(parameters: OrderParameters, order: SourceOrder, number: int) -> OrderParameters:
+    """Those of one source. Sources of the same size should not be in step with each other."""
+    seed = int(stream(parameters.seed, 0, SEEDS, number).random_raw())
+    return OrderParameters(
+        mode=order.mode,
+        seed=seed,
+        batch_size=parameters.batch_size,
+        lanes=order.lanes,
+        window=order.window,
+        version=parameters.version,
+    )
+
+
+class _Stream:
+    """A source's rows, in one order after the other.
+
+    Args:
+        blocks: the source's rows.
+        first: the row of the mixture that is its first.
+        n_all: rows of the mixture.
+        parameters: what decides its order.
+        skipped: units that earlier epochs took.
+        drop_last: each cycle has full batches alone, where units are batches.
+    """
+
+    def __init__(
+        self, blocks: BlockTable, first: int, n_all: int, parameters: OrderParameters, skipped: int, drop_last: bool
+    ) -> None:
+        self._first, self._n_all, self._skipped = first, n_all, skipped
+        self._cut = EvaluationCut(blocks.n_rows, parameters.batch_size, 1, 0)
+        self._n_full = blocks.n_rows // parameters.batch_size if drop_last else None
+        self._n_rows = blocks.n_rows
+        self._order = lru_cache(maxsize=2)(lambda cycle: order_rows(blocks, parameters, cycle))
+
+    def rows(self, start: int, stop: int) -> IntArray:
+        """Rows at these places, counted from where the epoch began."""
+        parts = [np.empty(0, dtype=np.int64)]
+        start, stop = start + self._skipped, stop + self._skipped
+        while start < stop:
+            cycle, low = divmod(start, self._n_rows)
+            high = min(self._n_rows, low + stop - start)
+            parts.append(self._of_cycle(cycle, low, high))
+            start += high - low
+        return parts[-1] if len(parts) <= 2 else np.concatenate(parts)
+
+    def batch(self, number: int) -> IntArray:
+        """A batch, counted from where the epoch began."""
+        cycle, inside = divmod(number + self._skipped, self._n_batches)
+        return self._of_cycle(cycle, *self._bounds(inside))
+
+    def n_rows_before(self, number: int) -> int:
+        """Rows of the batches from where the epoch began to this one."""
+        return self._position(number + self._skipped) - self._position(self._skipped)
+
+    @property
+    def _n_batches(self) -> int:
+        """Of a cycle."""
+        return self._cut.n_steps if self._n_full is None else self._n_full
+
+    def _bounds(self, inside: int) -> tuple[int, int]:
+        if self._n_full is None:
+            return self._cut.bounds(inside)
+        return inside * self._cut.batch_size, (inside + 1) * self._cut.batch_size
+
+    def _position(self, number: int) -> int:
+        """Rows of all batches before one, since the stream began."""
+        cycle, inside = divmod(number, self._n_batches)
+        n_cycle = self._n_rows if self._n_full is None else self._n_full * self._cut.batch_size
+        return cycle * n_cycle + (self._bounds(inside)[0] if inside else 0)
+
+    def _of_cycle(self, cycle: int, low: int, high: int) -> IntArray:
+        order: Order = self._order(cycle)
+        return order(low, high) + (cycle * self._n_all + self._first)
+
+
+class _MixedRows:
+    """An order of rows in which each place is of the source that the schedule says."""
+
+    def __init__(self, schedule: Schedule, streams: Sequence[_Stream]) -> None:
+        self._schedule, self._streams = schedule, streams
+
+    def __call__(self, start: int, stop: int) -> IntArray:
+        if len(self._streams) == 1:
+            return self._streams[0].rows(start, stop)
+        sources, before = self._schedule.sources(start, stop), self._schedule.counts(start)
+        rows = np.empty(stop - start, dtype=np.int64)
+        for source in np.unique(sources).tolist():
+            here = np.flatnonzero(sources == source)
+            first = int(before[source])
+            rows[here] = self._streams[source].rows(first, first + len(here))
+        return rows
+
+
+class _MixedBatches:
+    """Batches of one source each."""
+
+    def __init__(self, schedule: Schedule, streams: Sequence[_Stream]) -> None:
+        self._schedule, self._streams = schedule, streams
+        self.start = lru_cache(maxsize=64)(self._start)  # asked for several times for each batch
+
+    @cached_property
+    def n_batches(self) -> int:
+        """See ``MadeBatches``."""
+        return self._schedule.n_units
+
+    def _start(self, batch: int) -> int:
+        counts = self._schedule.counts(batch).tolist()
+        return sum(each.n_rows_before(count) for each, count in zip(self._streams, counts, strict=True))
+
+    def rows(self, batch: int) -> IntArray:
+        """See ``MadeBatches``."""
+        source = int(self._schedule.sources(batch, batch + 1)[0])
+        return self._streams[source].batch(int(self._schedule.counts(batch)[source]))
+
+
+def check_mixture(mixture: Mixture, batch_size: int, drop_last: bool) -> None:
+    """Refuses what cannot be mixed.
+
+    Args:
+        mixture: how sources are mixed.
+        batch_size: rows of a batch on one rank.
+        drop_last: drop ragged ends.
+
+    Raises:
+        H5ValueError: a source has no rows, or no full batch where nothing else is kept.
+    """
+    for name, n_rows in zip(mixture.names, mixture.n_rows, strict=True):
+        if not n_rows:
+            raise H5ValueError(f"the source {name!r} has no rows that pass its filters. Change them, or leave it out.")
+        if drop_last and mixture.in_batches and n_rows < batch_size:
+            raise H5ValueError(
+                f"the source {name!r} has {n_rows} rows, and batch_size is {batch_size}: drop_last leaves no batch of "
+                "it. Make batch_size smaller, leave drop_last out, or mix rows (mix='rows')."
+            )

@@ -1,0 +1,551 @@
+"""Several sources in one training stream, under the Trainer: which rows come, where a run goes on, what is refused."""
+
+import csv
+import os
+import pickle
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from lightning_models import Recorder, SaveOnException, quiet_trainer, together
+
+from lightning_h5 import CombinedHDF5DataModule, H5ResumeError, H5StatsMonitor, H5ValueError
+from lightning_h5.__main__ import main
+
+SIZES = {"a": 60, "b": 22, "c": 9}
+FIRST = {"a": 0, "b": 1000, "c": 2000}
+BATCH = 4
+
+
+def write(path, first, n_rows, *, width=3, **more):
+    rows = np.arange(first, first + n_rows)
+    with h5py.File(path, "w", libver="latest") as file:
+        x = np.repeat(rows[:, None], width, axis=1).astype("f4")
+        file.create_dataset("x", data=x, chunks=(4, width), compression="gzip")
+        file["row"], file["parity"] = rows, rows % 2
+        file["guid"] = [f"patient_{row % 7}" for row in rows]
+        for name, data in more.items():
+            file[name] = data
+    return str(path)
+
+
+@pytest.fixture
+def sources(tmp_path):
+    return {name: write(tmp_path / f"{name}.h5", FIRST[name], n) for name, n in SIZES.items()}
+
+
+def rows_of(name):
+    return list(range(FIRST[name], FIRST[name] + SIZES[name]))
+
+
+ALL_ROWS = sorted(row for name in SIZES for row in rows_of(name))
+
+
+class SourceRecorder(Recorder):
+    """Remembers the rows' own numbers and the sources of each batch, and looks that they belong together."""
+
+    def __init__(self, fail_at=None):
+        super().__init__(fail_at)
+        self.sources = {}
+
+    def training_step(self, batch, batch_idx):
+        rows = self.look_at(batch)
+        self.sources.setdefault(self.current_epoch, []).append(list(batch["source"]))
+        return super().training_step({"index": rows}, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step({"index": self.look_at(batch)}, batch_idx)
+
+    def look_at(self, batch):
+        rows = batch["row"]
+        assert batch["x"][:, 0].tolist() == rows.tolist()
+        assert [FIRST[name] for name in batch["source"]] == [row // 1000 * 1000 for row in rows.tolist()]
+        return rows
+
+
+MIXTURES = {
+    "concat": {},
+    "sequential": {"sampling_strategy": "sequential"},
+    "round robin": {"sampling_strategy": "round_robin", "epoch_length": "max"},
+    "alternating": {"sampling_strategy": "alternating", "pattern": ["a", "a", "b", "c"], "epoch_length": 13},
+    "weighted by size": {"sampling_strategy": "weighted"},
+    "weighted rows": {"sampling_strategy": "weighted", "weights": {"a": 0.5, "b": 0.3, "c": 0.2}, "mix": "rows"},
+    "drawn": {"sampling_strategy": "weighted", "weights": [5, 3, 2], "draw": "random", "epoch_length": 15},
+    "in windows": {"sampling_strategy": "round_robin", "shuffle": "window", "shuffle_bytes": 1024},
+    "full batches": {"sampling_strategy": "round_robin", "drop_last": True},
+}
+
+
+@pytest.fixture
+def module(sources):
+    return lambda **options: CombinedHDF5DataModule(**({"sources": sources, "batch_size": BATCH} | options))
+
+
+def fitted(datamodule, model=None, **options):
+    model = model or SourceRecorder()
+    quiet_trainer(**({"num_sanity_val_steps": 0} | options)).fit(model, datamodule=datamodule)
+    return model
+
+
+def dataset_of(datamodule):
+    datamodule.setup("fit")
+    return datamodule.train_dataloader().dataset
+
+
+# Rows ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mixture", ["concat", "sequential", "weighted by size"])
+def test_as_much_as_all_sources_have_is_each_row_once_in_every_epoch(module, mixture):
+    model = fitted(module(**MIXTURES[mixture]), max_epochs=3)
+    assert [sorted(model.train_rows[epoch]) for epoch in range(3)] == [ALL_ROWS] * 3
+    assert model.train_rows[0] != model.train_rows[1]
+
+
+@pytest.mark.parametrize("mixture", [name for name in MIXTURES if name not in ("concat", "weighted rows")])
+def test_each_batch_is_of_one_source_and_names_it(module, mixture):
+    model = fitted(module(**MIXTURES[mixture]))
+    assert all(len(set(names)) == 1 for epoch in model.sources.values() for names in epoch)
+
+
+def test_rows_that_take_turns_have_batches_of_several_sources(module):
+    model = fitted(module(**MIXTURES["weighted rows"]), max_epochs=1)
+    assert all(len(set(names)) > 1 for names in model.sources[0])
+
+
+def test_a_pattern_says_whose_turn_it_is(module):
+    model = fitted(module(**MIXTURES["alternating"]))
+    for epoch in range(2):
+        assert [names[0] for names in model.sources[epoch]] == [*"aabc" * 3, "a"]
+
+
+def test_sources_go_on_over_epochs_and_give_each_row_once_before_any_comes_again(module):
+    model = fitted(module(sampling_strategy="round_robin", epoch_length=6), max_epochs=9)
+    rows = [row for epoch in range(9) for row in model.train_rows[epoch]]
+    for name in SIZES:
+        found = [row for row in rows if row in rows_of(name)]
+        assert len(found) >= SIZES[name]
+        for start in range(0, len(found) - SIZES[name] + 1, SIZES[name]):
+            assert sorted(found[start : start + SIZES[name]]) == rows_of(name)
+
+
+def test_a_number_of_steps_is_the_length_of_an_epoch_without_sources_too(sources):
+    datamodule = CombinedHDF5DataModule(sources["a"], epoch_length=7, batch_size=BATCH, with_index=True)
+    model = Recorder()
+    quiet_trainer(max_epochs=4).fit(model, datamodule=datamodule)
+    assert [len(model.train_rows[epoch]) for epoch in range(4)] == [28] * 4
+    rows = [row for epoch in range(4) for row in model.train_rows[epoch]]
+    assert sorted(rows[:60]) == list(range(60))
+
+
+def test_the_index_is_a_number_below_the_number_of_rows_also_where_rows_come_again(module):
+    loader = module(sampling_strategy="round_robin", epoch_length="max", with_index=True)
+    loader.setup("fit")
+    seen = {}
+    for batch in loader.train_dataloader():
+        for index, row in zip(batch["index"].tolist(), batch["row"].tolist(), strict=True):
+            assert seen.setdefault(index, row) == row, "an index is of one row"
+    assert sorted(seen) == list(range(sum(SIZES.values())))
+
+
+def drawn(sample, rng):
+    return sample | {"drawn": torch.tensor(rng.random(), dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_transform_draws_anew_when_a_row_comes_again_in_an_epoch(module, num_workers):
+    datamodule = module(sampling_strategy="round_robin", epoch_length="max", transform=drawn, num_workers=num_workers)
+    datamodule.setup("fit")
+    seen = {}
+    for batch in datamodule.train_dataloader():
+        for row, value in zip(batch["row"].tolist(), batch["drawn"].tolist(), strict=True):
+            seen.setdefault(row, []).append(value)
+    assert all(len(seen[row]) >= 4 for row in rows_of("c"))
+    draws = [value for values in seen.values() for value in values]
+    assert len(draws) == len(set(draws))
+
+
+def test_overfitting_has_the_same_batches_in_every_epoch(module):
+    model = fitted(module(sampling_strategy="round_robin"), max_epochs=3, overfit_batches=5)
+    assert len(model.train_rows[0]) == 5 * BATCH
+    assert model.train_rows[0] == model.train_rows[1] == model.train_rows[2]
+    assert len({names[0] for names in model.sources[0]}) == 3
+
+
+def test_sources_may_have_filters_of_their_own_over_one_file(sources):
+    mixed = {
+        "odd": {"paths": sources["a"], "where": {"parity": 1}},
+        "few": {"paths": sources["a"], "where": {"row": {"max": 9}, "parity": 0}},
+    }
+    datamodule = CombinedHDF5DataModule(sources=mixed, sampling_strategy="sequential", batch_size=BATCH)
+    datamodule.setup("fit")
+    found = {"odd": [], "few": []}
+    for batch in datamodule.train_dataloader():
+        found[batch["source"][0]] += batch["row"].tolist()
+    assert {name: sorted(rows) for name, rows in found.items()} == {
+        "odd": list(range(1, 60, 2)),
+        "few": list(range(0, 10, 2)),
+    }
+
+
+def test_a_dataset_of_several_sources_travels_to_other_processes(module):
+    datamodule = module(sampling_strategy="round_robin")
+    dataset = dataset_of(datamodule)
+    rows = [0, 70, 90, 5]
+    for again in (pickle.loads(pickle.dumps(dataset)), dataset_of(pickle.loads(pickle.dumps(datamodule)))):
+        assert again.read_batch(rows)["row"].tolist() == dataset.read_batch(rows)["row"].tolist() == [0, 1010, 2008, 5]
+        assert list(again.read_batch(rows)["source"]) == ["a", "b", "c", "a"]
+
+
+def test_samples_to_be_collated_name_their_source(module):
+    datamodule = module(sampling_strategy="round_robin", mix="rows", collate_fn=list)
+    datamodule.setup("fit")
+    found = [
+        (sample["source"], sample["row"].item() // 1000) for batch in datamodule.train_dataloader() for sample in batch
+    ]
+    assert found[:4] == [("a", 0), ("b", 1), ("c", 2), ("a", 0)]
+    assert all("abc"[number] == name for name, number in found)
+
+
+# Where a run goes on -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_a_run_that_was_broken_off_goes_on_exactly(module, tmp_path, mixture, num_workers):
+    def data():
+        return module(num_workers=num_workers, **MIXTURES[mixture])
+
+    whole, broken, saving = fitted(data()), SourceRecorder(fail_at=(1, 3)), SaveOnException(tmp_path)
+    with pytest.raises(RuntimeError, match="stop here"):
+        fitted(data(), broken, callbacks=[saving])
+    resumed = SourceRecorder()
+    quiet_trainer().fit(resumed, datamodule=data(), ckpt_path=saving.path)
+    assert together(broken.train_rows, resumed.train_rows) == whole.train_rows
+
+
+OTHERS = {
+    "weights": {"weights": [1, 3, 2]},
+    "the way it is drawn": {"draw": "random"},
+    "what takes turns": {"mix": "rows"},
+    "the strategy": {"sampling_strategy": "sequential", "weights": None},
+}
+
+
+def stopped_by_an_error(module, tmp_path, **options):
+    saving = SaveOnException(tmp_path)
+    with pytest.raises(RuntimeError, match="stop here"):
+        fitted(module(**options), SourceRecorder(fail_at=(0, 3)), callbacks=[saving])
+    return saving.path
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_checkpoint_of_another_mixture_is_refused(module, tmp_path, other):
+    options = {"sampling_strategy": "weighted", "weights": [3, 2, 1]}
+    saved = stopped_by_an_error(module, tmp_path, **options)
+    with pytest.raises(H5ResumeError, match=r"recipe: saved .weighted"):
+        quiet_trainer().fit(SourceRecorder(), datamodule=module(**options | OTHERS[other]), ckpt_path=saved)
+
+
+def test_another_batch_size_in_mid_epoch_is_refused_where_batches_are_of_one_source(module, tmp_path):
+    saved = stopped_by_an_error(module, tmp_path, sampling_strategy="round_robin")
+    with pytest.raises(H5ResumeError, match=r"batches of 4 rows was begun.*batches of 5"):
+        quiet_trainer().fit(
+            SourceRecorder(), datamodule=module(sampling_strategy="round_robin", batch_size=5), ckpt_path=saved
+        )
+
+
+def test_another_batch_size_goes_on_with_the_rest_where_rows_take_turns(module, tmp_path):
+    options = MIXTURES["weighted rows"]
+    whole, broken, saving = fitted(module(**options)), SourceRecorder(fail_at=(1, 3)), SaveOnException(tmp_path)
+    with pytest.raises(RuntimeError, match="stop here"):
+        fitted(module(**options), broken, callbacks=[saving])
+    resumed = SourceRecorder()
+    quiet_trainer().fit(resumed, datamodule=module(**options, batch_size=7), ckpt_path=saving.path)
+    assert together(broken.train_rows, resumed.train_rows) == whole.train_rows
+
+
+@pytest.mark.parametrize("then", [6, 20])
+def test_another_length_of_an_epoch_holds_from_the_next_epoch_on(module, tmp_path, then):
+    options, saving = {"sampling_strategy": "round_robin"}, SaveOnException(tmp_path)
+    whole, broken = fitted(module(**options, epoch_length=9)), SourceRecorder(fail_at=(0, 4))
+    with pytest.raises(RuntimeError, match="stop here"):
+        fitted(module(**options, epoch_length=9), broken, callbacks=[saving])
+    resumed = SourceRecorder()
+    quiet_trainer().fit(resumed, datamodule=module(**options, epoch_length=then), ckpt_path=saving.path)
+    assert together(broken.train_rows, resumed.train_rows)[0] == whole.train_rows[0]
+    assert len(resumed.sources[1]) == then
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_a_loop_of_ones_own_goes_on_exactly(module, mixture):
+    def loader():
+        datamodule = module(rank=0, world_size=1, **MIXTURES[mixture])
+        datamodule.setup("fit")
+        made = datamodule.train_dataloader()
+        made.sampler.set_epoch(1)
+        return made
+
+    whole, broken, resumed = ([] for _ in range(3))
+    first, second = loader(), loader()
+    whole += [batch["row"].tolist() for batch in loader()]
+    for _, batch in zip(range(5), first, strict=False):
+        broken.append(batch["row"].tolist())
+        state = first.state_dict()
+    second.load_state_dict(state)
+    resumed += [batch["row"].tolist() for batch in second]
+    assert broken + resumed == whole
+
+
+# Validation ----------------------------------------------------------------------------------------------------
+
+
+def sides_of(model):
+    return set(model.train_rows[0]), set(model.rows["val"])
+
+
+def test_groups_that_are_in_several_sources_are_on_one_side(sources):
+    mixed = {
+        "a": {"paths": [sources["a"], sources["b"]], "where": {"row": {"max": 1010}}},
+        "b": {"paths": [sources["b"], sources["c"]]},
+    }
+    datamodule = CombinedHDF5DataModule(
+        sources=mixed, sampling_strategy="sequential", val_fraction=0.3, group_key="guid", batch_size=BATCH
+    )
+    model = RowsAlone()
+    quiet_trainer(max_epochs=1, num_sanity_val_steps=0).fit(model, datamodule=datamodule)
+    train, val = sides_of(model)
+    assert sorted(train | val) == ALL_ROWS
+    groups = [{row % 7 for row in rows} for rows in (train, val)]
+    assert all(groups)
+    assert not groups[0] & groups[1]
+
+
+class RowsAlone(Recorder):
+    """Remembers the rows' own numbers, whatever their source is called."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step({"index": batch["row"]}, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step({"index": batch["row"]}, batch_idx)
+
+
+@pytest.mark.parametrize("named", ["as it is", "by a link"])
+def test_a_row_of_two_sources_is_on_one_side(sources, tmp_path, named):
+    again = sources["a"]
+    if named == "by a link":
+        again = str(tmp_path / "link.h5")
+        os.symlink(sources["a"], again)
+    mixed = {"all": sources["a"], "odd": {"paths": again, "where": {"parity": 1}}}
+    datamodule = CombinedHDF5DataModule(sources=mixed, val_fraction=0.3, batch_size=BATCH)
+    model = RowsAlone()
+    quiet_trainer(max_epochs=1, num_sanity_val_steps=0).fit(model, datamodule=datamodule)
+    train, val = sides_of(model)
+    assert val
+    assert not train & val
+    assert sorted(train | val) == rows_of("a")
+
+
+def test_rows_that_validate_are_of_all_sources_and_never_trained_on(module):
+    model = fitted(module(sampling_strategy="round_robin", epoch_length="max", val_fraction=0.4), max_epochs=1)
+    train, val = sides_of(model)
+    assert sorted(train | val) == ALL_ROWS
+    assert not train & val
+    assert {row // 1000 for row in val} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("split_seed", range(4))
+def test_a_small_source_may_have_no_row_that_passes_among_those_that_validate(module, sources, split_seed):
+    mixed = sources | {"c": {"paths": sources["c"], "where": {"row": {"min": 2007}}}}
+    model = fitted(module(sources=mixed, val_fraction=0.1, split_seed=split_seed), max_epochs=1)
+    train, val = sides_of(model)
+    assert sorted(train | val) == [row for row in ALL_ROWS if row < 2000 or row >= 2007]
+    assert not train & val
+
+
+def test_files_of_their_own_validate_without_a_mixture(module, sources):
+    model = fitted(module(sampling_strategy="round_robin", val_paths=sources["b"]), RowsOfEach(), max_epochs=1)
+    assert sorted(model.rows["val"]) == rows_of("b")
+
+
+class RowsOfEach(SourceRecorder):
+    def validation_step(self, batch, batch_idx):
+        Recorder.validation_step(self, {"index": batch["row"]}, batch_idx)
+
+
+# Shares --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_shares_that_are_logged_add_up_and_are_those_that_were_asked_for(module, tmp_path, num_workers):
+    datamodule = module(
+        sampling_strategy="weighted", weights=[0.5, 0.3, 0.2], mix="rows", epoch_length=50, num_workers=num_workers
+    )
+    trainer = quiet_trainer(
+        logger=CSVLogger(tmp_path), callbacks=[H5StatsMonitor(print_summary=False)], log_every_n_steps=10
+    )
+    trainer.fit(SourceRecorder(), datamodule=datamodule)
+    with open(trainer.logger.log_dir + "/metrics.csv") as text:
+        lines = list(csv.DictReader(text))
+    for suffix, times in (("", 10), ("_epoch", 2)):
+        keys = [[f"h5/{kind}/{name}{suffix}" for name in SIZES] for kind in ("share", "expected_share")]
+        shown = [[[float(line[key]) for key in of_kind] for of_kind in keys] for line in lines if line.get(keys[0][0])]
+        assert len(shown) == times
+        for found, expected in shown:
+            assert sum(found) == pytest.approx(1)
+            assert expected == pytest.approx([0.5, 0.3, 0.2])
+            assert found == pytest.approx(expected, abs=0.03)
+
+
+def test_rows_of_one_set_of_files_are_no_share_of_nothing(sources, tmp_path):
+    datamodule = CombinedHDF5DataModule(sources["a"], epoch_length=6, batch_size=BATCH, with_index=True)
+    trainer = quiet_trainer(logger=CSVLogger(tmp_path), log_every_n_steps=3)
+    trainer.fit(Recorder(), datamodule=datamodule)
+    shown = {name: value.item() for name, value in trainer.callback_metrics.items() if "/share/" in name}
+    assert set(shown.values()) <= {1.0}, shown
+
+
+# A config ------------------------------------------------------------------------------------------------------
+
+
+def test_a_config_says_all_of_it(sources, tmp_path, capsys):
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"""
+seed_everything: 1
+trainer: {{max_epochs: 1, logger: false, default_root_dir: {tmp_path}}}
+model: {{class_path: lightning_models.Recorder}}
+data:
+  class_path: CombinedHDF5DataModule
+  init_args:
+    sources:
+      first: {sources["a"]}
+      second: {{paths: [{sources["b"]}, {sources["c"]}], where: {{parity: 0}}, load_fields: [x, row]}}
+    load_fields: [x, row]
+    sampling_strategy: alternating
+    pattern: [first, first, second]
+    epoch_length: 9
+    mix: rows
+    batch_size: 10
+    with_index: true
+"""
+    )
+    main(["fit", "--config", str(config), "--trainer.accelerator=cpu", "--trainer.enable_model_summary=false"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("train")]
+    assert lines[0][1:3] == ["9", "90"]
+
+
+# What is refused -----------------------------------------------------------------------------------------------
+
+ROUND = {"sampling_strategy": "round_robin"}
+WEIGHTED = {"sampling_strategy": "weighted"}
+ALTERNATING = {"sampling_strategy": "alternating"}
+FILES = {name: f"{name}.h5" for name in SIZES}
+
+BAD = {
+    "a source without rows that pass": (
+        {"sources": FILES | {"b": {"paths": "b.h5", "where": {"row": {"max": 3}}}}},
+        ["'b'", "no row of 22 passes"],
+    ),
+    "a source without files": ({"sources": FILES | {"b": {"where": {"parity": 0}}}}, ["'b' has no files", "paths"]),
+    "a negative weight": (WEIGHTED | {"weights": [1, -2, 1]}, ["'b'", "-2"]),
+    "a weight that is no number": (WEIGHTED | {"weights": [1, "2", 1]}, ["'b'", "'2'"]),
+    "a weight without end": (WEIGHTED | {"weights": [1, float("inf"), 1]}, ["'b'", "inf"]),
+    "a weight that is not one": (WEIGHTED | {"weights": [1, float("nan"), 1]}, ["'b'", "nan"]),
+    "weights of nothing": (WEIGHTED | {"weights": [0, 0, 0]}, ["[0, 0, 0]", "all 0"]),
+    "too few weights": (WEIGHTED | {"weights": [1, 2]}, ["[1, 2]", "are 2", "3 sources", "'a', 'b', 'c'"]),
+    "weights of others": (WEIGHTED | {"weights": {"a": 1, "d": 2}}, ["'a', 'd'", "'a', 'b', 'c'"]),
+    "weights where nothing is weighted": (ROUND | {"weights": [1, 2, 3]}, ["weights=[1, 2, 3]", "'round_robin'"]),
+    "a pattern of others": (ALTERNATING | {"pattern": ["a", "d"]}, ["pattern names 'd'", "'a', 'b', 'c'"]),
+    "no pattern": (ALTERNATING, ["pattern=None", "['a', 'a', 'b', 'c']"]),
+    "an empty pattern": (ALTERNATING | {"pattern": []}, ["pattern=[]"]),
+    "a pattern that is text": (ALTERNATING | {"pattern": "abc"}, ["pattern='abc'"]),
+    "a pattern where nothing alternates": (ROUND | {"pattern": ["a"]}, ["pattern=['a']", "'round_robin'"]),
+    "a name twice": (
+        {"sources": [{"name": "a", "paths": "a.h5"}, {"name": "a", "paths": "b.h5"}]},
+        ["several of the name 'a'"],
+    ),
+    "a name twice in a mapping": (
+        {"sources": {"a": "a.h5", "b": {"name": "a", "paths": "b.h5"}}},
+        ["several of the name 'a'"],
+    ),
+    "an argument that no source has": (
+        {"sources": FILES | {"b": {"paths": "b.h5", "batch_size": 3}}},
+        ["'b' has 'batch_size'", "'label'", "'where'"],
+    ),
+    "files beside sources": ({"train_paths": "a.h5"}, ["train_paths and sources"]),
+    "no source": ({"sources": {}}, ["sources={}", "names none"]),
+    "text as sources": ({"sources": "a.h5"}, ["sources='a.h5'"]),
+    "an unknown strategy": ({"sampling_strategy": "roundrobin"}, ["'roundrobin'", "'round_robin'"]),
+    "an unknown unit": (ROUND | {"mix": "files"}, ["mix='files'", "'batches'", "'rows'"]),
+    "an unknown draw": (WEIGHTED | {"draw": "exactly"}, ["draw='exactly'", "'random'"]),
+    "a draw where nothing is drawn": (ROUND | {"draw": "random"}, ["draw='random'", "'round_robin'"]),
+    "an unknown length": (ROUND | {"epoch_length": "mean"}, ["epoch_length='mean'", "'max'"]),
+    "a length of nothing": (ROUND | {"epoch_length": 0}, ["epoch_length=0"]),
+    "a batch larger than a source": (
+        ROUND | {"batch_size": 10, "drop_last": True},
+        ["'c' has 9 rows", "batch_size is 10", "drop_last"],
+    ),
+    "a mixture of nothing": ({"sources": None, "train_paths": "a.h5"} | ROUND, ["'round_robin'", "sources"]),
+    "a field of the source's name": (
+        {"sources": FILES, "field_map": {"source": "parity"}},
+        ["'source'", "the name of their source", "field_map"],
+    ),
+    "files that are not there": ({"sources": FILES | {"b": "gone.h5"}}, ["'b'", "gone.h5"]),
+    "fewer rows than ranks": (
+        ROUND | {"sources": {"c": "c.h5"}, "world_size": 10, "rank": 0},
+        ["no step", "10 ranks", "batch_size 4"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_by_name_and_number_before_training_starts(sources, tmp_path, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    options, words = BAD[case]
+    with pytest.raises((H5ValueError, OSError)) as refused:
+        CombinedHDF5DataModule(**({"sources": FILES, "batch_size": BATCH} | options)).setup("fit")
+    assert [word for word in words if word not in str(refused.value)] == [], str(refused.value)
+
+
+@pytest.fixture
+def two_shapes(tmp_path):
+    return {"narrow": write(tmp_path / "n.h5", 0, 20), "wide": write(tmp_path / "w.h5", 100, 12, width=5)}
+
+
+def test_sources_with_rows_of_other_shapes_may_take_turns_by_batches(two_shapes):
+    datamodule = CombinedHDF5DataModule(sources=two_shapes, sampling_strategy="sequential", batch_size=BATCH)
+    datamodule.setup("fit")
+    shapes = {"narrow": [], "wide": []}
+    for batch in datamodule.train_dataloader():
+        assert batch["x"][:, 0].tolist() == batch["row"].tolist()
+        shapes[batch["source"][0]].append(tuple(batch["x"].shape))
+    assert shapes == {"narrow": [(4, 3)] * 5, "wide": [(4, 5)] * 3}
+
+
+@pytest.mark.parametrize("options", ["rows", "concat", "validation"])
+def test_sources_with_rows_of_other_shapes_cannot_be_in_one_batch(two_shapes, options):
+    given = {"rows": ROUND | {"mix": "rows"}, "concat": {}, "validation": ROUND | {"val_fraction": 0.25}}[options]
+    with pytest.raises(H5ValueError, match=r"'x' is .*3.* in the source 'narrow', and .*5.* in 'wide'"):
+        CombinedHDF5DataModule(sources=two_shapes, batch_size=BATCH, **given).setup("fit")
+
+
+def test_sources_with_other_fields_are_refused_until_the_fields_are_named(sources, tmp_path):
+    mixed = {"a": sources["a"], "more": write(tmp_path / "more.h5", 0, 8, extra=np.zeros(8))}
+    with pytest.raises(H5ValueError, match=r"'a' has the fields .*, and 'more' has .*'extra'.*load_fields"):
+        CombinedHDF5DataModule(sources=mixed).setup("fit")
+    assert len(dataset_of(CombinedHDF5DataModule(sources=mixed, load_fields=["x", "row"]))) == 68
+
+
+def test_sources_may_call_their_fields_otherwise(sources, tmp_path):
+    other = tmp_path / "other.h5"
+    with h5py.File(other, "w") as file:
+        file["signal"], file["number"] = np.ones((6, 3), "f4"), np.arange(6)
+    mixed = {"a": sources["a"], "other": {"paths": str(other), "field_map": {"x": "signal", "row": "number"}}}
+    dataset = dataset_of(CombinedHDF5DataModule(sources=mixed, load_fields=["x", "row"], batch_size=BATCH))
+    batch = dataset.read_batch([59, 60, 65])
+    assert batch["row"].tolist() == [59, 0, 5]
+    assert list(batch["source"]) == ["a", "other", "other"]

@@ -1,0 +1,28 @@
+"""Data modules of mixtures, weights and sequences whose batches are as ``killing.Historian`` wants them."""
+
+import torch
+
+from lightning_h5 import CombinedHDF5DataModule
+
+SOURCES = {"many": {"max": 39}, "some": {"min": 40, "max": 53}, "few": {"min": 54}}
+
+
+def pair(batch):
+    """Rows and their numbers; of sequences those that are no padding."""
+    x, rows = batch["x"], batch["row"]
+    if "mask" in batch:
+        x, rows = x[batch["mask"]], rows[batch["mask"]]
+    return x, rows.to(torch.int64)
+
+
+class Mixed(CombinedHDF5DataModule):
+    def __init__(self, file, val_file, *, batch_size, with_index, **options):
+        sources = {name: {"paths": file, "where": {"row": rows}} for name, rows in SOURCES.items()}
+        super().__init__(
+            sources=sources, val_paths=val_file, batch_size=batch_size, batch_transform=pair, cache_size=0, **options
+        )
+
+
+class Rows(CombinedHDF5DataModule):
+    def __init__(self, file, val_file, *, batch_size, with_index, **options):
+        super().__init__(file, val_file, batch_size=batch_size, batch_transform=pair, **options)

@@ -1,0 +1,81 @@
+"""Real kills of ranks that train on a mixture, on weighted rows or on sequences: resumed, they do exactly the rest."""
+
+from dataclasses import replace
+
+import h5py
+import numpy as np
+import pytest
+from killing import Job, newest, train
+from mixing import Mixed, Rows
+from processes import run_ranks, values
+
+ROWS = 61
+KINDS = {
+    "concat": (Mixed, {}),
+    "sequential": (Mixed, {"sampling_strategy": "sequential"}),
+    "round robin": (Mixed, {"sampling_strategy": "round_robin", "epoch_length": "max"}),
+    "alternating": (Mixed, {"sampling_strategy": "alternating", "pattern": ["many", "few", "many", "some"]}),
+    "weighted": (Mixed, {"sampling_strategy": "weighted", "weights": [5, 3, 2], "epoch_length": 7}),
+    "drawn": (Mixed, {"sampling_strategy": "weighted", "weights": [5, 3, 2], "draw": "random"}),
+    "rows": (Mixed, {"sampling_strategy": "weighted", "weights": [5, 3, 2], "mix": "rows"}),
+    "by class": (Rows, {"balance_key": "class"}),
+    "sequences": (Rows, {"sequence_key": "group", "sequence_order": "row"}),
+}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mixtures") / "rows.h5"
+    rows = np.arange(ROWS)
+    with h5py.File(path, "w") as h5:
+        h5["x"] = rows.astype("f4")[:, None] / 64
+        h5["row"] = rows
+        h5["class"] = (rows % 7 == 0).astype("i8")
+        h5["group"] = (rows**2 // 97).astype("i8")
+    return str(path)
+
+
+def run(job, **changes):
+    job = replace(job, **changes)
+    return run_ranks(train, job.world_size, job.folder, job, patience=5)
+
+
+@pytest.mark.parametrize(("first", "then"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_twice_in_the_middle_and_resumed_it_is_the_unbroken_run(kind, first, then, file, tmp_path):
+    (whole := tmp_path / "whole").mkdir()
+    (broken := tmp_path / "broken").mkdir()
+    module, data = KINDS[kind]
+    job = Job(file=file, folder=str(whole), world_size=first, kind=module, data=data, trainer={"max_epochs": 3})
+    history, weights = values(run(job))[0]
+    steps = len([epoch for epoch, _ in history if epoch == 0])
+    stops = [("killed after a save", steps + 2), ("saved by hand and killed", max(1, steps - 3))]
+    resume = None
+    for way, at in stops:
+        outcomes = run(job, folder=str(broken), way=way, at=at, resume=resume, data=data | {"num_workers": 2})
+        assert all(outcome.exitcode < 0 for outcome in outcomes), outcomes[0].output[-3000:]
+        resume, so_far = newest(broken)
+        assert so_far == history[: len(so_far)]
+        assert 0 < len(so_far) < len(history)
+    found, found_weights = values(run(job, folder=str(broken), world_size=then, resume=resume))[0]
+    assert found == history
+    assert found_weights == weights
+
+
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("kind", ["sequential", "round robin", "rows", "by class", "sequences"])
+def test_killed_and_resumed_on_another_number_of_ranks_the_epoch_goes_on_with_the_rest(
+    kind, first, then, file, tmp_path
+):
+    (whole := tmp_path / "whole").mkdir()
+    (broken := tmp_path / "broken").mkdir()
+    module, data = KINDS[kind]
+    job = Job(file=file, folder=str(whole), world_size=first, kind=module, data=data, trainer={"max_epochs": 2})
+    history, _ = values(run(job))[0]
+    assert run(job, folder=str(broken), way="killed after a save", at=3)[0].exitcode < 0
+    resume, so_far = newest(broken)
+    assert so_far == history[:3]
+    found = values(run(job, folder=str(broken), world_size=then, resume=resume))[0][0]
+    for epoch in range(2):
+        rows, expected = ([row for at, rows in every if at == epoch for row in rows] for every in (found, history))
+        assert rows == expected
