@@ -16,7 +16,6 @@ from ..readers import Work
 from ..sampling import BlockTable
 from ..stats import Counters
 from ..types import BatchToken, Draws, IntArray
-from .preparation import Preparation
 from .randomness import asked_for, fresh_draws, generators, seed_streams
 from .structure import Column, SampleStructure, Transform
 
@@ -67,11 +66,9 @@ class RowDataset(Dataset[Any]):
         in_runs: whether the order is known to mix runs of rows.
         reads_pinned: whether batches should be read into page-locked memory, where they are copies out of memory.
         asked_cache_bytes: memory for decoded rows that its user asked for; None where nobody said anything.
-        preparation: what is done to whole batches before any transform.
     """
 
     asked_cache_bytes: int | None = None
-    preparation: Preparation | None = None
     in_runs = False
     reads_pinned = False
 
@@ -224,10 +221,9 @@ class RowDataset(Dataset[Any]):
         """
         if draws is None:
             draws = fresh_draws() if self.structure.asks or self._batch_asks_for else Draws(0, 0, 0)
-        columns = raw.columns if self.preparation is None else self.preparation(raw.columns)
         if samples:
-            return self.structure.samples(columns, raw.rows, draws)
-        batch = self.structure.batch(columns, raw.rows, draws)
+            return self.structure.samples(raw.columns, raw.rows, draws)
+        batch = self.structure.batch(raw.columns, raw.rows, draws)
         if self.batch_transform is None:
             return batch
         return self.batch_transform(batch, **generators(self._batch_asks_for, draws))
@@ -240,7 +236,7 @@ class RowDataset(Dataset[Any]):
     @property
     def gives_as_read(self) -> bool:
         """Whether a batch is the tuple of its columns, as they were read."""
-        return self.structure.is_as_read and self.batch_transform is None and self.preparation is None
+        return self.structure.is_as_read and self.batch_transform is None
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

@@ -45,10 +45,9 @@ class ColumnShape:
     @classmethod
     def prepared(cls, layout: ArrayLayout, preparation: Preparation, field: int) -> ColumnShape:
         """A field of an array of numbers that is held as it is prepared."""
-        stored = torch_dtype_of(layout.dtype)
         shape = preparation.shape_of(field, layout.row_shape)
         given = preparation.rows(field, np.empty((0, *layout.row_shape), layout.dtype)).dtype
-        return cls(shape, preparation.dtype_of(field, stored), given, partial(preparation.rows, field))
+        return cls(shape, preparation.dtype_of(field), given, partial(preparation.rows, field))
 
     @property
     def row_bytes(self) -> int:

@@ -22,7 +22,7 @@ from .discovery import expand_those_there, fields_of_files
 from .field_map import TARGET, FieldMap, checked_names, keys_of
 from .fields import Fields, checked_rows
 from .filters import Where, criteria_of
-from .preparation import Normalize, preparation_of
+from .preparation import Normalize, Preparation, preparation_of
 from .row_index import RowIndexStore, name_of_index
 from .sample_cache import SampleCache, bytes_of, copy_rows
 from .selection import LabelCriterion, Selection, select_rows
@@ -199,8 +199,8 @@ class CombinedHDF5Dataset(StoredRowDataset):
             ),
             mmap=mmap,
             cache_bytes=budget,
+            preparation=preparation,
         )
-        self.preparation = preparation
         self.keeps = self._keeps(None)
         self.counters.share(MOST_WORKERS)  # whoever starts workers: what they count should be seen here
         self.indices = self._build_index()
@@ -305,8 +305,8 @@ class CombinedHDF5Dataset(StoredRowDataset):
         self._pooled_fields()  # a forked child begins anew
         with self._lock:
             if self._samples is None:
-                arrays = zip(self.table.layouts[0], self._dtypes, strict=True)
-                columns = [(array.row_shape, _kept_dtype(array, dtype)) for array, dtype in arrays]
+                arrays = enumerate(zip(self.table.layouts[0], self._dtypes, strict=True))
+                columns = [_kept(field, array, dtype, self.preparation) for field, (array, dtype) in arrays]
                 worker = get_worker_info()
                 n_bytes = self._max_cache_bytes // (worker.num_workers if worker else 1)
                 self._samples = SampleCache(self._cache_size, n_bytes, columns)
@@ -426,8 +426,12 @@ def _dtype_of(name: str, array: ArrayLayout, dtype: torch.dtype | None) -> torch
     return dtype if array.dtype.kind == "f" and array.row_shape and name != TARGET else None
 
 
-def _kept_dtype(array: ArrayLayout, dtype: torch.dtype | None) -> torch.dtype | None:
-    """What a field is in the cache: as in a batch; None for text."""
+def _kept(
+    field: int, array: ArrayLayout, dtype: torch.dtype | None, preparation: Preparation | None
+) -> tuple[tuple[int, ...], torch.dtype | None]:
+    """What a row of a field is in the cache: as in a batch; no dtype for text."""
     if kind_of(array.dtype) != "number":
-        return None
-    return dtype or torch.from_numpy(np.empty(0, array.dtype)).dtype
+        return array.row_shape, None
+    if preparation is None or not preparation.touches(field):
+        return array.row_shape, dtype or torch.from_numpy(np.empty(0, array.dtype)).dtype
+    return preparation.shape_of(field, array.row_shape), preparation.dtype_of(field)

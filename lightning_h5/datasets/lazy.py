@@ -131,5 +131,5 @@ class H5LazyDataset(StoredRowDataset):
             ),
             mmap=mmap,
             cache_bytes=budget,
+            preparation=preparation,
         )
-        self.preparation = preparation

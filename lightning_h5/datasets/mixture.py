@@ -82,7 +82,6 @@ class MixtureDataset(RowDataset):
         self._plans = plans
         self._ends: IntArray = np.cumsum([len(source) for source in sources])
         super().__init__(structure, batch_transform)
-        self.preparation = self.sources[0].preparation  # of the same fields, whatever their lengths
         self.counters = Counters(tuple(map(rows_of, self.names or ())))
         self._join()
 

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,17 +27,40 @@ __all__ = ["Normalize", "Preparation", "preparation_of"]
 Normalize: TypeAlias = PathLike | Mapping[str, FieldStats]
 """A file with statistics, or what is in one."""
 
-LARGE_MEAN = 2.0
-"""A mean of more deviations than this is taken off in two parts: rounded to 24 bits it would be 1e-7 deviations off."""
+LARGE_MEAN = 4.0
+"""A mean of more deviations than this is taken off in two parts: rounded to 24 bits it would be 2e-7 deviations off."""
+
+LONG_LOOP = 1 << 14
+"""Numbers that one mean is taken off, at least, for it not to be repeated for each of them: NumPy takes 0.2
+microseconds to go from one mean to the next."""
+
+LEAST_ROW = 1 << 10
+"""Numbers of a repeated mean, at least."""
 
 EXACT_IN_FLOAT32 = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.bool, torch.float16, torch.bfloat16)
 
 
 class _Affine(NamedTuple):
-    """``(x - mean) * scale``, both shaped as a batch, in float64."""
+    """``(x - mean) * scale``; both broadcast to a stored row."""
 
-    mean: torch.Tensor
-    scale: torch.Tensor
+    mean: npt.NDArray[np.float64]
+    scale: npt.NDArray[np.float64]
+
+
+class _Constants(NamedTuple):
+    """What rows are normalised with.
+
+    Attributes:
+        view: the shape that rows are looked at in, so that the others broadcast to it.
+        high: what is taken off.
+        low: what is taken off after that, where rounding ``high`` would show.
+        scale: what is multiplied with.
+    """
+
+    view: tuple[int, ...]
+    high: npt.NDArray[Any]
+    low: npt.NDArray[Any] | None
+    scale: npt.NDArray[Any]
 
 
 class _Step(NamedTuple):
@@ -69,8 +93,8 @@ def preparation_of(
         allow_external: follow links out of the files.
 
     Returns:
-        None, and the fields as they are, where nothing is done. Fields that are normalised are read as they are
-        stored: in 16 bits, or 32 instead of 64, something of a large mean's deviations would be lost.
+        None, and the fields as they are, where nothing is done. Fields that are normalised are read without loss: in
+        16 bits, or 32 instead of 64, something of a large mean's deviations would be gone.
     """
     if normalize is None and not channels_last:
         return None, fields
@@ -92,8 +116,12 @@ def preparation_of(
         dtypes=fields.dtypes,
         is_array=is_array,
     )
-    dtypes = tuple(None if done.normalises(at) else dtype for at, dtype in enumerate(fields.dtypes))
-    return done, replace(fields, dtypes=dtypes)
+    dtypes = list(fields.dtypes)
+    for at, array in enumerate(table.layouts[0][: len(dtypes)]):
+        if done.normalises(at):
+            stored = torch.from_numpy(np.empty(0, array.dtype)).dtype
+            dtypes[at] = torch.float32 if stored in EXACT_IN_FLOAT32 else None  # cast where it is copied anyway
+    return done, replace(fields, dtypes=tuple(dtypes))
 
 
 class Preparation:
@@ -136,7 +164,7 @@ class Preparation:
                 f"the statistics are of the fields {listing(stats)}; the data has {listing(fields)}"
                 f"{f' and no {listing(unknown)}' if unknown else ''}. Make them of these files."
             )
-        self._dtypes = tuple(dtypes)
+        self._dtypes, self._stored = tuple(dtypes), [array.dtype for array in arrays]
         for at in found:
             if (dtype := dtypes[at]) is not None and not dtype.is_floating_point:
                 raise H5ValueError(f"{fields[at]!r} is to be normalised, and to be {dtype}. Ask for a floating dtype.")
@@ -152,7 +180,7 @@ class Preparation:
             self._steps.append(_normalising(found[at], name, array, moves) if at in found else step)
         told = repr(([_plain(step) for step in self._steps], self._dtypes))
         self.digest = hashlib.sha256(told.encode()).hexdigest()[:32]
-        self._made: dict[Any, tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]] = {}
+        self._made: dict[Any, _Constants] = {}
         self._buffers = BufferPool()
 
     def touches(self, field: int) -> bool:
@@ -164,16 +192,29 @@ class Preparation:
         step = self._steps[field]
         return step is not None and step.of is not None
 
-    def __call__(self, columns: Sequence[Column]) -> tuple[Column, ...]:
-        """Columns of a batch as they should be; those that can be are changed in place."""
-        steps = [*self._steps, *[None] * (len(columns) - len(self._steps))]
-        return tuple(
-            column if step is None or not isinstance(column, torch.Tensor) else self._prepared(column, step, at)
-            for at, (column, step) in enumerate(zip(columns, steps, strict=True))
-        )
+    def in_place(self, field: int, stored: np.dtype[Any]) -> Callable[[npt.NDArray[Any]], None] | None:
+        """Normalises rows of a field where they were read to; None where it is not, or they become another dtype."""
+        step = self._steps[field]
+        if step is None or step.of is None or stored not in (np.float32, np.float64):
+            return None
+        return partial(self._normalise, field)
 
-    def dtype_of(self, field: int, stored: torch.dtype) -> torch.dtype:
-        """What a field becomes that is stored so."""
+    def of_batch(self, field: int, column: Column, *, is_normalised: bool = False) -> Column:
+        """A field's rows as they should be; where they can be, they are changed in place.
+
+        Args:
+            field: which one.
+            column: its rows, as they are stored.
+            is_normalised: ``in_place`` has run on them.
+        """
+        step = self._steps[field]
+        if step is None or not isinstance(column, torch.Tensor):
+            return column
+        return self._worked(column, step, field, is_normalised=is_normalised).to(self.dtype_of(field))
+
+    def dtype_of(self, field: int) -> torch.dtype:
+        """What a field becomes, which is a number."""
+        stored = torch.from_numpy(np.empty(0, self._stored[field])).dtype
         plain = torch.float32 if self.normalises(field) and not stored.is_floating_point else stored
         return self._dtypes[field] or plain
 
@@ -190,50 +231,44 @@ class Preparation:
         found: npt.NDArray[Any] = self._worked(torch.from_numpy(rows).clone(), step, field).numpy()
         return found
 
-    def _prepared(self, column: torch.Tensor, step: _Step, at: int) -> torch.Tensor:
-        return self._worked(column, step, at).to(self.dtype_of(at, column.dtype))
-
-    def _worked(self, column: torch.Tensor, step: _Step, at: int) -> torch.Tensor:
+    def _worked(self, column: torch.Tensor, step: _Step, field: int, *, is_normalised: bool = False) -> torch.Tensor:
         """A column as it should be, in the dtype that it is computed in; the given memory may be used for it."""
-        given = column.movedim(1, -1) if step.moves else column
-        if step.of is None:
-            return self._copied(given, given.dtype)
-        work = torch.float32 if column.dtype in (*EXACT_IN_FLOAT32, torch.float32) else torch.float64
-        out = given if given.dtype == work and not step.moves else self._copied(given, work)
-        flat = out.view(len(out), math.prod(out.shape[1:]))
-        high, low, scale = self._constants(step.of, at, work, tuple(out.shape[1:]), column.device)
-        if column.device.type == "cpu":
-            # By NumPy in this thread: torch would start others, which then wait for the cores that read ahead.
-            rows = flat.numpy()
-            np.subtract(rows, high.numpy(), out=rows)
+        if step.of is not None and not is_normalised:
+            work = torch.float32 if column.dtype in (*EXACT_IN_FLOAT32, torch.float32) else torch.float64
+            column = column if column.dtype == work else self._copied(column, work)
+            self._normalise(field, column.numpy())
+        return self._copied(column.movedim(1, -1), column.dtype) if step.moves else column
+
+    def _normalise(self, field: int, rows: npt.NDArray[Any]) -> None:
+        # By NumPy in this thread: torch would start others, which then wait for the cores that read ahead.
+        if not rows.size:
+            return
+        shape, high, low, scale = self._constants(field, rows.dtype, rows.shape[1:])
+        view = rows.reshape(shape)
+        with np.errstate(all="ignore"):  # what is stored may be infinite, or no number
+            np.subtract(view, high, out=view)
             if low is not None:
-                np.subtract(rows, low.numpy(), out=rows)
-            np.multiply(rows, scale.numpy(), out=rows)
-        else:
-            flat.sub_(high)
-            if low is not None:
-                flat.sub_(low)
-            flat.mul_(scale)
-        return out
+                np.subtract(view, low, out=view)
+            np.multiply(view, scale, out=view)
 
     def _copied(self, given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if given.device.type != "cpu" or torch.bfloat16 in (given.dtype, dtype):
+        if torch.bfloat16 in (given.dtype, dtype):
             return given.to(dtype, memory_format=torch.contiguous_format, copy=True)
         out = self._buffers.tensor(tuple(given.shape), dtype)
         np.copyto(out.numpy(), given.numpy(), casting="unsafe")
         return out
 
-    def _constants(
-        self, of: _Affine, at: int, work: torch.dtype, shape: tuple[int, ...], device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """What is taken off in one or two parts, and multiplied with, as long as a row: the fastest to go through."""
-        key = at, work, shape, device
+    def _constants(self, field: int, work: np.dtype[Any], shape: tuple[int, ...]) -> _Constants:
+        key = field, work, shape
         if key not in self._made:
-            mean, scale = (each.expand(1, *shape).flatten() for each in of)
-            high = mean.to(work)
-            low = (mean - high.double()).to(work)
-            is_large = bool((mean * scale).abs().max() > LARGE_MEAN) and bool(low.any())
-            self._made[key] = high.to(device), low.to(device) if is_large else None, scale.to(work).to(device)
+            step = self._steps[field]
+            assert step is not None, "nothing is done to this field"
+            assert step.of is not None, "this field is not normalised"
+            view, mean, scale = _laid_out(step.of, shape)
+            high = mean.astype(work)
+            low = (mean - high).astype(work)
+            is_large = bool(np.abs(mean * scale).max(initial=0) > LARGE_MEAN) and bool(low.any())
+            self._made[key] = _Constants(view, high, low if is_large else None, scale.astype(work))
         return self._made[key]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -271,15 +306,31 @@ def _normalising(stats: FieldStats, name: str, array: ArrayLayout, moves: bool) 
                 f"{array.path!r} have the shape {shape}, {there}. Make them of these files."
             )
         wide[axis] = n_channels
-    if moves:
-        wide = np.roll(wide, -1)
-    mean = torch.from_numpy(np.broadcast_to(stats.mean, (max(1, n_channels),)).reshape(1, *wide).copy())
-    std = torch.from_numpy(np.broadcast_to(stats.std, (max(1, n_channels),)).reshape(1, *wide).copy())
-    scale = 1 / std
-    return _Step(moves, _Affine(mean, torch.where(torch.isfinite(scale), scale, 0.0)))
+    mean, std = (each.reshape(wide) if n_channels else each for each in (stats.mean, stats.std))
+    with np.errstate(all="ignore"):
+        scale = 1 / std
+    return _Step(moves, _Affine(mean, np.where(np.isfinite(scale), scale, 0.0)))
+
+
+def _laid_out(
+    of: _Affine, shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Mean and scale so that NumPy's inner loops are long, and what they read beside the rows is short."""
+    axis = int(np.argmax(of.mean.shape)) if of.mean.size > 1 else None
+    if axis is None:
+        return (-1,), of.mean.ravel(), of.scale.ravel()
+    n_channels, n_after = shape[axis], math.prod(shape[axis + 1 :])
+    if n_after >= LONG_LOOP:
+        return (-1, n_channels, n_after), of.mean.reshape(-1, 1), of.scale.reshape(-1, 1)
+    # As long as a row, or as what of it repeats.
+    first = axis
+    while first and math.prod(shape[first:]) < LEAST_ROW:
+        first -= 1
+    mean, scale = (np.broadcast_to(each, shape)[(0,) * first].ravel() for each in of)
+    return (-1, len(mean)), mean, scale
 
 
 def _plain(step: _Step | None) -> Any:
     """What is done to a field, as numbers."""
     numbers = step.of if step is not None and step.of is not None else ()
-    return step is not None and step.moves, [(tuple(each.shape), each.flatten().tolist()) for each in numbers]
+    return step is not None and step.moves, [(each.shape, each.ravel().tolist()) for each in numbers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any
@@ -131,7 +131,6 @@ class SequenceDataset(RowDataset):
         transform, batch_transform = structure.x.transform, dataset.batch_transform
         super().__init__(structure, batch_transform)
         self.transform = transform
-        self.preparation = dataset.preparation
         self.counters = dataset.counters
         self._join()
 
@@ -175,15 +174,14 @@ class SequenceDataset(RowDataset):
         """See ``RowDataset.finish``."""
         asks = self.structure.asks or self._batch_asks_for
         draws = draws or (fresh_draws() if asks else Draws(0, 0, 0))
-        columns = raw.columns if self.preparation is None else self.preparation(raw.columns)
         if samples or self.transform is not None:
-            each = [self._sample(one, draws) for one in replace(raw, columns=columns).split([1] * len(raw.rows))]
+            each = [self._sample(one, draws) for one in raw.split([1] * len(raw.rows))]
             if samples:
                 numbered = zip(each, raw.rows.tolist(), strict=True)
                 return [one | {"index": row} for one, row in numbered] if self.structure.with_index else each
             batch = _collated(each, raw.lengths)
         else:
-            batch = self._batch(columns, raw.lengths)
+            batch = self._batch(raw.columns, raw.lengths)
         batch |= _told(raw.lengths)
         if self.structure.with_index:
             batch["index"] = torch.from_numpy(raw.rows.copy())

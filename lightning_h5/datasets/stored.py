@@ -29,6 +29,7 @@ from ..types import IntArray, RowReader
 from .base import RawBatch, RowDataset
 from .buffers import BufferPool
 from .fields import Fields, checked_rows, numpy_dtype_like
+from .preparation import Preparation
 from .runs import RunsAhead
 from .structure import Column, Transform
 from .table import HELD_BYTES, FileTable, digest_of_rows, held_fields
@@ -55,6 +56,7 @@ class StoredRowDataset(RowDataset):
         cache_bytes: memory for decoded rows; worker processes share it.
         keeps: keep decoded rows after they were read in an epoch, for the next; None where all of them have a place.
         in_runs: the order mixes runs of rows: have the system read those of arrays without chunks in one piece each.
+        preparation: what is done to rows as they are read.
     """
 
     def __init__(
@@ -69,8 +71,9 @@ class StoredRowDataset(RowDataset):
         cache_bytes: int = 64 << 20,
         keeps: bool | None = None,
         in_runs: bool = False,
+        preparation: Preparation | None = None,
     ) -> None:
-        self.table = table
+        self.table, self.preparation = table, preparation
         self.indices = checked_rows(indices, table.n_rows)
         self._dtypes = fields.dtypes
         self._options = options
@@ -135,9 +138,17 @@ class StoredRowDataset(RowDataset):
                     column = self._read(0, field, local)
                 else:
                     column = self._read_files(field, files, local, touched)
-                columns.append(self._cast(column, dtype))
+                columns.append(self._prepared(field, self._cast(column, dtype)))
         self._check_unchanged(touched)
         return RawBatch(rows, tuple(columns))
+
+    def _prepared(self, field: int, column: Column) -> Column:
+        """Rows of a field as they should be."""
+        if self.preparation is None:
+            return column
+        pooled = self._pooled_fields().get(field)
+        is_done = pooled is not None and pooled.is_prepared
+        return self.preparation.of_batch(field, column, is_normalised=is_done)
 
     @contextmanager
     def _blames_changes(self, located: IntArray) -> Iterator[None]:
@@ -279,6 +290,7 @@ class StoredRowDataset(RowDataset):
         worker = get_worker_info()
         budget = self.cache_bytes // (worker.num_workers if worker else 1)
         total = sum(layouts[field][0].row_bytes for field in fields)
+        done = self.preparation
         return {
             field: open_pooled(
                 layouts[field],
@@ -289,6 +301,7 @@ class StoredRowDataset(RowDataset):
                 counters=self.counters,
                 rows=self.indices,
                 keeps=self.keeps,
+                prepare=None if done is None else done.in_place(field, layouts[field][0].dtype),
             )
             for field in fields
         }

@@ -1,6 +1,6 @@
 """Rows in, ndarray out. Which reader an array gets follows from its layout, never from the user."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from .placed import MappedReader, PlacedReader
 from .plain import PlainReader
 from .pooled import BegunRead, PooledReader
 from .slabs import SlotMemory
-from .sources import ChunkSource, ReaderSource, SlabSource
+from .sources import ChunkSource, PreparedSource, ReaderSource, SlabSource
 from .work import Work, usable_cores
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "PlacedReader",
     "PlainReader",
     "PooledReader",
+    "PreparedSource",
     "ReaderSource",
     "SlabSource",
     "SlotMemory",
@@ -47,6 +48,9 @@ __all__ = [
     "usable_cores",
     "why_plain",
 ]
+
+
+LEAST_PREPARED = 128 << 10  # bytes of a slab
 
 
 def open_reader(
@@ -114,6 +118,7 @@ def open_pooled(
     counters: Counters,
     rows: IntArray | None = None,
     keeps: bool | None = None,
+    prepare: Callable[[npt.NDArray[Any]], None] | None = None,
 ) -> PooledReader:
     """The reader for one field of all files, for arrays that are decoded a slab at a time. Opens nothing yet.
 
@@ -126,9 +131,20 @@ def open_pooled(
         counters: where bytes and slabs are counted.
         rows: rows that the dataset has; None for all.
         keeps: see ``PooledReader``.
+        prepare: changes rows in place as soon as they are decoded, where slabs are decoded whole and are not small; the
+            reader then says ``is_prepared``.
     """
     sources = [open_source(a, options, run, counters) for a, run in zip(layouts, rows_per_run, strict=True)]
-    return PooledReader(layouts, sources, n_bytes=n_bytes, work=work, counters=counters, rows=rows, keeps=keeps)
+    # Threads that do little at a time would spend their time waiting for the interpreter's lock.
+    row_bytes = layouts[0].row_bytes
+    is_prepared = prepare is not None and all(
+        source.n_parts == 1 and source.rows_per_slab * row_bytes >= LEAST_PREPARED for source in sources
+    )
+    if prepare is not None and is_prepared:
+        sources = [PreparedSource(source, prepare) for source in sources]
+    reader = PooledReader(layouts, sources, n_bytes=n_bytes, work=work, counters=counters, rows=rows, keeps=keeps)
+    reader.is_prepared = is_prepared
+    return reader
 
 
 def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, counters: Counters) -> SlabSource:

@@ -37,7 +37,12 @@ class PooledReader:
         counters: where slabs used and loaded are counted.
         rows: rows that this dataset has, in any order; None for all. A slab is done when all of its rows are out.
         keeps: keep slabs after their last row of an epoch, for the next. None: where all of them have a place.
+
+    Attributes:
+        is_prepared: rows were changed when they were decoded (see ``open_pooled``).
     """
+
+    is_prepared = False
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, repeat
 from typing import Any, Protocol, TypeAlias
 
@@ -25,7 +25,7 @@ from .decoders import NativeDecoder
 from .slabs import SlotMemory
 from .stored import read_stored
 
-__all__ = ["ChunkSource", "ReaderSource", "SlabSource"]
+__all__ = ["ChunkSource", "PreparedSource", "ReaderSource", "SlabSource"]
 
 TASK_BYTES = 1 << 20  # decoded bytes of a task, a millisecond's work: less costs more in taking turns
 MOST_LINE_BYTES = 2 << 20
@@ -96,6 +96,35 @@ class ReaderSource:
     def pick(self, slab: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
         """See ``SlabSource.pick``."""
         out[...] = self._reader.read(slab * self.rows_per_slab + rows)
+
+
+class PreparedSource:
+    """Slabs of another source, with something done to their rows as soon as they are there.
+
+    Args:
+        source: loads slabs in one part each.
+        prepare: changes rows in place.
+    """
+
+    n_parts = 1
+
+    def __init__(self, source: SlabSource, prepare: Callable[[npt.NDArray[Any]], None]) -> None:
+        if source.n_parts != 1:
+            raise ValueError(f"slabs of {source.n_parts} parts are never there as a whole")
+        self._source, self._prepare = source, prepare
+        self.n_rows, self.rows_per_slab = source.n_rows, source.rows_per_slab
+        self.parts_together, self.picks_rows = source.parts_together, source.picks_rows
+
+    def load(self, slabs: Sequence[int], parts: range, memory: SlotMemory) -> None:
+        """See ``SlabSource.load``."""
+        self._source.load(slabs, parts, memory)
+        for slab, rows in zip(slabs, memory, strict=True):
+            self._prepare(rows[: self.n_rows - slab * self.rows_per_slab])
+
+    def pick(self, slab: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        """See ``SlabSource.pick``."""
+        self._source.pick(slab, rows, out)
+        self._prepare(out)
 
 
 _scratch = threading.local()  # memory of each thread; of all sources, since those of many files are read in turn

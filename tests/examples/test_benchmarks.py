@@ -80,6 +80,15 @@ def test_many_files_and_filters(run, tmp_path):
     assert not list(tmp_path.glob("tmp*")), "nothing is left of the files"
 
 
+def test_studies(run, tmp_path):
+    few = ["--rows", 640, "--rounds", 1, "--steps", 100]
+    assert "three compressed sources" in run(BENCHMARKS / "studies.py", *few, "--json", tmp_path / "out.json")
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert len(written["normalize"]) == 6
+    assert all(max(case["bucketed"]) < 0.05 < 0.4 < case["plain"] for case in written["lengths"])
+    assert written["mixtures"]["shares"]["exact"] == {"a": 60, "b": 30, "c": 10}
+
+
 @pytest.mark.slow
 def test_the_limits_do_without_fast_decoders(run):
     program = f"""
