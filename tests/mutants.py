@@ -33,6 +33,8 @@ SAMPLING = ("tests/sampling",)
 STATE = ("tests/loading/test_state.py", "tests/loading/test_loader.py")
 RESUME = ("tests/datamodules/test_resume.py", "tests/distributed/test_kills.py")
 RANKS = ("tests/distributed",)
+MIXTURES = ("tests/sampling/test_mixture.py", "tests/datamodules/test_mixtures.py")
+NORMALIZATION = ("tests/datasets/test_normalization.py",)
 
 MUTANTS = [
     Mutant(
@@ -246,6 +248,89 @@ MUTANTS = [
         "            self.table.guards[file].check()\n",
         "            pass\n",
         ("tests/files/test_identity.py", "tests/datasets"),
+    ),
+    Mutant(
+        "a source that is used up starts again in the same order",
+        "sampling/mixture.py",
+        "order_rows(blocks, parameters, cycle)",
+        "order_rows(blocks, parameters, 0)",
+        MIXTURES,
+    ),
+    Mutant(
+        "all sources have one seed",
+        "sampling/mixture.py",
+        "seed = int(stream(parameters.seed, 0, SEEDS, number).random_raw())",
+        "seed = parameters.seed",
+        MIXTURES,
+    ),
+    Mutant(
+        "an epoch of a mixture begins each source anew",
+        "sampling/mixture.py",
+        "return schedule, [epoch * quota for quota in schedule.counts(n_units).tolist()]",
+        "return schedule, [0 * quota for quota in schedule.counts(n_units).tolist()]",
+        MIXTURES,
+    ),
+    Mutant(
+        "a row that comes again has the number that it had",
+        "sampling/weighted.py",
+        "return rows + (drawn - draws.before(rows)) * blocks.n_rows",
+        "return rows",
+        ("tests/sampling/test_weighted.py",),
+    ),
+    Mutant(
+        "the last batches are not halved for the ranks",
+        "sampling/sequences.py",
+        "parts[largest] += 1",
+        "parts[0] += 1",
+        (*MIXTURES, "tests/sampling/test_lengths.py"),
+    ),
+    Mutant(
+        "batches of one source are cut anew",
+        "sampling/sequences.py",
+        "if segments and batch_size != self.batch_size:",
+        "if False:",
+        MIXTURES,
+    ),
+    Mutant(
+        "batches are dealt from the longest to the shortest",
+        "sampling/lengths.py",
+        """        return np.argsort(keys, kind="stable")
+
+    @cached_property
+    def _starts""",
+        """        return np.arange(len(keys))
+
+    @cached_property
+    def _starts""",
+        ("tests/sampling/test_lengths.py",),
+    ),
+    Mutant(
+        "what is decoded is normalised again in the batch",
+        "datasets/stored.py",
+        "is_done = pooled is not None and pooled.is_prepared",
+        "is_done = False",
+        NORMALIZATION,
+    ),
+    Mutant(
+        "a large mean is taken off in one part",
+        "datasets/preparation.py",
+        "if low is not None:",
+        "if low is False:",
+        NORMALIZATION,
+    ),
+    Mutant(
+        "statistics of other shapes are taken",
+        "datasets/preparation.py",
+        "if stats.row_shape is not None and stats.row_shape != shape:",
+        "if False:",
+        NORMALIZATION,
+    ),
+    Mutant(
+        "large groups all go to the training split",
+        "sampling/splits.py",
+        "owed += share * sizes[group]",
+        "owed += 0",
+        ("tests/sampling/test_splits.py",),
     ),
 ]
 

@@ -4,6 +4,7 @@ import json
 import pickle
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -527,3 +528,56 @@ def test_writing_leaves_the_file_whole_and_nothing_beside_it(tmp_path):
         write_stats(path, {"x": {"mean": np.zeros(3)}})
     assert read_stats(path)["x"].mean.tolist() == [0.0] * 3
     assert [one.name for one in tmp_path.iterdir()] == ["stats.json"]
+
+
+@pytest.fixture
+def decodes_in_company(monkeypatch):
+    """Arrays as small as a test's are neither held whole, nor are their chunks too small to be changed one by one."""
+    monkeypatch.setattr("lightning_h5.datasets.table.HELD_BYTES", 0)
+    monkeypatch.setattr("lightning_h5.datasets.stored.HELD_BYTES", 0)
+    monkeypatch.setattr("lightning_h5.readers.LEAST_PREPARED", 1)
+
+
+LAYOUTS = {
+    "contiguous": {},
+    "whole rows a chunk": {"chunks": (5, 3, 8), "compression": "gzip"},
+    "one row a chunk": {"chunks": (1, 3, 8), "compression": "lzf"},
+    "parts of rows a chunk": {"chunks": (4, 2, 5), "compression": "gzip", "shuffle": True},
+    "a filter of others": {"chunks": (6, 3, 8), "scaleoffset": 6},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["u1", "f4", "f8", ">f4"])
+@pytest.mark.parametrize("cache_bytes", [0, "1 KiB", "1 MiB"])
+@pytest.mark.parametrize("kind", ["lazy", "combined"])
+def test_rows_that_are_decoded_in_company_are_normalised_once(
+    decodes_in_company, tmp_path, layout, dtype, cache_bytes, kind
+):
+    if layout == "a filter of others" and dtype[-2] != "f":
+        pytest.skip("the filter keeps six decimals of floats")
+    values = values_of(dtype.strip(">"), (N, 3, 8), 1).astype(dtype)
+    paths = [tmp_path / "a.h5", tmp_path / "b.h5"]
+    for path, part in zip(paths, (values[:11], values[11:]), strict=True):
+        with h5py.File(path, "w") as file:
+            file.create_dataset("x", data=part, **LAYOUTS[layout if path.name == "a.h5" else "whole rows a chunk"])
+    with h5py.File(paths[0]) as file:
+        values[:11] = file["x"][:]  # as the filter has them
+    stats = stats_of(values, 0)
+    dataset = dataset_of(
+        kind,
+        paths,
+        normalize=stats_file(tmp_path, {"x": stats}),
+        channels_last=["x"],
+        cache_bytes=cache_bytes,
+        **({"cache_size": 7} if kind == "combined" else {}),
+    )
+    expected = by_numpy(values, stats, channels_last=True)
+    random = np.random.default_rng(0)
+    for _ in range(6):
+        rows = random.choice(N, 9)
+        found = dataset.read_batch(rows)["x"].numpy()
+        assert found.shape == (9, 8, 3)
+        assert np.abs(found - expected[rows]).max() < 2e-6
+    dataset.close()
+    assert np.abs(dataset.read_batch([3, 20])["x"].numpy() - expected[[3, 20]]).max() < 2e-6
