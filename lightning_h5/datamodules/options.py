@@ -198,8 +198,8 @@ class SplitOptions:
             raise H5ValueError(
                 f"num_folds={self.num_folds} and val_fraction={val} were given; both say which rows validate. Pass one."
             )
-        for name in ("group_key", "stratify_key"):
-            if getattr(self, name) is not None and not self.cuts_any:
+        for name, is_used in (("group_key", self.cuts_any), ("stratify_key", self.says_what_to_cut)):
+            if getattr(self, name) is not None and not is_used:
                 raise H5ValueError(
                     f"{name}={getattr(self, name)!r} was given, but nothing is cut. Pass val_fraction, test_fraction "
                     f"or num_folds and fold, or leave {name} out."
