@@ -40,13 +40,13 @@ def run(job, **changes):
     return run_ranks(train, job.world_size, job.folder, job, patience=5)
 
 
-@pytest.mark.parametrize(("first", "then"), [(1, 1), (2, 2)])
+@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_twice_in_the_middle_and_resumed_it_is_the_unbroken_run(kind, first, then, file, tmp_path):
+def test_killed_twice_in_the_middle_and_resumed_it_is_the_unbroken_run(kind, world_size, file, tmp_path):
     (whole := tmp_path / "whole").mkdir()
     (broken := tmp_path / "broken").mkdir()
     module, data = KINDS[kind]
-    job = Job(file=file, folder=str(whole), world_size=first, kind=module, data=data, trainer={"max_epochs": 3})
+    job = Job(file=file, folder=str(whole), world_size=world_size, kind=module, data=data, trainer={"max_epochs": 3})
     history, weights = values(run(job))[0]
     steps = len([epoch for epoch, _ in history if epoch == 0])
     stops = [("killed after a save", steps + 2), ("saved by hand and killed", max(1, steps - 3))]
@@ -57,7 +57,7 @@ def test_killed_twice_in_the_middle_and_resumed_it_is_the_unbroken_run(kind, fir
         resume, so_far = newest(broken)
         assert so_far == history[: len(so_far)]
         assert 0 < len(so_far) < len(history)
-    found, found_weights = values(run(job, folder=str(broken), world_size=then, resume=resume))[0]
+    found, found_weights = values(run(job, folder=str(broken), resume=resume))[0]
     assert found == history
     assert found_weights == weights
 
