@@ -449,6 +449,7 @@ class BaseH5DataModule(LightningDataModule):
         options, training = self._options, split == "train"
         order = self._order(dataset, training=training)
         if training:
+            self._check_rows(split, dataset.n_rows)  # a tuner may have made batches larger
             self._say_order(order, dataset.n_rows)
         cache_bytes = order.cache_bytes if options.cache_bytes is None else options.cache_bytes
         self.read_with(dataset, order, cache_bytes, training=training)

@@ -296,7 +296,9 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         elif train_paths is not None:
             if epoch_length != "sum":
                 self._mixture = MixtureOptions.of({"train": {"paths": train_paths}}, **mixing)
-            elif said := {name: value for name, value in mixing.items() if value not in (None, *_UNMIXED)}:
+            elif said := {
+                name: value for name, value in mixing.items() if not (value is None or str(value) in _UNMIXED)
+            }:
                 raise H5ValueError(
                     f"{said} was given, and there is nothing to mix. Pass sources instead of train_paths."
                 )

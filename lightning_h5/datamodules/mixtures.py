@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +152,8 @@ def _source(name: Any, value: Any) -> SourceOptions:
         raise H5ValueError(
             f"the source {name!r} has {listing(unknown)}. A source may have of its own: {listing(OF_A_SOURCE)}."
         )
+    if not isinstance(paths, str | os.PathLike | Sequence):
+        raise H5ValueError(f"the source {name!r} has the files {paths!r}. Pass a path, a glob, or a list of these.")
     if name is None and (isinstance(paths, str) or not isinstance(paths, Sequence)):
         name = Path(paths).stem
     if name is None:
@@ -162,6 +165,7 @@ def _weights(given: Any, names: Sequence[str]) -> tuple[float, ...] | None:
     if given is None:
         return None
     if isinstance(given, Mapping):
+        given = {str(name): weight for name, weight in given.items()}
         if set(given) != set(names):
             raise H5ValueError(f"weights are of {listing(given)}, and the sources are {listing(names)}. Name them all.")
         given = [given[name] for name in names]
@@ -172,7 +176,7 @@ def _weights(given: Any, names: Sequence[str]) -> tuple[float, ...] | None:
             f"weights={given!r} are {len(numbers)}, and there are {len(names)} sources: {listing(names)}."
         )
     for name, number in zip(names, numbers, strict=True):
-        if isinstance(number, bool) or not isinstance(number, int | float | np.number) or not 0 <= number < np.inf:
+        if isinstance(number, bool) or not isinstance(number, int | float | np.number) or not 0 <= number < 1e300:
             raise H5ValueError(f"the weight of the source {name!r} is {number!r}. Pass 0 or more.")
     if not any(numbers):
         raise H5ValueError(f"weights={given!r} are all 0, which leaves nothing to train on. Make one larger.")
@@ -180,7 +184,7 @@ def _weights(given: Any, names: Sequence[str]) -> tuple[float, ...] | None:
 
 
 def _pattern(given: Any, names: Sequence[str]) -> tuple[int, ...]:
-    pattern = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
+    pattern = list(map(str, given)) if isinstance(given, Sequence) and not isinstance(given, str) else []
     if not pattern:
         raise H5ValueError(
             f"pattern={given!r} was given. sampling_strategy='alternating' takes the names of sources in their turn, "

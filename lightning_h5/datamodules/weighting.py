@@ -81,17 +81,17 @@ class WeightOptions:
     def _of_classes(self, classes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         if self.class_weights is None:
             return np.ones(len(classes))
-        # As text, which all keys are in a file; but 1, 1.0 and True are one class.
-        there = {_plain(value): at for at, value in enumerate(classes.tolist())}
-        if {_plain(name) for name in self.class_weights} != set(there):
+        is_number = classes.dtype.kind in "biuf"
+        there = {_plain(value, is_number=is_number): at for at, value in enumerate(classes.tolist())}
+        given = {_plain(name, is_number=is_number): weight for name, weight in self.class_weights.items()}
+        if given.keys() != there.keys() or len(given) != len(self.class_weights):
             raise H5ValueError(
                 f"class_weights names {listing(self.class_weights)}; the classes of {self.balance_key!r} are "
-                f"{listing(there)}. Name each; 0 leaves one out."
+                f"{listing(there)}. Name each once; 0 leaves one out."
             )
         wanted = np.zeros(len(classes))
-        given: Mapping[Any, Any] = self.class_weights  # what comes from a configuration file is not checked before
         for name, weight in given.items():
-            wanted[there[_plain(name)]] = weight
+            wanted[there[name]] = weight
         return wanted
 
     @staticmethod
@@ -101,12 +101,21 @@ class WeightOptions:
         return ", ".join(f"{name}: {weight:g}" for name, weight in zip(classes.tolist(), wanted.tolist(), strict=True))
 
 
-def _plain(name: Any) -> str:
-    """A class as text, the same for all ways to write a number."""
-    try:
-        return f"{float(name):g}" if float(name) == int(float(name)) else repr(float(name))
-    except (TypeError, ValueError, OverflowError):
+def _plain(name: Any, *, is_number: bool) -> Any:
+    """A class so that all ways to write it are equal: keys of a configuration file may be text."""
+    if not is_number:
         return str(name)
+    text = str(name).lower()
+    for kind in (int, float):
+        try:
+            return kind({"true": "1", "false": "0"}.get(text, text)) if isinstance(name, str | bool) else _whole(name)
+        except (TypeError, ValueError):
+            continue
+    return text
+
+
+def _whole(number: float) -> int | float:
+    return int(number) if number == int(number) else number
 
 
 def weights_of(dataset: RowDataset) -> RowWeights | None:

@@ -19,6 +19,7 @@ from ..stats import Counters
 from ..types import IntArray
 from .base import RawBatch, RowDataset
 from .buffers import BufferPool
+from .sample_cache import bytes_of, copy_rows
 from .stored import StoredRowDataset
 from .structure import Column, Part, SampleStructure, Transform
 
@@ -152,7 +153,9 @@ class MixtureDataset(RowDataset):
             if isinstance(first, torch.Tensor):
                 column = self._buffers.tensor((n_rows, *first.shape[1:]), first.dtype)
                 for share, part in zip(shares, parts, strict=True):
-                    column[torch.from_numpy(share.places)] = part
+                    assert isinstance(part, torch.Tensor), "fields are alike"
+                    places = np.arange(n_rows) if share.places is None else share.places
+                    copy_rows(bytes_of(column), places, bytes_of(part.contiguous()), np.arange(len(part)))
             else:
                 column = [None] * n_rows
                 for share, part in zip(shares, parts, strict=True):

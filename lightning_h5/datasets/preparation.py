@@ -158,6 +158,12 @@ class Preparation:
         moved = _checked_names(channels_last, fields)
         places = {name.strip("/"): at for names in (keys, fields) for at, name in enumerate(names)}
         found = {places[name.strip("/")]: of_field for name, of_field in stats.items() if name.strip("/") in places}
+        of_loaded = [name for name in stats if name.strip("/") in places]
+        if len(found) < len(of_loaded):
+            raise H5ValueError(
+                f"the statistics name a field twice, by its name and by its array, among {listing(of_loaded)}. Leave "
+                "one of the two out."
+            )
         unknown = [name for name in stats if name.strip("/") not in places and not is_array(name)]
         if unknown or (stats and not found):
             raise H5ValueError(
@@ -289,8 +295,9 @@ def _normalising(stats: FieldStats, name: str, array: ArrayLayout, moves: bool) 
         H5ValueError: the statistics are of other rows than these.
     """
     shape, axis = array.row_shape, stats.channel_axis
-    if kind_of(array.dtype) != "number":
-        raise H5ValueError(f"the statistics have {name!r}, which is text in {array.path!r}. Leave it out of them.")
+    if kind_of(array.dtype) != "number" or array.dtype.kind == "c":
+        what = "of complex numbers" if array.dtype.kind == "c" else "text"
+        raise H5ValueError(f"the statistics have {name!r}, which is {what} in {array.path!r}. Leave it out of them.")
     if stats.row_shape is not None and stats.row_shape != shape:
         raise H5ValueError(
             f"the statistics of {name!r} were made of rows of the shape {stats.row_shape}; those of {array.path!r} "

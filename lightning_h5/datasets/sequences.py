@@ -19,6 +19,7 @@ from ..sampling import BlockTable
 from ..types import Draws, IntArray
 from .base import RawBatch, RowDataset
 from .randomness import fresh_draws, generators
+from .sample_cache import bytes_of, copy_rows
 from .stored import StoredRowDataset
 from .structure import Column
 
@@ -54,6 +55,11 @@ class Sequences:
         Raises:
             H5ValueError: a value is missing.
         """
+        for column, name in zip((groups, order), names, strict=True):
+            if column is not None and column.ndim != 1:
+                raise H5ValueError(
+                    f"{name!r} has rows of the shape {column.shape[1:]}. Name an array of one value a row."
+                )
         for column, name in zip((groups, order), names, strict=True):
             if column is not None and (n_missing := int(_is_missing(column).sum())):
                 raise H5ValueError(
@@ -127,7 +133,9 @@ class SequenceDataset(RowDataset):
             raise H5ValueError(
                 f"the data has a field {taken[0]!r}, where a batch of sequences has its own. Give it another name."
             )
-        self.dataset, self.sequences, self._group = dataset, sequences, group
+        of_arrays = dict(zip(structure.x.fields.keys, names, strict=True))
+        self.dataset, self.sequences = dataset, sequences
+        self._group = group if group in names else of_arrays.get(group or "")
         transform, batch_transform = structure.x.transform, dataset.batch_transform
         super().__init__(structure, batch_transform)
         self.transform = transform
@@ -179,10 +187,10 @@ class SequenceDataset(RowDataset):
             if samples:
                 numbered = zip(each, raw.rows.tolist(), strict=True)
                 return [one | {"index": row} for one, row in numbered] if self.structure.with_index else each
-            batch = _collated(each, raw.lengths)
+            lengths = np.array([self._length_of(one, n) for one, n in zip(each, raw.lengths.tolist(), strict=True)])
+            batch = _collated(each, lengths) | _told(lengths)
         else:
-            batch = self._batch(raw.columns, raw.lengths)
-        batch |= _told(raw.lengths)
+            batch = self._batch(raw.columns, raw.lengths) | _told(raw.lengths)
         if self.structure.with_index:
             batch["index"] = torch.from_numpy(raw.rows.copy())
         if self.batch_transform is None:
@@ -205,22 +213,37 @@ class SequenceDataset(RowDataset):
                 )
         return sample
 
+    def _length_of(self, sample: dict[str, Any], length: int) -> int:
+        """Steps of a sequence, of which a transform may have taken a part."""
+        if taken := [name for name in (MASK, LENGTHS) if name in sample]:
+            raise H5ValueError(
+                f"the transform gave {taken[0]!r}, where a batch of sequences has its own. Give it another name."
+            )
+        steps = {
+            len(value)
+            for name in self.structure.x.fields.names
+            if name != self._group and isinstance(value := sample.get(name), torch.Tensor) and value.ndim
+        }
+        if len(steps) > 1 and length not in steps:
+            raise H5ValueError(
+                f"the transform gave fields of {sorted(steps)} steps for a sequence of {length}. Give all of them "
+                "equally many."
+            )
+        return steps.pop() if len(steps) == 1 else length
+
     def _batch(self, columns: Sequence[Column], lengths: IntArray) -> dict[str, Any]:
         n_steps = int(lengths.max(initial=0))
         firsts = np.cumsum(lengths) - lengths
         steps = np.arange(int(lengths.sum())) - np.repeat(firsts, lengths)
-        places = torch.from_numpy(np.repeat(np.arange(len(lengths)) * n_steps, lengths) + steps)
+        places = np.repeat(np.arange(len(lengths)) * n_steps, lengths) + steps
         batch: dict[str, Any] = {}
         for name, column in zip(self.structure.x.fields.names, columns, strict=True):
             if name == self._group:
-                batch[name] = (
-                    column[torch.from_numpy(firsts)]
-                    if isinstance(column, torch.Tensor)
-                    else [column[first] for first in firsts.tolist()]
-                )
+                each = [column[first] for first in firsts.tolist()]
+                batch[name] = torch.stack(each) if isinstance(column, torch.Tensor) else each
             elif isinstance(column, torch.Tensor):
                 padded = column.new_zeros((len(lengths) * n_steps, *column.shape[1:]))
-                padded[places] = column
+                copy_rows(bytes_of(padded), places, bytes_of(column.contiguous()), np.arange(len(column)))
                 batch[name] = padded.view(len(lengths), n_steps, *column.shape[1:])
             else:
                 ends = np.cumsum(lengths).tolist()

@@ -82,13 +82,20 @@ def write_stats(path: PathLike, fields: Mapping[str, Mapping[str, Any]]) -> None
     partial.replace(path)
 
 
+def _numbers(given: Any) -> Any:
+    for value in given if isinstance(given, list) else [given]:
+        if isinstance(value, bool | str):
+            raise TypeError(f"{value!r} is no number")
+    return given
+
+
 def _field(where: str, entry: Any) -> FieldStats:
     given: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
     numbers = []
     for name in ("mean", "std"):
         try:
-            numbers.append(np.asarray(given[name], dtype=np.float64))
-        except (KeyError, TypeError, ValueError) as error:
+            numbers.append(np.asarray(_numbers(given[name]), dtype=np.float64))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise H5ValueError(
                 f"{where}: {name!r} is {given.get(name)!r}. Write a number, or a list of them."
             ) from error

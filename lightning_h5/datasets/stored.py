@@ -211,10 +211,13 @@ class StoredRowDataset(RowDataset):
     @property
     def kinds(self) -> tuple[str, ...]:
         """What each field of a row is, as text."""
-        arrays = zip(self.table.layouts[0], self._dtypes, strict=True)
-        return tuple(
-            f"{dtype or array.dtype} of shape {array.row_shape}".removeprefix("torch.") for array, dtype in arrays
-        )
+        kinds = []
+        for field, (array, dtype) in enumerate(zip(self.table.layouts[0], self._dtypes, strict=True)):
+            done, shape, becomes = self.preparation, array.row_shape, dtype or array.dtype
+            if done is not None and done.touches(field):
+                shape, becomes = done.shape_of(field, shape), done.dtype_of(field)
+            kinds.append(f"{becomes} of shape {shape}".removeprefix("torch."))
+        return tuple(kinds)
 
     def identity(self) -> str:
         """A digest of these rows: what the files hold, and which of their rows this dataset has, in its order."""

@@ -11,7 +11,17 @@ import numpy as np
 from tqdm import tqdm
 
 from ..errors import H5FileError, H5ValueError, listing
-from ..files import ArrayLayout, ChangeGuard, OpenOptions, file_identity, find_array, kind_of, layout_of, open_h5
+from ..files import (
+    ArrayLayout,
+    ChangeGuard,
+    OpenOptions,
+    file_identity,
+    find_array,
+    kind_of,
+    layout_of,
+    open_h5,
+    process_pool,
+)
 from ..sampling import BlockTable
 from ..types import IntArray
 
@@ -121,6 +131,7 @@ def scan_files(
     for path in tqdm(paths, desc="looking at files", unit="file", delay=2, leave=False, disable=len(paths) < 50):
         try:
             with open_h5(path, swmr=options.swmr) as file:
+                process_pool().close_replaced(path)  # what is read is to be what is looked at here
                 guard = ChangeGuard.of(path, grows=options.swmr)
                 found = tuple(_layout(file, path, key, options) for key in keys)
         except H5FileError as error:

@@ -82,6 +82,7 @@ _Key: TypeAlias = tuple[str, OpenOptions | None]
 @dataclass
 class _Entry:
     handle: H5Handle | Descriptor
+    looks: tuple[int, ...] | None
     users: int = 0
     doomed: bool = False
 
@@ -123,7 +124,7 @@ class HandlePool:
             if entry is None:
                 path, options = key
                 handle = Descriptor(path) if options is None else H5Handle(path, options)
-                entry = self._entries[key] = _Entry(handle)
+                entry = self._entries[key] = _Entry(handle, _looks_of(path))
                 self._n_h5 += options is not None
                 self._evict(keep=key)
             else:
@@ -151,6 +152,13 @@ class HandlePool:
         self._n_h5 -= key[1] is not None
         return self._entries.pop(key)
 
+    def close_replaced(self, path: str) -> None:
+        """Closes the handles of a file that is another one by now: its name leads elsewhere, or it was written to."""
+        with self._lock:
+            looks = [entry.looks for key, entry in self._entries.items() if key[0] == path]
+        if looks and any(each != _looks_of(path) for each in looks):
+            self.close(path)
+
     def close(self, path: str | None = None) -> None:
         """Closes the handles of one file, or all; one in use is closed when its user is done."""
         with self._lock:
@@ -159,6 +167,15 @@ class HandlePool:
                 entry.doomed = True
                 if not entry.users:
                     entry.handle.close()
+
+
+def _looks_of(path: str) -> tuple[int, ...] | None:
+    """What tells a file from another that has its name later."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class _Use:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -199,6 +200,9 @@ class LengthRecipe:
             rows = order_rows(self.blocks, order, epoch)
             return BatchSequence(StretchesByLength(rows, lengths, size, order.seed, epoch), size)
         return BatchSequence(AlikeBatches(lengths, self._sizes(size), order.seed, epoch), size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_sizes"}
 
     @cached_property
     def _sizes(self) -> Callable[[int], IntArray]:

@@ -143,7 +143,7 @@ class EvenSchedule:
 
     Where the quotas are a multiple of numbers that add up to less than ``MOST_UNITS``, these are dealt as one pattern,
     again and again, and no source is ever a whole unit off its share. Longer ones are cut into pieces, each with quotas
-    of its own; within a piece a source may then be up to two units off.
+    of its own; a source may then be up to two units off, or some more where many sources are rare.
 
     Args:
         quotas: units of each source; after the last of them all begins again.
@@ -151,12 +151,11 @@ class EvenSchedule:
 
     def __init__(self, quotas: Sequence[int]) -> None:
         self.n_units = sum(quotas)
-        self._quotas = np.asarray(quotas, dtype=np.int64)
-        self._shares = [Fraction(quota, max(1, self.n_units)) for quota in quotas]
+        self._quotas = list(quotas)
         self._length = max(1, self.n_units // max(1, gcd(*quotas)))
-        if self._length > MOST_UNITS:  # with a unit of each source in each piece, what they add up to only grows
-            least = min(share for share in self._shares if share)
-            self._length = max(PIECE_UNITS, int(1 / least) + 1)
+        self._is_cut = self._length > MOST_UNITS
+        if self._is_cut:
+            self._length = PIECE_UNITS
         self._before = lru_cache(maxsize=256)(self._count_before)
 
     def sources(self, start: int, stop: int) -> IntArray:
@@ -173,11 +172,24 @@ class EvenSchedule:
         """See ``Schedule``."""
         times, unit = divmod(unit, max(1, self.n_units))
         piece, inside = divmod(unit, self._length)
-        counts: IntArray = times * self._quotas + np.asarray(self._before(piece), dtype=np.int64)
+        before = zip(self._quotas, self._before(piece), strict=True)
+        counts = np.array([times * quota + count for quota, count in before] if times else self._before(piece))
         return counts + self._pattern(piece).counts(inside) if inside else counts
 
     def _count_before(self, piece: int) -> tuple[int, ...]:
-        return tuple(largest_remainder(self._shares, min(piece * self._length, self.n_units)))
+        unit, n = min(piece * self._length, self.n_units), max(1, self.n_units)
+        if unit in (0, n) or not self._is_cut:
+            return tuple(quota * unit // n for quota in self._quotas)
+        # Who has less than two units in a piece has them in the middle of its turns; the others share the rest. So what
+        # they add up to only grows.
+        largest = max(self._quotas)
+        is_rare = [quota * self._length < 2 * n and quota < largest for quota in self._quotas]
+        rare = [
+            (2 * unit * quota + n) // (2 * n) if few else 0 for quota, few in zip(self._quotas, is_rare, strict=True)
+        ]
+        often = [0 if few else quota for quota, few in zip(self._quotas, is_rare, strict=True)]
+        shared = largest_remainder([Fraction(quota, sum(often)) for quota in often], unit - sum(rare))
+        return tuple(a + b for a, b in zip(rare, shared, strict=True))
 
     def _pattern(self, piece: int) -> _Pattern:
         before, after = self._before(piece), self._before(piece + 1)

@@ -549,3 +549,54 @@ def test_sources_may_call_their_fields_otherwise(sources, tmp_path):
     batch = dataset.read_batch([59, 60, 65])
     assert batch["row"].tolist() == [59, 0, 5]
     assert list(batch["source"]) == ["a", "other", "other"]
+
+
+@pytest.mark.parametrize("weights", [[1000.0, 2**0.5, 1 / 3], [1, 1e-7, 1], [1, 1e-12, 0.5]])
+@pytest.mark.parametrize("mix", ["batches", "rows"])
+def test_weights_of_any_size_are_dealt_at_once(make_h5, weights, mix):
+    sources = {name: make_h5({"x": np.arange(20.0)}, name=f"{name}.h5") for name in "abc"}
+    module = CombinedHDF5DataModule(
+        sources=sources, sampling_strategy="weighted", weights=weights, mix=mix, epoch_length=50, batch_size=4
+    )
+    module.setup("fit")
+    names = [name for batch in module.train_dataloader() for name in batch["source"]]
+    shares = np.array(weights) / sum(weights)
+    assert np.abs(np.array([names.count(name) for name in "abc"]) - shares * 200).max() < (4 if mix == "batches" else 1)
+
+
+@pytest.mark.parametrize("dtype", ["u2", "u4", "u8"])
+def test_rows_of_sources_are_mixed_whatever_their_dtype(make_h5, dtype):
+    sources = {
+        name: make_h5({"x": np.arange(first, first + 20).astype(dtype)}, name=f"{name}.h5")
+        for name, first in (("a", 0), ("b", 100))
+    }
+    module = CombinedHDF5DataModule(sources=sources, batch_size=8)
+    module.setup("fit")
+    batches = list(module.train_dataloader())
+    assert sorted(int(x) for batch in batches for x in batch["x"].numpy()) == [*range(20), *range(100, 120)]
+    for batch in batches:
+        assert [name == "b" for name in batch["source"]] == [int(x) >= 100 for x in batch["x"].numpy()]
+
+
+def test_batches_that_a_tuner_made_too_large_are_refused(make_h5):
+    sources = {name: make_h5({"x": np.arange(20.0)}, name=f"{name}.h5") for name in "ab"}
+    module = CombinedHDF5DataModule(sources=sources, sampling_strategy="weighted", batch_size=4, drop_last=True)
+    module.setup("fit")
+    module.batch_size = 32
+    with pytest.raises(H5ValueError, match=r"'a' has 20 rows, and batch_size is 32"):
+        module.train_dataloader()
+
+
+@pytest.mark.parametrize("sources", [[1, 2], {"a": 3}, {"a": {"paths": 3.5}}])
+def test_sources_that_are_no_files_are_refused(sources):
+    with pytest.raises(H5ValueError, match=r"source"):
+        CombinedHDF5DataModule(sources=sources)
+
+
+def test_names_of_sources_may_be_numbers(make_h5):
+    sources = {year: make_h5({"x": np.arange(20.0)}, name=f"{year}.h5") for year in (2020, 2021)}
+    options = {"sampling_strategy": "weighted", "weights": {2020: 1, 2021: 3}, "epoch_length": 8, "batch_size": 2}
+    module = CombinedHDF5DataModule(sources=sources, **options)
+    module.setup("fit")
+    names = [batch["source"][0] for batch in module.train_dataloader()]
+    assert (names.count("2020"), names.count("2021")) == (2, 6)

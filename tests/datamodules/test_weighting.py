@@ -1,5 +1,6 @@
 """Rows that come as often as their class or weight asks for, under the Trainer: shares, resuming, what is refused."""
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -339,3 +340,25 @@ def test_an_array_that_is_not_there_is_refused_with_its_name(file):
 def test_weights_and_a_mixture_that_both_say_how_often_rows_come_are_refused(file):
     with pytest.raises(H5ValueError, match="both say how often rows come"):
         CombinedHDF5DataModule(sources={"a": file, "b": file}, sampling_strategy="round_robin", balance_key="y")
+
+
+@pytest.mark.parametrize("classes", [[1234567, 1234568], ["1", "01"], [2**60, 2**60 + 1]])
+def test_classes_that_look_alike_stay_apart(make_h5, classes):
+    text = isinstance(classes[0], str)
+    labels = np.array([classes[row % 2] for row in range(60)], dtype=h5py.string_dtype() if text else "i8")
+    path = make_h5({"x": np.arange(60.0), "y": labels})
+    weights = {classes[0]: 1, classes[1]: 1}
+    module = LazyH5DataModule(path, x_key={"x": "x", "y": "y"}, balance_key="y", class_weights=weights, batch_size=60)
+    module.setup("fit")
+    (batch,) = module.train_dataloader()
+    found = [str(label) for label in (batch["y"] if isinstance(batch["y"], list) else batch["y"].tolist())]
+    assert {found.count(str(name)) for name in classes} == {30}
+
+
+@pytest.mark.parametrize("weights", [{"0": 1, "1": 3}, {0: 1, 1.0: 3}, {False: 1, True: 3}, {"0.0": 1, "1": 3}])
+def test_a_class_may_be_written_in_any_way(make_h5, weights):
+    path = make_h5({"x": np.arange(400.0), "y": np.arange(400) % 2})
+    module = LazyH5DataModule(path, x_key="x", y_key="y", balance_key="y", class_weights=weights, batch_size=400)
+    module.setup("fit")
+    ((_, y),) = module.train_dataloader()
+    assert abs(float(y.double().mean()) - 0.75) < 0.04

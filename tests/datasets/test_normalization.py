@@ -581,3 +581,37 @@ def test_rows_that_are_decoded_in_company_are_normalised_once(
         assert np.abs(found - expected[rows]).max() < 2e-6
     dataset.close()
     assert np.abs(dataset.read_batch([3, 20])["x"].numpy() - expected[[3, 20]]).max() < 2e-6
+
+
+def test_complex_fields_are_not_normalised(make_h5, tmp_path):
+    path = make_h5({"x": np.ones((6, 2)) + 1j})
+    with pytest.raises(H5ValueError, match="complex"):
+        H5LazyDataset(path, "x", normalize=stats_file(tmp_path, {"x": {"mean": 0, "std": 1}}))
+
+
+def test_statistics_of_a_field_by_two_names_are_refused(make_h5, tmp_path):
+    path = make_h5({"y": np.ones((6, 2))})
+    stats = stats_file(tmp_path, {"x": {"mean": 0, "std": 1}, "y": {"mean": 5, "std": 1}})
+    with pytest.raises(H5ValueError, match="twice"):
+        H5LazyDataset(path, {"x": "y"}, normalize=stats)
+
+
+@pytest.mark.parametrize("number", [True, "3", [True, False]])
+def test_statistics_are_numbers(make_h5, tmp_path, number):
+    path = make_h5({"x": np.ones((6, 2))})
+    with pytest.raises(H5ValueError, match="mean"):
+        H5LazyDataset(path, "x", normalize=stats_file(tmp_path, {"x": {"mean": number, "std": 1}}))
+
+
+def test_sources_of_other_dtypes_are_mixed_once_they_are_normalised(make_h5, tmp_path):
+    stats = stats_file(tmp_path, {"x": {"mean": 2, "std": 4}})
+    sources = {
+        "bytes": make_h5({"x": np.full((9, 3), 6, dtype="u1")}, name="a.h5"),
+        "floats": make_h5({"x": np.full((9, 3), 6, dtype="f4")}, name="b.h5"),
+    }
+    module = CombinedHDF5DataModule(sources=sources, normalize=stats, batch_size=6)
+    module.setup("fit")
+    assert all((batch["x"] == 1).all() for batch in module.train_dataloader())
+    other = CombinedHDF5DataModule(sources=sources, normalize=stats, batch_size=6, dtype="float16")
+    with pytest.raises(H5ValueError, match="'x' is float32"):
+        other.setup("fit")

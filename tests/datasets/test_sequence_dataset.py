@@ -208,12 +208,14 @@ def first_steps(sample):
     return {"x": sample["x"][: len(sample["x"]) // 2 + 1]}
 
 
-def test_a_transform_that_cuts_the_step_axis_is_told_of_the_shapes(make_h5):
+def test_a_transform_may_take_another_part_of_each_sequence(make_h5):
     arrays = arrays_of(12, 1, 0)
     arrays["guid"] = ["a"] * 8 + ["b"] * 4
-    dataset = sequences(write(make_h5, arrays), transform=first_steps)
-    with pytest.raises(H5ValueError, match=r"gave 'x' in the shapes .*\(5, 3\), \(3, 3\).* for sequences of \[8, 4\]"):
-        dataset.read_batch([0, 1])
+    batch = sequences(write(make_h5, arrays), transform=first_steps).read_batch([0, 1])
+    assert batch["lengths"].tolist() == [5, 3]
+    assert batch["mask"].tolist() == [[True] * 5, [True] * 3 + [False] * 2]
+    assert batch["x"].shape[:2] == (2, 5)
+    assert not batch["x"][1, 3:].any()
 
 
 def longest(samples):
@@ -481,3 +483,57 @@ def test_batches_that_are_kept_are_never_written_to(paths):
     list(datamodule.train_dataloader())
     for batch, copy in zip(kept, copies, strict=True):
         assert all(torch.equal(batch[name], value) for name, value in copy.items())
+
+
+def sequences_of(path, **options):
+    module = CombinedHDF5DataModule(path, sequence_key="g", batch_size=2, **options)
+    module.setup("fit")
+    return list(module.train_dataloader())
+
+
+def test_a_transform_may_take_a_part_of_each_sequence(make_h5):
+    path = make_h5({"x": np.arange(24.0).reshape(12, 2), "g": np.repeat(np.arange(3), [3, 4, 5])})
+    for batch in sequences_of(path, transform=lambda sample: {**sample, "x": sample["x"][-2:]}, load_fields=["x"]):
+        assert batch["x"].shape[1:] == (2, 2)
+        assert batch["mask"].all()
+        assert batch["mask"].shape == batch["x"].shape[:2]
+        assert set(batch["lengths"].tolist()) == {2}
+
+
+def test_a_transform_that_gives_a_mask_of_its_own_is_refused(make_h5):
+    path = make_h5({"x": np.arange(12.0), "g": np.repeat(np.arange(3), 4)})
+    with pytest.raises(H5ValueError, match="'mask'"):
+        sequences_of(path, transform=lambda sample: {**sample, "mask": sample["x"] > 0})
+
+
+@pytest.mark.parametrize("dtype", ["u2", "u4", "u8", "?"])
+def test_sequences_have_fields_of_any_dtype(make_h5, dtype):
+    values = np.arange(12).astype(dtype)
+    path = make_h5({"x": values, "g": np.repeat(np.arange(3), 4)})
+    found = {
+        int(group): x.numpy() for batch in sequences_of(path) for group, x in zip(batch["g"], batch["x"], strict=True)
+    }
+    assert all(found[group].tolist() == values[4 * group : 4 * group + 4].tolist() for group in range(3))
+
+
+@pytest.mark.parametrize("options", [{"sequence_key": "wide"}, {"sequence_key": "g", "sequence_order": "wide"}])
+def test_columns_with_axes_make_no_sequences(make_h5, options):
+    path = make_h5({"x": np.arange(12.0), "g": np.repeat(np.arange(3), 4), "wide": np.zeros((12, 2))})
+    with pytest.raises(H5ValueError, match="'wide'"):
+        CombinedHDF5DataModule(path, **options).setup("fit")
+
+
+def test_a_sampler_of_sequences_is_pickled_also_after_its_use(make_h5):
+    path = make_h5({"x": np.arange(12.0), "g": np.repeat(np.arange(3), 4)})
+    module = CombinedHDF5DataModule(path, sequence_key="g", batch_size=2)
+    module.setup("fit")
+    loader = module.train_dataloader()
+    n_steps = len(loader)
+    assert len(pickle.loads(pickle.dumps(loader.sampler))) == n_steps
+
+
+def test_the_group_may_be_named_by_its_array(make_h5):
+    path = make_h5({"x": np.arange(12.0), "t": np.repeat(np.arange(3), 4)})
+    module = CombinedHDF5DataModule(path, field_map={"pat": "t"}, sequence_key="t", batch_size=3)
+    module.setup("fit")
+    assert all(batch["pat"].ndim == 1 for batch in module.train_dataloader())
