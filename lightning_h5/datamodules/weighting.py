@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,20 +103,16 @@ class WeightOptions:
 
 
 def _plain(name: Any, *, is_number: bool) -> Any:
-    """A class so that all ways to write it are equal: keys of a configuration file may be text."""
+    """A class so that all ways to write it are equal, as 1, 1.0 and True are: keys of a configuration may be text."""
     if not is_number:
         return str(name)
-    text = str(name).lower()
+    if not isinstance(name, str):
+        return name
+    text = {"true": "1", "false": "0"}.get(name.lower(), name)
     for kind in (int, float):
-        try:
-            return kind({"true": "1", "false": "0"}.get(text, text)) if isinstance(name, str | bool) else _whole(name)
-        except (TypeError, ValueError):
-            continue
+        with suppress(ValueError):
+            return kind(text)
     return text
-
-
-def _whole(number: float) -> int | float:
-    return int(number) if number == int(number) else number
 
 
 def weights_of(dataset: RowDataset) -> RowWeights | None:

@@ -15,10 +15,10 @@ import torch
 from ..files import ArrayLayout
 from ..types import IntArray
 from .buffers import BufferPool
-from .fields import numpy_dtype_like
+from .fields import numpy_dtype_like, torch_dtype_of
 from .preparation import Preparation
 
-__all__ = ["ColumnShape", "DeviceColumn", "HeldColumn", "HostColumn", "torch_dtype_of"]
+__all__ = ["ColumnShape", "DeviceColumn", "HeldColumn", "HostColumn"]
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,6 @@ class ColumnShape:
     def row_bytes(self) -> int:
         """Bytes of a row."""
         return math.prod(self.row_shape) * self.dtype.itemsize
-
-
-def torch_dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
-    """The torch dtype of a NumPy one that has one."""
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 class HeldColumn(Protocol):

@@ -20,7 +20,7 @@ from ..types import DTypeLike, IntArray, PathLike, Paths
 from .base import RawBatch
 from .discovery import expand_those_there, fields_of_files
 from .field_map import TARGET, FieldMap, checked_names, keys_of
-from .fields import Fields, checked_rows
+from .fields import Fields, checked_rows, torch_dtype_of
 from .filters import Where, criteria_of
 from .preparation import Normalize, Preparation, preparation_of
 from .row_index import RowIndexStore, name_of_index
@@ -433,5 +433,5 @@ def _kept(
     if kind_of(array.dtype) != "number":
         return array.row_shape, None
     if preparation is None or not preparation.touches(field):
-        return array.row_shape, dtype or torch.from_numpy(np.empty(0, array.dtype)).dtype
+        return array.row_shape, dtype or torch_dtype_of(array.dtype)
     return preparation.shape_of(field, array.row_shape), preparation.dtype_of(field)

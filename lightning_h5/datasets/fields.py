@@ -15,7 +15,7 @@ from ..files import FieldNames, field_names, torch_dtype
 from ..types import DTypeLike, IntArray, Keys
 from .structure import Part, SampleStructure, Transform
 
-__all__ = ["Fields", "checked_rows", "numpy_dtype_like"]
+__all__ = ["Fields", "checked_rows", "numpy_dtype_like", "torch_dtype_of"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,11 @@ def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dty
     # Torch rounds twice on the way to 16 bits, by way of 32.
     is_same = wanted != np.float16 or stored in (np.float16, np.float32, np.uint8, np.int8, np.bool_)
     return wanted if is_same and np.can_cast(stored, wanted, "same_kind") else stored
+
+
+def torch_dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
+    """The torch dtype of a NumPy one that has one."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def checked_rows(indices: npt.ArrayLike | None, n_rows: int) -> IntArray | None:

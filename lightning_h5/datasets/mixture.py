@@ -40,13 +40,13 @@ class _Share:
 
     Attributes:
         source: which one.
-        places: where they are in the batch; None where they are all of it.
+        places: where they are in the batch.
         rows: their numbers in the source.
         cycle: what tells the source's orders apart; None where nothing is planned.
     """
 
     source: int
-    places: IntArray | None
+    places: IntArray
     rows: IntArray
     cycle: int | None
 
@@ -132,8 +132,7 @@ class MixtureDataset(RowDataset):
             first = int(self._ends[source]) - len(self.sources[source])
             # Of two cycles in one batch the later one: what is left of the other is nothing.
             cycle = int(cycles[places].max()) if self._plans and epoch is not None and len(places) else None
-            is_all = len(places) == len(rows)
-            yield _Share(source, None if is_all else places, numbers[places] - first, cycle)
+            yield _Share(source, places, numbers[places] - first, cycle)
 
     def _together(self, rows: IntArray, shares: Sequence[_Share], raws: Sequence[RawBatch]) -> RawBatch:
         columns = raws[0].columns if len(raws) == 1 else self._merged(len(rows), shares, raws)
@@ -141,7 +140,7 @@ class MixtureDataset(RowDataset):
             return RawBatch(rows, columns)
         names = [self.names[shares[0].source]] * len(rows)
         for share in shares[1:]:
-            for place in [] if share.places is None else share.places.tolist():
+            for place in share.places.tolist():
                 names[place] = self.names[share.source]
         return RawBatch(rows, (*columns, names))
 
@@ -154,14 +153,11 @@ class MixtureDataset(RowDataset):
                 column = self._buffers.tensor((n_rows, *first.shape[1:]), first.dtype)
                 for share, part in zip(shares, parts, strict=True):
                     assert isinstance(part, torch.Tensor), "fields are alike"
-                    places = np.arange(n_rows) if share.places is None else share.places
-                    copy_rows(bytes_of(column), places, bytes_of(part.contiguous()), np.arange(len(part)))
+                    copy_rows(bytes_of(column), share.places, bytes_of(part.contiguous()), np.arange(len(part)))
             else:
                 column = [None] * n_rows
                 for share, part in zip(shares, parts, strict=True):
-                    for place, value in zip(
-                        share.places.tolist() if share.places is not None else (), part, strict=True
-                    ):
+                    for place, value in zip(share.places.tolist(), part, strict=True):
                         column[place] = value
             merged.append(column)
         return tuple(merged)

@@ -17,7 +17,7 @@ from ..errors import H5KeyError, H5ValueError, listing
 from ..files import ArrayLayout, find_array, kind_of, open_h5
 from ..types import PathLike
 from .buffers import BufferPool
-from .fields import Fields
+from .fields import Fields, torch_dtype_of
 from .stats_file import FieldStats, read_stats
 from .structure import Column
 from .table import FileTable
@@ -119,8 +119,8 @@ def preparation_of(
     dtypes = list(fields.dtypes)
     for at, array in enumerate(table.layouts[0][: len(dtypes)]):
         if done.normalises(at):
-            stored = torch.from_numpy(np.empty(0, array.dtype)).dtype
-            dtypes[at] = torch.float32 if stored in EXACT_IN_FLOAT32 else None  # cast where it is copied anyway
+            is_exact = torch_dtype_of(array.dtype) in EXACT_IN_FLOAT32
+            dtypes[at] = torch.float32 if is_exact else None  # cast where it is copied anyway
     return done, replace(fields, dtypes=tuple(dtypes))
 
 
@@ -220,7 +220,7 @@ class Preparation:
 
     def dtype_of(self, field: int) -> torch.dtype:
         """What a field becomes, which is a number."""
-        stored = torch.from_numpy(np.empty(0, self._stored[field])).dtype
+        stored = torch_dtype_of(self._stored[field])
         plain = torch.float32 if self.normalises(field) and not stored.is_floating_point else stored
         return self._dtypes[field] or plain
 
@@ -306,11 +306,11 @@ def _normalising(stats: FieldStats, name: str, array: ArrayLayout, moves: bool) 
     n_channels = stats.mean.size if stats.mean.ndim else 0
     wide = np.ones(len(shape), dtype=np.int64)
     if n_channels:
-        if axis is None or not -len(shape) <= axis < len(shape) or shape[axis] != n_channels:
-            there = "no such axis" if axis is None or not -len(shape) <= axis < len(shape) else f"{shape[axis]} there"
+        there = shape[axis] if axis is not None and -len(shape) <= axis < len(shape) else "no such axis"
+        if there != n_channels:
             raise H5ValueError(
                 f"the statistics of {name!r} are of {n_channels} channels along axis {axis} of a row; rows of "
-                f"{array.path!r} have the shape {shape}, {there}. Make them of these files."
+                f"{array.path!r} have the shape {shape}, {there} there. Make them of these files."
             )
         wide[axis] = n_channels
     mean, std = (each.reshape(wide) if n_channels else each for each in (stats.mean, stats.std))

@@ -53,18 +53,19 @@ class Sequences:
             names: of the two columns, for errors.
 
         Raises:
-            H5ValueError: a value is missing.
+            H5ValueError: a value is missing, or a column has more than one a row.
         """
         for column, name in zip((groups, order), names, strict=True):
-            if column is not None and column.ndim != 1:
+            if column is None:
+                continue
+            if column.ndim != 1:
                 raise H5ValueError(
                     f"{name!r} has rows of the shape {column.shape[1:]}. Name an array of one value a row."
                 )
-        for column, name in zip((groups, order), names, strict=True):
-            if column is not None and (n_missing := int(_is_missing(column).sum())):
+            if (is_missing := _is_missing(column)).any():
                 raise H5ValueError(
-                    f"{name!r} has no value (NaN or empty) in {n_missing} of {len(column)} rows, first in row "
-                    f"{int(_is_missing(column).argmax())}. Leave these rows out by a filter (where), or fill them in."
+                    f"{name!r} has no value (NaN or empty) in {int(is_missing.sum())} of {len(column)} rows, first in "
+                    f"row {int(is_missing.argmax())}. Leave these rows out by a filter (where), or fill them in."
                 )
         _, first, codes = np.unique(groups, return_index=True, return_inverse=True)
         place = np.argsort(np.argsort(first))[codes]

@@ -116,7 +116,8 @@ class Mixture:
             amounts = [Fraction(1)] * n
         else:
             amounts = [Fraction(units) for units in n_cycle]
-        return [amount / sum(amounts) for amount in amounts]
+        total = sum(amounts)
+        return [amount / total for amount in amounts]
 
     def n_units(self, n_cycle: Sequence[int], units_per_step: int) -> int:
         """Units of an epoch.
