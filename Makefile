@@ -21,7 +21,7 @@ PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n $(JOBS) $(ARGS)
 # Two pips in one environment would trip over each other.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-oldest coverage lint format types docs bench clean
+.PHONY: help quickstart test test-oldest coverage lint format types docs package bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -53,6 +53,16 @@ types: $(VENV)/.types ## check the types
 docs: $(VENV)/.docs ## build the documentation into docs/_build/html
 	$(BIN)/sphinx-build -q -W -n --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
 
+package: $(VENV)/.package ## build wheel and sdist into dist, and run the quick start from the wheel in a clean environment
+	rm -rf dist $(VENV)/wheel
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m build -q --outdir dist
+	$(PYTHON) -m venv $(VENV)/wheel/env
+	$(VENV)/wheel/env/bin/python -m pip install $(PIP_FLAGS) --upgrade pip -c constraints.txt
+	$(VENV)/wheel/env/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt "$$(ls $(CURDIR)/dist/*.whl)[cli,examples]"
+	cp examples/quickstart.py examples/quickstart.yaml $(VENV)/wheel
+	cd $(VENV)/wheel && env/bin/python quickstart.py && env/bin/lightning-h5 inspect data/digits.h5
+	rm -rf $(VENV)/wheel
+
 bench: $(VENV)/.run ## measure reading against plain h5py, other formats and the limits (half an hour)
 	$(BIN)/python examples/benchmarks/contiguous.py
 	$(BIN)/python examples/benchmarks/compressed.py
@@ -80,6 +90,10 @@ $(VENV)/.run: $(VENV)/.pip
 $(VENV)/.test: $(VENV)/.pip
 	@echo "installing lightning_h5 with all extras and the test tools into $(VENV) (torch included, a minute or more)"
 	@$(BIN)/python -m pip install $(PIP_FLAGS) $(PINNED) -e '.[all]' --group test
+	@touch $@
+
+$(VENV)/.package: $(VENV)/.pip
+	@$(BIN)/python -m pip install $(PIP_FLAGS) $(PINNED) --group package
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.pip

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
         set_reproducible_training,
     )
     from .sampling import EpochShuffleSampler, balanced_contiguous_shard, group_split, interleaved_indices, k_fold
+    from .tools.bench import bench_file
+    from .tools.check import check_files
+    from .tools.inspection import inspect_file, inspect_folder
+    from .tools.repack import repack_file
+    from .tools.statistics import compute_stats
 
 _HOMES = {
     "callbacks": ("H5StatsMonitor", "SetEpochCallback"),
@@ -64,6 +69,11 @@ _HOMES = {
         "set_reproducible_training",
     ),
     "sampling": ("EpochShuffleSampler", "balanced_contiguous_shard", "group_split", "interleaved_indices", "k_fold"),
+    "tools.bench": ("bench_file",),
+    "tools.check": ("check_files",),
+    "tools.inspection": ("inspect_file", "inspect_folder"),
+    "tools.repack": ("repack_file",),
+    "tools.statistics": ("compute_stats",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -86,7 +96,10 @@ __all__ = [
     "SetEpochCallback",
     "__version__",
     "balanced_contiguous_shard",
+    "bench_file",
     "calculate_optimal_batch_size",
+    "check_files",
+    "compute_stats",
     "create_multi_dataloaders",
     "create_optimized_dataloader",
     "diagnose_dataloader_speed",
@@ -94,8 +107,11 @@ __all__ = [
     "get_optimal_num_workers",
     "group_split",
     "h5_worker_init_fn",
+    "inspect_file",
+    "inspect_folder",
     "interleaved_indices",
     "k_fold",
+    "repack_file",
     "set_reproducible_training",
 ]
 

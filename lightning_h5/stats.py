@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.utils.data import get_worker_info
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["COUNTED", "Counters"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["COUNTED", "Counters", "WaitTimes", "worker_number"]
 
 COUNTED = (
     "rows",
@@ -22,11 +28,69 @@ COUNTED = (
     "cache_hits",
     "cache_misses",
     "wait_seconds",
+    "start_seconds",
+    "read_seconds",
+    "decode_seconds",
+    "library_seconds",
+    "finish_seconds",
+    "kept_bytes",
 )
 """Rows and batches handed out; bytes taken from files, bytes of these once decoded, and the chunks that were; slabs
 that batches were gathered from, and those that had to be loaded for it; rows that were found among those used last, and
-those that were not; the seconds that ``next()`` took in the main
-process."""
+those that were not.
+
+Seconds: what ``next()`` took in the main process, and of it what the first one of each epoch took; and, over all
+threads and workers, what reading files, decoding, the HDF5 library, and transforms with collating took.
+
+``kept_bytes`` is no sum over time: bytes of rows that workers keep in memory now."""
+
+
+def worker_number() -> int | None:
+    """The number of the DataLoader worker that this process is, or None. Does not import torch; a worker has."""
+    data: Any = sys.modules.get("torch.utils.data")
+    info = None if data is None else data.get_worker_info()
+    return None if info is None else int(info.id)
+
+
+class WaitTimes:
+    """How long each batch was waited for: how many took how long, and which took too long. For one thread.
+
+    Times are counted in classes of a tenth of an octave, so that a quantile is known to 7 %, in a microsecond, with
+    nothing that grows with the number of batches.
+
+    Attributes:
+        last: seconds of the last batch.
+        counts: batches of each class; those below ``LEAST`` are in the first.
+    """
+
+    LEAST = 1e-5
+    PER_OCTAVE = 10
+    N_CLASSES = 320  # up to 12 hours
+
+    def __init__(self) -> None:
+        self.last = 0.0
+        self.counts = [0] * self.N_CLASSES
+
+    def add(self, seconds: float) -> None:
+        """Counts a batch."""
+        self.last = seconds
+        at = 0 if seconds < self.LEAST else int(self.PER_OCTAVE * math.log2(seconds / self.LEAST)) + 1
+        self.counts[min(at, self.N_CLASSES - 1)] += 1
+
+    @classmethod
+    def quantile(cls, counts: Sequence[float], share: float) -> float:
+        """Seconds that this share of batches did not take longer than; 0 where there are none.
+
+        Args:
+            counts: batches of each class, from any number of ``WaitTimes``.
+            share: 0 to 1.
+        """
+        wanted, sum_ = share * sum(counts), 0.0
+        for at, count in enumerate(counts):
+            sum_ += count
+            if count and sum_ >= wanted:
+                return cls.LEAST * 2 ** (at / cls.PER_OCTAVE)
+        return 0.0
 
 
 class Counters:
@@ -42,7 +106,8 @@ class Counters:
     def __init__(self, more: tuple[str, ...] = ()) -> None:
         self.names = (*COUNTED, *more)
         self._places = {name: at for at, name in enumerate(self.names)}
-        self._block = torch.zeros((1, len(self.names)), dtype=torch.float64)
+        self._block: npt.NDArray[np.float64] = np.zeros((1, len(self.names)))
+        self._shared: torch.Tensor | None = None  # the same memory, once other processes have it
         self._lock = threading.Lock()
         self._own: memoryview[float] | None = None
         self._pid = os.getpid()
@@ -51,10 +116,8 @@ class Counters:
         """Makes room for workers that are about to start; what was counted is kept."""
         with self._lock:
             if len(self._block) <= n_workers:
-                block = torch.zeros((n_workers + 1, len(self.names)), dtype=torch.float64)
-                block[: len(self._block)] = self._block
-                self._block = block.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-                self._own = None
+                self._share(n_workers + 1)
+            self._block[1:, self._places["kept_bytes"]] = 0  # new workers keep nothing yet
 
     def add(self, **amounts: float) -> None:
         """Adds to counters by name, about a microsecond."""
@@ -76,6 +139,11 @@ class Counters:
             own[self._places["batches"]] += 1
             own[self._places["wait_seconds"]] += waited
 
+    def set_kept(self, n_bytes: int) -> None:
+        """Says how many bytes of rows this worker keeps now."""
+        with self._lock_of_here():
+            self._own_row()[self._places["kept_bytes"]] = n_bytes
+
     def _lock_of_here(self) -> threading.Lock:
         if self._pid != os.getpid():  # a forked worker inherits our row, and a lock that a thread of ours may hold
             self._lock, self._own, self._pid = threading.Lock(), None, os.getpid()
@@ -83,26 +151,37 @@ class Counters:
 
     def _own_row(self) -> memoryview[float]:
         if self._own is None:
-            worker = get_worker_info()
-            row = 0 if worker is None else worker.id + 1
+            worker = worker_number()
+            row = 0 if worker is None else worker + 1
             # A worker that nobody made room for counts for itself alone.
-            own: Any = self._block[min(row, len(self._block) - 1)].numpy()
+            own: Any = self._block[min(row, len(self._block) - 1)]
             self._own = memoryview(own)  # NumPy takes four times as long to add a single number
         return self._own
 
     def total(self) -> dict[str, float]:
         """Sums over this process and its workers, since the start."""
-        return dict(zip(self.names, self._block.sum(dim=0).tolist(), strict=True))
+        return dict(zip(self.names, self._block.sum(axis=0).tolist(), strict=True))
+
+    def _share(self, n_rows: int) -> None:
+        """Moves to memory that other processes can have, of so many rows. The lock is held."""
+        import torch
+
+        block: Any = torch.zeros((n_rows, len(self.names)), dtype=torch.float64)
+        block[: len(self._block)] = torch.from_numpy(self._block)
+        self._shared = block.share_memory_()
+        self._block, self._own = self._shared.numpy(), None
 
     def __getstate__(self) -> dict[str, Any]:
         # Torch moves what goes to another process to shared memory; done here, nobody writes to where it was.
         with self._lock:
-            self._block.share_memory_()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-            self._own = None
-        return {"_block": self._block, "names": self.names, "_places": self._places}
+            if self._shared is None:
+                self._share(len(self._block))
+        return {"_shared": self._shared, "names": self.names, "_places": self._places}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._block, self.names, self._places = state["_block"], state["names"], state["_places"]
+        shared: torch.Tensor = state["_shared"]
+        self._shared, self._block = shared, shared.numpy()
+        self.names, self._places = state["names"], state["_places"]
         self._lock = threading.Lock()
         self._own = None
         self._pid = os.getpid()

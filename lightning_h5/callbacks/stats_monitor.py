@@ -2,62 +2,40 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import resource
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from time import perf_counter
-from typing import Any
-
-import torch
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from .._lightning import Callback, LightningModule, Trainer
-from ..datasets import rows_of
-from ..errors import H5ValueError
+from ..errors import H5Error, H5ValueError
 from ..loading import H5DataLoader
-from ..sampling import MixtureRecipe
-from ..stats import COUNTED
+from ..readers import usable_cores
+from .bottleneck import what_limits
+from .chart import chart_of
+from .figures import figures_of, shares_of, table_of
+from .meters import Meter, over_ranks
+from .transfer import TransferTimer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["H5StatsMonitor"]
 
-MIB = 1 << 20
+logger = logging.getLogger(__name__)
 
-
-@dataclass
-class _Meter:
-    """What one stage counted, and how long it ran, since the last lap and in all."""
-
-    seconds: float = 0.0
-    running_since: float | None = None
-    at_lap: dict[str, float] = field(default_factory=dict)
-    at_epoch: dict[str, float] = field(default_factory=dict)
-    baseline: dict[str, float] = field(default_factory=dict)
-
-    def start(self) -> None:
-        self.running_since = self.running_since or perf_counter()
-
-    def stop(self) -> None:
-        if self.running_since is not None:
-            self.seconds += perf_counter() - self.running_since
-            self.running_since = None
-
-    def now(self, loaders: Iterable[H5DataLoader]) -> dict[str, float]:
-        """Totals so far: everything counted, and the seconds."""
-        if self.running_since is not None:
-            self.stop()
-            self.start()
-        sums = dict.fromkeys(COUNTED, 0.0)
-        for loader in loaders:
-            for name, amount in loader.counters.total().items():
-                sums[name] = sums.get(name, 0.0) + amount
-        return sums | {"seconds": self.seconds}
+MOST_POINTS = 4096
+"""Points of a plot; every other one is left out where there are more."""
 
 
 class H5StatsMonitor(Callback):
-    """Shows how fast rows come, and how long training waits for them.
+    """Shows how fast rows come, how long training waits for them, and what to change.
 
     The data modules of this package insert it themselves; pass one to set its options. It works without a
-    logger (then the table alone), and with any number of them. Sums are taken over all ranks, but for prediction,
-    where ranks may have nothing to do: there rank 0 shows its own.
+    logger (then the table alone), and with any number of them. Sums are exact and taken over all ranks, but for
+    prediction, where ranks may have nothing to do: there rank 0 shows its own.
 
     Logged each ``log_every_n_steps`` training steps, over the steps since the last time, and for each epoch
     with the suffix ``_epoch``:
@@ -67,60 +45,151 @@ class H5StatsMonitor(Callback):
     - ``h5/decoded_mib_per_second``: MiB of these after decoding, per second.
     - ``h5/wait_fraction``: share of the time spent waiting for a batch, transforms in this process included; 0 to 1.
     - ``h5/wait_ms``: milliseconds waited for a batch, on average.
+    - ``h5/cache_hit_rate``: share of what was asked for that was in memory: among rows used last, in decoded slabs,
+      or held whole; 0 to 1.
+    - ``h5/cache_mib``: MiB of rows that are kept in memory, over all ranks and workers.
+    - ``h5/transfer_ms``: milliseconds for copying a batch to the device, where there is one besides the CPU.
     - ``h5/share/NAME``: share of the rows that were of a source of a mixture, 0 to 1.
     - ``h5/expected_share/NAME``: the share that it is to have.
+
+    The table at the end has these for each stage, with the share of the rank that waited most, the time that 95 %
+    of batches did not take longer than, and a sentence that says what limits and what to change.
 
     Args:
         log_every_n_steps: None takes the trainer's.
         print_summary: print a table when a stage ends, on rank 0.
         prefix: what the keys begin with.
+        progress_bar: show rows a second and the share of waiting in the progress bar as well.
+        slow_batch_seconds: a batch that is waited for longer is reported at once, with its step, through Python's
+            logging, by the rank that waits. The default is far above what reading takes and far below a time limit;
+            None reports none.
+        save_plot: save the plot of the run as ``h5_stats.png`` next to the logs (``trainer.log_dir``, else
+            ``trainer.default_root_dir``) when training ends. Needs the extra ``plot``.
 
     Raises:
-        H5ValueError: ``log_every_n_steps`` is below 1.
+        H5ValueError: ``log_every_n_steps`` is below 1, or ``slow_batch_seconds`` not above 0.
 
     Cost:
-        One reduction of six numbers over the ranks each time it logs.
+        A microsecond or two a batch, and one collective of some twenty numbers each time it logs; none in between.
     """
 
-    def __init__(self, log_every_n_steps: int | None = None, print_summary: bool = True, prefix: str = "h5/") -> None:
+    def __init__(
+        self,
+        log_every_n_steps: int | None = None,
+        print_summary: bool = True,
+        prefix: str = "h5/",
+        *,
+        progress_bar: bool = False,
+        slow_batch_seconds: float | None = 10.0,
+        save_plot: bool = False,
+    ) -> None:
         if log_every_n_steps is not None and log_every_n_steps < 1:
             raise H5ValueError(f"log_every_n_steps={log_every_n_steps} was given. Pass at least 1, or None.")
+        if slow_batch_seconds is not None and not slow_batch_seconds > 0:
+            raise H5ValueError(f"slow_batch_seconds={slow_batch_seconds} was given. Pass seconds above 0, or None.")
         self.log_every_n_steps = log_every_n_steps
         self.print_summary = print_summary
         self.prefix = prefix
-        self._meters: dict[str, _Meter] = {}
+        self.progress_bar = progress_bar
+        self.slow_batch_seconds = slow_batch_seconds
+        self.save_plot = save_plot
+        self._meters: dict[str, Meter] = {}
+        self._training: list[H5DataLoader] = []  # the loaders of this epoch
+        self._transfer: TransferTimer | None = None
+        self._history: list[tuple[int, dict[str, float]]] = []
+
+    def plot(self) -> Figure:
+        """The last training's figures over its steps: rows a second, waiting, MiB a second.
+
+        Returns:
+            A matplotlib ``Figure``, to be saved or shown.
+
+        Raises:
+            H5Error: matplotlib is not installed.
+            H5ValueError: nothing was logged yet.
+        """
+        if not self._history:
+            raise H5ValueError(
+                "a plot was asked for, and no figures were logged yet. Train for log_every_n_steps steps at least."
+            )
+        return chart_of(self._history)
 
     # Training ------------------------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins anew; a second fit does not show the first one's figures."""
-        self._meters = {}
+        self._meters, self._history = {}, []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock; not at the epoch's start, which is not called when one goes on in its middle."""
         self._begin("train", trainer)
+        self._training = _loaders(trainer, "train")
+        if self._transfer is None and trainer.strategy.root_device.type != "cpu":
+            self._transfer = TransferTimer(trainer.strategy)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes note of the epoch's loaders, which may be new ones."""
+        self._training = _loaders(trainer, "train")
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Reports a batch that was waited for too long."""
+        most = self.slow_batch_seconds
+        if most is None:
+            return
+        for loader in self._training:
+            if (waited := loader.waits.last) > most:
+                loader.waits.last = 0.0  # told once, where another loader's batch is next
+                self._meters["train"].n_slow += 1
+                logger.warning(
+                    "rank %d waited %.1f s for batch %d of epoch %d (step %d); more than slow_batch_seconds=%g.",
+                    trainer.global_rank,
+                    waited,
+                    batch_idx,
+                    trainer.current_epoch,
+                    trainer.global_step,
+                    most,
+                )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Logs, where it is time to."""
         every = self.log_every_n_steps or getattr(trainer, "log_every_n_steps", 50)
-        if every and (batch_idx + 1) % every == 0:
-            meter = self._meters["train"]
-            figures = self._lap(trainer, meter, meter.at_lap)
-            for logger in trainer.loggers:
-                logger.log_metrics(figures, step=trainer.global_step)
+        if not every or (batch_idx + 1) % every:
+            return
+        meter = self._meters["train"]
+        figures, meter.at_lap = self._lap(trainer, meter, meter.at_lap)
+        self._history.append((trainer.global_step, figures))
+        if len(self._history) > MOST_POINTS:
+            self._history = self._history[::2]
+        for each in trainer.loggers:
+            each.log_metrics(self._named(figures), step=trainer.global_step)
+        if self.progress_bar:
+            shown = {name: figures[name] for name in ("samples_per_second", "wait_fraction")}
+            # The value is the same on all ranks by now.
+            pl_module.log_dict(self._named(shown), prog_bar=True, logger=False, on_step=True, batch_size=1)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs the epoch's figures."""
+        # A progress bar asks for what was logged, which ranks then reduce together: on rank 0, in this hook, before or
+        # after this callback. So all ranks ask for it here, and nobody is in one collective and others in another.
+        _ = trainer.progress_bar_metrics
         meter = self._meters["train"]
-        for name, value in self._lap(trainer, meter, meter.at_epoch).items():
+        figures, meter.at_epoch = self._lap(trainer, meter, meter.at_epoch)
+        for name, value in self._named(figures).items():
             # The value is the same on all ranks by now; Lightning wants to hear that it is reduced.
             pl_module.log(f"{name}_epoch", value, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prints the table."""
+        """Prints the table, and saves the plot."""
         self._end(trainer, "train", "validate")
+        if self.save_plot and trainer.is_global_zero and self._history:
+            folder = trainer.log_dir or trainer.default_root_dir
+            os.makedirs(folder, exist_ok=True)
+            try:
+                self.plot().savefig(os.path.join(folder, "h5_stats.png"), dpi=120)
+            except (H5Error, OSError) as error:  # a run that is over is not to fail for want of a picture
+                logger.warning("the plot was not saved: %s", error)
 
     # Evaluation ----------------------------------------------------------------------------------------------
 
@@ -157,44 +226,56 @@ class H5StatsMonitor(Callback):
         """Prints the table."""
         self._end(trainer, "predict")
 
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leaves the strategy and the loaders as they were."""
+        if self._transfer is not None:
+            self._transfer.remove()
+        self._transfer, self._training = None, []
+
     # Parts ---------------------------------------------------------------------------------------------------
 
     def _begin(self, stage: str, trainer: Trainer) -> None:
-        meter = self._meters.get(stage)
-        if meter is None:
-            meter = self._meters[stage] = _Meter()
-            meter.baseline = meter.now(_loaders(trainer, stage))
-            meter.at_lap, meter.at_epoch = dict(meter.baseline), dict(meter.baseline)
-        meter.start()
+        if stage not in self._meters:
+            self._meters[stage] = Meter.of(_loaders(trainer, stage))
+        self._meters[stage].start()
 
-    def _lap(self, trainer: Trainer, meter: _Meter, since: dict[str, float]) -> dict[str, float]:
-        """Figures since a mark, over all ranks; moves the mark."""
+    def _lap(
+        self, trainer: Trainer, meter: Meter, mark: Mapping[str, float]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Figures since a mark, over all ranks; and the next mark."""
         loaders = _loaders(trainer, "train")
-        now = meter.now(loaders)
-        amounts = {name: value - since.get(name, 0.0) for name, value in now.items()}
-        since.update(now)
-        amounts = _sum(trainer, amounts)
-        figures = _figures(amounts, trainer.world_size) | _shares(amounts, loaders)
+        if self._transfer is not None:
+            meter.transfer_seconds = self._transfer.seconds()
+        amounts, now = meter.since(mark, loaders)
+        amounts, _ = over_ranks(amounts, trainer.strategy.root_device)
+        figures = figures_of(amounts, trainer.world_size) | shares_of(amounts, loaders)
+        if self._transfer is not None:
+            figures["transfer_ms"] = 1000 * amounts["transfer_seconds"] / max(1.0, amounts["batches"])
+        return figures, now
+
+    def _named(self, figures: Mapping[str, float]) -> dict[str, float]:
         return {self.prefix + name: value for name, value in figures.items()}
 
     def _end(self, trainer: Trainer, *stages: str) -> None:
-        lines = {}
+        """Prints the table of these stages, and forgets them."""
+        ranks: dict[str, list[dict[str, float]]] = {}
+        limit = None
+        own = (
+            "predict" in stages
+        )  # a rank without a row to predict skips its loop and this hook: nobody may wait for it
         for stage in stages:
-            if (meter := self._meters.get(stage)) is None:
+            if (meter := self._meters.pop(stage, None)) is None:
                 continue
             meter.stop()
-            now = meter.now(_loaders(trainer, stage))
-            amounts = {name: value - meter.baseline.get(name, 0.0) for name, value in now.items()}
-            # A rank without a row to predict skips its loop and this hook, so nobody may wait for it here.
-            lines[stage] = amounts if stage == "predict" else _sum(trainer, amounts)
-        if lines and self.print_summary and trainer.is_global_zero:
-            own = "predict" in lines
-            n_ranks = 1 if own else trainer.world_size
-            table = {stage: (amounts, _figures(amounts, n_ranks)) for stage, amounts in lines.items()}
-            sys.stdout.write(_table(table, "on rank 0" if own else "over all ranks"))
+            loaders = _loaders(trainer, stage)
+            amounts, _ = meter.since(meter.baseline, loaders, waits=True)
+            amounts["memory"] = _peak_memory()
+            sums, ranks[stage] = over_ranks(amounts, trainer.strategy.root_device, own=own)
+            limit = limit or _limit_of(stage, sums, loaders)
+        if ranks and self.print_summary and trainer.is_global_zero:
+            remarks = _remarks(ranks, self.slow_batch_seconds) + ([limit] if limit else [])
+            sys.stdout.write(table_of(ranks, "on rank 0" if own else "over all ranks", remarks))
             sys.stdout.flush()
-        for stage in stages:
-            self._meters.pop(stage, None)
 
 
 _LOADERS = {
@@ -220,62 +301,23 @@ def _loaders(trainer: Trainer, stage: str) -> list[H5DataLoader]:
     return flat
 
 
-def _sum(trainer: Trainer, amounts: Mapping[str, float]) -> dict[str, float]:
-    values = torch.tensor(list(amounts.values()), dtype=torch.float64)
-    device = trainer.strategy.root_device
-    # Float64 is not to be had on every accelerator (MPS); sums of a run fit float32 well enough to show there.
-    values = values.to(device if device.type != "mps" else "cpu")
-    reduced = trainer.strategy.reduce(values, reduce_op="sum")
-    return dict(zip(amounts, torch.as_tensor(reduced).tolist(), strict=True))
+def _limit_of(stage: str, amounts: Mapping[str, float], loaders: list[H5DataLoader]) -> str | None:
+    """What limits a stage, as a remark."""
+    limit = what_limits(
+        amounts, n_workers=max((loader.num_workers for loader in loaders), default=0), n_cores=usable_cores()
+    )
+    return None if limit is None else f"what limits {stage}: {limit.text}"
 
 
-def _figures(amounts: Mapping[str, float], n_ranks: int) -> dict[str, float]:
-    """Rates over all ranks. Seconds were summed over ranks as well, so a rank's mean time counts."""
-    seconds = max(amounts["seconds"] / max(1, n_ranks), 1e-9)
-    return {
-        "samples_per_second": amounts["rows"] / seconds,
-        "read_mib_per_second": amounts["bytes_read"] / MIB / seconds,
-        "decoded_mib_per_second": amounts["bytes_decoded"] / MIB / seconds,
-        "wait_fraction": min(1.0, amounts["wait_seconds"] / max(amounts["seconds"], 1e-9)),
-        "wait_ms": 1000 * amounts["wait_seconds"] / max(1.0, amounts["batches"]),
-    }
+def _remarks(ranks: Mapping[str, list[dict[str, float]]], most: float | None) -> list[str]:
+    """Slow batches, and the memory of the largest rank."""
+    amounts = [rank for stage in ranks.values() for rank in stage]
+    n_slow = sum(rank["n_slow"] for rank in amounts)
+    slow = [f"{n_slow:,.0f} batches were waited for longer than {most:g} s; the log has their steps."] if n_slow else []
+    memory = max(rank["memory"] for rank in amounts)
+    return [f"memory: {memory / 2**20:,.0f} MiB at most in a rank's own process", *slow]
 
 
-def _shares(amounts: Mapping[str, float], loaders: Iterable[H5DataLoader]) -> dict[str, float]:
-    """Of each mixture the share of rows that each source had, and was to have."""
-    shares: dict[str, float] = {}
-    for loader in loaders:
-        if isinstance(recipe := loader.sampler.recipe, MixtureRecipe):
-            expected = recipe.expected_shares(loader.sampler.batch_size, drop_last=loader.sampler.drop_last)
-            counted = {name: amounts[rows_of(name)] for name in expected if rows_of(name) in amounts}
-            for name, n_rows in counted.items():  # none where sources have no names
-                shares[f"share/{name}"] = n_rows / max(1.0, sum(counted.values()))
-                shares[f"expected_share/{name}"] = expected[name]
-    return shares
-
-
-def _table(lines: Mapping[str, tuple[Mapping[str, float], Mapping[str, float]]], whose: str) -> str:
-    head = ("stage", "batches", "rows", "seconds", "rows/s", "MiB/s read", "MiB/s decoded", "waiting", "ms a batch")
-    rows = [head]
-    for stage, (amounts, figures) in lines.items():
-        seconds = amounts["rows"] / max(figures["samples_per_second"], 1e-9)
-        rows.append(
-            (
-                stage,
-                f"{amounts['batches']:,.0f}",
-                f"{amounts['rows']:,.0f}",
-                f"{seconds:,.1f}",
-                f"{figures['samples_per_second']:,.0f}",
-                f"{figures['read_mib_per_second']:,.1f}",
-                f"{figures['decoded_mib_per_second']:,.1f}",
-                f"{figures['wait_fraction']:.1%}",
-                f"{figures['wait_ms']:.2f}",
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    text = [
-        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True)))
-        for r in rows
-    ]
-    rule = "-" * len(text[0])
-    return "\n".join(["", f"lightning_h5: rows from HDF5, {whose}", rule, text[0], rule, *text[1:], rule, ""])
+def _peak_memory() -> float:
+    """Bytes that this process had in memory at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

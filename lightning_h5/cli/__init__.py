@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
 __all__ = ["main"]
 
-USAGE = """usage: python -m lightning_h5 VERB ...
-
-  fit --config FILE       train a model: LightningCLI, with the data modules of this package by their short names
-  validate, test, predict likewise
-  VERB --help             what a verb takes
-  --version               the version of this package
-"""
+TOOLS = {
+    "inspect": "what is in a file, how it is stored, what a random row costs, what to use",
+    "check": "problems in one file or many: fields, rows, chunks that do not decode",
+    "bench": "how fast rows come from a file with the settings that matter",
+    "repack": "a copy of a file with other chunks or another compression",
+    "stats": "mean, deviation, least and largest value of arrays",
+}
+TRAINING = {
+    "fit": "train a model: LightningCLI, with the data modules of this package by their short names",
+    "validate": "likewise: one epoch of validation",
+    "test": "likewise: one epoch of testing",
+    "predict": "likewise: one epoch of prediction",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,26 +30,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: what follows the program's name; None takes the process's.
 
     Raises:
-        SystemExit: with 2 for wrong usage, or what the verb ends with.
+        SystemExit: with 2 for wrong usage, with 1 for a problem, or what the verb ends with.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     verb = given[0] if given else "--help"
     if verb in ("-h", "--help"):
-        sys.stdout.write(USAGE)
+        (sys.stdout if given else sys.stderr).write(_usage())
         raise SystemExit(0 if given else 2)
     if verb == "--version":
         from .._version import __version__
 
         sys.stdout.write(f"lightning_h5 {__version__}\n")
-        return
-    run = _verbs().get(verb)
-    if run is None:
-        sys.stderr.write(f"lightning_h5: there is no verb {verb!r}; there are {', '.join(_verbs())}.\n\n{USAGE}")
+    elif verb in TRAINING:
+        from .train import run_training
+
+        run_training(given)
+    elif verb in TOOLS:
+        from .terminal import run_verb
+
+        run_verb(verb, import_module(f".{verb}", __name__), given[1:])
+    else:
+        names = ", ".join([*TOOLS, *TRAINING])
+        sys.stderr.write(f"lightning_h5: there is no verb {verb!r}; there are {names}.\n\n{_usage()}")
         raise SystemExit(2)
-    run(given)
 
 
-def _verbs() -> dict[str, Callable[[Sequence[str]], None]]:
-    from .train import TRAINING_VERBS, run_training
-
-    return dict.fromkeys(TRAINING_VERBS, run_training)
+def _usage() -> str:
+    lines = [f"  {name:<10}{summary}" for name, summary in (TOOLS | TRAINING).items()]
+    return "\n".join(
+        [
+            "usage: lightning-h5 VERB ...  (or python -m lightning_h5 VERB ...)",
+            "",
+            *lines,
+            "",
+            "  VERB --help   what a verb takes",
+            "  --version     the version of this package",
+            "",
+        ]
+    )

@@ -6,13 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 
 from .._lightning import PACKAGE, LightningDataModule, LightningModule, models_of_the_other_package
 from ..errors import H5Error
 
-__all__ = ["TRAINING_VERBS", "run_training"]
-
-TRAINING_VERBS = ("fit", "validate", "test", "predict")
+__all__ = ["run_training"]
 
 
 def run_training(arguments: Sequence[str]) -> None:
@@ -38,6 +37,11 @@ def run_training(arguments: Sequence[str]) -> None:
     import_module("lightning_h5.datamodules")  # subclasses are found by their short names once they are imported
     if os.getcwd() not in sys.path:  # the console script, unlike `python -m`, does not look where it is started
         sys.path.insert(0, os.getcwd())
+    given = _with_comments(arguments)
+    # LightningCLI takes the process's own arguments where it is given none, and warns where it is given others.
+    are_own = list(arguments) == sys.argv[1:]
+    if are_own:
+        sys.argv[1:] = given
     try:
         lightning_cli(
             LightningModule,
@@ -45,8 +49,7 @@ def run_training(arguments: Sequence[str]) -> None:
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_kwargs={"overwrite": True},
-            # None, and not the same list, where these are the process's own: LightningCLI warns of others.
-            args=None if list(arguments) == sys.argv[1:] else list(arguments),
+            args=None if are_own else given,
         )
     except SystemExit as ended:
         if ended.code == 2 and (models := models_of_the_other_package()):
@@ -60,3 +63,9 @@ def run_training(arguments: Sequence[str]) -> None:
     except H5Error as error:
         sys.stderr.write(f"lightning_h5: {type(error).__name__}: {error}\n")
         raise SystemExit(1) from error
+
+
+def _with_comments(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with a configuration that is to be printed explained, where jsonargparse can."""
+    can = any(find_spec(name.split(".")[0]) and find_spec(name) for name in ("ruamel.yaml", "ruyaml"))
+    return [f"{each}=comments" if can and each == "--print_config" else each for each in arguments]

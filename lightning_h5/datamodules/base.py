@@ -19,6 +19,7 @@ from .._lightning import (
     rank_zero_warn,
 )
 from ..callbacks import H5StatsMonitor, SetEpochCallback
+from ..cores import share_cores
 from ..datasets import RowDataset
 from ..errors import H5ResumeError, H5ValueError
 from ..loading import H5DataLoader, OtherShardsError, SampleCollate
@@ -344,6 +345,7 @@ class BaseH5DataModule(LightningDataModule):
             # None under a strategy of one device, also where other processes are about.
             kwargs = self.trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
             self.rank, self.world_size = int(kwargs["rank"]), int(kwargs["num_replicas"])
+            share_cores(self.trainer.num_devices)  # a process for each device of a machine
         else:
             self.rank, self.world_size = resolve_replica(options.rank, options.world_size)
         self.seed = options.seed if options.seed is not None else int(os.environ.get("PL_GLOBAL_SEED", "0"))
@@ -422,7 +424,7 @@ class BaseH5DataModule(LightningDataModule):
             for each in order.sources:
                 self._say_few(each)
             return
-        mixed = f", {order.window} blocks mixed at a time" if order.mode == "window" else ""
+        mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "window" else ""
         lanes = f" in each of {order.lanes} lanes" if order.lanes > 1 else ""
         what = f"{n_rows:,} rows" if order.recipe is None else order.recipe.text
         self._say(f"training order: {order.mode} over {what}, seed {self.seed}{mixed}{lanes} ({order.why})")
@@ -431,9 +433,9 @@ class BaseH5DataModule(LightningDataModule):
     def _say_few(self, order: Order) -> None:
         if order.mode == "window" and order.window < FEW_BLOCKS:
             self._say(
-                f"shuffle_bytes={self._options.shuffle_bytes:,} mixes {order.window} blocks at a time, so that rows "
+                f"shuffle_bytes={self._options.shuffle_bytes:,} mixes {_blocks(order.window)} at a time, so that rows "
                 f"which are neighbours in the file often share a batch. Raise shuffle_bytes for {FEW_BLOCKS} or more, "
-                "use fewer workers, or write the file again with fewer rows a chunk."
+                "use fewer workers, or write the file again with fewer rows a chunk (lightning-h5 repack)."
             )
 
     def _loader(self, split: Split) -> H5DataLoader | None:
@@ -511,3 +513,7 @@ def is_running(trainer: Any) -> bool:
 
 def _is_fitting(trainer: Any) -> bool:
     return is_running(trainer) and bool(trainer.state.fn == "fit")
+
+
+def _blocks(n: int) -> str:
+    return f"{n} block{'s' if n != 1 else ''}"

@@ -124,10 +124,10 @@ class SampleOptions:
     y_key: Keys | None
     x_dtype: DTypeLike
     y_dtype: DTypeLike
-    transform: Callable[[Any], Any] | None
-    target_transform: Callable[[Any], Any] | None
-    eval_transform: Callable[[Any], Any] | None
-    batch_transform: Callable[[Any], Any] | None
+    transform: Callable[..., Any] | None
+    target_transform: Callable[..., Any] | None
+    eval_transform: Callable[..., Any] | None
+    batch_transform: Callable[..., Any] | None
     normalize: PathLike | None
     channels_last: Sequence[str] | None
     with_index: bool

@@ -10,6 +10,7 @@ from .outbox import WorkerMemory, open_outbox, starting_workers, this_outbox, wo
 from .preload import load_shards
 from .randomness import asked_for, fresh_draws, generators, own_streams
 from .rank_cached import RankMemCachedH5Dataset
+from .room import room
 from .selection import NoRowPassesError
 from .sequences import SequenceDataset, Sequences
 from .stats_file import FieldStats, read_stats, write_stats
@@ -41,6 +42,7 @@ __all__ = [
     "open_outbox",
     "own_streams",
     "read_stats",
+    "room",
     "rows_of",
     "start_worker",
     "starting_workers",

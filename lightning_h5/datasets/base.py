@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,6 +167,11 @@ class RowDataset(Dataset[Any]):
         """Rows of a run, at most, where the order mixes runs; else 0."""
         return 0
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of rows that this process keeps in memory now."""
+        return 0
+
     def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
         """Says how much memory decoded rows may take, and how they will be asked for (see ``StoredRowDataset``)."""
 
@@ -179,7 +185,13 @@ class RowDataset(Dataset[Any]):
         if isinstance(index, BatchToken):
             if (self.has_transforms or index.samples) and get_worker_info() is not None:
                 seed_streams(index.draws)  # also for the `collate_fn` that comes after
-            return self.finish(self.gather(index.rows, index.epoch), samples=index.samples, draws=index.draws)
+            raw = self.gather(index.rows, index.epoch)
+            began = perf_counter()
+            batch = self.finish(raw, samples=index.samples, draws=index.draws)
+            self.counters.add(finish_seconds=perf_counter() - began)
+            if get_worker_info() is not None:
+                self.counters.set_kept(self.kept_bytes)
+            return batch
         (sample,) = self.__getitems__([index])
         return sample
 

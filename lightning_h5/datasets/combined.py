@@ -312,6 +312,11 @@ class CombinedHDF5Dataset(StoredRowDataset):
                 self._samples = SampleCache(self._cache_size, n_bytes, columns)
             return self._samples
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of rows that this process keeps in memory now, those used last included."""
+        return super().kept_bytes + (0 if self._samples is None else self._samples.kept_bytes)
+
     def _begin(self, rows: IntArray, epoch: int | None, *, all_cores: bool = False) -> Callable[[], RawBatch]:
         cache = self._cache
         if not cache.n_slots:

@@ -216,6 +216,11 @@ class MixtureDataset(RowDataset):
         """Rows of a run, at most."""
         return max(source.rows_per_run for source in self.sources)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of rows of all sources that this process keeps in memory now."""
+        return sum(source.kept_bytes for source in self.sources)
+
     def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
         """See ``RowDataset.read_with``: the sources share the memory, by what they hold."""
         total = max(1, sum(source.decoded_bytes for source in self.sources))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from ..cores import local_ranks
 from ..errors import H5ValueError
 from ..ranks import Exchange, are_near, exchange, this_process
 from ..readers import BulkTask
@@ -181,7 +182,7 @@ def _make_sure_of_room(
         needed += sum(map(holder.bytes_needed, together))
     n_processes = len(job.near)
     if job.is_alone:  # others of this machine load theirs, and nobody asks them
-        n_processes = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        n_processes = local_ranks()
         needed *= n_processes
     job.do("looking for memory", lambda _: not _is_enough(room(), needed))
     if any(job.told):

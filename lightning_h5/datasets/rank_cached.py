@@ -16,7 +16,7 @@ import torch.distributed
 from torch.utils.data import get_worker_info
 
 from ..errors import H5Error, H5ValueError
-from ..files import OpenOptions, expand_paths, kind_of
+from ..files import OpenOptions, expand_paths, kind_of, process_pool
 from ..readers import BulkTask, check_bounds
 from ..sampling import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica, union
 from ..sizes import parse_bytes
@@ -314,6 +314,7 @@ class RankMemCachedH5Dataset(RowDataset):
         """This process's part is loaded (see ``load_shards``)."""
         for guard in self.table.guards:
             guard.check()
+        self._close_files()  # nothing reads them any more
         self._held, self._filling = self._filling, None
         assert self._held is not None, "nothing was loaded"
         if self._pins and self._device.type == "cpu" and torch.cuda.is_available() and (why := self._held.pin()):
@@ -324,12 +325,22 @@ class RankMemCachedH5Dataset(RowDataset):
             f"{shard.n_rows:,} rows, {self._held.n_bytes / 2**20:,.1f} MiB, loaded in {took:.1f} s"
         )
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of this rank's rows; workers have the same memory, and say 0."""
+        return 0 if self._held is None or get_worker_info() is not None else self._held.n_bytes
+
     def close(self) -> None:
         """Gives the memory back; rows that are asked for later are loaded anew."""
         for held in (self._held, self._filling):
             if held is not None:
                 held.close()
         self._held = self._filling = None
+        self._close_files()  # where loading was broken off
+
+    def _close_files(self) -> None:
+        for path in self.table.paths:
+            process_pool().close(path)
 
     @cached_property
     def _shapes(self) -> list[ColumnShape | None]:

@@ -116,6 +116,7 @@ class SampleCache:
         self, n_rows: int, n_bytes: int, columns: Sequence[tuple[tuple[int, ...], torch.dtype | None]]
     ) -> None:
         row_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in columns if dtype is not None)
+        self._row_bytes = row_bytes
         self.n_slots = min(n_rows, n_bytes // max(1, row_bytes))
         self._slots: OrderedDict[int, int] = OrderedDict()  # of each row; the one used last at the end
         self._columns = [CachedColumn(self.n_slots, *column) for column in columns]
@@ -123,6 +124,11 @@ class SampleCache:
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the rows that are here; text is not counted."""
+        return len(self) * self._row_bytes
 
     def has(self, rows: IntArray) -> npt.NDArray[np.bool_]:
         """Which rows are here; they may leave before they are taken."""

@@ -314,6 +314,11 @@ class SequenceDataset(RowDataset):
         """Sequences of a run, on average."""
         return -(-self.dataset.rows_per_run * len(self) // max(1, len(self.sequences.rows)))
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of rows that this process keeps in memory now."""
+        return self.dataset.kept_bytes
+
     def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
         """See ``RowDataset.read_with``."""
         self.in_runs = in_runs

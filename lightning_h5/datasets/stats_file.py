@@ -75,11 +75,22 @@ def write_stats(path: PathLike, fields: Mapping[str, Mapping[str, Any]]) -> None
     Args:
         path: the file.
         fields: for each field ``mean`` and ``std`` at least, as plain numbers and lists.
+
+    Raises:
+        H5FileError: it cannot be written.
     """
     text = json.dumps({"format": FORMAT, "version": 1, "fields": fields}, indent=1)
     partial = Path(f"{os.fspath(path)}.{os.getpid()}.partial")
-    partial.write_text(text + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise H5FileError(
+            f"statistics cannot be written to {os.fspath(path)!r}: {error.strerror}. Name a file in a folder that is "
+            "there, may be written to and has room."
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _numbers(given: Any) -> Any:

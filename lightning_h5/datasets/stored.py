@@ -17,6 +17,7 @@ from torch.utils.data import get_worker_info
 from ..files import MOST_H5, OpenOptions, process_pool
 from ..readers import (
     BegunRead,
+    HeldReader,
     MappedReader,
     PlacedReader,
     PooledReader,
@@ -251,6 +252,12 @@ class StoredRowDataset(RowDataset):
     def _loose_row_bytes(self) -> list[int]:
         loose = [field for field, whole in enumerate(self._held) if not whole]
         return [sum(arrays[field].row_bytes for field in loose) for arrays in self.table.layouts]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of decoded and of held rows that this process keeps in memory now."""
+        held = [reader.kept_bytes for reader in list(self._readers.values()) if isinstance(reader, HeldReader)]
+        return sum(held) + sum(reader.kept_bytes for reader in list((self._pooled or {}).values()))
 
     def close(self) -> None:
         """Closes this process's files and gives back what is held in memory; the next read opens them again."""

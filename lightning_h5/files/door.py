@@ -20,8 +20,9 @@ import numpy as np
 
 from ..errors import H5CorruptError, H5FileError, H5KeyError, H5ValueError, listing, near
 
-__all__ = ["ArrayHandle", "find_array", "list_arrays", "numpy_dtype", "open_h5", "skipped_bytes"]
+__all__ = ["ArrayHandle", "create_h5", "find_array", "list_arrays", "numpy_dtype", "open_h5", "skipped_bytes"]
 
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
 MAX_LINKS = 16  # HDF5's own limit on links followed in one look-up
 
 
@@ -93,6 +94,48 @@ def _why_not_open(path: str, error: OSError) -> str:
     if error.errno == 24:
         return f"{path!r} cannot be opened: too many open files ({text}). Raise `ulimit -n`."
     return f"{path!r} cannot be opened: {text}. Check its permissions, or run `h5dump -H` on it."
+
+
+def create_h5(path: str, *, like: Any = None) -> Any:
+    """Creates an HDF5 file, which must not exist.
+
+    Args:
+        path: where.
+        like: an open file whose format version, user block size, file space strategy and order of the root group the
+            new one gets, so that who can read the one can read the other.
+
+    Raises:
+        H5FileError: it is there already, or its folder is missing, full or may not be written to.
+    """
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    access.set_libver_bounds(_lowest_version(like), h5py.h5f.LIBVER_LATEST)
+    options = None
+    if like is not None:
+        options, root = like.id.get_create_plist(), like["/"].id.get_create_plist()
+        options.set_link_creation_order(root.get_link_creation_order())
+        options.set_attr_creation_order(root.get_attr_creation_order())
+    try:
+        return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, fcpl=options, fapl=access))
+    except OSError as error:
+        if os.path.lexists(path):
+            raise H5FileError(f"{path!r} is there already. Remove it, or name another file.") from error
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise H5FileError(
+            f"{path!r} cannot be created: {why}. Check that its folder is there, that you may write to it, and that "
+            "there is room."
+        ) from error
+
+
+def _lowest_version(like: Any) -> int:
+    """The oldest format that a file like this one may have: that of its superblock."""
+    if like is None:
+        return int(h5py.h5f.LIBVER_EARLIEST)
+    with open(like.filename, "rb") as file:
+        file.seek(like.userblock_size + len(SIGNATURE))
+        version = file.read(1)[0]
+    lowest = {0: h5py.h5f.LIBVER_EARLIEST, 1: h5py.h5f.LIBVER_EARLIEST, 2: h5py.h5f.LIBVER_V18}
+    return int(lowest.get(version, h5py.h5f.LIBVER_V110))
 
 
 def find_array(file: Any, key: str, *, allow_external: bool = False) -> ArrayHandle:

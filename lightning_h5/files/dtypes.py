@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import h5py
 import numpy as np
-import torch
 
 from ..errors import H5ValueError, near
 from ..types import DTypeLike
@@ -15,16 +14,15 @@ __all__ = ["NumberKind", "kind_of", "native", "torch_dtype"]
 
 NumberKind = Literal["number", "text", "compound", "object"]
 
-_TORCH_DTYPES: dict[str, torch.dtype] = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.bool,
-        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-        *(torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-        *(torch.complex64, torch.complex128),
-    )
-}
+if TYPE_CHECKING:
+    import torch
+
+_NAMES = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+)
+"""What torch has, by the names that torch and NumPy have in common."""
+
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64", "int": "int64", "long": "int64"}
 
 
@@ -40,19 +38,23 @@ def torch_dtype(dtype: DTypeLike, name: str) -> torch.dtype | None:
     """
     if dtype is None:
         return None
+    import torch  # looking at a file needs no torch, which takes longer to import than most looks do
+
     if isinstance(dtype, torch.dtype):
         return dtype
     text = dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
-    text = _ALIASES.get(text, text)
-    if text in _TORCH_DTYPES:
-        return _TORCH_DTYPES[text]
+    known = _ALIASES.get(text, text)
     try:
-        return _TORCH_DTYPES[np.dtype(dtype).newbyteorder("=").name]
-    except (TypeError, KeyError, ValueError, SyntaxError):  # NumPy parses names such as "(2,f4" as Python
+        found = known if known in _NAMES else np.dtype(dtype).newbyteorder("=").name
+    except (TypeError, ValueError, SyntaxError):  # NumPy parses names such as "(2,f4" as Python
+        found = ""
+    if found not in _NAMES:
         raise H5ValueError(
-            f"{name}={dtype!r} is not a dtype that a tensor can have; there are {', '.join(_TORCH_DTYPES)}."
-            f"{near(text or str(dtype), _TORCH_DTYPES)} Pass one of these names."
-        ) from None
+            f"{name}={dtype!r} is not a dtype that a tensor can have; there are {', '.join(_NAMES)}."
+            f"{near(text or str(dtype), _NAMES)} Pass one of these names."
+        )
+    torch_has: torch.dtype = getattr(torch, found)
+    return torch_has
 
 
 def kind_of(dtype: np.dtype[Any]) -> NumberKind:
@@ -62,7 +64,7 @@ def kind_of(dtype: np.dtype[Any]) -> NumberKind:
         return "compound"
     if h5py.check_string_dtype(base) is not None or base.kind in "SU":
         return "text"
-    if base.kind in "biufc" and base.newbyteorder("=").name in _TORCH_DTYPES:
+    if base.kind in "biufc" and base.newbyteorder("=").name in _NAMES:
         return "number"
     return "object"
 

@@ -16,6 +16,7 @@ from ..errors import H5CorruptError, H5FileError
 from .chunks import ChunkTable, chunk_table, leaves_edges_plain, plain_edges
 from .door import ArrayHandle
 from .dtypes import kind_of, native
+from .integrity import integrity_level
 
 __all__ = ["ArrayLayout", "Filter", "ensure_filters", "layout_of"]
 
@@ -72,6 +73,7 @@ class ArrayLayout:
         fill: an element that was never written, as stored.
         plain_reason: why only the HDF5 library can find or understand this array's bytes, or None. (Filters are
             the readers' business.)
+        integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
         table: where the chunks lie, for chunked storage that others than the HDF5 library understand.
     """
 
@@ -91,6 +93,7 @@ class ArrayLayout:
     n_stored_bytes: int
     fill: bytes
     plain_reason: str | None
+    integrity: int = 0
     table: ChunkTable | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -181,6 +184,7 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         n_stored_bytes=array.id.get_storage_size(),
         fill=_fill(array),
         plain_reason=reason,
+        integrity=integrity_level(array, [f.id for f in filters]),
         table=table,
     )
 

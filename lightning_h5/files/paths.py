@@ -55,7 +55,12 @@ def expand_paths(paths: Paths, name: str = "path") -> tuple[str, ...]:
 def _expand_one(path: PathLike, name: str) -> Sequence[str]:
     text = os.path.expanduser(os.fspath(path))
     if os.path.isdir(text):
-        files = sorted(entry.path for entry in os.scandir(text) if _is_ours(entry.name))
+        try:
+            files = sorted(entry.path for entry in os.scandir(text) if _is_ours(entry.name))
+        except OSError as error:
+            raise H5FileError(
+                f"{name}={text!r} is a directory that cannot be looked into: {error.strerror}. Check its permissions."
+            ) from error
         if not files:
             raise H5FileError(
                 f"{name}={text!r} is a directory without HDF5 files ({', '.join('*' + s for s in SUFFIXES)}); "

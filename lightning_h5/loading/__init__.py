@@ -10,14 +10,17 @@ from .diagnosis import (
 )
 from .factory import create_multi_dataloaders, create_optimized_dataloader
 from .loader import H5DataLoader
+from .order import FEW_BLOCKS, blocks_mixed
 from .state import OtherShardsError, Position, extend, is_position, position_from, position_state, steps_left
 
 __all__ = [
+    "FEW_BLOCKS",
     "H5DataLoader",
     "LoaderReport",
     "OtherShardsError",
     "Position",
     "SampleCollate",
+    "blocks_mixed",
     "create_multi_dataloaders",
     "create_optimized_dataloader",
     "diagnose_dataloader_speed",

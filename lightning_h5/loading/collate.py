@@ -18,7 +18,7 @@ class SampleCollate:
         batch_transform: runs on the batch.
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Any], batch_transform: Callable[[Any], Any] | None) -> None:
+    def __init__(self, collate_fn: Callable[[Any], Any], batch_transform: Callable[..., Any] | None) -> None:
         self._collate_fn, self._batch_transform = collate_fn, batch_transform
         self._asks_for = asked_for(batch_transform)
 

@@ -27,7 +27,7 @@ from ..datasets import (
 from ..errors import H5Error
 from ..readers import usable_cores
 from ..sampling import EpochPlan, PlanSampler
-from ..stats import Counters
+from ..stats import Counters, WaitTimes
 from ..types import BatchToken
 from .at_hand import AtHand
 from .pinning import pin
@@ -116,6 +116,7 @@ class H5DataLoader(DataLoader[Any]):
         self._pins = pin_memory and torch.accelerator.is_available()  # torch's own loader warns where it cannot
         dataset.reads_pinned = self._pins and not num_workers
         self.position = LoaderState()
+        self.waits = WaitTimes()
         self._memory: WorkerMemory | None = None  # of workers that persist
         self._n_closed = 0  # how often these were ended
         self._reading: weakref.WeakSet[ReadAhead | AtHand] = weakref.WeakSet()
@@ -124,6 +125,11 @@ class H5DataLoader(DataLoader[Any]):
     def counters(self) -> Counters:
         """What this loader and its dataset counted."""
         return self.dataset.counters
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of rows that this process and its workers keep in memory, at last count."""
+        return self.dataset.kept_bytes + int(self.counters.total()["kept_bytes"])
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own private class here
         return _LateIterator(self)
@@ -194,11 +200,13 @@ class H5DataLoader(DataLoader[Any]):
 
     def _finish(self, raw: Any, token: BatchToken) -> Any:
         """What a worker process, and torch's pinning thread, would do with what was read."""
+        began = perf_counter()
         if self.dataset.has_transforms or token.samples:
             with own_streams(draws := token.draws):
                 batch = self.collate_fn(self.dataset.finish(raw, samples=token.samples, draws=draws))
         else:  # nothing of the user's runs, so nothing is drawn
             batch = self.collate_fn(self.dataset.finish(raw))
+        self.counters.add(finish_seconds=perf_counter() - began)
         return pin(batch) if self._pins else batch
 
     def _finish_all(self, raw: RawBatch, tokens: Sequence[BatchToken]) -> Iterator[Any]:
@@ -266,6 +274,7 @@ class _LateIterator:
 
     def __next__(self) -> Any:
         loader, began = self._loader, perf_counter()
+        is_first = self._batches is None
         if self._batches is None:
             self._batches, self._plan, self._iteration = loader.start()
             self._n_closed = loader._n_closed
@@ -278,7 +287,11 @@ class _LateIterator:
             raise
         loader.position.advance(self._iteration)
         start, stop = self._plan.bounds(self._step)
-        loader.counters.add_batch(stop - start, perf_counter() - began)
+        waited = perf_counter() - began
+        loader.counters.add_batch(stop - start, waited)
+        loader.waits.add(waited)
+        if is_first:
+            loader.counters.add(start_seconds=waited)
         self._step += 1
         return batch
 

@@ -89,6 +89,9 @@ def why_not_decodable(layout: ArrayLayout) -> str | None:
             )
     if len(compressors) > 1:
         return "it was compressed twice"
+    ids = [f.id for f in layout.filters]
+    if compressors and SHUFFLE in ids[ids.index(compressors[0].id) :]:
+        return "it was shuffled after it was compressed"  # into a size that its chunks do not tell
     return None
 
 

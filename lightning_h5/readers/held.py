@@ -81,6 +81,11 @@ class HeldReader:
                 return None
         return values
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of rows in memory now; text counts as a pointer each."""
+        return 0 if self._values is None else self._values.nbytes
+
     def close(self) -> None:
         """Gives the memory back; the next read loads again."""
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import suppress
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class _StoredRows(LayoutReader):
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         if self._row_bytes == 0:
             return
+        began = perf_counter()
         if self._as_stored and out.flags.c_contiguous:
             self._fetch(rows, out.reshape(-1).view(np.uint8))
         else:
@@ -44,7 +46,7 @@ class _StoredRows(LayoutReader):
                 stored = stored[member]
             out[...] = stored
         n_bytes = len(rows) * self._row_bytes
-        self._counters.add(bytes_read=n_bytes, bytes_decoded=n_bytes)
+        self._counters.add(bytes_read=n_bytes, bytes_decoded=n_bytes, read_seconds=perf_counter() - began)
 
     def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
         """Copies stored rows, one after the other, into bytes."""

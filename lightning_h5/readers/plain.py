@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class PlainReader(LayoutReader):
         self._stored_row_bytes = layout.n_stored_bytes / max(1, layout.n_rows)
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        began = perf_counter()
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
         most = max(1, PIECE_BYTES // max(1, self.layout.stored_row_bytes))
@@ -51,6 +53,7 @@ class PlainReader(LayoutReader):
                 piece = self._piece(array, low, high)
                 out[order[start:stop]] = piece[ordered[start:stop] - low]
                 self._count(low, high)
+        self._counters.add(library_seconds=perf_counter() - began)
 
     def _piece(self, array: Any, low: int, high: int) -> npt.NDArray[Any]:
         members = self.layout.members

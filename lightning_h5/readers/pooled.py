@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ..errors import H5Error
 from ..files import ArrayLayout
@@ -89,6 +88,11 @@ class PooledReader:
             out = np.empty((len(rows), *self.row_shape), dtype=self.dtype)
         self.begin(np.asarray(rows, dtype=np.int64), out, epoch).finish()
         return out
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of decoded rows in memory now."""
+        return 0 if self._pool is None else self._pool.kept_bytes
 
     @property
     def is_complete(self) -> bool:
@@ -275,6 +279,8 @@ class CompleteRead:
         rows, out = self._pool.rows, self._out
         # torch selects rows of any dtype that it has, single numbers only of some.
         if self._all_cores and rows.ndim > 1 and out.dtype == rows.dtype and out.flags.c_contiguous:
+            import torch  # who asks for its threads has it; who only looks at a file does not
+
             torch.index_select(torch.from_numpy(rows), 0, torch.from_numpy(self._places), out=torch.from_numpy(out))
         else:
             _copy_rows(rows, self._places, None, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -89,6 +90,7 @@ class SlabPool:
         self._is_complete = False
         self._clock = 0
         self._n_holders = 0  # of leases
+        self._n_touched = 0  # slots
 
     def __len__(self) -> int:
         return len(self._slab_of)
@@ -99,6 +101,11 @@ class SlabPool:
             with self._changed:
                 self._is_complete = not (self._n_tasks.any() or self._errors or (self._slot_of < 0).any())
         return self._is_complete
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of slots that were ever written to."""
+        return self._n_touched * self.slot_rows * math.prod(self.rows.shape[1:]) * self.rows.itemsize
 
     def places(self, slabs: IntArray) -> IntArray:
         """The slot of each slab, of a pool that is complete."""
@@ -206,6 +213,7 @@ class SlabPool:
         if len(missing):
             found = self._free.pop(len(missing))
             self._is_done[found] = False
+            self._n_touched = max(self._n_touched, int(found.max(initial=-1)) + 1)
             self._forget(found)
             placed = missing[: len(found)]
             slots[placed] = found

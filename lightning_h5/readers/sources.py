@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, repeat
+from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -159,9 +160,15 @@ class ChunkSource:
 
     def load(self, slabs: Sequence[int], parts: range, memory: SlotMemory) -> None:
         """See ``SlabSource.load``."""
+        began = perf_counter()
         if self._is_direct:
             self._load_direct(slabs, memory)
-            return
+        else:
+            self._load_parts(slabs, parts, memory)
+        self._counters.add(decode_seconds=perf_counter() - began)
+
+    def _load_parts(self, slabs: Sequence[int], parts: range, memory: SlotMemory) -> None:
+        """Slabs of chunks that hold parts of rows."""
         chunks = [slab * self.n_parts + part for slab in slabs for part in parts]
         pieces = zip(chunks, self._read(chunks), strict=True)
         for rows in memory:
@@ -182,12 +189,14 @@ class ChunkSource:
 
     def pick(self, slab: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
         """See ``SlabSource.pick``; holds one chunk at a time."""
+        began = perf_counter()
         for part in range(self.n_parts):
             chunk = slab * self.n_parts + part
             (values,) = self._values([(chunk, self._read([chunk])[0])])
             region = self._region(part)
             inside: tuple[Any, ...] = tuple(slice(0, s.stop - s.start) for s in region)
             out[(slice(None), *region)] = values[(rows, *inside)]
+        self._counters.add(decode_seconds=perf_counter() - began)
 
     def _read(self, chunks: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
         """The bytes of chunks as stored, in memory that the next call of this thread writes over."""
@@ -201,11 +210,17 @@ class ChunkSource:
         starts = stops - sizes
         data = self._memory("stored", int(stops[-1]))
         there = (offsets >= 0).nonzero()[0]
+        began = perf_counter()
         if len(there):
             pieces = starts[there], stops[there], offsets[there]
             read_stored(self._layout, data, *pieces, lambda i, at: self._name(chunks[there[i]]))
+        took = perf_counter() - began
         self._counters.add(
-            bytes_read=len(data), bytes_decoded=len(chunks) * self._layout.chunk_bytes, chunks_decoded=len(there)
+            bytes_read=len(data),
+            bytes_decoded=len(chunks) * self._layout.chunk_bytes,
+            chunks_decoded=len(there),
+            read_seconds=took,
+            decode_seconds=-took,  # who decodes these counts the whole
         )
         return data, starts, stops
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +11,9 @@ from typing import TypeAlias
 # NumPy's `unique` imports it when it is first called. A process that is forked while a thread of ours does that has the
 # import's lock held for ever.
 import numpy.ma  # noqa: F401
-from torch.utils.data import get_worker_info
+
+from ..cores import cores_of_a_rank
+from ..stats import worker_number
 
 __all__ = ["Work", "usable_cores"]
 
@@ -98,7 +99,6 @@ def _do_tasks(todo: SimpleQueue[Task | None]) -> None:
 
 def usable_cores() -> int:
     """Cores that this process may decode on: its own, shared with other ranks of the machine; 1 in a worker process."""
-    if get_worker_info() is not None:
+    if worker_number() is not None:
         return 1
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MOST_THREADS, n_cores // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))))
+    return max(1, min(MOST_THREADS, cores_of_a_rank()))

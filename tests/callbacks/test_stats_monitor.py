@@ -1,16 +1,38 @@
 """``H5StatsMonitor``: the keys it logs, and the table."""
 
 import csv
+import logging
+import re
 import time
 
 import numpy as np
 import pytest
-from lightning.pytorch.loggers import CSVLogger
+import torch
+from factories import Stored
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning_models import Recorder, quiet_trainer
 
-from lightning_h5 import H5StatsMonitor, H5ValueError, LazyH5DataModule
+from lightning_h5 import (
+    CombinedHDF5DataModule,
+    H5Error,
+    H5StatsMonitor,
+    H5ValueError,
+    LazyH5DataModule,
+    RankCachedH5DataModule,
+)
+from lightning_h5.callbacks.transfer import TransferTimer
+from lightning_h5.stats import WaitTimes
 
-KEYS = {"samples_per_second", "read_mib_per_second", "decoded_mib_per_second", "wait_fraction", "wait_ms"}
+KEYS = {
+    "samples_per_second",
+    "read_mib_per_second",
+    "decoded_mib_per_second",
+    "wait_fraction",
+    "wait_ms",
+    "cache_hit_rate",
+    "cache_mib",
+}
 
 
 @pytest.fixture
@@ -93,3 +115,175 @@ def test_a_second_fit_begins_anew(file, capsys):
 def test_a_senseless_interval_is_refused():
     with pytest.raises(H5ValueError, match="log_every_n_steps=0"):
         H5StatsMonitor(0)
+
+
+class Notes(Logger):
+    """A logger that takes what Lightning's own take (W&B's, MLflow's ...) and keeps it."""
+
+    def __init__(self):
+        super().__init__()
+        self.metrics, self.name, self.version = [], "notes", 0
+
+    name = version = None
+
+    def log_metrics(self, metrics, step=None):
+        assert isinstance(step, int)
+        assert all(type(value) is float for name, value in metrics.items() if name.startswith("h5/"))
+        self.metrics.append((step, metrics))
+
+    def log_hyperparams(self, *given, **named):
+        pass
+
+
+def test_every_logger_gets_the_same_figures(file, tmp_path):
+    loggers = [CSVLogger(tmp_path), Notes(), TensorBoardLogger(tmp_path)]
+    trainer = quiet_trainer(logger=loggers, log_every_n_steps=4, max_epochs=1)
+    trainer.fit(Recorder(), datamodule=module(file))
+    with open(loggers[0].log_dir + "/metrics.csv") as text:
+        in_csv = column(csv.DictReader(text), "h5/wait_ms")
+    noted = [metrics["h5/wait_ms"] for _, metrics in loggers[1].metrics if "h5/wait_ms" in metrics]
+    assert [step for step, metrics in loggers[1].metrics if "h5/wait_ms" in metrics] == [4, 8]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(loggers[2].log_dir)
+    events.Reload()
+    assert {f"h5/{key}" for key in KEYS} <= set(events.Tags()["scalars"])
+    np.testing.assert_allclose([event.value for event in events.Scalars("h5/wait_ms")], noted, rtol=1e-6)
+    np.testing.assert_allclose(in_csv, noted, rtol=1e-6)
+
+
+def test_figures_can_be_shown_in_the_progress_bar(file):
+    for shows in (False, True):
+        trainer = quiet_trainer(max_epochs=1, log_every_n_steps=4, callbacks=[H5StatsMonitor(progress_bar=shows)])
+        trainer.fit(Recorder(), datamodule=module(file))
+        shown = {"h5/samples_per_second", "h5/wait_fraction"} & set(trainer.progress_bar_metrics)
+        assert len(shown) == (2 if shows else 0)
+
+
+class Stumbles:
+    """Takes its time for one row."""
+
+    def __call__(self, x):
+        if x[0] == 37:
+            time.sleep(0.3)
+        return x
+
+
+def test_a_slow_batch_is_reported_with_its_step(make_h5, caplog, capsys):
+    path = make_h5(x=np.arange(64, dtype="f4")[:, None])
+    monitor = H5StatsMonitor(slow_batch_seconds=0.25)
+    data = LazyH5DataModule(path, x_key="x", batch_size=8, shuffle=False, transform=Stumbles(), with_index=True)
+    with caplog.at_level(logging.WARNING):
+        quiet_trainer(max_epochs=1, callbacks=[monitor]).fit(Recorder(), datamodule=data)
+    (record,) = [record for record in caplog.records if "slow_batch_seconds" in record.message]
+    assert re.match(r"rank 0 waited 0\.[3-9] s for batch 4 of epoch 0 \(step 4\)", record.message)
+    assert "1 batches were waited for longer than 0.25 s" in capsys.readouterr().out
+
+
+def test_rows_that_stay_decoded_are_hits_and_take_memory(make_h5, tmp_path, nothing_held):
+    rows = np.zeros((64, 1024), "f4")
+    path = make_h5(x=Stored(rows, "chunked", (16, 1024), options={"compression": "gzip"}))
+    trainer = quiet_trainer(logger=CSVLogger(tmp_path), max_epochs=3, log_every_n_steps=4)
+    trainer.fit(Recorder(), datamodule=LazyH5DataModule(path, x_key="x", batch_size=8, with_index=True))
+    with open(trainer.logger.log_dir + "/metrics.csv") as text:
+        lines = list(csv.DictReader(text))
+    first, *later = column(lines, "h5/cache_hit_rate_epoch")
+    assert 0 <= first < 1
+    assert later == [1, 1]
+    assert column(lines, "h5/cache_mib")[-1] == rows.nbytes / 2**20
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_used_last_are_hits(make_h5, tmp_path, workers, nothing_held):
+    path = make_h5(x=np.zeros((64, 256), "f4"))
+    data = CombinedHDF5DataModule(
+        path, load_fields=["x"], batch_size=8, cache_size=64, num_workers=workers, shuffle=False, with_index=True
+    )
+    trainer = quiet_trainer(logger=CSVLogger(tmp_path), max_epochs=2)
+    trainer.fit(Recorder(), datamodule=data)
+    with open(trainer.logger.log_dir + "/metrics.csv") as text:
+        lines = list(csv.DictReader(text))
+    assert column(lines, "h5/cache_hit_rate_epoch")[1] == 1
+    assert column(lines, "h5/cache_mib_epoch")[1] == 64 * 256 * 4 / 2**20
+
+
+def test_a_shard_in_memory_is_counted_once(make_h5, tmp_path):
+    path = make_h5(x=np.zeros((64, 256), "f4"))
+    data = RankCachedH5DataModule(path, x_key="x", batch_size=8, num_workers=2, with_index=True)
+    trainer = quiet_trainer(logger=CSVLogger(tmp_path), max_epochs=1)
+    trainer.fit(Recorder(), datamodule=data)
+    with open(trainer.logger.log_dir + "/metrics.csv") as text:
+        lines = list(csv.DictReader(text))
+    assert column(lines, "h5/cache_mib_epoch") == [64 * 256 * 4 / 2**20]
+    assert column(lines, "h5/cache_hit_rate_epoch") == [1]
+
+
+def test_the_plot_of_a_run_is_saved_next_to_the_logs(file, tmp_path):
+    monitor = H5StatsMonitor(save_plot=True, print_summary=False)
+    with pytest.raises(H5ValueError, match="no figures were logged yet"):
+        monitor.plot()
+    trainer = quiet_trainer(logger=CSVLogger(tmp_path), callbacks=[monitor], log_every_n_steps=2)
+    trainer.fit(Recorder(), datamodule=module(file))
+    with open(trainer.log_dir + "/h5_stats.png", "rb") as image:
+        assert image.read(8) == b"\x89PNG\r\n\x1a\n"
+    axes = monitor.plot().axes
+    assert [list(line.get_xdata()) for line in axes[0].lines] == [[2, 4, 6, 8, 10, 12, 14, 16]]
+    assert axes[1].get_ylabel() == "share of time waiting"
+
+
+def test_a_plot_without_matplotlib_names_the_extra(file, monkeypatch):
+    monitor = H5StatsMonitor(1, print_summary=False)
+    quiet_trainer(callbacks=[monitor], max_epochs=1).fit(Recorder(), datamodule=module(file))
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    with pytest.raises(H5Error, match=r"pip install 'lightning-h5\[plot\]'"):
+        monitor.plot()
+
+
+def test_copies_to_a_device_are_timed_and_the_strategy_is_left_as_it_was():
+    class Strategy:
+        root_device = torch.device("meta")
+
+        def batch_to_device(self, batch, device=None, dataloader_idx=0):
+            time.sleep(0.02)
+            return batch, device
+
+    strategy = Strategy()
+    timer = TransferTimer(strategy)
+    assert strategy.batch_to_device("batch", device="there") == ("batch", "there")
+    assert timer.seconds() >= 0.02
+    timer.remove()
+    assert "batch_to_device" not in vars(strategy)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_copies_to_a_gpu_are_logged(file, tmp_path):
+    trainer = Trainer(
+        accelerator="gpu",
+        devices=1,
+        logger=CSVLogger(tmp_path),
+        max_epochs=1,
+        log_every_n_steps=4,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(Recorder(), datamodule=module(file))
+    with open(trainer.logger.log_dir + "/metrics.csv") as text:
+        assert min(column(list(csv.DictReader(text)), "h5/transfer_ms")) > 0
+
+
+@pytest.mark.parametrize("options", [{"slow_batch_seconds": 0}, {"slow_batch_seconds": -1.0}], ids=str)
+def test_a_senseless_limit_is_refused(options):
+    with pytest.raises(H5ValueError, match="slow_batch_seconds"):
+        H5StatsMonitor(**options)
+
+
+def test_a_quantile_of_waiting_times_is_known_to_a_tenth():
+    waits, seconds = WaitTimes(), np.random.default_rng(0).lognormal(-7, 2, 5000)
+    for each in seconds:
+        waits.add(each)
+    for share in (0.05, 0.5, 0.95, 0.99):
+        found = WaitTimes.quantile(waits.counts, share)
+        assert found == pytest.approx(np.quantile(seconds, share), rel=0.1)
+    assert sum(waits.counts) == 5000
+    assert WaitTimes.quantile([0] * WaitTimes.N_CLASSES, 0.95) == 0

@@ -1,5 +1,6 @@
 """``python -m lightning_h5``."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import lightning_models
 import numpy as np
 import pytest
 
+from lightning_h5 import LazyH5DataModule
 from lightning_h5.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +65,17 @@ def test_what_print_config_prints_is_a_config(arguments, capsys, tmp_path):
     again = tmp_path / "again.yaml"
     again.write_text(text)
     main(["fit", "--config", str(again)])
+
+
+def test_a_printed_config_is_complete_and_explains_each_argument(arguments, capsys):
+    pytest.importorskip("ruamel.yaml", reason="the oldest jsonargparse explains some arguments alone")
+    with pytest.raises(SystemExit):
+        main(["fit", *arguments, "--print_config"])
+    lines = capsys.readouterr().out.splitlines()
+    names = inspect.signature(LazyH5DataModule).parameters
+    where = {line.strip().partition(":")[0]: at for at, line in enumerate(lines) if not line.lstrip().startswith("#")}
+    assert set(names) <= set(where)
+    assert [name for name in names if not lines[where[name] - 1].lstrip().startswith("# ")] == []
 
 
 def test_the_help_of_the_data_module_explains_every_argument(capsys):

@@ -153,6 +153,7 @@ def told_to_end(trainer):
 
 
 def interrupted(trainer):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     os.kill(os.getpid(), signal.SIGINT)
 
 

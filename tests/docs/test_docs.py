@@ -162,10 +162,10 @@ def test_docs_do_not_promise_what_is_not_there() -> None:
 
 
 def _exists(name: str) -> bool:
-    from lightning_h5.cli import _verbs
+    from lightning_h5.cli import TOOLS
 
     verb = name.removeprefix("lightning_h5 ")
-    return verb in _verbs() or any(public.startswith(name) for public in lightning_h5.__all__)
+    return verb in TOOLS or any(public.startswith(name) for public in lightning_h5.__all__)
 
 
 def benchmark(name):

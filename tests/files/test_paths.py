@@ -130,3 +130,12 @@ def test_hidden_files_of_a_directory_are_left_out(tmp_path):
 def test_what_is_no_path_is_refused(paths):
     with pytest.raises(H5ValueError, match="neither a path nor a list"):
         expand_paths(paths)
+
+
+def test_a_directory_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(H5FileError, match="cannot be looked into: Permission denied"):
+        expand_paths(tmp_path)

@@ -138,6 +138,13 @@ def test_an_array_that_was_compressed_twice_is_left_to_the_library(make_h5):
     assert_same_rows(open_pool(layout).read(np.arange(20)), values)
 
 
+def test_an_array_that_was_shuffled_after_it_was_compressed_is_left_to_the_library(make_h5):
+    values = np.resize(np.arange(11, dtype="i4"), (40, 50))
+    layout = look(make_h5(x=Stored(values, "chunked", (5, 50), filters=("gzip", "shuffle"))))
+    assert why_plain(layout) == "it was shuffled after it was compressed"
+    assert_same_rows(open_pool(layout).read(np.arange(40)), values)
+
+
 @pytest.mark.parametrize("options", [{"scaleoffset": 0}, {"compression": "szip"}], ids=str)
 def test_filters_that_only_the_library_knows_are_named(make_h5, options):
     values = np.resize(np.arange(9), (20, 30))

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 from factories import in_threads, run_forked
 
+from lightning_h5.cores import share_cores
 from lightning_h5.readers import Work, usable_cores
 
 
@@ -142,6 +143,7 @@ def test_a_task_is_forgotten_once_it_is_done():
 
 def test_cores_are_shared_among_the_ranks_of_a_machine(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr("lightning_h5.cores._quota", lambda root: float("inf"))
     for n_ranks, expected in ((None, 8), ("2", 4), ("3", 2), ("8", 1), ("64", 1), ("0", 8)):
         monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
         if n_ranks:
@@ -150,10 +152,27 @@ def test_cores_are_shared_among_the_ranks_of_a_machine(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(200)), raising=False)
     assert usable_cores() == 16
+    monkeypatch.setattr("lightning_h5.cores._quota", lambda root: 2.5)  # a container may be granted less than it sees
+    assert usable_cores() == 3
+
+
+def test_ranks_count_where_no_launcher_says_so(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr("lightning_h5.cores._quota", lambda root: float("inf"))
+    monkeypatch.setattr("lightning_h5.cores._told", 1)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    share_cores(4)
+    assert usable_cores() == 2
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "8")
+    assert usable_cores() == 2
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "32")  # SLURM gave each of four ranks eight cores of its own
+    assert usable_cores() == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert usable_cores() == 4
 
 
 def test_a_worker_process_has_one_core(monkeypatch):
-    monkeypatch.setattr("lightning_h5.readers.work.get_worker_info", lambda: object())
+    monkeypatch.setattr("lightning_h5.readers.work.worker_number", lambda: 0)
     assert usable_cores() == 1
 
 

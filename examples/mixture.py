@@ -1,0 +1,110 @@
+"""One training stream from two sources, in the shares that you want.
+
+    python examples/mixture.py [FOLDER]
+
+A clinic has ten times as many recordings as were made at home, where the sensor is another one. Mixed by size, the
+network learns the clinic; with weights, both. Prints the shares that each way gave and how right it is at either place.
+Shares are exact in batches; in rows they are a little off, since a pass through a source ends in smaller batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from torch import Tensor, nn
+
+from lightning_h5 import CombinedHDF5DataModule, H5StatsMonitor
+
+DATA = Path(__file__).parent / "data"
+SOURCES = {"clinic": 3000, "home": 300}
+WAYS: dict[str, dict[str, Any]] = {
+    "concat": {"sampling_strategy": "concat"},  # all rows shuffled as one: shares by size
+    "weighted 0.7 : 0.3": {"sampling_strategy": "weighted", "weights": {"clinic": 0.7, "home": 0.3}},
+    "the same, in each batch": {"sampling_strategy": "weighted", "weights": [0.7, 0.3], "mix": "rows"},
+    "round_robin": {"sampling_strategy": "round_robin"},  # a batch of each in turn
+}
+
+
+def write_sources(folder: Path) -> None:
+    """Writes a file for each place. The outcome follows from two features, at home from others than in the clinic."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for (name, n_rows), weights in zip(SOURCES.items(), ([1.0, 0.0], [0.3, 1.0]), strict=True):
+        features = rng.normal(size=(n_rows, 2)).astype("f4")
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            file["features"] = features
+            file["outcome"] = (features @ np.array(weights) > 0).astype("i8")
+
+
+class LinearModel(LightningModule):
+    """Logistic regression; counts the rows of each source, and how many of each it gets right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.trained_on: Counter[str] = Counter()
+        self.evaluated_on: Counter[str] = Counter()
+        self.right: Counter[str] = Counter()
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        self.trained_on.update(batch["source"])  # the name of each row's source
+        return nn.functional.cross_entropy(self.layer(batch["features"]), batch["outcome"])
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        is_right = self.layer(batch["features"]).argmax(1) == batch["outcome"]
+        self.evaluated_on.update(batch["source"])
+        self.right.update(source for source, right in zip(batch["source"], is_right, strict=True) if right)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def train(folder: Path, way: dict[str, Any]) -> LinearModel:
+    """Trains for five epochs of 100 batches, and evaluates once, on rows that were kept apart."""
+    seed_everything(1, verbose=False)
+    datamodule = CombinedHDF5DataModule(
+        sources={name: folder / f"{name}.h5" for name in SOURCES},
+        val_fraction=0.2,  # of the rows of all sources
+        epoch_length=100,
+        batch_size=20,
+        **way,
+    )
+    model = LinearModel()
+    trainer = Trainer(
+        max_epochs=5,
+        accelerator="cpu",
+        check_val_every_n_epoch=5,
+        num_sanity_val_steps=0,
+        callbacks=[H5StatsMonitor(print_summary=False)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, datamodule=datamodule)
+    return model
+
+
+def main(folder: Path = DATA) -> None:
+    """Trains once each way and prints a line for each."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    write_sources(folder)
+    print(f"{'':<25}{'share of rows':>22}{'accuracy':>22}")
+    print(f"{'':<25}" + 2 * "".join(f"{name:>11}" for name in SOURCES))
+    for name, way in WAYS.items():
+        model = train(folder, way)
+        shares = [model.trained_on[source] / model.trained_on.total() for source in SOURCES]
+        accuracies = [model.right[source] / model.evaluated_on[source] for source in SOURCES]
+        print(f"{name:<25}" + "".join(f"{number:>11.3f}" for number in shares + accuracies))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DATA)

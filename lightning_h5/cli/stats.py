@@ -1,0 +1,224 @@
+"""``stats``: mean, deviation, least and largest value of arrays, and the file of them that ``normalize`` reads."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import H5Error, H5ValueError
+from ..files import expand_paths
+from ..tools.statistics import MOST_BINS, ArrayStats, ChannelAxis, StatsReport, compute_stats, named_keys
+from ..tools.sums.histogram import Histogram
+from ..tools.sums.output import ensure_writable
+from ..types import IntArray
+from .terminal import bold, faint, table, warn, write, write_json
+
+__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+
+SUMMARY = (
+    "Mean, standard deviation, least and largest value, and the numbers of NaN and infinite values, of arrays: over "
+    "one file or several, in one pass, on all cores. NaN and infinite values are counted and left out of the rest."
+)
+EXAMPLES = """\
+  lightning-h5 stats data.h5
+  lightning-h5 stats images.h5 --key images --channel-axis 0 --output stats.json
+  lightning-h5 stats 'runs/*.h5' --key signal --split-file splits.json --output stats.json
+  lightning-h5 stats data.h5 --key x --rows 0:8000 --histogram 20"""
+
+SHOWN_CHANNELS = 24
+BAR = 40  # characters of the longest bar of a histogram
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what ``stats`` takes."""
+    add = parser.add_argument
+    add("paths", nargs="+", metavar="PATH", help="a file, a glob or a directory; several are one data set")
+    add(
+        "--key",
+        action="append",
+        dest="keys",
+        metavar="K",
+        help="an array; may be given repeatedly. Left out: the input, where the file leaves no doubt about it",
+    )
+    add(
+        "--channel-axis",
+        action="append",
+        default=[],
+        type=_axis,
+        metavar="A",
+        help="axis of a row that has the channels (0 for rows of shape (C, ...), -1 for (..., C)), each with its own "
+        "statistics; K=A for one of several arrays; `none` takes all values together, which is the default",
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--rows",
+        type=_range,
+        metavar="START:STOP[:STEP]",
+        help="rows to look at, counted over all files; left out: all of them",
+    )
+    which.add_argument(
+        "--split-file",
+        metavar="FILE",
+        help="look at the rows of a split in this file, which data modules write (split_file)",
+    )
+    add("--split", choices=("train", "val", "test"), default="train", help="which split of that file (default: train)")
+    add("--output", metavar="FILE", help="write the file that `normalize` of data modules and datasets reads")
+    add("--force", action="store_true", help="replace an output that is there")
+    add(
+        "--histogram",
+        type=_bins,
+        default=0,
+        metavar="BINS",
+        help="count the values in so many bins; takes a second pass over the rows",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Computes the statistics, writes them."""
+    paths = expand_paths(options.paths, "PATH")
+    if options.output is not None:
+        ensure_writable(options.output, paths, overwrite=options.force)  # before hours of reading
+    report = compute_stats(
+        paths,
+        options.keys,
+        channel_axis=_channel_axis(options.channel_axis, options.keys or ()),
+        bins=options.histogram,
+        rows=options.rows
+        if options.split_file is None
+        else _rows_of_split(options.split_file, options.split, paths, options.keys),
+        shows_progress=True,
+    )
+    failure = None
+    if options.output is not None:
+        try:
+            report.save(options.output, overwrite=options.force)
+        except H5Error as error:  # what was found is shown all the same
+            failure = error
+    if options.json:
+        write_json(report)
+    else:
+        write(_text(report))
+        if options.output is not None and failure is None:
+            write(f"\nwrote {options.output}: pass it as normalize={options.output!r}")
+    for line in _doubts(report):
+        warn(line)
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _channel_axis(given: Sequence[tuple[str | None, int | None]], keys: Sequence[str]) -> ChannelAxis:
+    """What ``compute_stats`` takes: one axis for all arrays, or that of each."""
+    of_all = dict(given).get(None)
+    named = {key: axis for key, axis in given if key is not None}
+    return dict.fromkeys(keys, of_all) | named if named else of_all
+
+
+def _axis(text: str) -> tuple[str | None, int | None]:
+    """``A`` or ``K=A``, as the array (None for all) and its axis."""
+    key, _, axis = text.rpartition("=")
+    try:
+        return key or None, None if axis.casefold() == "none" else int(axis)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no axis; pass a number such as 0 or -1, or none") from None
+
+
+def _range(text: str) -> range:
+    try:
+        start, stop, step = map(int, [*text.split(":"), "1"][:3])
+        if text.count(":") <= 2 and start >= 0 and step > 0:
+            return range(start, stop, step)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is no range of rows; write START:STOP or START:STOP:STEP")
+
+
+def _bins(text: str) -> int:
+    if text.isdecimal() and 1 <= int(text) <= MOST_BINS:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of bins; pass 1 to {MOST_BINS:,}")
+
+
+def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[str] | None) -> IntArray:
+    # Imported where it is used: the data modules bring Lightning along, which takes seconds.
+    from ..datamodules.sources import column_of, count_rows
+    from ..datamodules.split_file import read_splits
+
+    try:
+        text = json.loads(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise H5ValueError(f"--split-file {name!r} cannot be read as JSON: {error}. Name another file.") from error
+    group_key = text.get("group_key") if isinstance(text, dict) else None
+    n_rows = count_rows(paths, named_keys(paths, keys)[0], allow_external=False)
+    groups = None
+    if group_key is not None:
+        groups = column_of(paths, group_key, n_rows, argument="group_key", allow_external=False)
+    splits = read_splits(name, n_rows, group_key, groups, {})
+    found = {} if splits is None else {str(each): rows for each, rows in splits.items()}
+    if not len(found.get(split, ())):
+        raise H5ValueError(f"--split-file {name!r} has no row in the split {split!r}. Name another with --split.")
+    return found[split]
+
+
+def _text(report: StatsReport) -> str:
+    n_files = len(report.files)
+    blocks = []
+    for array in report.arrays:
+        rows = f"{array.n_rows:,} rows"
+        if array.n_rows != report.n_rows_of_files:
+            rows += f" of {report.n_rows_of_files:,}"
+        of_files = "" if n_files == 1 else f" in {n_files} files"
+        shape = "x".join(map(str, array.row_shape)) or "1"
+        blocks.append(f"{bold(array.key)}: {rows}{of_files}, each {shape} of {array.dtype}")
+        blocks.append(table(list(_lines(array))))
+        if (hidden := array.mean.size - SHOWN_CHANNELS) > 0:
+            blocks.append(faint(f"and {hidden:,} more channels; --json and --output have all of them"))
+        if array.histogram is not None:
+            blocks += _bars(array, array.histogram)
+        blocks.append("")
+    return "\n".join(blocks[:-1])
+
+
+def _lines(array: ArrayStats) -> Iterator[list[str]]:
+    yield ["channel" if array.mean.ndim else "values", "finite", "NaN", "infinite", "mean", "std", "min", "max"]
+    columns = (array.n_values, array.n_nan, array.n_infinite, array.mean, array.std, array.min, array.max)
+    each = [np.atleast_1d(column)[:SHOWN_CHANNELS].tolist() for column in columns]
+    for channel, numbers in enumerate(zip(*each, strict=True)):
+        name = str(channel) if array.mean.ndim else "all"
+        yield [name, *(f"{n:,}" for n in numbers[:3]), *map(_number, numbers[3:])]
+
+
+def _number(value: float) -> str:
+    """A number in as few digits as tell it; integers as they are."""
+    return str(value) if isinstance(value, int) else "-" if value != value else f"{value:.7g}"
+
+
+def _bars(array: ArrayStats, histogram: Histogram) -> Iterator[str]:
+    if array.mean.ndim:
+        yield faint("histograms of the channels: --json and --output have them")
+        return
+    counts, edges = histogram.counts.tolist(), histogram.edges.tolist()
+    largest = max(counts, default=0) or 1
+    rows = [["from", "to", "values", ""]]
+    rows += [
+        [_number(low), _number(high), f"{n:,}", "#" * -(-n * BAR // largest)]
+        for n, low, high in zip(counts, edges, edges[1:], strict=False)
+    ]
+    text = table([row[:3] for row in rows], left=0).splitlines()
+    yield from (f"{line}  {row[3]}".rstrip() for line, row in zip(text, rows, strict=True))
+
+
+def _doubts(report: StatsReport) -> Iterator[str]:
+    """What to think about before these statistics are used."""
+    for array in report.arrays:
+        n_nan, n_infinite = int(array.n_nan.sum()), int(array.n_infinite.sum())
+        if n_nan or n_infinite:
+            yield f"{array.key!r} has {n_nan:,} NaN and {n_infinite:,} infinite values, which are left out of the rest."
+        flat = np.flatnonzero(np.atleast_1d(array.std == 0)).tolist()
+        if flat:
+            which = f"channels {', '.join(map(str, flat[:12]))}{' ...' if len(flat) > 12 else ''} of " * array.mean.ndim
+            yield f"{which}{array.key!r}: all values are equal (std 0); normalised they become 0."

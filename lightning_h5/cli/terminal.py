@@ -1,0 +1,144 @@
+"""What the verbs share: arguments, exit codes, JSON, tables, colours that give way, sizes as people read them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from ..errors import H5Error
+
+__all__ = ["Verb", "bold", "bytes_text", "faint", "run_verb", "table", "warn", "write", "write_json"]
+
+INTERRUPTED = 130  # what a shell shows for a process that Ctrl-C ended
+PROBLEM = 1
+
+
+class Verb(Protocol):
+    """What a verb's module has."""
+
+    SUMMARY: str
+    """What the verb does, in a line."""
+
+    EXAMPLES: str
+    """Commands to try, a line each."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Adds what the verb takes; ``--json`` is there already."""
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Does it, writes what was found, and gives the exit code: 0, or 1 for a problem found."""
+
+
+def run_verb(name: str, verb: Verb, arguments: Sequence[str]) -> None:
+    """Runs a verb; what it could not do is one line on the standard error.
+
+    Args:
+        name: of the verb.
+        verb: its module.
+        arguments: what follows the name.
+
+    Raises:
+        SystemExit: with 0, with 1 for a problem, with 2 for wrong usage, with 130 after Ctrl-C.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"lightning-h5 {name}",
+        description=verb.SUMMARY,
+        epilog=f"examples:\n{verb.EXAMPLES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="write the result as JSON instead of text")
+    options = parser.parse_args(arguments)
+    try:
+        code = verb.run(options)
+        sys.stdout.flush()
+    except H5Error as error:
+        warn(f"{error}")
+        code = PROBLEM
+    except KeyboardInterrupt:
+        warn(f"{name} was interrupted.")
+        code = INTERRUPTED
+    except BrokenPipeError:  # `... | head` has seen enough; Python would complain once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    raise SystemExit(code)
+
+
+def write(text: str = "") -> None:
+    """Writes a line to the standard output; what it has no letters for is written as an escape."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def warn(text: str) -> None:
+    """Writes a line to the standard error."""
+    sys.stderr.write(f"lightning_h5: {text}\n")
+
+
+def write_json(report: Any) -> None:
+    """Writes a report of the package's dataclasses as JSON; what is no number there (NaN, infinity) is null."""
+    write(json.dumps(_plain(report), indent=1))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if hasattr(value, "tolist"):  # NumPy's arrays and numbers
+        value = value.tolist()
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def bold(text: str) -> str:
+    """The text in bold, where the terminal shows it."""
+    return _coded(text, "1")
+
+
+def faint(text: str) -> str:
+    """The text in a fainter colour, where the terminal shows it."""
+    return _coded(text, "2")
+
+
+def _coded(text: str, code: str) -> str:
+    # https://no-color.org: any value but an empty one
+    wanted = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[{code}m{text}\x1b[0m" if wanted else text
+
+
+def bytes_text(n_bytes: float) -> str:
+    """A number of bytes in the unit that suits it: ``1.5 MiB``."""
+    size, unit = float(n_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Lines of cells under each other, the first of them the heads.
+
+    Args:
+        rows: the cells, equally many in each.
+        left: columns that begin flush, counted from the left; the others end flush, as numbers do.
+    """
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if at < left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([bold(lines[0]), *lines[1:]])

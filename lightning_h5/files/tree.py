@@ -1,0 +1,111 @@
+"""What is in a file: every group, array and link, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import h5py
+
+from .door import numpy_dtype
+
+__all__ = ["FAULTS", "Entry", "entries_of"]
+
+MOST_MEMBERS = 6  # of a table, that a line has room for
+
+EntryKind = Literal["group", "array", "type", "hard link", "soft link", "external link", "unreadable"]
+
+FAULTS = (KeyError, OSError, RuntimeError, TypeError, ValueError)
+"""What h5py raises where a file is damaged, or has something that it does not know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One name in a file.
+
+    Attributes:
+        name: path from the root, without the first slash.
+        kind: what the name stands for. A hard link is one more name of something that came before; a type is a named
+            datatype; what is unreadable is damaged, or of a kind that h5py does not know.
+        target: where a link leads; why something is unreadable; else None.
+        shape: of an array; None where it has none (an empty dataspace).
+        dtype: of an array, in words.
+        n_attributes: of a group or an array.
+    """
+
+    name: str
+    kind: EntryKind
+    target: str | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    n_attributes: int = 0
+
+
+def entries_of(file: Any) -> Iterator[Entry]:
+    """All names in an open file, each group before what is in it, in the file's order. Follows no link.
+
+    Some 50 microseconds an entry. A damaged entry is one that is unreadable, and ends nothing.
+    """
+    seen = {_place(file): "/"}
+    try:
+        todo = [(file, "", name) for name in reversed(list(file))]
+    except FAULTS as error:
+        todo = []
+        yield Entry(name="", kind="unreadable", target=f"{error}")
+    while todo:
+        group, above, last = todo.pop()
+        name = f"{above}{last}"
+        try:
+            item, entry = _look(group, last, name, seen)
+            inside = [] if item is None else list(item)
+        except FAULTS as error:
+            inside, entry = [], Entry(name=name, kind="unreadable", target=f"{error}")
+        yield entry
+        todo += [(item, f"{name}/", inner) for inner in reversed(inside)]
+
+
+def _look(group: Any, last: str, name: str, seen: dict[Any, str]) -> tuple[Any, Entry]:
+    """The entry, and the group to go into, if it is one."""
+    link = group.get(last, getlink=True)
+    if isinstance(link, h5py.SoftLink):
+        return None, Entry(name=name, kind="soft link", target=link.path)
+    if isinstance(link, h5py.ExternalLink):
+        return None, Entry(name=name, kind="external link", target=f"{link.filename}:{link.path}")
+    item = group[last]
+    first = seen.setdefault(_place(item), name)
+    if first != name:
+        return None, Entry(name=name, kind="hard link", target=first)
+    n_attributes = h5py.h5a.get_num_attrs(item.id)
+    if isinstance(item, h5py.Group):
+        return item, Entry(name=name, kind="group", n_attributes=n_attributes)
+    if isinstance(item, h5py.Datatype):
+        return None, Entry(name=name, kind="type", dtype=str(item.dtype))
+    dtype = numpy_dtype(item)
+    words = "a number format that NumPy does not have" if dtype is None else dtype_text(dtype)
+    return None, Entry(name=name, kind="array", shape=item.shape, dtype=words, n_attributes=n_attributes)
+
+
+def dtype_text(dtype: Any) -> str:
+    """A dtype in words that a user of h5py knows."""
+    if (text := h5py.check_string_dtype(dtype)) is not None:
+        return "text" if text.length is None else f"text of {text.length} bytes"
+    if (base := h5py.check_vlen_dtype(dtype)) is not None:
+        return f"lists of {base}"
+    if (names := h5py.check_enum_dtype(dtype)) is not None:
+        return f"one of {len(names)} names, as {dtype}"
+    if h5py.check_ref_dtype(dtype) is not None:
+        return "references"
+    if dtype.names is not None:
+        more = len(dtype.names) - MOST_MEMBERS
+        return f"table of {', '.join(dtype.names[:MOST_MEMBERS])}{f' and {more} more' if more > 0 else ''}"
+    return str(dtype)
+
+
+def _place(item: Any) -> Any:
+    """What tells an object from others; a damaged one is like no other."""
+    try:
+        found = h5py.h5o.get_info(item.id)
+    except FAULTS:
+        return object()
+    return found.fileno, found.addr

@@ -1,0 +1,1 @@
+"""What ``check_files`` looks for: of one file, of all files together, and of every row."""

@@ -1,0 +1,141 @@
+"""A look at one file: everything that its metadata say, with what could not be looked at and why. Reads no rows."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import H5CorruptError, H5KeyError
+from ...files import (
+    ArrayLayout,
+    ChangeGuard,
+    Entry,
+    entries_of,
+    file_identity,
+    find_array,
+    layout_of,
+    open_h5,
+    process_pool,
+)
+
+__all__ = ["FileFacts", "look_at"]
+
+MOST_CHUNKS = 1 << 26
+"""A table of more chunks than this, 1.3 GB of it, is taken for a damaged shape."""
+
+
+@dataclass(eq=False, kw_only=True)
+class FileFacts:
+    """What is known of one file.
+
+    Attributes:
+        path: the file.
+        n_bytes: of the file.
+        guard: how it looked when it was opened.
+        entries: all names in it; where keys are asked for, these alone.
+        layouts: by key, the arrays that can be read.
+        refused: by key, why an array cannot be; in the order of the file, like all others here.
+        lost: by name, files that an array takes its rows from and that are not there.
+        unlisted: by name, why a group's content cannot be listed.
+        dead: soft links that lead nowhere.
+        identity: of what it holds (see ``file_identity``); None where nothing can be read.
+    """
+
+    path: str
+    n_bytes: int
+    guard: ChangeGuard
+    entries: tuple[Entry, ...] = ()
+    layouts: dict[str, ArrayLayout] = field(default_factory=dict)
+    refused: dict[str, Exception] = field(default_factory=dict)
+    lost: dict[str, list[str]] = field(default_factory=dict)
+    unlisted: dict[str, Exception] = field(default_factory=dict)
+    dead: list[str] = field(default_factory=list)
+    identity: str | None = None
+
+    def order(self) -> list[str]:
+        """Names in the file's order."""
+        return [*(entry.name for entry in self.entries), *self.layouts, *self.refused]
+
+
+def look_at(path: str, keys: Sequence[str] | None = None) -> FileFacts:
+    """Looks at a file. What is wrong inside of it is in what comes out, and not raised.
+
+    Args:
+        path: the file.
+        keys: arrays to look at; None takes all that have rows.
+
+    Raises:
+        H5FileError: it cannot be opened.
+    """
+    process_pool().close_replaced(path)
+    file = open_h5(path)
+    try:
+        facts = FileFacts(path=path, n_bytes=os.path.getsize(path), guard=ChangeGuard.of(path))
+        try:
+            _list(file, facts, keys)
+        except Exception as error:  # of any kind: a damaged file makes h5py raise whatever comes
+            facts.unlisted["/"] = error
+        names = keys if keys is not None else [e.name for e in facts.entries if e.kind == "array" and e.shape]
+        for name in names:
+            try:
+                facts.layouts[name] = _layout(file, path, name)
+            except Exception as error:
+                facts.refused[name] = error
+                with suppress(Exception):
+                    if keys is None and (lost := _lost(file[name], path)):
+                        facts.lost[name] = lost
+        if facts.layouts:
+            facts.identity = file_identity(path, facts.layouts.values())
+    finally:
+        with suppress(RuntimeError, OSError):  # a damaged file may complain only now; it is closed all the same
+            file.close()
+    return facts
+
+
+def _list(file: Any, facts: FileFacts, keys: Sequence[str] | None) -> None:
+    entries = tuple(entries_of(file))
+    facts.entries = entries if keys is None else tuple(entry for entry in entries if entry.name in keys)
+    for name in ["/", *(entry.name for entry in facts.entries if entry.kind == "group")]:
+        try:
+            list(file[name])
+        except Exception as error:
+            facts.unlisted[name] = error
+    for entry in facts.entries:
+        if entry.kind == "soft link":
+            try:
+                find_array(file, entry.name)
+            except H5KeyError:
+                facts.dead.append(entry.name)
+            except Exception:
+                pass
+
+
+def _layout(file: Any, path: str, key: str) -> ArrayLayout:
+    handle = find_array(file, key)
+    array = handle.array
+    if array.chunks:
+        n_chunks = math.prod(-(-size // step) for size, step in zip(array.shape, array.chunks, strict=True))
+        if n_chunks > MOST_CHUNKS:
+            raise H5CorruptError(
+                f"{key!r} in {path!r} has the shape {array.shape} in chunks of {array.chunks}: {n_chunks:,} chunks, in "
+                f"a file of {os.path.getsize(path):,} bytes. The file is damaged; copy it again."
+            )
+    return layout_of(handle, path, key)
+
+
+def _lost(array: Any, path: str) -> list[str]:
+    """Other files that an array keeps its rows in and that are not there. None of them is opened."""
+    names = [name for name, _, _ in array.external or ()]
+    if array.is_virtual:
+        names += [source.file_name for source in array.virtual_sources()]
+    folder = os.path.dirname(os.path.abspath(path))
+    places = (folder, os.getcwd())
+    return [
+        name
+        for name in dict.fromkeys(names)
+        if name != "." and "%b" not in name and not any(os.path.exists(os.path.join(at, name)) for at in places)
+    ]

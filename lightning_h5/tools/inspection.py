@@ -1,0 +1,312 @@
+"""``inspect_file`` and ``inspect_folder``: what is in files, what a random row costs, and what to use."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ..errors import H5Error, H5FileError
+from ..files import (
+    FAULTS,
+    INTEGRITY,
+    ArrayLayout,
+    Entry,
+    entries_of,
+    expand_paths,
+    find_array,
+    kind_of,
+    layout_of,
+    open_h5,
+)
+from ..readers import why_plain
+from ..types import PathLike
+from .advice import Advice, advise
+
+__all__ = ["ArrayReport", "FileReport", "FolderReport", "RowCost", "inspect_file", "inspect_folder"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowCost:
+    """What it costs to read one row alone, with nothing kept in memory.
+
+    Attributes:
+        bytes_read: bytes taken from the file, on average.
+        bytes_decoded: bytes that these become; more than the row, where rows share a chunk.
+        n_chunks: chunks that the row takes part in; 0 where there are none.
+        way: how the row is read, in words.
+        why_slow: why only the HDF5 library can read it, with its lock; None where a faster way does.
+    """
+
+    bytes_read: int
+    bytes_decoded: int
+    n_chunks: int
+    way: str
+    why_slow: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayReport:
+    """One array of a file.
+
+    Attributes:
+        name: in the file.
+        shape: all axes, the rows' first; None for an empty dataspace.
+        dtype: in words.
+        storage: how its bytes lie; None where that cannot be told.
+        chunks: shape of a chunk, or None.
+        filters: names of its filters, in the order of writing, with their level where they have one.
+        n_bytes: bytes of all rows as read.
+        n_stored_bytes: bytes that the array takes in the file.
+        ratio: the first over the second; None where nothing is stored.
+        fill: the value of elements that were never written, where it is not zero.
+        n_chunks: chunks of the array, and how many of them were never written.
+        n_unwritten: see above.
+        row: what a random row costs; None where the array has no rows to train from.
+        integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
+        problem: why it cannot be trained from, or None.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    storage: str | None = None
+    chunks: tuple[int, ...] | None = None
+    filters: tuple[str, ...] = ()
+    n_bytes: int = 0
+    n_stored_bytes: int = 0
+    ratio: float | None = None
+    fill: float | None = None
+    n_chunks: int = 0
+    n_unwritten: int = 0
+    row: RowCost | None = None
+    integrity: int | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileReport:
+    """One file.
+
+    Attributes:
+        path: the file.
+        n_bytes: its size.
+        superblock: version of the file format's first block; from 2 on it has a checksum.
+        user_block: bytes before the HDF5 part.
+        entries: all names in it, each group before what is in it.
+        arrays: its arrays, without further names of the same one.
+        integrity: the least of the arrays that ``advice`` takes, in words.
+        advice: the data module and settings to use.
+    """
+
+    path: str
+    n_bytes: int
+    superblock: int
+    user_block: int
+    entries: tuple[Entry, ...]
+    arrays: tuple[ArrayReport, ...]
+    integrity: str | None
+    advice: Advice
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderReport:
+    """Several files as one set.
+
+    Attributes:
+        paths: all files.
+        n_bytes: of all files.
+        n_rows: rows of the arrays that ``advice`` takes, over all files that have them.
+        example: the first of the files that are like most.
+        n_alike: how many files are.
+        outliers: for each other file, how it differs, or why it cannot be read.
+    """
+
+    paths: tuple[str, ...]
+    n_bytes: int
+    n_rows: int
+    example: FileReport
+    n_alike: int
+    outliers: dict[str, str]
+
+
+def inspect_file(path: PathLike) -> FileReport:
+    """Looks at one file. Reads metadata only: about a millisecond an array, and a second for a million chunks.
+
+    Args:
+        path: the file.
+
+    Raises:
+        H5FileError: it is not there, is no HDF5 file, or cannot be read.
+    """
+    path = os.fspath(path)
+    with open_h5(path) as file:
+        entries = tuple(entries_of(file))
+        version = file.id.get_create_plist()
+        layouts: dict[str, ArrayLayout] = {}
+        arrays = tuple(_look(file, path, entry, layouts) for entry in entries if entry.kind == "array")
+        superblock, user_block = version.get_version()[0], version.get_userblock()
+    advice = advise(path, list(layouts.values()))
+    levels = [layouts[key].integrity for key in (*advice.x_keys, *advice.y_keys)]
+    return FileReport(
+        path=path,
+        n_bytes=os.path.getsize(path),
+        superblock=superblock,
+        user_block=user_block,
+        entries=entries,
+        arrays=arrays,
+        integrity=f"level {min(levels)}: {INTEGRITY[min(levels)]}" if levels else None,
+        advice=advice,
+    )
+
+
+def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool = False) -> FolderReport:
+    """Looks at many files as one set, and names those that are not like most.
+
+    Args:
+        path: a directory, a glob, or a list of these and of files.
+        shows_progress: show a bar, where the standard error is a terminal.
+
+    Raises:
+        H5FileError: nothing is there, or none of the files can be read.
+    """
+    paths = expand_paths(path)
+    reports: dict[str, FileReport] = {}
+    outliers: dict[str, str] = {}
+    for each in tqdm(
+        paths, desc="looking at files", unit="file", delay=1, leave=False, disable=_no_bar(shows_progress)
+    ):
+        try:
+            reports[each] = inspect_file(each)
+        except H5FileError as error:
+            outliers[each] = f"{error}"
+    if not reports:
+        raise H5FileError(f"none of {len(paths)} files can be read: {next(iter(outliers.values()))}")
+    kinds = {each: _kind(report) for each, report in reports.items()}
+    usual = Counter(kinds.values()).most_common(1)[0][0]
+    alike = [each for each, kind in kinds.items() if kind == usual]
+    outliers |= {each: _difference(usual, kind) for each, kind in kinds.items() if kind != usual}
+    example = reports[alike[0]]
+    keys = (*example.advice.x_keys, *example.advice.y_keys)
+    layouts = [{array.name: array for array in reports[each].arrays} for each in alike]
+    n_rows = sum((arrays[keys[0]].shape or (0,))[0] for arrays in layouts) if keys else 0
+    return FolderReport(
+        paths=tuple(paths),
+        n_bytes=sum(os.path.getsize(each) for each in paths if os.path.exists(each)),
+        n_rows=n_rows,
+        example=example,
+        n_alike=len(alike),
+        outliers={each: outliers[each] for each in paths if each in outliers},
+    )
+
+
+def _no_bar(shows_progress: bool) -> bool | None:
+    """What tqdm calls ``disable``; None lets it look whether somebody watches."""
+    return None if shows_progress else True
+
+
+def _look(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout]) -> ArrayReport:
+    """An array's report; its layout is added to the others where one can train from it."""
+    report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype)
+    try:
+        layout = layout_of(find_array(file, entry.name), path, entry.name)
+    except (H5Error, *FAULTS) as error:
+        return replace(report, problem=f"{error}")
+    if kind_of(layout.dtype) == "number" and layout.n_rows:
+        layouts[entry.name] = layout
+    table = layout.table
+    stored = layout.n_stored_bytes
+    return replace(
+        report,
+        storage=layout.storage,
+        chunks=layout.chunks,
+        filters=tuple(_filter_text(each.label, each.options) for each in layout.filters),
+        n_bytes=layout.n_bytes,
+        n_stored_bytes=stored,
+        ratio=layout.stored_row_bytes * layout.n_rows / stored if stored else None,
+        fill=_fill(layout),
+        n_chunks=0 if table is None else len(table.offsets),
+        n_unwritten=0 if table is None else int((table.offsets < 0).sum()),
+        row=_row_cost(layout) if layout.n_rows else None,
+        integrity=layout.integrity,
+        problem=_unusable(layout),
+    )
+
+
+def _row_cost(layout: ArrayLayout) -> RowCost:
+    why = why_plain(layout)
+    across = (
+        1
+        if not layout.chunks
+        else math.prod(-(-size // step) for size, step in zip(layout.axes, layout.chunks[1:], strict=True))
+    )
+    if layout.is_placed:
+        way = "by position, that row alone"
+    elif why is None and layout.filters:
+        way = "by position, decoded on all cores"
+    elif why is None:
+        way = "by position, with its chunk"
+    else:
+        way = "through the HDF5 library"
+    if not layout.chunks or layout.is_placed:
+        n_bytes = layout.stored_row_bytes
+        return RowCost(
+            bytes_read=n_bytes, bytes_decoded=n_bytes, n_chunks=across if layout.chunks else 0, way=way, why_slow=why
+        )
+    per_block = layout.n_stored_bytes / max(1, -(-layout.n_rows // layout.rows_per_chunk))
+    return RowCost(
+        bytes_read=round(per_block), bytes_decoded=layout.chunk_span_bytes, n_chunks=across, way=way, why_slow=why
+    )
+
+
+def _filter_text(label: str, options: tuple[int, ...]) -> str:
+    return f"gzip {options[0]}" if label == "deflate" and options else {"deflate": "gzip"}.get(label, label)
+
+
+def _fill(layout: ArrayLayout) -> float | None:
+    if not layout.fill or layout.stored.names is not None or layout.stored.kind not in "iuf":
+        return None
+    value = np.frombuffer(layout.fill, layout.stored.base)[0]
+    return float(value) if value else None
+
+
+def _unusable(layout: ArrayLayout) -> str | None:
+    kind = kind_of(layout.dtype)
+    if not layout.n_rows:
+        return "it has no rows"
+    if kind == "compound":
+        return "it is a table: name one of its members"
+    if kind == "text":
+        return "it is text, which comes as a list of str: a target, or one of several inputs"
+    return None if kind == "number" else f"a tensor cannot hold {layout.stored}"
+
+
+_Kind = tuple[tuple[str, str, tuple[int, ...] | None], ...]
+"""Of each array the name, the dtype and the shape of a row."""
+
+
+def _kind(report: FileReport) -> _Kind:
+    return tuple(sorted((a.name, a.dtype, None if a.shape is None else a.shape[1:]) for a in report.arrays))
+
+
+def _difference(usual: _Kind, found: _Kind) -> str:
+    """The first difference from most files, in words."""
+    expected, there = ({name: (dtype, row) for name, dtype, row in kind} for kind in (usual, found))
+    for name, (dtype, row) in expected.items():
+        if name not in there:
+            return f"has no {name!r}"
+        if there[name] != (dtype, row):
+            other, its_row = there[name]
+            return f"{name!r} is {other} {_rows(its_row)}; in most files it is {dtype} {_rows(row)}"
+    more = sorted(set(there) - set(expected))
+    return f"has {more[0]!r} as well, which most files do not"
+
+
+def _rows(shape: tuple[int, ...] | None) -> str:
+    return "without rows" if shape is None else f"in rows of {'x'.join(map(str, shape)) or '1'}"

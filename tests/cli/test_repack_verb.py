@@ -1,0 +1,113 @@
+"""``python -m lightning_h5 repack``."""
+
+import json
+import os
+import stat
+
+import h5py
+import numpy as np
+import pytest
+from factories import Stored
+
+from lightning_h5.cli import main
+
+
+@pytest.fixture
+def path(make_h5):
+    x = Stored(np.arange(4000.0).reshape(1000, 4), "chunked", (100, 1), {"compression": "gzip"})
+    return make_h5(
+        {"x": x, "y": np.arange(1000), "text": Stored(np.array(["a"] * 3, object), dtype=h5py.string_dtype())}
+    )
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["repack", *map(str, arguments)])
+    return ended.value.code
+
+
+def test_it_says_what_it_bought(path, capsys):
+    assert run(path, path + ".copy", "--rows-per-chunk", 50, "--compression", "gzip", "--level", 9, "--verify") == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    lines = printed.out.splitlines()
+    assert lines[0].split() == ["array", "chunks", "filters", "stored", "a", "row", "costs"]
+    x = next(at for at, line in enumerate(lines) if line.startswith("x "))
+    assert "100 x 1" in lines[x]
+    assert "3.1 KiB" in lines[x]
+    assert "50 x 4" in lines[x + 1]
+    assert "1.6 KiB" in lines[x + 1]
+    assert "text has text or lists of any length" in printed.out
+    assert "MiB/s decoded; verified in" in lines[-1]
+    with h5py.File(path + ".copy") as file:
+        assert (file["x"].chunks, file["x"].compression_opts) == ((50, 4), 9)
+
+
+def test_json_has_all_of_it_and_nothing_else_is_written(path, capsys):
+    assert run(path, path + ".copy", "--compression", "lzf", "--shuffle-filter", "--checksum", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    x = next(array for array in report["arrays"] if array["name"] == "x")
+    assert x["before"]["chunks"] == [100, 1]
+    assert x["after"]["chunks"] == [1000, 4]
+    assert x["after"]["filters"] == ["shuffle", "lzf", "fletcher32"]
+    assert x["before"]["row_cost"] == 3200
+    assert report["n_bytes_after"] == os.path.getsize(path + ".copy")
+    assert report["ratio"] == report["n_bytes_after"] / report["n_bytes_before"]
+    assert report["verify_seconds"] is None
+
+
+def test_rows_are_shuffled_by_name(path, capsys):
+    assert run(path, path + ".copy", "--shuffle-rows", 3) == 1
+    assert "Say which belong together" in capsys.readouterr().err
+    assert run(path, path + ".copy", "--shuffle-rows", 3, "--shuffle-keys", "x", "y", "--keys", "x") == 0
+    assert "x (rows shuffled)" in capsys.readouterr().out
+    with h5py.File(path + ".copy") as file:
+        assert np.array_equal(file["x"][:, 0], 4 * file["y"][:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--rows-per-chunk", "0"], 2, "'0' is no number of rows"),
+        (["--rows-per-chunk", "many"], 2, "'many' is no number of rows"),
+        (["--compression", "zipp"], 2, "invalid choice: 'zipp'"),
+        (["--compression", "gzip", "--level", "12"], 1, "has 1 to 9"),
+        (["--keys", "X"], 1, "Did you mean 'x'"),
+        (["--shuffle-keys", "x"], 1, "without shuffle_rows"),
+    ],
+)
+def test_what_cannot_be_is_one_line(path, tmp_path, capsys, arguments, code, text):
+    assert run(path, path + ".copy", *arguments) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert text in printed.err
+    assert code == 2 or printed.err.count("\n") == 1
+    assert os.listdir(tmp_path) == ["data1.h5"]
+
+
+def test_an_existing_file_is_never_written_over(path, capsys, tmp_path):
+    target = tmp_path / "there"
+    target.write_text("mine")
+    before = os.stat(path)
+    assert run(path, target) == 1
+    assert "is there already and is never written over" in capsys.readouterr().err
+    assert run(path, path) == 1
+    assert "is the file that is to be repacked" in capsys.readouterr().err
+    assert target.read_text() == "mine"
+    assert os.stat(path) == before
+
+
+def test_the_copy_can_be_read_by_whom_new_files_can(path, tmp_path, capsys):
+    mask = os.umask(0o027)
+    try:
+        assert run(path, tmp_path / "copy.h5") == 0
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(os.stat(tmp_path / "copy.h5").st_mode) == 0o640
+
+
+def test_the_help_lists_the_compressions(capsys):
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    assert "zstd" in text
+    assert "lightning-h5 repack data.h5" in text

@@ -1,0 +1,212 @@
+"""What ``inspect_file`` says of a file is what h5py, and reading, find."""
+
+import os
+
+import h5py
+import hdf5plugin  # noqa: F401  # its filters, so that h5py writes what it is asked to
+import numpy as np
+import pytest
+import yaml
+from factories import Stored
+from lightning_models import Recorder, quiet_trainer
+
+import lightning_h5
+from lightning_h5 import H5FileError
+from lightning_h5.stats import Counters
+from lightning_h5.tools.advice import yaml_of
+from lightning_h5.tools.inspection import inspect_file, inspect_folder
+
+
+@pytest.fixture
+def zoo(make_h5):
+    rows = np.arange(200 * 12, dtype="f4").reshape(200, 3, 4)
+    path = make_h5(
+        {
+            "a/gz": Stored(rows, "chunked", (32, 3, 4), options={"compression": "gzip", "compression_opts": 7}),
+            "a/guess": Stored(rows, "chunked", (50, 1, 2), options={"compression": "lzf", "shuffle": True}),
+            "a/plain": rows,
+            "a/part": Stored(rows, "chunked", (32, 3, 4), written=64, options={"fillvalue": -1}, maxshape="fixed"),
+            "labels": np.arange(200),
+            "none": np.zeros((0, 3)),
+        }
+    )
+    with h5py.File(path, "a") as file:
+        file["same"] = file["a/plain"]
+        file["soft"] = h5py.SoftLink("/a/gz")
+        file["dangling"] = h5py.SoftLink("/nowhere")
+        file["away"] = h5py.ExternalLink("other.h5", "/x")
+        file["round"] = file["a"]
+        file["text"] = ["one", "two"]
+        file["kind"] = np.dtype("f8")
+        file["scalar"] = 3.5
+        file["empty"] = h5py.Empty("i4")
+        file["lists"] = np.array([np.arange(3), np.arange(2)], dtype=h5py.vlen_dtype("i4"))
+        file["pointers"] = file.create_dataset("refs", data=[file["a"].ref], dtype=h5py.ref_dtype)
+        file["a"].attrs["made"] = "by hand"
+    return path
+
+
+def test_every_name_of_a_file_is_listed_once_before_what_is_in_it(zoo):
+    entries = {entry.name: entry for entry in inspect_file(zoo).entries}
+    assert {name for name, entry in entries.items() if entry.kind == "array"} == {
+        "a/gz", "a/guess", "a/plain", "a/part", "labels", "none", "text", "scalar", "empty", "lists", "pointers",
+    }  # fmt: skip
+    assert {name: (entry.kind, entry.target) for name, entry in entries.items() if "link" in entry.kind} == {
+        "same": ("hard link", "a/plain"),
+        "soft": ("soft link", "/a/gz"),
+        "dangling": ("soft link", "/nowhere"),
+        "away": ("external link", "other.h5:/x"),
+        "round": ("hard link", "a"),
+        "refs": ("hard link", "pointers"),
+    }
+    assert entries["a"].n_attributes == 1
+    names = list(entries)
+    assert all(names.index(name.rpartition("/")[0]) < at for at, name in enumerate(names) if "/" in name)
+
+
+def test_arrays_are_described_as_h5py_describes_them(zoo):
+    arrays = {array.name: array for array in inspect_file(zoo).arrays}
+    with h5py.File(zoo) as file:
+        for name, array in arrays.items():
+            if array.storage is None:
+                continue
+            there = file[name]
+            assert (array.shape, array.chunks) == (there.shape, there.chunks), name
+            assert array.n_stored_bytes == there.id.get_storage_size(), name
+    assert arrays["a/gz"].filters == ("gzip 7",)
+    assert arrays["a/guess"].filters == ("shuffle", "lzf")
+    assert (arrays["a/part"].fill, arrays["a/part"].n_chunks, arrays["a/part"].n_unwritten) == (-1, 7, 5)
+    assert arrays["a/gz"].ratio == pytest.approx(200 * 12 * 4 / arrays["a/gz"].n_stored_bytes)
+    assert "list of str" in arrays["text"].problem
+    assert "scalar" in arrays["scalar"].problem
+    assert "no shape" in arrays["empty"].problem
+
+
+@pytest.mark.parametrize("name", ["a/gz", "a/guess", "a/plain", "a/part"])
+def test_a_row_costs_what_is_said(zoo, name, nothing_held):
+    """Each row alone, with nothing kept: the mean of what is counted."""
+    cost = next(array.row for array in inspect_file(zoo).arrays if array.name == name)
+    read = decoded = 0
+    for row in range(200):
+        dataset = lightning_h5.H5LazyDataset(zoo, name, cache_bytes=0)
+        before = dict.fromkeys(Counters().names, 0)
+        dataset.read_batch([row])
+        counted = {key: value - before[key] for key, value in dataset.counters.total().items()}
+        read, decoded = read + counted["bytes_read"], decoded + counted["bytes_decoded"]
+        dataset.close()
+    # The last chunk holds fewer rows than the others, and is read as often for each.
+    assert cost.bytes_read == pytest.approx(read / 200, rel=0.15, abs=1)
+    assert cost.bytes_decoded == decoded / 200
+    assert cost.why_slow is None
+
+
+def test_what_only_the_library_reads_is_said_with_the_reason(make_h5):
+    path = make_h5(x=Stored(np.arange(64).reshape(16, 4), "chunked", (4, 4), options={"scaleoffset": 0}))
+    (array,) = inspect_file(path).arrays
+    assert array.row.way == "through the HDF5 library"
+    assert "no decoder" in array.row.why_slow
+
+
+def test_a_filter_that_is_missing_is_a_problem_of_one_array(make_h5, tmp_path):
+    path = make_h5(y=np.arange(4))
+    with h5py.File(path, "a") as file:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((2,))
+        plist.set_filter(33333, h5py.h5z.FLAG_OPTIONAL, ())
+        h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_INT32, h5py.h5s.create_simple((4,)), plist)
+    arrays = {array.name: array for array in inspect_file(path).arrays}
+    assert "number 33333" in arrays["x"].problem
+    assert arrays["y"].problem is None
+
+
+@pytest.mark.parametrize(
+    ("libver", "options", "level"),
+    [
+        (None, {}, 0),
+        (None, {"compression": "lzf"}, 0),
+        (None, {"compression": "gzip"}, 1),
+        (None, {"fletcher32": True}, 1),
+        (None, {"fletcher32": True, "compression": "gzip"}, 1),
+        ("latest", {}, 0),
+        ("latest", {"compression": "gzip"}, 1),
+        ("latest", {"fletcher32": True}, 2),
+        ("latest", {"fletcher32": True, "compression": "gzip"}, 3),
+        ("latest", {"fletcher32": True, "compression": "lzf"}, 2),
+    ],
+    ids=str,
+)
+def test_the_integrity_level_follows_from_checksums_and_format(make_h5, libver, options, level):
+    path = make_h5({"x": Stored(np.zeros((40, 3)), "chunked", (10, 3), options=options)}, libver=libver)
+    report = inspect_file(path)
+    assert report.arrays[0].integrity == level
+    assert report.integrity.startswith(f"level {level}: ")
+
+
+def test_the_advice_is_a_configuration_that_trains(zoo):
+    advice = inspect_file(zoo).advice
+    assert advice.x_keys == ("a/gz",) or advice.x_keys == ("a/guess",)
+    assert advice.y_keys == ("labels",)
+    config = yaml.safe_load(yaml_of(advice))["data"]
+    module = getattr(lightning_h5, config["class_path"])(**config["init_args"], with_index=True)
+    model = Recorder()
+    quiet_trainer(max_epochs=1).fit(model, datamodule=module)
+    assert len(model.train_rows[0]) == 180
+
+
+@pytest.mark.parametrize("name", ["yes", "007", "a b", "it's", "x: y", "#1", "- a", "null", "1e3", "ü", "{a}", "*b"])
+def test_any_name_survives_the_yaml(make_h5, name):
+    path = make_h5({name: np.zeros((30, 2))})
+    advice = inspect_file(path).advice
+    assert yaml.safe_load(yaml_of(advice))["data"]["init_args"] == advice.settings
+
+
+def test_a_sparse_matrix_is_no_input(make_h5):
+    path = make_h5(
+        {"X/data": np.zeros(900), "X/indices": np.zeros(900, int), "X/indptr": np.arange(31), "z": np.ones(30)}
+    )
+    advice = inspect_file(path).advice
+    assert advice.x_keys == ("z",)
+    assert any("'X' is a sparse matrix" in reason for reason in advice.reasons)
+
+
+def test_shards_take_what_they_hold(make_h5):
+    path = make_h5(x=np.zeros((1001, 5), "f4"), y=np.zeros(1001, "i2"))
+    per_row = 5 * 4 + 2
+    assert inspect_file(path).advice.shard_bytes == {n: -(-1001 // n) * per_row for n in (1, 2, 4, 8)}
+
+
+def test_many_files_are_one_set_and_outliers_are_named(make_h5, tmp_path):
+    for at in range(5):
+        make_h5({"x": np.zeros((10, 3)), "y": np.zeros(10)}, name=f"set/{at}.h5")
+    make_h5({"x": np.zeros((10, 4)), "y": np.zeros(10)}, name="set/wide.h5")
+    make_h5({"x": np.zeros((10, 3))}, name="set/less.h5")
+    broken = tmp_path / "set" / "broken.h5"
+    broken.write_bytes(b"no file of that kind")
+    report = inspect_folder(os.path.dirname(broken))
+    assert (len(report.paths), report.n_alike, report.n_rows) == (8, 5, 50)
+    said = {os.path.basename(path): text for path, text in report.outliers.items()}
+    assert set(said) == {"wide.h5", "less.h5", "broken.h5"}
+    assert said["wide.h5"] == "'x' is float64 in rows of 4; in most files it is float64 in rows of 3"
+    assert said["less.h5"] == "has no 'y'"
+    assert "is not an HDF5 file" in said["broken.h5"]
+
+
+def test_a_thousand_arrays_are_all_there(make_h5):
+    report = inspect_file(make_h5({f"g{i % 10}/x{i}": np.zeros((3, 2)) for i in range(1000)}))
+    assert len(report.arrays) == 1000
+    assert len(report.entries) == 1010
+
+
+def test_a_damaged_file_is_described_as_far_as_it_goes(make_h5):
+    path = make_h5({f"g/x{i}": np.arange(50) for i in range(8)})
+    with open(path, "rb") as file:
+        whole = file.read()
+    n_said = 0
+    for at in range(96, len(whole), 97):
+        with open(path, "wb") as file:
+            file.write(whole[:at] + b"\xff" * 8 + whole[at + 8 :])
+        try:
+            inspect_file(path)
+        except H5FileError:
+            n_said += 1
+    assert n_said < len(range(96, len(whole), 97))
