@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         H5KeyError,
         H5ResumeError,
         H5ValueError,
+        H5WorkerError,
     )
     from .loading import (
         create_multi_dataloaders,
@@ -59,6 +60,7 @@ _HOMES = {
         "H5KeyError",
         "H5ResumeError",
         "H5ValueError",
+        "H5WorkerError",
     ),
     "loading": (
         "create_multi_dataloaders",
@@ -90,6 +92,7 @@ __all__ = [
     "H5ResumeError",
     "H5StatsMonitor",
     "H5ValueError",
+    "H5WorkerError",
     "LazyH5DataModule",
     "RankCachedH5DataModule",
     "RankMemCachedH5Dataset",

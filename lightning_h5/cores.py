@@ -26,7 +26,8 @@ def share_cores(n_ranks: int) -> None:
 
 def local_ranks() -> int:
     """Ranks of a run that are on this machine."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", _told)))
+    said = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(said) if said.isdigit() else _told)
 
 
 def cores_of_a_rank(root: str | os.PathLike[str] = "/") -> int:

@@ -16,6 +16,7 @@ __all__ = [
     "H5KeyError",
     "H5ResumeError",
     "H5ValueError",
+    "H5WorkerError",
 ]
 
 
@@ -45,6 +46,10 @@ class H5DataChangedError(H5FileError):
 
 class H5CorruptError(H5FileError):
     """Stored bytes cannot be read back: a short read, a bad checksum, a chunk that does not decode."""
+
+
+class H5WorkerError(H5Error, RuntimeError):
+    """A worker process was killed, crashed, or gave nothing for too long."""
 
 
 class H5ResumeError(H5Error, ValueError):

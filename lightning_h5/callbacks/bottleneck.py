@@ -11,7 +11,13 @@ LITTLE = 0.1
 """Waiting below this share of the time is not worth a change: no loader would gain more than that."""
 
 MOSTLY = 0.6
-"""From this share of the waiting on it is the first batches of epochs that are waited for, unless work explains it."""
+"""From this share of the waiting on it is the first batches of epochs that are waited for."""
+
+LEAST_BATCHES = 10
+"""Fewer say nothing."""
+
+IN_MEMORY = 1 << 30
+"""Bytes a second that a thread gets from a file only where the system has them in memory already."""
 
 EXPLAINS = 0.2
 """Work that takes less than this share of the waiting does not explain it."""
@@ -29,7 +35,7 @@ class Limit(NamedTuple):
 
 
 def what_limits(amounts: Mapping[str, float], *, n_workers: int, n_cores: int) -> Limit | None:
-    """What limits a stage; None where nothing ran.
+    """What limits a stage; None where too little ran to tell.
 
     Work that several threads or processes share is divided by their number, since waiting is not: what then takes
     longest is what is waited for.
@@ -40,7 +46,7 @@ def what_limits(amounts: Mapping[str, float], *, n_workers: int, n_cores: int) -
         n_cores: cores of a rank, where it has no workers.
     """
     seconds, waited = amounts["seconds"], amounts["wait_seconds"]
-    if not amounts["batches"] or seconds <= 0:
+    if amounts["batches"] < LEAST_BATCHES or seconds <= 0:
         return None
     share = min(1.0, waited / seconds)
     if amounts["transfer_seconds"] > max(LITTLE * seconds, waited):
@@ -53,6 +59,10 @@ def what_limits(amounts: Mapping[str, float], *, n_workers: int, n_cores: int) -
     if share < LITTLE:
         return Limit("model", f"Waiting takes {share:.1%} of the time: the model limits, leave the loader as it is.")
     begin = f"Waiting takes {share:.0%} of the time"
+    start = amounts["start_seconds"]
+    if start > MOSTLY * waited:
+        text = f"{begin}, {start / waited:.0%} of it for the first batches of epochs"
+        return Limit("start", text + _start_cure(amounts, n_workers))
     crew = n_workers or n_cores
     work: dict[Kind, float] = {
         "transforms": amounts["finish_seconds"] / max(1, n_workers),
@@ -61,21 +71,25 @@ def what_limits(amounts: Mapping[str, float], *, n_workers: int, n_cores: int) -
         "disk": amounts["read_seconds"] / crew,
     }
     kind = max(work, key=lambda name: work[name])
-    start = amounts["start_seconds"]
-    if start > MOSTLY * waited and work[kind] < start / 2:
-        keep = "keep workers (persistent_workers=True), or take num_workers=0"
-        cure = keep if n_workers else "a longer run has less of it"
-        return Limit("start", f"{begin}, {start / waited:.0%} of it for the first batches of epochs: {cure}.")
-    if work[kind] < EXPLAINS * waited:
+    is_cached = kind == "disk" and amounts["bytes_read"] > IN_MEMORY * amounts["read_seconds"]
+    if work[kind] < EXPLAINS * waited or is_cached:
         kind = "copies"
     return Limit(kind, begin + _cure(kind, amounts, n_workers, n_cores))
+
+
+def _start_cure(amounts: Mapping[str, float], n_workers: int) -> str:
+    if amounts["decode_seconds"] + amounts["library_seconds"] > amounts["start_seconds"] / 2:
+        return ", which wait for rows to be decoded: look at a later epoch before you change anything."
+    if n_workers:
+        return ": keep workers (persistent_workers=True), or take num_workers=0."
+    return ": a longer run has less of it."
 
 
 def _cure(kind: Kind, amounts: Mapping[str, float], n_workers: int, n_cores: int) -> str:
     seconds = amounts["seconds"]
     if kind == "transforms":
         more = f"more workers than {n_workers}" if n_workers else "workers for them (num_workers=2 or more)"
-        return f" for transforms: take {more}, move them into batch_transform, or onto the GPU."
+        return f" for transforms: take {more}, work on whole batches (batch_transform), or on the GPU."
     if kind == "decode":
         crew = f"{n_workers} workers" if n_workers else f"{n_cores} core{'s' if n_cores != 1 else ''}"
         rate = amounts["bytes_decoded"] / MIB / seconds
@@ -92,7 +106,7 @@ def _cure(kind: Kind, amounts: Mapping[str, float], n_workers: int, n_cores: int
     if kind == "disk":
         rate = amounts["bytes_read"] / MIB / seconds
         return (
-            f" for files, which give {rate:,.1f} MiB/s: put them on a nearer or faster disk, read them once "
-            "(RankCachedH5DataModule), or store fewer bytes (lightning-h5 repack IN OUT --compression gzip)."
+            f" for files, which give {rate:,.1f} MiB/s: put them on a nearer or faster disk, or read them once "
+            "(RankCachedH5DataModule)."
         )
-    return " for copies of rows that are in memory already: take smaller dtypes or larger batches."
+    return " for copies of bytes that are in memory already: take smaller dtypes or larger batches."

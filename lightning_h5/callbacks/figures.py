@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
 
 from ..datasets import rows_of
 from ..loading import H5DataLoader
@@ -23,13 +24,14 @@ HEADS = (
     "MiB/s read",
     "MiB/s decoded",
     "waiting",
-    "slowest rank",
+    "worst rank",
     "ms a batch",
     "ms p95",
     "in cache",
     "cache MiB",
 )
-SLOWEST = HEADS.index("slowest rank")
+WIDTH = 100  # of remarks, at least
+SLOWEST = HEADS.index("worst rank")
 
 
 def figures_of(amounts: Mapping[str, float], n_ranks: int) -> dict[str, float]:
@@ -94,7 +96,9 @@ def table_of(stages: Mapping[str, Sequence[Mapping[str, float]]], whose: str, re
         for r in rows
     ]
     rule = "-" * len(text[0])
-    lines = ["", f"lightning_h5: rows from HDF5, {whose}", rule, text[0], rule, *text[1:], rule, *remarks, ""]
+    width = max(WIDTH, len(rule))
+    below = [line for remark in remarks for line in wrap(remark, width, subsequent_indent="  ")]
+    lines = ["", f"lightning_h5: rows from HDF5, {whose}", rule, text[0], rule, *text[1:], rule, *below, ""]
     return "\n".join(lines)
 
 

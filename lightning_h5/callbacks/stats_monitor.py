@@ -97,6 +97,7 @@ class H5StatsMonitor(Callback):
         self._training: list[H5DataLoader] = []  # the loaders of this epoch
         self._transfer: TransferTimer | None = None
         self._history: list[tuple[int, dict[str, float]]] = []
+        self._n_batches = 0  # of this training
 
     def plot(self) -> Figure:
         """The last training's figures over its steps: rows a second, waiting, MiB a second.
@@ -118,7 +119,7 @@ class H5StatsMonitor(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins anew; a second fit does not show the first one's figures."""
-        self._meters, self._history = {}, []
+        self._meters, self._history, self._n_batches = {}, [], 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock; not at the epoch's start, which is not called when one goes on in its middle."""
@@ -155,7 +156,8 @@ class H5StatsMonitor(Callback):
     ) -> None:
         """Logs, where it is time to."""
         every = self.log_every_n_steps or getattr(trainer, "log_every_n_steps", 50)
-        if not every or (batch_idx + 1) % every:
+        self._n_batches += 1  # over epochs, which may be shorter than that
+        if not every or self._n_batches % every:
             return
         meter = self._meters["train"]
         figures, meter.at_lap = self._lap(trainer, meter, meter.at_lap)
@@ -176,9 +178,11 @@ class H5StatsMonitor(Callback):
         _ = trainer.progress_bar_metrics
         meter = self._meters["train"]
         figures, meter.at_epoch = self._lap(trainer, meter, meter.at_epoch)
+        # The value is the same on all ranks by now; Lightning wants to hear that it is reduced. It reduces once more,
+        # when it is asked for the value: by all ranks here, before anybody goes on to collectives of their own.
         for name, value in self._named(figures).items():
-            # The value is the same on all ranks by now; Lightning wants to hear that it is reduced.
             pl_module.log(f"{name}_epoch", value, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
+        _ = trainer.progress_bar_metrics
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prints the table, and saves the plot."""
@@ -231,6 +235,11 @@ class H5StatsMonitor(Callback):
         if self._transfer is not None:
             self._transfer.remove()
         self._transfer, self._training = None, []
+        self._meters = {}  # what was broken off says nothing of what comes next
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Forgets what was broken off."""
+        self._meters = {}
 
     # Parts ---------------------------------------------------------------------------------------------------
 
@@ -247,7 +256,7 @@ class H5StatsMonitor(Callback):
         if self._transfer is not None:
             meter.transfer_seconds = self._transfer.seconds()
         amounts, now = meter.since(mark, loaders)
-        amounts, _ = over_ranks(amounts, trainer.strategy.root_device)
+        amounts, _ = over_ranks(amounts, trainer.strategy.root_device, own=_is_alone(trainer))
         figures = figures_of(amounts, trainer.world_size) | shares_of(amounts, loaders)
         if self._transfer is not None:
             figures["transfer_ms"] = 1000 * amounts["transfer_seconds"] / max(1.0, amounts["batches"])
@@ -270,7 +279,7 @@ class H5StatsMonitor(Callback):
             loaders = _loaders(trainer, stage)
             amounts, _ = meter.since(meter.baseline, loaders, waits=True)
             amounts["memory"] = _peak_memory()
-            sums, ranks[stage] = over_ranks(amounts, trainer.strategy.root_device, own=own)
+            sums, ranks[stage] = over_ranks(amounts, trainer.strategy.root_device, own=own or _is_alone(trainer))
             limit = limit or _limit_of(stage, sums, loaders)
         if ranks and self.print_summary and trainer.is_global_zero:
             remarks = _remarks(ranks, self.slow_batch_seconds) + ([limit] if limit else [])
@@ -299,6 +308,11 @@ def _loaders(trainer: Trainer, stage: str) -> list[H5DataLoader]:
         elif isinstance(item, list | tuple):
             todo += item
     return flat
+
+
+def _is_alone(trainer: Trainer) -> bool:
+    """Whether the trainer has one process, whatever others are about."""
+    return bool(trainer.world_size == 1)
 
 
 def _limit_of(stage: str, amounts: Mapping[str, float], loaders: list[H5DataLoader]) -> str | None:

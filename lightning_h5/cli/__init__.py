@@ -46,9 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         run_training(given)
     elif verb in TOOLS:
-        from .terminal import run_verb
+        from .terminal import INTERRUPTED, run_verb, warn
 
-        run_verb(verb, import_module(f".{verb}", __name__), given[1:])
+        try:
+            module = import_module(f".{verb}", __name__)
+        except KeyboardInterrupt:
+            warn(f"{verb} was interrupted.")
+            raise SystemExit(INTERRUPTED) from None
+        run_verb(verb, module, given[1:])
     else:
         names = ", ".join([*TOOLS, *TRAINING])
         sys.stderr.write(f"lightning_h5: there is no verb {verb!r}; there are {names}.\n\n{_usage()}")

@@ -101,7 +101,7 @@ def _cells(result: BenchResult, *, is_chosen: bool) -> tuple[str, ...]:
         f"{'*' if is_chosen else ' '} {result.name}",
         f"{result.rows_per_second:,.0f}",
         f"{result.mib_per_second:,.1f}",
-        "-" if result.times_plain is None else f"{result.times_plain:,.2f}",
+        "-" if result.times_plain is None else _times(result.times_plain),
         "-" if result.first_epoch is None else f"{result.first_epoch:,.0f}",
         "-" if result.spread is None else f"{100 * result.spread:.0f} %",
     )
@@ -131,3 +131,8 @@ def _seconds(text: str) -> float:
     if 0 < seconds < math.inf:
         return seconds
     raise argparse.ArgumentTypeError(f"{text!r} is no time of more than 0 seconds")
+
+
+def _times(ratio: float) -> str:
+    """A ratio with as many digits as mean something."""
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"

@@ -6,11 +6,12 @@ import argparse
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 
 from ..files import Entry
 from ..tools.advice import Advice, yaml_of
 from ..tools.inspection import ArrayReport, FileReport, FolderReport, inspect_file, inspect_folder
-from .terminal import bold, bytes_text, faint, table, write, write_json
+from .terminal import bold, bytes_text, faint, safe, table, write, write_json
 
 SUMMARY = "Shows what is in a file, how it is stored, what a random row costs, and what to train it with."
 EXAMPLES = """  lightning-h5 inspect signals.h5
@@ -80,7 +81,7 @@ def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
     width = min(48, max(map(len, names.values()), default=0))
     yield "/"
     for entry in shown:
-        yield f"{names[entry.name]:<{width}}  {_entry_text(entry, arrays.get(entry.name))}".rstrip()
+        yield f"{safe(names[entry.name]):<{width}}  {_entry_text(entry, arrays.get(entry.name))}".rstrip()
     if left := len(report.entries) - len(shown):
         yield faint(f"... and {left} below; --depth shows more")
 
@@ -102,9 +103,9 @@ def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
     n = entry.n_attributes
     attributes = f"  {n} attribute{'s' if n != 1 else ''}" if n else ""
     if entry.kind in ("soft link", "external link", "hard link"):
-        return f"-> {entry.target}  ({entry.kind})"
+        return f"-> {safe(entry.target or '')}  ({entry.kind})"
     if entry.kind == "unreadable":
-        return f"unreadable: {entry.target}"
+        return f"unreadable: {safe(entry.target or '')}"
     if entry.kind != "array" or array is None:
         return faint(f"{'a named datatype, ' + entry.dtype if entry.kind == 'type' else ''}{attributes}".strip())
     parts = ["(no shape)" if entry.shape is None else f"({', '.join(map(str, entry.shape))})", entry.dtype]
@@ -135,7 +136,7 @@ def _rows(report: FileReport) -> Iterator[str]:
             yield faint(f"... and {len(readable) - 20} smaller arrays; --json has all")
     for array in report.arrays:
         if array.problem is not None and array.row is None:
-            yield f"{array.name}: {array.problem}"
+            yield f"{safe(array.name)}: {safe(array.problem)}"
 
 
 def _left_last(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -153,8 +154,10 @@ def _advice(advice: Advice, integrity: str | None) -> Iterator[str]:
     shards = advice.shard_bytes
     if shards:
         each = ", ".join(f"{bytes_text(n_bytes)} on {n}" for n, n_bytes in shards.items())
-        yield f"{bold('cached')}     a rank's shard of {', '.join((*advice.x_keys, *advice.y_keys))}: {each} ranks"
-    yield f"{bold('use')}        " + "\n           ".join(advice.reasons)
+        names = safe(", ".join((*advice.x_keys, *advice.y_keys)))
+        yield f"{bold('cached')}     a rank's shard of {names}: {each} ranks"
+    lines = [line for reason in advice.reasons for line in wrap(safe(reason), 100, break_long_words=False)]
+    yield f"{bold('use')}        " + "\n           ".join(lines)
     if advice.datamodule is not None:
         yield ""
         yield yaml_of(advice)

@@ -7,16 +7,32 @@ import dataclasses
 import json
 import math
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from ..errors import H5Error
 
-__all__ = ["Verb", "bold", "bytes_text", "faint", "run_verb", "table", "warn", "write", "write_json"]
+__all__ = [
+    "INTERRUPTED",
+    "Verb",
+    "bold",
+    "bytes_text",
+    "faint",
+    "run_verb",
+    "safe",
+    "table",
+    "warn",
+    "write",
+    "write_json",
+]
 
 INTERRUPTED = 130  # what a shell shows for a process that Ctrl-C ended
 PROBLEM = 1
+_OURS = re.compile(r"(\n|\x1b\[[012]m)")  # a line's end, and the codes of `bold` and `faint`
 
 
 class Verb(Protocol):
@@ -48,7 +64,7 @@ def run_verb(name: str, verb: Verb, arguments: Sequence[str]) -> None:
     """
     parser = argparse.ArgumentParser(
         prog=f"lightning-h5 {name}",
-        description=verb.SUMMARY,
+        description=textwrap.fill(verb.SUMMARY, 80),
         epilog=f"examples:\n{verb.EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -64,21 +80,40 @@ def run_verb(name: str, verb: Verb, arguments: Sequence[str]) -> None:
     except KeyboardInterrupt:
         warn(f"{name} was interrupted.")
         code = INTERRUPTED
-    except BrokenPipeError:  # `... | head` has seen enough; Python would complain once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `... | head` has seen enough
+        _write_nowhere()
         code = 0
+    except OSError as error:  # files' are errors of ours, above
+        _write_nowhere()
+        warn(f"{name} could not write its output: {error.strerror or error}. What it did is done; look for room.")
+        code = PROBLEM
     raise SystemExit(code)
 
 
+def _write_nowhere() -> None:
+    """Python would complain once more at its end of what it could not write."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def write(text: str = "") -> None:
-    """Writes a line to the standard output; what it has no letters for is written as an escape."""
+    """Writes lines to the standard output.
+
+    What it has no letters for, and whatever of a file's names would move the cursor, is written as an escape.
+    """
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    parts = [part if _OURS.fullmatch(part) else safe(part) for part in _OURS.split(text)]
+    sys.stdout.write("".join(parts).encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def safe(name: str) -> str:
+    """A name out of a file without what moves a terminal's cursor, changes its colours, or ends a line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def warn(text: str) -> None:
     """Writes a line to the standard error."""
-    sys.stderr.write(f"lightning_h5: {text}\n")
+    sys.stderr.write(f"lightning_h5: {safe(text)}\n")
 
 
 def write_json(report: Any) -> None:
@@ -133,6 +168,7 @@ def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
         rows: the cells, equally many in each.
         left: columns that begin flush, counted from the left; the others end flush, as numbers do.
     """
+    rows = [[safe(cell) for cell in row] for row in rows]
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = [
         "  ".join(

@@ -49,6 +49,7 @@ def run_training(arguments: Sequence[str]) -> None:
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_kwargs={"overwrite": True},
+            parser_kwargs={"prog": "lightning-h5"},
             args=None if are_own else given,
         )
     except SystemExit as ended:

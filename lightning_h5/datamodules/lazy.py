@@ -83,7 +83,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         pin_memory: put batches into page-locked memory. "auto" does so where they go to a GPU.
         persistent_workers: keep workers between epochs. None means yes.
         multiprocessing_context: how workers start: fork, forkserver or spawn. None is Python's default.
-        timeout: seconds to wait for a worker's batch; None waits for ever.
+        timeout: seconds to wait for a worker's batch before it is taken to hang; None means 600, 0 waits for ever.
         setup_timeout: seconds that ranks in ``setup`` wait for the slowest one before all of them stop. 120, since
             a rank that hangs should cost minutes of a cluster and not the process group's half hour.
         worker_init_fn: runs in each worker, after its random streams are seeded.

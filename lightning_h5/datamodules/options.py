@@ -18,6 +18,10 @@ Split = Literal["train", "val", "test", "predict"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test", "predict")
 
 
+TIMEOUT = 600.0
+"""Seconds without a batch after which a worker hangs: more than any that works takes, less than a night."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
     """How batches are made and brought here; see the data modules' arguments of the same names."""
@@ -81,7 +85,7 @@ class LoaderOptions:
             pin_memory=pin_memory,
             persistent_workers=persistent_workers is not False,
             multiprocessing_context=multiprocessing_context,
-            timeout=timeout or 0,
+            timeout=TIMEOUT if timeout is None else timeout,
             setup_timeout=setup_timeout,
             on_resume_mismatch=on_resume_mismatch,
             shuffle_bytes=parse_bytes(shuffle_bytes, "shuffle_bytes"),
@@ -105,7 +109,7 @@ class LoaderOptions:
                 f"Pass {', '.join(methods)}, or None."
             )
         if self.timeout < 0:
-            raise H5ValueError(f"timeout={self.timeout!r} was given. Pass seconds, or None to wait for ever.")
+            raise H5ValueError(f"timeout={self.timeout!r} was given. Pass seconds, or 0 to wait for ever.")
         if self.on_resume_mismatch not in ("raise", "restart_epoch"):
             raise H5ValueError(
                 f"on_resume_mismatch={self.on_resume_mismatch!r} was given. Pass 'raise' or 'restart_epoch'."

@@ -80,7 +80,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         pin_memory: put batches into page-locked memory. "auto" does so where they go to a GPU.
         persistent_workers: keep workers between epochs. None means yes.
         multiprocessing_context: how workers start: fork, forkserver or spawn. None is Python's default.
-        timeout: seconds to wait for a worker's batch; None waits for ever.
+        timeout: seconds to wait for a worker's batch before it is taken to hang; None means 600, 0 waits for ever.
         setup_timeout: seconds that ranks wait for one that makes no progress, before all of them stop.
         worker_init_fn: runs in each worker, after its random streams are seeded.
         shuffle_bytes: without effect; here so that a configuration of ``LazyH5DataModule`` can be taken as it is.

@@ -124,6 +124,10 @@ class RowDataset(Dataset[Any]):
         """
         return True
 
+    def files_of(self, rows: IntArray) -> list[str]:
+        """The files that rows are read from, as far as they are; for messages."""
+        return []
+
     def identity(self) -> str:
         """A digest of these rows: what the files hold, and which of their rows this dataset has, in its order."""
         raise NotImplementedError

@@ -171,6 +171,11 @@ class MixtureDataset(RowDataset):
 
     # What it is ----------------------------------------------------------------------------------------------
 
+    def files_of(self, rows: IntArray) -> list[str]:
+        """The files that rows are read from."""
+        paths = [path for one in self._shares(rows, None) for path in self.sources[one.source].files_of(one.rows)]
+        return list(dict.fromkeys(paths))
+
     def identity(self) -> str:
         """A digest of the sources' rows, in their order."""
         names = self.names or [""] * len(self.sources)

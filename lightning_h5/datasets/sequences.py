@@ -279,6 +279,10 @@ class SequenceDataset(RowDataset):
         owners = np.searchsorted(self.dataset.blocks().starts, firsts, side="right")
         return BlockTable.of_sizes(np.diff(np.flatnonzero(np.diff(owners, prepend=-1, append=-1))))
 
+    def files_of(self, rows: IntArray) -> list[str]:
+        """The files that sequences are read from."""
+        return self.dataset.files_of(self.sequences.rows_of(rows))
+
     @property
     def is_at_hand(self) -> bool:
         """Whether all rows are in memory now."""

@@ -253,6 +253,11 @@ class StoredRowDataset(RowDataset):
         loose = [field for field, whole in enumerate(self._held) if not whole]
         return [sum(arrays[field].row_bytes for field in loose) for arrays in self.table.layouts]
 
+    def files_of(self, rows: IntArray) -> list[str]:
+        """The files that rows are read from."""
+        files, _ = self.table.locate(rows if self.indices is None else self.indices[rows])
+        return [self.table.paths[file] for file in np.unique(files).tolist()]
+
     @property
     def kept_bytes(self) -> int:
         """Bytes of decoded and of held rows that this process keeps in memory now."""

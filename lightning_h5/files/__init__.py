@@ -7,7 +7,7 @@ from .handles import MOST_H5, HandlePool, OpenOptions, drop_inherited, process_p
 from .identity import ChangeGuard, file_identity
 from .integrity import INTEGRITY
 from .keys import FieldNames, field_names, fill_split, guess_keys, keys_in
-from .layout import ArrayLayout, Filter, layout_of
+from .layout import ArrayLayout, Filter, filters_of, layout_of
 from .paths import expand_paths
 from .tree import FAULTS, Entry, entries_of
 
@@ -30,6 +30,7 @@ __all__ = [
     "field_names",
     "file_identity",
     "fill_split",
+    "filters_of",
     "find_array",
     "guess_keys",
     "keys_in",

@@ -96,20 +96,22 @@ def _why_not_open(path: str, error: OSError) -> str:
     return f"{path!r} cannot be opened: {text}. Check its permissions, or run `h5dump -H` on it."
 
 
-def create_h5(path: str, *, like: Any = None) -> Any:
+def create_h5(path: str, *, like: Any = None, checked: bool = False) -> Any:
     """Creates an HDF5 file, which must not exist.
 
     Args:
         path: where.
         like: an open file whose format version, user block size, file space strategy and order of the root group the
             new one gets, so that who can read the one can read the other.
+        checked: the file's own tables get checksums, which HDF5 1.10 and newer can read (``INTEGRITY`` says why).
 
     Raises:
         H5FileError: it is there already, or its folder is missing, full or may not be written to.
     """
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
-    access.set_libver_bounds(_lowest_version(like), h5py.h5f.LIBVER_LATEST)
+    lowest = max(_lowest_version(like), int(h5py.h5f.LIBVER_V110) if checked else 0)
+    access.set_libver_bounds(lowest, h5py.h5f.LIBVER_LATEST)
     options = None
     if like is not None:
         options, root = like.id.get_create_plist(), like["/"].id.get_create_plist()
@@ -194,9 +196,9 @@ def list_arrays(group: Any) -> list[str]:
     """Paths of all arrays below a group, in the file's order. Links that leave the file are not followed."""
     names: list[str] = []
 
-    def visit(name: str, item: Any) -> None:
+    def visit(name: str | bytes, item: Any) -> None:  # bytes where they are no UTF-8
         if isinstance(item, h5py.Dataset):
-            names.append(name)
+            names.append(name.decode(errors="surrogateescape") if isinstance(name, bytes) else name)
 
     group.visititems(visit)
     return names

@@ -31,7 +31,8 @@ def integrity_level(array: Any, filters: Sequence[int]) -> int:
 
     Args:
         array: h5py's dataset.
-        filters: its filters, by HDF5's number.
+        filters: its filters, by HDF5's number, without those that some chunk passed over: such a chunk has no checksum
+            of theirs.
     """
     checked = FLETCHER32 in filters
     if not checked and GZIP not in filters and BZIP2 not in filters:

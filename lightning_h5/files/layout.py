@@ -18,7 +18,7 @@ from .door import ArrayHandle
 from .dtypes import kind_of, native
 from .integrity import integrity_level
 
-__all__ = ["ArrayLayout", "Filter", "ensure_filters", "layout_of"]
+__all__ = ["ArrayLayout", "Filter", "ensure_filters", "filters_of", "layout_of"]
 
 Storage = Literal["contiguous", "chunked", "compact", "virtual", "external"]
 
@@ -149,7 +149,7 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     """
     array, members = handle.array, handle.members
     plist = array.id.get_create_plist()
-    filters = tuple(Filter(*_filter(plist.get_filter(i))) for i in range(plist.get_nfilters()))
+    filters = filters_of(array)
     ensure_filters(filters, path, key)
     storage = _storage(array, plist)
     stored = array.dtype
@@ -184,9 +184,15 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         n_stored_bytes=array.id.get_storage_size(),
         fill=_fill(array),
         plain_reason=reason,
-        integrity=integrity_level(array, [f.id for f in filters]),
+        integrity=integrity_level(array, _applied_everywhere(filters, table)),
         table=table,
     )
+
+
+def _applied_everywhere(filters: tuple[Filter, ...], table: ChunkTable | None) -> list[int]:
+    """Numbers of the filters that no chunk passed over; of all, where the chunks' masks are not known."""
+    skipped = 0 if table is None else int(np.bitwise_or.reduce(table.masks[table.offsets >= 0], initial=0))
+    return [found.id for at, found in enumerate(filters) if not skipped >> at & 1]
 
 
 def _fill(array: Any) -> bytes:
@@ -220,15 +226,25 @@ def ensure_filters(filters: tuple[Filter, ...], path: str, key: str) -> None:
     missing = [f for f in filters if not h5py.h5z.filter_avail(f.id)]
     if not missing:
         return
+    has_plugins = False
     with suppress(ImportError):
         importlib.import_module("hdf5plugin")  # registers its filters when imported
+        has_plugins = True
     missing = [f for f in filters if not h5py.h5z.filter_avail(f.id)]
     if missing:
         names = ", ".join(f"{f.label} (number {f.id})" for f in missing)
         raise H5FileError(
             f"{key!r} in {path!r} is compressed with {names}, which this installation cannot decode. "
-            "Run `pip install 'lightning-h5[filters]'`, or install the plugin for that number and set HDF5_PLUGIN_PATH."
+            + ("" if has_plugins else "Run `pip install 'lightning-h5[filters]'`, or install")
+            + ("Install" if has_plugins else "")
+            + " the plugin for that number and set HDF5_PLUGIN_PATH."
         )
+
+
+def filters_of(array: Any) -> tuple[Filter, ...]:
+    """The filter pipeline of an open array, in the order of writing."""
+    plist = array.id.get_create_plist()
+    return tuple(Filter(*_filter(plist.get_filter(i))) for i in range(plist.get_nfilters()))
 
 
 def _filter(entry: tuple[int, int, tuple[int, ...], bytes]) -> tuple[int, str, tuple[int, ...]]:

@@ -55,7 +55,7 @@ def entries_of(file: Any) -> Iterator[Entry]:
         yield Entry(name="", kind="unreadable", target=f"{error}")
     while todo:
         group, above, last = todo.pop()
-        name = f"{above}{last}"
+        name = above + (last.decode(errors="surrogateescape") if isinstance(last, bytes) else last)
         try:
             item, entry = _look(group, last, name, seen)
             inside = [] if item is None else list(item)
@@ -65,9 +65,9 @@ def entries_of(file: Any) -> Iterator[Entry]:
         todo += [(item, f"{name}/", inner) for inner in reversed(inside)]
 
 
-def _look(group: Any, last: str, name: str, seen: dict[Any, str]) -> tuple[Any, Entry]:
+def _look(group: Any, last: str | bytes, name: str, seen: dict[Any, str]) -> tuple[Any, Entry]:
     """The entry, and the group to go into, if it is one."""
-    link = group.get(last, getlink=True)
+    link = group.get(last, getlink=True) if isinstance(last, str) else _link(group, last)
     if isinstance(link, h5py.SoftLink):
         return None, Entry(name=name, kind="soft link", target=link.path)
     if isinstance(link, h5py.ExternalLink):
@@ -100,6 +100,16 @@ def dtype_text(dtype: Any) -> str:
         more = len(dtype.names) - MOST_MEMBERS
         return f"table of {', '.join(dtype.names[:MOST_MEMBERS])}{f' and {more} more' if more > 0 else ''}"
     return str(dtype)
+
+
+def _link(group: Any, name: bytes) -> Any:
+    """The link of a name that is no UTF-8, which h5py finds as an object, and not as a link; None for a hard one."""
+    kind = group.id.links.get_info(name).type
+    if kind == h5py.h5l.TYPE_SOFT:
+        return h5py.SoftLink(group.id.links.get_val(name).decode(errors="surrogateescape"))
+    if kind != h5py.h5l.TYPE_HARD:
+        raise ValueError("it is a link whose name is no UTF-8")
+    return None
 
 
 def _place(item: Any) -> Any:

@@ -24,7 +24,7 @@ from ..datasets import (
     this_outbox,
     worker_memory,
 )
-from ..errors import H5Error
+from ..errors import H5Error, H5WorkerError
 from ..readers import usable_cores
 from ..sampling import EpochPlan, PlanSampler
 from ..stats import Counters, WaitTimes
@@ -33,6 +33,7 @@ from .at_hand import AtHand
 from .pinning import pin
 from .readahead import CLOSED, ReadAhead
 from .state import LoaderState
+from .workers import WorkerBatches
 
 __all__ = ["H5DataLoader"]
 
@@ -155,6 +156,12 @@ class H5DataLoader(DataLoader[Any]):
         reading = self._read(self.sampler.tokens(epoch))
         self._reading.add(reading)
         return reading, plan, iteration
+
+    def _get_iterator(self) -> Any:
+        if not self.num_workers:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()
+        return WorkerBatches(self)
 
     def _start_workers(self) -> Iterator[Any]:
         memory = None
@@ -284,6 +291,9 @@ class _LateIterator:
             batch = next(self._batches)
         except StopIteration:
             loader.position.end(self._iteration, loader.sampler)
+            raise
+        except H5WorkerError:
+            loader.close()  # whoever iterates next starts others
             raise
         loader.position.advance(self._iteration)
         start, stop = self._plan.bounds(self._step)

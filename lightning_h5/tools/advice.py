@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
+from ..errors import listing
 from ..files import ArrayLayout
 from ..readers import why_plain
 from ..sizes import parse_bytes
@@ -26,6 +27,22 @@ MOST_SHUFFLE = 4 << 30
 
 
 RANKS = (1, 2, 4, 8)
+
+LEAST_ROWS = 10  # of which a tenth validates
+
+GROUP_WORDS = {
+    "guid",
+    "uuid",
+    "patient",
+    "patients",
+    "subject",
+    "participant",
+    "recording",
+    "session",
+    "donor",
+    "writer",
+}
+"""Words in the name of a column that says what rows belong to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,28 +68,42 @@ class Advice:
     reasons: tuple[str, ...] = ()
 
 
-def advise(path: str, layouts: Sequence[ArrayLayout]) -> Advice:
+def advise(
+    path: str,
+    layouts: Sequence[ArrayLayout],
+    *,
+    n_rows: int | None = None,
+    columns: Mapping[str, int] | None = None,
+    tables: Sequence[str] = (),
+    problem: str | None = None,
+) -> Advice:
     """What to use for one file. Looks at how much memory is free here.
 
     Args:
-        path: the file.
-        layouts: its arrays of numbers that have rows.
+        path: the file, or the files as their user names them.
+        layouts: the arrays of numbers of one file that have rows.
+        n_rows: rows of all files; None where there is one.
+        columns: arrays of one value a row, text among them, and their rows: one may name groups.
+        tables: arrays of tables, whose members can be trained from.
+        problem: why an array that there is cannot be read, if so.
     """
     sparse = _sparse(layouts)
     layouts = [array for array in layouts if array.key.rpartition("/")[0] not in sparse]
     if not layouts:
-        return Advice(datamodule=None, settings={}, reasons=("No array of numbers with rows is there to train from.",))
+        return Advice(datamodule=None, settings={}, reasons=(_why_none(tables, problem),))
     x, y, others = _choose(layouts)
     fields = [x, *y]
     settings: dict[str, Any] = {"train_path": path, "x_key": x.key}
     if y:
         settings["y_key"] = y[0].key
-    settings |= {"val_fraction": 0.1, "batch_size": 64}
-    reasons = [_why_these(x, y, others)]
+    rows = x.n_rows if n_rows is None else n_rows
+    settings |= {"val_fraction": 0.1} if rows >= LEAST_ROWS else {}
+    settings["batch_size"] = 64
+    reasons = [_why_these(x, y, others), *_groups(columns or {}, x.n_rows, settings)]
     reasons += [
         f"{group!r} is a sparse matrix, whose rows are no rows of an array: write it dense." for group in sparse
     ]
-    name, more, why = _module(fields, path)
+    name, more, why = _module(fields, path, rows / x.n_rows)
     settings, reasons = settings | more, reasons + why
     reasons += [_why_slow(array) for array in fields if why_plain(array) is not None and array.n_bytes > SHUFFLE_BYTES]
     return Advice(
@@ -81,7 +112,7 @@ def advise(path: str, layouts: Sequence[ArrayLayout]) -> Advice:
         x_keys=(x.key,),
         y_keys=tuple(array.key for array in y),
         others=tuple(array.key for array in others),
-        shard_bytes={n: -(-x.n_rows // n) * sum(array.row_bytes for array in fields) for n in RANKS},
+        shard_bytes={n: -(-rows // n) * sum(array.row_bytes for array in fields) for n in RANKS},
         reasons=tuple(reasons),
     )
 
@@ -113,13 +144,37 @@ def _sparse(layouts: Sequence[ArrayLayout]) -> list[str]:
 
 def _why_these(x: ArrayLayout, y: list[ArrayLayout], others: list[ArrayLayout]) -> str:
     target = f", and {y[0].key!r} has one value for each" if y else ""
-    more = f" {len(others)} more have as many rows: take them as you need them." if others else ""
+    more = (
+        f" Arrays with as many rows, to take as you need them: {listing((o.key for o in others), 4)}." if others else ""
+    )
     return f"{x.key!r} is the largest array{target}.{more}"
 
 
-def _module(fields: list[ArrayLayout], path: str) -> tuple[str, dict[str, Any], list[str]]:
-    """The data module, what it is to be told, and why."""
-    dear = [array for array in fields if not array.is_placed and array.n_bytes > SHUFFLE_BYTES]
+def _why_none(tables: Sequence[str], problem: str | None) -> str:
+    if problem is not None:
+        return problem
+    if tables:
+        return f"The arrays are tables: name members, as in x_key={tables[0] + '/MEMBER'!r}."
+    return "No array of numbers with rows is there to train from."
+
+
+def _groups(columns: Mapping[str, int], n_rows: int, settings: Mapping[str, Any]) -> list[str]:
+    """A column that seems to name patients, recordings and the like."""
+    named = [
+        name
+        for name, length in columns.items()
+        if length == n_rows and name not in settings.values() and set(_words(name)) & GROUP_WORDS
+    ]
+    return [f"{name!r} may name what rows belong to: group_key={name!r} keeps it on one side." for name in named[:1]]
+
+
+def _words(name: str) -> list[str]:
+    return name.rpartition("/")[2].casefold().replace("_", " ").replace("-", " ").split()
+
+
+def _module(fields: list[ArrayLayout], path: str, n_files: float) -> tuple[str, dict[str, Any], list[str]]:
+    """The data module, what it is to be told, and why; for so many times the rows of these arrays."""
+    dear = [array for array in fields if not array.is_placed and array.n_bytes * n_files > SHUFFLE_BYTES]
     if not dear:
         placed = all(array.is_placed for array in fields)
         why = "single rows are read by position" if placed else "all decoded rows fit shuffle_bytes"
@@ -128,7 +183,7 @@ def _module(fields: list[ArrayLayout], path: str) -> tuple[str, dict[str, Any], 
     from ..datasets import room
     from ..loading import FEW_BLOCKS, blocks_mixed
 
-    decoded, free = sum(array.n_bytes for array in fields), room()
+    decoded, free = round(n_files * sum(array.n_bytes for array in fields)), room()
     if free is not None and decoded <= free.n_bytes // MOST_OF_ROOM:
         why = f"All rows take {_size(decoded)} decoded and fit the memory of this machine: decode them once."
         return "RankCachedH5DataModule", {}, [why]

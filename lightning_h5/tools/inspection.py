@@ -20,6 +20,7 @@ from ..files import (
     Entry,
     entries_of,
     expand_paths,
+    filters_of,
     find_array,
     kind_of,
     layout_of,
@@ -152,7 +153,7 @@ def inspect_file(path: PathLike) -> FileReport:
         layouts: dict[str, ArrayLayout] = {}
         arrays = tuple(_look(file, path, entry, layouts) for entry in entries if entry.kind == "array")
         superblock, user_block = version.get_version()[0], version.get_userblock()
-    advice = advise(path, list(layouts.values()))
+    advice = advise(path, list(layouts.values()), **_besides(arrays))
     levels = [layouts[key].integrity for key in (*advice.x_keys, *advice.y_keys)]
     return FileReport(
         path=path,
@@ -194,8 +195,9 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
     outliers |= {each: _difference(usual, kind) for each, kind in kinds.items() if kind != usual}
     example = reports[alike[0]]
     keys = (*example.advice.x_keys, *example.advice.y_keys)
-    layouts = [{array.name: array for array in reports[each].arrays} for each in alike]
-    n_rows = sum((arrays[keys[0]].shape or (0,))[0] for arrays in layouts) if keys else 0
+    found = [{array.name: array for array in reports[each].arrays} for each in alike]
+    n_rows = sum((arrays[keys[0]].shape or (0,))[0] for arrays in found) if keys else 0
+    example = replace(example, advice=_advice_for_all(example, path, n_rows))
     return FolderReport(
         paths=tuple(paths),
         n_bytes=sum(os.path.getsize(each) for each in paths if os.path.exists(each)),
@@ -204,6 +206,29 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
         n_alike=len(alike),
         outliers={each: outliers[each] for each in paths if each in outliers},
     )
+
+
+def _besides(arrays: Sequence[ArrayReport]) -> dict[str, Any]:
+    """What advice looks at besides arrays of numbers."""
+    single = {array.name: array.shape[0] for array in arrays if array.shape is not None and len(array.shape) == 1}
+    return {
+        "columns": single,
+        "tables": [array.name for array in arrays if array.dtype.startswith("table of")],
+        "problem": next((a.problem for a in arrays if a.problem is not None and a.storage is None and a.filters), None),
+    }
+
+
+def _advice_for_all(example: FileReport, path: PathLike | Sequence[PathLike], n_rows: int) -> Advice:
+    """Advice for all files that are like one of them, under the name that their user gave."""
+    given = [path] if isinstance(path, str | os.PathLike) else list(path)
+    named = [os.fspath(each) for each in given]
+    layouts: dict[str, ArrayLayout] = {}
+    with open_h5(example.path) as file:
+        arrays = [_look(file, example.path, entry, layouts) for entry in example.entries if entry.kind == "array"]
+    advice = advise(named[0], list(layouts.values()), n_rows=n_rows, **_besides(arrays))
+    if advice.datamodule is None or len(named) == 1:
+        return advice
+    return replace(advice, settings=advice.settings | {"train_path": named})
 
 
 def _no_bar(shows_progress: bool) -> bool | None:
@@ -217,7 +242,7 @@ def _look(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout]) -
     try:
         layout = layout_of(find_array(file, entry.name), path, entry.name)
     except (H5Error, *FAULTS) as error:
-        return replace(report, problem=f"{error}")
+        return replace(_as_far_as_known(file, report), problem=f"{error}")
     if kind_of(layout.dtype) == "number" and layout.n_rows:
         layouts[entry.name] = layout
     table = layout.table
@@ -237,6 +262,16 @@ def _look(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout]) -
         integrity=layout.integrity,
         problem=_unusable(layout),
     )
+
+
+def _as_far_as_known(file: Any, report: ArrayReport) -> ArrayReport:
+    """Chunks and filters of an array that cannot be read, where the file tells."""
+    try:
+        array = file[report.name]
+        filters = [step.label for step in filters_of(array)]
+        return replace(report, chunks=array.chunks, filters=tuple(_filter_text(label, ()) for label in filters))
+    except FAULTS:
+        return report
 
 
 def _row_cost(layout: ArrayLayout) -> RowCost:

@@ -20,11 +20,13 @@ from ..types import PathLike
 from .copying.buckets import bytes_beside
 from .copying.compare import Comparison
 from .copying.compression import FLETCHER32, SHUFFLE
-from .copying.plan import ArrayPlan, RepackOptions, all_arrays, plan_arrays
+from .copying.format import allow_newer_objects
+from .copying.plan import ArrayPlan, RepackOptions, plan_arrays
 from .copying.references import References
 from .copying.report import RepackedArray, RepackReport, StoredAs, repacked_arrays
 from .copying.row_copy import Order, RowCopy
 from .copying.tree_copy import TreeCopy
+from .copying.walk import all_arrays
 from .safe_output import check_room, new_file, refuse_existing
 
 __all__ = ["RepackReport", "RepackedArray", "StoredAs", "repack_file"]
@@ -125,7 +127,7 @@ def _repack(source: str, target: str, options: RepackOptions, verify: bool, show
                 ThreadPoolExecutor(usable_cores(), "lightning_h5-repack") as pool,
                 _bar(plans, verify, shows_progress) as bar,
             ):
-                tree = _write(file, partial, plans, order, pool, bar)
+                tree = _write(file, partial, plans, order, pool, bar, checked=options.checksum)
                 written = time.monotonic()
                 if verify:
                     _verify(file, partial, tree, order, pool, bar)
@@ -150,10 +152,18 @@ def _repack(source: str, target: str, options: RepackOptions, verify: bool, show
 
 
 def _write(
-    file: Any, partial: str, plans: Mapping[int, ArrayPlan], order: Order | None, pool: ThreadPoolExecutor, bar: Any
+    file: Any,
+    partial: str,
+    plans: Mapping[int, ArrayPlan],
+    order: Order | None,
+    pool: ThreadPoolExecutor,
+    bar: Any,
+    *,
+    checked: bool,
 ) -> TreeCopy:
-    with create_h5(partial, like=file) as copy:
+    with create_h5(partial, like=file, checked=checked) as copy:
         tree = TreeCopy(file, copy, plans)
+        allow_newer_objects(file, copy)
         tree.copy_structure()
         rows = RowCopy(
             path=file.filename,

@@ -20,9 +20,9 @@ def limit_of_a_run(datamodule, capsys, model=None):
     quiet_trainer(max_epochs=1, num_sanity_val_steps=0, limit_val_batches=0).fit(
         model or Recorder(), datamodule=datamodule
     )
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("what limits")]
-    assert line.startswith("what limits train: ")
-    return line
+    (text,) = re.findall(r"^what limits .*(?:\n  .*)*", capsys.readouterr().out, re.MULTILINE)
+    assert text.startswith("what limits train: ")
+    return " ".join(text.split())
 
 
 class SlowStep(Recorder):
@@ -60,9 +60,10 @@ def test_slow_transforms_in_workers_want_more_workers(make_h5, capsys):
 
 
 def test_decoding_wants_another_compression_or_none(make_h5, capsys, monkeypatch, nothing_held):
-    rows = np.random.default_rng(0).integers(0, 4, (6000, 64, 64), dtype=np.uint8)
-    path = make_h5(x=Stored(rows, "chunked", (20, 64, 64), options={"compression": "gzip"}))
-    line = limit_of_a_run(LazyH5DataModule(path, x_key="x", batch_size=32, x_dtype="uint8"), capsys)
+    rows = np.random.default_rng(0).integers(0, 64, (800, 256, 256), dtype=np.uint8)
+    path = make_h5(x=Stored(rows, "chunked", (4, 256, 256), options={"compression": "gzip", "compression_opts": 1}))
+    module = LazyH5DataModule(path, x_key="x", batch_size=32, shuffle_bytes="4 MiB", prefetch_factor=2)
+    line = limit_of_a_run(module, capsys)
     assert re.search(r"for decoding, [\d,]+ MiB/s by \d cores?, which are busy: .* repack", line)
 
 
@@ -75,20 +76,22 @@ def test_slow_files_want_a_nearer_disk(make_h5, noise, capsys, monkeypatch, noth
         return read(*arguments)
 
     monkeypatch.setattr(placed, "read_stored", from_afar)
-    line = limit_of_a_run(LazyH5DataModule(path, x_key="x", batch_size=32), capsys)
+    line = limit_of_a_run(LazyH5DataModule(path, x_key="x", batch_size=32, prefetch_factor=2), capsys)
     assert re.search(r"for files, which give [\d.,]+ MiB/s: put them on a nearer or faster disk", line)
 
 
 def test_what_the_library_reads_is_to_be_repacked(make_h5, capsys, nothing_held):
-    values = np.random.default_rng(0).integers(0, 1000, (4000, 32, 32))
-    path = make_h5(x=Stored(values, "chunked", (20, 32, 32), options={"scaleoffset": 0}))
-    line = limit_of_a_run(LazyH5DataModule(path, x_key="x", batch_size=32), capsys)
+    values = np.random.default_rng(0).integers(0, 1000, (1600, 64, 64))
+    path = make_h5(x=Stored(values, "chunked", (8, 64, 64), options={"scaleoffset": 0}))
+    line = limit_of_a_run(
+        LazyH5DataModule(path, x_key="x", batch_size=32, shuffle_bytes="2 MiB", prefetch_factor=2), capsys
+    )
     assert "for the HDF5 library, which serves one thread at a time: lightning-h5 inspect" in line
 
 
 def test_the_start_of_workers_is_told_from_the_rest(make_h5, capsys):
     path = make_h5(x=np.zeros((32, 4), "f4"))
-    module = LazyH5DataModule(path, x_key="x", batch_size=16, num_workers=1, multiprocessing_context="spawn")
+    module = LazyH5DataModule(path, x_key="x", batch_size=2, num_workers=1, multiprocessing_context="spawn")
     assert "for the first batches of epochs: keep workers" in limit_of_a_run(module, capsys)
 
 
@@ -116,5 +119,17 @@ def test_work_that_is_shared_by_workers_counts_for_less():
     assert what_limits(amounts | {"decode_seconds": 9.0}, n_workers=4, n_cores=2).kind == "decode"
 
 
-def test_nothing_limits_what_did_not_run():
-    assert what_limits(QUIET | {"batches": 0.0}, n_workers=0, n_cores=2) is None
+@pytest.mark.parametrize("n_batches", [0, 9])
+def test_nothing_is_said_of_too_few_batches(n_batches):
+    assert what_limits(QUIET | {"batches": n_batches}, n_workers=0, n_cores=2) is None
+
+
+def test_rows_that_are_decoded_for_a_first_batch_are_no_reason_to_change_anything():
+    amounts = {"wait_seconds": 5.0, "start_seconds": 4.5, "decode_seconds": 8.0}
+    assert "look at a later epoch" in what_limits(QUIET | amounts, n_workers=0, n_cores=2).text
+
+
+def test_files_that_the_system_has_in_memory_are_not_slow_ones():
+    amounts = QUIET | {"wait_seconds": 5.0, "read_seconds": 9.0}
+    assert what_limits(amounts | {"bytes_read": 2e9}, n_workers=0, n_cores=2).kind == "disk"
+    assert what_limits(amounts | {"bytes_read": 2e10}, n_workers=0, n_cores=2).kind == "copies"

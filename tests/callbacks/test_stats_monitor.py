@@ -287,3 +287,29 @@ def test_a_quantile_of_waiting_times_is_known_to_a_tenth():
         assert found == pytest.approx(np.quantile(seconds, share), rel=0.1)
     assert sum(waits.counts) == 5000
     assert WaitTimes.quantile([0] * WaitTimes.N_CLASSES, 0.95) == 0
+
+
+def test_short_epochs_are_logged_by_steps_too(file, tmp_path):
+    trainer = quiet_trainer(logger=CSVLogger(tmp_path), max_epochs=5, log_every_n_steps=16)
+    trainer.fit(Recorder(), datamodule=module(file))  # eight steps an epoch
+    with open(trainer.logger.log_dir + "/metrics.csv") as text:
+        lines = list(csv.DictReader(text))
+    assert len(column(lines, "h5/wait_ms")) == 2
+
+
+class Stops(Recorder):
+    def validation_step(self, batch, batch_idx):
+        raise RuntimeError("stop here")
+
+
+def test_a_stage_that_was_broken_off_is_not_in_the_next_table(file, capsys):
+    monitor, data = H5StatsMonitor(), module(file)
+    trainer = quiet_trainer(max_epochs=1, num_sanity_val_steps=0, callbacks=[monitor])
+    with pytest.raises(RuntimeError, match="stop here"):
+        trainer.fit(Stops(), datamodule=data)
+    time.sleep(0.3)
+    capsys.readouterr()
+    trainer.validate(Recorder(), datamodule=data)
+    (line,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("validate ")]
+    assert line[1:3] == ["8", "64"]
+    assert float(line[3]) < 0.3

@@ -96,7 +96,7 @@ def test_names_that_no_terminal_shows_do_not_end_it(make_h5):
     command = [sys.executable, "-m", "lightning_h5", "inspect", path]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "ma\\xf1ana" in done.stdout
+    assert "ma\\udcf1ana" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -196,3 +196,19 @@ def test_ctrl_c_is_one_line_and_exit_130(file):
     )
     assert done.returncode == 128 + signal.SIGINT
     assert done.stderr == "lightning_h5: inspect was interrupted.\n"
+
+
+def test_a_name_cannot_reach_the_terminal(make_h5, capsys):
+    path = make_h5({"\x1b[31mred\u0085": np.zeros((20, 2)), "a\nb": np.zeros(20)})
+    for verb in (["inspect"], ["check"], ["stats", "--key", "a\nb"]):
+        code, out, err = run(capsys, verb[0], path, *verb[1:])
+        assert code == 0
+        assert not {"\x1b", "\u0085"} & {*out, *err}
+
+
+def test_a_full_disk_behind_the_output_is_one_line(file):
+    done = shell(f"$PY -m lightning_h5 inspect {file} > /dev/full")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "lightning_h5: inspect could not write its output: No space left on device. What it did is done; look for room."
+    ]

@@ -107,7 +107,7 @@ CASES = {
         "good.h5",
         {"x_key": "scans/blosc2"},
         H5FileError,
-        ["number 500", "pip install 'lightning-h5[filters]'"],
+        ["number 500", "the plugin for that number"],
     ),
     "batch_size=0": ("good.h5", IMAGES | {"batch_size": 0}, H5ValueError, ["batch_size=0", "at least 1"]),
     "no key, and a doubt": (

@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, RichProgressBar, TQDMProgressBar
 from lightning_models import Recorder
 from processes import run_ranks, values
@@ -12,12 +12,19 @@ from torchmetrics import MeanMetric
 
 from lightning_h5 import H5StatsMonitor, LazyH5DataModule
 
+
+class Barrier(Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        torch.distributed.barrier()
+
+
 CALLBACKS = {
     "the default bar": list,
     "tqdm": lambda: [TQDMProgressBar()],
     "rich": lambda: [RichProgressBar()],
     "the monitor before the bar": lambda: [H5StatsMonitor(progress_bar=True), TQDMProgressBar()],
     "the monitor after the bar": lambda: [TQDMProgressBar(), H5StatsMonitor(2, progress_bar=True)],
+    "a collective of the user's after both": lambda: [H5StatsMonitor(), TQDMProgressBar(), Barrier()],
     "early stopping": lambda: [EarlyStopping("loss_epoch", patience=5), TQDMProgressBar()],
 }
 
@@ -41,6 +48,7 @@ class LogsOverRanks(Recorder):
         self.log("val", float(self.trainer.global_rank), sync_dist=True, prog_bar=True)
 
     def on_train_epoch_end(self):
+        assert self.all_gather(torch.tensor(1.0)).shape == (2,)
         self.log("late", float(self.trainer.global_rank), sync_dist=True, prog_bar=True)
 
 
@@ -62,6 +70,8 @@ def fit(rank, path, callbacks, folder):
 
 @pytest.mark.parametrize("callbacks", CALLBACKS)
 def test_values_logged_over_ranks_go_together_with_a_progress_bar(callbacks, tmp_path):
+    if callbacks == "rich":
+        pytest.importorskip("rich")
     path = str(tmp_path / "rows.h5")
     with h5py.File(path, "w") as file:
         file["x"] = np.zeros((40, 3), "f4")

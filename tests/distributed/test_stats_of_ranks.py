@@ -71,6 +71,6 @@ def test_sums_are_exact_and_each_rank_has_its_own_waiting(file, tmp_path):
     )
     cells = dict(zip([h.strip() for h in heads if h.strip()], [c.strip() for c in line if c.strip()], strict=True))
     assert (cells["batches"], cells["rows"]) == (str(ROWS // BATCH), str(ROWS))
-    slowest = cells["slowest rank"]
+    slowest = cells["worst rank"]
     assert slowest.endswith("% (1)")
     assert float(slowest.split("%")[0]) > float(cells["waiting"].rstrip("%"))

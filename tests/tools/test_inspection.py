@@ -210,3 +210,45 @@ def test_a_damaged_file_is_described_as_far_as_it_goes(make_h5):
         except H5FileError:
             n_said += 1
     assert n_said < len(range(96, len(whole), 97))
+
+
+def test_many_files_are_advised_on_as_one_set(make_h5, tmp_path):
+    for at in range(3):
+        make_h5({"x": np.zeros((40, 3), "f4"), "label": np.zeros(40), "patient": np.arange(40)}, name=f"all/{at}.h5")
+    folder = str(tmp_path / "all")
+    advice = inspect_folder(folder).example.advice
+    assert advice.settings["train_path"] == folder
+    assert advice.shard_bytes[1] == 3 * 40 * (3 * 4 + 8)
+    assert any("group_key='patient'" in reason for reason in advice.reasons)
+    files = [f"{folder}/0.h5", f"{folder}/2.h5"]
+    assert inspect_folder(files).example.advice.settings["train_path"] == files
+
+
+def test_a_file_of_few_rows_validates_on_none(make_h5):
+    assert "val_fraction" not in inspect_file(make_h5(x=np.zeros((3, 2)))).advice.settings
+
+
+def test_tables_and_what_cannot_be_read_are_said(make_h5):
+    table = np.zeros(5, dtype=[("a", "f4"), ("b", "i4")])
+    assert "name members, as in x_key='t/MEMBER'" in inspect_file(make_h5(t=table)).advice.reasons[0]
+    path = make_h5(y=np.zeros(0))
+    with h5py.File(path, "a") as file:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((2,))
+        plist.set_filter(33333, h5py.h5z.FLAG_OPTIONAL, ())
+        h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_INT32, h5py.h5s.create_simple((4,)), plist)
+    report = inspect_file(path)
+    (found,) = [array for array in report.arrays if array.name == "x"]
+    assert found.chunks == (2,)
+    assert len(found.filters) == 1
+    assert "number 33333" in report.advice.reasons[0]
+
+
+def test_an_array_whose_name_is_no_utf_8_is_listed_with_why_it_cannot_be_read(make_h5):
+    path = make_h5(y=np.zeros(30))
+    with h5py.File(path, "a") as file:
+        file.create_dataset(b"ma\xf1ana", data=np.arange(30))
+    arrays = {array.name: array for array in inspect_file(path).arrays}
+    assert arrays["ma\udcf1ana"].shape == (30,)
+    assert "is not in" in arrays["ma\udcf1ana"].problem
+    assert arrays["y"].problem is None

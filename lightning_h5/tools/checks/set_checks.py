@@ -107,12 +107,19 @@ def _nearly_same_rows(schemas: Sequence[Schema]) -> Iterator[Problem]:
     usual, _ = _usual_groups(schemas)
     for schema in schemas:
         longest: dict[str, int] = {}
-        for name, count in sorted(schema.n_rows.items(), key=lambda item: -item[1]):
+        rows = {name: count for name, count in schema.n_rows.items() if not _is_of_a_layout(name)}
+        for name, count in sorted(rows.items(), key=lambda item: -item[1]):
             near = next((o for o, n in longest.items() if FEW < count < n <= count * (1 + NEARLY)), None)
             if near is not None and not any({near, name} <= set(group) for group in usual):
                 text = f"it has {count:,} rows, {near!r} {longest[near]:,}: if they belong together, some are missing"
                 yield warning(schema.path, name, "rows", text)
             longest[name] = count
+
+
+def _is_of_a_layout(name: str) -> bool:
+    """Whether an array is part of a sparse matrix or of an index of PyTables, which have lengths of their own."""
+    *groups, last = name.split("/")
+    return last in ("indptr", "indices") or any(group.startswith("_i_") for group in groups)
 
 
 def _same_data(schemas: Sequence[Schema]) -> Iterator[Problem]:

@@ -81,7 +81,11 @@ def chart_of_bench(report: BenchReport) -> Figure:
         error_kw={"ecolor": DARK, "elinewidth": 1},
     )
     for at, result in enumerate(results):
-        times = f" ({result.times_plain:,.1f} x)" if result.times_plain and result.datamodule else ""
+        times = (
+            f" ({result.times_plain:,.{1 if result.times_plain < 10 else 0}f} x)"
+            if result.times_plain and result.datamodule
+            else ""
+        )
         axes.annotate(
             f"{result.rows_per_second:,.0f}{times}",
             (max(result.rates), at),

@@ -33,15 +33,17 @@ class RowBuckets:
     Args:
         n_rows: rows that will be put, each place once.
         row_bytes: bytes of each.
-        multiple: rows of a bucket are a multiple of this.
+        multiple: rows of a bucket are a multiple of this, where they fit.
         folder: for the temporary file.
     """
 
     def __init__(self, n_rows: int, row_bytes: int, *, multiple: int, folder: str) -> None:
         self._n_rows, self._row_bytes = n_rows, row_bytes
-        self._size = max(1, BUCKET_BYTES // (row_bytes * multiple)) * multiple
         self._record = np.dtype([("place", "<i8"), ("row", np.uint8, (row_bytes,))])
-        n_buckets = -(-n_rows // self._size)
+        fits = max(1, BUCKET_BYTES // self._record.itemsize)
+        # A chunk of very short rows takes less than their places do, and goes over several buckets.
+        self._size = fits // multiple * multiple or (multiple if row_bytes > PLACE_BYTES else fits)
+        n_buckets = -(-n_rows // self._size) if bytes_beside(n_rows, row_bytes) else 1
         self._filled = np.zeros(n_buckets, dtype=np.int64)
         self._file: Any = None
         self._rows: npt.NDArray[np.uint8] | None = None

@@ -12,16 +12,17 @@ import h5py
 import numpy as np
 
 from ...errors import H5CorruptError
-from .plan import ArrayPlan, has_class, is_variable, links_of
+from .plan import ArrayPlan
 from .raw_array import Bytes, RawArray, read_region, written_anywhere
 from .references import References, attributes_of
-from .row_copy import Order, boxes, ordered_pieces
+from .row_copy import MOST_PLACES, MOST_VALUES, Order, boxes, ordered_pieces, value_boxes
+from .stored_types import ensure_readable, has_class, is_variable
 from .tree_copy import TreeCopy
+from .walk import links_of
 
 __all__ = ["Comparison"]
 
 VALUE_BYTES = 4 << 20
-MOST_VALUES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,20 +144,18 @@ class Comparison:
                 self.done(part.nbytes)
 
     def _check_values(self, plan: ArrayPlan, original: Any, copied: Any, place: bytes) -> None:
-        shape = original.shape
-        is_objects = is_variable(original.get_type()) or has_class(original.get_type(), h5py.h5t.REFERENCE)
-        step = max(1, VALUE_BYTES // max(1, plan.row_bytes))
-        step = min(step, max(1, MOST_VALUES // math.prod(shape[1:]))) if is_objects else step
-        for start in range(0, shape[0], step):
-            stop = min(start + step, shape[0])
-            values = _values(original, range(start, stop))
+        stored = original.get_type()
+        n_values = MOST_VALUES if _is_objects(stored) else MOST_PLACES
+        for corner, box in value_boxes(original.shape, stored.get_size(), n_values):
+            start, stop = corner[0], corner[0] + box[0]
+            values = _values(original, (corner, box))
             if plan.is_shuffled and self.order is not None:
                 places = self.order(start, stop).tolist()
-                found = np.concatenate([_values(copied, range(at, at + 1)) for at in places])
+                found = np.concatenate([_values(copied, ((at, *corner[1:]), (1, *box[1:]))) for at in places])
             else:
-                found = _values(copied, range(start, stop))
+                found = _values(copied, (corner, box))
             self._same(self._equal(values, found), place, f"rows {start} to {stop - 1} of the original")
-            self.done((stop - start) * plan.row_bytes)
+            self.done(values.nbytes)
 
     def _equal(self, one: Any, other: Any) -> bool:
         """Whether values are the same, to the bit; references are where they point at copies of the same."""
@@ -192,13 +191,24 @@ def _reads(copy: RawArray, corner: tuple[int, ...], shape: tuple[int, ...], expe
     return bool(np.array_equal(found, expected.reshape(-1)))
 
 
-def _values(item: Any, rows: range | None) -> Any:
-    """Values of an attribute, a scalar or some rows: as Python objects where they have no fixed size, else as bytes."""
+def _name_of(item: Any) -> str:
+    name: bytes = item.name if isinstance(item, h5py.h5a.AttrID) else h5py.h5i.get_name(item) or b"?"
+    return name.decode(errors="replace")
+
+
+def _is_objects(stored: Any) -> bool:
+    return is_variable(stored) or has_class(stored, h5py.h5t.REFERENCE)
+
+
+def _values(item: Any, where: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Any:
+    """Values of an attribute, a scalar or a box: as Python objects where they have no fixed size, else as bytes."""
     stored = item.get_type()
-    is_objects = is_variable(stored) or has_class(stored, h5py.h5t.REFERENCE)
+    is_objects = _is_objects(stored)
+    if is_objects:
+        ensure_readable(item, _name_of(item), "its copy cannot be compared with it. Repack without verify.")
     dtype = item.dtype if is_objects else np.dtype(f"V{stored.get_size()}")
     memory_type = h5py.h5t.py_create(dtype) if is_objects else stored
-    if rows is None:
+    if where is None:
         shape: tuple[int, ...] = item.shape
         values: Any = np.zeros(shape, dtype=dtype)
         if isinstance(item, h5py.h5d.DatasetID):
@@ -206,8 +216,8 @@ def _values(item: Any, rows: range | None) -> Any:
         else:
             item.read(values, memory_type)
         return values
-    shape = (len(rows), *item.shape[1:])
+    corner, shape = where
     values, space = np.zeros(shape, dtype=dtype), item.get_space()
-    space.select_hyperslab((rows.start, *(0,) * (len(shape) - 1)), shape)
+    space.select_hyperslab(corner, shape)
     item.read(h5py.h5s.create_simple(shape), space, values, memory_type)
     return values

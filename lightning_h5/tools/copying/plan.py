@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -13,16 +13,16 @@ import h5py
 from ...errors import H5ValueError, listing
 from ...files import find_array
 from .compression import FilterStep, check_compression, filter_steps, kept_steps, loses_digits
+from .stored_types import ensure_readable, has_class, is_variable
+from .virtual_arrays import is_own, refuse_mixed
+from .walk import all_arrays
 
 __all__ = [
     "CHUNK_BYTES",
     "MOST_CHUNK_BYTES",
     "ArrayPlan",
     "RepackOptions",
-    "all_arrays",
     "box_of",
-    "has_class",
-    "is_variable",
     "plan_arrays",
 ]
 
@@ -35,6 +35,8 @@ fewer bytes. The rows are a power of two, so that chunks of one field begin wher
 
 MOST_CHUNK_BYTES = 32 << 20
 """What a chunk may have decoded: each thread that decodes holds one, and each random row costs one."""
+
+NO_REFERENCES = "its copy would point nowhere. Delete it, or write it again with an older kind of reference."
 
 Way = Literal["as it is", "values", "rows", "boxes"]
 
@@ -83,6 +85,7 @@ class ArrayPlan:
         row_bytes: of a row, decoded.
         note: why it is not as asked, if so.
         lies_elsewhere: its rows are in other files, and are not looked at.
+        was_virtual: it is a virtual array and becomes an ordinary one.
     """
 
     name: str
@@ -94,36 +97,7 @@ class ArrayPlan:
     row_bytes: int = 0
     note: str = ""
     lies_elsewhere: bool = False
-
-
-def all_arrays(file: Any) -> Iterator[tuple[int, str, Any]]:
-    """All arrays of an open file, each once, as ``(address, name, low-level dataset)``; no link is followed."""
-    root = file["/"].id
-    seen, todo = {h5py.h5o.get_info(root).addr}, [b"/"]
-    while todo:
-        above = todo.pop()
-        group, below = h5py.h5o.open(root, above), []
-        for name in links_of(group):
-            if group.links.get_info(name).type != h5py.h5l.TYPE_HARD:
-                continue
-            item = h5py.h5o.open(group, name)
-            if (address := h5py.h5o.get_info(item).addr) in seen:
-                continue
-            seen.add(address)
-            if isinstance(item, h5py.h5d.DatasetID):
-                yield address, (above + name).decode(errors="surrogateescape").lstrip("/"), item
-            elif isinstance(item, h5py.h5g.GroupID):
-                below.append(above + name + b"/")
-        todo += reversed(below)
-
-
-def links_of(group: Any) -> list[bytes]:
-    """Names in a group, in the order of their creation where the file keeps it."""
-    by_creation = group.get_create_plist().get_link_creation_order() & h5py.h5p.CRT_ORDER_TRACKED
-    kind = h5py.h5.INDEX_CRT_ORDER if by_creation else h5py.h5.INDEX_NAME
-    names: list[bytes] = []
-    group.links.iterate(names.append, idx_type=kind, order=h5py.h5.ITER_INC)
-    return names
+    was_virtual: bool = False
 
 
 def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
@@ -138,6 +112,8 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
     plans = {}
     for address, name, array in all_arrays(file):
         asked = wanted is None or address in wanted
+        if shuffled:
+            refuse_mixed(file, name, array, shuffled)
         plan = _plan(name, array, options, asked, address in shuffled)
         if plan.note and wanted is not None and asked:
             raise H5ValueError(f"{name!r} was named in keys and {plan.note}. Leave it out of keys.")
@@ -195,31 +171,46 @@ def _plan(name: str, array: Any, options: RepackOptions, asked: bool, is_shuffle
     n_bytes = n_rows * row_bytes
     layout = plist.get_layout()
     has_references = has_class(stored, h5py.h5t.REFERENCE)
-    as_values = has_references or (is_shuffled and (is_variable(stored) or layout == h5py.h5d.COMPACT))
     kept = kept_steps(plist) if layout == h5py.h5d.CHUNKED else ()
     base = ArrayPlan(name=name, way="as it is", n_bytes=n_bytes, row_bytes=row_bytes, is_shuffled=is_shuffled)
-    if plist.get_external_count() or (layout == h5py.h5d.VIRTUAL and not _is_own(array, plist)):
+    if plist.get_external_count() or (layout == h5py.h5d.VIRTUAL and not is_own(array, plist)):
         if is_shuffled:
             raise H5ValueError(f"{name!r} is to be shuffled and lies in other files. Repack these, or leave it out.")
         return replace(base, lies_elsewhere=True, note="lies in other files and stays a link")
-    if as_values or stored.committed():
-        is_plain = not as_values and n_bytes and asked and layout != h5py.h5d.COMPACT
-        if not is_plain:
-            return replace(base, way="values")
-    if is_variable(stored):
-        return replace(base, note="has text or lists of any length, which no filter reaches")
+    # Rows of a virtual array may be permuted where they come from. Written through it, they would go there, too.
+    base = replace(base, was_virtual=bool(layout == h5py.h5d.VIRTUAL and options.shuffle_rows is not None and n_bytes))
+    if layout == h5py.h5d.VIRTUAL and not base.was_virtual:
+        return replace(base, way=_as_stored(stored), note="is virtual and stays so")
+    if has_references or is_variable(stored):
+        return _plan_of_values(array, base)
     if not n_bytes or layout == h5py.h5d.COMPACT:
-        return base
-    if layout == h5py.h5d.VIRTUAL and options.shuffle_rows is None:
-        return replace(base, note="is virtual and stays so")
-    if not (asked or is_shuffled or layout == h5py.h5d.VIRTUAL):
-        return base
+        return replace(base, way="values" if is_shuffled and n_bytes else _as_stored(stored))
+    if not (asked or is_shuffled or base.was_virtual):
+        return replace(base, way=_as_stored(stored))
     compression = options.compression if asked else "keep"
     if compression == "keep" and loses_digits(kept):
         if is_shuffled:
             raise H5ValueError(f"{name!r} has a filter that may lose digits when written anew. Name a compression.")
         return replace(base, note="has a filter that may lose digits when written anew")
     return _laid_out(array, options if asked else RepackOptions(), kept, base)
+
+
+def _as_stored(stored: Any) -> Way:
+    """How an array of a type is copied that stays as it is: HDF5's own copies forget names of types, and references."""
+    return "values" if has_class(stored, h5py.h5t.REFERENCE) or stored.committed() else "as it is"
+
+
+def _plan_of_values(array: Any, base: ArrayPlan) -> ArrayPlan:
+    """References, text and lists of any length, which no filter reaches."""
+    stored = array.get_type()
+    has_references = has_class(stored, h5py.h5t.REFERENCE)
+    if has_references:
+        ensure_readable(array, base.name, NO_REFERENCES)
+    if base.was_virtual:
+        return replace(base, way="values", chunks=_chunks_that_grow(array, base.row_bytes))
+    if base.is_shuffled or has_references:
+        return replace(base, way="values")
+    return replace(base, way=_as_stored(stored), note="has text or lists of any length, which no filter reaches")
 
 
 def _laid_out(array: Any, options: RepackOptions, kept: tuple[FilterStep, ...], base: ArrayPlan) -> ArrayPlan:
@@ -260,14 +251,23 @@ def _rows_for(row_bytes: int) -> int:
     return 1 << (most.bit_length() - 1)
 
 
-def box_of(shape: tuple[int, ...], itemsize: int, n_bytes: int) -> tuple[int, ...]:
+def box_of(
+    shape: tuple[int, ...], itemsize: int, n_bytes: int, chunks: tuple[int, ...] | None = None
+) -> tuple[int, ...]:
     """The shape of a part of one row; the first axes are cut first, so that its pieces are long.
 
     Args:
         shape: of the array.
         itemsize: bytes of an element.
-        n_bytes: bytes of the part, at most, unless an element has more.
+        n_bytes: bytes of the part, at most, unless an element has more, or a chunk.
+        chunks: parts of one row that it is to be made of.
     """
+    if chunks is not None:
+        box = list(chunks)
+        for axis in range(len(box) - 1, 0, -1):
+            times = max(1, n_bytes // (math.prod(box) * itemsize))
+            box[axis] = min(shape[axis], box[axis] * times)
+        return tuple(box)
     box = [1, *shape[1:]]
     for axis in range(1, len(box)):
         rest = math.prod(box[axis + 1 :]) * itemsize
@@ -275,30 +275,10 @@ def box_of(shape: tuple[int, ...], itemsize: int, n_bytes: int) -> tuple[int, ..
     return tuple(box)
 
 
-def _is_own(array: Any, plist: Any) -> bool:
-    """Whether a virtual array's rows all lie in its own file."""
-    return all(plist.get_virtual_filename(at) == "." for at in range(plist.get_virtual_count()))
-
-
-def is_variable(stored: Any) -> bool:
-    """Whether elements of a type have no fixed size: text or lists that lie elsewhere in the file."""
-    return has_class(stored, h5py.h5t.VLEN) or has_class(stored, h5py.h5t.STRING, only_variable=True)
-
-
-def has_class(stored: Any, wanted: int, *, only_variable: bool = False) -> bool:
-    """Whether a type, or one inside it, is of a class of HDF5's.
-
-    Args:
-        stored: h5py's low-level type.
-        wanted: the class, such as ``h5py.h5t.REFERENCE``.
-        only_variable: of strings, those of no fixed size.
-    """
-    kind = stored.get_class()
-    if kind == wanted:
-        return not only_variable or bool(stored.is_variable_str())
-    if kind == h5py.h5t.COMPOUND:
-        members = (stored.get_member_type(at) for at in range(stored.get_nmembers()))
-        return any(has_class(member, wanted, only_variable=only_variable) for member in members)
-    if kind in (h5py.h5t.ARRAY, h5py.h5t.VLEN):
-        return has_class(stored.get_super(), wanted, only_variable=only_variable)
-    return False
+def _chunks_that_grow(array: Any, row_bytes: int) -> tuple[int, ...] | None:
+    """Chunks for an array that has none and needs them, because it can be made longer."""
+    if array.get_space().get_simple_extent_dims(True) == array.shape:
+        return None
+    if row_bytes > MOST_CHUNK_BYTES:
+        return box_of(array.shape, array.get_type().get_size(), CHUNK_BYTES)
+    return (min(_rows_for(row_bytes), array.shape[0]), *array.shape[1:])

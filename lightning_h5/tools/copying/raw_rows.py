@@ -26,6 +26,7 @@ PIECE_BYTES = 32 << 20  # read at a time, twice: the next piece is read while on
 MOST_IN_MEMORY = 64 << 20  # rows that have to be decoded together and take more are put together in a temporary file,
 MOST_IN_FILE = 1 << 30  # up to here; of more, a part at a time, and all is decoded for each part
 TASK_BYTES = 1 << 20
+MOST_INDICES = 1 << 16  # of rows that a reader is asked for: each thread holds some words for each
 
 Task: TypeAlias = Callable[[], None]
 
@@ -120,7 +121,7 @@ class _DecodedSource:
     """Rows by the package's own readers, without the HDF5 library's lock."""
 
     def __init__(self, array: RawArray, layout: ArrayLayout) -> None:
-        n_together = max(1, TASK_BYTES // array.row_bytes)
+        n_together = max(1, min(MOST_INDICES, TASK_BYTES // array.row_bytes))
         self._source = open_source(layout, OpenOptions(), n_together, Counters())
         self._shape, self._dtype, self._row_bytes = layout.axes, layout.dtype, array.row_bytes
         self.step = self._source.rows_per_slab

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import H5ValueError
-from .plan import has_class
+from .stored_types import has_class
 
 __all__ = ["References", "attributes_of", "copy_attributes", "raw_values"]
 

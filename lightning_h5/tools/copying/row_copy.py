@@ -8,25 +8,28 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import h5py
 import numpy as np
 
 from ...types import IntArray
 from .buckets import RowBuckets
-from .plan import ArrayPlan, box_of, has_class
+from .plan import ArrayPlan, box_of
 from .raw_array import Bytes, RawArray, read_region, write_region, written_anywhere
 from .raw_rows import read_pieces
 from .references import References
 from .row_targets import RowTarget
+from .stored_types import has_class
 
-__all__ = ["RowCopy", "boxes", "ordered_pieces"]
+__all__ = ["RowCopy", "boxes", "ordered_pieces", "value_boxes"]
 
-BOX_BYTES = 8 << 20  # of a row that is too large for memory, where no chunk says how much
+BOX_BYTES = 32 << 20  # of a row that is too large for memory; each box decodes whole chunks of the source
+MOST_PLACES = 1 << 18  # of rows that are permuted, at a time: each takes some words, which is more than a label does
 VALUE_BYTES = 4 << 20  # of an array that is copied value by value, at a time
-MOST_VALUES = 1 << 16  # of references, each of which becomes a Python object
+MOST_VALUES = 1 << 16  # of references, text and lists, each of which becomes a Python object
 
+Corner: TypeAlias = tuple[int, ...]
 Order = Callable[[int, int], IntArray]
 """Where the rows ``[start, stop)`` of the source go."""
 
@@ -84,44 +87,33 @@ class RowCopy:
         space, stored = original.get_space(), original.get_type()
         if space.get_simple_extent_type() == h5py.h5s.NULL or not space.get_simple_extent_npoints():
             return
-        if not written_anywhere(original):
-            return
+        if not written_anywhere(original) or copied.get_create_plist().get_layout() == h5py.h5d.VIRTUAL:
+            return  # through a virtual array values would go to its sources, which have their own
         has_references = has_class(stored, h5py.h5t.REFERENCE)
         if space.get_simple_extent_type() == h5py.h5s.SCALAR:
-            self._copy_box(original, copied, None, None, has_references)
-            return
-        shape = original.shape
-        step = max(1, VALUE_BYTES // max(1, plan.row_bytes))
-        if has_references:
-            step = max(1, MOST_VALUES // math.prod(shape[1:]))
-        for start in range(0, shape[0], step):
-            stop = min(start + step, shape[0])
-            if not plan.is_shuffled or self.order is None:
-                self._copy_box(original, copied, (start, stop), None, has_references)
-            else:
-                self._copy_box(original, copied, (start, stop), self.order(start, stop), has_references)
-            self.done((stop - start) * plan.row_bytes)
-
-    def _copy_box(
-        self, original: Any, copied: Any, rows: tuple[int, int] | None, places: IntArray | None, has_references: bool
-    ) -> None:
-        values, memory_type = self._values(original, rows, has_references)
-        if rows is None:
+            values, memory_type = self._values(original, None, has_references)
             copied.write(h5py.h5s.ALL, h5py.h5s.ALL, values, memory_type)
             return
-        runs = [(rows[0], values)] if places is None else _by_row(values, places)
-        for first, part in runs:
-            space, shape = copied.get_space(), (len(part), *copied.shape[1:])
-            space.select_hyperslab((first, *(0,) * (len(shape) - 1)), shape)
-            copied.write(h5py.h5s.create_simple(shape), space, part, memory_type)
+        n_values = MOST_VALUES if has_references else MOST_PLACES
+        for corner, box in value_boxes(original.shape, stored.get_size(), n_values):
+            values, memory_type = self._values(original, (corner, box), has_references)
+            if not plan.is_shuffled or self.order is None:
+                runs = iter([(corner[0], values)])
+            else:
+                runs = _by_row(values, self.order(corner[0], corner[0] + box[0]))
+            for first, part in runs:
+                space = copied.get_space()
+                space.select_hyperslab((first, *corner[1:]), part.shape)
+                copied.write(h5py.h5s.create_simple(part.shape), space, part, memory_type)
+            self.done(math.prod(box) * stored.get_size())
 
-    def _values(self, original: Any, rows: tuple[int, int] | None, has_references: bool) -> tuple[Any, Any]:
-        """Values of some rows, or of a scalar, and the type that they have in memory."""
-        shape = () if rows is None else (rows[1] - rows[0], *original.shape[1:])
+    def _values(self, original: Any, where: tuple[Corner, Corner] | None, has_references: bool) -> tuple[Any, Any]:
+        """Values of a box, or of a scalar, and the type that they have in memory."""
+        shape: tuple[int, ...] = () if where is None else where[1]
         memory, space = h5py.h5s.ALL, h5py.h5s.ALL
-        if rows is not None:
+        if where is not None:
             memory, space = h5py.h5s.create_simple(shape), original.get_space()
-            space.select_hyperslab((rows[0], *(0,) * (len(shape) - 1)), shape)
+            space.select_hyperslab(*where)
         if not has_references:
             stored = original.get_type()
             raw = np.empty(shape, dtype=f"V{stored.get_size()}")
@@ -131,6 +123,24 @@ class RowCopy:
         values = np.zeros(shape, dtype=original.dtype)
         original.read(memory, space, values, memory_type)
         return self.references.translated(values), memory_type
+
+
+def value_boxes(shape: Corner, itemsize: int, n_values: int) -> Iterator[tuple[Corner, Corner]]:
+    """Some rows at a time of an array that is copied value by value, or a part of one where rows are large.
+
+    Args:
+        shape: of the array, with at least one axis and one element.
+        itemsize: bytes of an element.
+        n_values: the most elements.
+
+    Yields:
+        The corner of a box, and its shape.
+    """
+    row_values = math.prod(shape[1:])
+    most = max(1, min(n_values, VALUE_BYTES // itemsize))
+    box = (most // row_values, *shape[1:]) if most >= row_values else box_of(shape, 1, most)
+    for corner in itertools.product(*(range(0, size, step) for size, step in zip(shape, box, strict=True))):
+        yield corner, tuple(min(step, size - at) for at, step, size in zip(corner, box, shape, strict=True))
 
 
 def _by_row(values: Any, places: IntArray) -> Iterator[tuple[int, Any]]:
@@ -167,21 +177,23 @@ def ordered_pieces(
         return
     with RowBuckets(source.n_rows, source.row_bytes, multiple=multiple, folder=folder) as buckets:
         for first, rows in read_pieces(source, pool, folder, with_unwritten=True):
-            buckets.put(rows, order(first, first + len(rows)))
+            for at in range(0, len(rows), MOST_PLACES):
+                some = rows[at : at + MOST_PLACES]
+                buckets.put(some, order(first + at, first + at + len(some)))
         yield from buckets
 
 
 def boxes(
     source: RawArray, plan: ArrayPlan, order: Order | None
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], Bytes]]:
-    """Rows too large for memory, in boxes of a chunk of the copy: corner in the copy, shape, content.
+    """Rows too large for memory, in boxes of whole chunks of the copy: corner in the copy, shape, content.
 
     Args:
         source: the array.
         plan: what becomes of it.
         order: where rows go that are permuted.
     """
-    steps = plan.chunks or box_of(source.shape, source.itemsize, BOX_BYTES)
+    steps = box_of(source.shape, source.itemsize, BOX_BYTES, plan.chunks)
     content = np.empty(math.prod(steps) * source.itemsize, dtype=np.uint8)
     for row in range(source.n_rows):
         place = row if order is None or not plan.is_shuffled else int(order(row, row + 1)[0])

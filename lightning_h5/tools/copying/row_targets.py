@@ -18,6 +18,11 @@ from .raw_rows import PIECE_BYTES
 
 __all__ = ["RowTarget"]
 
+TASK_BYTES = 256 << 10  # small chunks are encoded many to a task: a task costs about as much as encoding 4 KiB
+TASK_CHUNKS = 1024  # each is some objects until it is written, however small
+AHEAD_BYTES = 64 << 20  # decoded bytes of chunks that are encoded and not yet written
+MOST_TASKS = 64
+
 
 class RowTarget:
     """An array that rows are put into, in ascending order, a piece at a time.
@@ -53,21 +58,16 @@ class RowTarget:
         if first > self._next:
             self._skip_to(first)
         self._next = first + len(rows)
-        jobs: list[tuple[int, Bytes]] = []
         if len(self._rest):
             n_more = min(size - len(self._rest), len(rows))
             self._rest = np.concatenate([self._rest, rows[:n_more]])
             first, rows = first + n_more, rows[n_more:]
             if len(self._rest) == size:
-                jobs.append((first - size, self._rest))
-                self._rest = self._rest[:0]
+                whole, self._rest = self._rest, self._rest[:0]
+                self._write(first - size, whole)
         n_whole = len(rows) // size * size
-        if self._encoder is None:
-            if n_whole:
-                jobs.append((first, rows[:n_whole]))
-        else:
-            jobs += [(first + at, rows[at : at + size]) for at in range(0, n_whole, size)]
-        self._write(jobs)
+        if n_whole:
+            self._write(first, rows[:n_whole])
         if n_whole < len(rows):
             self._rest = rows[n_whole:].copy()
 
@@ -76,7 +76,7 @@ class RowTarget:
         if self._next and not self._is_chunked:
             self._skip_to(self._array.n_rows)
         if len(self._rest):
-            self._write([(self._next - len(self._rest), self._rest)])
+            self._write(self._next - len(self._rest), self._rest)
 
     def _skip_to(self, first: int) -> None:
         """Rows that were never written: missing ones of a chunk that has others get the fill value."""
@@ -98,29 +98,38 @@ class RowTarget:
         rows.reshape(-1, self._array.itemsize)[...] = self._fill
         return rows
 
-    def _write(self, jobs: list[tuple[int, Bytes]]) -> None:
+    def _write(self, first: int, rows: Bytes) -> None:
+        """Writes whole chunks, or the last one."""
         if self._encoder is None:
-            for first, rows in jobs:
-                shape = (len(rows), *self._array.shape[1:])
-                write_region(self._array, self._corner(first), shape, rows)
-                self._done(rows.nbytes)
+            write_region(self._array, self._corner(first), (len(rows), *self._array.shape[1:]), rows)
+            self._done(rows.nbytes)
             return
-        ahead: deque[tuple[int, int, Future[tuple[int, Bytes]]]] = deque()
-        for first, rows in jobs:
-            ahead.append((first, rows.nbytes, self._pool.submit(self._encode, self._encoder, rows)))
-        while ahead:
-            first, n_bytes, future = ahead.popleft()
-            mask, data = future.result()
-            self._array.id.write_direct_chunk(self._corner(first), data, mask)
-            self._done(n_bytes)
+        size = self.rows_per_chunk
+        step = max(1, min(TASK_CHUNKS, TASK_BYTES // (size * self._array.row_bytes))) * size
+        todo = deque((at, rows[at : at + step]) for at in range(0, len(rows), step))
+        most = max(1, min(MOST_TASKS, AHEAD_BYTES // (step * self._array.row_bytes)))
+        ahead: deque[tuple[int, Bytes, Future[list[tuple[int, Bytes]]]]] = deque()
+        try:
+            while todo or ahead:
+                while todo and len(ahead) < most:
+                    at, some = todo.popleft()
+                    ahead.append((first + at, some, self._pool.submit(self._encode, self._encoder, some)))
+                at, some, future = ahead.popleft()
+                for number, (mask, data) in enumerate(future.result()):
+                    self._array.id.write_direct_chunk(self._corner(at + number * size), data, mask)
+                self._done(some.nbytes)
+        finally:
+            for *_, future in ahead:
+                future.cancel()
 
     def _corner(self, first: int) -> tuple[int, ...]:
         return (first, *(0,) * (len(self._array.shape) - 1))
 
-    def _encode(self, encoder: ChunkEncoder, rows: Bytes) -> tuple[int, Bytes]:
-        if len(rows) < self.rows_per_chunk:  # what hangs over the edge shows when the array is made longer
-            rows = np.concatenate([rows, self._filled(self.rows_per_chunk - len(rows))])
-        return encoder.encode(rows.reshape(-1))
+    def _encode(self, encoder: ChunkEncoder, rows: Bytes) -> list[tuple[int, Bytes]]:
+        size = self.rows_per_chunk
+        if missing := -len(rows) % size:  # what hangs over the edge shows when the array is made longer
+            rows = np.concatenate([rows, self._filled(missing)])
+        return [encoder.encode(rows[at : at + size].reshape(-1)) for at in range(0, len(rows), size)]
 
 
 def _encoder_of(array: RawArray, plist: Any) -> ChunkEncoder | None:

@@ -9,8 +9,9 @@ import h5py
 
 from ...errors import H5ValueError
 from .compression import FilterStep, kept_steps
-from .plan import ArrayPlan, links_of
+from .plan import ArrayPlan
 from .references import References, copy_attributes
+from .walk import links_of
 
 __all__ = ["TreeCopy"]
 
@@ -113,7 +114,7 @@ class TreeCopy:
             h5py.h5o.copy(original, b".", into, name, how, options)
             return
         plist = original.get_create_plist().copy()
-        if plan.way == "values":
+        if plan.way == "values" and not plan.was_virtual:
             _set_filters(plist, kept_steps(plist))
         else:
             _lay_out(plist, plan)

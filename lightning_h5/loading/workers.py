@@ -1,0 +1,131 @@
+"""Batches from worker processes, and what is said when a worker is gone or hangs."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from torch.utils.data import DataLoader, _utils
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from ..datasets import RowDataset
+from ..errors import H5WorkerError, listing
+from ..types import BatchToken
+
+__all__ = ["WorkerBatches"]
+
+POLL_SECONDS = 0.2
+"""How often the workers are looked after while none has a batch ready; torch does every 5 seconds."""
+
+GRACE_SECONDS = 1.0
+"""A connection may break before the system says that the process at its other end is gone."""
+
+MOST_ROWS = 8  # of a batch, in a message
+
+_CAUSES: dict[int, str] = {
+    signal.SIGKILL: "by somebody, or by the system for want of memory (`dmesg` tells; take fewer workers, or a smaller "
+    "cache_bytes)",
+    signal.SIGBUS: "memory behind a file was not there: /dev/shm is full, or a file that is mapped was truncated",
+    signal.SIGSEGV: "a library crashed: run `lightning-h5 check` on the files, and look at transforms with native code",
+    signal.SIGABRT: "a library gave up: look at what it wrote above, and run `lightning-h5 check` on the files",
+    signal.SIGTERM: "somebody asked it to end",
+}
+
+
+class WorkerBatches(_MultiProcessingDataLoaderIter):
+    """What torch gives for ``num_workers > 0``, with errors that say which worker went how, and over which rows.
+
+    Torch tells of a worker's end by a signal handler, which raises in whatever line of the training process is running,
+    or by a broken connection; and looks for itself every five seconds. Here the next batch is where it is told, within
+    a second. The loader can be iterated again after that.
+
+    Args:
+        loader: whose workers to start.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._tokens: dict[int, BatchToken] = {}  # of batches on their way, by torch's number of them
+        self._rows_of: RowDataset = loader.dataset  # type: ignore[assignment]  # ours, as its loader is
+        super().__init__(loader)
+        handling: Any = _utils.signal_handling
+        handling._remove_worker_pids(id(self))
+        self._worker_pids_set = False
+
+    def _next_index(self) -> BatchToken:
+        token: BatchToken = super()._next_index()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        self._tokens[self._send_idx] = token
+        return token
+
+    def _get_data(self) -> Any:
+        end = monotonic() + self._timeout if self._timeout else None
+        while True:
+            try:
+                is_there, data = self._try_get_data(POLL_SECONDS)  # type: ignore[no-untyped-call]  # likewise
+            except Exception as error:
+                message = self._what_went_wrong()
+                self._end_at_once()
+                if message is None:
+                    raise
+                raise H5WorkerError(message) from error
+            if is_there:
+                self._tokens.pop(data[0], None)
+                return data
+            if end is not None and monotonic() >= end:
+                message = self._who_hangs()
+                self._end_at_once()
+                raise H5WorkerError(message)
+            if self._pin_memory and not self._pin_memory_thread.is_alive():
+                self._end_at_once()
+                raise H5WorkerError("the thread that puts batches into page-locked memory has ended. Start again.")
+
+    def _what_went_wrong(self) -> str | None:
+        """Of the first worker that is gone: how it went, and what it was reading; None where all are there."""
+        end = monotonic() + GRACE_SECONDS
+        gone: list[int] = []
+        while not gone and monotonic() < end:
+            gone = [at for at, worker in enumerate(self._workers) if not worker.is_alive()]
+        if not gone:
+            return None
+        worker, code = gone[0], self._workers[gone[0]].exitcode
+        more = f" ({len(gone) - 1} more ended, too)" if len(gone) > 1 else ""
+        return f"worker {worker}{more} {_how(code)} {self._doing(worker)} The files are closed; start again to go on."
+
+    def _who_hangs(self) -> str:
+        worker = self._task_info[self._rcvd_idx][0] if self._rcvd_idx in self._task_info else 0
+        return (
+            f"worker {worker} gave nothing for {self._timeout:g} s (timeout) and was ended; {self._doing(worker)} "
+            "The storage or a transform hangs: look at both, or raise timeout."
+        )
+
+    def _doing(self, worker: int) -> str:
+        """What a worker was asked for first and has not given."""
+        theirs = [at for at, info in self._task_info.items() if len(info) == 1 and info[0] == worker]
+        token = self._tokens.get(min(theirs, default=-1))
+        if token is None:
+            return "it had nothing to read."
+        rows = token.rows.tolist()
+        more = f" and {len(rows) - MOST_ROWS} more" if rows[MOST_ROWS:] else ""
+        shown = ", ".join(map(str, rows[:MOST_ROWS])) + more
+        files = self._rows_of.files_of(token.rows)
+        where = f" of {listing(files, 3)}" if files else ""
+        return f"it was to give step {token.step} of epoch {token.epoch}, rows {shown}{where}."
+
+    def _end_at_once(self) -> None:
+        """Ends all workers: those that are well wait for one that is not, and torch would wait for each of them."""
+        for worker in self._workers:
+            with suppress(OSError, ValueError):
+                worker.kill()
+        self._shutdown_workers()
+
+
+def _how(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is None:
+        return "broke its connection;"
+    if code >= 0:
+        return f"ended with exit code {code} (a library or a transform called exit);"
+    name = signal.Signals(-code).name if -code in {s.value for s in signal.Signals} else f"signal {-code}"
+    cause = _CAUSES.get(-code)
+    return f"was ended by {name}{f': {cause}' if cause else ''};"
