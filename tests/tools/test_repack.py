@@ -890,7 +890,8 @@ SLOW_ENCODER = """
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_copy_that_is_broken_off_leaves_nothing(make_h5, tmp_path, number, code):
     path = make_h5({"x": np.zeros((400, 10))})
-    command = [sys.executable, "-c", textwrap.dedent(SLOW_ENCODER), path, str(tmp_path / "copy.h5")]
+    heeds = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # these tests may be run under nohup
+    command = [sys.executable, "-c", heeds + textwrap.dedent(SLOW_ENCODER), path, str(tmp_path / "copy.h5")]
     command += ["--compression", "gzip", "--rows-per-chunk", "1"]
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
