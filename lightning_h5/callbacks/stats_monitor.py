@@ -70,7 +70,8 @@ class H5StatsMonitor(Callback):
         H5ValueError: ``log_every_n_steps`` is below 1, or ``slow_batch_seconds`` not above 0.
 
     Cost:
-        A microsecond or two a batch, and one collective of some twenty numbers each time it logs; none in between.
+        Some 15 microseconds a batch, logging every 50 steps included (0.8 % of the time at 500 batches a second; two
+        cores, 2026-11-22). One collective of some twenty numbers each time it logs, and none in between.
     """
 
     def __init__(

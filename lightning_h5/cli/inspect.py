@@ -130,8 +130,7 @@ def _rows(report: FileReport) -> Iterator[str]:
                 own = bytes_text(array.n_bytes / max(1, n_rows))
                 costs = own, bytes_text(row.bytes_read), bytes_text(row.bytes_decoded), str(row.n_chunks or "-")
                 rows.append((array.name, *costs, row.way + (f": {row.why_slow}" if row.why_slow else "")))
-        *lines, _ = [*_left_last(rows), ""]
-        yield from lines
+        yield from _left_last(rows)
         if len(readable) > 20:
             yield faint(f"... and {len(readable) - 20} smaller arrays; --json has all")
     for array in report.arrays:

@@ -11,7 +11,7 @@ from types import FrameType
 
 from ..errors import listing
 from ..tools.copying.compression import COMPRESSIONS
-from ..tools.copying.report import RepackReport, StoredAs
+from ..tools.copying.report import RepackedArray, RepackReport, StoredAs
 from ..tools.repack import repack_file
 from .terminal import bytes_text, faint, table, write, write_json
 
@@ -24,6 +24,7 @@ EXAMPLES = """\
   lightning-h5 repack data.h5 fast.h5 --compression none
   lightning-h5 repack sorted.h5 shuffled.h5 --shuffle-rows 0
 """
+NO_GAIN = 0.95  # of the bytes without compression
 ENDS = (signal.SIGTERM, signal.SIGHUP)  # asked to end, or the terminal was closed
 
 
@@ -96,7 +97,7 @@ def _show(report: RepackReport) -> None:
     for array in report.arrays:
         if array.note:
             write(faint(f"{array.name} {array.note}."))
-    idle = [a.name for a in report.arrays if a.is_rewritten and a.after.filters and a.after.n_bytes > 0.95 * a.n_bytes]
+    idle = [array.name for array in report.arrays if _is_idle(array)]
     if idle:
         write(f"Compressed, {listing(idle, 3)} takes as much room as without: --compression none reads faster.")
     checked = "" if report.verify_seconds is None else f"; verified in {report.verify_seconds:.1f} s"
@@ -104,6 +105,12 @@ def _show(report: RepackReport) -> None:
         f"{bytes_text(report.n_bytes_before)} became {bytes_text(report.n_bytes_after)} ({report.ratio:.2f} times) in "
         f"{report.seconds:.1f} s, {report.mib_per_second:,.0f} MiB/s decoded{checked}."
     )
+
+
+def _is_idle(array: RepackedArray) -> bool:
+    """Whether an array was compressed, and is no smaller for it."""
+    compressors = set(array.after.filters) - {"shuffle", "fletcher32"}
+    return array.is_rewritten and bool(compressors) and array.after.n_bytes > NO_GAIN * array.n_bytes
 
 
 def _cells(stored: StoredAs) -> list[str]:
