@@ -6,7 +6,7 @@ import pickle
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import h5py
@@ -93,7 +93,7 @@ def leaves_nothing():
 
     def found():
         shared = [name for name in names_in("/dev/shm") if _was_left(name)]
-        files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+        files = filter(None, map(_file_of, os.listdir("/proc/self/fd")))
         return shared, sorted(name for name in files if name.endswith(".h5"))
 
     def threads():
@@ -109,8 +109,10 @@ def leaves_nothing():
     assert len(threads()) <= n_threads, threads()
 
 
-def _is_open(fd):
-    return os.path.lexists(f"/proc/self/fd/{fd}")
+def _file_of(fd):
+    """What a descriptor is open on; other threads may have closed it meanwhile."""
+    with suppress(FileNotFoundError):
+        return os.readlink(f"/proc/self/fd/{fd}")
 
 
 @pytest.fixture

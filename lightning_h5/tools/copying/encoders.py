@@ -170,6 +170,7 @@ def _with_bitshuffle(step: Filter, itemsize: int) -> Encoder:
     if step.options[4] != 2:  # LZ4; what has another compressor is left to the HDF5 library
         raise LookupError(step.options)
     block = block or max(128, BITSHUFFLE_BLOCK_BYTES // size // 8 * 8)
+    imagecodecs.bitshuffle_encode(bytes(8 * size), itemsize=size)  # older versions refuse numbers above 8 bytes
 
     def encode(data: Bytes) -> Bytes | None:
         n = len(data) // size  # elements; blocks have multiples of eight of them, and what is left stays as it is
