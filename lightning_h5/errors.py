@@ -19,6 +19,8 @@ __all__ = [
     "H5WorkerError",
 ]
 
+MOST_LETTERS = 300  # of a name in a message
+
 
 class H5Error(Exception):
     """Base of all errors raised on purpose by this package. Its text prints as written."""
@@ -57,10 +59,19 @@ class H5ResumeError(H5Error, ValueError):
 
 
 def listing(names: Iterable[object], most: int = 12) -> str:
-    """Names for a message: quoted, separated by commas, cut after ``most`` of them."""
-    quoted = [repr(name) for name in names]
+    """Names for a message: quoted, separated by commas, cut after ``most`` of them; a very long one in its middle."""
+    quoted = [_cut(repr(name)) for name in names]
     more = f" and {len(quoted) - most} more" if len(quoted) > most else ""
     return (", ".join(quoted[:most]) + more) or "nothing"
+
+
+def shown(name: str) -> str:
+    """A name as it is, or quoted where it would speak to the terminal; a very long one cut in its middle."""
+    return _cut(name if name.isprintable() else repr(name))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS // 2]} ... {text[-MOST_LETTERS // 2 :]}"
 
 
 def near(name: str, names: Iterable[str]) -> str:

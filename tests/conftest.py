@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
+import gc
 import os
 
 import pytest
@@ -17,6 +18,12 @@ _COMMON = {
 settings.register_profile("default", max_examples=100, derandomize=True, **_COMMON)
 settings.register_profile("thorough", max_examples=2000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_finish():
+    """What is there before the first test never goes: no collection looks at it again, and some tests have many."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

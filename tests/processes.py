@@ -11,10 +11,19 @@ import traceback
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["lightning.pytorch", "torchmetrics", "lightning_h5.datamodules"])
+CONTEXT.set_forkserver_preload(
+    [
+        "lightning.pytorch",
+        "lightning.pytorch.cli",
+        "torchmetrics",
+        "sklearn.datasets",
+        "lightning_h5.datamodules",
+    ]
+)
 
 
 PR_SET_PDEATHSIG = 1
@@ -64,6 +73,52 @@ def run_ranks(target, world_size, folder, *arguments, timeout=60, patience=20) -
         Outcome(process.exitcode, *told.get(rank, (None, None)), logs[rank].read_text() if logs[rank].exists() else "")
         for rank, process in enumerate(processes)
     ]
+
+
+class Done(NamedTuple):
+    """How a program ended: its exit code, negative for a signal, and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+PACKAGES = ("lightning", "pytorch_lightning", "lightning_h5")
+
+
+def run_program(code, folder, *, cwd=None, path=(), timeout=120, **environment) -> Done:
+    """Runs a program as ``python -c`` does, and imports Lightning and this package anew, without torch's seconds.
+
+    Args:
+        code: the program.
+        folder: for what it prints.
+        cwd: where it runs.
+        path: folders to import from, before all others.
+        timeout: seconds.
+        environment: more variables of the environment, set before anything of ours or of Lightning's is imported.
+    """
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    errors = Path(folder) / f"errors.{time.monotonic_ns()}.log"
+    arguments = (code, str(errors), None if cwd is None else str(cwd), [*map(str, path)], environment)
+    (outcome,) = run_ranks(_program, 1, folder, *arguments, timeout=timeout)
+    return Done(outcome.exitcode or outcome.value, outcome.output, errors.read_text())
+
+
+def _program(rank, code, errors, cwd, path, environment):
+    with open(errors, "wb", buffering=0) as file:
+        os.dup2(file.fileno(), 2)
+    for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
+        del sys.modules[name]
+    os.environ |= environment
+    sys.path[:0] = path
+    if cwd is not None:
+        os.chdir(cwd)
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        exec(compile(code, "<string>", "exec"), main.__dict__)
+    except SystemExit as end:  # no error of which a rank would tell
+        return end.code or 0
+    return 0
 
 
 def values(outcomes):

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -164,18 +165,6 @@ def run_fresh(code):
     return done.stdout.split()
 
 
-def test_lightning_is_not_imported_for_the_data():
-    """It costs seconds and memory in every spawned worker."""
-    steps = [
-        "import lightning_h5",
-        "import lightning_h5.datasets",
-        "from lightning_h5 import H5LazyDataset, h5_worker_init_fn, group_split, H5Error",
-        "import lightning_h5.loading",
-    ]
-    look = f"print(*sorted({LIGHTNING!r} & set(sys.modules)))"
-    assert run_fresh("\n".join(["import sys", *(line for step in steps for line in (step, look))])) == []
-
-
 def test_looking_at_a_file_imports_no_torch(tmp_path):
     """It takes longer to import than most looks take."""
     path = tmp_path / "x.h5"
@@ -194,11 +183,12 @@ def test_importing_the_package_alone_imports_neither_torch_nor_h5py():
 
 # The libraries go first: what they do when they are imported is not ours.
 OBSERVE = """
-import os, random, resource, signal, sys, threading, warnings
-import h5py, numpy, torch, torch.utils.data, torch.distributed, tqdm, {also}
+import json, os, random, resource, signal, sys, threading, warnings
+warnings.simplefilter("ignore")
+import h5py, numpy, torch, torch.utils.data, torch.distributed, tqdm
 
 def state():
-    return {{
+    return {
         "open files": sorted(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
         "python's random state": random.getstate(),
@@ -210,26 +200,45 @@ def state():
         "environment": dict(os.environ),
         "working directory": os.getcwd(),
         "signals": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGBUS)],
-        "children": os.path.exists(f"/proc/self/task/{{os.getpid()}}/children")
-        and open(f"/proc/self/task/{{os.getpid()}}/children").read(),
-    }}
+        "children": os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+        and open(f"/proc/self/task/{os.getpid()}/children").read(),
+    }
+
+def changes(imports):
+    before = state()
+    del opened[:]
+    exec(imports)
+    files = [f for f in opened if isinstance(f, str) and not f.endswith((".py", ".pyc")) and ".pyc." not in f]
+    after = state()
+    return [name for name in before if before[name] != after[name]] + files
 
 opened = []
 sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" else None)
-before = state()
-del opened[:]
-import {module}
-files = [f for f in opened if isinstance(f, str) and not f.endswith((".py", ".pyc")) and ".pyc." not in f]
-after = state()
-print(*[name.replace(" ", "_") for name in before if before[name] != after[name]], *files)
+found = {"lightning_h5.loading": changes(DATA)}
+found["lightning"] = sorted(LIGHTNING & set(sys.modules))
+import lightning.pytorch
+found["lightning_h5.datamodules"] = changes("import lightning_h5.datamodules")
+print(json.dumps(found))
+"""
+DATA = """
+import lightning_h5
+import lightning_h5.datasets
+from lightning_h5 import H5LazyDataset, h5_worker_init_fn, group_split, H5Error
+import lightning_h5.loading
 """
 
 
-@pytest.mark.parametrize(
-    ("module", "also"),
-    [("lightning_h5.loading", "json"), ("lightning_h5.datamodules", "lightning")],
-)
-def test_importing_opens_starts_seeds_and_changes_nothing(module, also):
-    assert (
-        run_fresh("import warnings; warnings.simplefilter('ignore')\n" + OBSERVE.format(module=module, also=also)) == []
-    )
+@pytest.fixture(scope="module")
+def observed():
+    """What importing did, one step after the other in a fresh interpreter."""
+    return json.loads(" ".join(run_fresh(f"DATA = {DATA!r}; LIGHTNING = {LIGHTNING!r}\n{OBSERVE}")))
+
+
+def test_lightning_is_not_imported_for_the_data(observed):
+    """It costs seconds and memory in every spawned worker."""
+    assert observed["lightning"] == []
+
+
+@pytest.mark.parametrize("module", ["lightning_h5.loading", "lightning_h5.datamodules"])
+def test_importing_opens_starts_seeds_and_changes_nothing(observed, module):
+    assert observed[module] == []

@@ -1,6 +1,7 @@
 """Many files, filters and a cache: samples a second beside the original approach, filters, memory, open files.
 
-    python examples/benchmarks/combined.py [--parts table filters memory] [--rows 2000] [--rounds 5] [--json FILE]
+    python examples/benchmarks/combined.py [--parts table filters memory] [--rows 2000] [--rounds 5] [--workers 4]
+                                           [--warm 5] [--json FILE]
 
 writes recordings to temporary files: LZF, one row a chunk, resizable arrays, text of varying length. The table has
 shuffled epochs, read sample by sample, field by field, as the original of this dataset does, and by
@@ -49,17 +50,11 @@ from tqdm import tqdm
 
 from lightning_h5 import CombinedHDF5Dataset, create_optimized_dataloader
 
-N_WORKERS = 4
 CACHE_SIZE = 1000
 N_FILES, N_FILTER_FILES, N_MANY = 3, 10, 1000
 N_GUIDS = 10  # that are allowed
-N_WARM = 5  # epochs until caches have what they will have
 ORIGINAL, OURS, BETTER = "the original approach", "lightning_h5", "the same, arrays looked up once"
-CONFIGURATIONS = {
-    "no workers": {"num_workers": 0, "cache_size": 0},
-    f"{N_WORKERS} workers": {"num_workers": N_WORKERS, "cache_size": 0},
-    f"{N_WORKERS} workers, cache of {CACHE_SIZE:,}": {"num_workers": N_WORKERS, "cache_size": CACHE_SIZE},
-}
+N_CONFIGURATIONS = 4
 PARTS = ("table", "filters", "memory")
 LEAST = 3.0
 
@@ -141,13 +136,21 @@ def table_of(
 ) -> list[Any]:
     """Each configuration, the original and ours in turn."""
     data = recordings.in_memory(paths, fields)
-    results = []
-    for name, settings in CONFIGURATIONS.items():
-        results.append(one_configuration(name, alone, settings, paths, fields, data, options, progress))
-    settings = {"num_workers": N_WORKERS // N_RANKS, "cache_size": CACHE_SIZE}
-    name = f"{N_RANKS} ranks, {N_WORKERS // N_RANKS} workers each, cache of {CACHE_SIZE:,}"
-    results.append(one_configuration(name, on_ranks, settings, paths, fields, data, options, progress))
-    return results
+    n_all, n_each, cache = options.workers, options.workers // N_RANKS, f"cache of {CACHE_SIZE:,}"
+    configurations: list[tuple[str, Callable[..., Epoch], dict[str, Any]]] = [
+        ("no workers", alone, {"num_workers": 0, "cache_size": 0}),
+        (f"{n_all} workers", alone, {"num_workers": n_all, "cache_size": 0}),
+        (f"{n_all} workers, {cache}", alone, {"num_workers": n_all, "cache_size": CACHE_SIZE}),
+        (
+            f"{N_RANKS} ranks, {n_each} workers each, {cache}",
+            on_ranks,
+            {"num_workers": n_each, "cache_size": CACHE_SIZE},
+        ),
+    ]
+    return [
+        one_configuration(name, run, settings, paths, fields, data, options, progress)
+        for name, run, settings in configurations
+    ]
 
 
 def one_configuration(
@@ -162,7 +165,7 @@ def one_configuration(
 ) -> dict[str, Any]:
     """Measures a row of the table and prints it."""
     as_it_comes, targets = f"{OURS}, as it comes", [Target(of=OURS, against=ORIGINAL, least=LEAST)]
-    n_warm = N_WARM if settings["cache_size"] else 0
+    n_warm = options.warm if settings["cache_size"] else 0
     with ExitStack() as stack:
         contenders = [
             Contender(name=ORIGINAL, epoch=run(original, paths, fields, stack, **settings), n_warm=n_warm),
@@ -240,8 +243,8 @@ def best_of(n_times: int, function: Callable[[], Any]) -> float:
 def lines_of_memory(folder: Path, options: argparse.Namespace) -> Iterator[Line]:
     """What all processes take over very many files, and how many descriptors they hold, epoch after epoch."""
     paths = recordings.write(folder, options.files, 4 * options.files)
-    seen = apart(memory_of_epochs, paths, N_WORKERS, options.epochs)
-    what = f"{options.files:,} files, {N_WORKERS} workers, {options.epochs} epochs"
+    seen = apart(memory_of_epochs, paths, options.workers, options.epochs)
+    what = f"{options.files:,} files, {options.workers} workers, {options.epochs} epochs"
     yield Line(name=f"memory of all processes, {what}", seen=seen["mib"], unit="MiB", target=1024)
     yield Line(name="its growth from the fifth epoch on", seen=seen["growth"], unit="MiB an epoch", target=5)
     yield Line(name="descriptors more than after the second epoch", seen=seen["descriptors"], unit="", target=0)
@@ -284,10 +287,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=N_MANY, help="files of the memory lines (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=10, help="epochs of the memory lines (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="timings of each contender (default: %(default)s)")
+    parser.add_argument(
+        "--workers", type=int, default=4, help="worker processes of all ranks together (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warm", type=int, default=5, help="epochs until caches have what they will have (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to a file")
     options = parser.parse_args()
-    if options.rows < 2 * BATCH_SIZE or min(options.rounds, options.epochs, options.files) < 1:
-        parser.error(f"--rows takes {2 * BATCH_SIZE} or more; --rounds, --epochs and --files take 1 or more")
+    if options.rows < 2 * BATCH_SIZE or min(options.rounds, options.epochs, options.files, options.warm) < 1:
+        parser.error(f"--rows takes {2 * BATCH_SIZE} or more; --rounds, --epochs, --files and --warm take 1 or more")
+    if options.workers < N_RANKS or options.workers % N_RANKS:
+        parser.error(f"--workers takes multiples of {N_RANKS}")
     return options
 
 
@@ -331,7 +342,7 @@ def measured_table(folder: Path, options: argparse.Namespace) -> list[Any]:
     folder.mkdir()
     print(f"{options.rows:,} rows in {N_FILES} files, batch {BATCH_SIZE}, {options.rounds} rounds, warm page cache")
     paths = recordings.write(folder, N_FILES, options.rows)
-    n_steps = 2 * (len(CONFIGURATIONS) + 1) * 4 * (options.rounds + 1)
+    n_steps = 2 * N_CONFIGURATIONS * 4 * (options.rounds + 1)
     with tqdm(total=n_steps, desc="rounds", leave=False, disable=None) as progress:
         return [
             result

@@ -18,6 +18,10 @@ EXAMPLES = """  lightning-h5 inspect signals.h5
   lightning-h5 inspect signals.h5 --depth 1
   lightning-h5 inspect recordings/ --json"""
 
+WIDTH = 120  # of a line, where names allow it
+LONGEST_NAME = 48  # in a table
+LEAST_ROOM = 30  # of a table's last column
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what the verb takes."""
@@ -81,9 +85,24 @@ def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
     width = min(48, max(map(len, names.values()), default=0))
     yield "/"
     for entry in shown:
-        yield f"{safe(names[entry.name]):<{width}}  {_entry_text(entry, arrays.get(entry.name))}".rstrip()
+        yield from _branch(safe(names[entry.name]), width, _entry_text(entry, arrays.get(entry.name)))
     if left := len(report.entries) - len(shown):
         yield faint(f"... and {left} below; --depth shows more")
+
+
+def _branch(name: str, width: int, text: str) -> Iterator[str]:
+    """A line of the tree; what makes it too wide goes below the name, which stays whole."""
+    line = f"{name:<{width}}  {text}".rstrip()
+    if len(line) <= WIDTH or not text:
+        yield line
+        return
+    yield name
+    inside = len(name) - len(name.lstrip("│├└─ "))
+    lead = name[:inside].replace("├── ", "│   ").replace("└── ", "    ") + "    "
+    lines = wrap(text, max(WIDTH - len(lead), LEAST_ROOM), break_long_words=False)
+    if max(map(len, lines)) > WIDTH - len(lead):  # a long target of a link, which no break makes shorter
+        lines = [text]
+    yield from (lead + each for each in lines)
 
 
 def _branches(entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
@@ -129,7 +148,7 @@ def _rows(report: FileReport) -> Iterator[str]:
             if row is not None:
                 own = bytes_text(array.n_bytes / max(1, n_rows))
                 costs = own, bytes_text(row.bytes_read), bytes_text(row.bytes_decoded), str(row.n_chunks or "-")
-                rows.append((array.name, *costs, row.way + (f": {row.why_slow}" if row.why_slow else "")))
+                rows.append((_end_of(array.name), *costs, row.way + (f": {row.why_slow}" if row.why_slow else "")))
         yield from _left_last(rows)
         if len(readable) > 20:
             yield faint(f"... and {len(readable) - 20} smaller arrays; --json has all")
@@ -138,12 +157,20 @@ def _rows(report: FileReport) -> Iterator[str]:
             yield f"{safe(array.name)}: {safe(array.problem)}"
 
 
+def _end_of(name: str) -> str:
+    """A name as a column of a table has room for; the tree has all of it."""
+    return name if len(name) <= LONGEST_NAME else f"...{name[3 - LONGEST_NAME :]}"
+
+
 def _left_last(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table whose last column begins flush, and may be long."""
+    """A table whose last column begins flush, and goes on below where it is long."""
     front = table([row[:-1] for row in rows]).split("\n")
     width = max(len(line) for line in front[1:])
-    heads = [front[0] + "  " + bold(rows[0][-1])]
-    return heads + [f"{line:<{width}}  {row[-1]}" for line, row in zip(front[1:], rows[1:], strict=True)]
+    lines = [front[0] + "  " + bold(rows[0][-1])]
+    for line, row in zip(front[1:], rows[1:], strict=True):
+        first, *more = wrap(row[-1], max(WIDTH - width - 2, LEAST_ROOM), break_long_words=False)
+        lines += [f"{line:<{width}}  {first}", *(f"{'':<{width}}  {each}" for each in more)]
+    return lines
 
 
 def _advice(advice: Advice, integrity: str | None) -> Iterator[str]:
@@ -154,7 +181,8 @@ def _advice(advice: Advice, integrity: str | None) -> Iterator[str]:
     if shards:
         each = ", ".join(f"{bytes_text(n_bytes)} on {n}" for n, n_bytes in shards.items())
         names = safe(", ".join((*advice.x_keys, *advice.y_keys)))
-        yield f"{bold('cached')}     a rank's shard of {names}: {each} ranks"
+        lines = wrap(f"a rank's shard of {names}: {each} ranks", WIDTH - 11, break_long_words=False)
+        yield f"{bold('cached')}     " + "\n           ".join(lines)
     lines = [line for reason in advice.reasons for line in wrap(safe(reason), 100, break_long_words=False)]
     yield f"{bold('use')}        " + "\n           ".join(lines)
     if advice.datamodule is not None:

@@ -53,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--keys", nargs="+", metavar="K", help="arrays that are laid out anew (default: all)")
     parser.add_argument("--verify", action="store_true", help="read the copy back and compare all of it")
+    parser.add_argument(
+        "--allow-sparse", action="store_true", help="take arrays above 4 GiB of which next to nothing is stored"
+    )
+    parser.add_argument("--allow-large-chunks", action="store_true", help="take chunks above 1 GiB, decoded")
 
 
 def _rows(text: str) -> int | str:
@@ -78,6 +82,8 @@ def run(options: argparse.Namespace) -> int:
             shuffle_keys=options.shuffle_keys,
             keys=options.keys,
             verify=options.verify,
+            allow_sparse=options.allow_sparse,
+            allow_large_chunks=options.allow_large_chunks,
             shows_progress=True,
         )
     if options.json:

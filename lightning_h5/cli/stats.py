@@ -153,10 +153,10 @@ def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[s
     except (OSError, ValueError) as error:
         raise H5ValueError(f"--split-file {name!r} cannot be read as JSON: {error}. Name another file.") from error
     group_key = text.get("group_key") if isinstance(text, dict) else None
-    n_rows = count_rows(paths, named_keys(paths, keys)[0], allow_external=False)
+    n_rows = count_rows(paths, named_keys(paths, keys)[0])
     groups = None
     if group_key is not None:
-        groups = column_of(paths, group_key, n_rows, argument="group_key", allow_external=False)
+        groups = column_of(paths, group_key, n_rows, argument="group_key")
     splits = read_splits(name, n_rows, group_key, groups, {})
     found = {} if splits is None else {str(each): rows for each, rows in splits.items()}
     if not len(found.get(split, ())):

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from ..errors import H5Error
+from ..sizes import bytes_text
 
 __all__ = [
     "INTERRUPTED",
@@ -149,16 +150,6 @@ def _coded(text: str, code: str) -> str:
     # https://no-color.org: any value but an empty one
     wanted = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return f"\x1b[{code}m{text}\x1b[0m" if wanted else text
-
-
-def bytes_text(n_bytes: float) -> str:
-    """A number of bytes in the unit that suits it: ``1.5 MiB``."""
-    size, unit = float(n_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
 def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:

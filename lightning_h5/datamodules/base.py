@@ -20,8 +20,9 @@ from .._lightning import (
 )
 from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..cores import share_cores
-from ..datasets import RowDataset
-from ..errors import H5ResumeError, H5ValueError
+from ..datasets import RowDataset, digests_of, integrity_of, sharing_digests
+from ..errors import H5ResumeError, H5ValueError, listing
+from ..files import INTEGRITY
 from ..loading import H5DataLoader, OtherShardsError, SampleCollate
 from ..loading.order import FEW_BLOCKS, Order, choose_order
 from ..ranks import exchange
@@ -200,12 +201,14 @@ class BaseH5DataModule(LightningDataModule):
         with exchange(what, self._options.setup_timeout, self._is_alone()) as all_ranks:
             try:
                 self._resolve()
-                for split in splits:
-                    self._build(split, needed=stage is not None and split == splits[0])
+                with sharing_digests(*self._place_on_machine(), all_ranks.progress):
+                    for split in splits:
+                        self._build(split, needed=stage is not None and split == splits[0])
                 facts = self._facts(splits)
             except Exception as error:  # told to all ranks first, then raised on all of them
                 failure = error
             all_ranks.agree(facts, failure)
+        self._say_integrity([self._datasets[split] for split in splits if split in self._datasets])
         self.load([split for split in splits if split in self._datasets])
         self._run()  # a second fit must not go on where an earlier one was resumed
         self._insert_callbacks()
@@ -354,6 +357,13 @@ class BaseH5DataModule(LightningDataModule):
         """Whether the trainer has one process, whatever others are about."""
         return self.trainer is not None and self.trainer.world_size == 1
 
+    def _place_on_machine(self) -> tuple[int, int]:
+        """This process among those of its machine, and how many they are, where a trainer says so; else it is alone."""
+        trainer = self.trainer
+        if trainer is None or self._is_alone() or self._options.rank is not None:
+            return 0, 1
+        return int(trainer.local_rank), int(trainer.num_devices)
+
     def _replica(self) -> Replica | tuple[None, None]:
         """For loaders: fixed where a trainer or the user says it, else open until iteration starts."""
         fixed = self.trainer is not None or self._options.rank is not None
@@ -400,6 +410,8 @@ class BaseH5DataModule(LightningDataModule):
             if (dataset := self._datasets.get(split)) is not None:
                 facts[f"rows of {split!r}"] = dataset.n_rows
                 self._identities[split] = facts[f"content of {split!r}"] = dataset.identity()
+                if (digests := digests_of(dataset)) is not None:
+                    facts[f"digests of {split!r}"] = digests
                 if split == "train":
                     facts["order"] = self._parameters(self._order(dataset, training=True))
         return facts
@@ -429,6 +441,22 @@ class BaseH5DataModule(LightningDataModule):
         what = f"{n_rows:,} rows" if order.recipe is None else order.recipe.text
         self._say(f"training order: {order.mode} over {what}, seed {self.seed}{mixed}{lanes} ({order.why})")
         self._say_few(order)
+
+    def _say_integrity(self, datasets: Sequence[RowDataset]) -> None:
+        levels = integrity_of(datasets)
+        if not levels:
+            return
+        lowest = min(levels.values())
+        each = listing(f"{key}: {level}" for key, level in levels.items())
+        advice = (
+            ""
+            if lowest > 2
+            else (
+                " To be sure: `lightning-h5 check --write-digests` once, and verify='digest'; or `lightning-h5 repack "
+                "--compression gzip --checksum`."
+            )
+        )
+        self._say(f"integrity, of levels 0 to 4: {each} (level {lowest}: {INTEGRITY[lowest]}).{advice}")
 
     def _say_few(self, order: Order) -> None:
         if order.mode == "window" and order.window < FEW_BLOCKS:

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, SupportsIndex
 
 from ..errors import H5ValueError
 from ..sampling import EvaluationCut, TrainingCut
+from ..sizes import whole
 
 __all__ = ["check_equal_batches", "check_rows", "maybe_whole", "share", "whole"]
 
 _GATHER_IN_FORWARD = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
-
-
-def whole(value: SupportsIndex, name: str, *, least: int) -> int:
-    """A whole number, NumPy's among them, as an ``int``.
-
-    Raises:
-        H5ValueError: it is none, or below ``least``.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
-        raise H5ValueError(f"{name}={value!r} was given. Pass a whole number of at least {least}.")
-    return number
 
 
 def maybe_whole(value: SupportsIndex | None, name: str, *, least: int) -> int | None:

@@ -16,6 +16,7 @@ from ..datasets import (
     weighted_dataset,
 )
 from ..errors import H5ValueError
+from ..files import Trust
 from ..loading.order import Order, choose_mixed_order
 from ..sampling import EpochLength, Mixture, Strategy, check_mixture
 from ..types import DTypeLike, IntArray, PathLike, Paths
@@ -140,6 +141,17 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         world_size: number of replicas, where neither trainer nor ``torch.distributed`` says it right.
         rank: this replica, likewise.
         allow_external: follow links, storage and virtual arrays into other files.
+        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
+            few bytes of a file can ask for petabytes.
+        allow_large_chunks: take chunks of more than 1 GiB, decoded. False, likewise.
+        min_integrity: the lowest integrity level that passes, 0 to 4: how surely damage shows (see the how-to page on
+            reliability). 0 takes all files.
+        verify: "digest" compares rows with the digests beside the files, which ``lightning-h5 check --write-digests``
+            writes: as they are read, or all of them once at first. None relies on the files' own checksums.
+        swmr: the files have a live writer in single-writer/multiple-reader mode. They are read up to the rows that were
+            there in ``setup``.
+        on_error: what to do where rows cannot be read. "raise" ends the run with an error, and is all there is: rows
+            that are left out in silence change what is learned.
 
     Raises:
         H5ValueError: arguments that contradict each other or make no sense. Files are looked at in ``setup``.
@@ -220,6 +232,12 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         world_size: int | None = None,
         rank: int | None = None,
         allow_external: bool = False,
+        allow_sparse: bool = False,
+        allow_large_chunks: bool = False,
+        min_integrity: int = 0,
+        verify: Literal["digest"] | None = None,
+        swmr: bool = False,
+        on_error: Literal["raise"] = "raise",
     ) -> None:
         super().__init__(
             batch_size,
@@ -236,6 +254,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
                 timeout=timeout,
                 setup_timeout=setup_timeout,
                 on_resume_mismatch=on_resume_mismatch,
+                on_error=on_error,
                 shuffle_bytes=shuffle_bytes,
                 lanes=lanes,
                 cache_bytes=cache_bytes,
@@ -255,6 +274,13 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             val_fraction, test_fraction, group_key, num_folds, fold, split_seed, stratify_key, split_file
         )
         self._transforms = transform, eval_transform
+        trust = Trust.of(
+            allow_external=allow_external,
+            allow_sparse=allow_sparse,
+            allow_large_chunks=allow_large_chunks,
+            min_integrity=min_integrity,
+            verify=verify,
+        )
         arguments: dict[str, Any] = {
             "load_fields": load_fields,
             "allowed_guids": allowed_guids,
@@ -273,8 +299,9 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             "max_cache_bytes": max_cache_bytes,
             "normalize": normalize,
             "channels_last": channels_last,
-            "allow_external": allow_external,
+            "swmr": swmr,
             "mmap": mmap,
+            **trust.arguments(),
         }
         self._files = SourceFiles(arguments)
         self._of_samples: dict[str, Any] = {"batch_transform": batch_transform, "with_index": with_index}
@@ -402,7 +429,9 @@ class CombinedHDF5DataModule(BaseH5DataModule):
 
     def why_no_rows(self, split: Split) -> str:
         """A sentence on why a split that has data has no rows."""
-        return f"Its share of the training files' rows is empty. Raise the share, or pass {split}_paths."
+        if split != "train" and self._paths[split] is None:
+            return f"Its share of the training files' rows is empty. Raise the share, or pass {split}_paths."
+        return f"Its files, {self._paths[split] or self._paths['train']!r}, hold no rows. Pass files that have some."
 
     # Order ---------------------------------------------------------------------------------------------------
 

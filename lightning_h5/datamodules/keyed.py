@@ -79,7 +79,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         """What a split is made of, or None where there is no data for it."""
         samples = self._samples
         keys = keys_in(self.x_key, self.y_key)
-        source = source_of(split, self._paths, self._split, keys, allow_external=samples.allow_external)
+        source = source_of(split, self._paths, self._split, keys, trust=samples.trust, swmr=samples.swmr)
         if source is None:
             return None
         x_key, y_key = self._keys(source, split)
@@ -116,7 +116,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         return stats
 
     def _cut_rows(self, files: tuple[str, ...], x_key: Keys) -> dict[Split, IntArray]:
-        n_rows = count_rows(files, x_key, allow_external=self._samples.allow_external)
+        n_rows = count_rows(files, x_key, trust=self._samples.trust, swmr=self._samples.swmr)
         groups, labels = (
             None if key is None else self._column(files, key, n_rows, argument)
             for argument, key in (("group_key", self._split.group_key), ("stratify_key", self._split.stratify_key))
@@ -126,7 +126,8 @@ class KeyedH5DataModule(BaseH5DataModule):
     def _column(self, files: tuple[str, ...], key: str, n_rows: int, argument: str) -> npt.NDArray[Any]:
         """One value of each row of the training files."""
         own = key.replace("{split}", "train")
-        return column_of(files, own, n_rows, argument=argument, allow_external=self._samples.allow_external)
+        samples = self._samples
+        return column_of(files, own, n_rows, argument=argument, trust=samples.trust, swmr=samples.swmr)
 
     def why_no_data(self, split: Split) -> str:
         """A sentence on what to pass so that a split has data."""
@@ -139,7 +140,8 @@ class KeyedH5DataModule(BaseH5DataModule):
             n_rows = sum(len(rows) for rows in self._cut.values())
             shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
             return f"{shares} of {n_rows} rows leave none for it. A row takes a share of {1 / max(1, n_rows):.2g}."
-        return "Its files are there and hold no rows. Pass files that have some."
+        source = self._paths[split] or self._paths["train"]
+        return f"Its files, {source!r}, are there and hold no rows. Pass files that have some."
 
     def _check_arguments(self) -> None:
         samples = self._samples
@@ -165,15 +167,16 @@ class KeyedH5DataModule(BaseH5DataModule):
     def _keys(self, source: Source, split: Split) -> tuple[Keys, Keys | None]:
         """The arrays of a split; guessed from its first file where none are named."""
         if self.x_key is None:
-            self.x_key, self.y_key = guess_keys(source.files[0])
+            self.x_key, self.y_key = guess_keys(source.files[0], swmr=self._samples.swmr)
             rank_zero_info(
                 f"x_key={self.x_key!r}, y_key={self.y_key!r}: {source.files[0]!r} leaves no doubt about them"
             )
         x_key = fill_split(self.x_key, source.group)
         y_key = None if self.y_key is None else fill_split(self.y_key, source.group)
-        if split == "predict" and not has_arrays(
-            source.files[0], keys_in(y_key), allow_external=self._samples.allow_external
-        ):
+        if split == "predict" and not self._has(source.files[0], y_key):
             rank_zero_info(f"predicting without a target: {y_key!r} is not in {source.files[0]!r}")
             y_key = None
         return x_key, y_key
+
+    def _has(self, path: str, keys: Keys | None) -> bool:
+        return has_arrays(path, keys_in(keys), self._samples.trust, swmr=self._samples.swmr)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy.typing as npt
 
 from ..datasets import H5LazyDataset, MixtureDataset, weighted_dataset
+from ..files import Trust
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .keyed import KeyedH5DataModule
 from .options import LoaderOptions, SampleOptions, Split, SplitOptions
@@ -102,6 +103,17 @@ class LazyH5DataModule(KeyedH5DataModule):
         world_size: number of replicas, where neither trainer nor ``torch.distributed`` says it right.
         rank: this replica, likewise.
         allow_external: follow links, storage and virtual arrays into other files.
+        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
+            few bytes of a file can ask for petabytes.
+        allow_large_chunks: take chunks of more than 1 GiB, decoded. False, likewise.
+        min_integrity: the lowest integrity level that passes, 0 to 4: how surely damage shows (see the how-to page on
+            reliability). 0 takes all files.
+        verify: "digest" compares rows with the digests beside the files, which ``lightning-h5 check --write-digests``
+            writes: as they are read, or all of them once at first. None relies on the files' own checksums.
+        swmr: the files have a live writer in single-writer/multiple-reader mode. They are read up to the rows that were
+            there in ``setup``.
+        on_error: what to do where rows cannot be read. "raise" ends the run with an error, and is all there is: rows
+            that are left out in silence change what is learned.
 
     Raises:
         H5ValueError: arguments that contradict each other or make no sense. Files are looked at in ``setup``.
@@ -162,6 +174,12 @@ class LazyH5DataModule(KeyedH5DataModule):
         world_size: int | None = None,
         rank: int | None = None,
         allow_external: bool = False,
+        allow_sparse: bool = False,
+        allow_large_chunks: bool = False,
+        min_integrity: int = 0,
+        verify: Literal["digest"] | None = None,
+        swmr: bool = False,
+        on_error: Literal["raise"] = "raise",
     ) -> None:
         super().__init__(
             {"train": train_path, "val": val_path, "test": test_path, "predict": predict_path},
@@ -177,7 +195,14 @@ class LazyH5DataModule(KeyedH5DataModule):
                 normalize=normalize,
                 channels_last=channels_last,
                 with_index=with_index,
-                allow_external=allow_external,
+                trust=Trust.of(
+                    allow_external=allow_external,
+                    allow_sparse=allow_sparse,
+                    allow_large_chunks=allow_large_chunks,
+                    min_integrity=min_integrity,
+                    verify=verify,
+                ),
+                swmr=swmr,
             ),
             SplitOptions.of(
                 val_fraction, test_fraction, group_key, num_folds, fold, split_seed, stratify_key, split_file
@@ -196,6 +221,7 @@ class LazyH5DataModule(KeyedH5DataModule):
                 timeout=timeout,
                 setup_timeout=setup_timeout,
                 on_resume_mismatch=on_resume_mismatch,
+                on_error=on_error,
                 shuffle_bytes=shuffle_bytes,
                 lanes=lanes,
                 cache_bytes=cache_bytes,
@@ -226,7 +252,8 @@ class LazyH5DataModule(KeyedH5DataModule):
             normalize=rows.normalize,
             channels_last=rows.channels_last,
             with_index=samples.with_index,
-            allow_external=samples.allow_external,
+            swmr=samples.swmr,
+            **samples.trust.arguments(),
             mmap=self._mmap,
         )
         if split != "train" or not self._weighting.is_given:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import H5ValueError
+from ..files import Trust
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, PathLike
 from .checks import maybe_whole, share, whole
@@ -38,6 +39,7 @@ class LoaderOptions:
     timeout: float
     setup_timeout: float
     on_resume_mismatch: Literal["raise", "restart_epoch"]
+    on_error: Literal["raise"]
     shuffle_bytes: int
     lanes: int | None
     cache_bytes: int | None
@@ -62,6 +64,7 @@ class LoaderOptions:
         timeout: float | None,
         setup_timeout: float,
         on_resume_mismatch: Literal["raise", "restart_epoch"],
+        on_error: Literal["raise"],
         shuffle_bytes: int | str,
         lanes: int | None,
         cache_bytes: int | str,
@@ -88,6 +91,7 @@ class LoaderOptions:
             timeout=TIMEOUT if timeout is None else timeout,
             setup_timeout=setup_timeout,
             on_resume_mismatch=on_resume_mismatch,
+            on_error=on_error,
             shuffle_bytes=parse_bytes(shuffle_bytes, "shuffle_bytes"),
             lanes=maybe_whole(lanes, "lanes", least=1),
             cache_bytes=None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes"),
@@ -114,6 +118,11 @@ class LoaderOptions:
             raise H5ValueError(
                 f"on_resume_mismatch={self.on_resume_mismatch!r} was given. Pass 'raise' or 'restart_epoch'."
             )
+        if self.on_error != "raise":
+            raise H5ValueError(
+                f"on_error={self.on_error!r} was given; rows are never left out in silence. Pass 'raise', and leave "
+                "out what cannot be read by a filter (`where`) or by a `split_file` that does not name it."
+            )
         if self.setup_timeout <= 0:
             raise H5ValueError(f"setup_timeout={self.setup_timeout!r} was given. Pass seconds, more than 0.")
         for name in ("collate_fn", "worker_init_fn"):
@@ -135,7 +144,8 @@ class SampleOptions:
     normalize: PathLike | None
     channels_last: Sequence[str] | None
     with_index: bool
-    allow_external: bool
+    trust: Trust
+    swmr: bool
 
 
 def check_callable(value: object, name: str) -> None:

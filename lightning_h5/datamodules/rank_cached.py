@@ -12,6 +12,7 @@ import torch
 from .._lightning import rank_zero_info
 from ..datasets import RankMemCachedH5Dataset, RowDataset, load_shards
 from ..errors import H5ValueError
+from ..files import Trust
 from ..loading.order import Order
 from ..sampling import PlanSampler, ShardMode, ShardSampler, TrainingCut
 from ..types import DTypeLike, Keys, PathLike, Paths
@@ -91,6 +92,17 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         world_size: number of replicas, where neither trainer nor ``torch.distributed`` says it right.
         rank: this replica, likewise.
         allow_external: follow links, storage and virtual arrays into other files.
+        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
+            few bytes of a file can ask for petabytes.
+        allow_large_chunks: take chunks of more than 1 GiB, decoded. False, likewise.
+        min_integrity: the lowest integrity level that passes, 0 to 4: how surely damage shows (see the how-to page on
+            reliability). 0 takes all files.
+        verify: "digest" compares rows with the digests beside the files, which ``lightning-h5 check --write-digests``
+            writes: as they are read, or all of them once at first. None relies on the files' own checksums.
+        swmr: the files have a live writer in single-writer/multiple-reader mode. They are read up to the rows that were
+            there in ``setup``.
+        on_error: what to do where rows cannot be read. "raise" ends the run with an error, and is all there is: rows
+            that are left out in silence change what is learned.
         mode: "contiguous" gives each rank neighbouring rows to train on, "interleave" every ``world_size``-th, which
             balances classes in sorted files; ranks of a machine then hold the rows together, each decodes a part.
         pin_host_memory: lock the shard's pages for copies to a GPU, in place; without effect where there is no CUDA.
@@ -155,6 +167,12 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         world_size: int | None = None,
         rank: int | None = None,
         allow_external: bool = False,
+        allow_sparse: bool = False,
+        allow_large_chunks: bool = False,
+        min_integrity: int = 0,
+        verify: Literal["digest"] | None = None,
+        swmr: bool = False,
+        on_error: Literal["raise"] = "raise",
         mode: Literal["contiguous", "interleave"] = "contiguous",
         pin_host_memory: bool = True,
         share_memory: bool = False,
@@ -175,7 +193,14 @@ class RankCachedH5DataModule(KeyedH5DataModule):
                 normalize=normalize,
                 channels_last=channels_last,
                 with_index=with_index,
-                allow_external=allow_external,
+                trust=Trust.of(
+                    allow_external=allow_external,
+                    allow_sparse=allow_sparse,
+                    allow_large_chunks=allow_large_chunks,
+                    min_integrity=min_integrity,
+                    verify=verify,
+                ),
+                swmr=swmr,
             ),
             SplitOptions.of(
                 val_fraction, test_fraction, group_key, num_folds, fold, split_seed, stratify_key, split_file
@@ -194,6 +219,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
                 timeout=timeout,
                 setup_timeout=setup_timeout,
                 on_resume_mismatch=on_resume_mismatch,
+                on_error=on_error,
                 shuffle_bytes=shuffle_bytes,
                 lanes=lanes,
                 cache_bytes=cache_bytes,
@@ -243,7 +269,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             normalize=rows.normalize,
             channels_last=rows.channels_last,
             with_index=samples.with_index,
-            allow_external=samples.allow_external,
+            swmr=samples.swmr,
+            **samples.trust.arguments(),
             cache_device=self._device(),
             preload=False,
         )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..datasets import CombinedHDF5Dataset, expand_those_there
 from ..errors import H5FileError, H5ValueError, listing
-from ..files import expand_paths
+from ..files import Trust, expand_paths
 from ..sizes import parse_bytes
 from ..types import IntArray, PathLike, Paths
 from .mixtures import SourceOptions
@@ -23,7 +23,10 @@ __all__ = ["SourceFiles", "SplitDataset"]
 
 _log = logging.getLogger(__name__)
 
-_UNFILTERED = ("load_fields", "field_map", "allow_external", "on_bad_file")
+_OF_FILES = (*Trust().arguments(), "swmr")
+"""Arguments on how files are opened, and what of them is believed."""
+
+_UNFILTERED = ("load_fields", "field_map", *_OF_FILES, "on_bad_file")
 
 
 class SplitDataset(CombinedHDF5Dataset):
@@ -122,10 +125,11 @@ class SourceFiles:
     def _column(
         self, source: SourceOptions, paths: Sequence[str], name: str, n_rows: int, argument: str
     ) -> npt.NDArray[Any]:
-        field_map, external = self._of(source)["field_map"] or {}, self._arguments["allow_external"]
+        field_map = self._of(source)["field_map"] or {}
         given = field_map.get(name, name)
         key = given.get("key", name) if isinstance(given, Mapping) else given  # what it is called in the files
-        return column_of(paths, key, n_rows, argument=argument, allow_external=external)
+        given = {name: value for name, value in self._arguments.items() if name in Trust().arguments()}
+        return column_of(paths, key, n_rows, argument=argument, trust=Trust.of(**given), swmr=self._arguments["swmr"])
 
     def _of(self, source: SourceOptions) -> dict[str, Any]:
         return self._arguments | dict(source.own)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..datasets import H5LazyDataset
 from ..errors import H5FileError, H5KeyError, H5ValueError
-from ..files import expand_paths, fill_split, find_array, keys_in, open_h5
+from ..files import CAUTIOUS, Trust, expand_paths, fill_split, find_array, keys_in, open_h5
 from ..sampling import group_split, k_fold
 from ..types import IntArray, Keys, Paths
 from .options import Split, SplitOptions
@@ -41,7 +41,8 @@ def source_of(
     options: SplitOptions,
     keys: list[str],
     *,
-    allow_external: bool = False,
+    trust: Trust = CAUTIOUS,
+    swmr: bool = False,
 ) -> Source | None:
     """Decides where a split's rows come from; None where there are none for it.
 
@@ -50,7 +51,8 @@ def source_of(
         paths: what the user gave for each split.
         options: how the training files are cut.
         keys: the arrays, ``{split}`` and all.
-        allow_external: follow links out of the files.
+        trust: what of the files is believed.
+        swmr: they have a live writer.
     """
     own, training = paths[split], paths["train"]
     if own is not None:
@@ -61,17 +63,17 @@ def source_of(
     if options.may_cut(split):
         return Source(files, "train", is_cut=True)
     filled = [str(fill_split(key, split)) for key in keys]
-    if filled != keys and has_arrays(files[0], filled, allow_external=allow_external):
+    if filled != keys and has_arrays(files[0], filled, trust, swmr=swmr):
         return Source(files, split)
     return None
 
 
-def has_arrays(path: str, keys: list[str], *, allow_external: bool) -> bool:
+def has_arrays(path: str, keys: list[str], trust: Trust, *, swmr: bool = False) -> bool:
     """Whether a file has all of these arrays."""
-    with open_h5(path) as file:
+    with open_h5(path, swmr=swmr) as file:
         try:
             for key in keys:
-                find_array(file, key, allow_external=allow_external)
+                find_array(file, key, trust)
         except H5KeyError:
             return False
     return True
@@ -128,12 +130,20 @@ def _cut(n_or_groups: Any, labels: Any, options: SplitOptions) -> dict[Split, In
     return {"train": train, "val": val, "test": test}
 
 
-def count_rows(files: Sequence[str], x_key: Keys, *, allow_external: bool) -> int:
+def count_rows(files: Sequence[str], x_key: Keys, *, trust: Trust = CAUTIOUS, swmr: bool = False) -> int:
     """Rows of files, as their input has them."""
-    return len(H5LazyDataset(files, {"x": keys_in(x_key)[0]}, allow_external=allow_external))
+    return len(H5LazyDataset(files, {"x": keys_in(x_key)[0]}, swmr=swmr, **trust.arguments()))
 
 
-def column_of(files: Sequence[str], key: str, n_rows: int, *, argument: str, allow_external: bool) -> npt.NDArray[Any]:
+def column_of(
+    files: Sequence[str],
+    key: str,
+    n_rows: int,
+    *,
+    argument: str,
+    trust: Trust = CAUTIOUS,
+    swmr: bool = False,
+) -> npt.NDArray[Any]:
     """One value of each row.
 
     Args:
@@ -141,10 +151,11 @@ def column_of(files: Sequence[str], key: str, n_rows: int, *, argument: str, all
         key: the array.
         n_rows: rows of the files.
         argument: what it was given as, for errors.
-        allow_external: follow links out of the files.
+        trust: what of the files is believed.
+        swmr: they have a live writer.
     """
     # Asked for as one of several inputs, which may hold text.
-    column = H5LazyDataset(files, {"value": key}, allow_external=allow_external)
+    column = H5LazyDataset(files, {"value": key}, swmr=swmr, **trust.arguments())
     if len(column) != n_rows:
         raise H5ValueError(
             f"{argument}={key!r} has {len(column)} rows and the data has {n_rows}. Name an array with one value a row."

@@ -2,6 +2,7 @@
 
 from .base import RawBatch, RowDataset
 from .combined import CombinedHDF5Dataset
+from .digests import digests_of, integrity_of, sharing_digests
 from .discovery import expand_those_there
 from .field_map import FieldMap
 from .lazy import H5LazyDataset
@@ -33,10 +34,12 @@ __all__ = [
     "Transform",
     "WorkerMemory",
     "asked_for",
+    "digests_of",
     "expand_those_there",
     "fresh_draws",
     "generators",
     "h5_worker_init_fn",
+    "integrity_of",
     "load_shards",
     "mixture_dataset",
     "open_outbox",
@@ -44,6 +47,7 @@ __all__ = [
     "read_stats",
     "room",
     "rows_of",
+    "sharing_digests",
     "start_worker",
     "starting_workers",
     "this_outbox",

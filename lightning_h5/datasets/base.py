@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from ..errors import H5ValueError
+from ..files import ArrayLayout
 from ..readers import Work
 from ..sampling import BlockTable
 from ..stats import Counters
@@ -127,6 +128,10 @@ class RowDataset(Dataset[Any]):
     def files_of(self, rows: IntArray) -> list[str]:
         """The files that rows are read from, as far as they are; for messages."""
         return []
+
+    def layouts(self) -> Iterator[ArrayLayout]:
+        """The arrays that rows are read from, of all files."""
+        return iter(())
 
     def identity(self) -> str:
         """A digest of these rows: what the files hold, and which of their rows this dataset has, in its order."""

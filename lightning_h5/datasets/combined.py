@@ -13,11 +13,12 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
-from ..files import ArrayLayout, OpenOptions, expand_paths, kind_of, torch_dtype
+from ..files import ArrayLayout, OpenOptions, Trust, expand_paths, kind_of, torch_dtype
 from ..ranks import exchange, own_store
 from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .base import RawBatch
+from .digests import compare_digests
 from .discovery import expand_those_there, fields_of_files
 from .field_map import TARGET, FieldMap, checked_names, keys_of
 from .fields import Fields, checked_rows, torch_dtype_of
@@ -84,6 +85,13 @@ class CombinedHDF5Dataset(StoredRowDataset):
         with_index: add each row's index in this dataset, as ``"index"``.
         swmr: the files have a live writer in single-writer/multiple-reader mode.
         allow_external: follow links, storage and virtual arrays into other files.
+        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
+            few bytes of a file can ask for petabytes.
+        allow_large_chunks: take chunks of more than 1 GiB, decoded. False, likewise.
+        min_integrity: the lowest integrity level that passes, 0 to 4: how surely damage shows (see the how-to page on
+            reliability). 0 takes all files.
+        verify: "digest" compares rows with the digests beside the files, which ``lightning-h5 check --write-digests``
+            writes: as they are read, or all of them once at first. None relies on the files' own checksums.
         mmap: map contiguous arrays into memory (see ``H5LazyDataset``).
 
     Raises:
@@ -133,6 +141,10 @@ class CombinedHDF5Dataset(StoredRowDataset):
         with_index: bool = False,
         swmr: bool = False,
         allow_external: bool = False,
+        allow_sparse: bool = False,
+        allow_large_chunks: bool = False,
+        min_integrity: int = 0,
+        verify: Literal["digest"] | None = None,
         mmap: bool = False,
     ) -> None:
         self.pin_memory, self.dtype = pin_memory, torch_dtype(dtype, "dtype")
@@ -152,10 +164,18 @@ class CombinedHDF5Dataset(StoredRowDataset):
         )
         if label is None and valid_mask is not None:
             raise H5ValueError(f"valid_mask={valid_mask!r} says which steps count for `label`. Pass label as well.")
-        self._plain = OpenOptions(swmr=swmr, allow_external=allow_external)
+        trust = Trust.of(
+            allow_external=allow_external,
+            allow_sparse=allow_sparse,
+            allow_large_chunks=allow_large_chunks,
+            min_integrity=min_integrity,
+            verify=verify,
+        )
+        self._plain = OpenOptions(swmr=swmr, trust=trust)
         columns = [one.column for one in criteria if one.column is not None]
         of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
         full, names = self._scan(paths, load_fields, [*columns, *of_label], on_bad_file)
+        compare_digests(full, self._plain)
         fields = {name: at for at, name in enumerate(dict.fromkeys([*names, *columns, *of_label]))}
         self._selection: Selection | None = Selection(
             criteria,
@@ -187,16 +207,14 @@ class CombinedHDF5Dataset(StoredRowDataset):
                 flags=tuple(_is_flag(name, array) for name, array in arrays.items()),
             ),
             table,
-            allow_external=allow_external,
+            options=self._plain,
         )
         super().__init__(
             table,
             of_sample,
             batch_transform=batch_transform,
             indices=None,
-            options=OpenOptions(
-                rdcc_nbytes=chunk_cache(table, budget, swmr=swmr), swmr=swmr, allow_external=allow_external
-            ),
+            options=OpenOptions(rdcc_nbytes=chunk_cache(table, budget, swmr=swmr), swmr=swmr, trust=trust),
             mmap=mmap,
             cache_bytes=budget,
             preparation=preparation,

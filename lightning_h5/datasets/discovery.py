@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
-from ..files import OpenOptions, expand_paths, kind_of, list_arrays, numpy_dtype, open_h5
+from ..files import OpenOptions, blamed_on, expand_paths, kind_of, list_arrays, numpy_dtype, open_h5, shape_of
 from ..types import Paths
 
 __all__ = ["expand_those_there", "fields_of_files"]
@@ -58,12 +58,12 @@ def fields_of_files(
 def _fields_of(path: str, options: OpenOptions) -> list[str]:
     by_rows: dict[int, list[str]] = defaultdict(list)
     left_out = []
-    with open_h5(path, swmr=options.swmr) as file:
+    with open_h5(path, swmr=options.swmr) as file, blamed_on(path, "what is"):
         for name in list_arrays(file):
             array = file[name]
-            dtype = numpy_dtype(array)
-            if dtype is not None and array.shape and kind_of(dtype) in ("number", "text"):
-                by_rows[array.shape[0]].append(name)
+            dtype, shape = numpy_dtype(array), shape_of(array)
+            if dtype is not None and shape and kind_of(dtype) in ("number", "text"):
+                by_rows[shape[0]].append(name)
             else:
                 left_out.append(name)
     most = max(map(len, by_rows.values()), default=0)

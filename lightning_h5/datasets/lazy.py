@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ..files import OpenOptions, expand_paths
+from ..files import OpenOptions, Trust, expand_paths
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
+from .digests import compare_digests
 from .fields import Fields
 from .preparation import Normalize, preparation_of
 from .stored import CACHE_BYTES, StoredRowDataset, chunk_cache
@@ -60,6 +61,13 @@ class H5LazyDataset(StoredRowDataset):
         with_index: add each row's index in this dataset: last in a tuple, ``"index"`` in a dict.
         allow_external: follow links, storage and virtual arrays into other files. False, since a file can
             name any other file of yours.
+        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
+            few bytes of a file can ask for petabytes.
+        allow_large_chunks: take chunks of more than 1 GiB, decoded. False, likewise.
+        min_integrity: the lowest integrity level that passes, 0 to 4: how surely damage shows (see the how-to page on
+            reliability). 0 takes all files.
+        verify: "digest" compares rows with the digests beside the files, which ``lightning-h5 check --write-digests``
+            writes: as they are read, or all of them once at first. None relies on the files' own checksums.
         mmap: map contiguous arrays into memory: two to three times as many rows a second, for files that you
             vouch nobody truncates (that would end the process).
 
@@ -100,6 +108,10 @@ class H5LazyDataset(StoredRowDataset):
         channels_last: Sequence[str] | None = None,
         with_index: bool = False,
         allow_external: bool = False,
+        allow_sparse: bool = False,
+        allow_large_chunks: bool = False,
+        min_integrity: int = 0,
+        verify: Literal["digest"] | None = None,
         mmap: bool = False,
     ) -> None:
         fields = Fields.of(
@@ -111,9 +123,17 @@ class H5LazyDataset(StoredRowDataset):
             target_transform=target_transform,
             with_index=with_index,
         )
-        plain = OpenOptions(swmr=swmr, allow_external=allow_external)
+        trust = Trust.of(
+            allow_external=allow_external,
+            allow_sparse=allow_sparse,
+            allow_large_chunks=allow_large_chunks,
+            min_integrity=min_integrity,
+            verify=verify,
+        )
+        plain = OpenOptions(swmr=swmr, trust=trust)
         table = scan_files(expand_paths(path), fields.keys, plain, text_ok=fields.text_ok)
-        preparation, fields = preparation_of(normalize, channels_last, fields, table, allow_external=allow_external)
+        compare_digests(table, plain)
+        preparation, fields = preparation_of(normalize, channels_last, fields, table, options=plain)
         self.asked_cache_bytes = None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
         budget = CACHE_BYTES if self.asked_cache_bytes is None else self.asked_cache_bytes
         given = None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes")
@@ -127,7 +147,7 @@ class H5LazyDataset(StoredRowDataset):
                 rdcc_nslots=rdcc_nslots,
                 rdcc_w0=rdcc_w0,
                 swmr=swmr,
-                allow_external=allow_external,
+                trust=trust,
             ),
             mmap=mmap,
             cache_bytes=budget,

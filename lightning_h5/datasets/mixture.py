@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..errors import H5ValueError, listing
-from ..files import FieldNames
+from ..files import ArrayLayout, FieldNames
 from ..sampling import BlockTable, RowWeights
 from ..stats import Counters
 from ..types import IntArray
@@ -175,6 +176,10 @@ class MixtureDataset(RowDataset):
         """The files that rows are read from."""
         paths = [path for one in self._shares(rows, None) for path in self.sources[one.source].files_of(one.rows)]
         return list(dict.fromkeys(paths))
+
+    def layouts(self) -> Iterator[ArrayLayout]:
+        """The arrays that rows are read from, of all files."""
+        return chain.from_iterable(source.layouts() for source in self.sources)
 
     def identity(self) -> str:
         """A digest of the sources' rows, in their order."""

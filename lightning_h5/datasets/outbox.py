@@ -13,10 +13,11 @@ import io
 import math
 import os
 import pickle
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple, TypeAlias
@@ -28,7 +29,15 @@ import torch
 from ..errors import H5Error
 from .shard_memory import PAGE, ShardMemory
 
-__all__ = ["Outbox", "WorkerMemory", "open_outbox", "starting_workers", "this_outbox", "worker_memory"]
+__all__ = [
+    "Outbox",
+    "WorkerMemory",
+    "naming_shared_memory",
+    "open_outbox",
+    "starting_workers",
+    "this_outbox",
+    "worker_memory",
+]
 
 SMALL = 64 << 10  # bytes: such tensors travel with the message; one that is kept must not keep a block
 TICKETS = PAGE  # tensors on their way, or in use by the receiver, of one worker at a time
@@ -137,6 +146,30 @@ def _giver(in_use: _InUse, pid: int) -> Callable[[weakref.ref[Any]], None]:
     return give_back
 
 
+@contextmanager
+def naming_shared_memory() -> Iterator[None]:
+    """Meanwhile, where torch finds no room in ``/dev/shm``, that is what the error says, and nothing is left of it.
+
+    Torch leaves the file that it could not fill, under its name, until the machine is started anew.
+
+    Raises:
+        H5Error: there is no room.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        found = re.search(r"shared memory\(shm\) for file <(/torch_(\d+)_\w+)>: (.+)", str(error))
+        if found is None:
+            raise
+        if int(found[2]) == os.getpid():
+            with suppress(OSError):
+                os.unlink(f"/dev/shm{found[1]}")
+        raise H5Error(
+            f"workers share memory with the process that started them, and the system has none left: {found[3]}. "
+            "Make /dev/shm larger (docker run --shm-size), take smaller batches or fewer workers, or num_workers=0."
+        ) from error
+
+
 _forks = {"are_watched": False, "are_of_loaders": False}
 
 
@@ -238,13 +271,15 @@ class Outbox:
         """What to send for a batch: everything as it is, tensors in place of which the receiver finds its own.
 
         Raises:
+            H5Error: a tensor has no place here, and ``/dev/shm`` has no room for it.
             Exception: something in the batch cannot be pickled.
         """
         file = io.BytesIO()
         given: list[int] = []
         self._given.tickets = given
         try:
-            _Pickler(file, self).dump(batch)
+            with naming_shared_memory():
+                _Pickler(file, self).dump(batch)
         except BaseException:
             self._block[given] = RETURNED
             raise

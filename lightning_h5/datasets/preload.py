@@ -15,6 +15,7 @@ from ..cores import local_ranks
 from ..errors import H5ValueError
 from ..ranks import Exchange, are_near, exchange, this_process
 from ..readers import BulkTask
+from ..sizes import bytes_text
 from .doing import do_with_bar
 from .room import Room, room
 
@@ -276,4 +277,4 @@ def my_part(tasks: Sequence[BulkTask], crew: Crew) -> Iterator[BulkTask]:
 
 
 def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:,.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:,.1f} MiB"
+    return bytes_text(n_bytes, least="MiB", most="GiB", digits=2 if n_bytes >= 2**30 else 1)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from ..errors import H5KeyError, H5ValueError, listing
-from ..files import ArrayLayout, find_array, kind_of, open_h5
+from ..files import ArrayLayout, OpenOptions, find_array, kind_of, open_h5
 from ..types import PathLike
 from .buffers import BufferPool
 from .fields import Fields, torch_dtype_of
@@ -81,7 +81,7 @@ def preparation_of(
     fields: Fields,
     table: FileTable,
     *,
-    allow_external: bool,
+    options: OpenOptions,
 ) -> tuple[Preparation | None, Fields]:
     """What is done to batches of a dataset, and its fields as they are to be read for that.
 
@@ -90,7 +90,7 @@ def preparation_of(
         channels_last: see ``Preparation``.
         fields: of the dataset.
         table: the files.
-        allow_external: follow links out of the files.
+        options: how the files are opened.
 
     Returns:
         None, and the fields as they are, where nothing is done. Fields that are normalised are read without loss: in
@@ -100,9 +100,9 @@ def preparation_of(
         return None, fields
 
     def is_array(key: str) -> bool:
-        with open_h5(table.paths[0]) as file:
+        with open_h5(table.paths[0], swmr=options.swmr) as file:
             try:
-                find_array(file, key, allow_external=allow_external)
+                find_array(file, key, options.trust)
             except H5KeyError:
                 return False
         return True

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any, get_args
+from itertools import chain
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +17,15 @@ import torch.distributed
 from torch.utils.data import get_worker_info
 
 from ..errors import H5Error, H5ValueError
-from ..files import OpenOptions, expand_paths, kind_of, process_pool
-from ..readers import BulkTask, check_bounds
+from ..files import ArrayLayout, OpenOptions, Trust, expand_paths, kind_of, process_pool
+from ..readers import BulkTask, check_bounds, is_checked_by_slab
 from ..sampling import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica, union
 from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, Keys, Paths
 from .base import RawBatch, RowDataset
 from .buffers import BufferPool
 from .columns import ColumnShape
+from .digests import compare_digests
 from .fields import Fields, checked_rows
 from .held import HeldRows
 from .preload import Crew, load_shards
@@ -82,6 +84,13 @@ class RankMemCachedH5Dataset(RowDataset):
         channels_last: fields that are stored channels first, ``(C, ...)``, and are wanted as ``(..., C)``.
         with_index: add each row's number among all rows that are sharded: last in a tuple, ``"index"`` in a dict.
         allow_external: follow links, storage and virtual arrays into other files.
+        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
+            few bytes of a file can ask for petabytes.
+        allow_large_chunks: take chunks of more than 1 GiB, decoded. False, likewise.
+        min_integrity: the lowest integrity level that passes, 0 to 4: how surely damage shows (see the how-to page on
+            reliability). 0 takes all files.
+        verify: "digest" compares rows with the digests beside the files, which ``lightning-h5 check --write-digests``
+            writes: as they are read, or all of them once at first. None relies on the files' own checksums.
         cache_device: "cpu", or a GPU such as "cuda" or "cuda:1" to hold the shard there: batches never cross the bus.
         preload: load now. False loads when the first row is asked for.
 
@@ -137,6 +146,10 @@ class RankMemCachedH5Dataset(RowDataset):
         channels_last: Sequence[str] | None = None,
         with_index: bool = False,
         allow_external: bool = False,
+        allow_sparse: bool = False,
+        allow_large_chunks: bool = False,
+        min_integrity: int = 0,
+        verify: Literal["digest"] | None = None,
         cache_device: str | torch.device = "cpu",
         preload: bool = True,
     ) -> None:
@@ -153,21 +166,29 @@ class RankMemCachedH5Dataset(RowDataset):
             with_index=with_index,
             dtype_names=("dtype_x", "dtype_y"),
         )
+        trust = Trust.of(
+            allow_external=allow_external,
+            allow_sparse=allow_sparse,
+            allow_large_chunks=allow_large_chunks,
+            min_integrity=min_integrity,
+            verify=verify,
+        )
         self._options = OpenOptions(
             rdcc_nbytes=None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes"),
             rdcc_nslots=rdcc_nslots,
             rdcc_w0=rdcc_w0,
             swmr=swmr,
-            allow_external=allow_external,
+            trust=trust,
         )
         self.table = scan_files(
             expand_paths(path),
             self._fields.keys,
-            OpenOptions(swmr=swmr, allow_external=allow_external),
+            OpenOptions(swmr=swmr, trust=trust),
             text_ok=self._fields.text_ok,
         )
+        compare_digests(self.table, self._options, is_checked_by_slab)  # all others, while they are loaded
         preparation, self._fields = preparation_of(
-            normalize, channels_last, self._fields, self.table, allow_external=allow_external
+            normalize, channels_last, self._fields, self.table, options=self._options
         )
         self.indices = checked_rows(indices, self.table.n_rows)
         self._stands_alone = rank is not None
@@ -405,6 +426,10 @@ class RankMemCachedH5Dataset(RowDataset):
     def row_bytes(self) -> int:
         """Bytes of a row of all fields, as they are held; without text."""
         return sum(shape.row_bytes for shape in self._shapes if shape is not None)
+
+    def layouts(self) -> Iterator[ArrayLayout]:
+        """The arrays that rows are read from, of all files."""
+        return chain.from_iterable(self.table.layouts)
 
     def identity(self) -> str:
         """A digest of the rows of all ranks: what the files hold, and which of their rows are sharded, in order."""

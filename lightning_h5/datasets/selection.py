@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError, listing
-from ..files import ArrayLayout, OpenOptions, find_array, kind_of, layout_of, open_h5
+from ..files import ArrayLayout, OpenOptions, kind_of, look_up, open_h5
 from ..readers import ArrayTarget, BulkTask, bulk_tasks, do_tasks, open_reader, open_source, usable_cores
 from ..stats import Counters
 from ..types import IntArray
@@ -154,7 +154,7 @@ class _FileColumns(Mapping[str, npt.NDArray[Any]]):
             return self._table.layouts[self._file][self._selection.fields[name]]
         path, key = self._table.paths[self._file], self._selection.keys.get(name, name)
         with open_h5(path, swmr=self._options.swmr) as file:
-            return layout_of(find_array(file, key, allow_external=self._options.allow_external), path, key)
+            return look_up(file, path, key, self._options.trust)
 
     def __iter__(self) -> Iterator[str]:
         layouts = self._table.layouts[self._file]

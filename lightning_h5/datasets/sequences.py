@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from ..errors import H5ValueError
+from ..files import ArrayLayout
 from ..sampling import BlockTable
 from ..types import Draws, IntArray
 from .base import RawBatch, RowDataset
@@ -265,6 +266,10 @@ class SequenceDataset(RowDataset):
     def gives_as_read(self) -> bool:
         """Never: a batch is padded."""
         return False
+
+    def layouts(self) -> Iterator[ArrayLayout]:
+        """The arrays that rows are read from, of all files."""
+        return self.dataset.layouts()
 
     def identity(self) -> str:
         """A digest of the rows, and of which make which sequence."""

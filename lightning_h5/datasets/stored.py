@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
-from ..files import MOST_H5, OpenOptions, process_pool
+from ..files import MOST_H5, ArrayLayout, OpenOptions, process_pool
 from ..readers import (
     BegunRead,
     HeldReader,
@@ -220,6 +221,10 @@ class StoredRowDataset(RowDataset):
             kinds.append(f"{becomes} of shape {shape}".removeprefix("torch."))
         return tuple(kinds)
 
+    def layouts(self) -> Iterator[ArrayLayout]:
+        """The arrays that rows are read from, of all files."""
+        return chain.from_iterable(self.table.layouts)
+
     def identity(self) -> str:
         """A digest of these rows: what the files hold, and which of their rows this dataset has, in its order."""
         return digest_of_rows(self.table, self.indices)
@@ -288,7 +293,11 @@ class StoredRowDataset(RowDataset):
             self._reset()
         with self._lock:
             if self._pooled is None:
-                self._pooled = self._open_pooled()
+                try:
+                    self._pooled = self._open_pooled()
+                except OSError:  # a file that was changed is no longer what its table says
+                    self._check_unchanged(range(len(self.table.paths)))
+                    raise
             return self._pooled
 
     def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:

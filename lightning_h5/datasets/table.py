@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from ..errors import H5FileError, H5ValueError, listing
+from ..errors import H5DataChangedError, H5FileError, H5ValueError, listing
 from ..files import (
     ArrayLayout,
     ChangeGuard,
     OpenOptions,
     file_identity,
-    find_array,
     kind_of,
-    layout_of,
+    look_up,
     open_h5,
     process_pool,
+    refuse_overlaps,
 )
 from ..sampling import BlockTable
 from ..types import IntArray
@@ -62,7 +62,10 @@ class FileTable:
 
     def identity(self) -> str:
         """A digest of what the files hold (see ``file_identity``), in their order."""
-        each = (file_identity(path, arrays) for path, arrays in zip(self.paths, self.layouts, strict=True))
+        each = (
+            file_identity(path, arrays, grows=guard.grows)
+            for path, arrays, guard in zip(self.paths, self.layouts, self.guards, strict=True)
+        )
         return "-".join(each) if len(self.paths) == 1 else _digest(each)
 
     def blocks(self, rows: IntArray | None, held: Sequence[bool]) -> BlockTable:
@@ -130,10 +133,7 @@ def scan_files(
     used, layouts, guards = [], [], []
     for path in tqdm(paths, desc="looking at files", unit="file", delay=2, leave=False, disable=len(paths) < 50):
         try:
-            with open_h5(path, swmr=options.swmr) as file:
-                process_pool().close_replaced(path)  # what is read is to be what is looked at here
-                guard = ChangeGuard.of(path, grows=options.swmr)
-                found = tuple(_layout(file, path, key, options) for key in keys)
+            guard, found = _look(path, keys, options)
         except H5FileError as error:
             if pass_over is None:
                 raise
@@ -145,6 +145,7 @@ def scan_files(
         for layout, text in zip(layouts[-1], text_ok, strict=True):
             _check_kind(layout, text_ok=text)
         _check_rows(layouts[-1])
+        refuse_overlaps(layouts[-1])
         _check_alike(layouts[0], layouts[-1])
     if not used:
         raise H5FileError(f"none of {listing(paths)} can be read. Look at the errors that were logged for each.")
@@ -160,8 +161,21 @@ def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:
     return max(1, RUN_BYTES // max(1, sum(array.row_bytes for array in loose or arrays)))
 
 
-def _layout(file: Any, path: str, key: str, options: OpenOptions) -> ArrayLayout:
-    return layout_of(find_array(file, key, allow_external=options.allow_external), path, key)
+def _look(path: str, keys: Sequence[str], options: OpenOptions) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
+    """A file's guard and its arrays, of one and the same file: another may take its place while it is looked at."""
+    guard: ChangeGuard | None = None
+    with suppress(OSError):  # said with more words when it is opened
+        guard = ChangeGuard.of(path, grows=options.swmr, strict=options.trust.verify is not None)
+    try:
+        with open_h5(path, swmr=options.swmr) as file:
+            process_pool().close_replaced(path)  # what is read is to be what is looked at here
+            found = tuple(look_up(file, path, key, options.trust) for key in keys)
+    finally:
+        if guard is not None:  # what went wrong meanwhile went wrong because of that
+            guard.check()
+    if guard is None:
+        raise H5DataChangedError(f"{path!r} was made while it was looked at. Start again once it is written.")
+    return guard, found
 
 
 def _n(table: FileTable) -> int:

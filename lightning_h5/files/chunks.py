@@ -16,9 +16,12 @@ import numpy.typing as npt
 from ..types import IntArray
 from .door import skipped_bytes
 
-__all__ = ["ChunkTable", "chunk_table", "leaves_edges_plain", "plain_edges"]
+__all__ = ["MOST_CHUNKS", "ChunkTable", "chunk_table", "grid_of", "leaves_edges_plain", "plain_edges"]
 
 DONT_FILTER_PARTIAL = 2  # H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS
+MOST_CHUNKS = 1 << 26
+"""A table of more chunks takes more than 1.3 GB, and is not made."""
+
 MOST = 2**63 - 1  # places in a damaged index may be larger still; they lie beyond any file
 
 
@@ -54,6 +57,11 @@ class ChunkTable:
         return bool((skip & (self.offsets >= 0) & (self.sizes == chunk_bytes)).all())
 
 
+def grid_of(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
+    """Number of chunks along each axis."""
+    return tuple(-(-size // step) for size, step in zip(shape, chunks, strict=True))
+
+
 def chunk_table(array_id: Any, shape: Sequence[int], chunks: Sequence[int]) -> ChunkTable:
     """Reads the chunk index of an open array, about 1.5 microseconds a chunk.
 
@@ -63,9 +71,10 @@ def chunk_table(array_id: Any, shape: Sequence[int], chunks: Sequence[int]) -> C
         chunks: shape of a chunk.
 
     Raises:
-        ValueError: the index names a chunk that lies outside of the array.
+        ValueError: the index names a chunk that lies outside of the array or between chunks, or one twice, or two
+            in the same place: the HDF5 library would read fill values, or one for the other.
     """
-    grid = tuple(-(-size // step) for size, step in zip(shape, chunks, strict=True))
+    grid = grid_of(shape, chunks)
     places, others = array.array("q"), array.array("q")
     skipped = skipped_bytes(array_id)
 
@@ -85,7 +94,14 @@ def chunk_table(array_id: Any, shape: Sequence[int], chunks: Sequence[int]) -> C
     if others:
         corners = np.frombuffer(places, dtype=np.int64).reshape(-1, len(grid))
         found = np.frombuffer(others, dtype=np.int64).reshape(-1, 3)
+        if (corners % np.asarray(chunks)).any():
+            raise ValueError("a chunk begins where none can")
         at = np.ravel_multi_index(tuple((corners // np.asarray(chunks)).T), grid)
+        if len(np.unique(at)) < len(at):
+            raise ValueError("a chunk is there twice")
+        by_place = found[np.argsort(found[:, 0], kind="stable")]
+        if (np.diff(by_place[:, 0]) < by_place[:-1, 1]).any():
+            raise ValueError("two chunks lie on the same bytes")
         table.offsets[at], table.sizes[at], table.masks[at] = found.T
     return table
 

@@ -7,23 +7,34 @@ harmless may hang under a group that leaves the file.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from io import BytesIO
 from typing import Any
 
 import h5py
-import numpy as np
 
-from ..errors import H5CorruptError, H5FileError, H5KeyError, H5ValueError, listing, near
+from ..errors import H5CorruptError, H5FileError, H5KeyError, H5ValueError, listing
+from .claims import check_sizes
+from .damage import blamed_on
+from .dtypes import numpy_dtype
+from .foreign import foreign_sources, is_foreign, own_sources, refuse_foreign
+from .tree import list_arrays
+from .trust import CAUTIOUS, Trust
+from .walk import walk
 
-__all__ = ["ArrayHandle", "create_h5", "find_array", "list_arrays", "numpy_dtype", "open_h5", "skipped_bytes"]
+__all__ = ["ArrayHandle", "create_h5", "find_array", "open_h5", "skipped_bytes"]
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-MAX_LINKS = 16  # HDF5's own limit on links followed in one look-up
+MOST_LEVELS = 16
+"""Virtual arrays may be made of virtual ones, so often."""
+
+MOST_READS = 1_000_000
+"""Pieces of others that a virtual array may be made of, in all: what HDF5 reads for it grows with each level."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +75,22 @@ def open_h5(
     if not stat.S_ISREG(mode):
         raise H5FileError(f"{path!r} is not a regular file. Pass the path of an HDF5 file.")
     try:
-        return h5py.File(path, "r", swmr=swmr, rdcc_nbytes=rdcc_nbytes, rdcc_nslots=rdcc_nslots, rdcc_w0=rdcc_w0)
+        return _File(path, "r", swmr=swmr, rdcc_nbytes=rdcc_nbytes, rdcc_nslots=rdcc_nslots, rdcc_w0=rdcc_w0)
     except OSError as error:
         raise H5FileError(_why_not_open(path, error)) from error
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise H5CorruptError(
+            f"{path!r} cannot be opened: {type(error).__name__}: {error}. The file is damaged; copy it again."
+        ) from error
+
+
+class _File(h5py.File):  # type: ignore[misc]  # h5py has no types
+    """A file that is read. A damaged one may complain when it is closed, which must not hide what went wrong before."""
+
+    def close(self) -> None:
+        """Closes it."""
+        with suppress(RuntimeError, OSError):
+            super().close()
 
 
 def _why_not_open(path: str, error: OSError) -> str:
@@ -84,12 +108,28 @@ def _why_not_open(path: str, error: OSError) -> str:
             f"{path!r} is not an HDF5 file: it has {size:,} bytes and begins with {first!r}. "
             "Pass an HDF5 file, or check that the copy of this one is complete."
         )
-    if error.errno in (11, 35, 37, 524) or "lock" in text:
+    if error.errno in (11, 35, 37, 524) or "unable to lock file" in text:
         lock = os.environ.get("HDF5_USE_FILE_LOCKING")
         return (
             f"{path!r} cannot be locked for reading ({text}); HDF5_USE_FILE_LOCKING is {lock!r}. "
             "Close the program that writes it, or, on a file system without locks, "
             "set HDF5_USE_FILE_LOCKING=FALSE before Python starts."
+        )
+    if "already open for write" in text or "consistency flags" in text:
+        return (
+            f"{path!r} is marked as being written to: a program writes it now, or ended without closing it ({text}). "
+            "Wait for that program, open it with swmr=True if it writes in that mode, write the file again, or, if it "
+            "is known to be whole, run `h5clear -s` on it."
+        )
+    if error.errno == errno.EIO or f"errno = {errno.EIO}," in text:
+        return (
+            f"{path!r} cannot be opened: {os.strerror(errno.EIO)}. Check the disk or the network file system, then "
+            "start again."
+        )
+    if error.errno is None:
+        return (
+            f"{path!r} cannot be opened: {text}. It is damaged, or of a newer format than this HDF5 library; copy it "
+            "again."
         )
     if error.errno == 24:
         return f"{path!r} cannot be opened: too many open files ({text}). Raise `ulimit -n`."
@@ -140,19 +180,39 @@ def _lowest_version(like: Any) -> int:
     return int(lowest.get(version, h5py.h5f.LIBVER_V110))
 
 
-def find_array(file: Any, key: str, *, allow_external: bool = False) -> ArrayHandle:
+def find_array(file: Any, key: str, trust: Trust = CAUTIOUS) -> ArrayHandle:
     """Looks up an array by its path inside the file; the path may end in a member of a table.
 
     Args:
         file: an open file.
         key: such as ``"train/images"``, or ``"obs/labels"`` where ``obs`` is a table (compound array).
-        allow_external: follow links, storage and virtual arrays that lie in other files.
+        trust: what is followed out of the file, and which sizes are taken. What leaves the file without leave is not
+            opened, not even to be refused.
 
     Raises:
         H5KeyError: there is no such array, with near matches and what is there.
         H5ValueError: it is a group, a scalar, or empty of a shape, or it lies outside the file.
     """
-    array, members = _walk(file, key, allow_external, depth=0)
+    with blamed_on(file.filename, repr(key)):
+        return _find(file, key, trust, _Seen())
+
+
+@dataclass
+class _Seen:
+    """What was seen on the way to an array.
+
+    Attributes:
+        above: the virtual arrays that are made of it, as file and name.
+        reads: of each virtual array that is sound, how many others HDF5 reads for all of its rows.
+    """
+
+    above: list[tuple[str, str]] = field(default_factory=list)
+    reads: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+def _find(file: Any, key: str, trust: Trust, seen: _Seen) -> ArrayHandle:
+    """The same for an array that others may be made of."""
+    array, members = walk(file, key, allow_external=trust.external)
     path = file.filename
     if isinstance(array, h5py.Group):
         inside = [f"{key.strip('/')}/{name}" for name in list_arrays(array)]
@@ -165,6 +225,11 @@ def find_array(file: Any, key: str, *, allow_external: bool = False) -> ArrayHan
             f"{key!r} in {path!r} is a named datatype, not an array; the file has {listing(list_arrays(file))}. "
             "Name one of these."
         )
+    # Before its shape is asked for: that of a virtual array may be found out by opening the others.
+    if not trust.external:
+        refuse_foreign(file, array, key)
+    if array.is_virtual:
+        _check_sources(file, array, key, trust, seen)
     if not array.shape:
         kind = "has no shape (an empty dataspace)" if array.shape is None else "is a scalar (shape ())"
         raise H5ValueError(
@@ -176,32 +241,48 @@ def find_array(file: Any, key: str, *, allow_external: bool = False) -> ArrayHan
             f"{key!r} in {path!r} has a number format that NumPy does not have. Write it again as integers or floats "
             "of 8, 16, 32 or 64 bits."
         )
-    if not allow_external:
-        _refuse_foreign(file, array, key)
-    if array.is_virtual:
-        _check_sources(file, array, key, allow_external)
-    return ArrayHandle(array, members, _is_foreign(file, array))
+    check_sizes(file, array, key, trust)
+    return ArrayHandle(array, members, is_foreign(file, array))
 
 
-def numpy_dtype(array: Any) -> np.dtype[Any] | None:
-    """An array's dtype, or None where NumPy has none like it (times of HDF5's own, quadruple precision ...)."""
+def _check_sources(file: Any, array: Any, key: str, trust: Trust, seen: _Seen) -> None:
+    """Looks at what a virtual array is made of: a missing source would read as fill values, without an error."""
+    me = (file.filename, array.name)
+    if me in seen.above or len(seen.above) > MOST_LEVELS:
+        raise H5ValueError(
+            f"{key!r} in {file.filename!r} is a virtual array that is made of itself. Name another array; the file is "
+            "damaged, or made to do harm."
+        )
+    seen.above.append(me)
+    n_reads = 0
+    for source, times in own_sources(file, array, key, allow_external=trust.external).items():
+        which = (file.filename, source)
+        if which not in seen.reads:
+            seen.reads[which] = 1
+            found = _source_of(key, file, file, source, trust, seen)
+            seen.reads[which] = seen.reads.get((file.filename, found.array.name), 1)
+        n_reads += times * seen.reads[which]
+    for path, source in foreign_sources(file, array) if trust.external else ():
+        with open_h5(path) as other:
+            _source_of(key, file, other, source, trust, seen)
+    if n_reads > MOST_READS:
+        raise H5ValueError(
+            f"{key!r} in {file.filename!r} is a virtual array over {n_reads:,} pieces of others, which are virtual "
+            "too. Write its rows to a file as an array of their own; the file may be made to do harm."
+        )
+    seen.above.pop()
+    seen.reads[me] = max(1, n_reads)
+
+
+def _source_of(key: str, file: Any, other: Any, source: str, trust: Trust, seen: _Seen) -> ArrayHandle:
+    """An array that a virtual one is made of."""
     try:
-        dtype: np.dtype[Any] = array.dtype
-    except (TypeError, ValueError):
-        return None
-    return dtype
-
-
-def list_arrays(group: Any) -> list[str]:
-    """Paths of all arrays below a group, in the file's order. Links that leave the file are not followed."""
-    names: list[str] = []
-
-    def visit(name: str | bytes, item: Any) -> None:  # bytes where they are no UTF-8
-        if isinstance(item, h5py.Dataset):
-            names.append(name.decode(errors="surrogateescape") if isinstance(name, bytes) else name)
-
-    group.visititems(visit)
-    return names
+        return _find(other, source, trust, seen)
+    except H5KeyError as error:
+        raise H5KeyError(
+            f"{key!r} in {file.filename!r} is a virtual array over {source!r} in {other.filename!r}, which is not "
+            "there; its rows would read as fill values. Put it back, or name another array."
+        ) from error
 
 
 def skipped_bytes(array_id: Any) -> int:
@@ -224,111 +305,3 @@ def _counts_user_block() -> bool:
         array = file.create_dataset("x", data=[1], chunks=(1,))
         file.flush()
         return bool(array.id.get_chunk_info(0).byte_offset >= size)
-
-
-def _walk(file: Any, key: str, allow_external: bool, depth: int) -> tuple[Any, tuple[str, ...]]:
-    if depth > MAX_LINKS:
-        raise H5KeyError(f"{key!r} in {file.filename!r} goes round in soft links. Name the array itself.")
-    item: Any = file
-    parts = [part for part in key.split("/") if part not in ("", ".")]
-    for at, part in enumerate(parts):
-        if isinstance(item, h5py.Dataset):
-            return item, _members(file, item, key, tuple(parts[at:]))
-        try:
-            link = item.get(part, getlink=True) if isinstance(item, h5py.Group) else None
-        except (KeyError, ValueError, RuntimeError):
-            link = None
-        if link is None:
-            raise H5KeyError(_missing(file, key))
-        if isinstance(link, h5py.ExternalLink) and not allow_external:
-            raise H5ValueError(
-                f"{key!r} in {file.filename!r} leaves the file: {'/'.join(parts[: at + 1])!r} is an external link "
-                f"to {link.path!r} in {link.filename!r}. Pass that file itself, or allow_external=True if you trust it."
-            )
-        if isinstance(link, h5py.SoftLink) and not allow_external:
-            base = link.path if link.path.startswith("/") else f"{item.name}/{link.path}"
-            try:
-                item, members = _walk(file, base, allow_external, depth + 1)
-            except H5KeyError as error:
-                raise H5KeyError(
-                    f"{key!r} in {file.filename!r} is a soft link to {link.path!r}, which leads nowhere. "
-                    "Name the array itself, or mend the link."
-                ) from error
-            if members:
-                raise H5KeyError(_missing(file, key))
-        else:
-            try:
-                item = item[part]
-            except (KeyError, OSError, RuntimeError) as error:
-                raise H5CorruptError(
-                    f"{key!r} in {file.filename!r} is linked but cannot be opened: {error}. Check the file "
-                    "(and, for a link to another file, that the other file is there)."
-                ) from error
-    return item, ()
-
-
-def _members(file: Any, array: Any, key: str, members: tuple[str, ...]) -> tuple[str, ...]:
-    dtype = array.dtype
-    for member in members:
-        base = dtype.base
-        if base.names is None or member not in base.names:
-            what = f"has the members {listing(base.names)}" if base.names else "has no members"
-            guess = near(member, base.names or ())
-            raise H5KeyError(
-                f"{key!r} is not in {file.filename!r}: {array.name!r} is an array there and {what}.{guess} "
-                "Name the array, or one of its members."
-            )
-        dtype = base[member]
-    return members
-
-
-def _missing(file: Any, key: str) -> str:
-    names = list_arrays(file)
-    return (
-        f"{key!r} is not in {file.filename!r}; its arrays are {listing(names)}.{near(key, names)} "
-        "Pass one of these as the key."
-    )
-
-
-def _refuse_foreign(file: Any, array: Any, key: str) -> None:
-    if array.external:
-        raise H5ValueError(
-            f"{key!r} in {file.filename!r} keeps its bytes in other files: "
-            f"{listing(name for name, _, _ in array.external)}. Pass allow_external=True if you trust the file."
-        )
-    # A second, independent look: whatever way led here, the object must lie in the file that was opened.
-    if _is_foreign(file, array):
-        raise H5ValueError(
-            f"{key!r} in {file.filename!r} lies in another file, {array.file.filename!r}. Pass that file itself, "
-            "or allow_external=True if you trust it."
-        )
-
-
-def _is_foreign(file: Any, array: Any) -> bool:
-    return bool(h5py.h5o.get_info(array.id).fileno != h5py.h5o.get_info(file.id).fileno)
-
-
-def _check_sources(file: Any, array: Any, key: str, allow_external: bool) -> None:
-    folder = os.path.dirname(os.path.abspath(file.filename))
-    for name, source in _sources(array):
-        if name in (".", file.filename):
-            # A missing source would read as fill values, without an error; one that is virtual itself may leave.
-            find_array(file, source, allow_external=allow_external)
-        elif not allow_external:
-            raise H5ValueError(
-                f"{key!r} in {file.filename!r} is a virtual array over other files, among them {name!r}. "
-                "Pass these files themselves as a list, or allow_external=True if you trust them."
-            )
-        elif "%b" not in name and not any(os.path.exists(os.path.join(at, name)) for at in (folder, os.getcwd())):
-            raise H5FileError(
-                f"{key!r} in {file.filename!r} is a virtual array over {name!r}, which does not exist; its rows would "
-                "read as fill values. Put the file back."
-            )
-
-
-def _sources(array: Any) -> Iterator[tuple[str, str]]:
-    seen = set()
-    for source in array.virtual_sources():
-        if (where := (source.file_name, source.dset_name)) not in seen:
-            seen.add(where)
-            yield where

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import h5py
 import numpy as np
 
-from ..errors import H5ValueError, near
+from ..errors import H5ValueError, near, shown
 from ..types import DTypeLike
 
-__all__ = ["NumberKind", "kind_of", "native", "torch_dtype"]
+__all__ = ["NumberKind", "dtype_text", "kind_of", "native", "numpy_dtype", "torch_dtype"]
 
 NumberKind = Literal["number", "text", "compound", "object"]
 
@@ -22,6 +22,8 @@ _NAMES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
 )
 """What torch has, by the names that torch and NumPy have in common."""
+
+MOST_MEMBERS = 6  # of a table, that a line has room for
 
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64", "int": "int64", "long": "int64"}
 
@@ -73,3 +75,30 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The same numbers in this machine's byte order, without h5py's notes on enums."""
     plain = dtype.newbyteorder("=")
     return np.dtype(plain.str) if plain.names is None and plain.subdtype is None and plain.kind != "O" else plain
+
+
+def dtype_text(dtype: Any) -> str:
+    """A dtype in words that a user of h5py knows; None is one that NumPy does not have."""
+    if dtype is None:
+        return "a number format that NumPy does not have"
+    if (text := h5py.check_string_dtype(dtype)) is not None:
+        return "text" if text.length is None else f"text of {text.length} bytes"
+    if (base := h5py.check_vlen_dtype(dtype)) is not None:
+        return f"lists of {base}"
+    if (names := h5py.check_enum_dtype(dtype)) is not None:
+        return f"one of {len(names)} names, as {dtype}"
+    if h5py.check_ref_dtype(dtype) is not None:
+        return "references"
+    if dtype.names is not None:
+        more = len(dtype.names) - MOST_MEMBERS
+        return f"table of {', '.join(map(shown, dtype.names[:MOST_MEMBERS]))}{f' and {more} more' if more > 0 else ''}"
+    return str(dtype)
+
+
+def numpy_dtype(array: Any) -> np.dtype[Any] | None:
+    """An array's dtype, or None where NumPy has none like it (times of HDF5's own, quadruple precision ...)."""
+    try:
+        dtype: np.dtype[Any] = array.dtype
+    except (TypeError, ValueError):
+        return None
+    return dtype

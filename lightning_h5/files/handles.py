@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import stat
 import threading
 from collections import OrderedDict
 from contextlib import AbstractContextManager, suppress
@@ -13,6 +14,7 @@ from typing import Any, TypeAlias
 from ..errors import H5FileError
 from .door import ArrayHandle, find_array, open_h5
 from .layout import ArrayLayout, ensure_filters
+from .trust import CAUTIOUS, Trust
 
 __all__ = ["MOST_H5", "HandlePool", "OpenOptions", "drop_inherited", "process_pool"]
 
@@ -28,14 +30,14 @@ class OpenOptions:
     rdcc_nslots: int | None = None
     rdcc_w0: float | None = None
     swmr: bool = False
-    allow_external: bool = False
+    trust: Trust = CAUTIOUS
 
 
 class H5Handle:
     """An open file and the arrays that were looked up in it."""
 
     def __init__(self, path: str, options: OpenOptions) -> None:
-        self._allow_external = options.allow_external
+        self._trust = options.trust
         self._file = open_h5(
             path,
             rdcc_nbytes=options.rdcc_nbytes,
@@ -50,7 +52,7 @@ class H5Handle:
         array = self._arrays.get(layout.name)
         if array is None:
             ensure_filters(layout.filters, layout.path, layout.key)
-            found: ArrayHandle = find_array(self._file, layout.name, allow_external=self._allow_external)
+            found: ArrayHandle = find_array(self._file, layout.name, self._trust)
             array = self._arrays[layout.name] = found.array
         return array
 
@@ -65,11 +67,16 @@ class Descriptor:
 
     def __init__(self, path: str) -> None:
         try:
-            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # Not waiting for a writer, where a FIFO has taken the file's place; without effect on a file.
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise H5FileError(
                 f"{path!r} cannot be opened: {error.strerror}. Check that it is still there and `ulimit -n`."
             ) from error
+
+        if not stat.S_ISREG(os.fstat(self.fd).st_mode):
+            os.close(self.fd)
+            raise H5FileError(f"{path!r} is not a regular file any more. Put the file back, and start again.")
 
     def close(self) -> None:
         os.close(self.fd)

@@ -23,7 +23,7 @@ SAMPLE_BYTES = 4096
 
 @dataclass(frozen=True)
 class ChangeGuard:
-    """Device, inode, size and modification time of a file."""
+    """Device, inode, size and modification time of a file, and where that is asked, when its inode changed."""
 
     path: str
     device: int
@@ -31,17 +31,21 @@ class ChangeGuard:
     n_bytes: int
     mtime_ns: int
     grows: bool = False
+    ctime_ns: int | None = None
 
     @classmethod
-    def of(cls, path: str, *, grows: bool = False) -> ChangeGuard:
+    def of(cls, path: str, *, grows: bool = False, strict: bool = False) -> ChangeGuard:
         """Takes the guard of a file as it is now.
 
         Args:
             path: the file.
             grows: it has a live writer: being written to is no change, being shorter or another file is.
+            strict: see a change also where the time of modification was put back. New permissions and another hard link
+                then are changes, too.
         """
         found = os.stat(path)
-        return cls(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, grows)
+        ctime = found.st_ctime_ns if strict and not grows else None
+        return cls(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, grows, ctime)
 
     def check(self) -> None:
         """Compares with the file as it is now; about 2 microseconds.
@@ -61,6 +65,7 @@ class ChangeGuard:
             and found.st_size == self.n_bytes
             and found.st_ino == self.inode
             and found.st_dev == self.device
+            and self.ctime_ns in (None, found.st_ctime_ns)
         ):
             return
         is_same = (found.st_ino, found.st_dev) == (self.inode, self.device)
@@ -70,20 +75,31 @@ class ChangeGuard:
             what = "was replaced by another file"
         elif found.st_size != self.n_bytes:
             what = f"had {self.n_bytes:,} bytes and has {found.st_size:,}"
-        else:
+        elif found.st_mtime_ns != self.mtime_ns:
             what = "was written to"
+        else:
+            what = "was written to and had its time put back, or got other permissions or another name,"
         raise H5DataChangedError(
             f"{self.path!r} {what} since training was set up, so its rows can no longer be trusted. "
             "Leave files alone while they are trained from, and start again."
         )
 
 
-def file_identity(path: str, layouts: Iterable[ArrayLayout]) -> str:
+def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = False) -> str:
     """A digest of what a file holds: size, schema and chunk tables of the arrays used, content sampled over the file.
 
     Reads at most 64 KiB. Equal for byte-wise copies, whatever their name, time or place.
+
+    Args:
+        path: the file.
+        layouts: the arrays that are used.
+        grows: it has a live writer: schema and rows alone stay as they are.
     """
     digest = hashlib.sha256()
+    if grows:
+        for a in layouts:
+            digest.update(repr((a.key, a.name, a.members, a.n_rows, a.row_shape, a.stored.str, a.dtype.str)).encode())
+        return digest.hexdigest()[:32]
     for a in layouts:
         schema = (a.key, a.name, a.members, a.n_rows, a.row_shape, a.stored.str, a.dtype.str, a.storage, a.chunks)
         filters = tuple((f.id, f.options) for f in a.filters)

@@ -8,8 +8,11 @@ from typing import Any, Literal
 
 from ..errors import H5KeyError, H5ValueError
 from ..types import Keys
-from .door import list_arrays, numpy_dtype, open_h5
-from .dtypes import kind_of
+from .damage import blamed_on
+from .door import open_h5
+from .dtypes import dtype_text, kind_of, numpy_dtype
+from .foreign import shape_of
+from .tree import list_arrays
 
 __all__ = ["FieldNames", "field_names", "fill_split", "guess_keys", "keys_in"]
 
@@ -70,11 +73,15 @@ def keys_in(*keys: Keys | None) -> list[str]:
     return names
 
 
-def guess_keys(path: str) -> tuple[str, str | None]:
+def guess_keys(path: str, *, swmr: bool = False) -> tuple[str, str | None]:
     """The arrays to train from, where a file leaves no doubt.
 
     That is: one array of numbers (then it is x, without a y), or two with as many rows, one of them with
     one value a row (then that one is y).
+
+    Args:
+        path: the file.
+        swmr: it has a live writer.
 
     Returns:
         Names for x and for y (or None).
@@ -82,24 +89,25 @@ def guess_keys(path: str) -> tuple[str, str | None]:
     Raises:
         H5KeyError: the file leaves a doubt; the text lists the arrays and says what to add.
     """
-    with open_h5(path) as file:
+    with open_h5(path, swmr=swmr) as file, blamed_on(path, "what is"):
         arrays = {name: file[name] for name in list_arrays(file)}
         dtypes = {name: numpy_dtype(array) for name, array in arrays.items()}
         numbers = [name for name, dtype in dtypes.items() if dtype is not None and kind_of(dtype) == "number"]
-        rows = {name: arrays[name] for name in numbers if arrays[name].shape}
-        many = [n for n, a in rows.items() if len(a.shape) > 1]
-        one = [n for n, a in rows.items() if len(a.shape) == 1]
+        shapes = {name: shape_of(array) for name, array in arrays.items()}
+        rows = {name: shape for name in numbers if (shape := shapes[name])}
+        many = [name for name, shape in rows.items() if len(shape) > 1]
+        one = [name for name, shape in rows.items() if len(shape) == 1]
         if len(rows) == 1:
             return next(iter(rows)), None
-        if len(many) == len(one) == 1 and rows[many[0]].shape[0] == rows[one[0]].shape[0]:
+        if len(many) == len(one) == 1 and rows[many[0]][0] == rows[one[0]][0]:
             return many[0], one[0]
-        first = list(arrays.items())[:40]
-        described = "".join(f"\n  {name!r}: shape {array.shape}, {dtypes[name]}" for name, array in first)
+        first = list(shapes.items())[:40]
+        described = "".join(f"\n  {name!r}: shape {shape}, {dtype_text(dtypes[name])}" for name, shape in first)
         more = f"\n  and {len(arrays) - 40} more" if len(arrays) > 40 else ""
         raise H5KeyError(
             f"x_key was not given, and {path!r} leaves a doubt about it; it has "
             f"{f'these arrays:{described}{more}' if arrays else 'no arrays'}\n"
-            + _what_to_add([*many, *one], {name: array.shape[0] for name, array in rows.items()})
+            + _what_to_add([*many, *one], {name: shape[0] for name, shape in rows.items()})
         )
 
 

@@ -5,20 +5,26 @@ from __future__ import annotations
 import importlib
 import math
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import h5py
 import numpy as np
 
 from ..errors import H5CorruptError, H5FileError
-from .chunks import ChunkTable, chunk_table, leaves_edges_plain, plain_edges
+from .chunks import MOST_CHUNKS, ChunkTable, chunk_table, grid_of, leaves_edges_plain, plain_edges
+from .damage import blamed_on
 from .door import ArrayHandle
 from .dtypes import kind_of, native
 from .integrity import integrity_level
 
+if TYPE_CHECKING:
+    from .digests import ArrayDigests
+
 __all__ = ["ArrayLayout", "Filter", "ensure_filters", "filters_of", "layout_of"]
+
+REFERENCE_BYTES = 16  # to text of any length: 4 of length, 8 of address, 4 of a number there
 
 Storage = Literal["contiguous", "chunked", "compact", "virtual", "external"]
 
@@ -75,6 +81,10 @@ class ArrayLayout:
             the readers' business.)
         integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
         table: where the chunks lie, for chunked storage that others than the HDF5 library understand.
+        digests: what its pieces are compared with as they are read, or None.
+        references: for text of any length, the same array as it is stored: references to text elsewhere in the file.
+            None where they cannot be found without the HDF5 library.
+        user_block: bytes at the start of the file that are not HDF5's.
     """
 
     path: str
@@ -95,6 +105,9 @@ class ArrayLayout:
     plain_reason: str | None
     integrity: int = 0
     table: ChunkTable | None = field(default=None, compare=False, repr=False)
+    digests: ArrayDigests | None = field(default=None, compare=False, repr=False)
+    references: ArrayLayout | None = field(default=None, compare=False, repr=False)
+    user_block: int = 0
 
     @property
     def row_bytes(self) -> int:
@@ -145,8 +158,13 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
 
     Raises:
         H5FileError: one of the array's filters is not installed.
-        H5CorruptError: its chunk index cannot be right.
+        H5CorruptError: its chunk index, or something else of it, cannot be right.
     """
+    with blamed_on(path, repr(key)):
+        return _layout_of(handle, path, key)
+
+
+def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     array, members = handle.array, handle.members
     plist = array.id.get_create_plist()
     filters = filters_of(array)
@@ -163,10 +181,14 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     allocated = array.id.get_space_status() != h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
     offset = array.id.get_offset() if storage == "contiguous" and allocated else None
     reason = "it lies in another file" if handle.foreign else _plain_reason(array, storage, offset, element)
+    if storage == "chunked" and array.file.swmr_mode:  # an index that grows while it is read makes no table
+        reason = reason or "its chunks move under a live writer"
+    if storage == "chunked" and reason is None and (n := math.prod(grid_of(array.shape, array.chunks))) > MOST_CHUNKS:
+        reason = f"it has {n:,} chunks, of which no table is made"
     table = _table(array, path, key, len(filters)) if storage == "chunked" and reason is None else None
     if storage == "chunked" and reason is None and table is None:
         reason = "chunks at its edge may have gone through no filter, and do not say so"
-    return ArrayLayout(
+    layout = ArrayLayout(
         path=path,
         key=key,
         # An array in another file is known there by another name: it is found again by the way that led to it.
@@ -187,6 +209,23 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         integrity=integrity_level(array, _applied_everywhere(filters, table)),
         table=table,
     )
+    return _with_references(layout, array, offset) if kind_of(element) == "text" and not handle.foreign else layout
+
+
+def _with_references(layout: ArrayLayout, array: Any, offset: int | None) -> ArrayLayout:
+    """An array of text of any length, with where its references lie."""
+    options = h5py.h5i.get_file_id(array.id).get_create_plist()
+    is_known = array.dtype.kind == "O" and options.get_sizes() == (8, 8)  # of addresses and lengths in this file
+    if layout.members or not is_known or layout.storage not in ("contiguous", "chunked"):
+        return layout
+    stored = np.dtype(f"V{REFERENCE_BYTES}")
+    n = math.prod(grid_of(array.shape, array.chunks)) if array.chunks else 0
+    table = _table(array, layout.path, layout.key, len(layout.filters)) if 0 < n <= MOST_CHUNKS else None
+    if table is None and offset is None:
+        return layout
+    fill = bytes(REFERENCE_BYTES)
+    references = replace(layout, stored=stored, dtype=stored, offset=offset, table=table, fill=fill, plain_reason=None)
+    return replace(layout, references=references, user_block=options.get_userblock())
 
 
 def _applied_everywhere(filters: tuple[Filter, ...], table: ChunkTable | None) -> list[int]:
@@ -200,6 +239,7 @@ def _fill(array: Any) -> bytes:
     if array.dtype.hasobject:
         return b""
     try:
+        array.id.get_create_plist().fill_value_defined()  # raises for some damage that ends the process just after
         return np.asarray(array.fillvalue, dtype=array.dtype).tobytes()
     except RuntimeError:
         return bytes(array.dtype.itemsize)
@@ -210,7 +250,7 @@ def _table(array: Any, path: str, key: str, n_filters: int) -> ChunkTable | None
         table = chunk_table(array.id, array.shape, array.chunks)
         known = leaves_edges_plain(array.id.get_create_plist()) if n_filters else False
         return plain_edges(table, array.shape, array.chunks, n_filters=n_filters, known=known)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OverflowError) as error:
         raise H5CorruptError(
             f"the chunk index of {key!r} in {path!r} cannot be read, or names chunks outside of its shape "
             f"{array.shape}: {error}. The file is damaged; copy it again."
@@ -232,7 +272,8 @@ def ensure_filters(filters: tuple[Filter, ...], path: str, key: str) -> None:
         has_plugins = True
     missing = [f for f in filters if not h5py.h5z.filter_avail(f.id)]
     if missing:
-        names = ", ".join(f"{f.label} (number {f.id})" for f in missing)
+        # A file may say anything here; it should not speak to the terminal.
+        names = ", ".join(f"{f.label if f.label.isprintable() else repr(f.label)} (number {f.id})" for f in missing)
         raise H5FileError(
             f"{key!r} in {path!r} is compressed with {names}, which this installation cannot decode. "
             + ("" if has_plugins else "Run `pip install 'lightning-h5[filters]'`, or install")

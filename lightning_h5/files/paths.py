@@ -88,7 +88,9 @@ def _regular_file(path: str, name: str) -> str:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
         folder = os.path.dirname(path) or "."
-        if not os.path.isdir(folder):
+        if os.path.islink(path):
+            there, guess = f"it is a link to {os.readlink(path)!r}, which is not there", ""
+        elif not os.path.isdir(folder):
             there = f"there is no directory {folder!r}"
             guess = ""
         else:

@@ -8,16 +8,14 @@ from typing import Any, Literal
 
 import h5py
 
-from .door import numpy_dtype
+from .damage import FAULTS
+from .dtypes import dtype_text, numpy_dtype
+from .foreign import shape_of
+from .places import place_of
 
-__all__ = ["FAULTS", "Entry", "entries_of"]
-
-MOST_MEMBERS = 6  # of a table, that a line has room for
+__all__ = ["Entry", "entries_of", "list_arrays"]
 
 EntryKind = Literal["group", "array", "type", "hard link", "soft link", "external link", "unreadable"]
-
-FAULTS = (KeyError, OSError, RuntimeError, TypeError, ValueError)
-"""What h5py raises where a file is damaged, or has something that it does not know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +63,11 @@ def entries_of(file: Any) -> Iterator[Entry]:
         todo += [(item, f"{name}/", inner) for inner in reversed(inside)]
 
 
+def list_arrays(group: Any) -> list[str]:
+    """Paths of all arrays below a group, in the file's order, without links and what is damaged."""
+    return [entry.name for entry in entries_of(group) if entry.kind == "array"]
+
+
 def _look(group: Any, last: str | bytes, name: str, seen: dict[Any, str]) -> tuple[Any, Entry]:
     """The entry, and the group to go into, if it is one."""
     link = group.get(last, getlink=True) if isinstance(last, str) else _link(group, last)
@@ -81,25 +84,8 @@ def _look(group: Any, last: str | bytes, name: str, seen: dict[Any, str]) -> tup
         return item, Entry(name=name, kind="group", n_attributes=n_attributes)
     if isinstance(item, h5py.Datatype):
         return None, Entry(name=name, kind="type", dtype=str(item.dtype))
-    dtype = numpy_dtype(item)
-    words = "a number format that NumPy does not have" if dtype is None else dtype_text(dtype)
-    return None, Entry(name=name, kind="array", shape=item.shape, dtype=words, n_attributes=n_attributes)
-
-
-def dtype_text(dtype: Any) -> str:
-    """A dtype in words that a user of h5py knows."""
-    if (text := h5py.check_string_dtype(dtype)) is not None:
-        return "text" if text.length is None else f"text of {text.length} bytes"
-    if (base := h5py.check_vlen_dtype(dtype)) is not None:
-        return f"lists of {base}"
-    if (names := h5py.check_enum_dtype(dtype)) is not None:
-        return f"one of {len(names)} names, as {dtype}"
-    if h5py.check_ref_dtype(dtype) is not None:
-        return "references"
-    if dtype.names is not None:
-        more = len(dtype.names) - MOST_MEMBERS
-        return f"table of {', '.join(dtype.names[:MOST_MEMBERS])}{f' and {more} more' if more > 0 else ''}"
-    return str(dtype)
+    words = dtype_text(numpy_dtype(item))
+    return None, Entry(name=name, kind="array", shape=shape_of(item), dtype=words, n_attributes=n_attributes)
 
 
 def _link(group: Any, name: bytes) -> Any:
@@ -115,7 +101,6 @@ def _link(group: Any, name: bytes) -> Any:
 def _place(item: Any) -> Any:
     """What tells an object from others; a damaged one is like no other."""
     try:
-        found = h5py.h5o.get_info(item.id)
+        return place_of(item)
     except FAULTS:
         return object()
-    return found.fileno, found.addr

@@ -56,6 +56,10 @@ def create_optimized_dataloader(
     with_index: bool = False,
     swmr: bool = False,
     allow_external: bool = False,
+    allow_sparse: bool = False,
+    allow_large_chunks: bool = False,
+    min_integrity: int = 0,
+    verify: Literal["digest"] | None = None,
     mmap: bool = False,
     drop_last: bool = False,
     shuffle_bytes: int | str = "512 MiB",
@@ -114,6 +118,13 @@ def create_optimized_dataloader(
         with_index: add each row's index in this dataset, as ``"index"``.
         swmr: the files have a live writer in single-writer/multiple-reader mode.
         allow_external: follow links, storage and virtual arrays into other files.
+        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
+            few bytes of a file can ask for petabytes.
+        allow_large_chunks: take chunks of more than 1 GiB, decoded. False, likewise.
+        min_integrity: the lowest integrity level that passes, 0 to 4: how surely damage shows (see the how-to page on
+            reliability). 0 takes all files.
+        verify: "digest" compares rows with the digests beside the files, which ``lightning-h5 check --write-digests``
+            writes: as they are read, or all of them once at first. None relies on the files' own checksums.
         mmap: map contiguous arrays into memory (see ``H5LazyDataset``).
 
     Raises:
@@ -143,6 +154,10 @@ def create_optimized_dataloader(
         "with_index": with_index,
         "swmr": swmr,
         "allow_external": allow_external,
+        "allow_sparse": allow_sparse,
+        "allow_large_chunks": allow_large_chunks,
+        "min_integrity": min_integrity,
+        "verify": verify,
         "mmap": mmap,
     }
     if (dataset is None) == (hdf5_files is None):

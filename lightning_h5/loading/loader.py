@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from ..datasets import (
     this_outbox,
     worker_memory,
 )
+from ..datasets.outbox import naming_shared_memory
 from ..errors import H5Error, H5WorkerError
 from ..readers import usable_cores
 from ..sampling import EpochPlan, PlanSampler
@@ -33,7 +35,7 @@ from .at_hand import AtHand
 from .pinning import pin
 from .readahead import CLOSED, ReadAhead
 from .state import LoaderState
-from .workers import WorkerBatches
+from .workers import WorkerBatches, end_with
 
 __all__ = ["H5DataLoader"]
 
@@ -146,6 +148,7 @@ class H5DataLoader(DataLoader[Any]):
             The batches, the plan they follow, and the number of this iteration.
 
         Raises:
+            H5Error: workers cannot be started, since the system has no shared memory left.
             H5ResumeError: a position was loaded and nobody applied it.
         """
         epoch = self.sampler.starting_epoch()
@@ -172,10 +175,11 @@ class H5DataLoader(DataLoader[Any]):
             )
         init = _WorkerInit(self.sampler.replica.rank, self._user_init, memory)
         self.worker_init_fn = init
-        self.dataset.counters.share(self.num_workers)
+        with naming_shared_memory():
+            self.dataset.counters.share(self.num_workers)
         _let_threads_leave_python()
         try:
-            with starting_workers():
+            with starting_workers(), naming_shared_memory():
                 batches = super().__iter__()  # keeps that function, and so the memory, as long as there are batches
         finally:
             self.worker_init_fn = init.without_memory()
@@ -311,8 +315,10 @@ class _WorkerInit:
 
     def __init__(self, rank: int, user: Callable[[int], None] | None, memory: WorkerMemory | None) -> None:
         self.rank, self.user, self.memory = rank, user, memory
+        self.trainer = os.getpid()
 
     def __call__(self, worker_id: int) -> None:
+        end_with(self.trainer)
         start_worker(self.rank)
         if self.memory is not None:
             open_outbox(self.memory, worker_id)

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from ..datasets import RowDataset
 from ..sampling import Mixture, MixtureRecipe, Mode, Recipe
+from ..sizes import bytes_text
 
 __all__ = ["FEW_BLOCKS", "Order", "blocks_mixed", "choose_mixed_order", "choose_order"]
 
@@ -137,4 +138,4 @@ def blocks_mixed(shuffle_bytes: int, block_bytes: int, lanes: int) -> int:
 
 
 def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 2**20:,.1f} MiB" if n_bytes >= 2**20 else f"{n_bytes / 2**10:,.1f} KiB"
+    return bytes_text(n_bytes, least="KiB", most="MiB")

@@ -13,6 +13,8 @@ from ..types import IntArray, RowReader
 from .base import check_bounds
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places
 from .codecs import why_not_decodable
+from .digesting import CheckedRowSource, can_digest, digest_tasks, verify_tasks
+from .heaps import heap_guard
 from .held import HeldReader
 from .placed import MappedReader, PlacedReader
 from .plain import PlainReader
@@ -38,14 +40,18 @@ __all__ = [
     "SlotMemory",
     "Work",
     "bulk_tasks",
+    "can_digest",
     "check_bounds",
+    "digest_tasks",
     "do_tasks",
     "first_places",
+    "is_checked_by_slab",
     "is_pooled",
     "open_pooled",
     "open_reader",
     "open_source",
     "usable_cores",
+    "verify_tasks",
     "why_plain",
 ]
 
@@ -72,7 +78,7 @@ def open_reader(
     """
     reader: RowReader
     if not layout.is_placed:
-        reader = PlainReader(layout, options, counters)
+        reader = PlainReader(layout, options, counters, heap_guard(layout, options))
     elif mmap and not held_bytes and layout.offset is not None:
         reader = MappedReader(layout, counters)
     else:
@@ -99,6 +105,17 @@ def is_pooled(layout: ArrayLayout, options: OpenOptions) -> bool:
     if options.swmr:  # a live writer moves the chunk that it writes to
         return False
     return why_plain(layout) is None or layout.rows_per_chunk > 1
+
+
+def is_checked_by_slab(layout: ArrayLayout, options: OpenOptions) -> bool:
+    """Whether the slabs of ``open_source`` are compared with digests while they are loaded.
+
+    Others have to be compared apart, by ``verify_tasks``.
+    """
+    if layout.digests is None or layout.digests.kind == "values":
+        return False
+    # A live writer moves the chunk that it writes to.
+    return layout.table is None or (not options.swmr and why_not_decodable(layout) is None)
 
 
 def why_plain(layout: ArrayLayout) -> str | None:
@@ -156,6 +173,8 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
         rows_per_run: rows that are read together where there are no chunks.
         counters: where bytes are counted.
     """
+    if is_checked_by_slab(layout, options):
+        return ChunkSource(layout, counters) if layout.table is not None else CheckedRowSource(layout, counters)
     if layout.is_placed:
         return ReaderSource(PlacedReader(layout, counters), rows_per_run)
     # A live writer moves the chunk that it writes to.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 from time import perf_counter
@@ -10,11 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import H5CorruptError
+from ..errors import H5CorruptError, H5FileError
 from ..files import ArrayLayout, OpenOptions, kind_of, process_pool
 from ..stats import Counters
 from ..types import IntArray
 from .base import LayoutReader
+from .heaps import HeapGuard
 
 __all__ = ["PlainReader", "spans"]
 
@@ -31,18 +34,28 @@ class PlainReader(LayoutReader):
         layout: the array.
         options: how its file is opened.
         counters: where bytes are counted; what HDF5 reads is estimated from the array's mean stored size.
+        guard: looks at what rows of text refer to before they are read.
     """
 
-    def __init__(self, layout: ArrayLayout, options: OpenOptions, counters: Counters | None = None) -> None:
+    def __init__(
+        self,
+        layout: ArrayLayout,
+        options: OpenOptions,
+        counters: Counters | None = None,
+        guard: HeapGuard | None = None,
+    ) -> None:
         super().__init__(layout, counters)
         self._options = options
         self._is_text = kind_of(layout.dtype) == "text"
         if self._is_text:
             self.dtype = np.dtype(object)
+        self._guard = guard
         self._stored_row_bytes = layout.n_stored_bytes / max(1, layout.n_rows)
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         began = perf_counter()
+        if self._guard is not None:
+            self._guard.check(rows)
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
         most = max(1, PIECE_BYTES // max(1, self.layout.stored_row_bytes))
@@ -60,6 +73,12 @@ class PlainReader(LayoutReader):
         try:
             piece = (array.fields(members[0]) if members else array)[low:high]
         except (OSError, RuntimeError) as error:
+            # HDF5 says it in words; h5py's own number is of the last thing that failed.
+            if getattr(error, "errno", None) == errno.EIO or f"errno = {errno.EIO}," in str(error):
+                raise H5FileError(
+                    f"reading {self.layout.key!r} from {self.layout.path!r} failed: {os.strerror(errno.EIO)}. Check "
+                    "the disk or the network file system, then resume."
+                ) from error
             raise H5CorruptError(
                 f"rows {low} to {high - 1} of {self.layout.key!r} in {self.layout.path!r} cannot be read: {error}. "
                 "The file is damaged there; copy it again, or write it again without these rows."

@@ -215,6 +215,11 @@ class ChunkSource:
             pieces = starts[there], stops[there], offsets[there]
             read_stored(self._layout, data, *pieces, lambda i, at: self._name(chunks[there[i]]))
         took = perf_counter() - began
+        if (digests := self._layout.digests) is not None:
+            for at in there.tolist():
+                chunk = int(chunks[at])
+                piece, mask = data[starts[at] : stops[at]], int(self._table.masks[chunk])
+                digests.check(chunk, piece, self._layout, mask=mask)
         self._counters.add(
             bytes_read=len(data),
             bytes_decoded=len(chunks) * self._layout.chunk_bytes,

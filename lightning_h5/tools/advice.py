@@ -12,7 +12,7 @@ import yaml
 from ..errors import listing
 from ..files import ArrayLayout
 from ..readers import why_plain
-from ..sizes import parse_bytes
+from ..sizes import bytes_text, parse_bytes
 
 __all__ = ["Advice", "advise", "yaml_of"]
 
@@ -206,4 +206,4 @@ def _why_slow(array: ArrayLayout) -> str:
 
 
 def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:,.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:,.1f} MiB"
+    return bytes_text(n_bytes, least="MiB", most="GiB")

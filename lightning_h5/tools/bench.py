@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 import platform
 import statistics
@@ -12,20 +11,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tqdm import tqdm
 
 from .._version import __version__
 from ..datasets import room
 from ..errors import H5ValueError
 from ..readers import usable_cores
+from ..sizes import whole
 from ..types import Keys, Paths
 from .advice import Advice, yaml_of
 from .contest.choice import choose, reasons_for
 from .contest.contenders import BenchRows, Contender, LeftOut, contenders_for, find_rows
 from .contest.runs import Measuring
+from .progress import progress_bar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -160,16 +160,14 @@ def bench_file(
         >>> report = bench_file("digits.h5", "train/images", "train/labels")
         >>> print(report.yaml)
     """
-    batch_size, rounds = _whole(batch_size, "batch_size", 1), _whole(rounds, "rounds", 1)
+    batch_size, rounds = whole(batch_size, "batch_size", least=1), whole(rounds, "rounds", least=1)
     seconds = _time(seconds, "seconds")
     workers = _several(num_workers)
     rows = find_rows(path, x_key, y_key, batch_size)
     found = room()
     free = None if found is None else found.n_bytes
     contenders, left_out = contenders_for(rows, num_workers=workers, free=free, plain=plain)
-    with tqdm(
-        total=1 + len(contenders), desc="bench", unit="run", leave=False, disable=None if shows_progress else True
-    ) as bar:
+    with progress_bar(1 + len(contenders), "bench", shows_progress=shows_progress, unit="run", delay=0) as bar:
         measuring = Measuring(rows, seconds=seconds, rounds=rounds, free=free, bar=bar)
         measuring.read_once()
         for contender in contenders:
@@ -263,14 +261,4 @@ def _several(num_workers: int | Sequence[int]) -> list[int]:
     given = list(num_workers) if isinstance(num_workers, Iterable) else [num_workers]
     if not given:
         raise H5ValueError("num_workers=[] was given. Pass one number or several, such as (0, 2).")
-    return list(dict.fromkeys(_whole(each, "num_workers", 0) for each in given))
-
-
-def _whole(value: SupportsIndex, name: str, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
-        raise H5ValueError(f"{name}={value!r} was given. Pass a whole number of at least {least}.")
-    return number
+    return list(dict.fromkeys(whole(each, "num_workers", least=0) for each in given))

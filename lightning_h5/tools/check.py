@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tqdm import tqdm
 
-from ..errors import H5Error, H5FileError, H5KeyError, H5ValueError
-from ..files import expand_paths, field_names, process_pool
-from ..readers import BulkTask, do_tasks, usable_cores
+from ..errors import H5FileError, H5KeyError, H5ValueError
+from ..files import ChangeGuard, expand_paths, field_names
+from ..readers import usable_cores
 from ..types import Paths
-from .checks.file_checks import FILE_CHECKS
-from .checks.looking import FileFacts, look_at
-from .checks.problems import Problem, error, warning
-from .checks.read_checks import ArrayReading
-from .checks.set_checks import SET_CHECKS, Schema, same_arrays, schema_of
+from .checks.apart import SandboxLimits
+from .checks.checking import Findings, Wanted, check_here
+from .checks.digesting import compare_digests, make_digests
+from .checks.problems import Problem, warning
+from .checks.set_checks import SET_CHECKS, same_arrays
+from .sandbox import check_in_sandbox
 
 __all__ = ["CheckReport", "Problem", "check_files"]
-
-GROUP_BYTES = 1 << 30  # decoded bytes of files that are read together, so that cores do not wait at the end of each
-GROUP_FILES = 64
 
 ONCE = ("slow", "no field", "rows")
 """Kinds of warnings that are told of one file for all: they follow from how the files were written."""
@@ -41,6 +39,8 @@ class CheckReport:
         errors: what keeps rows from being read as they were written, in the order of files and arrays.
         warnings: what is worth knowing.
         unchecked: arrays whose values have no checksum in any filter: most damage to them would show nowhere.
+        sandboxed: each file was opened in a process of its own, and never in this one.
+        digested: files of which digests were written.
     """
 
     files: tuple[str, ...]
@@ -49,6 +49,8 @@ class CheckReport:
     errors: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
     unchecked: tuple[str, ...] = ()
+    sandboxed: bool = False
+    digested: tuple[str, ...] = ()
 
 
 def check_files(
@@ -57,6 +59,10 @@ def check_files(
     decode: bool = True,
     finite: bool = False,
     keys: str | Sequence[str] | None = None,
+    sandbox: bool = False,
+    sandbox_memory: int | str = "4 GiB",
+    sandbox_seconds: float = 60.0,
+    write_digests: bool = False,
     shows_progress: bool = False,
 ) -> CheckReport:
     """Checks that files can be trained from, and belong together.
@@ -68,105 +74,75 @@ def check_files(
     Memory stays at some chunks for each core. What a file has no checksum for can be wrong all the same:
     ``unchecked`` names these arrays.
 
+    A file that is damaged in an unlucky place, or on purpose, can crash or hang the HDF5 library, and the process with
+    it. ``sandbox`` opens each file in a process of its own with limits, as many at a time as there are cores. It is for
+    files of strangers and for files that crashed something; starting a process costs 0.2 s a file. A file that breaks
+    out of its limits is a problem of the kind "crashed" (the text names the signal), "hung", "memory" or "died", and
+    the others are checked all the same. The documentation's page on security says what this does not do.
+
+    Where digests lie beside a file, it is compared with them too, at the cost of a second, undecoded look at its bytes.
+
     Args:
         paths: a file, a glob, a directory, or a list of these.
         decode: read all rows.
         finite: look for NaN and infinite values, too, which are errors then.
         keys: arrays to look at, of which each file has to have all; None takes all there are.
+        sandbox: never open a file in this process. Made for Linux.
+        sandbox_memory: address space that such a process may take, in bytes or as a text; more than 256 MiB, which
+            Python and the libraries take themselves.
+        sandbox_seconds: seconds that the check of a file may take, and one more for each 10 MB of the file.
+        write_digests: make digests of each file in which no error is found, and write them beside it, as
+            ``FILE.digests.json``: whoever reads rows with ``verify="digest"`` compares them. Digests that are there
+            already are replaced, and not compared.
         shows_progress: show a bar, where the standard error is a terminal.
 
     Raises:
-        H5FileError: a path is not there, or matches nothing.
+        H5FileError: a path is not there, or matches nothing; or digests cannot be written.
         H5KeyError: no file has an array of such a name.
         H5ValueError: arguments make no sense.
+        H5WorkerError: no process can be started for the sandbox.
     """
     if finite and not decode:
         raise H5ValueError("finite=True needs the values, and decode=False reads none. Leave one of them out.")
-    names = None if keys is None else [key.strip("/") for key in field_names(keys, "keys").keys]
+    if write_digests and (sandbox or not decode):
+        raise H5ValueError(
+            "write_digests=True vouches for files whose rows were all read, in this process. Check files of strangers "
+            "with sandbox=True first; then write digests without it, and without decode=False."
+        )
+    limits = SandboxLimits.of(sandbox_memory, sandbox_seconds)
+    names = None if keys is None else tuple(key.strip("/") for key in field_names(keys, "keys").keys)
+    wanted = Wanted(names=names, decode=decode, finite=finite)
     files, problems = _expand(paths)
-    check = _Check(files, names, decode=decode, finite=finite)
+    guards = {path: ChangeGuard.of(path) for path in files if os.path.isfile(path)}
     with closing(_bar(files, shows_progress=shows_progress)) as bar:
-        for path in files:
-            problems += check.look(path)
-            check.read_if_enough(bar)
-        check.read(bar)
-    problems += check.of_reading
+        if sandbox:
+            found = check_in_sandbox(files, wanted, limits, bar.update)
+        else:
+            found = check_here(files, wanted, usable_cores(), bar.update)
+    problems += found.problems
     for of_set in SET_CHECKS:
         if names is None or of_set is not same_arrays:  # which of the named are missing is known already
-            problems += of_set(check.schemas)
+            problems += of_set(found.schemas)
     if names is not None:
-        _ensure_known(names, check, problems)
-    ordered = _in_order(_told_once(problems), check.order, files)
+        _ensure_known(names, found, problems)
+    digested = []
+    for path in () if sandbox else guards:
+        if not write_digests:
+            problems += compare_digests(path, names)
+        elif not any(problem.file == path and problem.severity == "error" for problem in problems):
+            problems += make_digests(path, names, guards[path])
+            digested.append(path)
+    ordered = _in_order(_told_once(problems), found.order, files)
     return CheckReport(
         files=files,
-        n_arrays=sum(len(schema.looks) for schema in check.schemas),
-        n_bytes=check.n_decoded,
+        n_arrays=sum(len(schema.looks) for schema in found.schemas),
+        n_bytes=found.n_decoded,
         errors=tuple(problem for problem in ordered if problem.severity == "error"),
         warnings=tuple(problem for problem in ordered if problem.severity == "warning"),
-        unchecked=tuple(sorted(check.unchecked)),
+        unchecked=tuple(sorted(found.unchecked)),
+        sandboxed=sandbox,
+        digested=tuple(digested),
     )
-
-
-class _Check:
-    """The state of a check: what is still to be read, and what is kept of files that have been."""
-
-    def __init__(self, files: Sequence[str], names: Sequence[str] | None, *, decode: bool, finite: bool) -> None:
-        self._names, self._decode, self._finite = names, decode, finite
-        self._waiting: list[FileFacts] = []
-        self._readings: list[ArrayReading] = []
-        self._tasks: list[BulkTask] = []
-        self.schemas: list[Schema] = []
-        self.of_reading: list[Problem] = []
-        self.unknown: Exception | None = None  # of the first file without an array that was named
-        self.order: dict[tuple[str, str], int] = {}  # place of each name in its file
-        self.unchecked: set[str] = set()
-        self.n_decoded = 0
-
-    def look(self, path: str) -> Iterator[Problem]:
-        """Looks at a file's metadata."""
-        try:
-            facts = look_at(path, self._names)
-        except Exception as why:  # of any kind: the other files are checked all the same
-            yield error(path, None, "open", _why_not(path, why))
-            return
-        self._waiting.append(facts)
-        self.schemas.append(schema_of(facts))
-        self.order |= {(path, name): at for at, name in enumerate(facts.order())}
-        self.unchecked |= {key for key, a in facts.layouts.items() if a.n_stored_bytes and not a.integrity}
-        missing = (why for why in facts.refused.values() if isinstance(why, H5KeyError))
-        self.unknown = self.unknown or next(missing, None)
-        for of_file in FILE_CHECKS:
-            yield from of_file(facts)
-        if self._decode:
-            for layout in facts.layouts.values():
-                reading = ArrayReading(layout, finite=self._finite)
-                self._readings.append(reading)
-                self._tasks += reading.tasks()
-
-    def read_if_enough(self, bar: Any) -> None:
-        """Reads what has come together, once it keeps all cores at work for a while."""
-        if len(self._waiting) >= GROUP_FILES or sum(task.n_decoded for task in self._tasks) >= GROUP_BYTES:
-            self.read(bar)
-
-    def read(self, bar: Any) -> None:
-        """Reads the rows of all files that wait for it."""
-
-        def told(n_bytes: int) -> None:
-            bar.update(n_bytes)
-
-        do_tasks(self._tasks, usable_cores(), told)
-        rest = sum(facts.n_bytes for facts in self._waiting) - sum(task.n_bytes for task in self._tasks)
-        bar.update(max(0, rest))  # what of the files is no row of theirs
-        self.n_decoded += sum(reading.n_decoded for reading in self._readings)
-        for reading in self._readings:
-            self.of_reading += reading.problems()
-        for facts in self._waiting:
-            process_pool().close(facts.path)
-            try:
-                facts.guard.check()
-            except H5Error as why:
-                self.of_reading.append(error(facts.path, None, "changed", why))
-        self._tasks, self._readings, self._waiting = [], [], []
 
 
 def _expand(paths: Paths) -> tuple[tuple[str, ...], list[Problem]]:
@@ -194,24 +170,12 @@ def _expand(paths: Paths) -> tuple[tuple[str, ...], list[Problem]]:
     return tuple(first.values()), problems
 
 
-def _why_not(path: str, why: Exception) -> str:
-    if isinstance(why, H5Error):
-        text = f"{why}"
-        if "consistency flags" in text:
-            return (
-                f"{path!r} is marked as open for writing: a program has it open, or ended before it closed it. Close "
-                "that program; if none has it open, run `h5clear -s` on the file."
-            )
-        return text
-    return f"{path!r} cannot be opened: {type(why).__name__}: {why}. Copy it again."
-
-
-def _ensure_known(names: Sequence[str], check: _Check, problems: Iterable[Problem]) -> None:
+def _ensure_known(names: Sequence[str], found: Findings, problems: Iterable[Problem]) -> None:
     """Refuses names that no file has: they were misspelled."""
-    there = {name for schema in check.schemas for name in schema.looks}
+    there = {name for schema in found.schemas for name in schema.looks}
     refused = {problem.array for problem in problems if problem.kind != "missing"}
-    if check.unknown is not None and any(name not in there and name not in refused for name in names):
-        raise check.unknown
+    if found.unknown is not None and any(name not in there and name not in refused for name in names):
+        raise H5KeyError(found.unknown)
 
 
 def _told_once(problems: Sequence[Problem]) -> list[Problem]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from ..errors import H5Error, H5FileError
 from ..files import (
@@ -29,6 +28,7 @@ from ..files import (
 from ..readers import why_plain
 from ..types import PathLike
 from .advice import Advice, advise
+from .progress import progress_bar
 
 __all__ = ["ArrayReport", "FileReport", "FolderReport", "RowCost", "inspect_file", "inspect_folder"]
 
@@ -146,7 +146,11 @@ def inspect_file(path: PathLike) -> FileReport:
     Raises:
         H5FileError: it is not there, is no HDF5 file, or cannot be read.
     """
-    path = os.fspath(path)
+    return _inspect(os.fspath(path))[0]
+
+
+def _inspect(path: str) -> tuple[FileReport, dict[str, ArrayLayout]]:
+    """A file's report, and the layouts of the arrays that one can train from."""
     with open_h5(path) as file:
         entries = tuple(entries_of(file))
         version = file.id.get_create_plist()
@@ -155,7 +159,7 @@ def inspect_file(path: PathLike) -> FileReport:
         superblock, user_block = version.get_version()[0], version.get_userblock()
     advice = advise(path, list(layouts.values()), **_besides(arrays))
     levels = [layouts[key].integrity for key in (*advice.x_keys, *advice.y_keys)]
-    return FileReport(
+    report = FileReport(
         path=path,
         n_bytes=os.path.getsize(path),
         superblock=superblock,
@@ -165,6 +169,7 @@ def inspect_file(path: PathLike) -> FileReport:
         integrity=f"level {min(levels)}: {INTEGRITY[min(levels)]}" if levels else None,
         advice=advice,
     )
+    return report, layouts
 
 
 def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool = False) -> FolderReport:
@@ -180,16 +185,19 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
     paths = expand_paths(path)
     reports: dict[str, FileReport] = {}
     outliers: dict[str, str] = {}
-    for each in tqdm(
-        paths, desc="looking at files", unit="file", delay=1, leave=False, disable=_no_bar(shows_progress)
-    ):
-        try:
-            reports[each] = inspect_file(each)
-        except H5FileError as error:
-            outliers[each] = f"{error}"
+    kinds: dict[str, _Kind] = {}
+    layouts: dict[_Kind, dict[str, ArrayLayout]] = {}  # of the first file of each kind: a chunk table can be large
+    with progress_bar(len(paths), "looking at files", shows_progress=shows_progress, unit="file") as bar:
+        for each in paths:
+            try:
+                reports[each], found_layouts = _inspect(each)
+                kinds[each] = _kind(reports[each])
+                layouts.setdefault(kinds[each], found_layouts)
+            except H5FileError as error:
+                outliers[each] = f"{error}"
+            bar.update()
     if not reports:
         raise H5FileError(f"none of {len(paths)} files can be read: {next(iter(outliers.values()))}")
-    kinds = {each: _kind(report) for each, report in reports.items()}
     usual = Counter(kinds.values()).most_common(1)[0][0]
     alike = [each for each, kind in kinds.items() if kind == usual]
     outliers |= {each: _difference(usual, kind) for each, kind in kinds.items() if kind != usual}
@@ -197,7 +205,7 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
     keys = (*example.advice.x_keys, *example.advice.y_keys)
     found = [{array.name: array for array in reports[each].arrays} for each in alike]
     n_rows = sum((arrays[keys[0]].shape or (0,))[0] for arrays in found) if keys else 0
-    example = replace(example, advice=_advice_for_all(example, path, n_rows))
+    example = replace(example, advice=_advice_for_all(example, layouts[usual], path, n_rows))
     return FolderReport(
         paths=tuple(paths),
         n_bytes=sum(os.path.getsize(each) for each in paths if os.path.exists(each)),
@@ -218,22 +226,19 @@ def _besides(arrays: Sequence[ArrayReport]) -> dict[str, Any]:
     }
 
 
-def _advice_for_all(example: FileReport, path: PathLike | Sequence[PathLike], n_rows: int) -> Advice:
+def _advice_for_all(
+    example: FileReport,
+    layouts: Mapping[str, ArrayLayout],
+    path: PathLike | Sequence[PathLike],
+    n_rows: int,
+) -> Advice:
     """Advice for all files that are like one of them, under the name that their user gave."""
     given = [path] if isinstance(path, str | os.PathLike) else list(path)
     named = [os.fspath(each) for each in given]
-    layouts: dict[str, ArrayLayout] = {}
-    with open_h5(example.path) as file:
-        arrays = [_look(file, example.path, entry, layouts) for entry in example.entries if entry.kind == "array"]
-    advice = advise(named[0], list(layouts.values()), n_rows=n_rows, **_besides(arrays))
+    advice = advise(named[0], list(layouts.values()), n_rows=n_rows, **_besides(example.arrays))
     if advice.datamodule is None or len(named) == 1:
         return advice
     return replace(advice, settings=advice.settings | {"train_path": named})
-
-
-def _no_bar(shows_progress: bool) -> bool | None:
-    """What tqdm calls ``disable``; None lets it look whether somebody watches."""
-    return None if shows_progress else True
 
 
 def _look(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout]) -> ArrayReport:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from ..errors import H5DataChangedError, H5Error, H5FileError, H5ValueError
-from ..files import ChangeGuard, create_h5, open_h5, process_pool
+from ..files import ChangeGuard, Trust, create_h5, open_h5, process_pool
 from ..readers import usable_cores
 from ..sampling.permutation import permutation
 from ..types import PathLike
@@ -21,12 +21,14 @@ from .copying.buckets import bytes_beside
 from .copying.compare import Comparison
 from .copying.compression import FLETCHER32, SHUFFLE
 from .copying.format import allow_newer_objects
-from .copying.plan import ArrayPlan, RepackOptions, plan_arrays
+from .copying.options import RepackOptions
+from .copying.plan import ArrayPlan, plan_arrays
 from .copying.references import References
 from .copying.report import RepackedArray, RepackReport, StoredAs, repacked_arrays
 from .copying.row_copy import Order, RowCopy
 from .copying.tree_copy import TreeCopy
 from .copying.walk import all_arrays
+from .progress import progress_bar
 from .safe_output import check_room, new_file, refuse_existing
 
 __all__ = ["RepackReport", "RepackedArray", "StoredAs", "repack_file"]
@@ -47,6 +49,8 @@ def repack_file(
     shuffle_keys: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
     verify: bool = False,
+    allow_sparse: bool = False,
+    allow_large_chunks: bool = False,
     shows_progress: bool = False,
 ) -> RepackReport:
     """Copies a file, its arrays laid out anew: for training, a random row should cost little more than itself.
@@ -54,7 +58,8 @@ def repack_file(
     All else is as it was: attributes, groups, links of all kinds, dimension scales, references (to the copies), fill
     values, limits of growth, named types, the user block. Virtual arrays stay virtual, unless rows are shuffled: then
     they become ordinary ones. What lies in other files (external links and storage, virtual arrays over them) stays a
-    link, under the same name. Chunks that were never written stay so, except among shuffled rows.
+    link, under the same name; no other file is ever opened. Virtual arrays that are made of themselves stay as they
+    are, too. Chunks that were never written stay so, except among shuffled rows.
 
     The copy has another name until it is complete and, where asked, verified. It never replaces a file. After an error,
     Ctrl-C or a full disk nothing is left of it.
@@ -82,6 +87,10 @@ def repack_file(
         keys: arrays that are laid out anew; None are all. Others are copied as they are stored, unless they are
             shuffled.
         verify: read the copy back with the HDF5 library and compare all of it with the source, before it gets its name.
+            Of virtual arrays that stay so, what they are made of is compared, and not their values.
+        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. Refused
+            otherwise where their rows are written anew or verified: a few bytes of a file could ask for years.
+        allow_large_chunks: take chunks of more than 1 GiB, decoded, which are held whole. Refused otherwise, likewise.
         shows_progress: show a bar on the standard error, if that is a terminal.
 
     Returns:
@@ -91,7 +100,8 @@ def repack_file(
         H5FileError: the source cannot be read, or the target not be written: it exists, there is no room, no folder, no
             permission.
         H5KeyError: there is no array of a name.
-        H5ValueError: an argument makes no sense for this file, or a compression is not installed.
+        H5ValueError: an argument makes no sense for this file, a compression is not installed, an array claims far more
+            than is stored, or groups lie in each other more than 1,000 deep.
         H5CorruptError: the source is damaged, or the copy differs from it.
         H5DataChangedError: the source was written to meanwhile.
     """
@@ -105,16 +115,18 @@ def repack_file(
         shuffle_rows=shuffle_rows,
         shuffle_keys=None if shuffle_keys is None else tuple(shuffle_keys),
         keys=None if keys is None else tuple(keys),
+        is_verified=verify,
+        trust=Trust(sparse=allow_sparse, large_chunks=allow_large_chunks),
     )
     paths = os.fspath(source), os.fspath(target)
     _refuse_same(*paths)
     try:
-        return _repack(*paths, options, verify, shows_progress)
+        return _repack(*paths, options, shows_progress)
     finally:
         process_pool().close(paths[0])
 
 
-def _repack(source: str, target: str, options: RepackOptions, verify: bool, shows_progress: bool) -> RepackReport:
+def _repack(source: str, target: str, options: RepackOptions, shows_progress: bool) -> RepackReport:
     began, checked = time.monotonic(), None
     with open_h5(source) as file, _faults_told(source, target):
         guard = ChangeGuard.of(source)
@@ -125,11 +137,11 @@ def _repack(source: str, target: str, options: RepackOptions, verify: bool, show
         with new_file(target) as partial:
             with (
                 ThreadPoolExecutor(usable_cores(), "lightning_h5-repack") as pool,
-                _bar(plans, verify, shows_progress) as bar,
+                _bar(plans, options.is_verified, shows_progress) as bar,
             ):
                 tree = _write(file, partial, plans, order, pool, bar, checked=options.checksum)
                 written = time.monotonic()
-                if verify:
+                if options.is_verified:
                     _verify(file, partial, tree, order, pool, bar)
                     checked = time.monotonic() - written
             _check_unchanged(guard)
@@ -238,7 +250,9 @@ def _bytes_needed(file: Any, plans: Mapping[int, ArrayPlan], n_stored: int) -> i
     """About what the copy takes: as the source, more for what is no longer compressed; and files that go again."""
     more, beside = 0, 0
     for address, _, array in all_arrays(file):
-        plan, stored = plans[address], array.get_storage_size()
+        if (plan := plans[address]).is_unread:
+            continue
+        stored = array.get_storage_size()
         if plan.way in ("rows", "boxes") and not {step.id for step in plan.steps} - {SHUFFLE, FLETCHER32} and stored:
             more += max(0, plan.n_bytes - stored)
         if plan.is_shuffled and plan.way == "rows":
@@ -255,19 +269,8 @@ def _order(file: Any, plans: Mapping[int, ArrayPlan], options: RepackOptions) ->
     return permutation(counts.pop(), options.shuffle_rows, 0, REPACK)
 
 
-@contextmanager
-def _bar(plans: Mapping[int, ArrayPlan], verify: bool, shows_progress: bool) -> Iterator[Any]:
+def _bar(plans: Mapping[int, ArrayPlan], verify: bool, shows_progress: bool) -> tqdm[Any]:
     total = sum(plan.n_bytes for plan in plans.values() if plan.way != "as it is")
     if verify:
-        total += sum(plan.n_bytes for plan in plans.values() if not plan.lies_elsewhere)
-    with tqdm(
-        total=total,
-        desc="repacking",
-        unit="iB",  # tqdm puts a K, an M or a G before it
-        unit_scale=True,
-        unit_divisor=1024,
-        delay=0.5,
-        leave=False,
-        disable=None if shows_progress else True,
-    ) as bar:
-        yield bar
+        total += sum(plan.n_bytes for plan in plans.values() if not plan.is_unread)
+    return progress_bar(total, "repacking", shows_progress=shows_progress, delay=0.5)

@@ -12,7 +12,17 @@ import numpy.typing as npt
 
 from ..datasets import FieldStats
 from ..errors import H5KeyError, H5ValueError, listing
-from ..files import ArrayLayout, OpenOptions, expand_paths, field_names, guess_keys, kind_of, list_arrays, open_h5
+from ..files import (
+    ArrayLayout,
+    OpenOptions,
+    Trust,
+    expand_paths,
+    field_names,
+    guess_keys,
+    kind_of,
+    list_arrays,
+    open_h5,
+)
 from ..types import PathLike, Paths
 from .sums.histogram import Histogram, count_values, edges_between
 from .sums.moments import Moments, merged, moments_of, no_values, std_of
@@ -150,7 +160,7 @@ def compute_stats(
         raise H5ValueError(
             f"channel_axis names {listing(unknown)}; the arrays are {listing(names)}. Name one of these."
         )
-    options = OpenOptions(allow_external=allow_external)
+    options = OpenOptions(trust=Trust(external=allow_external))
     found = [find_files(paths, key, options, rows) for key in names]
     axes = [_axis(each.layout, channel_axis) for each in found]
     arrays = tuple(

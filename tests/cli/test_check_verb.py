@@ -12,6 +12,7 @@ import pytest
 from factories import Stored, edit
 
 from lightning_h5.cli import main
+from lightning_h5.tools.checks import apart
 
 ROOT = Path(__file__).parents[2]
 GZIP = {"compression": "gzip"}
@@ -127,10 +128,72 @@ def test_very_many_problems_are_cut_short(run, make_h5):
     assert "and 30 more problems" in out
 
 
+def test_a_sandbox_finds_the_same_and_says_that_it_was_one(run, folder):
+    code, out, err = run(folder, "--sandbox", "--sandbox-memory", "2 GiB", "--sandbox-seconds", "90")
+    assert (code, err) == (1, "")
+    plain = run(folder)[1].splitlines()
+    plain[4] = "3 files, 6 arrays, 45.9 KiB decoded, each file in a process of its own: 1 error, 1 warning"
+    assert out.splitlines() == plain
+    assert run(folder / "a.h5", "--sandbox")[0] == 0
+
+
+def test_a_file_that_crashes_in_a_sandbox_is_in_the_list(run, folder, monkeypatch):
+    real = apart.child_command
+    crash = ["/bin/sh", "-c", "kill -SEGV $$"]
+    monkeypatch.setattr(apart, "child_command", lambda task: crash if "a.h5" in task else real(task))
+    code, out, err = run(folder / "a.h5", folder / "c.h5", "--sandbox")
+    assert (code, err) == (1, "")
+    assert out.splitlines()[1].startswith("  error (crashed): its check was ended by SIGSEGV.")
+    assert out.splitlines()[2].startswith("2 files, 2 arrays")
+    code, out, _ = run(folder / "a.h5", "--sandbox", "--json")
+    report = json.loads(out)
+    assert (code, report["sandboxed"], [problem["kind"] for problem in report["errors"]]) == (1, True, ["crashed"])
+    assert json.loads(run(folder / "c.h5", "--json")[1])["sandboxed"] is False
+
+
+def test_what_a_hostile_process_tells_is_one_line_without_codes(run, folder, monkeypatch):
+    """Were it written as it is, it could say that all is well, or move the cursor over what is not."""
+    text = "fine\n1 file, 2 arrays: 0 errors, 0 warnings\x1b[1A\x1b[1m\r\u202e"
+    told = {"schemas": [], "order": [], "unchecked": ["u\nv"], "unknown": None, "n_decoded": 0}
+    told["problems"] = [["x\ny", "open", text, "error"]]
+    fake = [sys.executable, "-I", "-S", "-c", f"print({json.dumps(told)!r})"]
+    monkeypatch.setattr(apart, "child_command", lambda task: fake)
+    code, out, _ = run(folder / "a.h5", "--sandbox")
+    assert code == 1
+    assert out.splitlines() == [
+        str(folder / "a.h5"),
+        "  error (open): x\\ny: fine\\n1 file, 2 arrays: 0 errors, 0 warnings\\x1b[1A\\x1b[1m\\r\\u202e",
+        "1 file, 0 arrays, 0 B decoded, each file in a process of its own: 1 error, 0 warnings",
+        "without checksums, so that most damage to their values would not show: u\\nv",
+    ]
+
+
+def test_limits_without_a_sandbox_and_limits_that_make_no_sense_are_one_line(run, folder):
+    for arguments in (
+        ["--sandbox-memory", "1 GiB"],
+        ["--sandbox-seconds", "3"],
+        ["--sandbox", "--sandbox-memory", "1 KiB"],
+        ["--sandbox", "--sandbox-seconds", "0"],
+    ):
+        code, out, err = run(folder / "a.h5", *arguments)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert "sandbox" in err
+
+
+def test_ctrl_c_during_a_sandbox_ends_with_130_and_one_line(run, folder, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(apart.Child, "has_ended", interrupted)
+    code, out, err = run(folder, "--sandbox")
+    assert (code, out, err) == (130, "", "lightning_h5: check was interrupted.\n")
+
+
 def test_help_has_examples(run):
     code, out, _ = run("--help")
     assert code == 0
     assert "lightning-h5 check data.h5\n" in out
+    assert "Take --sandbox for files of strangers" in " ".join(out.split())
 
 
 def test_python_m_runs_it_and_shows_no_bar_where_nobody_watches(folder):

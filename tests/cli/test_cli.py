@@ -1,7 +1,6 @@
 """``python -m lightning_h5``."""
 
 import inspect
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import lightning_models
 import numpy as np
 import pytest
+from processes import run_program
 
 from lightning_h5 import LazyH5DataModule
 from lightning_h5.cli import main
@@ -94,10 +94,12 @@ def test_an_unknown_argument_is_wrong_usage(arguments, capsys):
     assert "batchsize" in capsys.readouterr().err
 
 
-def python_m(*arguments, more_path, cwd=None):
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{more_path}", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "lightning_h5", *arguments]
-    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, check=False, timeout=120)
+def command(folder, *arguments, more_path):
+    """Runs a command where neither Lightning nor this package is imported yet, as in a shell."""
+    code = (
+        f"import warnings; warnings.simplefilter('ignore'); from lightning_h5.cli import main; main({[*arguments]!r})"
+    )
+    return run_program(code, folder / "logs", cwd=folder, path=[ROOT, more_path])
 
 
 def test_a_model_of_the_other_lightning_package_is_told_apart(tmp_path):
@@ -105,15 +107,16 @@ def test_a_model_of_the_other_lightning_package_is_told_apart(tmp_path):
         "import pytorch_lightning\nclass Theirs(pytorch_lightning.LightningModule): pass"
     )
     options = ["--model=their_model.Theirs", "--data=LazyH5DataModule"]
-    done = python_m("fit", *options, more_path=tmp_path, cwd=tmp_path)
+    done = command(tmp_path, "fit", *options, more_path=tmp_path)
     assert done.returncode == 2
     assert "their_model.Theirs derives from 'pytorch_lightning'" in done.stderr
     assert "runs the Trainer of 'lightning'" in done.stderr
     assert "LIGHTNING_H5_IMPORT=pytorch_lightning" in done.stderr
 
 
-def test_data_that_are_not_as_they_should_be_end_in_one_line(arguments):
-    done = python_m("fit", *arguments, "--data.x_key=z", more_path=str(Path(lightning_models.__file__).parent))
+def test_data_that_are_not_as_they_should_be_end_in_one_line(arguments, tmp_path):
+    more_path = Path(lightning_models.__file__).parent
+    done = command(tmp_path, "fit", *arguments, "--data.x_key=z", more_path=more_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("lightning_h5: H5KeyError: 'z' is not in")
     assert "Traceback" not in done.stderr

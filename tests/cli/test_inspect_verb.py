@@ -62,6 +62,29 @@ def test_it_shows_tree_costs_and_advice(file, capsys):
     assert config["init_args"]["y_key"] == "labels"
 
 
+def test_long_names_stay_whole_in_the_tree_and_widen_no_line_beyond_them(make_h5, capsys):
+    group, long = "a_group_of_the_laboratory_with_a_name_as_people_make_them", "signal_of_the_left_hand_sensor_" * 3
+    name, target = f"{group}/{group}/{long}", f"{group}/{group}/{'y' * 60}"
+    stored = Stored(np.zeros((64, 4, 256), "f4"), "chunked", (8, 4, 256), {"compression": "gzip", "shuffle": True})
+    members = np.zeros(64, [(f"member_with_a_long_name_{i}", "f4") for i in range(6)])
+    path = make_h5({name: stored, target: np.arange(64), "table": members})
+    with h5py.File(path, "a") as h5:
+        h5["again"] = h5py.SoftLink(f"/{target}")
+    _, out, _ = run(capsys, "inspect", path)
+    tree, rest = out.split("\na random row of")
+    lines = tree.splitlines()
+    assert sum(line.endswith(group) for line in lines) == 2
+    at = next(at for at, line in enumerate(lines) if line.endswith(long))
+    assert lines[at + 1].lstrip("│ ").startswith("(64, 4, 256)  float32  chunks (8, 4, 256)")
+    assert all(f"member_with_a_long_name_{i}" in tree for i in range(6))
+    assert f"-> /{target}  (soft link)" in tree
+    assert max(len(line) for line in lines[lines.index("/") :] if target not in line) <= 120
+    costs = rest.split("\n\n")[0].splitlines()[1:]
+    assert len(costs) == 3
+    assert max(map(len, costs)) <= 120
+    assert any(line.startswith("...") and "by position, decoded on all cores" in line for line in costs)
+
+
 def test_depth_leaves_out_what_lies_deeper(file, capsys):
     _, out, _ = run(capsys, "inspect", file, "--depth", "1")
     assert "deep" not in out.split("a random row of")[0]

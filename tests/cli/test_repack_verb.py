@@ -106,6 +106,23 @@ def test_the_copy_can_be_read_by_whom_new_files_can(path, tmp_path, capsys):
     assert stat.S_IMODE(os.stat(tmp_path / "copy.h5").st_mode) == 0o640
 
 
+@pytest.mark.parametrize(
+    ("shape", "chunk", "option"),
+    [((1 << 30,), 1 << 20, "--allow-sparse"), ((1 << 28,), (1 << 27) + 1, "--allow-large-chunks")],
+)
+def test_what_claims_too_much_passes_with_leave_alone(path, capsys, shape, chunk, option):
+    with h5py.File(path, "a") as file:
+        file.create_dataset("huge", shape, "i8", chunks=(chunk,))
+    assert run(path, path + ".copy") == 1
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1
+    assert f"{option[2:].replace('-', '_')}=True" in printed.err
+    assert not os.path.exists(path + ".copy")
+    assert run(path, path + ".copy", option) == 0
+    with h5py.File(path + ".copy") as file:
+        assert file["huge"].shape == shape
+
+
 def test_the_help_lists_the_compressions(capsys):
     assert run("--help") == 0
     text = capsys.readouterr().out

@@ -1,15 +1,12 @@
 """Bad input ends in a clear error before training starts: what was asked, what is there, what to do."""
 
-import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 from lightning_models import Recorder, quiet_trainer
+from processes import run_program
 
 from lightning_h5 import H5Error, H5FileError, H5KeyError, H5ValueError, LazyH5DataModule
 
@@ -214,21 +211,14 @@ except Exception as error:
 )
 def test_the_two_lightning_packages_are_told_apart(folder, first, trainer, environment, words):
     code = TWO_PACKAGES.format(first=first, second=first, trainer=trainer, file=str(folder / "good.h5"))
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | environment | {"PYTHONPATH": root},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_program(code, folder / "logs", cwd=folder, **environment)
     assert [word for word in words if word not in done.stdout] == [], done.stdout[-500:] + done.stderr[-2000:]
 
 
 def test_a_model_of_the_other_package_is_named_before_the_trainer_refuses_it(folder):
     code = f"""
+import warnings
+warnings.simplefilter("ignore")
 import lightning.pytorch, pytorch_lightning, lightning_h5
 class Theirs(pytorch_lightning.LightningModule): pass
 datamodule = lightning_h5.LazyH5DataModule({str(folder / "good.h5")!r}, x_key="scans/images")
@@ -237,11 +227,7 @@ try:
 except TypeError as error:
     print("refused", error)
 """
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_program(code, folder / "logs", cwd=folder)
     assert "refused" in done.stdout, done.stderr[-1000:]
     assert "__main__.Theirs and this data module come from the two Lightning packages" in done.stderr
     assert "are of 'lightning.pytorch'" in done.stderr

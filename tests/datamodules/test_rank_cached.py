@@ -636,7 +636,7 @@ def test_shards_that_no_machine_could_hold_are_refused_by_what_the_system_says(m
     with h5py.File(path, "r+") as h5:
         h5.create_dataset("x", (1 << 15, 1 << 31), "u1", chunks=(1, 1 << 31))
     with pytest.raises(H5ValueError, match=r"the shards of 'train' take 65,536\.00 GiB on this rank"):
-        fit(RankCachedH5DataModule(path))
+        fit(RankCachedH5DataModule(path, allow_sparse=True, allow_large_chunks=True))
 
 
 # Workers ---------------------------------------------------------------------------------------------------------

@@ -114,7 +114,8 @@ def test_a_plain_loader_without_workers_gives_each_row_once_an_epoch(paths, budg
 
 
 @pytest.mark.parametrize(
-    ("start_method", "used"), [("fork", False), ("fork", True), ("forkserver", False), ("spawn", False)]
+    ("start_method", "used"),
+    [("fork", False), ("fork", True), ("forkserver", False), pytest.param("spawn", False, marks=pytest.mark.slow)],
 )
 def test_a_plain_loader_with_workers_gives_each_row_once_an_epoch(paths, start_method, used):
     dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000)

@@ -647,7 +647,7 @@ def test_a_plain_data_loader_gives_each_row_once_in_worker_processes(recordings,
     assert len(dataset._cache) == 20
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_rows_that_workers_read_are_counted(recordings, start_method):
     dataset = CombinedHDF5Dataset(recordings, ["guid"])
     n_batches = len(list(DataLoader(dataset, batch_size=8, num_workers=1, multiprocessing_context=start_method)))

@@ -352,8 +352,17 @@ def check(batches):
     return sorted(row for batch in batches for row in batch["y"].tolist())
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "new"])
+@pytest.mark.parametrize(
+    ("method", "persistent"),
+    [
+        pytest.param("fork", True, id="fork-persistent"),
+        pytest.param("fork", False, id="fork-new"),
+        pytest.param("forkserver", True, id="forkserver-persistent"),
+        pytest.param("forkserver", False, id="forkserver-new"),
+        pytest.param("spawn", True, id="spawn-persistent"),
+        pytest.param("spawn", False, id="spawn-new", marks=pytest.mark.slow),  # six interpreters
+    ],
+)
 def test_batches_of_workers_lie_in_their_memory_and_stay_as_they_are(make_h5, method, persistent):
     loader = loader_of(make_h5, num_workers=2, multiprocessing_context=method, persistent_workers=persistent)
     kept = []

@@ -190,7 +190,7 @@ def test_a_refused_resume_has_the_same_words_on_all_ranks(file, tmp_path):
     assert "seed: saved 0, present 1" in error
 
 
-@pytest.mark.parametrize("hanging", [0, 1])
+@pytest.mark.parametrize("hanging", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_lightnings_own_launcher_leaves_no_process_behind(file, tmp_path, hanging):
     script = tmp_path / "hanging.py"
     script.write_text(

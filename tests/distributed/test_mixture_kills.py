@@ -40,8 +40,15 @@ def run(job, **changes):
     return run_ranks(train, job.world_size, job.folder, job, patience=5)
 
 
-@pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("kind", KINDS)
+def kinds_and_ranks():
+    """Each kind on one rank or on two in the short suite, on both in the long one."""
+    for kind in KINDS:
+        for world_size in (1, 2):
+            is_long = world_size != (1 if kind in ("concat", "sequential", "alternating", "drawn") else 2)
+            yield pytest.param(kind, world_size, marks=[pytest.mark.slow] * is_long)
+
+
+@pytest.mark.parametrize(("kind", "world_size"), [*kinds_and_ranks()])
 def test_killed_twice_in_the_middle_and_resumed_it_is_the_unbroken_run(kind, world_size, file, tmp_path):
     (whole := tmp_path / "whole").mkdir()
     (broken := tmp_path / "broken").mkdir()
@@ -62,8 +69,16 @@ def test_killed_twice_in_the_middle_and_resumed_it_is_the_unbroken_run(kind, wor
     assert found_weights == weights
 
 
-@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
-@pytest.mark.parametrize("kind", ["sequential", "round robin", "rows", "by class", "sequences"])
+def kinds_and_changes():
+    """Each kind one way or the other in the short suite, one of them both ways; all both ways in the long one."""
+    short = {"sequential": (2, 1), "round robin": (1, 2), "by class": (2, 1), "sequences": (1, 2)}
+    for kind in ("sequential", "round robin", "rows", "by class", "sequences"):
+        for change in ((2, 1), (1, 2)):
+            is_long = short.get(kind, change) != change
+            yield pytest.param(kind, *change, marks=[pytest.mark.slow] * is_long)
+
+
+@pytest.mark.parametrize(("kind", "first", "then"), [*kinds_and_changes()])
 def test_killed_and_resumed_on_another_number_of_ranks_the_epoch_goes_on_with_the_rest(
     kind, first, then, file, tmp_path
 ):

@@ -72,8 +72,15 @@ def wanted(options):
     return weights / weights.sum()
 
 
-@pytest.mark.parametrize("kind", ["lazy", "combined"])
-@pytest.mark.parametrize("options", OPTIONS)
+def options_and_kinds():
+    """What makes the order is the same for both: of the second, two are enough for the short suite."""
+    for options in OPTIONS:
+        yield pytest.param(options, "lazy")
+        is_long = options not in ("balanced, with workers", "a column")
+        yield pytest.param(options, "combined", marks=[pytest.mark.slow] * is_long)
+
+
+@pytest.mark.parametrize(("options", "kind"), [*options_and_kinds()])
 def test_ranks_together_have_classes_as_often_as_asked_and_evaluate_each_row_once(file, tmp_path, kind, options):
     seen = values(run_ranks(fit, 2, tmp_path, kind, file, OPTIONS[options]))
     assert seen[0][2] == seen[1][2] > 0

@@ -169,9 +169,10 @@ def _exists(name: str) -> bool:
 
 
 def benchmark(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / "benchmarks" / f"{name}.py")
+    own = f"benchmark_{name}"  # `mixing` is a module of the tests, too
+    spec = importlib.util.spec_from_file_location(own, ROOT / "examples" / "benchmarks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[own] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 

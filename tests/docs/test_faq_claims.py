@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from doubling import double
 from test_docs import ROOT, benchmark, blocks
 
 from lightning_h5 import H5FileError, H5KeyError, H5LazyDataset, H5ValueError, LazyH5DataModule
@@ -81,10 +82,6 @@ def test_two_arrays_that_could_both_be_the_input_are_listed(tmp_path):
         LazyH5DataModule(tmp_path / "two.h5").setup("fit")
 
 
-def double(rows):
-    return 2 * rows
-
-
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_function_of_a_module_goes_to_workers_and_a_lambda_does_not(signals, method):
     def batches(transform):
@@ -104,7 +101,7 @@ def test_a_function_of_a_module_goes_to_workers_and_a_lambda_does_not(signals, m
 
 
 def test_a_locked_file_is_told_with_the_variable_of_the_answer(signals, monkeypatch):
-    monkeypatch.setattr(h5py, "File", refuse)
+    monkeypatch.setattr(h5py.h5f, "open", refuse)
     with pytest.raises(H5FileError, match="HDF5_USE_FILE_LOCKING=FALSE before Python starts"):
         open_h5(signals)
     assert "HDF5_USE_FILE_LOCKING=FALSE python train.py" in answer(FIRST_THINGS["locks of network file systems"])

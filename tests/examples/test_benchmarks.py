@@ -1,6 +1,8 @@
 """The benchmarks, over so few rows that nothing is measured: they run to the end and say what they should.
 
-Each checks what every contender gives before it times it, so that a run that ends has seen all rows right.
+Each checks what every contender gives before it times it, so that a run that ends has seen all rows right. They run in
+processes forked from one that has imported much, but for one, which starts as a user starts it; ``-m slow`` starts all
+of them so.
 """
 
 import importlib.util
@@ -11,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from scripts import run_script
+from scripts import run_forked, run_script
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "examples" / "benchmarks"
@@ -19,8 +21,13 @@ PEERS = {"litdata": "litdata", "mosaicml-streaming": "streaming", "ffcv": "ffcv"
 
 
 @pytest.fixture
-def run(tmp_path):
+def run_alone(tmp_path):
     return partial(run_script, PYTHONPATH=str(ROOT), TMPDIR=str(tmp_path))
+
+
+@pytest.fixture(params=["forked", pytest.param("alone", marks=pytest.mark.slow)])
+def run(request, tmp_path, run_alone):
+    return partial(run_forked, tmp_path / "logs", TMPDIR=str(tmp_path)) if request.param == "forked" else run_alone
 
 
 def names_of(result):
@@ -54,8 +61,9 @@ def test_chunked_arrays(run, tmp_path):
     assert not list(tmp_path.glob("tmp*")), "nothing is left of the files"
 
 
-def test_shards_in_memory(run, tmp_path):
-    run(BENCHMARKS / "cached.py", "--rows", 150, "--rounds", 1, "--json", tmp_path / "out.json")
+def test_shards_in_memory(run_alone, tmp_path):
+    """As a user starts it: its ranks come from a server of processes."""
+    run_alone(BENCHMARKS / "cached.py", "--rows", 150, "--rounds", 1, "--json", tmp_path / "out.json")
     for result in json.loads((tmp_path / "out.json").read_text())["results"]:
         assert [each["name"] for each in result["loading"]["ratios"]] == [
             "lightning_h5 / array[a:b] of h5py",
@@ -69,7 +77,7 @@ def test_shards_in_memory(run, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_many_files_and_filters(run, tmp_path):
     few = ["--rows", 150, "--filter-rows", 2000, "--files", 4, "--epochs", 2, "--rounds", 1]
-    run(BENCHMARKS / "combined.py", *few, "--json", tmp_path / "out.json")
+    run(BENCHMARKS / "combined.py", *few, "--workers", 2, "--warm", 1, "--json", tmp_path / "out.json")
     written = json.loads((tmp_path / "out.json").read_text())
     assert [len(result["fields"]) for result in written["table"]] == [11] * 4 + [5] * 4
     for result in written["table"]:
@@ -90,7 +98,7 @@ def test_studies(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_limits_do_without_fast_decoders(run):
+def test_the_limits_do_without_fast_decoders(run_alone):
     program = f"""
 import runpy, sys
 sys.modules.update(dict.fromkeys(("deflate", "imagecodecs", "zlib_into")))
@@ -98,23 +106,23 @@ sys.path.insert(0, {str(BENCHMARKS)!r})
 sys.argv = "compressed --rows 150 --rounds 1 --peers --cases images-lzf-1 signals-gzip-32".split()
 runpy.run_path({str(BENCHMARKS / "compressed.py")!r}, run_name="__main__")
 """
-    assert run("-c", program).count("bare decode loop, 2 threads") == 2
+    assert run_alone("-c", program).count("bare decode loop, 2 threads") == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("peer", PEERS)
-def test_a_peer_reads_its_own_copy(run, peer, tmp_path):
+def test_a_peer_reads_its_own_copy(run_alone, peer, tmp_path):
     if importlib.util.find_spec(PEERS[peer]) is None:
         pytest.skip(f"{peer} is not installed")
     wanted = ["--rows", 320, "--rounds", 1, "--peers", peer, "--json", tmp_path / "out.json", "--cases"]
-    out = run(BENCHMARKS / "compressed.py", *wanted, "images-gzip-32", "signals-gzip-32")
+    out = run_alone(BENCHMARKS / "compressed.py", *wanted, "images-gzip-32", "signals-gzip-32")
     if "skipped" in out:
         pytest.skip(re.search("skipped.*", out)[0])
     for result in json.loads((tmp_path / "out.json").read_text())["results"]:
         assert {each["team"] for each in result["contenders"]} >= {peer}
 
 
-def test_a_peer_that_does_not_import_is_skipped_with_a_line(run):
+def test_a_peer_that_does_not_import_is_skipped_with_a_line(run, tmp_path):
     program = f"""
 import runpy, sys
 sys.modules["ffcv"] = None
@@ -122,7 +130,8 @@ sys.path.insert(0, {str(BENCHMARKS)!r})
 sys.argv = "compressed --rows 150 --rounds 1 --peers ffcv --cases signals-contiguous".split()
 runpy.run_path({str(BENCHMARKS / "compressed.py")!r}, run_name="__main__")
 """
-    out = run("-c", program)
+    (tmp_path / "program.py").write_text(program)
+    out = run(tmp_path / "program.py")
     assert re.search(r"skipped: ffcv, which cannot be imported \(ModuleNotFoundError", out)
     assert "mmap=True / ffcv" not in out
 
@@ -149,3 +158,35 @@ def test_training(run, tmp_path):
 def test_plan(run):
     out = run(BENCHMARKS / "plan.py", "--rows", 10**5, "--blocks", 1000)
     assert re.search(r"^ *global ", out, re.MULTILINE)
+
+
+def test_repacking(run, tmp_path):
+    out = run(BENCHMARKS / "repack.py", "--gib", 0.004, "--rounds", 1, "--json", tmp_path / "out.json")
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["is_equal"]
+    assert written["ratio"] > 0
+    assert "copy and original are equal: True" in out
+
+
+def test_advice(run, tmp_path):
+    few = ["--cases", "contiguous", "small", "--rows", 640, "--seconds", 0.01, "--rounds", 1, "--torch-threads", 1]
+    run(BENCHMARKS / "advice.py", *few, "--json", tmp_path / "out.json")
+    for result in json.loads((tmp_path / "out.json").read_text())["results"]:
+        assert result["advised"] in result["rates"]
+        assert result["settings_tried"] >= 4
+        assert 0 < result["ratio"] <= 1
+
+
+def test_monitoring(run, tmp_path):
+    out = run(BENCHMARKS / "monitor.py", "--batches", 20, "--rounds", 1, "--json", tmp_path / "out.json")
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert {name: len(seconds) for name, seconds in written["seconds"].items()} == {"without": 1, "with": 1}
+    assert "as a share of the time at 500 batches a second" in out
+
+
+def test_layouts(run, tmp_path):
+    parts = ROOT / "docs" / "_parts"
+    (tmp_path / "benchmarks.json").write_text((parts / "benchmarks.json").read_text())
+    run(BENCHMARKS / "layouts.py", tmp_path)
+    for name in ("chunk_cost.html", "layouts.md"):
+        assert (tmp_path / name).read_text() == (parts / name).read_text()

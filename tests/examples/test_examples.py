@@ -1,59 +1,30 @@
 """The examples, as a newcomer runs them: what they print is what they promise."""
 
-import os
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from processes import run_ranks
-from scripts import run_script
-
-from lightning_h5.cli import main
+from scripts import as_commands, fork, run_forked, run_script
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Runs an example in a folder of its own, in a process that has imported what all of them import."""
+@pytest.fixture(params=["forked", pytest.param("alone", marks=pytest.mark.slow)])
+def run(request, tmp_path):
+    """Runs an example in a folder of its own: forked from a process that has imported what all of them import.
 
-    def run(name, *more):
-        (outcome,) = run_ranks(as_a_script, 1, tmp_path, str(EXAMPLES / name), [str(tmp_path), *more], timeout=170)
-        assert outcome.exitcode == 0, outcome.output[-3000:]
-        return outcome.output
+    With ``-m slow`` from nothing, as a user's shell does; then Lightning starts the second rank.
+    """
+
+    def run(name, *more, world_size=1):
+        if request.param == "alone":
+            return run_script(EXAMPLES / name, tmp_path, *more, PYTHONPATH=str(ROOT))
+        return run_forked(tmp_path / "logs", EXAMPLES / name, tmp_path, *more, world_size=world_size)
 
     return run
-
-
-@pytest.fixture
-def run_alone(tmp_path):
-    """The same for an example that starts processes of its own, from nothing as a user's shell does."""
-
-    def run_alone(name, *more):
-        return run_script(EXAMPLES / name, tmp_path, *more, PYTHONPATH=str(ROOT))
-
-    return run_alone
-
-
-def as_a_script(rank, path, arguments):
-    sys.argv = [path, *arguments]
-    sys.path.insert(0, str(Path(path).parent))
-    runpy.run_path(path, run_name="__main__")
-
-
-def as_commands(rank, folder, commands):
-    os.chdir(folder)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "examples"]:
-        del sys.modules[name]
-    sys.path.insert(0, folder)
-    for said, command in commands:
-        print(said, flush=True)
-        main(command)
 
 
 def number(pattern, text):
@@ -78,9 +49,7 @@ def test_a_config_fits_tests_and_predicts_from_the_command_line(clone, name, n_p
         ("TESTING", ["test", "--config", config, "--ckpt_path", checkpoint]),
         ("PREDICTING", ["predict", "--config", config, "--ckpt_path", checkpoint]),
     ]
-    (outcome,) = run_ranks(as_commands, 1, clone / "logs", str(clone), commands, timeout=170)
-    assert outcome.exitcode == 0, outcome.output[-3000:]
-    out = outcome.output
+    out = fork(clone / "logs", as_commands, str(clone), commands)
     fit, rest = out.split("TESTING")
     test, predict = rest.split("PREDICTING")
     for stage, text in {"train": fit, "validate": fit, "test": test}.items():
@@ -89,8 +58,8 @@ def test_a_config_fits_tests_and_predicts_from_the_command_line(clone, name, n_p
     assert number(r"predict +\d+ +(\d+)", predict.replace(",", "")) == n_predicted
 
 
-def test_two_ranks_have_every_row_once_between_them(run_alone):
-    out = run_alone("two_ranks.py")
+def test_two_ranks_have_every_row_once_between_them(run):
+    out = run("two_ranks.py", world_size=2)
     for stage in ("epoch 0", "epoch 1", "epoch 2", "test"):
         assert f"{stage}: together 1001 of 1001 rows, each of them once: True" in out
         counts = [number(rf"{stage}: rank {rank} \D*(\d+) rows", out) for rank in range(2)]
@@ -99,8 +68,8 @@ def test_two_ranks_have_every_row_once_between_them(run_alone):
     assert abs(number(r"slope ([\d.-]+)", out) - 3) < 0.05
 
 
-def test_a_killed_run_resumes_to_the_rows_and_weights_of_an_unbroken_one(run_alone):
-    out = run_alone("resume.py")
+def test_a_killed_run_resumes_to_the_rows_and_weights_of_an_unbroken_one(run):
+    out = run("resume.py")
     assert "ended with SIGKILL in step 34" in out
     assert "its last checkpoint is of step 30," in out
     assert "rows: 1920 of 1920 are those of the unbroken run" in out
@@ -147,8 +116,8 @@ def test_a_regression_on_normalised_signals_is_far_better_than_the_mean(run, tmp
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_features_lie_at_their_rows(run, run_alone, ranks, tmp_path):
-    out = (run if ranks == 1 else run_alone)("features.py", "--ranks", str(ranks))
+def test_features_lie_at_their_rows(run, ranks, tmp_path):
+    out = run("features.py", "--ranks", str(ranks), world_size=ranks)
     assert "1501 of 1501 features lie at their rows" in out
     counts = [int(count) for count in re.findall(r"rank \d had (\d+) rows", out)]
     assert counts == ([1501] if ranks == 1 else [751, 750])

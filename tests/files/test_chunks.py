@@ -119,11 +119,10 @@ def test_a_table_of_many_chunks_is_built_once_and_travels_as_bare_numbers(make_h
 
 
 def test_an_array_without_a_table_is_not_looked_for_chunks(make_h5, monkeypatch):
-    """Text and odd number formats are the library's; their index, of maybe a million chunks, is not read."""
+    """Odd formats are the library's; their index, of maybe a million chunks, is not read."""
     monkeypatch.setattr("lightning_h5.files.layout.chunk_table", lambda *args: pytest.fail("it was read"))
-    text = Stored(np.array([b"a", b"b"] * 4, object), "chunked", (2,), dtype=h5py.string_dtype())
-    path = make_h5(text=text, contiguous=np.arange(4), fixed=Stored(np.array([b"a"] * 4), "chunked", (2,)))
-    assert [look(path, key).table for key in ("text", "contiguous", "fixed")] == [None] * 3
+    path = make_h5(contiguous=np.arange(4), fixed=Stored(np.array([b"a"] * 4), "chunked", (2,)))
+    assert [look(path, key).table for key in ("contiguous", "fixed")] == [None] * 2
 
 
 def test_every_filter_that_can_be_written_here_is_tried(make_h5):

@@ -8,7 +8,7 @@ import pytest
 from factories import assert_same_rows
 
 from lightning_h5.errors import H5Error, H5FileError, H5KeyError, H5ValueError
-from lightning_h5.files import OpenOptions, find_array, layout_of, list_arrays, open_h5
+from lightning_h5.files import OpenOptions, Trust, find_array, layout_of, list_arrays, open_h5
 from lightning_h5.readers import open_reader
 
 MINE, THEIRS = np.arange(100.0, 106.0), np.arange(6.0)
@@ -17,8 +17,8 @@ MINE, THEIRS = np.arange(100.0, 106.0), np.arange(6.0)
 def rows(path, key, allow_external=False, **how):
     """All rows by the way of a dataset: looked up once, then read by a reader that opens the file itself."""
     with open_h5(path) as file:
-        layout = layout_of(find_array(file, key, allow_external=allow_external), path, key)
-    reader = open_reader(layout, OpenOptions(allow_external=allow_external), **how)
+        layout = layout_of(find_array(file, key, Trust(external=allow_external)), path, key)
+    reader = open_reader(layout, OpenOptions(trust=Trust(external=allow_external)), **how)
     return reader.read(np.arange(len(reader))[::-1])[::-1]
 
 
@@ -114,24 +114,24 @@ def test_an_array_that_leaves_the_file_is_read_rightly_where_that_is_allowed(fil
 def test_a_way_round_the_links_does_not_get_past_the_second_look(files):
     """Whatever lookup says, an object that lies in another file is refused."""
     with h5py.File(files) as file:
-        from lightning_h5.files.door import _refuse_foreign
+        from lightning_h5.files.foreign import refuse_foreign
 
         with pytest.raises(H5ValueError, match="lies in another file"):
-            _refuse_foreign(file, file["outside"], "outside")
+            refuse_foreign(file, file["outside"], "outside")
 
 
 @pytest.mark.parametrize("allow_external", [False, True])
 @pytest.mark.parametrize("key", ["round", "dangling", "virtual_over_nothing", "virtual_over_itself"])
 def test_links_that_lead_nowhere_end_in_an_error_that_names_them(files, key, allow_external):
     with pytest.raises(H5Error, match=rf"'{key}' in |is not in") as error, open_h5(files) as file:
-        find_array(file, key, allow_external=allow_external)
+        find_array(file, key, Trust(external=allow_external))
     assert "main.h5" in str(error.value)
 
 
 @pytest.mark.parametrize("key", ["lost", "virtual_lost"])
 def test_a_missing_other_file_is_an_error_not_fill_values(files, key):
     with pytest.raises(H5FileError, match=rf"'{key}'.*(gone\.h5|other file)"), open_h5(files) as file:
-        find_array(file, key, allow_external=True)
+        find_array(file, key, Trust(external=True))
 
 
 def test_a_dangling_link_names_its_target(files):

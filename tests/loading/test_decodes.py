@@ -73,7 +73,7 @@ def test_several_ranks_and_workers_decode_little_twice(file, rows, world_size, n
     assert (found <= 1.1 * CHUNKS).all()
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_however_workers_start(file, method):
     found = decodes(file, 1, world_size=2, num_workers=2, multiprocessing_context=method)
     assert found[0] <= 1.1 * CHUNKS

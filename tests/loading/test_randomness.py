@@ -5,6 +5,13 @@ import random
 import numpy as np
 import pytest
 import torch
+from draws import (
+    draw_from_global_streams,
+    draw_of_the_batch,
+    draw_of_the_row,
+    draw_while_collating,
+    torch_draw_of_the_row,
+)
 from lightning.pytorch import seed_everything
 from lightning_models import Recorder, quiet_trainer
 from processes import run_ranks, values
@@ -14,26 +21,6 @@ from lightning_h5.loading import H5DataLoader
 from lightning_h5.sampling import OrderParameters, PlanSampler
 
 ROWS, BATCH = 48, 4
-
-
-def draw_from_global_streams(x):
-    return torch.tensor([random.random(), np.random.random(), torch.rand(()).item()], dtype=torch.float64)  # noqa: NPY002
-
-
-def draw_of_the_row(x, rng):
-    return torch.tensor(rng.random(), dtype=torch.float64)
-
-
-def torch_draw_of_the_row(x, generator):
-    return torch.rand((), dtype=torch.float64, generator=generator)
-
-
-def draw_of_the_batch(batch, *, rng=None):
-    return (batch[0] * 0 + rng.random(), *batch[1:])
-
-
-def draw_while_collating(samples):
-    return torch.rand(len(samples), dtype=torch.float64), torch.tensor([sample[-1] for sample in samples])
 
 
 TRANSFORMS = [draw_from_global_streams, draw_of_the_row, torch_draw_of_the_row]

@@ -109,8 +109,15 @@ def command_of(pid):
         return "resource_tracker"
 
 
-@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "new each epoch"])
-@pytest.mark.parametrize("how", FATES)
+def fates():
+    """Whether workers persist has nothing to do with how they end: two ways in the short suite, all in the long one."""
+    for how in FATES:
+        yield pytest.param(how, True, id=f"{how}-persistent")
+        marks = [] if how in ("SIGKILL", "exit code 0") else [pytest.mark.slow]
+        yield pytest.param(how, False, id=f"{how}-new each epoch", marks=marks)
+
+
+@pytest.mark.parametrize(("how", "persistent"), [*fates()])
 def test_a_worker_that_ends_is_named_with_cause_file_and_rows(path, tmp_path, how, persistent, leaves_nothing):
     loader = loader_of(path, Fate(how, tmp_path / "done"), persistent_workers=persistent)
     with pytest.raises(H5WorkerError) as caught:

@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import random
-import subprocess
 import sys
 from functools import cache, partial
 from itertools import chain, product
@@ -27,7 +26,7 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning_models import Recorder, index_of, quiet_trainer
 from packaging.version import Version
-from processes import run_ranks
+from processes import run_program, run_ranks
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torchmetrics.classification import BinaryAccuracy
@@ -40,10 +39,10 @@ BEFORE_2_5, BEFORE_2_5_3 = (Version(lightning.__version__) < Version(version) fo
 WARNS = pytest.mark.filterwarnings("ignore")  # Lightning warns of some traps, and warnings are errors here
 
 
-def trap(reason, kind="plain", *values, raises=AssertionError):
+def trap(reason, kind="plain", *values, raises=AssertionError, more=()):
     """Parameters of which the first is a kind that must fail, and how."""
     fails = pytest.mark.xfail(strict=True, reason=reason, raises=raises)
-    return pytest.param(kind, *values, marks=[fails, WARNS])
+    return pytest.param(kind, *values, marks=[fails, WARNS, *more])
 
 
 PLAIN = {
@@ -439,15 +438,18 @@ def together(*runs):
 
 
 def resumes():
+    """The trap itself is one of Lightning's loops, whatever the workers: with these it is slow."""
     for way, workers, schedule in product(WAYS, WORKERS, MODELS):
-        yield "ours", way, workers, schedule
+        is_long = (workers, schedule) == ("workers", "OneCycleLR")
+        yield pytest.param("ours", way, workers, schedule, marks=[pytest.mark.slow] * is_long)
+        slow = [pytest.mark.slow] * (workers != "no workers")
         if way == "epoch end" and (workers == "no workers" or BEFORE_2_5_3):
-            yield pytest.param("plain distributed", way, workers, schedule, marks=WARNS)
+            yield pytest.param("plain distributed", way, workers, schedule, marks=[WARNS, *slow])
         else:
             reason = EPOCH_0 if way == "epoch end" else LOST_PLACE
             one_step_more = (way, schedule) == ("batch end", "OneCycleLR") and BEFORE_2_5
             raises = ValueError if one_step_more else AssertionError
-            yield trap(reason, "plain distributed", way, workers, schedule, raises=raises)
+            yield trap(reason, "plain distributed", way, workers, schedule, raises=raises, more=slow)
 
 
 @pytest.mark.parametrize(("kind", "way", "workers", "schedule"), [*resumes()])
@@ -591,16 +593,10 @@ print([row for batch in batches for row in batch.tolist()])
 
 
 @pytest.mark.parametrize("kind", [trap(UNRELATED, raises=ValueError), "ours"])
-def test_a_trainer_of_the_other_package_takes_the_data_module(file, kind):
+def test_a_trainer_of_the_other_package_takes_the_data_module(tmp_path, file, kind):
     made = MAKES[kind].format(file)
-    done = subprocess.run(
-        [sys.executable, "-c", PREDICTS.replace("HOME", made.split(".")[0]).replace("MODULE", made)],
-        env=os.environ | {"LIGHTNING_H5_IMPORT": "pytorch_lightning", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    program = PREDICTS.replace("HOME", made.split(".")[0]).replace("MODULE", made)
+    done = run_program(program, tmp_path / "logs", path=sys.path, LIGHTNING_H5_IMPORT="pytorch_lightning")
     if done.returncode:
         raise as_it_was(done.stderr.strip().splitlines()[-1], done.stderr)
     assert json.loads(done.stdout.splitlines()[-1]) == ALL_ROWS

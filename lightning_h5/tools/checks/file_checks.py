@@ -11,7 +11,7 @@ from ...errors import H5CorruptError, H5FileError, H5KeyError, H5ValueError, lis
 from ...files import ArrayLayout, kind_of
 from ...readers import why_plain
 from .looking import FileFacts
-from .problems import Problem, error, warning
+from .problems import Problem, error, is_of_memory, warning
 
 __all__ = ["FILE_CHECKS", "FileCheck"]
 
@@ -37,6 +37,10 @@ def _refused(facts: FileFacts) -> Iterator[Problem]:
         if key in facts.lost:
             text = f"its rows lie in {listing(facts.lost[key])}, not there: HDF5 itself would read them as fill values"
             yield warning(facts.path, key, "link", text)
+        elif is_of_memory(why):
+            yield error(
+                facts.path, key, "memory", f"there is no memory to look at it: {f'{why}' or type(why).__name__}"
+            )
         elif isinstance(why, H5CorruptError):
             yield error(facts.path, key, "chunk index", why)
         elif isinstance(why, H5KeyError):

@@ -99,11 +99,6 @@ def look_at(path: str, keys: Sequence[str] | None = None) -> FileFacts:
 def _list(file: Any, facts: FileFacts, keys: Sequence[str] | None) -> None:
     entries = tuple(entries_of(file))
     facts.entries = entries if keys is None else tuple(entry for entry in entries if entry.name in keys)
-    for name in ["/", *(entry.name for entry in facts.entries if entry.kind == "group")]:
-        try:
-            list(file[name])
-        except Exception as error:
-            facts.unlisted[name] = error
     for entry in facts.entries:
         if entry.kind == "soft link":
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Problem", "error", "warning"]
+__all__ = ["Problem", "error", "is_of_memory", "warning"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +35,12 @@ def error(file: str, array: str | None, kind: str, text: object) -> Problem:
 def warning(file: str, array: str | None, kind: str, text: object) -> Problem:
     """Something worth knowing."""
     return Problem(file=file, array=array, kind=kind, text=f"{text}", severity="warning")
+
+
+def is_of_memory(why: BaseException | None) -> bool:
+    """Whether an error came of memory that was not there, which may be so of a file that is whole."""
+    while why is not None:
+        if isinstance(why, MemoryError):
+            return True
+        why = why.__cause__
+    return False

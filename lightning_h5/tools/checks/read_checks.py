@@ -15,7 +15,7 @@ from ...errors import H5CorruptError
 from ...files import ArrayLayout, OpenOptions, kind_of
 from ...readers import BulkTask, ChunkSource, SlabSource, bulk_tasks, open_reader, open_source
 from ...stats import Counters
-from .problems import Problem, error
+from .problems import Problem, error, is_of_memory
 
 __all__ = ["ArrayReading"]
 
@@ -79,8 +79,12 @@ class ArrayReading:
         layout, found = self._layout, self._found
         if self._gone is not None:
             yield error(layout.path, layout.key, "decode", self._gone)
-        for _, why in sorted(self._broken.items())[:MOST]:
-            yield error(layout.path, layout.key, "decode", why)
+        for first, why in sorted(self._broken.items())[:MOST]:
+            if is_of_memory(why):
+                text = f"there is no memory to read it from row {first:,} on: {f'{why}' or type(why).__name__}"
+                yield error(layout.path, layout.key, "memory", text)
+            else:
+                yield error(layout.path, layout.key, "decode", why)
         if (more := len(self._broken) - MOST) > 0:
             yield error(layout.path, layout.key, "decode", f"{more:,} more pieces of it cannot be read")
         if found.n_nan or found.n_infinite:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -82,9 +83,10 @@ def _same_looks(schemas: Sequence[Schema]) -> Iterator[Problem]:
     for schema in schemas:
         for name, look in schema.looks.items():
             of_name[name][look] += 1
+    usual = {name: (*looks.most_common(1)[0], looks.total()) for name, looks in of_name.items()}
     for schema in schemas:
         for name, look in schema.looks.items():
-            (most, n), total = of_name[name].most_common(1)[0], of_name[name].total()
+            most, n, total = usual[name]
             if look != most:
                 text = f"{n} of {total} files have it as {_words(most)}; here it is {_words(look)}"
                 yield error(schema.path, name, "schema", text)
@@ -105,15 +107,18 @@ def _same_rows(schemas: Sequence[Schema]) -> Iterator[Problem]:
 def _nearly_same_rows(schemas: Sequence[Schema]) -> Iterator[Problem]:
     """In a file that is alone, or where all files are so, lengths that differ by a little."""
     usual, _ = _usual_groups(schemas)
+    group_of = {name: number for number, group in enumerate(usual) for name in group}
     for schema in schemas:
-        longest: dict[str, int] = {}
         rows = {name: count for name, count in schema.n_rows.items() if not _is_of_a_layout(name)}
-        for name, count in sorted(rows.items(), key=lambda item: -item[1]):
-            near = next((o for o, n in longest.items() if FEW < count < n <= count * (1 + NEARLY)), None)
-            if near is not None and not any({near, name} <= set(group) for group in usual):
-                text = f"it has {count:,} rows, {near!r} {longest[near]:,}: if they belong together, some are missing"
+        names = sorted(rows, key=lambda name: -rows[name])
+        falling = [-rows[name] for name in names]  # searched, since a file may have a hundred thousand arrays
+        for name in names:
+            count = rows[name]
+            near = names[bisect_left(falling, -(count * (1 + NEARLY)))]  # the longest that is not much longer
+            is_usual = name in group_of and group_of[name] == group_of.get(near)
+            if FEW < count < rows[near] and not is_usual:
+                text = f"it has {count:,} rows, {near!r} {rows[near]:,}: if they belong together, some are missing"
                 yield warning(schema.path, name, "rows", text)
-            longest[name] = count
 
 
 def _is_of_a_layout(name: str) -> bool:

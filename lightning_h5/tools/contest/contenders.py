@@ -11,6 +11,7 @@ from ...datasets.table import FileTable, held_fields
 from ...errors import H5ValueError
 from ...files import OpenOptions, expand_paths, guess_keys
 from ...readers import is_pooled
+from ...sizes import bytes_text
 from ...types import Keys, Paths
 
 __all__ = ["SHUFFLE_BYTES", "BenchRows", "Contender", "LeftOut", "contenders_for", "find_rows"]
@@ -232,4 +233,4 @@ def _whole_mib(rows: BenchRows, num_workers: int) -> int:
 
 
 def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:,.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:,.1f} MiB"
+    return bytes_text(n_bytes, least="MiB", most="GiB")

@@ -8,6 +8,7 @@ from typing import Any
 
 import h5py
 
+from ...files.places import has_checked_header
 from .walk import all_objects
 
 __all__ = ["allow_newer_objects"]
@@ -38,6 +39,10 @@ def allow_newer_objects(file: Any, copy: Any) -> None:
 
 def _is_newer(item: Any) -> bool:
     """Whether the file's own format did not make an object so: one that keeps an order needs the newer one anyway."""
-    if h5py.h5o.get_info(item).hdr.version <= OLD_HEADER:
+    if isinstance(item, h5py.h5d.DatasetID):  # that which tells it of others looks at a chunk index, damaged or not
+        is_old = not has_checked_header(h5py.Dataset(item))
+    else:
+        is_old = h5py.h5o.get_info(item).hdr.version <= OLD_HEADER
+    if is_old:
         return False
     return not (hasattr(item, "get_create_plist") and item.get_create_plist().get_attr_creation_order())

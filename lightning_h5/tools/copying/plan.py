@@ -11,17 +11,18 @@ from typing import Any, Literal
 import h5py
 
 from ...errors import H5ValueError, listing
-from ...files import find_array
-from .compression import FilterStep, check_compression, filter_steps, kept_steps, loses_digits
+from ...files import Trust, find_array, shape_of
+from ...files.claims import check_sizes
+from .compression import FilterStep, filter_steps, kept_steps, loses_digits
+from .options import RepackOptions
 from .stored_types import ensure_readable, has_class, is_variable
-from .virtual_arrays import is_own, refuse_mixed
-from .walk import all_arrays
+from .virtual_arrays import Trace, is_virtual, refuse_mixed, trace_virtual
+from .walk import address_of, all_arrays
 
 __all__ = [
     "CHUNK_BYTES",
     "MOST_CHUNK_BYTES",
     "ArrayPlan",
-    "RepackOptions",
     "box_of",
     "plan_arrays",
 ]
@@ -42,35 +43,6 @@ Way = Literal["as it is", "values", "rows", "boxes"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepackOptions:
-    """What is asked; see ``repack_file``. ``is_chunked`` asks for chunks, of so many rows or as many as suit.
-
-    Raises:
-        H5ValueError: it makes no sense, or a compression is not installed.
-    """
-
-    rows_per_chunk: int | None = None
-    is_chunked: bool = False
-    compression: str = "keep"
-    level: int | None = None
-    shuffle_filter: bool = False
-    checksum: bool = False
-    shuffle_rows: int | None = None
-    shuffle_keys: tuple[str, ...] | None = None
-    keys: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.rows_per_chunk is not None and self.rows_per_chunk < 1:
-            raise H5ValueError(
-                f"rows_per_chunk={self.rows_per_chunk} was asked, and a chunk has at least one row. Pass 1 or more, or "
-                "'auto'."
-            )
-        if self.shuffle_keys is not None and self.shuffle_rows is None:
-            raise H5ValueError("shuffle_keys was given without shuffle_rows. Pass a seed as shuffle_rows, too.")
-        check_compression(self.compression, self.level, self.shuffle_filter)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ArrayPlan:
     """What becomes of an array.
 
@@ -84,7 +56,7 @@ class ArrayPlan:
         n_bytes: of all rows, decoded.
         row_bytes: of a row, decoded.
         note: why it is not as asked, if so.
-        lies_elsewhere: its rows are in other files, and are not looked at.
+        is_unread: its values are not looked at: they are in other files, or it is virtual and stays so.
         was_virtual: it is a virtual array and becomes an ordinary one.
     """
 
@@ -96,7 +68,7 @@ class ArrayPlan:
     n_bytes: int = 0
     row_bytes: int = 0
     note: str = ""
-    lies_elsewhere: bool = False
+    is_unread: bool = False
     was_virtual: bool = False
 
 
@@ -105,43 +77,50 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
 
     Raises:
         H5KeyError: an array that was named is not there.
-        H5ValueError: what is asked cannot be done with these arrays.
+        H5ValueError: what is asked cannot be done with these arrays, or one that would be read claims far more than is
+            stored.
     """
-    wanted = None if options.keys is None else _named(file, options.keys, "keys")
-    shuffled = _shuffled(file, options) if options.shuffle_rows is not None else set()
+    wanted = None if options.keys is None else _named(file, options.keys, "keys", options.trust)
+    virtual = {address: array for address, _, array in all_arrays(file) if is_virtual(array)}
+    traces, shuffled = trace_virtual(file, virtual, set()), set[int]()
+    if options.shuffle_rows is not None:
+        shuffled = _shuffled(file, options, traces)
+        traces = trace_virtual(file, virtual, shuffled)
     plans = {}
     for address, name, array in all_arrays(file):
         asked = wanted is None or address in wanted
-        if shuffled:
-            refuse_mixed(file, name, array, shuffled)
-        plan = _plan(name, array, options, asked, address in shuffled)
+        plan = _plan(name, array, options, asked, address in shuffled, traces.get(address))
+        if array.get_type().get_size() > MOST_CHUNK_BYTES and plan.way in ("rows", "boxes"):
+            plan = _left_whole(plan)
+        if not plan.is_unread and (plan.way != "as it is" or options.is_verified) and array.shape:
+            check_sizes(file, h5py.Dataset(array), name, options.trust)
         if plan.note and wanted is not None and asked:
             raise H5ValueError(f"{name!r} was named in keys and {plan.note}. Leave it out of keys.")
         plans[address] = plan
     return plans
 
 
-def _named(file: Any, keys: Sequence[str], argument: str) -> set[int]:
+def _named(file: Any, keys: Sequence[str], argument: str, trust: Trust) -> set[int]:
     found = set()
     for key in keys:
-        handle = find_array(file, key)
+        handle = find_array(file, key, trust)
         if handle.members:
             raise H5ValueError(
                 f"{argument} names {key!r}, a member of the table {handle.array.name!r}; tables are written as a "
                 "whole. Name the table."
             )
-        found.add(h5py.h5o.get_info(handle.array.id).addr)
+        found.add(address_of(handle.array.id))
     return found
 
 
-def _shuffled(file: Any, options: RepackOptions) -> set[int]:
+def _shuffled(file: Any, options: RepackOptions, traces: Mapping[int, Trace]) -> set[int]:
     """Arrays whose rows are permuted: never some of those that belong together without a word of the user."""
     names, n_rows = {}, {}
     for address, name, array in all_arrays(file):
-        if array.shape:
-            names[address], n_rows[address] = name, array.shape[0]
+        if shape := _shape(array, traces.get(address), options):
+            names[address], n_rows[address] = name, shape[0]
     if options.shuffle_keys is not None:
-        chosen = _named(file, options.shuffle_keys, "shuffle_keys")
+        chosen = _named(file, options.shuffle_keys, "shuffle_keys", options.trust)
         counts = {names[address]: n_rows[address] for address in chosen}
         if len(set(counts.values())) > 1:
             raise H5ValueError(
@@ -164,8 +143,23 @@ def _counted(counts: Mapping[str, int]) -> str:
     return listing(counts) + " with " + ", ".join(f"{n:,}" for n in list(counts.values())[:12]) + " rows"
 
 
-def _plan(name: str, array: Any, options: RepackOptions, asked: bool, is_shuffled: bool) -> ArrayPlan:
-    stored, plist, shape = array.get_type(), array.get_create_plist(), array.shape
+def _is_read(trace: Trace, options: RepackOptions) -> bool:
+    return options.shuffle_rows is not None and not trace.fault
+
+
+def _shape(array: Any, trace: Trace | None, options: RepackOptions) -> tuple[int, ...] | None:
+    """Of a virtual array that stays so, as it was made: asked for its extent, HDF5 may open what it is made of."""
+    if trace is not None and not _is_read(trace, options):
+        return shape_of(h5py.Dataset(array))
+    shape: tuple[int, ...] | None = array.shape
+    return shape
+
+
+def _plan(
+    name: str, array: Any, options: RepackOptions, asked: bool, is_shuffled: bool, trace: Trace | None
+) -> ArrayPlan:
+    stored, plist = array.get_type(), array.get_create_plist()
+    shape = _shape(array, trace, options)
     n_rows = shape[0] if shape else 0
     row_bytes = math.prod(shape[1:]) * stored.get_size() if shape else 0
     n_bytes = n_rows * row_bytes
@@ -173,14 +167,10 @@ def _plan(name: str, array: Any, options: RepackOptions, asked: bool, is_shuffle
     has_references = has_class(stored, h5py.h5t.REFERENCE)
     kept = kept_steps(plist) if layout == h5py.h5d.CHUNKED else ()
     base = ArrayPlan(name=name, way="as it is", n_bytes=n_bytes, row_bytes=row_bytes, is_shuffled=is_shuffled)
-    if plist.get_external_count() or (layout == h5py.h5d.VIRTUAL and not is_own(array, plist)):
-        if is_shuffled:
-            raise H5ValueError(f"{name!r} is to be shuffled and lies in other files. Repack these, or leave it out.")
-        return replace(base, lies_elsewhere=True, note="lies in other files and stays a link")
+    if plist.get_external_count() or (trace is not None and not (_is_read(trace, options) and n_bytes)):
+        return _unread(base, trace)
     # Rows of a virtual array may be permuted where they come from. Written through it, they would go there, too.
-    base = replace(base, was_virtual=bool(layout == h5py.h5d.VIRTUAL and options.shuffle_rows is not None and n_bytes))
-    if layout == h5py.h5d.VIRTUAL and not base.was_virtual:
-        return replace(base, way=_as_stored(stored), note="is virtual and stays so")
+    base = replace(base, was_virtual=trace is not None)
     if has_references or is_variable(stored):
         return _plan_of_values(array, base)
     if not n_bytes or layout == h5py.h5d.COMPACT:
@@ -193,6 +183,29 @@ def _plan(name: str, array: Any, options: RepackOptions, asked: bool, is_shuffle
             raise H5ValueError(f"{name!r} has a filter that may lose digits when written anew. Name a compression.")
         return replace(base, note="has a filter that may lose digits when written anew")
     return _laid_out(array, options if asked else RepackOptions(), kept, base)
+
+
+def _unread(base: ArrayPlan, trace: Trace | None) -> ArrayPlan:
+    """What lies in other files, or is virtual and stays so."""
+    leaves = trace is None or trace.leaves
+    if trace is not None and base.is_shuffled and trace.fault and not leaves:
+        raise H5ValueError(f"{base.name!r} is to be shuffled, is virtual and {trace.fault}. Leave it out.")
+    if base.is_shuffled and leaves and (trace is None or not trace.moves):
+        raise H5ValueError(f"{base.name!r} is to be shuffled and lies in other files. Repack these, or leave it out.")
+    if trace is not None:
+        refuse_mixed(base.name, trace)
+    return replace(
+        base, is_unread=True, note="lies in other files and stays a link" if leaves else "is virtual and stays so"
+    )
+
+
+def _left_whole(plan: ArrayPlan) -> ArrayPlan:
+    """An element is not cut, and several are held at a time where rows are laid out anew."""
+    if plan.is_shuffled or plan.was_virtual:
+        raise H5ValueError(
+            f"{plan.name!r} is to be shuffled and has elements of more than {MOST_CHUNK_BYTES >> 20} MiB. Leave it out."
+        )
+    return replace(plan, way="as it is", note=f"has elements of more than {MOST_CHUNK_BYTES >> 20} MiB")
 
 
 def _as_stored(stored: Any) -> Way:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ...errors import H5ValueError
 from .stored_types import has_class
+from .walk import address_of
 
 __all__ = ["References", "attributes_of", "copy_attributes", "raw_values"]
 
@@ -66,7 +67,7 @@ class References:
         if not reference:
             return None, 0
         try:
-            address = h5py.h5o.get_info(h5py.h5r.dereference(reference, self._source)).addr
+            address = address_of(h5py.h5r.dereference(reference, self._source))
         except (ValueError, KeyError, RuntimeError, OSError):  # what it points at was deleted
             return None, 0
         return self._places.get(address), address

@@ -9,6 +9,7 @@ from typing import Any
 
 import h5py
 
+from ...files import shape_of
 from .compression import steps_of
 from .raw_array import chunks_of
 from .tree_copy import TreeCopy
@@ -102,7 +103,7 @@ def repacked_arrays(file: Any, copy: Any, tree: TreeCopy) -> Iterator[RepackedAr
         one, other = h5py.h5o.open(file.id, place), h5py.h5o.open(copy.id, place)
         yield RepackedArray(
             name=plan.name,
-            shape=one.shape,
+            shape=shape_of(h5py.Dataset(one)),
             dtype=_words(one),
             n_bytes=plan.n_bytes,
             is_rewritten=plan.way in ("rows", "boxes"),
@@ -121,7 +122,7 @@ def _words(array: Any) -> str:
 
 
 def _stored_as(array: Any) -> StoredAs:
-    plist, shape, itemsize = array.get_create_plist(), array.shape, array.get_type().get_size()
+    plist, shape, itemsize = array.get_create_plist(), shape_of(h5py.Dataset(array)) or (), array.get_type().get_size()
     chunks = chunks_of(array)
     filters = steps_of(plist)[0]
     row_cost = math.prod(shape[1:]) * itemsize if shape else 0

@@ -11,10 +11,11 @@ from ...errors import H5ValueError
 from .compression import FilterStep, kept_steps
 from .plan import ArrayPlan
 from .references import References, copy_attributes
-from .walk import links_of
+from .walk import address_of, links_of
 
 __all__ = ["TreeCopy"]
 
+MERGE_TYPES = 0x40  # H5O_COPY_MERGE_COMMITTED_DTYPE_FLAG, for which h5py has no name
 TYPE_PLACE = b".lightning_h5 named type %d"
 
 
@@ -45,7 +46,7 @@ class TreeCopy:
         Raises:
             H5ValueError: a link is of a kind that only some other program knows.
         """
-        self.places[h5py.h5o.get_info(self._source["/"].id).addr] = b"/"
+        self.places[address_of(self._source["/"].id)] = b"/"
         todo = [b"/"]
         while todo:
             above = todo.pop()
@@ -93,7 +94,7 @@ class TreeCopy:
                 "which HDF5 does not know. Remove it from a copy of the file, then repack that."
             )
         original = h5py.h5o.open(group, name)
-        address = h5py.h5o.get_info(original).addr
+        address = address_of(original)
         if address in self.places:
             into.links.create_hard(name, self._copy.id, self.places[address], options)
             return False
@@ -109,8 +110,11 @@ class TreeCopy:
 
     def _make_array(self, original: Any, into: Any, name: bytes, options: Any, plan: ArrayPlan) -> None:
         if plan.way == "as it is":
-            how = h5py.h5p.create(h5py.h5p.OBJECT_COPY)
-            how.set_copy_object(h5py.h5o.COPY_WITHOUT_ATTR_FLAG)
+            how, flags = h5py.h5p.create(h5py.h5p.OBJECT_COPY), h5py.h5o.COPY_WITHOUT_ATTR_FLAG
+            if (stored := original.get_type()).committed():
+                self.type_for(stored)  # makes the type's copy, which the library then finds
+                flags |= MERGE_TYPES
+            how.set_copy_object(flags)
             h5py.h5o.copy(original, b".", into, name, how, options)
             return
         plist = original.get_create_plist().copy()
@@ -126,7 +130,7 @@ class TreeCopy:
 
     def _hidden_type(self, original: Any) -> tuple[bytes, Any]:
         """A named type's copy, with a name that goes when all are done: it may be needed before its own turn comes."""
-        address = h5py.h5o.get_info(original).addr
+        address = address_of(original)
         if address not in self._types:
             name = TYPE_PLACE % len(self._types)
             original.copy().commit(self._copy.id, name)

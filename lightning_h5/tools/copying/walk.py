@@ -7,26 +7,41 @@ from typing import Any
 
 import h5py
 
-__all__ = ["all_arrays", "all_objects", "links_of"]
+from ...errors import H5ValueError
+
+__all__ = ["MOST_DEEP", "address_of", "all_arrays", "all_objects", "links_of"]
+
+MOST_DEEP = 1000
+"""Groups in groups. A path is looked up part by part from the root, so that time grows faster than their number."""
 
 
 def all_objects(file: Any) -> Iterator[tuple[int, bytes, Any]]:
-    """All objects of an open file but its root group, as ``(address, path, low-level object)``."""
+    """All objects of an open file but its root group, as ``(address, path, low-level object)``.
+
+    Raises:
+        H5ValueError: groups lie in groups without end.
+    """
     root = file["/"].id
-    seen, todo = {h5py.h5o.get_info(root).addr}, [b"/"]
+    # A group that is still to be opened is known by the one that it lies in, and its name there.
+    seen, todo = {address_of(root)}, [(root, b".", b"/", 0)]
     while todo:
-        above = todo.pop()
-        group, below = h5py.h5o.open(root, above), []
+        outer, last, above, n_above = todo.pop()
+        if n_above > MOST_DEEP:
+            raise H5ValueError(
+                f"{file.filename!r} has groups in groups, more than {MOST_DEEP:,} deep, which are not copied. Copy the "
+                "arrays that are needed to a file with fewer."
+            )
+        group, below = h5py.h5o.open(outer, last), []
         for name in links_of(group):
             if group.links.get_info(name).type != h5py.h5l.TYPE_HARD:
                 continue
             item = h5py.h5o.open(group, name)
-            if (address := h5py.h5o.get_info(item).addr) in seen:
+            if (address := address_of(item)) in seen:
                 continue
             seen.add(address)
             yield address, above + name, item
             if isinstance(item, h5py.h5g.GroupID):
-                below.append(above + name + b"/")
+                below.append((group, name, above + name + b"/", n_above + 1))
         todo += reversed(below)
 
 
@@ -35,6 +50,20 @@ def all_arrays(file: Any) -> Iterator[tuple[int, str, Any]]:
     for address, path, item in all_objects(file):
         if isinstance(item, h5py.h5d.DatasetID):
             yield address, path.decode(errors="surrogateescape").lstrip("/"), item
+
+
+def address_of(item: Any) -> int:
+    """Where an object lies in its file.
+
+    ``H5Oget_info`` would look at an array's chunk index on its way: one that is damaged ends the process.
+
+    Args:
+        item: h5py's low-level group, dataset or named type.
+    """
+    if isinstance(item, h5py.h5t.TypeID):  # has no index
+        return int(h5py.h5o.get_info(item).addr)
+    low, high = h5py.h5g.get_objinfo(item).objno
+    return int(low) + (int(high) << 64)
 
 
 def links_of(group: Any) -> list[bytes]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...datasets import write_stats
-from ...errors import H5FileError
+from ...errors import H5Error, H5FileError
 from ...types import PathLike
 
 __all__ = ["ensure_writable", "write_report"]
@@ -63,6 +63,8 @@ def write_report(
     target = Path(os.fspath(path))
     try:
         write_stats(target, {key: {**field, "files": list(files)} for key, field in fields.items()})
+    except H5Error:
+        raise
     except OSError as error:
         raise H5FileError(f"the statistics {str(target)!r} cannot be written: {error.strerror}.") from error
     finally:

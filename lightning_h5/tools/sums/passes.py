@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from ...datasets.table import FileTable, scan_files
 from ...errors import H5ValueError
@@ -20,6 +19,7 @@ from ...readers import BulkTask, bulk_tasks, do_tasks, first_places, open_source
 from ...sampling.rows import Rows
 from ...stats import Counters
 from ...types import IntArray
+from ..progress import progress_bar
 
 __all__ = ["FoundFiles", "RowsLike", "find_files", "fold"]
 
@@ -106,15 +106,10 @@ def fold(
     """
     target = _InOrder(view, work, join, start)
     with closing(
-        tqdm(
-            total=found.n_rows * found.layout.row_bytes,
-            desc=f"{what} of {found.layout.key!r}",
-            unit="iB",  # tqdm puts a K, an M or a G before it
-            unit_scale=True,
-            unit_divisor=1024,
-            delay=1,
-            leave=False,
-            disable=None if shows_progress else True,
+        progress_bar(
+            found.n_rows * found.layout.row_bytes,
+            f"{what} of {found.layout.key!r}",
+            shows_progress=shows_progress,
         )
     ) as bar:
 

@@ -1,0 +1,107 @@
+"""What of an array lies in other files. Nothing here opens any of them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+from ..errors import H5FileError, H5ValueError, listing
+from .places import place_of
+
+__all__ = ["foreign_sources", "is_foreign", "own_sources", "refuse_foreign", "shape_of"]
+
+
+def is_foreign(file: Any, array: Any) -> bool:
+    """Whether an array was found in another file than the one that was opened."""
+    return bool(place_of(array)[0] != place_of(file)[0])
+
+
+def refuse_foreign(file: Any, array: Any, key: str) -> None:
+    """Refuses an array that lies in another file, or keeps its bytes there.
+
+    Raises:
+        H5ValueError: it does.
+    """
+    if array.external:
+        raise H5ValueError(
+            f"{key!r} in {file.filename!r} keeps its bytes in other files: "
+            f"{listing(name for name, _, _ in array.external)}. Pass allow_external=True if you trust the file."
+        )
+    # A second, independent look: whatever way led here, the object must lie in the file that was opened.
+    if is_foreign(file, array):
+        raise H5ValueError(
+            f"{key!r} in {file.filename!r} lies in another file, {array.file.filename!r}. Pass that file itself, "
+            "or allow_external=True if you trust it."
+        )
+
+
+def own_sources(file: Any, array: Any, key: str, *, allow_external: bool) -> Counter[str]:
+    """The arrays of the same file that a virtual array is made of, and how many pieces it has of each.
+
+    Args:
+        file: the open file.
+        array: a virtual array.
+        key: what it was asked for as.
+        allow_external: let it be made of arrays of other files, which have to be there.
+
+    Raises:
+        H5ValueError: it leaves the file.
+        H5FileError: another file is not there; a missing source would read as fill values, without an error.
+    """
+    folder = os.path.dirname(os.path.abspath(file.filename))
+    inside: Counter[str] = Counter()
+    for (name, source), times in _sources(array).items():
+        # A "%" stands for numbers, or for itself: HDF5 then opens what is called otherwise than it says here.
+        if _is_own(file, name) and "%" not in name + source:
+            inside[source] += times
+        elif not allow_external:
+            where = "a pattern of names," if _is_own(file, name) else f"other files, among them {name!r}:"
+            raise H5ValueError(
+                f"{key!r} in {file.filename!r} is a virtual array over {where} {source!r}. Pass these files "
+                "themselves as a list, or allow_external=True if you trust them."
+            )
+        elif (
+            not _is_own(file, name)
+            and "%" not in name
+            and not any(os.path.exists(os.path.join(at, name)) for at in (folder, os.getcwd()))
+        ):
+            raise H5FileError(
+                f"{key!r} in {file.filename!r} is a virtual array over {name!r}, which does not exist; its rows would "
+                "read as fill values. Put the file back."
+            )
+    return inside
+
+
+def foreign_sources(file: Any, array: Any) -> list[tuple[str, str]]:
+    """The files that a virtual array is made of beside its own, as paths, and the arrays in them; without patterns."""
+    folder = os.path.dirname(os.path.abspath(file.filename))
+    found = []
+    for name, source in _sources(array):
+        if not _is_own(file, name) and "%" not in name + source:
+            places = (os.path.join(at, name) for at in (folder, os.getcwd()))  # where HDF5 looks, in its order
+            found += [(path, source) for path in places if os.path.exists(path)][:1]
+    return found
+
+
+def shape_of(array: Any) -> tuple[int, ...] | None:
+    """An array's shape, without a look at other files; None for an empty dataspace.
+
+    HDF5 finds the length of a virtual array that may grow by opening all files that it is made of, and nothing says
+    surely whether one may. Here a virtual array has the shape that was written down when it was made.
+    """
+    if array.is_virtual and (sources := array.virtual_sources()):
+        extent: tuple[int, ...] = sources[0].vspace.get_simple_extent_dims()
+        return extent
+    shape: tuple[int, ...] | None = array.shape
+    return shape
+
+
+def _is_own(file: Any, name: str) -> bool:
+    """Whether a source's file is the array's own. Of a relative name that is not sure: it may lie in a folder below."""
+    return name == "." or (os.path.isabs(name) and name == file.filename)
+
+
+def _sources(array: Any) -> Counter[tuple[str, str]]:
+    """File and array of each source, and how many pieces are made of it."""
+    return Counter((source.file_name, source.dset_name) for source in array.virtual_sources())
