@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 
 import pytest
 from factories import H5Factory
@@ -18,6 +19,10 @@ _COMMON = {
 settings.register_profile("default", max_examples=100, derandomize=True, **_COMMON)
 settings.register_profile("thorough", max_examples=2000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so shells start what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():

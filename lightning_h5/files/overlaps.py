@@ -1,4 +1,4 @@
-"""No two arrays of a file have the same bytes: where a damaged table says so, one of them is read as the other."""
+"""No two arrays or chunks have the same bytes of a file: where a damaged table says so, one is read as the other."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["refuse_overlaps"]
 
 
 def refuse_overlaps(layouts: Sequence[ArrayLayout]) -> None:
-    """Makes sure that arrays of one file lie apart; about 0.1 microseconds a chunk.
+    """Makes sure that arrays of one file, and their chunks, lie apart; about 0.1 microseconds a chunk.
 
     Raises:
         H5CorruptError: two of them have bytes in common.
     """
     arrays = list({layout.name: layout for layout in layouts}.values())
     places = [_places(layout) for layout in arrays]
-    if sum(map(len, places)) < 2 or len(arrays) < 2:
+    if sum(map(len, places)) < 2:
         return
     found = np.concatenate(places)
     owners = np.repeat(np.arange(len(arrays)), [len(each) for each in places])
@@ -30,8 +30,9 @@ def refuse_overlaps(layouts: Sequence[ArrayLayout]) -> None:
     common = np.flatnonzero(np.diff(found[:, 0]) < found[:-1, 1])
     if len(common):
         a, b = (arrays[owners[common[0] + step]] for step in (0, 1))
+        what = f"two chunks of {a.key!r}" if a is b else f"{a.key!r} and {b.key!r}"
         raise H5CorruptError(
-            f"{a.key!r} and {b.key!r} in {a.path!r} have the same bytes of the file (at byte "
+            f"{what} in {a.path!r} have the same bytes of the file (at byte "
             f"{found[common[0] + 1, 0]:,}). The file is damaged; copy it again."
         )
 

@@ -33,8 +33,10 @@ _CAUSES: dict[int, str] = {
     signal.SIGKILL: "by somebody, or by the system for want of memory (`dmesg` tells; take fewer workers, or a smaller "
     "cache_bytes)",
     signal.SIGBUS: "memory behind a file was not there: /dev/shm is full, or a file that is mapped was truncated",
-    signal.SIGSEGV: "a library crashed: run `lightning-h5 check` on the files, and look at transforms with native code",
-    signal.SIGABRT: "a library gave up: look at what it wrote above, and run `lightning-h5 check` on the files",
+    signal.SIGSEGV: "a library crashed: run `lightning-h5 check --sandbox` on the files, and look at transforms with "
+    "native code",
+    signal.SIGABRT: "a library gave up: look at what it wrote above, and run `lightning-h5 check --sandbox` on the "
+    "files",
     signal.SIGTERM: "somebody asked it to end",
 }
 

@@ -9,8 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tqdm import tqdm
-
 from ..errors import H5FileError, H5KeyError, H5ValueError
 from ..files import ChangeGuard, expand_paths, field_names
 from ..readers import usable_cores
@@ -20,6 +18,7 @@ from .checks.checking import Findings, Wanted, check_here
 from .checks.digesting import compare_digests, make_digests
 from .checks.problems import Problem, warning
 from .checks.set_checks import SET_CHECKS, same_arrays
+from .progress import progress_bar
 from .sandbox import check_in_sandbox
 
 __all__ = ["CheckReport", "Problem", "check_files"]
@@ -208,13 +207,4 @@ def _in_order(
 
 def _bar(files: Sequence[str], *, shows_progress: bool) -> Any:
     sizes = (os.path.getsize(path) for path in files if os.path.isfile(path))
-    return tqdm(
-        total=sum(sizes),
-        desc="checking",
-        unit="iB",  # tqdm puts a K, an M or a G before it
-        unit_scale=True,
-        unit_divisor=1024,
-        delay=1,
-        leave=False,
-        disable=None if shows_progress else True,
-    )
+    return progress_bar(sum(sizes), "checking", shows_progress=shows_progress)
