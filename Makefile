@@ -6,8 +6,8 @@ PYTHON ?= python3
 PYTHON_OLDEST ?= $(PYTHON)
 # More for pytest: make test ARGS="-m slow -k resume"
 ARGS ?=
-# Test processes. 0 runs the tests in one process, which a debugger needs.
-JOBS ?= 2
+# Test processes: more than two cores, since many tests wait for other processes. 0 runs the tests in one process, which a debugger needs.
+JOBS ?= 3
 
 VENV := .venv
 OLDEST := .venv-oldest
