@@ -45,6 +45,9 @@ threads and workers, what reading files, decoding, the HDF5 library, and transfo
 ``kept_bytes`` is no sum over time: bytes of rows that workers keep in memory now."""
 
 
+MOST_STEPS = 1 << 32  # of an epoch; a float64 has room for two million epochs of these
+
+
 def worker_number() -> int | None:
     """The number of the DataLoader worker that this process is, or None. Does not import torch; a worker has."""
     data: Any = sys.modules.get("torch.utils.data")
@@ -106,7 +109,7 @@ class Counters:
     def __init__(self, more: tuple[str, ...] = ()) -> None:
         self.names = (*COUNTED, *more)
         self._places = {name: at for at, name in enumerate(self.names)}
-        self._block: npt.NDArray[np.float64] = np.zeros((1, len(self.names)))
+        self._block: npt.NDArray[np.float64] = np.zeros((1, len(self.names) + 1))  # and the batch that was begun
         self._shared: torch.Tensor | None = None  # the same memory, once other processes have it
         self._lock = threading.Lock()
         self._own: memoryview[float] | None = None
@@ -118,6 +121,7 @@ class Counters:
             if len(self._block) <= n_workers:
                 self._share(n_workers + 1)
             self._block[1:, self._places["kept_bytes"]] = 0  # new workers keep nothing yet
+            self._block[1:, -1] = 0  # nor have they begun
 
     def add(self, **amounts: float) -> None:
         """Adds to counters by name, about a microsecond."""
@@ -144,6 +148,20 @@ class Counters:
         with self._lock_of_here():
             self._own_row()[self._places["kept_bytes"]] = n_bytes
 
+    def begin(self, epoch: int, step: int) -> None:
+        """Says which batch this worker is about to read: somebody may want to know, should it not come back."""
+        with self._lock_of_here():
+            self._own_row()[-1] = epoch * MOST_STEPS + step + 1
+
+    def begun_by(self, worker: int) -> tuple[int, int] | None:
+        """Epoch and step that a worker began last; None where it began nothing.
+
+        Args:
+            worker: its number.
+        """
+        at = int(self._block[worker + 1, -1])
+        return divmod(at - 1, MOST_STEPS) if at else None
+
     def _lock_of_here(self) -> threading.Lock:
         if self._pid != os.getpid():  # a forked worker inherits our row, and a lock that a thread of ours may hold
             self._lock, self._own, self._pid = threading.Lock(), None, os.getpid()
@@ -160,13 +178,13 @@ class Counters:
 
     def total(self) -> dict[str, float]:
         """Sums over this process and its workers, since the start."""
-        return dict(zip(self.names, self._block.sum(axis=0).tolist(), strict=True))
+        return dict(zip(self.names, self._block[:, :-1].sum(axis=0).tolist(), strict=True))
 
     def _share(self, n_rows: int) -> None:
         """Moves to memory that other processes can have, of so many rows. The lock is held."""
         import torch
 
-        block: Any = torch.zeros((n_rows, len(self.names)), dtype=torch.float64)
+        block: Any = torch.zeros((n_rows, len(self.names) + 1), dtype=torch.float64)
         block[: len(self._block)] = torch.from_numpy(self._block)
         self._shared = block.share_memory_()
         self._block, self._own = self._shared.numpy(), None

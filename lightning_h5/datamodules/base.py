@@ -20,7 +20,7 @@ from .._lightning import (
 )
 from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..cores import share_cores
-from ..datasets import RowDataset, digests_of, integrity_of, sharing_digests
+from ..datasets import RowDataset, agreeing_on_rows, digests_of, integrity_of, sharing_digests
 from ..errors import H5ResumeError, H5ValueError, listing
 from ..files import INTEGRITY
 from ..loading import H5DataLoader, OtherShardsError, SampleCollate
@@ -201,7 +201,7 @@ class BaseH5DataModule(LightningDataModule):
         with exchange(what, self._options.setup_timeout, self._is_alone()) as all_ranks:
             try:
                 self._resolve()
-                with sharing_digests(*self._place_on_machine(), all_ranks.progress):
+                with agreeing_on_rows(), sharing_digests(*self._place_on_machine(), all_ranks.progress):
                     for split in splits:
                         self._build(split, needed=stage is not None and split == splits[0])
                 facts = self._facts(splits)

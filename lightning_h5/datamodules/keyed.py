@@ -127,7 +127,8 @@ class KeyedH5DataModule(BaseH5DataModule):
         """One value of each row of the training files."""
         own = key.replace("{split}", "train")
         samples = self._samples
-        return column_of(files, own, n_rows, argument=argument, trust=samples.trust, swmr=samples.swmr)
+        beside = keys_in(self.x_key)[0].replace("{split}", "train") if samples.swmr else None
+        return column_of(files, own, n_rows, argument=argument, trust=samples.trust, beside=beside)
 
     def why_no_data(self, split: Split) -> str:
         """A sentence on what to pass so that a split has data."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import CombinedHDF5Dataset, expand_those_there
+from ..datasets import CombinedHDF5Dataset, FileTable, expand_those_there
 from ..errors import H5FileError, H5ValueError, listing
 from ..files import Trust, expand_paths
 from ..sizes import parse_bytes
@@ -70,7 +70,8 @@ class SourceFiles:
         """
         parts = []
         for source, dataset in opened.items():
-            values = self._column(source, dataset.table.paths, name, dataset.table.n_rows, argument)
+            table = dataset.table
+            values = self._column(source, table, table.paths, name, table.n_rows, argument)
             parts.append(values if dataset.indices is None else values[dataset.indices])
         return _joined(parts, argument)
 
@@ -93,15 +94,15 @@ class SourceFiles:
         groups: list[npt.NDArray[Any]] = []
         labels: list[npt.NDArray[Any]] = []
         n_rows = 0
-        for source, of_source in zip(sources, sizes, strict=True):
+        for source, table, of_source in zip(sources, tables, sizes, strict=True):
             new = [path for path in of_source if path not in starts]
             n_new = sum(of_source[path] for path in new)
             starts |= zip(new, np.cumsum([n_rows, *(of_source[path] for path in new)]).tolist(), strict=False)
             n_rows += n_new
             if new and options.group_key is not None:
-                groups.append(self._column(source, new, options.group_key, n_new, "group_key"))
+                groups.append(self._column(source, table, new, options.group_key, n_new, "group_key"))
             if new and options.stratify_key is not None:
-                labels.append(self._column(source, new, options.stratify_key, n_new, "stratify_key"))
+                labels.append(self._column(source, table, new, options.stratify_key, n_new, "stratify_key"))
         cut = cut_rows(
             n_rows,
             options,
@@ -123,13 +124,14 @@ class SourceFiles:
         return SplitDataset(self._paths(source), **arguments)
 
     def _column(
-        self, source: SourceOptions, paths: Sequence[str], name: str, n_rows: int, argument: str
+        self, source: SourceOptions, table: FileTable, paths: Sequence[str], name: str, n_rows: int, argument: str
     ) -> npt.NDArray[Any]:
         field_map = self._of(source)["field_map"] or {}
         given = field_map.get(name, name)
         key = given.get("key", name) if isinstance(given, Mapping) else given  # what it is called in the files
         given = {name: value for name, value in self._arguments.items() if name in Trust().arguments()}
-        return column_of(paths, key, n_rows, argument=argument, trust=Trust.of(**given), swmr=self._arguments["swmr"])
+        beside = table.layouts[0][0].key if self._arguments["swmr"] else None
+        return column_of(paths, key, n_rows, argument=argument, trust=Trust.of(**given), beside=beside)
 
     def _of(self, source: SourceOptions) -> dict[str, Any]:
         return self._arguments | dict(source.own)

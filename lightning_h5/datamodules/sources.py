@@ -142,7 +142,7 @@ def column_of(
     *,
     argument: str,
     trust: Trust = CAUTIOUS,
-    swmr: bool = False,
+    beside: str | None = None,
 ) -> npt.NDArray[Any]:
     """One value of each row.
 
@@ -152,10 +152,12 @@ def column_of(
         n_rows: rows of the files.
         argument: what it was given as, for errors.
         trust: what of the files is believed.
-        swmr: they have a live writer.
+        beside: an array that has these rows, where the files have a live writer: who appends to one after the other.
     """
+    if beside is not None:  # both are now as long as the shorter one
+        H5LazyDataset(files, {"value": key, "beside": beside}, swmr=True, **trust.arguments())
     # Asked for as one of several inputs, which may hold text.
-    column = H5LazyDataset(files, {"value": key}, swmr=swmr, **trust.arguments())
+    column = H5LazyDataset(files, {"value": key}, swmr=beside is not None, **trust.arguments())
     if len(column) != n_rows:
         raise H5ValueError(
             f"{argument}={key!r} has {len(column)} rows and the data has {n_rows}. Name an array with one value a row."

@@ -6,6 +6,7 @@ from .digests import digests_of, integrity_of, sharing_digests
 from .discovery import expand_those_there
 from .field_map import FieldMap
 from .lazy import H5LazyDataset
+from .live import agreeing_on_rows
 from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_dataset
 from .outbox import WorkerMemory, open_outbox, starting_workers, this_outbox, worker_memory
 from .preload import load_shards
@@ -16,6 +17,7 @@ from .selection import NoRowPassesError
 from .sequences import SequenceDataset, Sequences
 from .stats_file import FieldStats, read_stats, write_stats
 from .structure import Transform
+from .table import FileTable
 from .workers import h5_worker_init_fn, start_worker
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "CombinedHDF5Dataset",
     "FieldMap",
     "FieldStats",
+    "FileTable",
     "H5LazyDataset",
     "MixtureDataset",
     "NoRowPassesError",
@@ -33,6 +36,7 @@ __all__ = [
     "Sequences",
     "Transform",
     "WorkerMemory",
+    "agreeing_on_rows",
     "asked_for",
     "digests_of",
     "expand_those_there",

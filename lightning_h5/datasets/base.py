@@ -192,13 +192,15 @@ class RowDataset(Dataset[Any]):
     def __getitem__(self, index: int | BatchToken) -> Any:
         """One sample, or, for a loader's token, what the token asks for."""
         if isinstance(index, BatchToken):
-            if (self.has_transforms or index.samples) and get_worker_info() is not None:
-                seed_streams(index.draws)  # also for the `collate_fn` that comes after
+            if is_worker := get_worker_info() is not None:
+                self.counters.begin(index.epoch, index.step)
+                if self.has_transforms or index.samples:
+                    seed_streams(index.draws)  # also for the `collate_fn` that comes after
             raw = self.gather(index.rows, index.epoch)
             began = perf_counter()
             batch = self.finish(raw, samples=index.samples, draws=index.draws)
             self.counters.add(finish_seconds=perf_counter() - began)
-            if get_worker_info() is not None:
+            if is_worker:
                 self.counters.set_kept(self.kept_bytes)
             return batch
         (sample,) = self.__getitems__([index])

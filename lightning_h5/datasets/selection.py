@@ -20,6 +20,7 @@ from ..types import IntArray
 from .doing import do_with_bar
 from .filters import Criterion
 from .labels import TargetSearch, layouts_possible
+from .live import as_long_as
 from .table import RUN_BYTES, FileTable
 
 __all__ = ["LabelCriterion", "NoRowPassesError", "Selection", "select_rows"]
@@ -153,8 +154,14 @@ class _FileColumns(Mapping[str, npt.NDArray[Any]]):
         if name in self._selection.fields:
             return self._table.layouts[self._file][self._selection.fields[name]]
         path, key = self._table.paths[self._file], self._selection.keys.get(name, name)
-        with open_h5(path, swmr=self._options.swmr) as file:
-            return look_up(file, path, key, self._options.trust)
+
+        def look() -> list[ArrayLayout]:
+            with open_h5(path, swmr=self._options.swmr) as file:
+                return [look_up(file, path, key, self._options.trust)]
+
+        if not self._options.swmr:
+            return look()[0]
+        return as_long_as(int(np.diff(self._table.starts)[self._file]), look)[0]
 
     def __iter__(self) -> Iterator[str]:
         layouts = self._table.layouts[self._file]

@@ -24,6 +24,7 @@ from ..files import (
 )
 from ..sampling import BlockTable
 from ..types import IntArray
+from .live import as_agreed
 
 __all__ = ["HELD_BYTES", "RUN_BYTES", "FileTable", "digest_of_rows", "held_fields", "scan_files"]
 
@@ -166,13 +167,17 @@ def _look(path: str, keys: Sequence[str], options: OpenOptions) -> tuple[ChangeG
     guard: ChangeGuard | None = None
     with suppress(OSError):  # said with more words when it is opened
         guard = ChangeGuard.of(path, grows=options.swmr, strict=options.trust.verify is not None)
-    with open_h5(path, swmr=options.swmr) as file:
-        process_pool().close_replaced(path)  # what is read is to be what is looked at here
-        try:
-            found = tuple(look_up(file, path, key, options.trust) for key in keys)
-        finally:
-            if guard is not None:  # what went wrong meanwhile went wrong because of that
-                guard.check()
+
+    def look() -> tuple[ArrayLayout, ...]:
+        with open_h5(path, swmr=options.swmr) as file:
+            process_pool().close_replaced(path)  # what is read is to be what is looked at here
+            try:
+                return tuple(look_up(file, path, key, options.trust) for key in keys)
+            finally:
+                if guard is not None:  # what went wrong meanwhile went wrong because of that
+                    guard.check()
+
+    found = as_agreed(path, look) if options.swmr else look()
     if guard is None:
         raise H5DataChangedError(f"{path!r} was made while it was looked at. Start again once it is written.")
     return guard, found

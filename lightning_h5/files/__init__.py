@@ -3,7 +3,7 @@
 from .chunks import ChunkTable
 from .damage import FAULTS, blamed_on
 from .digests import ArrayDigests, digest_of, digests_path, no_digests, read_digests, with_digests, write_digests
-from .door import create_h5, find_array, open_h5, skipped_bytes
+from .door import ArrayHandle, create_h5, find_array, open_h5, skipped_bytes
 from .dtypes import kind_of, native, numpy_dtype, torch_dtype
 from .foreign import shape_of
 from .handles import MOST_H5, HandlePool, OpenOptions, drop_inherited, process_pool
@@ -23,6 +23,7 @@ __all__ = [
     "INTEGRITY",
     "MOST_H5",
     "ArrayDigests",
+    "ArrayHandle",
     "ArrayLayout",
     "ChangeGuard",
     "ChunkTable",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArrayLayout", "Filter", "ensure_filters", "filters_of", "layout_of"]
 
-REFERENCE_BYTES = 16  # to text of any length: 4 of length, 8 of address, 4 of a number there
+REFERENCE = "V16"  # to text of any length: 4 bytes of length, 8 of address, 4 of a number there
 
 Storage = Literal["contiguous", "chunked", "compact", "virtual", "external"]
 
@@ -82,7 +82,8 @@ class ArrayLayout:
         integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
         table: where the chunks lie, for chunked storage that others than the HDF5 library understand.
         digests: what its pieces are compared with as they are read, or None.
-        references: for text of any length, the same array as it is stored: references to text elsewhere in the file.
+        references: where rows have text of any length, the same array as it is stored: references to text elsewhere in
+            the file.
             None where they cannot be found without the HDF5 library.
         user_block: bytes at the start of the file that are not HDF5's.
     """
@@ -209,23 +210,65 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         integrity=integrity_level(array, _applied_everywhere(filters, table)),
         table=table,
     )
-    return _with_references(layout, array, offset) if kind_of(element) == "text" and not handle.foreign else layout
+    return layout if handle.foreign else _with_references(layout, array, offset)
 
 
 def _with_references(layout: ArrayLayout, array: Any, offset: int | None) -> ArrayLayout:
-    """An array of text of any length, with where its references lie."""
+    """An array with text of any length, with where its references lie."""
     options = h5py.h5i.get_file_id(array.id).get_create_plist()
-    is_known = array.dtype.kind == "O" and options.get_sizes() == (8, 8)  # of addresses and lengths in this file
-    if layout.members or not is_known or layout.storage not in ("contiguous", "chunked"):
+    is_known = options.get_sizes() == (8, 8)  # of addresses and lengths in this file
+    stored = _stored_references(array.id.get_type())
+    if stored is None or not is_known or layout.storage not in ("contiguous", "chunked"):
         return layout
-    stored = np.dtype(f"V{REFERENCE_BYTES}")
     n = math.prod(grid_of(array.shape, array.chunks)) if array.chunks else 0
     table = _table(array, layout.path, layout.key, len(layout.filters)) if 0 < n <= MOST_CHUNKS else None
     if table is None and offset is None:
         return layout
-    fill = bytes(REFERENCE_BYTES)
-    references = replace(layout, stored=stored, dtype=stored, offset=offset, table=table, fill=fill, plain_reason=None)
+    references = replace(
+        layout,
+        members=(),
+        stored=stored,
+        dtype=stored,
+        offset=offset,
+        table=table,
+        fill=bytes(stored.itemsize),
+        plain_reason=None,
+    )
     return replace(layout, references=references, user_block=options.get_userblock())
+
+
+def _stored_references(element: Any) -> np.dtype[Any] | None:
+    """An element as the file has it, of which no more is known than its references to text; None where it has none."""
+    n_bytes, places = _references_in(element)
+    if not places:
+        return None
+    names = [str(at) for at in range(len(places))]
+    offsets, formats = [at for at, _ in places], [(REFERENCE, shape) for _, shape in places]
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": n_bytes})
+
+
+def _references_in(element: Any) -> tuple[int, list[tuple[int, tuple[int, ...]]]]:
+    """Bytes that an element takes in the file; where in it are references to text and lists, and how many there.
+
+    The library tells of types as they are in memory, where text is a pointer of half a reference's size.
+    """
+    kind = element.get_class()
+    if kind == h5py.h5t.VLEN or (kind == h5py.h5t.STRING and element.is_variable_str()):
+        return np.dtype(REFERENCE).itemsize, [(0, ())]
+    if kind == h5py.h5t.ARRAY:
+        axes, (n_bytes, places) = element.get_array_dims(), _references_in(element.get_super())
+        if n_bytes == np.dtype(REFERENCE).itemsize:  # tables in arrays in tables are left to the library
+            return math.prod(axes) * n_bytes, [(0, (*axes, *shape)) for _, shape in places]
+        return math.prod(axes) * n_bytes, []
+    if kind != h5py.h5t.COMPOUND:
+        return element.get_size(), []
+    found, longer = [], 0
+    for at in sorted(range(element.get_nmembers()), key=element.get_member_offset):
+        member = element.get_member_type(at)
+        n_bytes, places = _references_in(member)
+        found += [(element.get_member_offset(at) + longer + place, shape) for place, shape in places]
+        longer += n_bytes - member.get_size()
+    return element.get_size() + longer, found
 
 
 def _applied_everywhere(filters: tuple[Filter, ...], table: ChunkTable | None) -> list[int]:

@@ -107,11 +107,13 @@ class WorkerBatches(_MultiProcessingDataLoaderIter):
         )
 
     def _doing(self, worker: int) -> str:
-        """What a worker was asked for first and has not given."""
-        theirs = [at for at, info in self._task_info.items() if len(info) == 1 and info[0] == worker]
-        token = self._tokens.get(min(theirs, default=-1))
-        if token is None:
+        """The batch that a worker was at: the one it began last, or what it would have begun next."""
+        numbers = sorted(at for at, info in self._task_info.items() if len(info) == 1 and info[0] == worker)
+        theirs = [self._tokens[at] for at in numbers]
+        if not theirs:
             return "it had nothing to read."
+        begun = self._rows_of.counters.begun_by(worker) or (0, 0)
+        token = next((token for token in theirs if (token.epoch, token.step) >= begun), theirs[0])
         rows = token.rows.tolist()
         more = f" and {len(rows) - MOST_ROWS} more" if rows[MOST_ROWS:] else ""
         shown = ", ".join(map(str, rows[:MOST_ROWS])) + more

@@ -14,7 +14,7 @@ from .base import check_bounds
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places
 from .codecs import why_not_decodable
 from .digesting import CheckedRowSource, can_digest, digest_tasks, verify_tasks
-from .heaps import heap_guard
+from .heaps import HeapGuard, heap_guard
 from .held import HeldReader
 from .placed import MappedReader, PlacedReader
 from .plain import PlainReader
@@ -29,6 +29,7 @@ __all__ = [
     "BulkTarget",
     "BulkTask",
     "ChunkSource",
+    "HeapGuard",
     "HeldReader",
     "MappedReader",
     "PlacedReader",
@@ -45,6 +46,7 @@ __all__ = [
     "digest_tasks",
     "do_tasks",
     "first_places",
+    "heap_guard",
     "is_checked_by_slab",
     "is_pooled",
     "open_pooled",
@@ -180,4 +182,5 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
     # A live writer moves the chunk that it writes to.
     if why_plain(layout) is None and layout.table is not None and not options.swmr:
         return ChunkSource(layout, counters)
-    return ReaderSource(PlainReader(layout, options, counters), layout.chunks[0] if layout.chunks else rows_per_run)
+    reader = PlainReader(layout, options, counters, heap_guard(layout, options))
+    return ReaderSource(reader, layout.chunks[0] if layout.chunks else rows_per_run)

@@ -202,8 +202,8 @@ def _values(
     layout: ArrayLayout, options: OpenOptions, digests: ArrayDigests, pieces: range
 ) -> Iterable[tuple[int, Any, int]]:
     """Runs of rows as the HDF5 library reads them."""
-    guard = heap_guard(layout, options)
-    reader, size = PlainReader(_whole(layout), options, guard=guard), digests.rows_per_piece
+    whole = _whole(layout)
+    reader, size = PlainReader(whole, options, guard=heap_guard(whole, options)), digests.rows_per_piece
     for piece in pieces:
         rows = reader.read(np.arange(piece * size, min((piece + 1) * size, layout.n_rows)))
         yield piece, _bytes_of(rows, layout), 0

@@ -2,7 +2,7 @@
 
 Text of any length lies in collections of objects elsewhere in the file, and a row has a reference to it. A hole of
 zeros in a collection, which a lost block of a disk leaves, is an object that ends where it begins: the library never
-gets past it, and takes its lock with it.
+gets past it, and takes its lock with it. In a table it walks them for the numbers beside text, too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -43,20 +44,22 @@ def heap_guard(layout: ArrayLayout, options: OpenOptions) -> HeapGuard | None:
         source = ChunkSource(stored, Counters())
     else:
         return None
-    return HeapGuard(layout, source, layout.user_block)
+    return HeapGuard(layout, source, stored.stored, layout.user_block)
 
 
 class HeapGuard:
     """Looks once at each collection that rows refer to.
 
     Args:
-        layout: an array of text of any length.
+        layout: an array with text of any length.
         references: gives the array's references, as stored.
+        stored: of one element, with a field for each place of references.
         user_block: bytes at the start of the file that addresses leave out.
     """
 
-    def __init__(self, layout: ArrayLayout, references: SlabSource, user_block: int) -> None:
+    def __init__(self, layout: ArrayLayout, references: SlabSource, stored: np.dtype[Any], user_block: int) -> None:
         self._layout, self._references, self._user_block = layout, references, user_block
+        self._stored = stored
         self._slabs: set[int] = set()
         self._heaps: set[int] = set()
         self._lock = threading.Lock()
@@ -78,7 +81,7 @@ class HeapGuard:
                 for address in sorted(addresses - self._heaps):
                     if (why := _damage(fd, address + self._user_block, n_file)) is not None:
                         raise H5CorruptError(
-                            f"text of {self._layout.key!r} in {self._layout.path!r} (rows from "
+                            f"text in rows of {self._layout.key!r} in {self._layout.path!r} (from row "
                             f"{slab * self._references.rows_per_slab} on) cannot be read: {why}. The file is damaged "
                             "there; copy it again."
                         )
@@ -88,11 +91,14 @@ class HeapGuard:
 
     def _addresses(self, slab: int) -> set[int]:
         source, axes = self._references, self._layout.axes
-        rows = np.zeros((source.rows_per_slab, *axes), dtype="V16")
+        rows = np.zeros((source.rows_per_slab, *axes), dtype=(stored := self._stored))
         memory = SlotMemory(rows, np.zeros(1, dtype=np.int64), source.rows_per_slab)
         source.load([slab], range(source.n_parts), memory)
-        found = rows[: source.n_rows - slab * source.rows_per_slab].reshape(-1).view(REFERENCE)
-        return set(found["address"][found["length"] > 0].tolist()) - {0, NOWHERE}
+        addresses: set[int] = set()
+        for name in stored.names or ():
+            found = np.ascontiguousarray(rows[: source.n_rows - slab * source.rows_per_slab][name]).view(REFERENCE)
+            addresses |= set(found["address"][found["length"] > 0].tolist())
+        return addresses - {0, NOWHERE}
 
 
 def _damage(fd: int, address: int, n_file: int) -> str | None:

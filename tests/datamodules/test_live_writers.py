@@ -4,8 +4,11 @@ import multiprocessing
 import time
 
 import h5py
+import lightning.pytorch as lightning
 import numpy as np
 import pytest
+import torch
+from processes import run_ranks
 
 from lightning_h5 import (
     CombinedHDF5DataModule,
@@ -28,11 +31,11 @@ def write(path, has_begun, is_over):
         has_begun.set()
         while not is_over.is_set():
             n = len(x)
-            for array in (x, y):  # y first has the rows that x has: lengths differ for a moment otherwise
+            for array in (x, y):  # x is longer for a moment
                 array.resize((n + 8,))
                 array[n:] = np.arange(n, n + 8)
                 array.flush()
-            time.sleep(0.001)
+                time.sleep(0.001)
 
 
 @pytest.fixture
@@ -92,3 +95,73 @@ def test_another_file_in_its_place_is_a_change_all_the_same(live, tmp_path):
     with pytest.raises(H5DataChangedError, match="replaced by another file"):
         list(loader)
     module.teardown("fit")
+
+
+PAIRS = {
+    "lazy": lambda path, **more: LazyH5DataModule(path, x_key="x", y_key="y", group_key="y", **more),
+    "cached": lambda path, **more: RankCachedH5DataModule(path, x_key="x", y_key="y", group_key="y", **more),
+    "combined": lambda path, **more: CombinedHDF5DataModule(
+        path, load_fields=["x"], dtype=None, group_key="y", where=lambda columns: columns["y"] >= 0, **more
+    ),
+}
+
+
+def pairs_of(kind, path):
+    """Rows of both splits, of each of some set-ups while the file grows."""
+    module = PAIRS[kind](path, swmr=True, with_index=True, batch_size=8, val_fraction=0.2)
+    found = []
+    for _ in range(3):
+        module.setup("fit")
+        rows = []
+        for loader in (module.train_dataloader(), module.val_dataloader()):
+            for batch in loader:
+                x, *y, _ = batch.values() if isinstance(batch, dict) else batch
+                assert not y or x.tolist() == y[0].tolist()
+                rows += x.tolist()
+        module.teardown("fit")
+        assert sorted(rows) == list(range(len(rows)))
+        found.append(len(rows))
+    return found
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_arrays_that_are_appended_one_after_the_other_have_equally_many_rows_in_all_looks(live, kind):
+    found = pairs_of(kind, live)
+    assert 64 <= found[0] <= found[-1]
+    assert all(n_rows % 8 == 0 for n_rows in found)
+
+
+def rank_of(rank, path):
+    seen = []
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch):
+            assert batch[0].tolist() == batch[1].tolist() == batch[2].tolist()
+            seen.extend(batch[2].tolist())
+            return self.layer(batch[0][:, None].float()).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.0)
+
+    time.sleep(0.05 * rank)  # the file is longer by then
+    module = LazyH5DataModule(path, x_key="x", y_key="y", swmr=True, with_index=True, batch_size=8)
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, **quiet).fit(Model(), module)
+    return seen
+
+
+def test_ranks_that_look_at_different_times_train_on_the_same_rows(live, tmp_path):
+    outcomes = run_ranks(rank_of, 2, tmp_path, live)
+    assert [outcome.error for outcome in outcomes] == [None, None], outcomes[0].output
+    rows = sorted(row for outcome in outcomes for row in outcome.value)
+    assert len(rows) >= 64
+    assert rows == list(range(len(rows)))

@@ -95,7 +95,7 @@ class Deed:
 GONE, SIZE, OTHER, WRITTEN = "and is gone", "bytes and has", "was replaced by another file", "was written to"
 
 DEEDS = {
-    "truncate": {SIZE},
+    "truncate": {SIZE, WRITTEN},
     "truncate_and_grow": {SIZE, WRITTEN},
     "edit_bytes": {WRITTEN},
     "edit_chunk": {WRITTEN},
@@ -103,13 +103,13 @@ DEEDS = {
     "replace": {OTHER},
     "replace_by_longer": {OTHER},
     "touch": {WRITTEN},
-    "append": {SIZE},
+    "append": {SIZE, WRITTEN},
     "delete": {GONE},
     "delete_and_make": {GONE, OTHER, SIZE, WRITTEN},  # as another file, or as one that has its number
     "rename": {GONE},
     "rename_and_back": {GONE},  # harmless but for the moment
 }
-"""For each deed the differences that an error may name."""
+"""For each deed the differences that an error may name: times and sizes do not change at one instant."""
 
 
 class ByThread:

@@ -269,3 +269,4 @@ def test_a_worker_that_meets_its_end_is_one_error_that_says_how_and_the_next_epo
     warm(methods, files, tmp_path)
     told = play_all([draw(number, methods) for number in numbers], files, tmp_path)
     assert told.n_named == told.n
+    assert told.n_rows_named == told.n

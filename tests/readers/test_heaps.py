@@ -9,7 +9,7 @@ from factories import Stored
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_h5 import H5CorruptError, H5LazyDataset
+from lightning_h5 import H5CorruptError, H5LazyDataset, check_files
 from lightning_h5.readers.heaps import REFERENCE
 
 TEXT = np.array([f"{i} " + "long " * (i % 50) for i in range(300)], dtype=object)
@@ -87,3 +87,36 @@ def heaps_of(path, first):
     with h5py.File(path) as file:
         _, stored = file["y"].id.read_direct_chunk((first,))
     return set(np.frombuffer(zlib.decompress(stored), REFERENCE)["address"].tolist())
+
+
+INNER = np.dtype([("z", h5py.string_dtype()), ("k", "f8")])
+ROW = np.dtype([("n", "i4"), ("t", h5py.string_dtype()), ("u", h5py.string_dtype(), (2,)), ("m", INNER)])
+TABLE = np.array([(i, f"t{i}" * 20, [f"u{i}", f"w{i}"], (f"z{i}", i)) for i in range(100)], dtype=ROW)
+
+
+def write_table(make_h5, way):
+    storage, chunks, options = WAYS[way]
+    return make_h5(tab=Stored(TABLE, storage, chunks, options))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_text_of_tables_is_read(make_h5, way):
+    dataset = H5LazyDataset(write_table(make_h5, way), {"t": "tab/t", "z": "tab/m/z", "n": "tab/n"})
+    batch = dataset.read_batch(np.arange(100))
+    assert batch["t"] == TABLE["t"].tolist()
+    assert batch["z"] == TABLE["m"]["z"].tolist()
+    assert batch["n"].tolist() == TABLE["n"].tolist()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_hole_in_a_heap_of_a_tables_text_is_an_error(make_h5, way):
+    path = write_table(make_h5, way)
+    with open(path, "r+b") as file:
+        heap = file.read().index(b"GCOL")
+        file.seek(heap + 512)
+        file.write(bytes(512))
+    for key in ("tab/t", "tab/m/z", "tab/n"):
+        with pytest.raises(H5CorruptError, match=f"heap of text at byte {heap:,} is damaged"):
+            H5LazyDataset(path, {"t": key}).read_batch([0])
+    assert all("heap of text" in problem.text for problem in check_files(path).errors)
+    assert check_files(path).errors

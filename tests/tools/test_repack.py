@@ -1026,3 +1026,19 @@ def test_memory_is_bounded(tmp_path, options, chunks):
             for first in range(0, 70_000, chunks[0]):
                 x[first : first + chunks[0]] = np.resize(rows, (chunks[0], 3, 64, 64))
     assert most_memory(path, options) < 512
+
+
+def test_text_whose_heap_has_a_hole_is_refused_and_no_endless_loop(tmp_path):
+    text = np.array(["some words"] * 500, dtype=object)
+    for name, values, kind in (("text", text, h5py.string_dtype()), ("lists", None, h5py.vlen_dtype("i4"))):
+        path = tmp_path / f"{name}.h5"
+        with h5py.File(path, "w") as file:
+            array = file.create_dataset("x", (500,), kind)
+            for at in range(500):
+                array[at] = values[at] if values is not None else np.arange(20)
+        with open(path, "r+b") as file:
+            file.seek(file.read().index(b"GCOL") + 512)
+            file.write(bytes(512))
+        with pytest.raises(H5CorruptError, match="heap of text at byte"):
+            repack_file(path, tmp_path / "copy.h5")
+        assert not (tmp_path / "copy.h5").exists()

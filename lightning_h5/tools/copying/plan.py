@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import h5py
+import numpy as np
 
 from ...errors import H5ValueError, listing
-from ...files import Trust, find_array, shape_of
+from ...files import ArrayHandle, OpenOptions, Trust, find_array, layout_of, numpy_dtype, shape_of
 from ...files.claims import check_sizes
+from ...readers import heap_guard
 from .compression import FilterStep, filter_steps, kept_steps, loses_digits
 from .options import RepackOptions
 from .stored_types import ensure_readable, has_class, is_variable
@@ -36,6 +38,8 @@ fewer bytes. The rows are a power of two, so that chunks of one field begin wher
 
 MOST_CHUNK_BYTES = 32 << 20
 """What a chunk may have decoded: each thread that decodes holds one, and each random row costs one."""
+
+MOST_ROWS = 1 << 20  # whose text is looked at together
 
 NO_REFERENCES = "its copy would point nowhere. Delete it, or write it again with an older kind of reference."
 
@@ -96,8 +100,21 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
             check_sizes(file, h5py.Dataset(array), name, options.trust)
         if plan.note and wanted is not None and asked:
             raise H5ValueError(f"{name!r} was named in keys and {plan.note}. Leave it out of keys.")
+        if not plan.is_unread and array.shape and is_variable(array.get_type()):
+            _check_heaps(array, file.filename, name)
         plans[address] = plan
     return plans
+
+
+def _check_heaps(array: Any, path: str, name: str) -> None:
+    """Looks at all text and lists of an array before the HDF5 library does, which may never come back."""
+    dataset = h5py.Dataset(array)
+    if numpy_dtype(dataset) is None:  # refused when it is copied
+        return
+    layout = layout_of(ArrayHandle(dataset), path, name)
+    if (guard := heap_guard(layout, OpenOptions())) is not None:
+        for start in range(0, layout.n_rows, MOST_ROWS):
+            guard.check(np.arange(start, min(start + MOST_ROWS, layout.n_rows)))
 
 
 def _named(file: Any, keys: Sequence[str], argument: str, trust: Trust) -> set[int]:
