@@ -14,6 +14,7 @@ __all__ = [
     "H5Error",
     "H5FileError",
     "H5KeyError",
+    "H5MemoryError",
     "H5ResumeError",
     "H5ValueError",
     "H5WorkerError",
@@ -52,6 +53,10 @@ class H5CorruptError(H5FileError):
 
 class H5WorkerError(H5Error, RuntimeError):
     """A worker process was killed, crashed, or gave nothing for too long."""
+
+
+class H5MemoryError(H5Error, MemoryError):
+    """There is no memory for the rows that were asked for."""
 
 
 class H5ResumeError(H5Error, ValueError):

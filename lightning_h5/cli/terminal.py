@@ -76,7 +76,10 @@ def run_verb(name: str, verb: Verb, arguments: Sequence[str]) -> None:
         code = verb.run(options)
         sys.stdout.flush()
     except H5Error as error:
-        warn(f"{error}")
+        warn(f"{error}{_but_not_here(name, f'{error}')}")
+        code = PROBLEM
+    except MemoryError as error:
+        warn(f"{name} found no memory{f': {error}' if f'{error}' else ''}. Run it where there is more of it.")
         code = PROBLEM
     except KeyboardInterrupt:
         warn(f"{name} was interrupted.")
@@ -89,6 +92,13 @@ def run_verb(name: str, verb: Verb, arguments: Sequence[str]) -> None:
         warn(f"{name} could not write its output: {error.strerror or error}. What it did is done; look for room.")
         code = PROBLEM
     raise SystemExit(code)
+
+
+def _but_not_here(name: str, text: str) -> str:
+    """What errors advise that no verb takes."""
+    if "allow_external=True" not in text:
+        return ""
+    return f" (Data modules and datasets take that; `lightning-h5 {name}` opens no file that you do not name.)"
 
 
 def _write_nowhere() -> None:

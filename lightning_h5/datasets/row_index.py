@@ -33,7 +33,7 @@ def name_of_index(table: FileTable, selection: Selection, rows: IntArray | None)
     if any(one.key is None for one in selection.criteria):
         return None
     arrays = [array.key for array in table.layouts[0]]
-    of_files: list[Any] = [[guard.n_bytes, guard.mtime_ns] for guard in table.guards]
+    of_files: list[Any] = [[one.n_bytes, one.mtime_ns] for guard in table.guards for one in (guard, *guard.others)]
     asked = [[one.key, arrays[selection.fields[one.column or ""]]] for one in selection.criteria]
     label: list[Any] = []
     if (wanted := selection.label) is not None:

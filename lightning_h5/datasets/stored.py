@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+from ..errors import H5DataChangedError
 from ..files import MOST_H5, ArrayLayout, OpenOptions, process_pool
 from ..readers import (
     BegunRead,
@@ -271,15 +272,10 @@ class StoredRowDataset(RowDataset):
 
     def close(self) -> None:
         """Closes this process's files and gives back what is held in memory; the next read opens them again."""
-        for reader in (self._pooled or {}).values():
-            reader.close()
+        self._forget()
+        self._readers.clear()
         self._runs = None
         self.work.clear()
-        for key in list(self._readers):
-            if (one := self._readers.pop(key, None)) is not None:  # another thread may be closing too
-                one.close()
-        for path in self.table.paths:
-            process_pool().close(path)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -357,8 +353,19 @@ class StoredRowDataset(RowDataset):
         return column if first.dtype.kind == "O" else torch.from_numpy(column)
 
     def _check_unchanged(self, files: Iterable[int]) -> None:
-        for file in files:
-            self.table.guards[file].check()
+        try:
+            for file in files:
+                self.table.guards[file].check()
+        except H5DataChangedError:
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        """Drops what is kept of the files: it may have been read while they were written to. What is begun goes on."""
+        for reader in [*(self._pooled or {}).values(), *list(self._readers.values())]:
+            reader.close()
+        for path in self.table.paths:
+            process_pool().close(path)
 
     def _cast(self, column: torch.Tensor | npt.NDArray[Any], dtype: torch.dtype | None) -> Column:
         if isinstance(column, np.ndarray):

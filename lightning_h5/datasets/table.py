@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tqdm import tqdm
@@ -16,8 +16,10 @@ from ..files import (
     ChangeGuard,
     OpenOptions,
     file_identity,
+    guards_of_others,
     kind_of,
     look_up,
+    looks_of,
     open_h5,
     process_pool,
     refuse_overlaps,
@@ -64,7 +66,7 @@ class FileTable:
     def identity(self) -> str:
         """A digest of what the files hold (see ``file_identity``), in their order."""
         each = (
-            file_identity(path, arrays, grows=guard.grows)
+            file_identity(path, arrays, grows=guard.grows, others=[other.path for other in guard.others])
             for path, arrays, guard in zip(self.paths, self.layouts, self.guards, strict=True)
         )
         return "-".join(each) if len(self.paths) == 1 else _digest(each)
@@ -165,22 +167,33 @@ def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:
 def _look(path: str, keys: Sequence[str], options: OpenOptions) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
     """A file's guard and its arrays, of one and the same file: another may take its place while it is looked at."""
     guard: ChangeGuard | None = None
+    kind = {"grows": options.swmr, "strict": options.trust.verify is not None}
     with suppress(OSError):  # said with more words when it is opened
-        guard = ChangeGuard.of(path, grows=options.swmr, strict=options.trust.verify is not None)
+        guard = ChangeGuard.of(path, **kind)
 
     def look() -> tuple[ArrayLayout, ...]:
+        nonlocal guard
         with open_h5(path, swmr=options.swmr) as file:
             process_pool().close_replaced(path)  # what is read is to be what is looked at here
             try:
+                if guard is not None:
+                    guard = replace(guard, others=guards_of_others(file, keys, options.trust, **kind))
                 return tuple(look_up(file, path, key, options.trust) for key in keys)
             finally:
                 if guard is not None:  # what went wrong meanwhile went wrong because of that
+                    guard.compare(looks_of(file))
                     guard.check()
 
     found = as_agreed(path, look) if options.swmr else look()
     if guard is None:
         raise H5DataChangedError(f"{path!r} was made while it was looked at. Start again once it is written.")
-    return guard, found
+    return guard, tuple(_guarded(layout, guard) for layout in found)
+
+
+def _guarded(layout: ArrayLayout, guard: ChangeGuard) -> ArrayLayout:
+    """An array that is read from the file of a guard alone."""
+    references = None if layout.references is None else replace(layout.references, guard=guard)
+    return replace(layout, references=references, guard=guard)
 
 
 def _n(table: FileTable) -> int:

@@ -26,7 +26,7 @@ def blamed_on(path: str, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except H5Error:
+    except (H5Error, MemoryError):  # a machine without memory is no damage
         raise
     except Exception as error:  # of any kind: damage leads anywhere
         raise H5CorruptError(

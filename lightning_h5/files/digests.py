@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import H5CorruptError, H5FileError, H5ValueError
+from ..errors import H5CorruptError, H5FileError, H5ValueError, shown
 from .layout import ArrayLayout
 
 __all__ = [
@@ -43,6 +43,9 @@ DIGEST_BYTES = 16
 
 PIECE_BYTES = 1 << 18
 """A run of rows is about as long: digests then take less than a ten-thousandth of the data."""
+
+LEAST_BYTES, MOST_TIMES, MOST_BYTES = 16 << 20, 64, 1 << 31
+"""Of a file of digests, those of 80 million pieces; and beside the size of the file that they are of."""
 
 VERSION = 1
 
@@ -160,10 +163,14 @@ def read_digests(path: str) -> dict[str, ArrayDigests]:
     """
     source = digests_path(path)
     try:
-        if not stat.S_ISREG(os.stat(source).st_mode):
+        found = os.stat(source)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
+        most = min(MOST_BYTES, LEAST_BYTES + MOST_TIMES * os.stat(path).st_size)
+        if found.st_size > most:
+            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and those of this file have {most:,} at most")
         with open(source, "rb") as file:
-            text = file.read()
+            text = file.read(found.st_size)
     except OSError as error:
         raise H5FileError(
             f"verify='digest' was asked, and the digests of {path!r} cannot be read from {source!r}: {error.strerror}. "
@@ -176,7 +183,8 @@ def read_digests(path: str) -> dict[str, ArrayDigests]:
         return {str(name): _parsed(one) for name, one in told["arrays"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
         raise H5ValueError(
-            f"{source!r} is not what `lightning-h5 check --write-digests` writes ({type(error).__name__}: {error}). "
+            f"{source!r} is not what `lightning-h5 check --write-digests` writes ({type(error).__name__}: "
+            f"{shown(str(error))}). "
             f"Write the digests of {path!r} again, while it is known to be whole."
         ) from error
 
@@ -199,15 +207,20 @@ def with_digests(layout: ArrayLayout, arrays: Mapping[str, ArrayDigests]) -> Arr
         found.pieces
     ) != len(wanted.pieces):
         raise H5CorruptError(
-            f"{layout.key!r} in {layout.path!r} is not what its digests were made of: then {found.schema}, now "
-            f"{wanted.schema}. Copy the file again, or, if it was changed on purpose, write new digests: `lightning-h5 "
-            "check --write-digests`."
+            f"{layout.key!r} in {layout.path!r} is not what its digests were made of: then {_words(found)}, now "
+            f"{_words(wanted)}. Copy the file again, or, if it was changed on purpose, write new digests: "
+            "`lightning-h5 check --write-digests`."
         )
     if layout.table is not None:
         other = np.flatnonzero(found.pieces.any(axis=1) != (layout.table.offsets >= 0))
         if len(other):
             raise H5CorruptError(_other_piece(found, int(other[0]), layout))
     return replace(layout, digests=found, integrity=4)
+
+
+def _words(digests: ArrayDigests) -> str:
+    n_pieces = len(digests.pieces)
+    return f"{shown(digests.schema)}, as {n_pieces:,} pieces ({digests.kind}, {digests.rows_per_piece:,} rows each)"
 
 
 def _parsed(told: Any) -> ArrayDigests:

@@ -23,6 +23,7 @@ from .claims import check_sizes
 from .damage import blamed_on
 from .dtypes import numpy_dtype
 from .foreign import foreign_sources, is_foreign, own_sources, refuse_foreign
+from .plugins import refuse_library
 from .tree import list_arrays
 from .trust import CAUTIOUS, Trust
 from .walk import walk
@@ -277,7 +278,9 @@ def _check_sources(file: Any, array: Any, key: str, trust: Trust, seen: _Seen) -
 def _source_of(key: str, file: Any, other: Any, source: str, trust: Trust, seen: _Seen) -> ArrayHandle:
     """An array that a virtual one is made of."""
     try:
-        return _find(other, source, trust, seen)
+        found = _find(other, source, trust, seen)
+        refuse_library(found.array, other.filename, source, f"{key!r} is a virtual array over it")
+        return found
     except H5KeyError as error:
         raise H5KeyError(
             f"{key!r} in {file.filename!r} is a virtual array over {source!r} in {other.filename!r}, which is not "

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 from ..errors import H5FileError, H5ValueError, listing
 from .places import place_of
 
-__all__ = ["foreign_sources", "is_foreign", "own_sources", "refuse_foreign", "shape_of"]
+__all__ = [
+    "foreign_sources",
+    "is_foreign",
+    "names_of",
+    "own_sources",
+    "refuse_foreign",
+    "shape_of",
+    "sources_of",
+    "storage_of",
+]
 
 
 def is_foreign(file: Any, array: Any) -> bool:
@@ -75,13 +86,38 @@ def own_sources(file: Any, array: Any, key: str, *, allow_external: bool) -> Cou
 
 def foreign_sources(file: Any, array: Any) -> list[tuple[str, str]]:
     """The files that a virtual array is made of beside its own, as paths, and the arrays in them; without patterns."""
-    folder = os.path.dirname(os.path.abspath(file.filename))
     found = []
     for name, source in _sources(array):
-        if not _is_own(file, name) and "%" not in name + source:
-            places = (os.path.join(at, name) for at in (folder, os.getcwd()))  # where HDF5 looks, in its order
-            found += [(path, source) for path in places if os.path.exists(path)][:1]
+        if not _is_own(file, name) and "%" not in name + source and (path := _found(file, name)) is not None:
+            found.append((path, source))
     return found
+
+
+def sources_of(file: Any, array: Any) -> Iterator[tuple[str | None, str]]:
+    """What a virtual array is made of: paths of files, None for its own, and arrays in them (see ``names_of``).
+
+    Of a pattern of files, those that are there now.
+    """
+    for name, source in _sources(array):
+        if _is_own(file, name):
+            yield None, source
+            continue
+        for number, one in enumerate(names_of(name)):
+            if (path := _found(file, one)) is None:
+                break
+            yield path, _numbered(source, number) if "%b" in name else source
+
+
+def names_of(pattern: str) -> Iterator[str]:
+    """The names that a pattern stands for: without end where it has a number in it."""
+    return (_numbered(pattern, number) for number in (count() if "%b" in pattern else (0,)))
+
+
+def storage_of(array: Any) -> list[str]:
+    """Paths of the files that an array keeps its bytes in."""
+    folder = os.path.dirname(os.path.abspath(array.file.filename))
+    prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", folder)
+    return [os.path.join(prefix, name) for name, _, _ in array.external or ()]
 
 
 def shape_of(array: Any) -> tuple[int, ...] | None:
@@ -100,6 +136,18 @@ def shape_of(array: Any) -> tuple[int, ...] | None:
 def _is_own(file: Any, name: str) -> bool:
     """Whether a source's file is the array's own. Of a relative name that is not sure: it may lie in a folder below."""
     return name == "." or (os.path.isabs(name) and name == file.filename)
+
+
+def _found(file: Any, name: str) -> str | None:
+    """The path of a file that another names; None where there is none."""
+    folder = os.path.dirname(os.path.abspath(file.filename))
+    places = (os.path.join(at, name) for at in (folder, os.getcwd()))  # where HDF5 looks, in its order
+    return next((path for path in places if os.path.exists(path)), None)
+
+
+def _numbered(pattern: str, number: int) -> str:
+    """A name that a pattern stands for."""
+    return "%".join(part.replace("%b", str(number)) for part in pattern.split("%%"))
 
 
 def _sources(array: Any) -> Counter[tuple[str, str]]:

@@ -1,4 +1,8 @@
-"""Open files of this process: opened on first use, bounded in number, never shared with a forked child."""
+"""Open files of this process: opened on first use, bounded in number, never shared with a forked child.
+
+A path says which file is opened only at that moment, and what was looked at before may have been another one. So who
+reads names the guard of the file that is meant, and what is open is compared with it: nothing is read from another.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,13 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..errors import H5FileError
+from ..errors import H5DataChangedError, H5FileError
 from .door import ArrayHandle, find_array, open_h5
+from .identity import ChangeGuard
 from .layout import ArrayLayout, ensure_filters
 from .trust import CAUTIOUS, Trust
 
-__all__ = ["MOST_H5", "HandlePool", "OpenOptions", "drop_inherited", "process_pool"]
+__all__ = ["MOST_H5", "HandlePool", "OpenOptions", "drop_inherited", "looks_of", "process_pool"]
 
 MOST_H5 = 16
 """Files that a process keeps open through the HDF5 library."""
@@ -46,6 +51,7 @@ class H5Handle:
             swmr=options.swmr,
         )
         self._arrays: dict[str, Any] = {}
+        self.looks = looks_of(self._file)
 
     def array(self, layout: ArrayLayout) -> Any:
         """The h5py dataset of a layout, looked up through the door once."""
@@ -74,12 +80,20 @@ class Descriptor:
                 f"{path!r} cannot be opened: {error.strerror}. Check that it is still there and `ulimit -n`."
             ) from error
 
-        if not stat.S_ISREG(os.fstat(self.fd).st_mode):
+        self.looks = os.fstat(self.fd)
+        if not stat.S_ISREG(self.looks.st_mode):
             os.close(self.fd)
             raise H5FileError(f"{path!r} is not a regular file any more. Put the file back, and start again.")
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+def looks_of(file: Any) -> os.stat_result:
+    """What tells the file that the HDF5 library has open from others that have, or had, its name."""
+    if file.driver == "sec2":
+        return os.fstat(file.id.get_vfd_handle())
+    return os.stat(file.filename)  # a driver that the user named in the environment, which may have no descriptor
 
 
 _Key: TypeAlias = tuple[str, OpenOptions | None]
@@ -89,7 +103,7 @@ _Key: TypeAlias = tuple[str, OpenOptions | None]
 @dataclass
 class _Entry:
     handle: H5Handle | Descriptor
-    looks: tuple[int, ...] | None
+    guard: ChangeGuard | None = None
     users: int = 0
     doomed: bool = False
 
@@ -117,22 +131,37 @@ class HandlePool:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def h5(self, path: str, options: OpenOptions) -> AbstractContextManager[H5Handle]:
-        """A file open through the HDF5 library, held open inside the ``with`` block."""
-        return _Use(self, (path, options))
+    def h5(self, path: str, options: OpenOptions, guard: ChangeGuard | None = None) -> AbstractContextManager[H5Handle]:
+        """A file open through the HDF5 library, held open inside the ``with`` block.
 
-    def descriptor(self, path: str) -> AbstractContextManager[int]:
-        """A descriptor of a file, held open inside the ``with`` block."""
-        return _Use(self, (path, None))
+        Args:
+            path: the file.
+            options: how it is opened.
+            guard: of the file that is meant; None takes what is there.
 
-    def _take(self, key: _Key) -> _Entry:
+        Raises:
+            H5DataChangedError: the file is another one by now, or was when the block began or ended one of those that
+                the library opens for it.
+        """
+        use = _Use(self, (path, options), guard)
+        return _UseWithOthers(use, self, guard) if guard is not None and guard.others else use
+
+    def descriptor(self, path: str, guard: ChangeGuard | None = None) -> AbstractContextManager[int]:
+        """A descriptor of a file, held open inside the ``with`` block (see ``h5``)."""
+        return _Use(self, (path, None), guard)
+
+    def _take(self, key: _Key, guard: ChangeGuard | None) -> _Entry:
         with self._lock:
             entry = self._entries.get(key)
+            if entry is not None and guard is not None and entry.guard is not guard:
+                if guard.fits(entry.handle.looks):
+                    entry.guard = guard
+                else:  # somebody opened what had this name at another time
+                    self._close(key)
+                    entry = None
             if entry is None:
-                path, options = key
-                handle = Descriptor(path) if options is None else H5Handle(path, options)
-                entry = self._entries[key] = _Entry(handle, _looks_of(path))
-                self._n_h5 += options is not None
+                entry = self._entries[key] = _Entry(_open(key, guard), guard)
+                self._n_h5 += key[1] is not None
                 self._evict(keep=key)
             else:
                 self._entries.move_to_end(key)
@@ -162,44 +191,88 @@ class HandlePool:
     def close_replaced(self, path: str) -> None:
         """Closes the handles of a file that is another one by now: its name leads elsewhere, or it was written to."""
         with self._lock:
-            looks = [entry.looks for key, entry in self._entries.items() if key[0] == path]
-        if looks and any(each != _looks_of(path) for each in looks):
+            looks = [_distinct(entry.handle.looks) for key, entry in self._entries.items() if key[0] == path]
+        if not looks:
+            return
+        try:
+            now = _distinct(os.stat(path))
+        except OSError:
+            now = None
+        if any(each != now for each in looks):
             self.close(path)
 
     def close(self, path: str | None = None) -> None:
         """Closes the handles of one file, or all; one in use is closed when its user is done."""
         with self._lock:
             for key in [key for key in self._entries if path in (None, key[0])]:
-                entry = self._drop(key)
-                entry.doomed = True
-                if not entry.users:
-                    entry.handle.close()
+                self._close(key)
+
+    def _close(self, key: _Key) -> None:
+        entry = self._drop(key)
+        entry.doomed = True
+        if not entry.users:
+            entry.handle.close()
 
 
-def _looks_of(path: str) -> tuple[int, ...] | None:
-    """What tells a file from another that has its name later."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
+def _open(key: _Key, guard: ChangeGuard | None) -> H5Handle | Descriptor:
+    """Opens a file, which has to be the one that is meant."""
+    path, options = key
+    handle = Descriptor(path) if options is None else H5Handle(path, options)
+    if guard is not None:
+        try:
+            guard.compare(handle.looks)
+        except H5DataChangedError:
+            handle.close()
+            raise
+    return handle
+
+
+def _distinct(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class _Use:
     """A handle that is held open for a while. A class, as each task takes one: 1 microsecond, not 3."""
 
-    __slots__ = ("_entry", "_key", "_pool")
+    __slots__ = ("_entry", "_guard", "_key", "_pool")
 
-    def __init__(self, pool: HandlePool, key: _Key) -> None:
-        self._pool, self._key = pool, key
+    def __init__(self, pool: HandlePool, key: _Key, guard: ChangeGuard | None) -> None:
+        self._pool, self._key, self._guard = pool, key, guard
 
     def __enter__(self) -> Any:
-        self._entry = self._pool._take(self._key)
+        self._entry = self._pool._take(self._key, self._guard)
         handle = self._entry.handle
         return handle.fd if isinstance(handle, Descriptor) else handle
 
     def __exit__(self, *error: object) -> None:
         self._pool._give_back(self._key, self._entry)
+
+
+class _UseWithOthers:
+    """The same where the library opens other files by name, when it comes to them, and keeps them open.
+
+    Nobody sees which ones those are. They are compared before and after: only while rows are read can another file have
+    been there. The handle goes where one is.
+    """
+
+    def __init__(self, use: _Use, pool: HandlePool, guard: ChangeGuard) -> None:
+        self._use, self._pool, self._guard = use, pool, guard
+
+    def __enter__(self) -> Any:
+        self._check()
+        return self._use.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._use.__exit__()
+        self._check()
+
+    def _check(self) -> None:
+        try:
+            for other in self._guard.others:
+                other.check()
+        except H5DataChangedError:
+            self._pool.close(self._guard.path)
+            raise
 
 
 _pools: dict[int, HandlePool] = {}  # by process id: a forked child must not use its parent's handles

@@ -2,7 +2,8 @@
 
 The *identity* says whether two files hold the same data: it is equal on all ranks and on resume, also for
 copies on each node's own disk. The *change guard* says whether this very file was touched since ``setup``;
-it is local to a machine and cheap enough to compare before every batch.
+it is local to a machine and cheap enough to compare with every batch. A file that is opened is compared with it, too:
+between two looks at a path, another file may have been there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ SAMPLE_BYTES = 4096
 
 @dataclass(frozen=True)
 class ChangeGuard:
-    """Device, inode, size and modification time of a file, and where that is asked, when its inode changed."""
+    """Device, inode, size and modification time of a file, and where that is asked, when its inode changed.
+
+    Attributes:
+        others: guards of other files that rows of this one come from.
+    """
 
     path: str
     device: int
@@ -32,6 +37,7 @@ class ChangeGuard:
     mtime_ns: int
     grows: bool = False
     ctime_ns: int | None = None
+    others: tuple[ChangeGuard, ...] = ()
 
     @classmethod
     def of(cls, path: str, *, grows: bool = False, strict: bool = False) -> ChangeGuard:
@@ -48,10 +54,10 @@ class ChangeGuard:
         return cls(path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, grows, ctime)
 
     def check(self) -> None:
-        """Compares with the file as it is now; about 2 microseconds.
+        """Compares with the file as it is now; about 2 microseconds, and as much for each of the others.
 
         Raises:
-            H5DataChangedError: the file was truncated, edited, replaced or deleted.
+            H5DataChangedError: the file, or one of the others, was truncated, edited, replaced or deleted.
         """
         try:
             found = os.stat(self.path)
@@ -60,18 +66,27 @@ class ChangeGuard:
                 f"{self.path!r} was there when training was set up and is gone: {error.strerror}. "
                 "Put it back and resume from the last checkpoint."
             ) from error
-        if (
-            found.st_mtime_ns == self.mtime_ns
+        self.compare(found)
+        for other in self.others:
+            other.check()
+
+    def fits(self, found: os.stat_result) -> bool:
+        """Whether a file that looks so is this one, as it was."""
+        is_same = found.st_ino == self.inode and found.st_dev == self.device
+        if self.grows:
+            return is_same and found.st_size >= self.n_bytes
+        return (
+            is_same
+            and found.st_mtime_ns == self.mtime_ns
             and found.st_size == self.n_bytes
-            and found.st_ino == self.inode
-            and found.st_dev == self.device
             and self.ctime_ns in (None, found.st_ctime_ns)
-        ):
+        )
+
+    def compare(self, found: os.stat_result) -> None:
+        """Refuses a file that looks otherwise (see ``check``)."""
+        if self.fits(found):
             return
-        is_same = (found.st_ino, found.st_dev) == (self.inode, self.device)
-        if self.grows and is_same and found.st_size >= self.n_bytes:
-            return
-        if not is_same:
+        if (found.st_ino, found.st_dev) != (self.inode, self.device):
             what = "was replaced by another file"
         elif found.st_size != self.n_bytes:
             what = f"had {self.n_bytes:,} bytes and has {found.st_size:,}"
@@ -85,15 +100,16 @@ class ChangeGuard:
         )
 
 
-def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = False) -> str:
+def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = False, others: Iterable[str] = ()) -> str:
     """A digest of what a file holds: size, schema and chunk tables of the arrays used, content sampled over the file.
 
-    Reads at most 64 KiB. Equal for byte-wise copies, whatever their name, time or place.
+    Reads at most 64 KiB of each file. Equal for byte-wise copies, whatever their name, time or place.
 
     Args:
         path: the file.
         layouts: the arrays that are used.
         grows: it has a live writer: schema and rows alone stay as they are.
+        others: files that rows of this one come from.
     """
     digest = hashlib.sha256()
     if grows:
@@ -106,10 +122,11 @@ def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = Fa
         digest.update(repr((schema, filters, a.offset, a.n_stored_bytes)).encode())
         if a.table is not None:
             digest.update(a.table.offsets.tobytes() + a.table.sizes.tobytes() + a.table.masks.tobytes())
-    with open(path, "rb", buffering=0) as file:
-        n_bytes = os.fstat(file.fileno()).st_size
-        digest.update(str(n_bytes).encode())
-        for i in range(SAMPLES):
-            at = max(0, n_bytes - SAMPLE_BYTES) * i // (SAMPLES - 1)
-            digest.update(os.pread(file.fileno(), SAMPLE_BYTES, at))
+    for each in (path, *others):
+        with open(each, "rb", buffering=0) as file:
+            n_bytes = os.fstat(file.fileno()).st_size
+            digest.update(str(n_bytes).encode())
+            for i in range(SAMPLES):
+                at = max(0, n_bytes - SAMPLE_BYTES) * i // (SAMPLES - 1)
+                digest.update(os.pread(file.fileno(), SAMPLE_BYTES, at))
     return digest.hexdigest()[:32]

@@ -90,7 +90,8 @@ def guess_keys(path: str, *, swmr: bool = False) -> tuple[str, str | None]:
         H5KeyError: the file leaves a doubt; the text lists the arrays and says what to add.
     """
     with open_h5(path, swmr=swmr) as file, blamed_on(path, "what is"):
-        arrays = {name: file[name] for name in list_arrays(file)}
+        # A name that is no UTF-8 cannot be asked for.
+        arrays = {name: file[name] for name in list_arrays(file) if _is_text(name)}
         dtypes = {name: numpy_dtype(array) for name, array in arrays.items()}
         numbers = [name for name, dtype in dtypes.items() if dtype is not None and kind_of(dtype) == "number"]
         shapes = {name: shape_of(array) for name, array in arrays.items()}
@@ -109,6 +110,10 @@ def guess_keys(path: str, *, swmr: bool = False) -> tuple[str, str | None]:
             f"{f'these arrays:{described}{more}' if arrays else 'no arrays'}\n"
             + _what_to_add([*many, *one], {name: shape[0] for name, shape in rows.items()})
         )
+
+
+def _is_text(name: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _what_to_add(names: list[str], n_rows: dict[str, int]) -> str:

@@ -17,14 +17,20 @@ from .chunks import MOST_CHUNKS, ChunkTable, chunk_table, grid_of, leaves_edges_
 from .damage import blamed_on
 from .door import ArrayHandle
 from .dtypes import kind_of, native
+from .headers import compact_place
 from .integrity import integrity_level
+from .plugins import ensure_own_decoder, refuse_library
 
 if TYPE_CHECKING:
     from .digests import ArrayDigests
+    from .identity import ChangeGuard
 
 __all__ = ["ArrayLayout", "Filter", "ensure_filters", "filters_of", "layout_of"]
 
 REFERENCE = "V16"  # to text of any length: 4 bytes of length, 8 of address, 4 of a number there
+
+MOST_UNWRITTEN = 1 << 16
+"""Chunks of which a table is made however small the file: one takes 1.3 MB."""
 
 Storage = Literal["contiguous", "chunked", "compact", "virtual", "external"]
 
@@ -86,6 +92,7 @@ class ArrayLayout:
             the file.
             None where they cannot be found without the HDF5 library.
         user_block: bytes at the start of the file that are not HDF5's.
+        guard: how the file looked when this was found in it: only such a file is opened to read it. None does not ask.
     """
 
     path: str
@@ -109,6 +116,7 @@ class ArrayLayout:
     digests: ArrayDigests | None = field(default=None, compare=False, repr=False)
     references: ArrayLayout | None = field(default=None, compare=False, repr=False)
     user_block: int = 0
+    guard: ChangeGuard | None = field(default=None, compare=False, repr=False)
 
     @property
     def row_bytes(self) -> int:
@@ -184,11 +192,13 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     reason = "it lies in another file" if handle.foreign else _plain_reason(array, storage, offset, element)
     if storage == "chunked" and array.file.swmr_mode:  # an index that grows while it is read makes no table
         reason = reason or "its chunks move under a live writer"
-    if storage == "chunked" and reason is None and (n := math.prod(grid_of(array.shape, array.chunks))) > MOST_CHUNKS:
+    if storage == "chunked" and reason is None and (n := math.prod(grid_of(array.shape, array.chunks))) > _most(array):
         reason = f"it has {n:,} chunks, of which no table is made"
     table = _table(array, path, key, len(filters)) if storage == "chunked" and reason is None else None
     if storage == "chunked" and reason is None and table is None:
         reason = "chunks at its edge may have gone through no filter, and do not say so"
+    if reason is not None:
+        refuse_library(array, path, key, reason)
     layout = ArrayLayout(
         path=path,
         key=key,
@@ -218,10 +228,12 @@ def _with_references(layout: ArrayLayout, array: Any, offset: int | None) -> Arr
     options = h5py.h5i.get_file_id(array.id).get_create_plist()
     is_known = options.get_sizes() == (8, 8)  # of addresses and lengths in this file
     stored = _stored_references(array.id.get_type())
-    if stored is None or not is_known or layout.storage not in ("contiguous", "chunked"):
+    if stored is None or not is_known or layout.storage not in ("contiguous", "chunked", "compact"):
         return layout
+    if layout.storage == "compact":
+        offset = compact_place(array)
     n = math.prod(grid_of(array.shape, array.chunks)) if array.chunks else 0
-    table = _table(array, layout.path, layout.key, len(layout.filters)) if 0 < n <= MOST_CHUNKS else None
+    table = _table(array, layout.path, layout.key, len(layout.filters)) if 0 < n <= _most(array) else None
     if table is None and offset is None:
         return layout
     references = replace(
@@ -272,8 +284,10 @@ def _references_in(element: Any) -> tuple[int, list[tuple[int, tuple[int, ...]]]
 
 
 def _applied_everywhere(filters: tuple[Filter, ...], table: ChunkTable | None) -> list[int]:
-    """Numbers of the filters that no chunk passed over; of all, where the chunks' masks are not known."""
-    skipped = 0 if table is None else int(np.bitwise_or.reduce(table.masks[table.offsets >= 0], initial=0))
+    """Numbers of the filters that no chunk passed over; of none, where the chunks' masks are not known."""
+    if table is None:
+        return []
+    skipped = int(np.bitwise_or.reduce(table.masks[table.offsets >= 0], initial=0))
     return [found.id for at, found in enumerate(filters) if not skipped >> at & 1]
 
 
@@ -286,6 +300,12 @@ def _fill(array: Any) -> bytes:
         return np.asarray(array.fillvalue, dtype=array.dtype).tobytes()
     except RuntimeError:
         return bytes(array.dtype.itemsize)
+
+
+def _most(array: Any) -> int:
+    """Chunks that a table is made of: each takes some bytes of the file, so that of more most were never written."""
+    n_file = h5py.h5i.get_file_id(array.id).get_filesize()
+    return min(MOST_CHUNKS, max(MOST_UNWRITTEN, int(n_file)))
 
 
 def _table(array: Any, path: str, key: str, n_filters: int) -> ChunkTable | None:
@@ -305,7 +325,9 @@ def ensure_filters(filters: tuple[Filter, ...], path: str, key: str) -> None:
 
     Raises:
         H5FileError: a filter is not installed.
+        H5ValueError: a filter may run code, and only the HDF5 library could undo all of them.
     """
+    ensure_own_decoder([f.id for f in filters], path, key)
     missing = [f for f in filters if not h5py.h5z.filter_avail(f.id)]
     if not missing:
         return

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from ..errors import H5ValueError
+from ..errors import H5FileError, H5ValueError
 from .digests import ArrayDigests, digests_path, read_digests, with_digests
 from .door import find_array
 from .integrity import INTEGRITY
 from .layout import ArrayLayout, layout_of
 from .trust import Trust
 
-__all__ = ["look_up"]
+__all__ = ["file_with_digests", "look_up"]
 
 
 def look_up(file: Any, path: str, key: str, trust: Trust) -> ArrayLayout:
@@ -39,20 +39,43 @@ def look_up(file: Any, path: str, key: str, trust: Trust) -> ArrayLayout:
     if layout.integrity < trust.min_integrity:
         raise H5ValueError(
             f"min_integrity={trust.min_integrity} was asked, and {key!r} in {path!r} has level {layout.integrity}: "
-            f"{INTEGRITY[layout.integrity]}. Make a copy by `lightning-h5 repack --compression gzip --checksum`, which "
-            "has level 3; or write digests by `lightning-h5 check --write-digests` and pass verify='digest', which is "
-            "level 4."
+            f"{INTEGRITY[layout.integrity]}. {_raised_to(trust.min_integrity)}"
         )
     return layout
 
 
+def _raised_to(level: int) -> str:
+    """How an array gets a level."""
+    by_digests = "rite digests by `lightning-h5 check --write-digests` and pass verify='digest', which is level 4."
+    if level == len(INTEGRITY) - 1:
+        return f"W{by_digests}"
+    by_copy = "Make a copy by `lightning-h5 repack --compression gzip --checksum`, which has level 3"
+    return f"{by_copy}; or w{by_digests}"
+
+
+def file_with_digests(path: str) -> str | None:
+    """The name that digests lie beside: the file as it was named, or else what that is a link to; None for neither."""
+    for name in (path, os.path.realpath(path)):
+        if os.path.lexists(digests_path(name)):
+            return name
+    return None
+
+
 def _digests(path: str) -> Mapping[str, ArrayDigests]:
     """The digests beside a file: those of the file before last are kept, as its arrays are looked up one by one."""
+    name = file_with_digests(path)
     try:
-        found = os.stat(digests_path(path))
+        found = os.stat(digests_path(name or path))
     except OSError:
-        return read_digests(path)  # which says what is wrong
-    return _kept(path, found.st_ino, found.st_size, found.st_mtime_ns)
+        target = os.path.realpath(path)
+        if name is not None or target == path:
+            return read_digests(name or path)  # which says what is wrong
+        raise H5FileError(
+            f"verify='digest' was asked, and {path!r}, which leads to {target!r}, has no digests: there is neither "
+            f"{digests_path(path)!r} nor {digests_path(target)!r}. Write them while the file is known to be whole: "
+            "`lightning-h5 check --write-digests`."
+        ) from None
+    return _kept(name or path, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 @lru_cache(maxsize=2)

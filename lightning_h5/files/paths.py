@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Sequence
@@ -55,27 +57,51 @@ def expand_paths(paths: Paths, name: str = "path") -> tuple[str, ...]:
 def _expand_one(path: PathLike, name: str) -> Sequence[str]:
     text = os.path.expanduser(os.fspath(path))
     if os.path.isdir(text):
-        try:
-            files = sorted(entry.path for entry in os.scandir(text) if _is_ours(entry.name))
-        except OSError as error:
-            raise H5FileError(
-                f"{name}={text!r} is a directory that cannot be looked into: {error.strerror}. Check its permissions."
-            ) from error
+        inside = _names_in(text, text, name)
+        files = [os.path.join(text, each) for each in inside if _is_ours(each)]
         if not files:
             raise H5FileError(
                 f"{name}={text!r} is a directory without HDF5 files ({', '.join('*' + s for s in SUFFIXES)}); "
-                f"it has {listing(sorted(os.listdir(text)))}. Pass a file, or a glob such as "
+                f"it has {listing(inside)}. Pass a file, or a glob such as "
                 f"{os.path.join(text, '*.dat')!r} if yours are named otherwise."
             )
         return files
     if not os.path.lexists(text) and glob.has_magic(text):
         files = sorted(glob.glob(text, recursive=True))
         if not files:
+            folder = os.path.dirname(re.split(r"[*?[]", text)[0]) or "."
+            if os.path.isdir(folder):
+                _names_in(folder, text, name)  # a glob passes over what it cannot look into
             raise H5FileError(
                 f"{name}={text!r} matches no file in {os.getcwd()!r}. Check the pattern, or pass the files."
             )
         return files
     return [_regular_file(text, name)]
+
+
+def _names_in(folder: str, path: str, name: str) -> list[str]:
+    """What a directory has, sorted, where a path leads to or through it."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        what = "is a directory that" if folder == path else f"lies in {folder!r}, which"
+        raise H5FileError(f"{name}={path!r} {what} cannot be looked into: {error.strerror}. {_cure(error)}") from error
+
+
+def _cure(error: OSError | ValueError) -> str:
+    """What to do where the system did not let a path be looked at."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EMFILE:
+        return "Raise `ulimit -n`, or close what this process has open."
+    if number == errno.ENFILE:
+        return "Close programs on this machine, or have its limit raised (`sysctl fs.file-max`)."
+    if number in (errno.ENOMEM, errno.ENOBUFS):
+        return "Make room in memory, or take fewer workers."
+    if number in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN):
+        return "Check the disk or the network file system, then start again."
+    if number in (errno.EACCES, errno.EPERM):
+        return "Check its permissions, and those of the folders above."
+    return "Check the path and its permissions."
 
 
 def _is_ours(name: str) -> bool:
@@ -94,7 +120,7 @@ def _regular_file(path: str, name: str) -> str:
             there = f"there is no directory {folder!r}"
             guess = ""
         else:
-            others = sorted(os.listdir(folder))
+            others = _names_in(folder, path, name)
             there = f"{folder!r} has {listing(others)}"
             guess = near(os.path.basename(path), others)
         raise H5FileError(
@@ -102,9 +128,7 @@ def _regular_file(path: str, name: str) -> str:
             f"(relative paths start at {os.getcwd()!r})."
         ) from None
     except (OSError, ValueError) as error:  # a ValueError for a path with a null character
-        raise H5FileError(
-            f"{name}={path!r} cannot be looked at: {error}. Check the path and its permissions."
-        ) from error
+        raise H5FileError(f"{name}={path!r} cannot be looked at: {error}. {_cure(error)}") from error
     if not stat.S_ISREG(mode):
         # A FIFO would block for ever in open(), a device would be read as one.
         raise H5FileError(f"{name}={path!r} is not a regular file. Pass the path of an HDF5 file.")

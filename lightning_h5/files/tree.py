@@ -11,6 +11,7 @@ import h5py
 from .damage import FAULTS
 from .dtypes import dtype_text, numpy_dtype
 from .foreign import shape_of
+from .headers import ensure_opens
 from .places import place_of
 
 __all__ = ["Entry", "entries_of", "list_arrays"]
@@ -75,6 +76,7 @@ def _look(group: Any, last: str | bytes, name: str, seen: dict[Any, str]) -> tup
         return None, Entry(name=name, kind="soft link", target=link.path)
     if isinstance(link, h5py.ExternalLink):
         return None, Entry(name=name, kind="external link", target=f"{link.filename}:{link.path}")
+    ensure_opens(group, last)
     item = group[last]
     first = seen.setdefault(_place(item), name)
     if first != name:

@@ -7,6 +7,7 @@ from typing import Any
 import h5py
 
 from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
+from .headers import ensure_opens
 from .tree import list_arrays
 
 __all__ = ["walk"]
@@ -66,7 +67,9 @@ class _Walk:
 
     def _link(self, item: Any, part: str) -> Any:
         try:
-            link = item.get(part, getlink=True) if isinstance(item, h5py.Group) else None
+            # HDF5 takes a NUL for the end of a name, and finds another one.
+            has_links = isinstance(item, h5py.Group) and "\0" not in part
+            link = item.get(part, getlink=True) if has_links else None
         except (KeyError, ValueError, RuntimeError):
             link = None
         if link is None:
@@ -95,7 +98,10 @@ class _Walk:
 
     def _open(self, group: Any, part: str) -> Any:
         try:
+            ensure_opens(group, part)
             return group[part]
+        except H5CorruptError:  # an OSError too, and it has said what is wrong
+            raise
         except (KeyError, OSError, RuntimeError) as error:
             raise H5CorruptError(
                 f"{self._key!r} in {self._file.filename!r} is linked but cannot be opened: {error}. Check the file "

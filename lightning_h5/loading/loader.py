@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import weakref
@@ -26,7 +27,7 @@ from ..datasets import (
     worker_memory,
 )
 from ..datasets.outbox import naming_shared_memory
-from ..errors import H5Error, H5WorkerError
+from ..errors import MOST_LETTERS, H5Error, H5WorkerError
 from ..readers import usable_cores
 from ..sampling import EpochPlan, PlanSampler
 from ..stats import Counters, WaitTimes
@@ -38,6 +39,8 @@ from .state import LoaderState
 from .workers import WorkerBatches, end_with
 
 __all__ = ["H5DataLoader"]
+
+_log = logging.getLogger(__name__)
 
 DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few to hold in memory
 MOST_TOGETHER = 16  # batches looked up at a time: what that costs is no longer seen beside copying them
@@ -148,7 +151,8 @@ class H5DataLoader(DataLoader[Any]):
             The batches, the plan they follow, and the number of this iteration.
 
         Raises:
-            H5Error: workers cannot be started, since the system has no shared memory left.
+            H5Error: workers cannot be started: the system has no shared memory, descriptors or processes left.
+            H5ValueError: a function of the user's cannot travel to workers.
             H5ResumeError: a position was loaded and nobody applied it.
         """
         epoch = self.sampler.starting_epoch()
@@ -167,24 +171,38 @@ class H5DataLoader(DataLoader[Any]):
         return WorkerBatches(self)
 
     def _start_workers(self) -> Iterator[Any]:
-        memory = None
-        if getattr(self, "_iterator", None) is None:  # else workers that persist go on
-            batch_bytes = self.sampler.batch_size * self.dataset.row_bytes
-            memory = worker_memory(
-                self.num_workers, max(LEAST_SHARED, batch_bytes * N_SHARED * (self.prefetch_factor or 2))
-            )
+        self._forget_workers_that_ended()
+        is_new = getattr(self, "_iterator", None) is None  # else workers that persist go on
+        batch_bytes = self.sampler.batch_size * self.dataset.row_bytes
+        n_bytes = max(LEAST_SHARED, batch_bytes * N_SHARED * (self.prefetch_factor or 2))
+        memory = worker_memory(self.num_workers, n_bytes) if is_new else None
         init = _WorkerInit(self.sampler.replica.rank, self._user_init, memory)
         self.worker_init_fn = init
-        with naming_shared_memory():
-            self.dataset.counters.share(self.num_workers)
-        _let_threads_leave_python()
         try:
+            with naming_shared_memory():
+                self.dataset.counters.share(self.num_workers)
+            _let_threads_leave_python()
             with starting_workers(), naming_shared_memory():
                 batches = super().__iter__()  # keeps that function, and so the memory, as long as there are batches
+        except BaseException as error:
+            if memory is not None:
+                memory.close()
+            if is_new or not isinstance(error, H5WorkerError):
+                raise
+            # They were ending, as by an interrupt that all processes got. No batch of an epoch is lost by that.
+            _log.warning("workers that persist were started again: %s", str(error))  # what is logged may be kept
+            self.give_up(None, error)
+            return self._start_workers()
         finally:
             self.worker_init_fn = init.without_memory()
         self._memory = (memory or self._memory) if self.persistent_workers else None
         return batches
+
+    def _forget_workers_that_ended(self) -> None:
+        workers = getattr(self, "_iterator", None)
+        if workers is not None and not workers.are_well():
+            workers.end_at_once()
+            self.close()
 
     def _read(self, tokens: Iterator[BatchToken]) -> ReadAhead | AtHand:
         dataset, is_at_hand = self.dataset, self.dataset.is_at_hand
@@ -247,6 +265,24 @@ class H5DataLoader(DataLoader[Any]):
             self._memory.close()
             self._memory = None
 
+    def give_up(self, batches: Any, error: BaseException) -> None:
+        """Ends an iteration that came to an error, so that the next one can start.
+
+        Args:
+            batches: what ``start`` gave; None where that failed.
+            error: what came.
+        """
+        if not self.num_workers:
+            if batches is not None:
+                batches.close()
+            return
+        workers = batches if batches is not None else getattr(self, "_iterator", None)
+        if workers is not None and (isinstance(error, H5WorkerError) or not isinstance(error, Exception)):
+            workers.end_at_once()  # some may be gone, and what they have sent may be half taken
+        elif workers is not None:
+            workers._shutdown_workers()
+        self.close()  # workers that persist too: some may have failed to start as their user wants
+
     def state_dict(self) -> dict[str, Any]:
         """Where the loop is: plain values, less than 4 KiB, whatever the number of rows.
 
@@ -270,7 +306,7 @@ class H5DataLoader(DataLoader[Any]):
 
 
 class _LateIterator:
-    """Starts the real iteration at the first ``next()``; times each one."""
+    """Starts the real iteration at the first ``next()``; times each one. After an error it gives errors only."""
 
     def __init__(self, loader: H5DataLoader) -> None:
         self._loader = loader
@@ -279,25 +315,28 @@ class _LateIterator:
         self._iteration: int
         self._n_closed = 0
         self._step = 0
+        self._failed: str | None = None
 
     def __iter__(self) -> _LateIterator:
         return self
 
     def __next__(self) -> Any:
         loader, began = self._loader, perf_counter()
+        if self._failed is not None:  # else a loop that passes over errors would take the rest for an epoch
+            raise H5Error(self._failed)
         is_first = self._batches is None
-        if self._batches is None:
-            self._batches, self._plan, self._iteration = loader.start()
-            self._n_closed = loader._n_closed
-        if self._n_closed != loader._n_closed:  # torch would end the epoch
-            raise H5Error(CLOSED)
         try:
+            if self._batches is None:
+                self._batches, self._plan, self._iteration = loader.start()
+                self._n_closed = loader._n_closed
+            if self._n_closed != loader._n_closed:  # torch would end the epoch
+                raise H5Error(CLOSED)
             batch = next(self._batches)
         except StopIteration:
             loader.position.end(self._iteration, loader.sampler)
             raise
-        except H5WorkerError:
-            loader.close()  # whoever iterates next starts others
+        except BaseException as error:
+            self._fail(error)
             raise
         loader.position.advance(self._iteration)
         start, stop = self._plan.bounds(self._step)
@@ -308,6 +347,18 @@ class _LateIterator:
             loader.counters.add(start_seconds=waited)
         self._step += 1
         return batch
+
+    def _fail(self, error: BaseException) -> None:
+        batches, self._batches = self._batches, None
+        if error.args == (CLOSED,):
+            self._failed = CLOSED
+            return
+        text = (str(error).splitlines() or [""])[-1]  # of a worker's error all before that is its traceback
+        self._failed = (
+            f"the next batch was asked for, and this iteration has ended with an error ({type(error).__name__}: "
+            f"{text[:MOST_LETTERS]}). Start a new iteration of the loader: `iter(loader)`."
+        )
+        self._loader.give_up(batches, error)
 
 
 class _WorkerInit:

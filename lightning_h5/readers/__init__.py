@@ -79,8 +79,10 @@ def open_reader(
         counters: where bytes read and decoded are counted.
     """
     reader: RowReader
+    guard = None
     if not layout.is_placed:
-        reader = PlainReader(layout, options, counters, heap_guard(layout, options))
+        guard = heap_guard(layout, options)
+        reader = PlainReader(layout, options, counters, guard)
     elif mmap and not held_bytes and layout.offset is not None:
         reader = MappedReader(layout, counters)
     else:
@@ -88,7 +90,8 @@ def open_reader(
     if not held_bytes:
         return reader
     is_decoded = is_pooled(layout, options) and why_plain(layout) is None
-    return HeldReader(reader, held_bytes, partial(_read_all, layout, options, counters) if is_decoded else None)
+    read_all = partial(_read_all, layout, options, counters) if is_decoded else None
+    return HeldReader(reader, held_bytes, read_all, None if guard is None else guard.n_bytes)
 
 
 def _read_all(layout: ArrayLayout, options: OpenOptions, counters: Counters | None) -> npt.NDArray[Any]:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ..files import Filter
 from .base import address
+from .frames import check_frame, check_memory
 
 __all__ = ["FLETCHER32", "SHUFFLE", "Bytes", "Decoder", "NativeDecoder", "decoder_of", "ensure_same_size", "is_known"]
 
@@ -137,7 +138,14 @@ def _with_deflate(step: Filter, itemsize: int) -> Decoder:
 
 
 def _with_zlib(step: Filter, itemsize: int) -> Decoder:
-    return lambda data, out: _fill(out, zlib.decompress(data.data, bufsize=len(out)))
+    def decode(data: Bytes, out: Bytes) -> None:
+        stream = zlib.decompressobj()
+        decoded = stream.decompress(data.data, len(out) + 1)  # no more, whatever it would become
+        if not stream.eof and len(decoded) <= len(out):
+            raise ValueError("it is no whole zlib stream")
+        _fill(out, decoded)
+
+    return decode
 
 
 def _with_liblzf(package: str, module: str) -> Callable[[Filter, int], Decoder]:
@@ -177,12 +185,15 @@ def _with_blosc2(step: Filter, itemsize: int) -> Decoder:
 
     def decode(data: Bytes, out: Bytes) -> None:
         frame = data.tobytes()  # which the array looks into: it must outlive it
+        n_bytes = check_frame(frame, len(out))
         try:
-            values = blosc2.ndarray_from_cframe(frame)[...]
+            array = blosc2.ndarray_from_cframe(frame)
         except RuntimeError:  # arrays of one axis are stored without their shape
+            _all_of(n_bytes, out)
             _fill(out, blosc2.schunk_from_cframe(frame)[:])
         else:
-            _fill(out, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+            check_memory(array, len(out))
+            _fill(out, np.ascontiguousarray(array[...]).reshape(-1).view(np.uint8))
 
     return decode
 

@@ -170,7 +170,7 @@ def _ensure_found(layout: ArrayLayout, options: OpenOptions, pieces: range) -> N
     """
     table, chunks = layout.table, layout.chunks or ()
     assert table is not None, "an array in chunks"
-    with process_pool().h5(layout.path, options) as handle:
+    with process_pool().h5(layout.path, options, layout.guard) as handle:
         array = handle.array(layout).id
         skipped = skipped_bytes(array)
         for piece in pieces:

@@ -8,14 +8,15 @@ gets past it, and takes its lock with it. In a table it walks them for the numbe
 from __future__ import annotations
 
 import os
-import struct
 import threading
 from typing import Any
 
 import numpy as np
 
-from ..errors import H5CorruptError
+from ..errors import H5CorruptError, H5ValueError
 from ..files import ArrayLayout, OpenOptions, process_pool
+from ..files.claims import size_text
+from ..files.heaps import NOWHERE, heap_damage
 from ..stats import Counters
 from ..types import IntArray
 from .codecs import why_not_decodable
@@ -26,9 +27,8 @@ from .sources import ChunkSource, ReaderSource, SlabSource
 __all__ = ["HeapGuard", "heap_guard"]
 
 REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("number", "<u4")])
-HEADER = 16
-OBJECT = struct.Struct("<HHIQ")  # number, users, nothing, bytes
-NOWHERE = 2**64 - 1
+MUCH = 16 << 20  # bytes of text in a slab, from which on it is counted row by row
+MOST_BYTES, MOST_TIMES = 1 << 30, 10  # of text read together; of what the file has, where each row has text of its own
 REFERENCES = 4096  # that are looked at together where they do not lie in chunks
 
 
@@ -62,6 +62,7 @@ class HeapGuard:
         self._stored = stored
         self._slabs: set[int] = set()
         self._heaps: set[int] = set()
+        self._lengths: dict[int, IntArray] = {}  # of rows of slabs with much text
         self._lock = threading.Lock()
 
     def check(self, rows: IntArray) -> None:
@@ -69,17 +70,40 @@ class HeapGuard:
 
         Raises:
             H5CorruptError: a collection is damaged, or there is none.
+            H5ValueError: it is far more text than the file has: many rows refer to the same.
         """
+        self._look(rows)
+        if self._lengths and (n_bytes := self.n_bytes(rows)) > MOST_BYTES:
+            with process_pool().descriptor(self._layout.path) as fd:
+                n_file = os.fstat(fd).st_size
+            if n_bytes > MOST_TIMES * n_file:
+                raise H5ValueError(
+                    f"{len(rows):,} rows of {self._layout.key!r} in {self._layout.path!r} were asked; with what lies "
+                    f"between them they are {size_text(n_bytes)} of text, and the file has {size_text(n_file)} in all: "
+                    "rows refer to the same text again and again. Read fewer rows at a time, or do without the "
+                    "array; the file may be made to exhaust memory."
+                )
+
+    def n_bytes(self, rows: IntArray) -> int:
+        """Bytes of text that are read for rows, where there is much of it; what lies between them is read as well."""
+        self._look(rows)
+        slabs, found = rows // self._references.rows_per_slab, 0
+        for slab in set(self._lengths).intersection(slabs.tolist()):
+            inside = rows[slabs == slab] - slab * self._references.rows_per_slab
+            found += int(self._lengths[slab][inside.min() : inside.max() + 1].sum())
+        return found
+
+    def _look(self, rows: IntArray) -> None:
+        """Looks at the collections that rows refer to, where nobody has."""
         with self._lock:
             new = [
                 slab for slab in np.unique(rows // self._references.rows_per_slab).tolist() if slab not in self._slabs
             ]
         for slab in new:
-            addresses = self._addresses(slab)
+            addresses, lengths = self._references_of(slab)
             with process_pool().descriptor(self._layout.path) as fd:
-                n_file = os.fstat(fd).st_size
                 for address in sorted(addresses - self._heaps):
-                    if (why := _damage(fd, address + self._user_block, n_file)) is not None:
+                    if (why := heap_damage(fd, address + self._user_block)) is not None:
                         raise H5CorruptError(
                             f"text in rows of {self._layout.key!r} in {self._layout.path!r} (from row "
                             f"{slab * self._references.rows_per_slab} on) cannot be read: {why}. The file is damaged "
@@ -87,32 +111,21 @@ class HeapGuard:
                         )
             with self._lock:
                 self._heaps |= addresses
+                if lengths.sum() > MUCH:
+                    self._lengths[slab] = lengths
                 self._slabs.add(slab)
 
-    def _addresses(self, slab: int) -> set[int]:
+    def _references_of(self, slab: int) -> tuple[set[int], IntArray]:
+        """The collections that rows of a slab refer to, and how long the text of each row is."""
         source, axes = self._references, self._layout.axes
         rows = np.zeros((source.rows_per_slab, *axes), dtype=(stored := self._stored))
         memory = SlotMemory(rows, np.zeros(1, dtype=np.int64), source.rows_per_slab)
         source.load([slab], range(source.n_parts), memory)
+        rows = rows[: source.n_rows - slab * source.rows_per_slab]
         addresses: set[int] = set()
+        lengths = np.zeros(len(rows), dtype=np.int64)
         for name in stored.names or ():
-            found = np.ascontiguousarray(rows[: source.n_rows - slab * source.rows_per_slab][name]).view(REFERENCE)
+            found = np.ascontiguousarray(rows[name]).view(REFERENCE)
             addresses |= set(found["address"][found["length"] > 0].tolist())
-        return addresses - {0, NOWHERE}
-
-
-def _damage(fd: int, address: int, n_file: int) -> str | None:
-    """What is wrong with the collection at an address; None where nothing is."""
-    head = os.pread(fd, HEADER, address) if address < n_file else b""
-    n_bytes = int.from_bytes(head[8:], "little")
-    if head[:5] != b"GCOL\x01" or not HEADER < n_bytes <= n_file - address:
-        return f"at byte {address:,} should be a heap of text, and is none"
-    heap = os.pread(fd, n_bytes, address)
-    at = HEADER
-    while at + OBJECT.size <= len(heap):
-        number, _, _, size = OBJECT.unpack_from(heap, at)
-        step = OBJECT.size + (size + 7) // 8 * 8 if number else size  # what is free says its size with its header
-        if step < OBJECT.size or step > len(heap) - at:
-            return f"the heap of text at byte {address:,} is damaged at its byte {at:,}"
-        at += step
-    return None
+            lengths += found["length"].reshape(len(rows), -1).sum(axis=1, dtype=np.int64)
+        return addresses - {0, NOWHERE}, lengths

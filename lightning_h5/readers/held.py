@@ -25,12 +25,17 @@ class HeldReader:
         text_bytes: text is held up to this length in all. It is not known before it is read; an array that turns
             out to be longer is read where it is asked.
         read_all: reads all rows, where there is a faster way than the reader.
+        n_bytes_of: at least how long the text of rows is, where that can be told before it is read.
     """
 
     def __init__(
-        self, reader: RowReader, text_bytes: int, read_all: Callable[[], npt.NDArray[Any]] | None = None
+        self,
+        reader: RowReader,
+        text_bytes: int,
+        read_all: Callable[[], npt.NDArray[Any]] | None = None,
+        n_bytes_of: Callable[[IntArray], int] | None = None,
     ) -> None:
-        self._read_all = read_all
+        self._read_all, self._n_bytes_of = read_all, n_bytes_of
         self._text_bytes = text_bytes
         self._is_too_long = False
         self._reader = reader
@@ -75,7 +80,10 @@ class HeldReader:
         n_bytes = 0
         for start in range(0, n_rows, TEXT_ROWS):
             piece = values[start : start + TEXT_ROWS]
-            self._reader.read(np.arange(start, start + len(piece)), piece)
+            rows = np.arange(start, start + len(piece))
+            if self._n_bytes_of is not None and n_bytes + self._n_bytes_of(rows) > self._text_bytes:
+                return None
+            self._reader.read(rows, piece)
             n_bytes += sum(map(len, piece.flat))
             if n_bytes > self._text_bytes:
                 return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
 import threading
 from contextlib import suppress
@@ -73,7 +75,7 @@ class _StoredRows(LayoutReader):
         if self.layout.table is not None:  # each chunk has a place of its own
             step = self.layout.rows_per_chunk
             cuts[1:1] = range((rows.start // step + 1) * step, rows.stop, step)
-        with suppress(OSError), process_pool().descriptor(self.layout.path) as fd:
+        with suppress(OSError), process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
             places = self._places(np.array(cuts[:-1])).tolist()
             for place, first, last in zip(places, cuts, cuts[1:], strict=False):
                 n_bytes = (last - first) * self._row_bytes
@@ -135,14 +137,15 @@ class MappedReader(_StoredRows):
             if self._rows is None:
                 n_rows, path = self.layout.n_rows, self.layout.path
                 n_needed = self._offset + n_rows * self._row_bytes
-                if (n_bytes := os.path.getsize(path)) < n_needed:
-                    raise H5CorruptError(
-                        f"{path!r} has {n_bytes:,} bytes and {self.layout.key!r} needs {n_needed:,}. "
-                        "It was truncated; copy it again."
-                    )
+                with process_pool().descriptor(path, self.layout.guard) as fd:
+                    if (n_bytes := os.fstat(fd).st_size) < n_needed:
+                        raise H5CorruptError(
+                            f"{path!r} has {n_bytes:,} bytes and {self.layout.key!r} needs {n_needed:,}. "
+                            "It was truncated; copy it again."
+                        )
+                    mapped = mmap.mmap(fd, n_needed, access=mmap.ACCESS_READ)
                 shape = (n_rows, self._row_bytes)
-                # As a plain array: indexing a memmap makes memmaps, which costs microseconds each.
-                self._rows = np.asarray(np.memmap(path, np.uint8, mode="r", offset=self._offset, shape=shape))
+                self._rows = np.frombuffer(mapped, np.uint8, math.prod(shape), self._offset).reshape(shape)
             return self._rows
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ class PlainReader(LayoutReader):
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
         most = max(1, PIECE_BYTES // max(1, self.layout.stored_row_bytes))
-        with process_pool().h5(self.layout.path, self._options) as handle:
+        with process_pool().h5(self.layout.path, self._options, self.layout.guard) as handle:
             array = handle.array(self.layout)
             for start, stop in spans(ordered, self.layout.rows_per_chunk, most):
                 low, high = int(ordered[start]), int(ordered[stop - 1]) + 1

@@ -150,7 +150,7 @@ class ChunkSource:
         self.n_rows, self.rows_per_slab = layout.n_rows, layout.chunks[0]
         self.n_parts = layout.table.per_row
         self.picks_rows = False
-        self._per_line = layout.table.grid[-1] if len(layout.chunks) > 1 else 1
+        self._per_line = max(1, layout.table.grid[-1]) if len(layout.chunks) > 1 else 1
         self.parts_together = _parts_together(layout.chunk_bytes, self._per_line)
         # A chunk of numbers that holds whole rows is decoded straight into the slab.
         self._is_direct = layout.chunks[1:] == layout.axes and not layout.members and layout.stored.base.isnative

@@ -37,8 +37,9 @@ def read_stored(
     Raises:
         H5CorruptError: the file ends too early.
         H5FileError: the file cannot be read.
+        H5DataChangedError: it is not the one that the layout is of.
     """
-    with process_pool().descriptor(layout.path) as fd:
+    with process_pool().descriptor(layout.path, layout.guard) as fd:
         try:
             # No piece takes more than it holds: the sum is right only if all are full.
             if read_pieces(fd, out, starts, stops, offsets) != len(out):

@@ -68,7 +68,9 @@ def check_files(
 
     All files open; their arrays, dtypes, shapes of rows and numbers of rows fit each other (the majority is right);
     chunk tables make sense; every chunk decodes, on all cores, and fits its checksum where there is one. Links out of
-    a file are named, not followed. Without decoding, metadata alone are read: about a millisecond an array.
+    a file are named, not followed. Virtual arrays are read like others, through the HDF5 library, as training would; of
+    those over other files it is said that they were not. Without decoding, metadata alone are read: about a millisecond
+    an array.
 
     Memory stays at some chunks for each core. What a file has no checksum for can be wrong all the same:
     ``unchecked`` names these arrays.
@@ -79,7 +81,8 @@ def check_files(
     out of its limits is a problem of the kind "crashed" (the text names the signal), "hung", "memory" or "died", and
     the others are checked all the same. The documentation's page on security says what this does not do.
 
-    Where digests lie beside a file, it is compared with them too, at the cost of a second, undecoded look at its bytes.
+    Where digests lie beside a file, or beside what it is a link to, it is compared with them too, at the cost of a
+    second, undecoded look at its bytes.
 
     Args:
         paths: a file, a glob, a directory, or a list of these.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -214,13 +215,34 @@ def _faults_told(source: str, target: str) -> Iterator[None]:
         yield
     except H5Error:
         raise
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
+    except (OSError, RuntimeError, ValueError, KeyError, MemoryError) as error:
         said = re.search(r"errno = (\d+)", str(error))  # HDF5 says it in words
         number = int(said[1]) if said else getattr(error, "errno", None)
+        if isinstance(error, MemoryError) or "memory allocation failed" in str(error):
+            number = errno.ENOMEM
         raise H5FileError(
             f"{source!r} could not be copied to {target!r}: {os.strerror(number) if number else error}. Nothing is "
-            "left of the copy; look for room on the disk, and for damage with `lightning_h5 check`."
+            f"left of the copy; {_cure(number, error)}"
         ) from error
+
+
+def _cure(number: int | None, error: Exception) -> str:
+    """What to do about what could not be done."""
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return "make room on the disk, or name a target on another one."
+    if number == errno.ENOMEM:
+        return (
+            "a chunk, or a row of text, is held whole: see the sizes in `lightning-h5 inspect`, and repack where there "
+            "is more memory. A few bytes of a file that is made to do harm can ask for all there is."
+        )
+    if number in (errno.EMFILE, errno.ENFILE):
+        return "raise `ulimit -n`, or close other files."
+    if isinstance(error, UnicodeError):
+        return (
+            "a name in it (of a member of a table, say) is not UTF-8, and is not copied. Write that array again with "
+            "other names, in the program that made it."
+        )
+    return "look for damage with `lightning-h5 check`, and at the disk and the permissions of both folders."
 
 
 def _copy_user_block(file: Any, partial: str) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import lightning_models
 import numpy as np
 import pytest
@@ -137,3 +138,23 @@ def test_python_m_runs_it():
         [sys.executable, "-m", "lightning_h5", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("lightning_h5 0.")
+
+
+def test_advice_that_no_verb_takes_is_marked_as_that_of_data_modules(make_h5, capsys):
+    path = make_h5(y=np.arange(64.0))
+    with h5py.File(path, "a") as file:
+        file["x"] = h5py.ExternalLink("other.h5", "/x")
+    with pytest.raises(SystemExit):
+        main(["stats", path, "--key", "x"])
+    assert "`lightning-h5 stats` opens no file that you do not name" in capsys.readouterr().err
+
+
+def test_a_verb_that_finds_no_memory_says_so_in_a_line(make_h5, capsys, monkeypatch):
+    def fail(options):
+        raise MemoryError
+
+    monkeypatch.setattr("lightning_h5.cli.inspect.run", fail)
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", make_h5(x=np.zeros(3))])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "lightning_h5: inspect found no memory. Run it where there is more of it.\n"

@@ -70,6 +70,17 @@ class Deed:
     def replace_by_longer(self):
         self._put(self.longer)
 
+    def replace_and_put_back(self, seconds=0.0):
+        """The name leads to another file for a moment, and is never without one."""
+        os.link(self.path, f"{self.path}.away")
+        self._put(self.other)
+        time.sleep(seconds)
+        os.replace(f"{self.path}.away", self.path)
+
+    def replace_and_put_back_later(self):
+        """The same for long enough that rows are asked for meanwhile."""
+        self.replace_and_put_back(self.chosen.uniform(0.02, 0.2))
+
     def touch(self):
         os.utime(self.path)
 
@@ -102,14 +113,19 @@ DEEDS = {
     "overwrite": {SIZE, WRITTEN},  # it is empty for a moment
     "replace": {OTHER},
     "replace_by_longer": {OTHER},
+    "replace_and_put_back": {OTHER},
+    "replace_and_put_back_later": {OTHER},
     "touch": {WRITTEN},
     "append": {SIZE, WRITTEN},
     "delete": {GONE},
     "delete_and_make": {GONE, OTHER, SIZE, WRITTEN},  # as another file, or as one that has its number
     "rename": {GONE},
-    "rename_and_back": {GONE},  # harmless but for the moment
+    "rename_and_back": {GONE},
 }
 """For each deed the differences that an error may name: times and sizes do not change at one instant."""
+
+UNDONE = ("rename_and_back", "replace_and_put_back", "replace_and_put_back_later")
+"""Deeds after which the file is what it was: harmless but for the moment."""
 
 
 class ByThread:

@@ -10,10 +10,17 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from changes import DEEDS, SPAN, ByProcess, ByThread, Deed
+from changes import DEEDS, SPAN, UNDONE, ByProcess, ByThread, Deed
 from factories import make_older
 
-from lightning_h5 import CombinedHDF5DataModule, H5DataChangedError, H5Error, LazyH5DataModule, RankCachedH5DataModule
+from lightning_h5 import (
+    CombinedHDF5DataModule,
+    H5DataChangedError,
+    H5Error,
+    H5LazyDataset,
+    LazyH5DataModule,
+    RankCachedH5DataModule,
+)
 from lightning_h5.datasets import table
 from lightning_h5.files import open_h5, process_pool
 
@@ -158,6 +165,9 @@ def play(case, folder, templates, doers, told, monkeypatch):
         if when == "while it changed":
             doer.join()
     judge(case, paths[1], error)
+    if case.deed in UNDONE:  # nothing of the other file was kept
+        again = [token.rows for token in loader.sampler.tokens(loader.sampler.starting_epoch())]
+        take(iter(loader), again, told, case)
     told.n += 1
     told.ends["went on rightly" if error is None else f"refused {when}"] += 1
     loader.close()
@@ -171,7 +181,7 @@ def judge(case, path, error):
     if case.kind == "rank cached":  # its rows are in memory
         assert error is None, error
     elif error is None:
-        assert case.deed == "rename_and_back", case
+        assert case.deed in UNDONE, case
     else:
         assert repr(path) in str(error)
         assert any(words in str(error) for words in DEEDS[case.deed]), error
@@ -196,6 +206,72 @@ def test_no_wrong_row_comes_from_a_file_that_changes_and_the_error_says_what_did
             raise
     print(told)
     assert told.wrong == []
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+@pytest.mark.parametrize("is_held", [False, True], ids=["read", "held"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mmap": True}, {"num_workers": 2, "persistent_workers": True}],
+    ids=["in this process", "mapped", "workers that live on"],
+)
+def test_rows_are_right_once_a_file_is_put_back_that_another_one_was_read_for(
+    tmp_path, templates, monkeypatch, storage, is_held, options
+):
+    template, _ = templates[storage]
+    path = str(shutil.copyfile(template / "a.h5", tmp_path / "a.h5"))
+    make_older(path)
+    monkeypatch.setattr(table, "HELD_BYTES", table.HELD_BYTES if is_held else -1)
+    module = LazyH5DataModule(path, x_key="x", batch_size=BATCH, shuffle=False, rank=0, world_size=1, **options)
+    module.setup("fit")
+    loader = module.train_dataloader()
+    os.rename(path, f"{path}.away")
+    shutil.copyfile(template / "other.h5", path)
+    with pytest.raises(H5DataChangedError, match="was replaced by another file"):
+        list(loader)
+    os.replace(f"{path}.away", path)
+    assert np.array_equal(torch.cat(list(loader)).numpy(), FIRST)
+    loader.close()
+    module.teardown("fit")
+
+
+@pytest.mark.parametrize("storage", ["gzip", "HDF5 library"])
+def test_a_file_that_is_another_one_only_while_it_is_read_ahead_gives_its_own_rows(
+    tmp_path, templates, monkeypatch, storage
+):
+    """Nothing of it is seen before or after: no guard is compared while it is the other one."""
+    template, _ = templates[storage]
+    path = str(shutil.copyfile(template / "a.h5", tmp_path / "a.h5"))
+    make_older(path)
+    monkeypatch.setattr(table, "HELD_BYTES", -1)
+    dataset = H5LazyDataset(path, "x")
+    os.rename(path, f"{path}.away")
+    shutil.copyfile(template / "other.h5", path)
+    rows = np.arange(ROWS)
+    assert dataset.prefetch(rows)
+    n_tasks = 0
+    while dataset.work.help():
+        n_tasks += 1
+    assert n_tasks > 0
+    os.replace(f"{path}.away", path)
+    assert np.array_equal(dataset.gather(rows).columns[0].numpy(), FIRST)
+    dataset.close()
+
+
+def test_what_was_decoded_of_a_file_that_was_written_to_is_forgotten_with_the_error(tmp_path, templates, monkeypatch):
+    """A copy that keeps times (``cp -p``) puts content, size and time back: the guard says that all is as it was."""
+    template, _ = templates["gzip"]
+    path = str(shutil.copyfile(template / "a.h5", tmp_path / "a.h5"))
+    make_older(path)
+    shutil.copy2(path, f"{path}.kept")
+    monkeypatch.setattr(table, "HELD_BYTES", -1)
+    dataset, rows = H5LazyDataset(path, "x"), np.arange(ROWS)
+    shutil.copyfile(template / "other.h5", path)
+    with pytest.raises(H5DataChangedError, match="was written to"):
+        dataset.gather(rows)
+    shutil.copy2(f"{path}.kept", path)
+    assert np.array_equal(dataset.gather(rows).columns[0].numpy(), FIRST)
+    dataset.close()
 
 
 SETUPS = ("replace", "overwrite", "replace_by_longer")
@@ -277,3 +353,23 @@ def test_a_file_that_is_replaced_just_as_it_was_opened_is_refused_or_read_as_one
     else:
         rows = np.concatenate([token.rows for token in loader.sampler.tokens(0)])
         assert np.array_equal(found, FIRST[rows]) or np.array_equal(found, OTHER[rows])
+
+
+def test_a_file_that_is_another_one_only_while_setup_opens_it_is_refused(tmp_path, templates, monkeypatch):
+    """The guard is of the one, the places of rows would be of the other."""
+    template, _ = templates["contiguous"]
+    path = str(shutil.copyfile(template / "a.h5", tmp_path / "a.h5"))
+    with h5py.File(tmp_path / "moved.h5", "w") as file:
+        file["before"] = np.zeros(1000)
+        file["x"] = OTHER
+
+    def open_another(*arguments, **options):
+        os.rename(path, f"{path}.away")
+        shutil.copyfile(tmp_path / "moved.h5", path)
+        opened = open_h5(*arguments, **options)
+        os.replace(f"{path}.away", path)
+        return opened
+
+    monkeypatch.setattr(table, "open_h5", open_another)
+    with pytest.raises(H5DataChangedError, match="was replaced by another file"):
+        H5LazyDataset(path, "x")

@@ -26,6 +26,8 @@ ROWS, BATCH = 240, 8
 STEPS = ROWS // BATCH
 HANG_SECONDS = 2  # a worker that is well gives a batch in a hundredth of that
 TRUTH = np.arange(ROWS, dtype="f4")[:, None] * [1, 2, 3]
+WIDTHS = (3, 1024, 2048)
+"""Of a row: batches of a few bytes, and of 32 and 64 KiB. These go with their message, and a pipe holds 64 KiB."""
 
 
 class OwnError(Exception):
@@ -92,6 +94,8 @@ class Run:
     n_workers: int
     is_persistent: bool
     method: str
+    width: int
+    pause: float  # seconds that the consumer takes for a batch
 
 
 def draw(number, methods=("fork",)):
@@ -108,6 +112,8 @@ def draw(number, methods=("fork",)):
         n_workers=chosen.randint(1, 3),
         is_persistent=chosen.random() < 0.5,
         method="fork" if fate == "hang" else chosen.choice(methods),  # others take longer to start than its limit
+        width=chosen.choice(WIDTHS),
+        pause=chosen.choice([0, 0.005, 0.05]),
     )
 
 
@@ -118,7 +124,7 @@ class Fate:
         self.fate, self.row, self.told = run.fate, run.row, str(told)
 
     def __call__(self, sample):
-        x = sample["x"] if isinstance(sample, dict) else sample
+        x = x_of(sample)
         if int(x[0]) == self.row and FATES[self.fate] is not None and not os.path.exists(self.told):
             with open(self.told, "w") as file:
                 file.write(repr(time.monotonic()))
@@ -131,7 +137,9 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for part, rows in enumerate(np.split(np.arange(ROWS), [100])):
         with h5py.File(folder / f"{part}.h5", "w") as file:
-            file.create_dataset("x", data=TRUTH[rows], chunks=(16, 3), compression="gzip")
+            for width in WIDTHS:
+                data = np.resize(TRUTH.T, (width, ROWS)).T[rows]
+                file.create_dataset(f"x{width}", data=data, chunks=(16, width), compression="lzf")
             file["row"] = rows
     return sorted(map(str, folder.glob("*.h5")))
 
@@ -148,16 +156,22 @@ def loader_of(run, files, told):
         "world_size": 1,
     }
     if run.kind == "lazy":
-        module = LazyH5DataModule(files, x_key="x", **options)
+        module = LazyH5DataModule(files, x_key=f"x{run.width}", **options)
     else:
-        module = CombinedHDF5DataModule(files, load_fields=["x", "row"], **options)
+        fields = [f"x{run.width}", *([f"x{WIDTHS[1]}"] if run.width > WIDTHS[1] else []), "row"]
+        module = CombinedHDF5DataModule(files, load_fields=fields, **options)
     module.setup("fit")
     return module, module.train_dataloader()
 
 
+def x_of(batch):
+    """The first field: of a sample, or of a batch."""
+    return next(iter(batch.values())) if isinstance(batch, dict) else batch
+
+
 def assert_right(batch, rows):
-    x = batch["x"] if isinstance(batch, dict) else batch
-    assert np.array_equal(x.numpy(), TRUTH[rows])
+    x = x_of(batch).numpy()
+    assert np.array_equal(x, np.resize(TRUTH.T, (x.shape[1], ROWS)).T[rows])
     if isinstance(batch, dict):
         assert batch["row"].tolist() == rows.tolist()
 
@@ -191,6 +205,7 @@ def play(run, files, folder, told):
             if run.fate == "SIGKILL from outside" and len(given) == run.step + 1:
                 stamp.write_text(repr(time.monotonic()))
                 os.kill(random.Random(run.number).choice(active_children()).pid, signal.SIGKILL)
+            time.sleep(run.pause)
 
     assert not active_children()
     with pytest.raises((H5WorkerError, *RAISED.values())) as caught:
@@ -246,7 +261,7 @@ def play_all(runs, files, folder):
 def warm(methods, files, folder):
     """Has Python and torch open what they open once for all."""
     for method in set(methods):
-        run = Run(0, "lazy", "SIGKILL from outside", 0, 0, 1, False, method)
+        run = Run(0, "lazy", "SIGKILL from outside", 0, 0, 1, False, method, WIDTHS[0], 0)
         assert len(list(loader_of(run, files, folder / "told")[1])) == STEPS
     process_pool().close()
 

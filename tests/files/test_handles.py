@@ -5,6 +5,7 @@ import random
 import resource
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,17 @@ from factories import run_forked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_h5.errors import H5FileError
-from lightning_h5.files import HandlePool, OpenOptions, drop_inherited, find_array, layout_of, open_h5, process_pool
+from lightning_h5.errors import H5DataChangedError, H5FileError
+from lightning_h5.files import (
+    ChangeGuard,
+    HandlePool,
+    OpenOptions,
+    drop_inherited,
+    find_array,
+    layout_of,
+    open_h5,
+    process_pool,
+)
 
 OPTIONS = OpenOptions()
 
@@ -234,3 +244,83 @@ def test_dropping_what_was_inherited_leaves_a_process_its_own_handles(make_h5):
         drop_inherited()
         assert is_open(fd)
     assert len(process_pool()) == 1
+
+
+def opened(pool, path, by_library, guard=None):
+    """A file held open, and what looks at its first row there."""
+    if not by_library:
+        return pool.descriptor(path, guard), lambda fd: os.pread(fd, 8, 2048)[0]
+    with open_h5(path) as file:
+        layout = layout_of(find_array(file, "x"), path, "x")
+    return pool.h5(path, OPTIONS, guard), lambda handle: handle.array(layout)[0]
+
+
+@pytest.fixture
+def swapped(make_h5):
+    """A file of ones, and what puts a file of twos in its place, and the file back."""
+    path, other = make_h5(x=np.ones(4096, "u1")), make_h5(x=np.full(4096, 2, "u1"))
+
+    def swap():
+        os.rename(path, f"{path}.away")
+        os.rename(other, path)
+
+    def put_back():
+        os.rename(path, other)
+        os.rename(f"{path}.away", path)
+
+    return path, swap, put_back
+
+
+BY = pytest.mark.parametrize("by_library", [False, True], ids=["by position", "by the library"])
+
+
+@BY
+def test_no_other_file_than_the_one_that_is_meant_is_opened(pool, swapped, by_library):
+    path, swap, put_back = swapped
+    guard = ChangeGuard.of(path)
+    swap()
+    use, _ = opened(pool, path, by_library, guard)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(H5DataChangedError, match="was replaced by another file"), use:
+        pass
+    assert len(pool) == 0
+    assert len(os.listdir("/proc/self/fd")) == before
+    put_back()
+    use, first = opened(pool, path, by_library, guard)
+    with use as handle:
+        assert first(handle) == 1
+
+
+@BY
+def test_a_file_that_was_opened_when_it_was_another_one_is_opened_again(pool, swapped, by_library):
+    path, swap, put_back = swapped
+    guards = [ChangeGuard.of(path)]
+    swap()
+    guards.append(ChangeGuard.of(path))
+    use, first = opened(pool, path, by_library, guards[1])
+    with use as handle:
+        assert first(handle) == 2
+        put_back()
+        use, first = opened(pool, path, by_library, guards[0])
+        with use as own:
+            assert first(own) == 1
+        assert first(handle) == 2  # whoever reads from it goes on
+    assert len(pool) == 1
+
+
+def test_other_files_are_compared_before_and_after_the_library_reads_and_no_handle_of_theirs_is_kept(
+    pool, swapped, make_h5
+):
+    path, swap, put_back = swapped
+    main = make_h5(x=np.zeros(4096, "u1"))
+    guard = replace(ChangeGuard.of(main), others=(ChangeGuard.of(path),))
+    with pytest.raises(H5DataChangedError, match=f"{path!r} was replaced"), pool.h5(main, OPTIONS, guard):
+        swap()
+    assert len(pool) == 0
+    use = pool.h5(main, OPTIONS, guard)
+    with pytest.raises(H5DataChangedError, match=f"{path!r} was replaced"), use:
+        raise AssertionError("it was let in")
+    put_back()
+    with pool.h5(main, OPTIONS, guard):
+        pass
+    assert len(pool) == 1

@@ -104,3 +104,13 @@ def test_the_arrays_used_are_part_of_the_identity(path):
 def test_the_same_numbers_stored_otherwise_have_another_identity(make_h5):
     same = {"a.h5": np.arange(10, dtype="i8"), "b.h5": np.arange(10, dtype="i4"), "c.h5": np.arange(10, dtype=">i8")}
     assert len({identity(make_h5(x=values, name=name), "x") for name, values in same.items()}) == 3
+
+
+def test_what_other_files_hold_is_part_of_the_identity_and_their_names_are_not(path, make_h5, tmp_path):
+    other, copy = make_h5(x=np.arange(5)), str(tmp_path / "copy.h5")
+    shutil.copyfile(other, copy)
+    before = file_identity(path, [], others=[other])
+    assert before != file_identity(path, [])
+    assert before == file_identity(path, [], others=[copy])
+    edit(copy, 2048)
+    assert before != file_identity(path, [], others=[copy])

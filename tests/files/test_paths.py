@@ -1,8 +1,11 @@
 """From what a user passes as a path to a list of files."""
 
+import errno
 import os
+import resource
 
 import pytest
+from factories import run_forked
 
 from lightning_h5.errors import H5FileError, H5ValueError
 from lightning_h5.files import expand_paths, open_h5
@@ -136,6 +139,36 @@ def test_a_directory_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr("os.scandir", refuse)
+    monkeypatch.setattr("os.listdir", refuse)
     with pytest.raises(H5FileError, match="cannot be looked into: Permission denied"):
         expand_paths(tmp_path)
+
+
+CURES = {
+    errno.EMFILE: r"Raise `ulimit -n`",
+    errno.ENFILE: r".*fs\.file-max",
+    errno.ENOMEM: "Make room in memory",
+    errno.EIO: "Check the disk",
+    errno.EACCES: "Check its permissions",
+}
+
+
+@pytest.mark.parametrize("number", CURES, ids=errno.errorcode.get)
+@pytest.mark.parametrize("path", [".", "*.nothing", "gone.h5"], ids=["directory", "glob", "missing file"])
+def test_what_keeps_a_directory_from_being_looked_into_has_its_own_remedy(folder, monkeypatch, number, path):
+    def refuse(path):
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr("os.listdir", refuse)
+    with pytest.raises(H5FileError, match=rf"cannot be looked into: {os.strerror(number)}\. {CURES[number]}"):
+        expand_paths(path)
+
+
+def test_a_directory_without_a_descriptor_left_says_to_raise_the_limit(folder):
+    def scan():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+        for path in (".", "*.h5"):
+            with pytest.raises(H5FileError, match=r"cannot be looked into: Too many open files\. Raise `ulimit -n`"):
+                expand_paths(path)
+
+    assert run_forked(scan) == 0

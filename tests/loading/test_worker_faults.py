@@ -1,19 +1,24 @@
 """Workers that are killed, crash, leave or hang: an error that names cause, file and rows; then on again."""
 
 import ctypes
+import errno
 import gc
 import os
 import re
+import resource
 import signal
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from multiprocessing import active_children
 
 import numpy as np
 import pytest
+import torch
 from factories import Stored
 
-from lightning_h5 import H5Error, H5WorkerError, LazyH5DataModule
+from lightning_h5 import H5Error, H5ValueError, H5WorkerError, LazyH5DataModule
+from lightning_h5.loading import workers
 
 ROWS, BATCH = 96, 8
 BAD = 41  # the row at which a worker meets its end
@@ -59,8 +64,8 @@ def path(make_h5):
 
 
 def loader_of(path, transform, **options):
-    options = {"num_workers": 2, "persistent_workers": True} | options
-    module = LazyH5DataModule(path, x_key="x", batch_size=BATCH, transform=transform, rank=0, world_size=1, **options)
+    options = {"batch_size": BATCH, "num_workers": 2, "persistent_workers": True} | options
+    module = LazyH5DataModule(path, x_key="x", transform=transform, rank=0, world_size=1, **options)
     module.setup("fit")
     return module.train_dataloader()
 
@@ -196,3 +201,309 @@ def test_an_error_in_a_worker_is_that_error(path, leaves_nothing):
 class Broken:
     def __call__(self, x):
         raise H5Error("of my own")
+
+
+# Messages that the pipe does not hold -------------------------------------------------------------------------------
+
+WIDE = 1024  # a batch of 8 rows is 32 KiB and goes with its message; a pipe holds 64 KiB
+
+
+@pytest.fixture
+def wide(make_h5):
+    values = np.repeat(np.arange(ROWS, dtype="f4")[:, None], WIDE, axis=1)
+    return make_h5(x=Stored(values, "chunked", (16, WIDE), options={"compression": "lzf"}))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("batch", [8, 12, 16, 96], ids=["32 KiB", "48 KiB", "64 KiB", "in shared memory"])
+def test_a_worker_killed_with_half_of_a_message_in_the_pipe_is_named(wide, n_workers, batch, leaves_nothing):
+    loader = loader_of(
+        wide, None, num_workers=n_workers, batch_size=min(batch, ROWS), prefetch_factor=4, drop_last=False
+    )
+    batches = iter(loader)
+    next(batches)
+    time.sleep(0.3)  # the consumer trains: the pipe is full
+    for worker in loader._iterator._workers:
+        os.kill(worker.pid, signal.SIGKILL)
+    if batch < ROWS:
+        with pytest.raises(H5WorkerError, match="was ended by SIGKILL"):
+            list(batches)
+    else:
+        list(batches)  # a single batch, which is here
+    assert sorted(int(row) for batch in loader for row in batch[:, 0]) == list(range(ROWS))
+    loader.close()
+
+
+class Talkative:
+    """A batch of a user's own objects, which no shared memory takes."""
+
+    def __call__(self, batch):
+        return {"x": batch, "text": ["." * 100_000], "array": np.zeros((40, 1000))}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("pause", [0.0, 0.05, 0.3])
+def test_a_killed_worker_is_found_whatever_it_sends(wide, n_workers, pause, leaves_nothing):
+    loader = loader_of(wide, None, batch_transform=Talkative(), num_workers=n_workers, prefetch_factor=3)
+    batches = iter(loader)
+    assert len(next(batches)["text"][0]) == 100_000
+    time.sleep(pause)
+    os.kill(loader._iterator._workers[0].pid, signal.SIGKILL)
+    with pytest.raises(H5WorkerError, match="worker 0 was ended by SIGKILL"):
+        list(batches)
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_stands_still_in_the_middle_of_a_message_is_ended_at_the_limit(wide, leaves_nothing):
+    loader = loader_of(wide, None, batch_size=16, num_workers=1, prefetch_factor=4, timeout=1)
+    batches = iter(loader)
+    next(batches)
+    time.sleep(0.3)
+    os.kill(loader._iterator._workers[0].pid, signal.SIGSTOP)
+    with pytest.raises(H5WorkerError, match="gave nothing for 1 s"):
+        list(batches)
+
+
+def test_large_messages_come_as_they_were_sent(wide):
+    loader = loader_of(wide, None, batch_transform=Talkative(), num_workers=2)
+    rows = []
+    for batch in loader:
+        assert (batch["x"] == batch["x"][:, :1]).all()
+        assert batch["text"] == ["." * 100_000]
+        assert batch["array"].shape == (40, 1000)
+        rows += batch["x"][:, 0].tolist()
+    assert sorted(rows) == list(range(ROWS))
+    loader.close()
+
+
+@pytest.fixture
+def pinning(monkeypatch):
+    """As if there were an accelerator: torch's thread takes batches from workers, and pins nothing."""
+    for name, value in {
+        "is_available": True,
+        "current_accelerator": torch.device("cpu"),
+        "current_device_index": 0,
+        "set_device_index": None,
+    }.items():
+        monkeypatch.setattr(torch.accelerator, name, lambda *_, value=value: value)
+    monkeypatch.setattr("torch.utils.data._utils.pin_memory.pin_memory", lambda data, _: data)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_killed_worker_is_found_behind_the_thread_that_pins(wide, pinning, persistent, leaves_nothing):
+    loader = loader_of(
+        wide, None, batch_transform=Talkative(), num_workers=1, persistent_workers=persistent, pin_memory=True
+    )
+    batches = iter(loader)
+    next(batches)
+    time.sleep(0.1)
+    os.kill(children_that_work(), signal.SIGKILL)
+    with pytest.raises(H5WorkerError, match="worker 0 was ended by SIGKILL"):
+        list(batches)
+    began = time.monotonic()
+    for _ in range(2):
+        assert sum(len(batch["x"]) for batch in loader) == ROWS
+    loader.close()
+    assert time.monotonic() - began < 10  # the thread is told to end, and does not look every five seconds
+
+
+def children_that_work():
+    (worker,) = active_children()
+    return worker.pid
+
+
+# Between two iterations ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
+def test_workers_that_end_between_two_epochs_are_started_again(path, number, leaves_nothing):
+    loader = loader_of(path, None)
+    assert sum(map(len, loader)) == ROWS
+    for worker in loader._iterator._workers:
+        os.kill(worker.pid, number)
+        worker.join()
+    assert sum(map(len, loader)) == ROWS
+    loader.close()
+
+
+def test_workers_that_end_while_an_epoch_starts_are_started_again(path, monkeypatch, leaves_nothing):
+    loader = loader_of(path, None)
+    assert sum(map(len, loader)) == ROWS
+    os.kill(loader._iterator._workers[0].pid, signal.SIGKILL)
+    monkeypatch.setattr(workers.WorkerBatches, "are_well", lambda _: True)  # it ends after that was asked
+    assert sum(map(len, loader)) == ROWS
+    loader.close()
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_an_interrupt_while_a_batch_is_awaited_leaves_a_loader_that_works(
+    path, monkeypatch, persistent, leaves_nothing
+):
+    loader = loader_of(path, None, persistent_workers=persistent)
+    batches = iter(loader)
+    next(batches)
+    with monkeypatch.context() as patch:
+        patch.setattr(workers.WorkerBatches, "_get_data", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            list(batches)
+    with pytest.raises(H5Error, match="has ended with an error"):
+        next(batches)
+    assert sum(map(len, loader)) == ROWS
+    loader.close()
+
+
+def interrupt(_):
+    raise KeyboardInterrupt
+
+
+# After an error -----------------------------------------------------------------------------------------------------
+
+
+class BadRow:
+    def __call__(self, x):
+        if int(x[0]) == BAD:
+            raise H5Error("of my own")
+        return x
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_after_an_error_an_iteration_gives_errors_and_never_an_end(path, n_workers, leaves_nothing):
+    loader = loader_of(path, BadRow(), num_workers=n_workers, persistent_workers=n_workers > 0, shuffle=False)
+    batches = iter(loader)
+    assert [len(next(batches)) for _ in range(BAD // BATCH)] == [BATCH] * (BAD // BATCH)
+    state = loader.state_dict()
+    with pytest.raises(H5Error, match="of my own"):
+        next(batches)
+    for _ in range(3):
+        with pytest.raises(H5Error, match=r"has ended with an error \(H5Error: .*of my own.*Start a new iteration"):
+            next(batches)
+    assert loader.state_dict() == state
+    assert len(next(iter(loader))) == BATCH
+    loader.close()
+
+
+# While workers start ------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_ends_while_it_starts_is_said_to(path, leaves_nothing):
+    loader = loader_of(path, None, worker_init_fn=leave)
+    with pytest.raises(H5WorkerError, match=r"ended with exit code 1 while it started; .* Look at what it wrote"):
+        list(loader)
+
+
+def leave(_):
+    os._exit(1)
+
+
+def test_where_the_script_is_imported_its_guard_is_named(path, monkeypatch, leaves_nothing):
+    loader = loader_of(path, None, worker_init_fn=leave)
+    monkeypatch.setattr(workers.WorkerBatches, "_look_at", as_if_spawned(workers.WorkerBatches._look_at))
+    with pytest.raises(H5WorkerError, match=r'stand under `if __name__ == "__main__":` there'):
+        list(loader)
+
+
+def as_if_spawned(look_at):
+    def of_spawn(batches):
+        batches._method = "spawn"
+        return look_at(batches)
+
+    return of_spawn
+
+
+@pytest.mark.parametrize("name", ["transform", "batch_transform"])
+def test_a_lambda_that_cannot_travel_is_named(path, name):
+    loader = loader_of(path, **{"transform": None} | {name: lambda x: x}, multiprocessing_context="spawn")
+    for _ in range(2):
+        with pytest.raises(H5ValueError, match=rf"start by spawn get what they need pickled, and {name} cannot be"):
+            list(loader)
+    loader.close()
+
+
+def refuse_the_second(number):
+    real, calls = os.fork, []
+
+    def fork():
+        calls.append(None)
+        if len(calls) == 2:
+            raise OSError(number, os.strerror(number))
+        return real()
+
+    return fork
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(errno.EAGAIN, "limit of processes is reached"), (errno.ENOMEM, "no memory left")],
+    ids=["EAGAIN", "ENOMEM"],
+)
+def test_workers_that_cannot_be_started_leave_nothing_and_say_what_ran_out(
+    path, monkeypatch, number, said, leaves_nothing
+):
+    loader = loader_of(path, None)
+    loader.dataset.counters.share(2)
+    gc.collect()  # of what other tests have left
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fork", refuse_the_second(number))
+        with pytest.raises(H5Error, match=f"2 workers were to be started, and .*{said}.*Take fewer workers"):
+            list(loader)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert sum(map(len, loader)) == ROWS
+    loader.close()
+
+
+@contextmanager
+def descriptors_left(n):
+    """Meanwhile this process can open so many files more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    taken = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(1))
+        for _ in range(n):
+            os.close(taken.pop())
+        yield
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("n", [1, 3, 6, 9, 12])
+def test_without_descriptors_for_workers_the_error_names_them(path, n, leaves_nothing):
+    loader = loader_of(path, None)
+    loader.dataset.counters.share(2)
+    gc.collect()  # of what other tests have left
+    before = len(os.listdir("/proc/self/fd"))
+    with (
+        descriptors_left(n),
+        pytest.raises(H5Error, match="2 workers were to be started, and this process has no desc"),
+    ):
+        list(loader)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert sum(map(len, loader)) == ROWS
+    loader.close()
+
+
+def slow_start(_):
+    time.sleep(2)
+
+
+def test_the_time_that_a_worker_takes_to_start_is_not_that_of_its_batches(path, leaves_nothing):
+    loader = loader_of(path, None, worker_init_fn=slow_start, timeout=1)
+    assert sum(map(len, loader)) == ROWS
+    loader.close()
+
+
+def test_a_worker_that_never_starts_is_said_to(path, monkeypatch, leaves_nothing):
+    monkeypatch.setattr(workers, "START_SECONDS", 2.0)
+    loader = loader_of(path, None, worker_init_fn=lambda _: hang(), timeout=1)
+    with pytest.raises(H5WorkerError, match="worker 0 has not started after 2 s and was ended"):
+        list(loader)

@@ -1,5 +1,6 @@
 """Text of any length: a heap that the HDF5 library would never get past is an error, and sound ones are read."""
 
+import resource
 import zlib
 
 import h5py
@@ -9,11 +10,12 @@ from factories import Stored
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_h5 import H5CorruptError, H5LazyDataset, check_files
+from lightning_h5 import H5CorruptError, H5LazyDataset, H5ValueError, check_files
 from lightning_h5.readers.heaps import REFERENCE
 
 TEXT = np.array([f"{i} " + "long " * (i % 50) for i in range(300)], dtype=object)
 WAYS = {
+    "compact": ("compact", None, {}),
     "contiguous": ("contiguous", None, {}),
     "chunked": ("chunked", (40,), {}),
     "gzip": ("chunked", (40,), {"compression": "gzip", "shuffle": True}),
@@ -120,3 +122,36 @@ def test_a_hole_in_a_heap_of_a_tables_text_is_an_error(make_h5, way):
             H5LazyDataset(path, {"t": key}).read_batch([0])
     assert all("heap of text" in problem.text for problem in check_files(path).errors)
     assert check_files(path).errors
+
+
+def write_repeats(make_h5, n_rows, n_bytes):
+    """All rows refer to one text."""
+    text = np.full(n_rows, "", dtype=object)
+    text[0] = "a" * n_bytes
+    stored = Stored(text, "chunked", (n_rows,), {"compression": "gzip"}, dtype=h5py.string_dtype())
+    path = make_h5(x=np.arange(n_rows), y=stored)
+    with h5py.File(path, "a") as file:
+        array = file["y"].id
+        reference = zlib.decompress(array.read_direct_chunk((0,))[1])[:16]
+        array.write_direct_chunk((0,), zlib.compress(reference * n_rows))
+    return path
+
+
+def test_text_that_rows_share_is_read_and_not_held(make_h5):
+    path = write_repeats(make_h5, 3000, 1 << 17)
+    dataset = H5LazyDataset(path, "x", "y")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert dataset.read_batch([0, 1, 2])[1] == ["a" * (1 << 17)] * 3
+    assert dataset.kept_bytes < 1 << 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10  # of 375 MiB
+
+
+def test_rows_that_share_far_more_text_than_the_file_has_are_refused(make_h5):
+    path = write_repeats(make_h5, 1 << 15, 1 << 20)
+    with pytest.raises(H5ValueError) as error:
+        H5LazyDataset(path, "x", "y").read_batch([0, 20_000])
+    for part in (path, "'y'", "2 rows", "19.53 GiB of text", "MiB in all"):
+        assert part in str(error.value)
+    (problem,) = check_files(path).errors
+    assert "32.00 GiB of text" in problem.text
+    assert H5LazyDataset(path, "x", "y").read_batch([7, 8])[1] == ["a" * (1 << 20)] * 2

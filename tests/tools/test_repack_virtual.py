@@ -1,12 +1,14 @@
 """Copies of virtual arrays, of arrays that claim more than they have, and of groups without end."""
 
+import errno
 import os
 
 import h5py
 import numpy as np
 import pytest
+from factories import run_forked
 
-from lightning_h5.errors import H5CorruptError, H5ValueError
+from lightning_h5.errors import H5CorruptError, H5FileError, H5ValueError
 from lightning_h5.tools.copying import virtual_arrays
 from lightning_h5.tools.copying.tree_copy import TreeCopy
 from lightning_h5.tools.repack import repack_file
@@ -213,3 +215,87 @@ def test_groups_without_end_are_refused_and_deep_ones_are_copied(tmp_path):
                 repack_file(path, path + ".copy")
         else:
             repack_file(path, path + ".copy", verify=True)
+
+
+# What is not opened -----------------------------------------------------------------------------------------
+
+
+def leave(path, other):
+    """Adds arrays whose rows are in another file, by each way that there is."""
+    with h5py.File(path, "a") as file:
+        show(file, "v", (other, "x"))
+        file["link"] = h5py.ExternalLink(other, "/x")
+        file.create_dataset("bytes", (4,), "f4", external=[("raw.bin", 0, 16)])
+
+
+@pytest.mark.parametrize("argument", ["keys", "shuffle_keys"])
+@pytest.mark.parametrize("key", ["v", "link", "bytes"])
+def test_what_lies_in_other_files_is_refused_with_advice_that_repack_can_take(path, other, key, argument):
+    leave(path, other)
+    options = {"keys": [key]} if argument == "keys" else {"shuffle_rows": 0, "shuffle_keys": [key]}
+    with pytest.raises(
+        H5ValueError, match=rf"'{key}'.*[Rr]epack (the other files|these|that file).* leave it out"
+    ) as error:
+        repack_file(path, path + ".copy", **options)
+    assert "allow_external" not in str(error.value)
+    assert not os.path.exists(path + ".copy")
+
+
+def test_a_virtual_array_over_its_own_file_is_refused_by_name_as_well(path):
+    with h5py.File(path, "a") as file:
+        show(file, "v", (".", "x"))
+    with pytest.raises(H5ValueError, match=r"'v' was named in keys and is virtual and stays so\. Leave it out of keys"):
+        repack_file(path, path + ".copy", keys=["v"])
+
+
+# What could not be done -------------------------------------------------------------------------------------
+
+
+def test_a_table_with_a_name_that_is_no_utf8_is_told_of_as_such(path):
+    with h5py.File(path, "a") as file:
+        table = h5py.h5t.create(h5py.h5t.COMPOUND, 8)
+        table.insert(b"\xff\xfe", 0, h5py.h5t.NATIVE_FLOAT)
+        h5py.h5d.create(file.id, b"t", table, h5py.h5s.create_simple((5,)))
+    with pytest.raises(H5FileError, match=r"a name in it .* is not UTF-8.*other names") as error:
+        repack_file(path, path + ".copy")
+    assert "room" not in str(error.value)
+
+
+CAUSES = {
+    "full": (OSError(errno.ENOSPC, "No space left on device"), "make room on the disk"),
+    "full, as HDF5 says it": (OSError(f"write failed, errno = {errno.EDQUOT}, quota"), "make room on the disk"),
+    "memory": (MemoryError(), "see the sizes in `lightning-h5 inspect`"),
+    "memory, as HDF5 says it": (OSError("Can't read data (memory allocation failed for chunk)"), "see the sizes in"),
+    "descriptors": (OSError(errno.EMFILE, "Too many open files"), "raise `ulimit -n`"),
+    "a broken disk": (OSError(errno.EIO, "Input/output error"), "look for damage .* at the disk"),
+    "damage": (RuntimeError("wrong checksum"), "look for damage"),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_what_to_do_follows_from_what_could_not_be_done(path, monkeypatch, cause):
+    error, advice = CAUSES[cause]
+
+    def fail(tree):
+        raise error
+
+    monkeypatch.setattr(TreeCopy, "copy_structure", fail)
+    with pytest.raises(H5FileError, match=rf"could not be copied to .*Nothing is left of the copy; .*{advice}") as told:
+        repack_file(path, path + ".copy")
+    assert ("room" in str(told.value)) == cause.startswith("full")
+    assert not os.path.exists(path + ".copy")
+
+
+def test_a_damaged_map_of_a_virtual_array_is_an_error_and_no_endless_loop(path):
+    with h5py.File(path, "a") as file:
+        show(file, "v", (".", "x"))
+    with open(path, "r+b") as file:
+        heap = file.read().index(b"GCOL")
+        file.seek(heap + 16)
+        file.write(bytes(512))
+
+    def copy():
+        with pytest.raises(H5CorruptError, match=r"virtual array 'v'.* cannot be opened"):
+            repack_file(path, path + ".copy")
+
+    assert run_forked(copy, seconds=20) == 0

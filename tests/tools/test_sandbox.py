@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -276,6 +277,51 @@ def test_a_child_has_a_pipe_and_nothing_else_of_ours(make_h5, child_does, tmp_pa
     assert opened["0"] == opened["2"] == os.devnull
     assert "secret" not in str(opened)
     assert len(opened) <= 4  # the shell may hold one while it starts `ls`
+
+
+def test_a_child_is_started_in_no_folder_and_with_what_it_needs_of_the_environment_alone(
+    make_h5, child_does, monkeypatch, tmp_path
+):
+    """Libraries look for plugins of theirs where they are started, by paths of the environment, and by `python`."""
+    path = make_h5(x=VALUES)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("PYTHONPATH", "PYTHONSTARTUP", "LD_PRELOAD", "SECRET"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("HDF5_USE_FILE_LOCKING", "BEST_EFFORT")
+    is_gone = 'while [ -d "$PWD" ]; do sleep 0.01; done'
+    child_does(f"{is_gone}; env > {tmp_path}/env; ls -A > {tmp_path}/ls; echo > made && echo made >> {tmp_path}/ls")
+    check_files(path, sandbox=True)
+    names = {line.partition("=")[0] for line in (tmp_path / "env").read_text().splitlines()}
+    assert not names & {"PYTHONPATH", "PYTHONSTARTUP", "LD_PRELOAD", "SECRET", "PATH", "HOME"}
+    assert "HDF5_USE_FILE_LOCKING" in names
+    assert (tmp_path / "ls").read_text() == ""
+    assert os.listdir(tmp_path / "temporary") == []
+
+
+def test_a_child_imports_nothing_from_where_it_is_started(make_h5, monkeypatch, tmp_path):
+    path = make_h5(x=VALUES)
+    (tmp_path / "h5py.py").write_text(f"open({str(tmp_path / 'was here')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    for place in ("", str(tmp_path)):
+        monkeypatch.setattr(sys, "path", [place, *sys.path])
+        assert problems(check_files(path, sandbox=True)) == []
+    assert not (tmp_path / "was here").exists()
+
+
+def test_what_lies_in_the_working_directory_is_known_to_a_child(make_h5, monkeypatch, tmp_path):
+    """HDF5 looks for other files there, too, when the file is trained from."""
+    path = make_h5(x=VALUES)
+    with h5py.File(path, "a") as file:
+        file["out"] = h5py.ExternalLink("other.h5", "/x")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for text in ("which is not there", "it was not followed"):
+        apart_found, found = (check_files(path, sandbox=sandbox).warnings for sandbox in (True, False))
+        assert apart_found == found
+        assert text in found[0].text
+        (tmp_path / "here" / "other.h5").touch()
 
 
 def test_a_child_whose_parent_is_gone_already_does_nothing():

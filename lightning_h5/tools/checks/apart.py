@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from ...errors import H5ValueError, H5WorkerError
 from ...sizes import parse_bytes
 from .checking import Findings, Wanted
+from .looking import working_folder
 from .problems import error
 from .telling import NotToldError, hear
 
@@ -35,6 +37,12 @@ MOST_DYING = 10  # seconds that the system may take to end a process that was ki
 JUST_ENDING = 0.002  # seconds until a process that has closed its pipe has ended, as a rule
 
 AGAIN = "Copy the file again; if that does not help, do not open it."
+
+KEPT = ("LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LC_", "HDF5_", "TZ")
+"""How names of environment variables begin that the HDF5 library and its filters need, or Python to read names."""
+
+# Threads and arenas of memory that are not used would count as address space.
+FEW = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 
 START = "import sys; sys.path[:] = sys.argv[2:]; from lightning_h5.tools.checks.child import main; main(sys.argv[1])"
 
@@ -88,6 +96,10 @@ class Child:
     It is a fresh interpreter, and not a fork of this process or of a server: a file that takes it over finds nothing of
     this process's memory in it, it takes no torch along, no lock of a thread that is not there, and its limits hold
     before the HDF5 library is loaded. That costs 0.2 s a file, where a fork would cost 5 ms.
+
+    Its working directory is empty, and gone already: nothing can be put there. Libraries look for plugins where they
+    are started, which may be the folder of the very files that are not trusted. Of the environment it has no more than
+    it needs: what is found by ``PATH`` or ``PYTHONPATH`` is none of its business, and neither are passwords.
     """
 
     def __init__(self, path: str, wanted: Wanted, limits: SandboxLimits, n_threads: int) -> None:
@@ -99,7 +111,8 @@ class Child:
         self._told = bytearray()
         self._is_late = False
         task = {
-            "path": path,
+            "path": os.path.abspath(path),
+            "folder": working_folder(),
             "names": wanted.names,
             "decode": wanted.decode,
             "finite": wanted.finite,
@@ -197,26 +210,35 @@ def child_command(task: str) -> list[str]:
         task: what to do, as JSON.
     """
     # -I: neither the environment nor the working directory changes what is imported. -B: nothing is written.
+    return [sys.executable, "-I", "-B", "-c", START, task, *_places()]
+
+
+def _places() -> list[str]:
+    """Where to import from: as here, but for the working directory, unless this package lies there."""
+    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     places = [os.path.abspath(place or os.curdir) for place in sys.path]
-    return [sys.executable, "-I", "-B", "-c", START, task, *places]
+    return [place for place in places if place == ours or place != working_folder()]
 
 
 def _start(path: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    # Threads and arenas of memory that are not used would count as address space.
-    few = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+    environment = {name: value for name, value in os.environ.items() if name.startswith(KEPT)} | FEW
     try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,  # a closed one would give its number to the next file that is opened
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | few,
-            start_new_session=True,  # Ctrl-C goes to this process alone, which ends the others
-        )
+        # It has entered the folder once it is started; who is in it stays there when it is removed.
+        with tempfile.TemporaryDirectory(prefix="lightning_h5-") as empty:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,  # a closed one would give its number to the next file that is opened
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=empty,
+                env=environment,
+                start_new_session=True,  # Ctrl-C goes to this process alone, which ends the others
+            )
     except OSError as why:
         raise H5WorkerError(
-            f"no process could be started to check {path!r} in: {why.strerror}. Look for room for processes, memory "
-            "and open files (`ulimit -a`), or leave sandbox=True out if you trust the file."
+            f"no process could be started to check {path!r} in: {why.strerror}. Look for room for processes, memory, "
+            "open files (`ulimit -a`) and in the folder of temporary files, or leave sandbox=True out if you trust the "
+            "file."
         ) from why
 
 

@@ -28,11 +28,13 @@ class Wanted:
         names: arrays that each file has to have; None takes all there are.
         decode: read all rows.
         finite: count what is not finite.
+        folder: see ``look_at``.
     """
 
     names: tuple[str, ...] | None = None
     decode: bool = True
     finite: bool = False
+    folder: str | None = None
 
 
 @dataclass(eq=False)
@@ -96,7 +98,7 @@ class _Check:
         """Looks at a file's metadata."""
         found = self.found
         try:
-            facts = look_at(path, self._wanted.names)
+            facts = look_at(path, self._wanted.names, folder=self._wanted.folder)
         except Exception as why:  # of any kind: the other files are checked all the same
             found.problems.append(error(path, None, "memory" if is_of_memory(why) else "open", _why_not(path, why)))
             return

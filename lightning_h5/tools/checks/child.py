@@ -68,5 +68,5 @@ def _check(task: dict[str, Any]) -> dict[str, Any]:
     from .telling import tell
 
     names = None if task["names"] is None else tuple(task["names"])
-    wanted = Wanted(names=names, decode=task["decode"], finite=task["finite"])
+    wanted = Wanted(names=names, decode=task["decode"], finite=task["finite"], folder=task["folder"])
     return tell(check_here([task["path"]], wanted, task["threads"], lambda n_bytes: None))

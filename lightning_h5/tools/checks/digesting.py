@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 
 from ...errors import H5CorruptError, H5Error
@@ -11,13 +10,13 @@ from ...files import (
     ArrayLayout,
     ChangeGuard,
     OpenOptions,
-    digests_path,
     no_digests,
     process_pool,
     read_digests,
     with_digests,
     write_digests,
 )
+from ...files.lookup import file_with_digests
 from ...readers import BulkTask, can_digest, digest_tasks, do_tasks, usable_cores, verify_tasks
 from .looking import FileFacts, look_at
 from .problems import Problem, error, warning
@@ -60,16 +59,16 @@ def make_digests(path: str, names: Sequence[str] | None, guard: ChangeGuard) -> 
 
 
 def compare_digests(path: str, names: Sequence[str] | None) -> Iterator[Problem]:
-    """Compares a file with the digests that lie beside it, if any do.
+    """Compares a file with the digests that lie beside it, or beside what it is a link to, if any do.
 
     Args:
         path: the file.
         names: arrays to compare; None takes all that have digests.
     """
-    if not os.path.exists(digests_path(path)):
+    if (name := file_with_digests(path)) is None:
         return
     try:
-        known = read_digests(path)
+        known = read_digests(name)
         facts = look_at(path)
     except H5Error as why:
         yield error(path, None, "digest", why)

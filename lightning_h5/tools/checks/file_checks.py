@@ -34,9 +34,8 @@ def _unreadable(facts: FileFacts) -> Iterator[Problem]:
 def _refused(facts: FileFacts) -> Iterator[Problem]:
     """Arrays that cannot be looked at."""
     for key, why in facts.refused.items():
-        if key in facts.lost:
-            text = f"its rows lie in {listing(facts.lost[key])}, not there: HDF5 itself would read them as fill values"
-            yield warning(facts.path, key, "link", text)
+        if key in facts.others:
+            yield _elsewhere(facts, key)
         elif is_of_memory(why):
             yield error(
                 facts.path, key, "memory", f"there is no memory to look at it: {f'{why}' or type(why).__name__}"
@@ -53,16 +52,31 @@ def _refused(facts: FileFacts) -> Iterator[Problem]:
             yield error(facts.path, key, "damaged", f"it cannot be looked at: {type(why).__name__}: {why}")
 
 
+def _elsewhere(facts: FileFacts, key: str) -> Problem:
+    """Of an array whose rows lie in other files."""
+    others = facts.others[key]
+    gone = [name for name in others if "%b" not in name and not _is_there(facts, name)]
+    if gone:
+        text = f"its rows lie in {listing(gone)}, not there: HDF5 itself would read them as fill values"
+        return warning(facts.path, key, "link", text)
+    where = listing(others) if others else "the file that a link leads to"
+    text = f"its rows lie in {where}, and were not read. Check that by itself; to train from it through this file takes"
+    return warning(facts.path, key, "not read", f"{text} allow_external=True")
+
+
+def _is_there(facts: FileFacts, name: str) -> bool:
+    return any(os.path.exists(os.path.join(folder, name)) for folder in facts.folders)
+
+
 def _links(facts: FileFacts) -> Iterator[Problem]:
     """Links that lead nowhere, or out of the file."""
     targets = {entry.name: entry.target for entry in facts.entries}
     for name in facts.dead:
         yield warning(facts.path, name, "link", f"this soft link leads to {targets[name]!r}, which is not there")
-    folder = os.path.dirname(os.path.abspath(facts.path))
     for entry in facts.entries:
         if entry.kind == "external link" and entry.target is not None:
             file, _, inside = entry.target.rpartition(":")
-            is_there = any(os.path.exists(os.path.join(at, file)) for at in (folder, os.getcwd()))
+            is_there = _is_there(facts, file)
             tail = "it was not followed; check that file itself" if is_there else "which is not there"
             yield warning(facts.path, entry.name, "link", f"this link leads to {inside!r} in the file {file!r}: {tail}")
 
@@ -148,6 +162,19 @@ def _unwritten(facts: FileFacts) -> Iterator[Problem]:
             yield warning(facts.path, layout.key, "unwritten", text)
 
 
+def _unmapped(facts: FileFacts) -> Iterator[Problem]:
+    """Rows of virtual arrays that are made of nothing, and read as the fill value."""
+    for key, n_rows in facts.unmapped.items():
+        layout = facts.layouts[key]
+        if n_rows is None:
+            text = "it is virtual, in too many pieces to tell whether some rows are made of nothing"
+            yield warning(facts.path, key, "unwritten", text)
+        elif n_rows:
+            part = ", in part at least" if layout.axes else ""
+            text = f"it is virtual, and {n_rows:,} of {layout.n_rows:,} rows are made of nothing{part}: they read as "
+            yield warning(facts.path, key, "unwritten", f"{text}the fill value{_fill(layout)}")
+
+
 def _fill(layout: ArrayLayout) -> str:
     if kind_of(layout.stored) != "number" or len(layout.fill) != layout.stored.itemsize or layout.stored.shape:
         return ""
@@ -180,5 +207,5 @@ def _slow(facts: FileFacts) -> Iterator[Problem]:
         yield warning(facts.path, layout.key, "slow", f"{text}. `lightning-h5 repack` makes a copy that is fast.")
 
 
-FILE_CHECKS: tuple[FileCheck, ...] = (_unreadable, _refused, _links, _places, _unwritten, _no_fields, _slow)
+FILE_CHECKS: tuple[FileCheck, ...] = (_unreadable, _refused, _links, _places, _unwritten, _unmapped, _no_fields, _slow)
 """What is run over each file, in this order."""

@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import H5CorruptError, H5KeyError
+from ...errors import H5CorruptError, H5KeyError, H5ValueError
 from ...files import (
+    ArrayHandle,
     ArrayLayout,
     ChangeGuard,
     Entry,
@@ -21,8 +22,10 @@ from ...files import (
     open_h5,
     process_pool,
 )
+from ...files.mapping import unmapped_rows
+from ...files.walk import walk
 
-__all__ = ["FileFacts", "look_at"]
+__all__ = ["FileFacts", "look_at", "working_folder"]
 
 MOST_CHUNKS = 1 << 26
 """A table of more chunks than this, 1.3 GB of it, is taken for a damaged shape."""
@@ -35,11 +38,13 @@ class FileFacts:
     Attributes:
         path: the file.
         n_bytes: of the file.
+        folders: where HDF5 looks for other files that it names: beside it, and in the working directory.
         guard: how it looked when it was opened.
         entries: all names in it; where keys are asked for, these alone.
         layouts: by key, the arrays that can be read.
         refused: by key, why an array cannot be; in the order of the file, like all others here.
-        lost: by name, files that an array takes its rows from and that are not there.
+        unmapped: by key of a virtual array, how many of its rows are made of nothing, or None where nobody knows.
+        others: by key, other files that an array that cannot be read has its rows in; empty behind a link to one.
         unlisted: by name, why a group's content cannot be listed.
         dead: soft links that lead nowhere.
         identity: of what it holds (see ``file_identity``); None where nothing can be read.
@@ -47,11 +52,13 @@ class FileFacts:
 
     path: str
     n_bytes: int
+    folders: tuple[str, str]
     guard: ChangeGuard
     entries: tuple[Entry, ...] = ()
     layouts: dict[str, ArrayLayout] = field(default_factory=dict)
     refused: dict[str, Exception] = field(default_factory=dict)
-    lost: dict[str, list[str]] = field(default_factory=dict)
+    unmapped: dict[str, int | None] = field(default_factory=dict)
+    others: dict[str, list[str]] = field(default_factory=dict)
     unlisted: dict[str, Exception] = field(default_factory=dict)
     dead: list[str] = field(default_factory=list)
     identity: str | None = None
@@ -61,12 +68,13 @@ class FileFacts:
         return [*(entry.name for entry in self.entries), *self.layouts, *self.refused]
 
 
-def look_at(path: str, keys: Sequence[str] | None = None) -> FileFacts:
+def look_at(path: str, keys: Sequence[str] | None = None, *, folder: str | None = None) -> FileFacts:
     """Looks at a file. What is wrong inside of it is in what comes out, and not raised.
 
     Args:
         path: the file.
         keys: arrays to look at; None takes all that have rows.
+        folder: the working directory of who will read the file; None takes that of this process.
 
     Raises:
         H5FileError: it cannot be opened.
@@ -74,7 +82,12 @@ def look_at(path: str, keys: Sequence[str] | None = None) -> FileFacts:
     process_pool().close_replaced(path)
     file = open_h5(path)
     try:
-        facts = FileFacts(path=path, n_bytes=os.path.getsize(path), guard=ChangeGuard.of(path))
+        facts = FileFacts(
+            path=path,
+            n_bytes=os.path.getsize(path),
+            folders=(os.path.dirname(os.path.abspath(path)), working_folder() if folder is None else folder),
+            guard=ChangeGuard.of(path),
+        )
         try:
             _list(file, facts, keys)
         except Exception as error:  # of any kind: a damaged file makes h5py raise whatever comes
@@ -82,18 +95,29 @@ def look_at(path: str, keys: Sequence[str] | None = None) -> FileFacts:
         names = keys if keys is not None else [e.name for e in facts.entries if e.kind == "array" and e.shape]
         for name in names:
             try:
-                facts.layouts[name] = _layout(file, path, name)
+                handle = find_array(file, name)
+                facts.layouts[name] = layout = _layout(handle, path, name)
+                if layout.storage == "virtual" and layout.n_rows:
+                    facts.unmapped[name] = unmapped_rows(handle.array)
             except Exception as error:
                 facts.refused[name] = error
                 with suppress(Exception):
-                    if keys is None and (lost := _lost(file[name], path)):
-                        facts.lost[name] = lost
+                    if (others := _others(file, name)) is not None:
+                        facts.others[name] = others
         if facts.layouts:
             facts.identity = file_identity(path, facts.layouts.values())
     finally:
         with suppress(RuntimeError, OSError):  # a damaged file may complain only now; it is closed all the same
             file.close()
     return facts
+
+
+def working_folder() -> str:
+    """The working directory; nothing where it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def _list(file: Any, facts: FileFacts, keys: Sequence[str] | None) -> None:
@@ -109,8 +133,7 @@ def _list(file: Any, facts: FileFacts, keys: Sequence[str] | None) -> None:
                 pass
 
 
-def _layout(file: Any, path: str, key: str) -> ArrayLayout:
-    handle = find_array(file, key)
+def _layout(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     array = handle.array
     if array.chunks:
         n_chunks = math.prod(-(-size // step) for size, step in zip(array.shape, array.chunks, strict=True))
@@ -122,15 +145,13 @@ def _layout(file: Any, path: str, key: str) -> ArrayLayout:
     return layout_of(handle, path, key)
 
 
-def _lost(array: Any, path: str) -> list[str]:
-    """Other files that an array keeps its rows in and that are not there. None of them is opened."""
+def _others(file: Any, key: str) -> list[str] | None:
+    """Other files that an array has its rows in; None where it has them in this one. None of them is opened."""
+    try:
+        array, _ = walk(file, key, allow_external=False)
+    except H5ValueError:  # a link leads out of the file
+        return []
     names = [name for name, _, _ in array.external or ()]
     if array.is_virtual:
         names += [source.file_name for source in array.virtual_sources()]
-    folder = os.path.dirname(os.path.abspath(path))
-    places = (folder, os.getcwd())
-    return [
-        name
-        for name in dict.fromkeys(names)
-        if name != "." and "%b" not in name and not any(os.path.exists(os.path.join(at, name)) for at in places)
-    ]
+    return [name for name in dict.fromkeys(names) if name not in (".", file.filename)] or None

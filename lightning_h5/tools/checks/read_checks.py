@@ -29,7 +29,8 @@ MOST = 10  # problems of an array that are told one by one
 class ArrayReading:
     """Reads all rows of one array, in tasks for any number of threads, and notes what is wrong with them.
 
-    Chunks that were never written are passed over, and so are virtual arrays, whose rows are those of others.
+    Chunks that were never written are passed over. Virtual arrays are read as others are: that the arrays that they are
+    made of can be read says nothing of whether they lie where, and are what, the virtual one says.
 
     Args:
         layout: the array.
@@ -51,7 +52,8 @@ class ArrayReading:
     def tasks(self) -> Iterator[BulkTask]:
         """What has to be read."""
         layout = self._layout
-        if layout.storage == "virtual" or not layout.n_stored_bytes or not layout.row_bytes or not layout.n_rows:
+        is_stored = layout.n_stored_bytes or layout.storage == "virtual"
+        if not is_stored or not layout.row_bytes or not layout.n_rows:
             return
         if layout.offset is not None and _ends_behind_the_file(layout):  # its metadata said so already
             return
@@ -83,6 +85,12 @@ class ArrayReading:
             if is_of_memory(why):
                 text = f"there is no memory to read it from row {first:,} on: {f'{why}' or type(why).__name__}"
                 yield error(layout.path, layout.key, "memory", text)
+            elif layout.storage == "virtual":
+                text = (
+                    f"it is virtual, and cannot be read from row {first:,} on: {why.__cause__ or why}. Look at what it "
+                    "is made of: arrays of that size, not members of tables, whose values can be made what it holds"
+                )
+                yield error(layout.path, layout.key, "virtual", text)
             else:
                 yield error(layout.path, layout.key, "decode", why)
         if (more := len(self._broken) - MOST) > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,14 +12,15 @@ import h5py
 import numpy as np
 
 from ...errors import H5ValueError, listing
-from ...files import ArrayHandle, OpenOptions, Trust, find_array, layout_of, numpy_dtype, shape_of
+from ...files import ArrayHandle, OpenOptions, layout_of, numpy_dtype, shape_of
 from ...files.claims import check_sizes
 from ...readers import heap_guard
 from .compression import FilterStep, filter_steps, kept_steps, loses_digits
+from .naming import named_arrays
 from .options import RepackOptions
 from .stored_types import ensure_readable, has_class, is_variable
 from .virtual_arrays import Trace, is_virtual, refuse_mixed, trace_virtual
-from .walk import address_of, all_arrays
+from .walk import all_arrays
 
 __all__ = [
     "CHUNK_BYTES",
@@ -61,6 +62,7 @@ class ArrayPlan:
         row_bytes: of a row, decoded.
         note: why it is not as asked, if so.
         is_unread: its values are not looked at: they are in other files, or it is virtual and stays so.
+        leaves: some of its values are in other files.
         was_virtual: it is a virtual array and becomes an ordinary one.
     """
 
@@ -73,6 +75,7 @@ class ArrayPlan:
     row_bytes: int = 0
     note: str = ""
     is_unread: bool = False
+    leaves: bool = False
     was_virtual: bool = False
 
 
@@ -84,7 +87,7 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
         H5ValueError: what is asked cannot be done with these arrays, or one that would be read claims far more than is
             stored.
     """
-    wanted = None if options.keys is None else _named(file, options.keys, "keys", options.trust)
+    wanted = None if options.keys is None else named_arrays(file, options.keys, "keys", options.trust)
     virtual = {address: array for address, _, array in all_arrays(file) if is_virtual(array)}
     traces, shuffled = trace_virtual(file, virtual, set()), set[int]()
     if options.shuffle_rows is not None:
@@ -99,7 +102,8 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
         if not plan.is_unread and (plan.way != "as it is" or options.is_verified) and array.shape:
             check_sizes(file, h5py.Dataset(array), name, options.trust)
         if plan.note and wanted is not None and asked:
-            raise H5ValueError(f"{name!r} was named in keys and {plan.note}. Leave it out of keys.")
+            other = "Repack the other files by themselves, and l" if plan.leaves else "L"
+            raise H5ValueError(f"{name!r} was named in keys and {plan.note}. {other}eave it out of keys.")
         if not plan.is_unread and array.shape and is_variable(array.get_type()):
             _check_heaps(array, file.filename, name)
         plans[address] = plan
@@ -117,19 +121,6 @@ def _check_heaps(array: Any, path: str, name: str) -> None:
             guard.check(np.arange(start, min(start + MOST_ROWS, layout.n_rows)))
 
 
-def _named(file: Any, keys: Sequence[str], argument: str, trust: Trust) -> set[int]:
-    found = set()
-    for key in keys:
-        handle = find_array(file, key, trust)
-        if handle.members:
-            raise H5ValueError(
-                f"{argument} names {key!r}, a member of the table {handle.array.name!r}; tables are written as a "
-                "whole. Name the table."
-            )
-        found.add(address_of(handle.array.id))
-    return found
-
-
 def _shuffled(file: Any, options: RepackOptions, traces: Mapping[int, Trace]) -> set[int]:
     """Arrays whose rows are permuted: never some of those that belong together without a word of the user."""
     names, n_rows = {}, {}
@@ -137,7 +128,7 @@ def _shuffled(file: Any, options: RepackOptions, traces: Mapping[int, Trace]) ->
         if shape := _shape(array, traces.get(address), options):
             names[address], n_rows[address] = name, shape[0]
     if options.shuffle_keys is not None:
-        chosen = _named(file, options.shuffle_keys, "shuffle_keys", options.trust)
+        chosen = named_arrays(file, options.shuffle_keys, "shuffle_keys", options.trust)
         counts = {names[address]: n_rows[address] for address in chosen}
         if len(set(counts.values())) > 1:
             raise H5ValueError(
@@ -211,9 +202,8 @@ def _unread(base: ArrayPlan, trace: Trace | None) -> ArrayPlan:
         raise H5ValueError(f"{base.name!r} is to be shuffled and lies in other files. Repack these, or leave it out.")
     if trace is not None:
         refuse_mixed(base.name, trace)
-    return replace(
-        base, is_unread=True, note="lies in other files and stays a link" if leaves else "is virtual and stays so"
-    )
+    note = "lies in other files and stays a link" if leaves else "is virtual and stays so"
+    return replace(base, is_unread=True, leaves=leaves, note=note)
 
 
 def _left_whole(plan: ArrayPlan) -> ArrayPlan:

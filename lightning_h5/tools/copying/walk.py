@@ -8,6 +8,7 @@ from typing import Any
 import h5py
 
 from ...errors import H5ValueError
+from ...files.headers import ensure_opens
 
 __all__ = ["MOST_DEEP", "address_of", "all_arrays", "all_objects", "links_of"]
 
@@ -20,6 +21,7 @@ def all_objects(file: Any) -> Iterator[tuple[int, bytes, Any]]:
 
     Raises:
         H5ValueError: groups lie in groups without end.
+        H5CorruptError: a virtual array cannot be opened, at which the HDF5 library would walk for ever.
     """
     root = file["/"].id
     # A group that is still to be opened is known by the one that it lies in, and its name there.
@@ -35,6 +37,7 @@ def all_objects(file: Any) -> Iterator[tuple[int, bytes, Any]]:
         for name in links_of(group):
             if group.links.get_info(name).type != h5py.h5l.TYPE_HARD:
                 continue
+            ensure_opens(h5py.Group(group), name)
             item = h5py.h5o.open(group, name)
             if (address := address_of(item)) in seen:
                 continue

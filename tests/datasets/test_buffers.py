@@ -1,0 +1,54 @@
+"""Memory for batches is used again; where there is none, the error says what was asked for, and what to do."""
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from lightning_h5 import H5Error, LazyH5DataModule
+from lightning_h5.datasets.buffers import BufferPool
+
+FLOATS = np.dtype("f4")
+ASKED = (
+    r"a batch of 3 rows was asked for, .* 13,510,798,882,111,488 bytes of memory \(12,288\.0 TiB\).* smaller batch_size"
+)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: BufferPool().array((3, 2**50), FLOATS),
+        lambda: BufferPool().array((3, 2**49), np.dtype(object)),
+        lambda: BufferPool().tensor((3, 2**50), torch.float32),
+    ],
+    ids=["numbers", "objects", "tensor"],
+)
+def test_a_batch_without_room_in_memory_is_an_error_of_ours_and_a_memory_error(ask):
+    for kind in (H5Error, MemoryError):
+        with pytest.raises(kind, match=ASKED):
+            ask()
+
+
+def test_a_pool_gives_the_same_memory_again_and_none_that_is_too_small():
+    pool = BufferPool()
+    first = pool.array((64, 1 << 12), FLOATS)
+    place = first.__array_interface__["data"][0]
+    del first
+    assert pool.tensor((64, 1 << 12), torch.bfloat16).data_ptr() == place
+    larger = pool.tensor((65, 1 << 12), torch.float32)
+    assert (larger.shape, larger.dtype) == ((65, 1 << 12), torch.float32)
+    larger[:] = 1  # all of it is there
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loader_whose_batch_finds_no_room_says_so_from_a_worker_too(tmp_path, num_workers):
+    path = tmp_path / "wide.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (6, 2**50), "f4")
+    module = LazyH5DataModule(path, x_key="x", batch_size=3, num_workers=num_workers, allow_sparse=True)
+    module.setup("fit")
+    try:
+        with pytest.raises(MemoryError, match=ASKED):
+            next(iter(module.train_dataloader()))
+    finally:
+        module.teardown("fit")
