@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
+import faulthandler
 import gc
 import os
 import signal
@@ -35,6 +36,13 @@ def pytest_collection_finish():
 def make_h5(tmp_path):
     """Writes HDF5 files into this test's directory (see ``H5Factory``)."""
     return H5Factory(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def slow_tests_are_left_in_peace(request):
+    """What shows where a test hangs would interrupt those that take long on purpose; they have limits of their own."""
+    if request.node.get_closest_marker("slow") is not None:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)

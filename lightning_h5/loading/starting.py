@@ -32,13 +32,16 @@ class Starting:
 
     Args:
         context: how processes start.
+
+    Attributes:
+        processes: the workers so far.
     """
 
     def __init__(self, context: BaseContext) -> None:
         self._context = context
         self.mailbox: Mailbox | None = None
         self._queues: list[Queue[Any]] = []
-        self._processes: list[BaseProcess] = []
+        self.processes: list[BaseProcess] = []
 
     def Queue(self) -> Any:  # noqa: N802  # multiprocessing's name
         """First the one for all that workers send, then one to each worker."""
@@ -60,8 +63,8 @@ class Starting:
         own: Queue[Any] = self._context.Queue()
         self.mailbox.add(own)
         mine = tuple(own if argument is self.mailbox else argument for argument in args)
-        self._processes.append(self._context.Process(target=target, args=mine))  # type: ignore[attr-defined]
-        return self._processes[-1]
+        self.processes.append(self._context.Process(target=target, args=mine))  # type: ignore[attr-defined]
+        return self.processes[-1]
 
     def done(self) -> None:
         """All have started."""
@@ -74,7 +77,7 @@ class Starting:
         Args:
             error: why.
         """
-        for process in self._processes:
+        for process in self.processes:
             if process.pid is not None:
                 process.kill()
                 process.join()

@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from threading import Thread
 from time import monotonic, sleep
 from typing import Any
@@ -72,7 +73,8 @@ class WorkerBatches(_MultiProcessingDataLoaderIter):
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Got pickle error")  # the error says it, too
-                super().__init__(loader if self._starting is None else LoaderStarting(loader, self._starting))
+                with _not_told_by_signals(self):
+                    super().__init__(loader if self._starting is None else LoaderStarting(loader, self._starting))
         except BaseException as error:
             self._undo(error)
             if (cannot := what_cannot_travel(loader, self._method, error)) is not None:
@@ -82,18 +84,12 @@ class WorkerBatches(_MultiProcessingDataLoaderIter):
             raise
         if self._starting is not None:
             self._starting.done()
-        handling: Any = _utils.signal_handling
-        handling._remove_worker_pids(id(self))
-        self._worker_pids_set = False
 
     def _undo(self, error: BaseException) -> None:
         """Ends what was started; torch's way of ending takes it that all were."""
         if self._starting is None:
             return
         self._shutdown = True
-        handling: Any = _utils.signal_handling
-        if getattr(self, "_worker_pids_set", False):
-            handling._remove_worker_pids(id(self))
         if (pinning := getattr(self, "_pin_memory_thread", None)) is not None:
             self._pin_memory_thread_done_event.set()
             self._worker_result_queue.put((None, None))
@@ -212,6 +208,32 @@ class WorkerBatches(_MultiProcessingDataLoaderIter):
         super()._shutdown_workers()
         if self._starting is not None and self._starting.mailbox is not None and self._shutdown:
             self._starting.mailbox.end()
+
+
+_handling: Any = _utils.signal_handling
+_set_pids = _handling._set_worker_pids
+_quiet: set[int] = set()  # iterators whose workers torch's signal handler is not to know
+
+
+def _set_worker_pids(key: int, pids: tuple[int, ...]) -> None:
+    if key not in _quiet:
+        _set_pids(key, pids)
+
+
+@contextmanager
+def _not_told_by_signals(batches: WorkerBatches) -> Iterator[None]:
+    """Inside, torch starts workers without telling its signal handler of them.
+
+    It would raise wherever the training process is when one of them ends, in the midst of starting others, too. Other
+    loaders are left as they are.
+    """
+    _handling._set_worker_pids = _set_worker_pids
+    _quiet.add(id(batches))
+    try:
+        yield
+    finally:
+        _quiet.discard(id(batches))
+        batches._worker_pids_set = False  # so that torch does not want them forgotten
 
 
 def end_with(trainer: int) -> None:

@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 import torch
 from factories import Stored
+from torch.utils.data import DataLoader
 
 from lightning_h5 import H5Error, H5ValueError, H5WorkerError, LazyH5DataModule
 from lightning_h5.loading import workers
+from lightning_h5.loading.starting import Starting
 
 ROWS, BATCH = 96, 8
 BAD = 41  # the row at which a worker meets its end
@@ -391,6 +393,22 @@ def test_after_an_error_an_iteration_gives_errors_and_never_an_end(path, n_worke
 def test_a_worker_that_ends_while_it_starts_is_said_to(path, leaves_nothing):
     loader = loader_of(path, None, worker_init_fn=leave)
     with pytest.raises(H5WorkerError, match=r"ended with exit code 1 while it started; .* Look at what it wrote"):
+        list(loader)
+
+
+def test_a_worker_that_ends_while_others_are_started_is_said_to(path, monkeypatch, leaves_nothing):
+    """Torch's signal handler would raise in the middle of that."""
+    list(DataLoader(range(4), num_workers=1))  # torch has set its handler
+    start = Starting.Process
+
+    def late(starting, **arguments):
+        if starting.processes:
+            starting.processes[0].join(20)
+        return start(starting, **arguments)
+
+    monkeypatch.setattr(Starting, "Process", late)
+    loader = loader_of(path, None, worker_init_fn=leave)
+    with pytest.raises(H5WorkerError, match=r"worker 0 .*ended with exit code 1 while it started; it was to"):
         list(loader)
 
 
