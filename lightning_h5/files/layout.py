@@ -190,13 +190,15 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     allocated = array.id.get_space_status() != h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
     offset = array.id.get_offset() if storage == "contiguous" and allocated else None
     reason = "it lies in another file" if handle.foreign else _plain_reason(array, storage, offset, element)
-    if storage == "chunked" and array.file.swmr_mode:  # an index that grows while it is read makes no table
-        reason = reason or "its chunks move under a live writer"
-    if storage == "chunked" and reason is None and (n := math.prod(grid_of(array.shape, array.chunks))) > _most(array):
-        reason = f"it has {n:,} chunks, of which no table is made"
-    table = _table(array, path, key, len(filters)) if storage == "chunked" and reason is None else None
-    if storage == "chunked" and reason is None and table is None:
-        reason = "chunks at its edge may have gone through no filter, and do not say so"
+    table = seen = None  # where its chunks lie, and what of that is known
+    if storage == "chunked":
+        why_unseen = _why_unseen(handle)
+        reason = reason or why_unseen
+        if why_unseen is None and (reason is None or (filters and not stored.hasobject)):
+            seen = _table(array, path, key, len(filters))
+        if reason is None:
+            table = seen
+            reason = None if table is not None else "chunks at its edge may have gone through no filter, and do not say so"
     if reason is not None:
         refuse_library(array, path, key, reason)
     layout = ArrayLayout(
@@ -217,10 +219,22 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         n_stored_bytes=array.id.get_storage_size(),
         fill=_fill(array),
         plain_reason=reason,
-        integrity=integrity_level(array, _applied_everywhere(filters, table)),
+        integrity=integrity_level(array, _applied_everywhere(filters, seen)),
         table=table,
     )
     return layout if handle.foreign else _with_references(layout, array, offset)
+
+
+def _why_unseen(handle: ArrayHandle) -> str | None:
+    """Why no table of an array's chunks is made; None where one is."""
+    array = handle.array
+    if handle.foreign:
+        return "it lies in another file"
+    if array.file.swmr_mode:
+        return "its chunks move under a live writer"  # an index that grows while it is read makes no table
+    if (n := math.prod(grid_of(array.shape, array.chunks))) > _most(array):
+        return f"it has {n:,} chunks, of which no table is made"
+    return None
 
 
 def _with_references(layout: ArrayLayout, array: Any, offset: int | None) -> ArrayLayout:
