@@ -190,15 +190,14 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     allocated = array.id.get_space_status() != h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
     offset = array.id.get_offset() if storage == "contiguous" and allocated else None
     reason = "it lies in another file" if handle.foreign else _plain_reason(array, storage, offset, element)
-    table = seen = None  # where its chunks lie, and what of that is known
+    table = seen = None  # where its chunks lie, for those who read them, and for what is said of them
     if storage == "chunked":
         why_unseen = _why_unseen(handle)
         reason = reason or why_unseen
         if why_unseen is None and (reason is None or (filters and not stored.hasobject)):
             seen = _table(array, path, key, len(filters))
-        if reason is None:
-            table = seen
-            reason = None if table is not None else "chunks at its edge may have gone through no filter, and do not say so"
+        if reason is None and (table := seen) is None:
+            reason = "chunks at its edge may have gone through no filter, and do not say so"
     if reason is not None:
         refuse_library(array, path, key, reason)
     layout = ArrayLayout(

@@ -14,7 +14,7 @@ import h5py
 
 from ..errors import H5FileError, H5ValueError
 
-__all__ = ["ensure_own_decoder", "refuse_library"]
+__all__ = ["ensure_own_decoder", "may_run_code", "refuse_library"]
 
 SHUFFLE, FLETCHER32, BLOSC2 = 2, 3, 32026
 
@@ -55,11 +55,20 @@ def refuse_library(array: Any, path: str, key: str, why: str) -> None:
     Raises:
         H5ValueError: they may.
     """
-    plist = array.id.get_create_plist()
-    if plist.get_layout() != h5py.h5d.CHUNKED:
-        return
-    if any(plist.get_filter(at)[0] == BLOSC2 for at in range(plist.get_nfilters())):
+    if may_run_code(array.id):
         raise H5ValueError(_refusal(key, path, why))
+
+
+def may_run_code(array_id: Any) -> bool:
+    """Whether the HDF5 library, decoding an array, may run code that a chunk names.
+
+    Args:
+        array_id: h5py's low-level dataset.
+    """
+    plist = array_id.get_create_plist()
+    if plist.get_layout() != h5py.h5d.CHUNKED:
+        return False
+    return any(plist.get_filter(at)[0] == BLOSC2 for at in range(plist.get_nfilters()))
 
 
 def _refusal(key: str, path: str, why: str) -> str:

@@ -14,10 +14,12 @@ import numpy as np
 from ...errors import H5ValueError, listing
 from ...files import ArrayHandle, OpenOptions, layout_of, numpy_dtype, shape_of
 from ...files.claims import check_sizes
+from ...files.plugins import may_run_code, refuse_library
 from ...readers import heap_guard
 from .compression import FilterStep, filter_steps, kept_steps, loses_digits
 from .naming import named_arrays
 from .options import RepackOptions
+from .raw_array import RawArray, raw_layout
 from .stored_types import ensure_readable, has_class, is_variable
 from .virtual_arrays import Trace, is_virtual, refuse_mixed, trace_virtual
 from .walk import all_arrays
@@ -104,10 +106,20 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
         if plan.note and wanted is not None and asked:
             other = "Repack the other files by themselves, and l" if plan.leaves else "L"
             raise H5ValueError(f"{name!r} was named in keys and {plan.note}. {other}eave it out of keys.")
+        if not plan.is_unread and may_run_code(array):
+            _ensure_read_by_us(array, plan, file.filename, is_verified=options.is_verified)
         if not plan.is_unread and array.shape and is_variable(array.get_type()):
             _check_heaps(array, file.filename, name)
         plans[address] = plan
     return plans
+
+
+def _ensure_read_by_us(array: Any, plan: ArrayPlan, path: str, *, is_verified: bool) -> None:
+    """Refuses an array whose chunks the HDF5 library would decode, which may run code that they name."""
+    if plan.way == "as it is" and not is_verified:
+        return
+    if plan.way != "rows" or raw_layout(RawArray.of(array, path, plan.name)) is None:
+        refuse_library(h5py.Dataset(array), path, plan.name, "it is copied, or compared, value by value")
 
 
 def _check_heaps(array: Any, path: str, name: str) -> None:
