@@ -279,13 +279,18 @@ def _source_of(key: str, file: Any, other: Any, source: str, trust: Trust, seen:
     """An array that a virtual one is made of."""
     try:
         found = _find(other, source, trust, seen)
-        refuse_library(found.array, other.filename, source, f"{key!r} is a virtual array over it")
-        return found
     except H5KeyError as error:
         raise H5KeyError(
             f"{key!r} in {file.filename!r} is a virtual array over {source!r} in {other.filename!r}, which is not "
             "there; its rows would read as fill values. Put it back, or name another array."
         ) from error
+    if found.members:
+        raise H5KeyError(
+            f"{key!r} in {file.filename!r} is a virtual array over {source!r} in {other.filename!r}, a member of a "
+            "table, where HDF5 finds nothing; its rows would read as fill values. Name the member itself."
+        )
+    refuse_library(found.array, other.filename, source, f"{key!r} is a virtual array over it")
+    return found
 
 
 def skipped_bytes(array_id: Any) -> int:

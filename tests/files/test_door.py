@@ -203,3 +203,15 @@ def test_errors_are_builtin_ones_too_and_print_as_written(files):
     with pytest.raises(KeyError) as error, open_h5(files) as file:
         find_array(file, "nothing like it")
     assert not str(error.value).startswith(("'\"", '"'))
+
+
+def test_a_virtual_array_over_a_tables_member_is_refused(make_h5):
+    """HDF5 finds nothing there: older versions of it read fill values."""
+    path = make_h5()
+    with h5py.File(path, "a") as file:
+        file["t"] = np.ones(20, [("a", "f4"), ("b", "f4")])
+        layout = h5py.VirtualLayout((20,), "f4")
+        layout[:] = h5py.VirtualSource(".", "t/a", (20,), "f4")
+        file.create_virtual_dataset("x", layout)
+    with pytest.raises(H5KeyError, match=r"'x' in .* over 't/a' in .*, a member of a table"), open_h5(path) as file:
+        find_array(file, "x")
