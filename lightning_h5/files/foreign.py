@@ -60,7 +60,6 @@ def own_sources(file: Any, array: Any, key: str, *, allow_external: bool) -> Cou
         H5ValueError: it leaves the file.
         H5FileError: another file is not there; a missing source would read as fill values, without an error.
     """
-    folder = os.path.dirname(os.path.abspath(file.filename))
     inside: Counter[str] = Counter()
     for (name, source), times in _sources(array).items():
         # A "%" stands for numbers, or for itself: HDF5 then opens what is called otherwise than it says here.
@@ -72,11 +71,7 @@ def own_sources(file: Any, array: Any, key: str, *, allow_external: bool) -> Cou
                 f"{key!r} in {file.filename!r} is a virtual array over {where} {source!r}. Pass these files "
                 "themselves as a list, or allow_external=True if you trust them."
             )
-        elif (
-            not _is_own(file, name)
-            and "%" not in name
-            and not any(os.path.exists(os.path.join(at, name)) for at in (folder, os.getcwd()))
-        ):
+        elif not _is_own(file, name) and "%" not in name and _found(file, name) is None:
             raise H5FileError(
                 f"{key!r} in {file.filename!r} is a virtual array over {name!r}, which does not exist; its rows would "
                 "read as fill values. Put the file back."

@@ -82,7 +82,7 @@ def _layouts(file: Any, objno: tuple[int, int]) -> Iterator[_Message]:
     except (ValueError, NotImplementedError, RuntimeError):  # a file that lies elsewhere than on a disk
         return
     low, high = objno
-    for message in _messages(fd, (high << 64 if high else 0) + low, options.get_userblock()):
+    for message in _messages(fd, (high << 64) + low, options.get_userblock()):
         if message.number == LAYOUT and len(message.data) >= 10:
             yield message
 

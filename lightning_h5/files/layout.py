@@ -89,8 +89,7 @@ class ArrayLayout:
         table: where the chunks lie, for chunked storage that others than the HDF5 library understand.
         digests: what its pieces are compared with as they are read, or None.
         references: where rows have text of any length, the same array as it is stored: references to text elsewhere in
-            the file.
-            None where they cannot be found without the HDF5 library.
+            the file. None where they cannot be found without the HDF5 library.
         user_block: bytes at the start of the file that are not HDF5's.
         guard: how the file looked when this was found in it: only such a file is opened to read it. None does not ask.
     """
@@ -192,7 +191,7 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     reason = "it lies in another file" if handle.foreign else _plain_reason(array, storage, offset, element)
     table = seen = None  # where its chunks lie, for those who read them, and for what is said of them
     if storage == "chunked":
-        why_unseen = _why_unseen(handle)
+        why_unseen = reason if handle.foreign else _why_unseen(array)
         reason = reason or why_unseen
         if why_unseen is None and (reason is None or (filters and not stored.hasobject)):
             seen = _table(array, path, key, len(filters))
@@ -224,11 +223,8 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     return layout if handle.foreign else _with_references(layout, array, offset)
 
 
-def _why_unseen(handle: ArrayHandle) -> str | None:
+def _why_unseen(array: Any) -> str | None:
     """Why no table of an array's chunks is made; None where one is."""
-    array = handle.array
-    if handle.foreign:
-        return "it lies in another file"
     if array.file.swmr_mode:
         return "its chunks move under a live writer"  # an index that grows while it is read makes no table
     if (n := math.prod(grid_of(array.shape, array.chunks))) > _most(array):

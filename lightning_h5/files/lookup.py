@@ -46,11 +46,10 @@ def look_up(file: Any, path: str, key: str, trust: Trust) -> ArrayLayout:
 
 def _raised_to(level: int) -> str:
     """How an array gets a level."""
-    by_digests = "rite digests by `lightning-h5 check --write-digests` and pass verify='digest', which is level 4."
+    by_digests = "write digests by `lightning-h5 check --write-digests` and pass verify='digest', which is level 4."
     if level == len(INTEGRITY) - 1:
-        return f"W{by_digests}"
-    by_copy = "Make a copy by `lightning-h5 repack --compression gzip --checksum`, which has level 3"
-    return f"{by_copy}; or w{by_digests}"
+        return by_digests.replace("write", "Write", 1)
+    return f"Make a copy by `lightning-h5 repack --compression gzip --checksum`, which has level 3; or {by_digests}"
 
 
 def file_with_digests(path: str) -> str | None:

@@ -72,9 +72,8 @@ class HeapGuard:
             H5CorruptError: a collection is damaged, or there is none.
             H5ValueError: it is far more text than the file has: many rows refer to the same.
         """
-        self._look(rows)
-        if self._lengths and (n_bytes := self.n_bytes(rows)) > MOST_BYTES:
-            with process_pool().descriptor(self._layout.path) as fd:
+        if (n_bytes := self.n_bytes(rows)) > MOST_BYTES:
+            with process_pool().descriptor(self._layout.path, self._layout.guard) as fd:
                 n_file = os.fstat(fd).st_size
             if n_bytes > MOST_TIMES * n_file:
                 raise H5ValueError(
@@ -86,22 +85,20 @@ class HeapGuard:
 
     def n_bytes(self, rows: IntArray) -> int:
         """Bytes of text that are read for rows, where there is much of it; what lies between them is read as well."""
-        self._look(rows)
         slabs, found = rows // self._references.rows_per_slab, 0
+        self._look(slabs)
         for slab in set(self._lengths).intersection(slabs.tolist()):
             inside = rows[slabs == slab] - slab * self._references.rows_per_slab
             found += int(self._lengths[slab][inside.min() : inside.max() + 1].sum())
         return found
 
-    def _look(self, rows: IntArray) -> None:
-        """Looks at the collections that rows refer to, where nobody has."""
+    def _look(self, slabs: IntArray) -> None:
+        """Looks at the collections that rows of slabs refer to, where nobody has."""
         with self._lock:
-            new = [
-                slab for slab in np.unique(rows // self._references.rows_per_slab).tolist() if slab not in self._slabs
-            ]
+            new = [slab for slab in np.unique(slabs).tolist() if slab not in self._slabs]
         for slab in new:
             addresses, lengths = self._references_of(slab)
-            with process_pool().descriptor(self._layout.path) as fd:
+            with process_pool().descriptor(self._layout.path, self._layout.guard) as fd:
                 for address in sorted(addresses - self._heaps):
                     if (why := heap_damage(fd, address + self._user_block)) is not None:
                         raise H5CorruptError(

@@ -326,16 +326,17 @@ def test_a_file_that_changes_during_setup_is_refused_or_read_as_one_version(tmp_
     assert set(told.ends) <= {"refused", "one version"}
 
 
-def test_a_file_that_is_replaced_just_as_it_was_opened_is_refused_or_read_as_one_version(
-    tmp_path, templates, monkeypatch
-):
-    """The new one has its values elsewhere: the places of the old one would be wrong there."""
+@pytest.fixture
+def path(tmp_path, templates):
+    """A file; ``moved.h5`` beside it has its values elsewhere, where the places of this one would be wrong."""
     template, _ = templates["contiguous"]
-    path = str(shutil.copyfile(template / "a.h5", tmp_path / "a.h5"))
     with h5py.File(tmp_path / "moved.h5", "w") as file:
         file["before"] = np.zeros(1000)
         file["x"] = OTHER
+    return str(shutil.copyfile(template / "a.h5", tmp_path / "a.h5"))
 
+
+def test_a_file_that_is_replaced_just_as_it_was_opened_is_refused_or_read_as_one_version(path, tmp_path, monkeypatch):
     def open_and_replace(*arguments, **options):
         opened = open_h5(*arguments, **options)
         if (tmp_path / "moved.h5").exists():
@@ -355,13 +356,8 @@ def test_a_file_that_is_replaced_just_as_it_was_opened_is_refused_or_read_as_one
         assert np.array_equal(found, FIRST[rows]) or np.array_equal(found, OTHER[rows])
 
 
-def test_a_file_that_is_another_one_only_while_setup_opens_it_is_refused(tmp_path, templates, monkeypatch):
+def test_a_file_that_is_another_one_only_while_setup_opens_it_is_refused(path, tmp_path, monkeypatch):
     """The guard is of the one, the places of rows would be of the other."""
-    template, _ = templates["contiguous"]
-    path = str(shutil.copyfile(template / "a.h5", tmp_path / "a.h5"))
-    with h5py.File(tmp_path / "moved.h5", "w") as file:
-        file["before"] = np.zeros(1000)
-        file["x"] = OTHER
 
     def open_another(*arguments, **options):
         os.rename(path, f"{path}.away")

@@ -104,8 +104,8 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
         if not plan.is_unread and (plan.way != "as it is" or options.is_verified) and array.shape:
             check_sizes(file, h5py.Dataset(array), name, options.trust)
         if plan.note and wanted is not None and asked:
-            other = "Repack the other files by themselves, and l" if plan.leaves else "L"
-            raise H5ValueError(f"{name!r} was named in keys and {plan.note}. {other}eave it out of keys.")
+            cure = "Repack the other files by themselves, and leave" if plan.leaves else "Leave"
+            raise H5ValueError(f"{name!r} was named in keys and {plan.note}. {cure} it out of keys.")
         if not plan.is_unread and may_run_code(array):
             _ensure_read_by_us(array, plan, file.filename, is_verified=options.is_verified)
         if not plan.is_unread and array.shape and is_variable(array.get_type()):
