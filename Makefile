@@ -7,7 +7,7 @@ PYTHON_OLDEST ?= $(PYTHON)
 # More for pytest: make test ARGS="-m slow -k resume"
 ARGS ?=
 # Test processes: more than two cores, since many tests wait for other processes. 0 runs the tests in one process, which a debugger needs.
-JOBS ?= 3
+JOBS ?= 4
 
 VENV := .venv
 OLDEST := .venv-oldest
@@ -16,7 +16,7 @@ PIP_FLAGS := -qq --disable-pip-version-check
 # pip's own step of building the package is held to the pins, too.
 PINNED := -c constraints.txt --build-constraint constraints.txt
 PINNED_OLDEST := -c constraints-oldest.txt --build-constraint constraints-oldest.txt
-PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n $(JOBS) $(ARGS)
+PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 # Two pips in one environment would trip over each other.
 .NOTPARALLEL:

@@ -8,6 +8,7 @@ import signal
 import pytest
 from factories import H5Factory
 from hypothesis import HealthCheck, settings
+from lightning_utilities.core.rank_zero import WarningCache
 
 from lightning_h5.files import process_pool
 
@@ -58,6 +59,12 @@ def no_seed_is_left():
     yield
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         os.environ.pop(name, None)
+
+
+@pytest.fixture(autouse=True)
+def no_warning_is_kept_back(monkeypatch):
+    """Lightning gives some warnings once in a process: which test sees one would depend on those before it."""
+    monkeypatch.setattr(WarningCache, "__contains__", lambda cache, message: False, raising=False)
 
 
 @pytest.fixture

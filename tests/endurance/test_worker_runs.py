@@ -55,7 +55,7 @@ def take_all_memory():
     with open("/proc/self/statm") as file:
         n_bytes = int(file.read().split()[0]) * mmap.PAGESIZE + (1 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (n_bytes, n_bytes))
-    bytearray(64 << 20)
+    bytearray(1 << 40)  # more than any heap has free
 
 
 def fail():
