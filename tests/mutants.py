@@ -312,6 +312,13 @@ MUTANTS = [
         NORMALIZATION,
     ),
     Mutant(
+        "rows whose dtype is another one in the batch are not normalised",
+        "readers/__init__.py",
+        "change = None if in_slabs else prepare",
+        "change = None",
+        NORMALIZATION,
+    ),
+    Mutant(
         "a large mean is taken off in one part",
         "datasets/preparation.py",
         "if low is not None:",

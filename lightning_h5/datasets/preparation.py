@@ -198,10 +198,10 @@ class Preparation:
         step = self._steps[field]
         return step is not None and step.of is not None
 
-    def in_place(self, field: int, stored: np.dtype[Any]) -> Callable[[npt.NDArray[Any]], None] | None:
-        """Normalises rows of a field where they were read to; None where it is not, or they become another dtype."""
+    def in_place(self, field: int, dtype: np.dtype[Any]) -> Callable[[npt.NDArray[Any]], None] | None:
+        """Normalises rows of a field that were read as a dtype; None where it is not, or they become another dtype."""
         step = self._steps[field]
-        if step is None or step.of is None or stored not in (np.float32, np.float64):
+        if step is None or step.of is None or dtype not in (np.float32, np.float64):
             return None
         return partial(self._normalise, field)
 

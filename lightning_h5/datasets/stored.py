@@ -116,9 +116,8 @@ class StoredRowDataset(RowDataset):
         reads: dict[int, _PooledField] = {}
         with ExitStack() as undo, self._blames_changes(located):
             for field, reader in self._pooled_fields().items():
-                memory = self._buffers.array(
-                    (len(rows), *reader.row_shape), numpy_dtype_like(self._dtypes[field], reader.dtype)
-                )
+                dtype = self._memory_dtype(field, reader.dtype)
+                memory = self._buffers.array((len(rows), *reader.row_shape), dtype)
                 reads[field] = reader.begin(located, memory, epoch, all_cores=all_cores), memory
                 undo.callback(reads[field][0].cancel)
             undo.pop_all()
@@ -303,6 +302,10 @@ class StoredRowDataset(RowDataset):
             self.close()
             self._pooled = None
 
+    def _memory_dtype(self, field: int, stored: np.dtype[Any]) -> np.dtype[Any]:
+        """What rows of a field are read as, where they are decoded here."""
+        return numpy_dtype_like(self._dtypes[field], stored)
+
     def _open_pooled(self) -> dict[int, PooledReader]:
         layouts = list(zip(*self.table.layouts, strict=True))
         loose = [field for field in range(len(layouts)) if not self._held[field]]
@@ -321,9 +324,10 @@ class StoredRowDataset(RowDataset):
                 counters=self.counters,
                 rows=self.indices,
                 keeps=self.keeps,
-                prepare=None if done is None else done.in_place(field, layouts[field][0].dtype),
+                prepare=None if done is None else done.in_place(field, dtype),
+                dtype=dtype,
             )
-            for field in fields
+            for field, dtype in ((field, self._memory_dtype(field, layouts[field][0].dtype)) for field in fields)
         }
 
     def _reader(self, file: int, field: int) -> RowReader:

@@ -1,6 +1,6 @@
 """Rows in, ndarray out. Which reader an array gets follows from its layout, never from the user."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from .heaps import HeapGuard, heap_guard
 from .held import HeldReader
 from .placed import MappedReader, PlacedReader
 from .plain import PlainReader
-from .pooled import BegunRead, PooledReader
+from .pooled import BegunRead, Change, PooledReader
 from .slabs import SlotMemory
 from .sources import ChunkSource, PreparedSource, ReaderSource, SlabSource
 from .work import Work, usable_cores
@@ -140,7 +140,8 @@ def open_pooled(
     counters: Counters,
     rows: IntArray | None = None,
     keeps: bool | None = None,
-    prepare: Callable[[npt.NDArray[Any]], None] | None = None,
+    prepare: Change | None = None,
+    dtype: np.dtype[Any] | None = None,
 ) -> PooledReader:
     """The reader for one field of all files, for arrays that are decoded a slab at a time. Opens nothing yet.
 
@@ -153,19 +154,23 @@ def open_pooled(
         counters: where bytes and slabs are counted.
         rows: rows that the dataset has; None for all.
         keeps: see ``PooledReader``.
-        prepare: changes rows in place as soon as they are decoded, where slabs are decoded whole and are not small; the
-            reader then says ``is_prepared``.
+        prepare: changes rows of ``dtype`` in place: as soon as they are decoded, where they are stored so, in slabs
+            that are decoded whole and are not small; else as they are copied out of slabs.
+        dtype: what rows are read as, where something is done to them; None as they are stored.
     """
     sources = [open_source(a, options, run, counters) for a, run in zip(layouts, rows_per_run, strict=True)]
     # Threads that do little at a time would spend their time waiting for the interpreter's lock.
     row_bytes = layouts[0].row_bytes
-    is_prepared = prepare is not None and all(
+    in_slabs = dtype in (None, layouts[0].dtype) and all(
         source.n_parts == 1 and source.rows_per_slab * row_bytes >= LEAST_PREPARED for source in sources
     )
-    if prepare is not None and is_prepared:
+    if prepare is not None and in_slabs:
         sources = [PreparedSource(source, prepare) for source in sources]
-    reader = PooledReader(layouts, sources, n_bytes=n_bytes, work=work, counters=counters, rows=rows, keeps=keeps)
-    reader.is_prepared = is_prepared
+    change = None if in_slabs else prepare
+    reader = PooledReader(
+        layouts, sources, n_bytes=n_bytes, work=work, counters=counters, rows=rows, keeps=keeps, change=change
+    )
+    reader.is_prepared = prepare is not None
     return reader
 
 

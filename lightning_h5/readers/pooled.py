@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,12 @@ from .slabs import Lease, SlabPool
 from .sources import SlabSource
 from .work import Work
 
-__all__ = ["BegunRead", "PooledReader"]
+__all__ = ["BegunRead", "Change", "PooledReader"]
 
-CAST_BYTES = 512 << 10  # cast at a time: what a core's own cache holds
+Change: TypeAlias = Callable[[npt.NDArray[Any]], None]
+"""Changes rows in place; they lie in one piece."""
+
+BLOCK_BYTES = 512 << 10  # cast and changed at a time: what a core's own cache holds
 
 
 class PooledReader:
@@ -36,9 +39,10 @@ class PooledReader:
         counters: where slabs used and loaded are counted.
         rows: rows that this dataset has, in any order; None for all. A slab is done when all of its rows are out.
         keeps: keep slabs after their last row of an epoch, for the next. None: where all of them have a place.
+        change: changes rows in place, as soon as they are copied out of a slab.
 
     Attributes:
-        is_prepared: rows were changed when they were decoded (see ``open_pooled``).
+        is_prepared: rows come as the ``prepare`` of ``open_pooled`` makes them.
     """
 
     is_prepared = False
@@ -53,6 +57,7 @@ class PooledReader:
         counters: Counters,
         rows: IntArray | None = None,
         keeps: bool | None = None,
+        change: Change | None = None,
     ) -> None:
         self.dtype, self.row_shape = layouts[0].dtype, layouts[0].row_shape
         more = f" and {len(layouts) - 1} more files" if len(layouts) > 1 else ""
@@ -66,7 +71,7 @@ class PooledReader:
         slot_rows = int(self._slab_rows.max())
         self._slot_bytes = slot_rows * math.prod(self.row_shape) * self.dtype.itemsize
         self._n_bytes, self.rows_per_slab = n_bytes, slot_rows
-        self._rows, self._keeps = rows, keeps
+        self._rows, self._keeps, self.change = rows, keeps, change
         self._lock = threading.Lock()
         self._pool: SlabPool | None = None
         self._all: npt.NDArray[np.int32] | None = None  # rows of this dataset in each slab, and what is left of them
@@ -118,7 +123,8 @@ class PooledReader:
         slabs, within = self._locate(rows)
         if (complete := self._pool) is not None and complete.is_complete():
             self._counters.add(slabs_used=_n_different(slabs))
-            return CompleteRead(complete, complete.places(slabs) * complete.slot_rows + within, out, all_cores)
+            places = complete.places(slabs) * complete.slot_rows + within
+            return CompleteRead(complete, places, out, self.change, all_cores)
         needed, which = np.unique(slabs, return_inverse=True)
         self._counters.add(slabs_used=len(needed))
         pool = self._ready_pool()
@@ -271,8 +277,10 @@ class BegunRead(Protocol):
 class CompleteRead:
     """Rows of a pool that holds all slabs: nothing to wait for, and nothing to give back."""
 
-    def __init__(self, pool: SlabPool, places: IntArray, out: npt.NDArray[Any], all_cores: bool) -> None:
-        self._pool, self._places, self._out, self._all_cores = pool, places, out, all_cores
+    def __init__(
+        self, pool: SlabPool, places: IntArray, out: npt.NDArray[Any], change: Change | None, all_cores: bool
+    ) -> None:
+        self._pool, self._places, self._out, self._change, self._all_cores = pool, places, out, change, all_cores
 
     def finish(self) -> None:
         """Copies the rows."""
@@ -282,8 +290,10 @@ class CompleteRead:
             import torch  # who asks for its threads has it; who only looks at a file does not
 
             torch.index_select(torch.from_numpy(rows), 0, torch.from_numpy(self._places), out=torch.from_numpy(out))
+            if self._change is not None:
+                self._change(out)
         else:
-            _copy_rows(rows, self._places, None, out)
+            _copy_rows(rows, self._places, None, out, self._change)
 
     def cancel(self) -> None:
         """Nothing is held."""
@@ -301,7 +311,7 @@ class PickedRead:
         """Reads and decodes."""
         for number, slab in enumerate(self._slabs.tolist()):
             here = np.flatnonzero(self._which == number)
-            _assign(self._out, here, self._reader.pick(slab, self._within[here]))
+            _assign(self._out, here, self._reader.pick(slab, self._within[here]), self._reader.change)
 
     def cancel(self) -> None:
         """Nothing is held."""
@@ -357,10 +367,9 @@ class PooledRead:
         slot_of[self._part] = lease.slots
         slots = slot_of[self._which]
         places = slots * self._pool.slot_rows + self._within
-        if len(self._part) == len(self._slabs) and not len(self.left):
-            _copy_rows(self._pool.rows, places, None, self._out)
-        else:
-            _copy_rows(self._pool.rows, places, np.flatnonzero(slots >= 0), self._out)
+        is_all = len(self._part) == len(self._slabs) and not len(self.left)
+        here = None if is_all else np.flatnonzero(slots >= 0)
+        _copy_rows(self._pool.rows, places, here, self._out, self._reader.change)
 
     def _note(self, lease: Lease, epoch: int) -> npt.NDArray[np.bool_]:
         counts = np.bincount(self._which, minlength=len(self._slabs))[self._part]
@@ -375,16 +384,19 @@ def _n_different(numbers: IntArray) -> int:
     return min(1, len(ordered)) + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
-def _copy_rows(rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, out: npt.NDArray[Any]) -> None:
-    """Copies rows, or some of them (``here``)."""
-    if here is None and out.dtype == rows.dtype and out.flags.c_contiguous:
+def _copy_rows(
+    rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, out: npt.NDArray[Any], change: Change | None
+) -> None:
+    """Copies rows, or some of them (``here``), and changes them."""
+    in_one_piece = here is None and out.flags.c_contiguous
+    if in_one_piece and out.dtype == rows.dtype and change is None:
         np.take(rows, places, axis=0, out=out, mode="clip")
         return
     here = np.arange(len(out)) if here is None else here
-    step = max(1, CAST_BYTES // max(1, rows[:1].nbytes))  # what is cast is still in the core's cache
+    step = max(1, BLOCK_BYTES // max(1, rows[:1].nbytes, out[:1].nbytes))  # all of a block is still in the core's cache
     for start in range(0, len(here), step):
-        some = here[start : start + step]
-        _assign(out, some, np.take(rows, places[some], axis=0, mode="clip"))
+        some: slice | IntArray = slice(start, start + step) if in_one_piece else here[start : start + step]
+        _assign(out, some, np.take(rows, places[some], axis=0, mode="clip"), change)
 
 
 def _tasks(pool: SlabPool, source: SlabSource, slabs: IntArray, slots: IntArray) -> list[partial[None]]:
@@ -422,6 +434,14 @@ def _interrupted(interrupt: BaseException) -> H5Error:
     return H5Error(f"loading was interrupted ({type(interrupt).__name__}). Read again.")
 
 
-def _assign(out: npt.NDArray[Any], here: IntArray, rows: npt.NDArray[Any]) -> None:
+def _assign(out: npt.NDArray[Any], here: slice | IntArray, rows: npt.NDArray[Any], change: Change | None) -> None:
     with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as torch has it
-        out[here] = rows
+        if change is None:
+            out[here] = rows
+        elif isinstance(here, slice):
+            out[here] = rows
+            change(out[here])
+        else:
+            rows = rows.astype(out.dtype)
+            change(rows)
+            out[here] = rows

@@ -530,12 +530,12 @@ def test_writing_leaves_the_file_whole_and_nothing_beside_it(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["stats.json"]
 
 
-@pytest.fixture
-def decodes_in_company(monkeypatch):
-    """Arrays as small as a test's are neither held whole, nor are their chunks too small to be changed one by one."""
+@pytest.fixture(params=[1, 128 << 10], ids=["by the chunk", "as they are copied"])
+def decodes_in_company(monkeypatch, request):
+    """Arrays as small as a test's are not held whole; their chunks are changed one by one, or not."""
     monkeypatch.setattr("lightning_h5.datasets.table.HELD_BYTES", 0)
     monkeypatch.setattr("lightning_h5.datasets.stored.HELD_BYTES", 0)
-    monkeypatch.setattr("lightning_h5.readers.LEAST_PREPARED", 1)
+    monkeypatch.setattr("lightning_h5.readers.LEAST_PREPARED", request.param)
 
 
 LAYOUTS = {
