@@ -28,6 +28,7 @@ __all__ = [
     "BegunRead",
     "BulkTarget",
     "BulkTask",
+    "Change",
     "ChunkSource",
     "HeapGuard",
     "HeldReader",
