@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+import tqdm
 from factories import H5Factory
 from hypothesis import HealthCheck, settings
 from lightning_utilities.core.rank_zero import WarningCache
@@ -22,6 +23,9 @@ settings.register_profile("default", max_examples=100, derandomize=True, **_COMM
 settings.register_profile("thorough", max_examples=2000, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+
+# Its thread looks after bars that stand still, from the first bar of a process on; many tests count threads.
+tqdm.tqdm.monitor_interval = 0
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so shells start what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
