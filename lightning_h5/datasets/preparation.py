@@ -15,6 +15,7 @@ import torch
 
 from ..errors import H5KeyError, H5ValueError, listing
 from ..files import ArrayLayout, OpenOptions, find_array, kind_of, open_h5
+from ..readers import Change
 from ..types import PathLike
 from .buffers import BufferPool
 from .fields import Fields, torch_dtype_of
@@ -198,7 +199,7 @@ class Preparation:
         step = self._steps[field]
         return step is not None and step.of is not None
 
-    def in_place(self, field: int, dtype: np.dtype[Any]) -> Callable[[npt.NDArray[Any]], None] | None:
+    def in_place(self, field: int, dtype: np.dtype[Any]) -> Change | None:
         """Normalises rows of a field that were read as a dtype; None where it is not, or they become another dtype."""
         step = self._steps[field]
         if step is None or step.of is None or dtype not in (np.float32, np.float64):

@@ -314,6 +314,7 @@ class StoredRowDataset(RowDataset):
         budget = self.cache_bytes // (worker.num_workers if worker else 1)
         total = sum(layouts[field][0].row_bytes for field in fields)
         done = self.preparation
+        dtypes = {field: self._memory_dtype(field, layouts[field][0].dtype) for field in fields}
         return {
             field: open_pooled(
                 layouts[field],
@@ -327,7 +328,7 @@ class StoredRowDataset(RowDataset):
                 prepare=None if done is None else done.in_place(field, dtype),
                 dtype=dtype,
             )
-            for field, dtype in ((field, self._memory_dtype(field, layouts[field][0].dtype)) for field in fields)
+            for field, dtype in dtypes.items()
         }
 
     def _reader(self, file: int, field: int) -> RowReader:

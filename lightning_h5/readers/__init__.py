@@ -18,9 +18,9 @@ from .heaps import HeapGuard, heap_guard
 from .held import HeldReader
 from .placed import MappedReader, PlacedReader
 from .plain import PlainReader
-from .pooled import BegunRead, Change, PooledReader
+from .pooled import BegunRead, PooledReader
 from .slabs import SlotMemory
-from .sources import ChunkSource, PreparedSource, ReaderSource, SlabSource
+from .sources import Change, ChunkSource, PreparedSource, ReaderSource, SlabSource
 from .work import Work, usable_cores
 
 __all__ = [

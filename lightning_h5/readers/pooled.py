@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,10 @@ from ..stats import Counters
 from ..types import IntArray
 from .base import check_bounds
 from .slabs import Lease, SlabPool
-from .sources import SlabSource
+from .sources import Change, SlabSource
 from .work import Work
 
-__all__ = ["BegunRead", "Change", "PooledReader"]
-
-Change: TypeAlias = Callable[[npt.NDArray[Any]], None]
-"""Changes rows in place; they lie in one piece."""
+__all__ = ["BegunRead", "PooledReader"]
 
 BLOCK_BYTES = 512 << 10  # cast and changed at a time: what a core's own cache holds
 

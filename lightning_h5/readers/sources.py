@@ -26,10 +26,13 @@ from .decoders import NativeDecoder
 from .slabs import SlotMemory
 from .stored import read_stored
 
-__all__ = ["ChunkSource", "PreparedSource", "ReaderSource", "SlabSource"]
+__all__ = ["Change", "ChunkSource", "PreparedSource", "ReaderSource", "SlabSource"]
 
 TASK_BYTES = 1 << 20  # decoded bytes of a task, a millisecond's work: less costs more in taking turns
 MOST_LINE_BYTES = 2 << 20
+
+Change: TypeAlias = Callable[[npt.NDArray[Any]], None]
+"""Changes rows in place; they lie in one piece."""
 
 _Piece: TypeAlias = tuple[int, npt.NDArray[np.uint8]]
 """A chunk's number, and its bytes as stored."""
@@ -109,7 +112,7 @@ class PreparedSource:
 
     n_parts = 1
 
-    def __init__(self, source: SlabSource, prepare: Callable[[npt.NDArray[Any]], None]) -> None:
+    def __init__(self, source: SlabSource, prepare: Change) -> None:
         if source.n_parts != 1:
             raise ValueError(f"slabs of {source.n_parts} parts are never there as a whole")
         self._source, self._prepare = source, prepare

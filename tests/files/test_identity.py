@@ -48,6 +48,15 @@ def test_a_file_that_was_touched_is_noticed(path, change, words):
     assert path in str(error.value)
 
 
+def test_a_file_that_hides_that_it_was_written_to_is_noticed_where_digests_are_relied_on(path):
+    guard, before = ChangeGuard.of(path, strict=True), os.stat(path)
+    with open(path, "r+b") as file:
+        file.write(b"\0")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(H5DataChangedError, match="was written to and had its time put back"):
+        guard.check()
+
+
 def test_reading_and_renaming_back_is_no_change(path):
     guard = ChangeGuard.of(path)
     with open_h5(path) as file:
