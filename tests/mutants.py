@@ -314,16 +314,30 @@ MUTANTS = [
     Mutant(
         "rows whose dtype is another one in the batch are not normalised",
         "readers/__init__.py",
-        "change = None if in_slabs else prepare",
+        "change = prepare",
         "change = None",
         NORMALIZATION,
     ),
     Mutant(
+        "rows that are normalised in slabs are so again when they are copied",
+        "readers/__init__.py",
+        "for source in sources], None",
+        "for source in sources], prepare",
+        NORMALIZATION,
+    ),
+    Mutant(
         "a large mean is taken off in one part",
-        "datasets/preparation.py",
+        "datasets/affine.py",
         "if low is not None:",
         "if low is False:",
-        NORMALIZATION,
+        ("tests/datasets/test_affine.py",),
+    ),
+    Mutant(
+        "a compiled loop takes off a large mean in one part",
+        "datasets/affine.py",
+        "np.zeros(high.size, work) if low is None else low.ravel()",
+        "np.zeros(high.size, work)",
+        ("tests/datasets/test_affine.py",),
     ),
     Mutant(
         "statistics of other shapes are taken",

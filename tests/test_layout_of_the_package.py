@@ -16,7 +16,7 @@ import lightning_h5
 ROOT = Path(lightning_h5.__file__).parent
 REPOSITORY = ROOT.parent
 
-LEAVES = {"cores", "errors", "types", "sizes", "stats", "_version"}
+LEAVES = {"compiled", "cores", "errors", "types", "sizes", "stats", "_version"}
 MAY_IMPORT = {
     **{leaf: {"errors", "types"} - {leaf} for leaf in LEAVES},
     "errors": set(),

@@ -23,7 +23,7 @@ from typing import Any
 import h5py
 import numpy as np
 import numpy.typing as npt
-from common import BATCH_SIZE, Contender, environment, line_of, met, seconds_of, table, write_json
+from common import BATCH_SIZE, N_EPOCHS, Contender, environment, line_of, met, seconds_of, table, write_json
 from rows import IMAGES, SIGNALS, RowKind, lifelike
 from tqdm import tqdm
 
@@ -159,7 +159,8 @@ def _epochs(loader: Any) -> Callable[[int], Iterator[Any]]:
 
 
 def _in_turns(epochs: list[Callable[[int], Iterator[Any]]], n_rounds: int, n_rows: int) -> list[list[float]]:
-    contenders = [Contender(name=str(at), epoch=epoch) for at, epoch in enumerate(epochs)]
+    # An epoch of a few milliseconds alone would be as long as a tick of the system's scheduler.
+    contenders = [Contender(name=str(at), epoch=epoch, n_epochs=N_EPOCHS) for at, epoch in enumerate(epochs)]
     seen: list[list[float]] = [[] for _ in contenders]
     for number in range(n_rounds + 1):
         for at in range(len(contenders)):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,6 +15,7 @@ from ..errors import H5KeyError, H5ValueError, listing
 from ..files import ArrayLayout, OpenOptions, find_array, kind_of, open_h5
 from ..readers import Change
 from ..types import PathLike
+from .affine import Affine
 from .buffers import BufferPool
 from .fields import Fields, torch_dtype_of
 from .stats_file import FieldStats, read_stats
@@ -28,40 +27,7 @@ __all__ = ["Normalize", "Preparation", "preparation_of"]
 Normalize: TypeAlias = PathLike | Mapping[str, FieldStats]
 """A file with statistics, or what is in one."""
 
-LARGE_MEAN = 4.0
-"""A mean of more deviations than this is taken off in two parts: rounded to 24 bits it would be 2e-7 deviations off."""
-
-LONG_LOOP = 1 << 14
-"""Numbers that one mean is taken off, at least, for it not to be repeated for each of them: NumPy takes 0.2
-microseconds to go from one mean to the next."""
-
-LEAST_ROW = 1 << 10
-"""Numbers of a repeated mean, at least."""
-
 EXACT_IN_FLOAT32 = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.bool, torch.float16, torch.bfloat16)
-
-
-class _Affine(NamedTuple):
-    """``(x - mean) * scale``; both broadcast to a stored row."""
-
-    mean: npt.NDArray[np.float64]
-    scale: npt.NDArray[np.float64]
-
-
-class _Constants(NamedTuple):
-    """What rows are normalised with.
-
-    Attributes:
-        view: the shape that rows are looked at in, so that the others broadcast to it.
-        high: what is taken off.
-        low: what is taken off after that, where rounding ``high`` would show.
-        scale: what is multiplied with.
-    """
-
-    view: tuple[int, ...]
-    high: npt.NDArray[Any]
-    low: npt.NDArray[Any] | None
-    scale: npt.NDArray[Any]
 
 
 class _Step(NamedTuple):
@@ -73,7 +39,7 @@ class _Step(NamedTuple):
     """
 
     moves: bool
-    of: _Affine | None = None
+    of: Affine | None = None
 
 
 def preparation_of(
@@ -185,10 +151,9 @@ class Preparation:
                 )
             step = _Step(moves) if moves else None
             self._steps.append(_normalising(found[at], name, array, moves) if at in found else step)
+        self._buffers = BufferPool()
         told = repr(([_plain(step) for step in self._steps], self._dtypes))
         self.digest = hashlib.sha256(told.encode()).hexdigest()[:32]
-        self._made: dict[Any, _Constants] = {}
-        self._buffers = BufferPool()
 
     def touches(self, field: int) -> bool:
         """Whether anything is done to a field."""
@@ -199,12 +164,10 @@ class Preparation:
         step = self._steps[field]
         return step is not None and step.of is not None
 
-    def in_place(self, field: int, dtype: np.dtype[Any]) -> Change | None:
-        """Normalises rows of a field that were read as a dtype; None where it is not, or they become another dtype."""
+    def change(self, field: int, dtype: np.dtype[Any]) -> Change | None:
+        """Normalises rows of a field that are read as a dtype; None where it is not, or they become another dtype."""
         step = self._steps[field]
-        if step is None or step.of is None or dtype not in (np.float32, np.float64):
-            return None
-        return partial(self._normalise, field)
+        return None if step is None or step.of is None or step.of.work != dtype else step.of
 
     def of_batch(self, field: int, column: Column, *, is_normalised: bool = False) -> Column:
         """A field's rows as they should be; where they can be, they are changed in place.
@@ -212,12 +175,12 @@ class Preparation:
         Args:
             field: which one.
             column: its rows, as they are stored.
-            is_normalised: ``in_place`` has run on them.
+            is_normalised: what ``change`` gives has run on them.
         """
         step = self._steps[field]
         if step is None or not isinstance(column, torch.Tensor):
             return column
-        return self._worked(column, step, field, is_normalised=is_normalised).to(self.dtype_of(field))
+        return self._worked(column, step, is_normalised=is_normalised).to(self.dtype_of(field))
 
     def dtype_of(self, field: int) -> torch.dtype:
         """What a field becomes, which is a number."""
@@ -235,28 +198,23 @@ class Preparation:
         step = self._steps[field]
         if step is None:
             return rows
-        found: npt.NDArray[Any] = self._worked(torch.from_numpy(rows).clone(), step, field).numpy()
+        found: npt.NDArray[Any] = self._worked(torch.from_numpy(rows).clone(), step).numpy()
         return found
 
-    def _worked(self, column: torch.Tensor, step: _Step, field: int, *, is_normalised: bool = False) -> torch.Tensor:
+    def _worked(self, column: torch.Tensor, step: _Step, *, is_normalised: bool = False) -> torch.Tensor:
         """A column as it should be, in the dtype that it is computed in; the given memory may be used for it."""
         if step.of is not None and not is_normalised:
-            work = torch.float32 if column.dtype in (*EXACT_IN_FLOAT32, torch.float32) else torch.float64
-            column = column if column.dtype == work else self._copied(column, work)
-            self._normalise(field, column.numpy())
+            column = self._normalised(column, step.of)
         return self._copied(column.movedim(1, -1), column.dtype) if step.moves else column
 
-    def _normalise(self, field: int, rows: npt.NDArray[Any]) -> None:
-        # By NumPy in this thread: torch would start others, which then wait for the cores that read ahead.
-        if not rows.size:
-            return
-        shape, high, low, scale = self._constants(field, rows.dtype, rows.shape[1:])
-        view = rows.reshape(shape)
-        with np.errstate(all="ignore"):  # what is stored may be infinite, or no number
-            np.subtract(view, high, out=view)
-            if low is not None:
-                np.subtract(view, low, out=view)
-            np.multiply(view, scale, out=view)
+    def _normalised(self, column: torch.Tensor, affine: Affine) -> torch.Tensor:
+        rows = column.numpy()
+        if rows.dtype == affine.work:
+            affine(rows)
+            return column
+        out = self._buffers.tensor(tuple(column.shape), torch_dtype_of(affine.work))
+        affine.take(rows, None, out.numpy())
+        return out
 
     def _copied(self, given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if torch.bfloat16 in (given.dtype, dtype):
@@ -264,22 +222,6 @@ class Preparation:
         out = self._buffers.tensor(tuple(given.shape), dtype)
         np.copyto(out.numpy(), given.numpy(), casting="unsafe")
         return out
-
-    def _constants(self, field: int, work: np.dtype[Any], shape: tuple[int, ...]) -> _Constants:
-        key = field, work, shape
-        if key not in self._made:
-            step = self._steps[field]
-            assert step is not None, "nothing is done to this field"
-            assert step.of is not None, "this field is not normalised"
-            view, mean, scale = _laid_out(step.of, shape)
-            high = mean.astype(work)
-            low = (mean - high).astype(work)
-            is_large = bool(np.abs(mean * scale).max(initial=0) > LARGE_MEAN) and bool(low.any())
-            self._made[key] = _Constants(view, high, low if is_large else None, scale.astype(work))
-        return self._made[key]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_made": {}}
 
 
 def _checked_names(names: Sequence[str] | None, fields: Sequence[str]) -> list[str]:
@@ -317,28 +259,14 @@ def _normalising(stats: FieldStats, name: str, array: ArrayLayout, moves: bool) 
     mean, std = (each.reshape(wide) if n_channels else each for each in (stats.mean, stats.std))
     with np.errstate(all="ignore"):
         scale = 1 / std
-    return _Step(moves, _Affine(mean, np.where(np.isfinite(scale), scale, 0.0)))
-
-
-def _laid_out(
-    of: _Affine, shape: tuple[int, ...]
-) -> tuple[tuple[int, ...], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Mean and scale so that NumPy's inner loops are long, and what they read beside the rows is short."""
-    axis = int(np.argmax(of.mean.shape)) if of.mean.size > 1 else None
-    if axis is None:
-        return (-1,), of.mean.ravel(), of.scale.ravel()
-    n_channels, n_after = shape[axis], math.prod(shape[axis + 1 :])
-    if n_after >= LONG_LOOP:
-        return (-1, n_channels, n_after), of.mean.reshape(-1, 1), of.scale.reshape(-1, 1)
-    # As long as a row, or as what of it repeats.
-    first = axis
-    while first and math.prod(shape[first:]) < LEAST_ROW:
-        first -= 1
-    mean, scale = (np.broadcast_to(each, shape)[(0,) * first].ravel() for each in of)
-    return (-1, len(mean)), mean, scale
+    is_float32 = array.dtype == np.float32 or torch_dtype_of(array.dtype) in EXACT_IN_FLOAT32
+    work = np.dtype(np.float32 if is_float32 else np.float64)
+    affine = Affine(mean, np.where(np.isfinite(scale), scale, 0.0), shape, work)
+    affine.compile(array.dtype)
+    return _Step(moves, affine)
 
 
 def _plain(step: _Step | None) -> Any:
     """What is done to a field, as numbers."""
-    numbers = step.of if step is not None and step.of is not None else ()
+    numbers = () if step is None or step.of is None else (step.of.mean, step.of.scale)
     return step is not None and step.moves, [(each.shape, each.ravel().tolist()) for each in numbers]

@@ -140,14 +140,17 @@ class StoredRowDataset(RowDataset):
                     column = self._read(0, field, local)
                 else:
                     column = self._read_files(field, files, local, touched)
-                columns.append(self._prepared(field, self._cast(column, dtype)))
+                columns.append(self._prepared(field, column, dtype))
         self._check_unchanged(touched)
         return RawBatch(rows, tuple(columns))
 
-    def _prepared(self, field: int, column: Column) -> Column:
+    def _prepared(self, field: int, column: torch.Tensor | npt.NDArray[Any], dtype: torch.dtype | None) -> Column:
         """Rows of a field as they should be."""
         if self.preparation is None:
-            return column
+            return self._cast(column, dtype)
+        if not self.preparation.normalises(field):
+            return self.preparation.of_batch(field, self._cast(column, dtype))
+        assert isinstance(column, torch.Tensor), "text is not normalised"
         pooled = self._pooled_fields().get(field)
         is_done = pooled is not None and pooled.is_prepared
         return self.preparation.of_batch(field, column, is_normalised=is_done)
@@ -325,7 +328,7 @@ class StoredRowDataset(RowDataset):
                 counters=self.counters,
                 rows=self.indices,
                 keeps=self.keeps,
-                prepare=None if done is None else done.in_place(field, dtype),
+                prepare=None if done is None else done.change(field, dtype),
                 dtype=dtype,
             )
             for field, dtype in dtypes.items()

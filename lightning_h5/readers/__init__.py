@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..files import ArrayLayout, OpenOptions, kind_of
 from ..stats import Counters
 from ..types import IntArray, RowReader
-from .base import check_bounds
+from .base import blocks, check_bounds
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places
 from .codecs import why_not_decodable
 from .digesting import CheckedRowSource, can_digest, digest_tasks, verify_tasks
@@ -41,6 +41,7 @@ __all__ = [
     "SlabSource",
     "SlotMemory",
     "Work",
+    "blocks",
     "bulk_tasks",
     "can_digest",
     "check_bounds",
@@ -155,24 +156,36 @@ def open_pooled(
         counters: where bytes and slabs are counted.
         rows: rows that the dataset has; None for all.
         keeps: see ``PooledReader``.
-        prepare: changes rows of ``dtype`` in place: as soon as they are decoded, where they are stored so, in slabs
-            that are decoded whole and are not small; else as they are copied out of slabs.
+        prepare: changes rows of ``dtype``: as they are copied out of slabs; or as soon as they are decoded, in slabs
+            that are decoded whole, are not small and are of this dtype, where they stay for later epochs, or where
+            copying does not change them at once.
         dtype: what rows are read as, where something is done to them; None as they are stored.
     """
     sources = [open_source(a, options, run, counters) for a, run in zip(layouts, rows_per_run, strict=True)]
-    # Threads that do little at a time would spend their time waiting for the interpreter's lock.
-    row_bytes = layouts[0].row_bytes
-    in_slabs = dtype in (None, layouts[0].dtype) and all(
-        source.n_parts == 1 and source.rows_per_slab * row_bytes >= LEAST_PREPARED for source in sources
-    )
-    if prepare is not None and in_slabs:
-        sources = [PreparedSource(source, prepare) for source in sources]
-    change = None if in_slabs else prepare
+    change = prepare
+    if prepare is not None and dtype in (None, layouts[0].dtype) and _may_change_slabs(sources, layouts):
+        stays = _holds_all(sources, layouts, n_bytes) if keeps is None else keeps
+        if stays or not prepare.takes_at_once:
+            sources, change = [PreparedSource(source, prepare) for source in sources], None
     reader = PooledReader(
         layouts, sources, n_bytes=n_bytes, work=work, counters=counters, rows=rows, keeps=keeps, change=change
     )
     reader.is_prepared = prepare is not None
     return reader
+
+
+def _may_change_slabs(sources: Sequence[SlabSource], layouts: Sequence[ArrayLayout]) -> bool:
+    # Threads that do little at a time would spend their time waiting for the interpreter's lock.
+    return all(
+        source.n_parts == 1 and source.rows_per_slab * array.row_bytes >= LEAST_PREPARED
+        for source, array in zip(sources, layouts, strict=True)
+    )
+
+
+def _holds_all(sources: Sequence[SlabSource], layouts: Sequence[ArrayLayout], n_bytes: int) -> bool:
+    """Whether all slabs have a place in so much memory."""
+    n_slabs = sum(-(-source.n_rows // source.rows_per_slab) for source in sources)
+    return n_slabs * max(source.rows_per_slab for source in sources) * layouts[0].row_bytes <= n_bytes
 
 
 def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, counters: Counters) -> SlabSource:

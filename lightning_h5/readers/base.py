@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from ..files import ArrayLayout
 from ..stats import Counters
 from ..types import IntArray
 
-__all__ = ["LayoutReader", "address", "check_bounds"]
+__all__ = ["LayoutReader", "address", "blocks", "check_bounds"]
+
+BLOCK_BYTES = 512 << 10  # what a core's own cache holds
 
 
 class LayoutReader:
@@ -74,3 +77,9 @@ def check_bounds(rows: IntArray, n_rows: int, name: str) -> None:
 def address(data: npt.NDArray[Any]) -> int:
     """Where an array's memory begins."""
     return int(data.__array_interface__["data"][0])
+
+
+def blocks(n_rows: int, row_bytes: int) -> Iterator[slice]:
+    """Pieces of rows that a core's own cache still holds when a second pass goes through them."""
+    step = max(1, BLOCK_BYTES // max(1, row_bytes))
+    return (slice(start, start + step) for start in range(0, n_rows, step))

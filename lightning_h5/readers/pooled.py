@@ -15,14 +15,12 @@ from ..errors import H5Error
 from ..files import ArrayLayout
 from ..stats import Counters
 from ..types import IntArray
-from .base import check_bounds
+from .base import blocks, check_bounds
 from .slabs import Lease, SlabPool
 from .sources import Change, SlabSource
 from .work import Work
 
 __all__ = ["BegunRead", "PooledReader"]
-
-BLOCK_BYTES = 512 << 10  # cast and changed at a time: what a core's own cache holds
 
 
 class PooledReader:
@@ -36,7 +34,7 @@ class PooledReader:
         counters: where slabs used and loaded are counted.
         rows: rows that this dataset has, in any order; None for all. A slab is done when all of its rows are out.
         keeps: keep slabs after their last row of an epoch, for the next. None: where all of them have a place.
-        change: changes rows in place, as soon as they are copied out of a slab.
+        change: changes rows as they are copied out of a slab.
 
     Attributes:
         is_prepared: rows come as the ``prepare`` of ``open_pooled`` makes them.
@@ -308,7 +306,8 @@ class PickedRead:
         """Reads and decodes."""
         for number, slab in enumerate(self._slabs.tolist()):
             here = np.flatnonzero(self._which == number)
-            _assign(self._out, here, self._reader.pick(slab, self._within[here]), self._reader.change)
+            rows = self._reader.pick(slab, self._within[here])
+            _copy_rows(rows, np.arange(len(rows)), here, self._out, self._reader.change)
 
     def cancel(self) -> None:
         """Nothing is held."""
@@ -366,7 +365,7 @@ class PooledRead:
         places = slots * self._pool.slot_rows + self._within
         is_all = len(self._part) == len(self._slabs) and not len(self.left)
         here = None if is_all else np.flatnonzero(slots >= 0)
-        _copy_rows(self._pool.rows, places, here, self._out, self._reader.change)
+        _copy_rows(self._pool.rows, places if here is None else places[here], here, self._out, self._reader.change)
 
     def _note(self, lease: Lease, epoch: int) -> npt.NDArray[np.bool_]:
         counts = np.bincount(self._which, minlength=len(self._slabs))[self._part]
@@ -384,16 +383,24 @@ def _n_different(numbers: IntArray) -> int:
 def _copy_rows(
     rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, out: npt.NDArray[Any], change: Change | None
 ) -> None:
-    """Copies rows, or some of them (``here``), and changes them."""
-    in_one_piece = here is None and out.flags.c_contiguous
-    if in_one_piece and out.dtype == rows.dtype and change is None:
+    """Copies rows to where they belong (``here``; None is all of ``out``), and changes them."""
+    is_whole = here is None and out.flags.c_contiguous
+    if is_whole and change is not None:
+        change.take(rows, places, out)
+    elif is_whole and out.dtype == rows.dtype:
         np.take(rows, places, axis=0, out=out, mode="clip")
-        return
-    here = np.arange(len(out)) if here is None else here
-    step = max(1, BLOCK_BYTES // max(1, rows[:1].nbytes, out[:1].nbytes))  # all of a block is still in the core's cache
-    for start in range(0, len(here), step):
-        some: slice | IntArray = slice(start, start + step) if in_one_piece else here[start : start + step]
-        _assign(out, some, np.take(rows, places[some], axis=0, mode="clip"), change)
+    else:
+        for some in blocks(len(places), max(rows[:1].nbytes, out[:1].nbytes)):
+            with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as torch has it
+                out[some if here is None else here[some]] = _taken(rows, places[some], out.dtype, change)
+
+
+def _taken(rows: npt.NDArray[Any], places: IntArray, dtype: np.dtype[Any], change: Change | None) -> npt.NDArray[Any]:
+    if change is None:
+        return np.take(rows, places, axis=0, mode="clip")
+    taken = np.empty((len(places), *rows.shape[1:]), dtype)
+    change.take(rows, places, taken)
+    return taken
 
 
 def _tasks(pool: SlabPool, source: SlabSource, slabs: IntArray, slots: IntArray) -> list[partial[None]]:
@@ -429,16 +436,3 @@ def _load(pool: SlabPool, source: SlabSource, slabs: list[int], slots: IntArray,
 
 def _interrupted(interrupt: BaseException) -> H5Error:
     return H5Error(f"loading was interrupted ({type(interrupt).__name__}). Read again.")
-
-
-def _assign(out: npt.NDArray[Any], here: slice | IntArray, rows: npt.NDArray[Any], change: Change | None) -> None:
-    with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as torch has it
-        if change is None:
-            out[here] = rows
-        elif isinstance(here, slice):
-            out[here] = rows
-            change(out[here])
-        else:
-            rows = rows.astype(out.dtype)
-            change(rows)
-            out[here] = rows

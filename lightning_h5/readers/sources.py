@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice, repeat
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
@@ -31,11 +31,35 @@ __all__ = ["Change", "ChunkSource", "PreparedSource", "ReaderSource", "SlabSourc
 TASK_BYTES = 1 << 20  # decoded bytes of a task, a millisecond's work: less costs more in taking turns
 MOST_LINE_BYTES = 2 << 20
 
-Change: TypeAlias = Callable[[npt.NDArray[Any]], None]
-"""Changes rows in place; they lie in one piece."""
-
 _Piece: TypeAlias = tuple[int, npt.NDArray[np.uint8]]
 """A chunk's number, and its bytes as stored."""
+
+
+class Change(Protocol):
+    """What is done to rows, each by itself, as they are read.
+
+    Attributes:
+        takes_at_once: copying costs little more with the change than without.
+    """
+
+    @property
+    def takes_at_once(self) -> bool:
+        """See the class."""
+        ...
+
+    def __call__(self, rows: npt.NDArray[Any]) -> None:
+        """Changes rows in place; they lie in one piece."""
+        ...
+
+    def take(self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any]) -> None:
+        """Copies rows, and changes the copies.
+
+        Args:
+            rows: shape ``(n_rows, *row_shape)``.
+            places: which of them, shape ``(n,)``; None for all, in their order.
+            out: shape ``(n, *row_shape)``, in one piece; of the same dtype or another.
+        """
+        ...
 
 
 class SlabSource(Protocol):
