@@ -176,7 +176,10 @@ class StoredRowDataset(RowDataset):
         """Tells the system which runs of rows will be read, where the order mixes them."""
         if not self.in_runs or epoch is None:
             return
-        self._pooled_fields()  # where a forked child begins anew
+        pooled = self._pooled_fields()  # where a forked child begins anew
+        placed = [field for field, is_held in enumerate(self._held) if not is_held and field not in pooled]
+        if not placed:
+            return
         located = rows if self.indices is None else self.indices[rows]
         runs = self._runs
         if runs is None:
@@ -185,8 +188,8 @@ class StoredRowDataset(RowDataset):
         files, local = (None, located) if len(self.table.paths) == 1 else self.table.locate(located)
         for file in [0] if files is None else np.unique(files).tolist():
             for run in runs.new(file, local if files is None else local[files == file], epoch):
-                for field, is_held in enumerate(self._held):
-                    reader = None if is_held else self._reader(file, field)
+                for field in placed:
+                    reader = self._reader(file, field)
                     if isinstance(reader, PlacedReader | MappedReader):
                         reader.will_need(run)
 

@@ -101,12 +101,12 @@ class WindowOrder:
             parts.append(self._pieces.rows_at(rest))
         return np.concatenate(parts)  # a copy: what the caller does with it leaves the lane alone
 
-    @property
+    @cached_property
     def _lane_rows(self) -> int:
         n_rows = self.blocks.n_rows
         return n_rows if self.lanes == 1 else max(0, n_rows // (self.lanes * self.batch_size) - 1) * self.batch_size
 
-    @property
+    @cached_property
     def _end(self) -> int:
         """Position where the lanes end and the rest begins."""
         return self.lanes * self._lane_rows
