@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from itertools import islice, repeat
+from itertools import repeat
 from time import perf_counter
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,6 @@ __all__ = ["Change", "ChunkSource", "PreparedSource", "ReaderSource", "SlabSourc
 
 TASK_BYTES = 1 << 20  # decoded bytes of a task, a millisecond's work: less costs more in taking turns
 MOST_LINE_BYTES = 2 << 20
-
-_Piece: TypeAlias = tuple[int, npt.NDArray[np.uint8]]
-"""A chunk's number, and its bytes as stored."""
 
 
 class Change(Protocol):
@@ -155,6 +152,31 @@ class PreparedSource:
         self._prepare(out)
 
 
+class _Stored(NamedTuple):
+    """Some chunks as they are stored, one after the other in one piece of memory.
+
+    Attributes:
+        chunks: their numbers.
+        data: their bytes.
+        starts: where in ``data`` each begins; the same place as its end for one that was never written.
+        stops: where it ends.
+    """
+
+    chunks: Sequence[int]
+    data: npt.NDArray[np.uint8]
+    starts: IntArray
+    stops: IntArray
+
+    def some(self, start: int, stop: int) -> _Stored:
+        """Those from one place in the list to another."""
+        return _Stored(self.chunks[start:stop], self.data, self.starts[start:stop], self.stops[start:stop])
+
+    def pieces(self) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
+        """Each one's number and bytes."""
+        for chunk, start, stop in zip(self.chunks, self.starts.tolist(), self.stops.tolist(), strict=True):
+            yield chunk, self.data[start:stop]
+
+
 _scratch = threading.local()  # memory of each thread; of all sources, since those of many files are read in turn
 
 
@@ -196,19 +218,20 @@ class ChunkSource:
 
     def _load_parts(self, slabs: Sequence[int], parts: range, memory: SlotMemory) -> None:
         """Slabs of chunks that hold parts of rows."""
-        chunks = [slab * self.n_parts + part for slab in slabs for part in parts]
-        pieces = zip(chunks, self._read(chunks), strict=True)
+        stored = self._fetch([slab * self.n_parts + part for slab in slabs for part in parts])
+        at = 0
         for rows in memory:
             for line in _lines(parts, self._per_line):
-                self._load_line(list(islice(pieces, len(line))), line[0], rows)
+                self._load_line(stored.some(at, at + len(line)), line[0], rows)
+                at += len(line)
 
     def _load_direct(self, slabs: Sequence[int], memory: SlotMemory) -> None:
         """Slabs of one chunk each, decoded where they belong."""
+        stored = self._fetch(slabs)
         if (native := self._native(slabs)) is not None:
-            data, starts, stops = self._fetch(slabs)
-            self._decode_each(native, slabs, address(data) + starts, stops - starts, memory.addresses())
+            self._decode_each(native, stored, memory.addresses())
             return
-        for slab, data, rows in zip(slabs, self._read(slabs), memory, strict=True):
+        for (slab, data), rows in zip(stored.pieces(), memory, strict=True):
             if self._table.offsets[slab] < 0:
                 rows[...] = self._fill
             else:
@@ -218,20 +241,14 @@ class ChunkSource:
         """See ``SlabSource.pick``; holds one chunk at a time."""
         began = perf_counter()
         for part in range(self.n_parts):
-            chunk = slab * self.n_parts + part
-            (values,) = self._values([(chunk, self._read([chunk])[0])])
+            (values,) = self._values(self._fetch([slab * self.n_parts + part]))
             region = self._region(part)
             inside: tuple[Any, ...] = tuple(slice(0, s.stop - s.start) for s in region)
             out[(slice(None), *region)] = values[(rows, *inside)]
         self._counters.add(decode_seconds=perf_counter() - began)
 
-    def _read(self, chunks: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
-        """The bytes of chunks as stored, in memory that the next call of this thread writes over."""
-        data, starts, stops = self._fetch(chunks)
-        return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-
-    def _fetch(self, chunks: Sequence[int]) -> tuple[npt.NDArray[np.uint8], IntArray, IntArray]:
-        """The same in one piece, with where in it each chunk begins and ends."""
+    def _fetch(self, chunks: Sequence[int]) -> _Stored:
+        """Chunks as they are stored, in memory that the next call of this thread writes over."""
         offsets, sizes = self._table.offsets[chunks], self._table.sizes[chunks]
         stops = sizes.cumsum()  # a chunk that was never written has no size
         starts = stops - sizes
@@ -254,18 +271,18 @@ class ChunkSource:
             read_seconds=took,
             decode_seconds=-took,  # who decodes these counts the whole
         )
-        return data, starts, stops
+        return _Stored(chunks, data, starts, stops)
 
-    def _load_line(self, pieces: list[_Piece], part: int, rows: npt.NDArray[Any]) -> None:
+    def _load_line(self, stored: _Stored, part: int, rows: npt.NDArray[Any]) -> None:
         """Chunks that are neighbours along the last axis: short runs are then written a line at a time."""
-        values, region = self._values(pieces), self._region(part)
+        values, region = self._values(stored), self._region(part)
         if not region:
             rows[: self._chunks[0]] = values[0]
             return
         *lead, last = region
         inside = (slice(None), slice(None), *(slice(0, s.stop - s.start) for s in lead))
         step, size, axis = self._chunks[-1], self._layout.axes[-1], len(self._chunks) - 1
-        n_whole = min(len(pieces), (size - last.start) // step)  # the last one may hang over the edge
+        n_whole = min(len(values), (size - last.start) // step)  # the last one may hang over the edge
         middle = last.start + n_whole * step
         if n_whole:
             target, source = rows[(slice(self._chunks[0]), *lead, slice(last.start, middle))], values[:n_whole][inside]
@@ -273,22 +290,20 @@ class ChunkSource:
                 target, source = target.view(self._word), source.view(self._word)
             shape = (*target.shape[:axis], n_whole, -1, *target.shape[axis + 1 :])
             target.reshape(shape)[...] = np.moveaxis(source, 0, axis)  # an axis that is split is a view
-        if n_whole < len(pieces):
+        if n_whole < len(values):
             rest = (*inside[1:], slice(0, size - middle))
             rows[(slice(self._chunks[0]), *lead, slice(middle, size))] = values[n_whole][rest]
 
-    def _values(self, pieces: Sequence[_Piece]) -> npt.NDArray[Any]:
+    def _values(self, stored: _Stored) -> npt.NDArray[Any]:
         """Values of chunks, members picked; in memory that the next call of this thread writes over."""
-        layout, n_bytes = self._layout, self._layout.chunk_bytes
-        decoded = self._memory("decoded", len(pieces) * n_bytes)
-        values: npt.NDArray[Any] = np.ndarray((len(pieces), *self._chunks), layout.stored, decoded)
-        chunks = [chunk for chunk, _ in pieces]
-        if (native := self._native(chunks)) is not None:
-            sources, sizes = (np.array([function(data) for _, data in pieces]) for function in (address, len))
+        layout, n_bytes, n = self._layout, self._layout.chunk_bytes, len(stored.chunks)
+        decoded = self._memory("decoded", n * n_bytes)
+        values: npt.NDArray[Any] = np.ndarray((n, *self._chunks), layout.stored, decoded)
+        if (native := self._native(stored.chunks)) is not None:
             first = address(decoded)
-            self._decode_each(native, chunks, sources, sizes, range(first, first + len(decoded), n_bytes))
+            self._decode_each(native, stored, range(first, first + len(decoded), n_bytes))
         else:
-            for at, (chunk, data) in enumerate(pieces):
+            for at, (chunk, data) in enumerate(stored.pieces()):
                 if self._table.offsets[chunk] < 0:
                     values[at] = self._fill
                 else:
@@ -303,14 +318,13 @@ class ChunkSource:
         is_plain = native is not None and not table.masks[chunks].any() and (table.offsets[chunks] >= 0).all()
         return native if is_plain else None
 
-    def _decode_each(
-        self, native: NativeDecoder, chunks: Sequence[int], sources: IntArray, sizes: IntArray, targets: Sequence[int]
-    ) -> None:
-        """Decodes chunks from addresses to addresses."""
-        n_bytes = repeat(self._layout.chunk_bytes, len(chunks))
+    def _decode_each(self, native: NativeDecoder, stored: _Stored, targets: Sequence[int]) -> None:
+        """Decodes chunks to addresses."""
+        sources, sizes = address(stored.data) + stored.starts, stored.stops - stored.starts
+        n_bytes = repeat(self._layout.chunk_bytes, len(targets))
         failed = native.each(list(zip(sources.tolist(), sizes.tolist(), targets, n_bytes, strict=True)))
         if failed is not None:
-            raise self._broken(chunks[failed[0]], int(sizes[failed[0]]), failed[1])
+            raise self._broken(stored.chunks[failed[0]], int(sizes[failed[0]]), failed[1])
 
     def _undo(self, chunk: int, data: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
         try:
@@ -327,11 +341,13 @@ class ChunkSource:
 
     def _region(self, part: int) -> tuple[slice, ...]:
         """Where a part lies along the axes of a row."""
-        corner = np.unravel_index(part, self._table.grid[1:]) if len(self._chunks) > 1 else ()
-        return tuple(
-            slice(int(at) * step, min((int(at) + 1) * step, size))
-            for at, step, size in zip(corner, self._chunks[1:], self._layout.axes, strict=True)
-        )
+        region: list[slice] = []
+        for n, step, size in zip(
+            *(reversed(each) for each in (self._table.grid[1:], self._chunks[1:], self._layout.axes)), strict=True
+        ):
+            part, at = divmod(part, n)
+            region.append(slice(at * step, min((at + 1) * step, size)))
+        return tuple(reversed(region))
 
     def _name(self, chunk: int) -> str:
         first = int(chunk) // self.n_parts * self.rows_per_slab

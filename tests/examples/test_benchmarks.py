@@ -61,6 +61,7 @@ def test_chunked_arrays(run, tmp_path):
     assert not list(tmp_path.glob("tmp*")), "nothing is left of the files"
 
 
+@pytest.mark.slow
 def test_shards_in_memory(run_alone, tmp_path):
     """As a user starts it: its ranks come from a server of processes."""
     run_alone(BENCHMARKS / "cached.py", "--rows", 150, "--rounds", 1, "--json", tmp_path / "out.json")
