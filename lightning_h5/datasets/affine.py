@@ -118,6 +118,8 @@ class Affine:
             if low is not None:
                 np.subtract(view, low, out=view)
             np.multiply(view, scale, out=view)
+        if not np.may_share_memory(view, rows):  # rows that lie in several pieces were copied to be looked at so
+            rows[...] = view.reshape(rows.shape)
 
     def take(self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any]) -> None:
         """See ``Change``; ``out`` is of the dtype that is computed in."""

@@ -123,6 +123,13 @@ def test_rows_that_do_not_lie_in_one_piece_are_copied_all_the_same(way):
     assert np.array_equal(out, (rows[[2, 0]] - 3) * 2)
 
 
+def test_rows_that_do_not_lie_in_one_piece_are_changed_all_the_same(way):
+    rows = np.arange(48, dtype="f4").reshape(2, 3, 8).transpose(1, 0, 2)
+    expected = (rows - 3) * 2
+    Affine(np.array(3.0), np.array(2.0), (2, 8), np.dtype("f4"))(rows)
+    assert np.array_equal(rows, expected)
+
+
 def test_a_change_travels_to_other_processes(way):
     change = pickle.loads(pickle.dumps(Affine(np.array([1.0, 2]), np.array([1.0, 3]), (2,), np.dtype("f4"))))
     rows = np.array([[1, 3]], "f4")
