@@ -10,19 +10,20 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import cache
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 __all__ = ["compiled"]
 
 _Given = ParamSpec("_Given")
+_Gives = TypeVar("_Gives")
 
 
-def compiled(loop: Callable[_Given, None]) -> Callable[_Given, None] | None:
+def compiled(loop: Callable[_Given, _Gives]) -> Callable[_Given, _Gives] | None:
     """A loop as machine code, compiled when it is first called with arrays of some dtype.
 
     Args:
-        loop: a function of arrays, in the part of Python that Numba knows. It must not go beyond their ends: nobody
-            looks.
+        loop: a function of arrays and numbers, in the part of Python that Numba knows. It must not go beyond the
+            arrays' ends: nobody looks.
 
     Returns:
         The same function; None where Numba is not installed, or does not go with the NumPy that is.

@@ -9,9 +9,24 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-__all__ = ["cores_of_a_rank", "local_ranks", "share_cores"]
+__all__ = ["cores_of_a_rank", "is_forked", "local_ranks", "share_cores"]
 
 _told = 1
+_is_forked = False
+
+
+def is_forked() -> bool:
+    """Whether this process was forked by another that had this package; torch's threads may hang in it."""
+    return _is_forked
+
+
+def _note_fork() -> None:
+    global _is_forked  # of the process
+    _is_forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 def share_cores(n_ranks: int) -> None:

@@ -34,6 +34,11 @@ STATE = ("tests/loading/test_state.py", "tests/loading/test_loader.py")
 RESUME = ("tests/datamodules/test_resume.py", "tests/distributed/test_kills.py")
 RANKS = ("tests/distributed",)
 MIXTURES = ("tests/sampling/test_mixture.py", "tests/datamodules/test_mixtures.py")
+LOOPS = (
+    "tests/readers/test_loops.py",
+    "tests/readers/test_damaged_chunks.py",
+    "tests/readers/test_readers_match_h5py.py",
+)
 NORMALIZATION = ("tests/datasets/test_normalization.py",)
 
 MUTANTS = [
@@ -331,6 +336,49 @@ MUTANTS = [
         "if low is not None:",
         "if low is False:",
         ("tests/datasets/test_affine.py",),
+    ),
+    Mutant(
+        "a chunk of which a part was read is decoded",
+        "readers/loops.py",
+        "if n_read != sizes[at]:",
+        "if False:",
+        LOOPS,
+    ),
+    Mutant(
+        "what does not decode is taken by compiled code",
+        "readers/loops.py",
+        "if not decode(state, stored, n_read, decoded):",
+        "if not decode(state, stored, n_read, decoded) and False:",
+        LOOPS,
+    ),
+    Mutant(
+        "chunks with filters left out are decoded by compiled code",
+        "readers/sources.py",
+        "if self._loop is None or not self._is_plain(chunks):",
+        "if self._loop is None:",
+        LOOPS,
+    ),
+    Mutant(
+        "compiled LZF copies beyond the end",
+        "readers/lzf.py",
+        "n_out - LONGEST - WIDTH",
+        "n_out - LITERAL",
+        ("tests/readers/test_lzf.py",),
+    ),
+    Mutant(
+        "compiled LZF copies sixteen bytes of a shorter repeat",
+        "readers/lzf.py",
+        "if back >= WIDTH and",
+        "if back >= WIDTH - 1 and",
+        ("tests/readers/test_lzf.py",),
+    ),
+    Mutant(
+        "rows outside of a memory map are read on all cores",
+        "readers/placed.py",
+        """        check_bounds(rows, len(self), f"{self.layout.key!r} in {self.layout.path!r}")
+        began""",
+        "        began",
+        ("tests/readers/test_readers_match_h5py.py",),
     ),
     Mutant(
         "a compiled loop takes off a large mean in one part",

@@ -125,6 +125,13 @@ class RowDataset(Dataset[Any]):
         """
         return True
 
+    def prepare_workers(self, num_workers: int) -> None:
+        """Has compiled what workers are about to use, so that those which are forked have it.
+
+        Args:
+            num_workers: how many there will be.
+        """
+
     def files_of(self, rows: IntArray) -> list[str]:
         """The files that rows are read from, as far as they are; for messages."""
         return []

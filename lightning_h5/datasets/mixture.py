@@ -117,6 +117,11 @@ class MixtureDataset(RowDataset):
     def _complete(self, rows: IntArray, shares: Sequence[_Share], reads: Sequence[Callable[[], RawBatch]]) -> RawBatch:
         return self._together(rows, shares, [read() for read in reads])
 
+    def prepare_workers(self, num_workers: int) -> None:
+        """See ``RowDataset.prepare_workers``."""
+        for source in self.sources:
+            source.prepare_workers(num_workers)
+
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
         """See ``RowDataset.prefetch``."""
         had_room = [self.sources[one.source].prefetch(one.rows, one.cycle) for one in self._shares(rows, epoch)]

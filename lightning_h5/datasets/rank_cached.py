@@ -16,6 +16,7 @@ import torch
 import torch.distributed
 from torch.utils.data import get_worker_info
 
+from ..cores import is_forked
 from ..errors import H5Error, H5ValueError
 from ..files import ArrayLayout, OpenOptions, Trust, expand_paths, kind_of, process_pool
 from ..readers import BulkTask, check_bounds, is_checked_by_slab
@@ -406,7 +407,7 @@ class RankMemCachedH5Dataset(RowDataset):
         """See ``RowDataset.gather``."""
         if self._held is None:
             self.load()
-        return self._copy(rows, all_cores=True)
+        return self._copy(rows, all_cores=not is_forked())
 
     @property
     def is_at_hand(self) -> bool:

@@ -170,6 +170,10 @@ class SequenceDataset(RowDataset):
     def _as_read(self, rows: IntArray, raw: RawBatch) -> RawSequences:
         return RawSequences(rows, raw.columns, self.sequences.lengths[rows])
 
+    def prepare_workers(self, num_workers: int) -> None:
+        """See ``RowDataset.prepare_workers``."""
+        self.dataset.prepare_workers(num_workers)
+
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
         """See ``RowDataset.prefetch``."""
         return self.dataset.prefetch(self._rows(rows), epoch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+from ..cores import is_forked
 from ..errors import H5DataChangedError
 from ..files import MOST_H5, ArrayLayout, OpenOptions, process_pool
 from ..readers import (
@@ -91,6 +92,7 @@ class StoredRowDataset(RowDataset):
         self._readers: dict[tuple[int, int], RowReader] = {}
         self._pooled: dict[int, PooledReader] | None = None
         self._runs: RunsAhead | None = None
+        self._n_prepared = 0  # workers
         self._lock = threading.Lock()
         self._buffers = BufferPool()
 
@@ -105,7 +107,7 @@ class StoredRowDataset(RowDataset):
             H5CorruptError: stored bytes cannot be read back.
         """
         self._name_runs(rows, epoch)
-        return self._begin(rows, epoch, all_cores=True)()
+        return self._begin(rows, epoch, all_cores=not is_forked())()
 
     def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
         """See ``RowDataset.begin``: has decoded what is not decoded yet."""
@@ -121,9 +123,11 @@ class StoredRowDataset(RowDataset):
                 reads[field] = reader.begin(located, memory, epoch, all_cores=all_cores), memory
                 undo.callback(reads[field][0].cancel)
             undo.pop_all()
-        return partial(self._read_begun, rows, located, reads)
+        return partial(self._read_begun, rows, located, reads, all_cores=all_cores)
 
-    def _read_begun(self, rows: IntArray, located: IntArray, reads: dict[int, _PooledField]) -> RawBatch:
+    def _read_begun(
+        self, rows: IntArray, located: IntArray, reads: dict[int, _PooledField], *, all_cores: bool
+    ) -> RawBatch:
         columns: list[Column] = []
         with ExitStack() as undo, self._blames_changes(located):
             for read, _ in reads.values():
@@ -137,7 +141,7 @@ class StoredRowDataset(RowDataset):
                     read.finish()
                     column = torch.from_numpy(memory)
                 elif files is None:
-                    column = self._read(0, field, local)
+                    column = self._read(0, field, local, all_cores=all_cores)
                 else:
                     column = self._read_files(field, files, local, touched)
                 columns.append(self._prepared(field, column, dtype))
@@ -195,11 +199,18 @@ class StoredRowDataset(RowDataset):
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether all rows were decoded into memory, and stay there."""
+        """Whether all rows were decoded into memory, and stay there; or the page cache has those of a mapped file."""
         pooled = self._pooled_fields()
-        return bool(pooled) and all(
-            pooled[field].is_complete if field in pooled else is_held for field, is_held in enumerate(self._held)
+        loose = [field for field, is_held in enumerate(self._held) if not is_held]
+        return bool(loose) and all(
+            pooled[field].is_complete if field in pooled else self._is_cached(field) for field in loose
         )
+
+    def _is_cached(self, field: int) -> bool:
+        if not self._mmap or len(self.table.paths) > 1:  # rows of many files are put together in a second copy
+            return False
+        reader = self._reader(0, field)
+        return isinstance(reader, MappedReader) and reader.is_cached()
 
     @property
     def row_bytes(self) -> int:
@@ -284,7 +295,7 @@ class StoredRowDataset(RowDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        for name in ("_readers", "_pooled", "_runs", "_lock", "_buffers"):
+        for name in ("_readers", "_pooled", "_runs", "_n_prepared", "_lock", "_buffers"):
             del state[name]
         return state
 
@@ -295,7 +306,8 @@ class StoredRowDataset(RowDataset):
         with self._lock:
             if self._pooled is None:
                 try:
-                    self._pooled = self._open_pooled()
+                    worker = get_worker_info()
+                    self._pooled = self._open_pooled(worker.num_workers if worker else 1)
                 except OSError:  # a file that was changed is no longer what its table says
                     self._check_unchanged(range(len(self.table.paths)))
                     raise
@@ -306,18 +318,24 @@ class StoredRowDataset(RowDataset):
         if (cache_bytes, keeps, in_runs) != (self.cache_bytes, self.keeps, self.in_runs):
             self.cache_bytes, self.keeps, self.in_runs = cache_bytes, keeps, in_runs
             self.close()
-            self._pooled = None
+            self._pooled, self._n_prepared = None, 0
 
     def _memory_dtype(self, field: int, stored: np.dtype[Any]) -> np.dtype[Any]:
         """What rows of a field are read as, where they are decoded here."""
         return numpy_dtype_like(self._dtypes[field], stored)
 
-    def _open_pooled(self) -> dict[int, PooledReader]:
+    def prepare_workers(self, num_workers: int) -> None:
+        """See ``RowDataset.prepare_workers``."""
+        if num_workers != self._n_prepared:
+            self._n_prepared = num_workers
+            with suppress(OSError):  # who reads the file hears what is wrong with it
+                self._open_pooled(num_workers)  # and forgets it: what was compiled stays
+
+    def _open_pooled(self, n_consumers: int) -> dict[int, PooledReader]:
         layouts = list(zip(*self.table.layouts, strict=True))
         loose = [field for field in range(len(layouts)) if not self._held[field]]
         fields = [field for field in loose if any(is_pooled(array, self._options) for array in layouts[field])]
-        worker = get_worker_info()
-        budget = self.cache_bytes // (worker.num_workers if worker else 1)
+        budget = self.cache_bytes // n_consumers
         total = sum(layouts[field][0].row_bytes for field in fields)
         done = self.preparation
         dtypes = {field: self._memory_dtype(field, layouts[field][0].dtype) for field in fields}
@@ -345,11 +363,13 @@ class StoredRowDataset(RowDataset):
             reader = self._readers.setdefault((file, field), made)  # one of two threads wins; opening costs nothing
         return reader
 
-    def _read(self, file: int, field: int, rows: IntArray) -> torch.Tensor | npt.NDArray[Any]:
+    def _read(self, file: int, field: int, rows: IntArray, *, all_cores: bool) -> torch.Tensor | npt.NDArray[Any]:
         reader = self._reader(file, field)
         if reader.dtype.kind == "O":
             return reader.read(rows)
         memory = self._buffers.array((len(rows), *reader.row_shape), reader.dtype)
+        if all_cores and isinstance(reader, MappedReader):
+            return torch.from_numpy(reader.read_on_all_cores(rows, memory))
         return torch.from_numpy(reader.read(rows, memory))
 
     def _read_files(

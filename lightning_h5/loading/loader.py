@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import sys
 import weakref
@@ -176,6 +177,8 @@ class H5DataLoader(DataLoader[Any]):
         batch_bytes = self.sampler.batch_size * self.dataset.row_bytes
         n_bytes = max(LEAST_SHARED, batch_bytes * N_SHARED * (self.prefetch_factor or 2))
         memory = worker_memory(self.num_workers, n_bytes) if is_new else None
+        if is_new and (self.multiprocessing_context or multiprocessing).get_start_method() == "fork":
+            self.dataset.prepare_workers(self.num_workers)
         init = _WorkerInit(self.sampler.replica.rank, self._user_init, memory)
         self.worker_init_fn = init
         try:

@@ -62,6 +62,10 @@ __all__ = [
 
 LEAST_PREPARED = 128 << 10  # bytes of a slab
 
+LEAST_COMPILED = 64 << 20
+"""Decoded bytes of what is worth a second or two of compiling, where it is decoded anew in each epoch. An epoch of so
+many takes a tenth of a second, of which compiled code spares a tenth to a half."""
+
 
 def open_reader(
     layout: ArrayLayout,
@@ -163,10 +167,14 @@ def open_pooled(
     """
     sources = [open_source(a, options, run, counters) for a, run in zip(layouts, rows_per_run, strict=True)]
     change = prepare
-    if prepare is not None and dtype in (None, layouts[0].dtype) and _may_change_slabs(sources, layouts):
-        stays = _holds_all(sources, layouts, n_bytes) if keeps is None else keeps
-        if stays or not prepare.takes_at_once:
-            sources, change = [PreparedSource(source, prepare) for source in sources], None
+    stays = _holds_all(sources, layouts, n_bytes) if keeps is None else keeps
+    if not stays and sum(layout.n_rows * layout.row_bytes for layout in layouts) >= LEAST_COMPILED:
+        for source in sources:
+            if isinstance(source, ChunkSource):
+                source.compile()
+    is_early = prepare is not None and (stays or not prepare.takes_at_once)
+    if prepare is not None and is_early and dtype in (None, layouts[0].dtype) and _may_change_slabs(sources, layouts):
+        sources, change = [PreparedSource(source, prepare) for source in sources], None
     reader = PooledReader(
         layouts, sources, n_bytes=n_bytes, work=work, counters=counters, rows=rows, keeps=keeps, change=change
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..files import ArrayLayout
 from ..stats import Counters
 from ..types import IntArray
 
-__all__ = ["LayoutReader", "address", "blocks", "check_bounds"]
+__all__ = ["LayoutReader", "address", "blocks", "check_bounds", "scratch"]
 
 BLOCK_BYTES = 512 << 10  # what a core's own cache holds
 
@@ -72,6 +73,18 @@ def check_bounds(rows: IntArray, n_rows: int, name: str) -> None:
         return
     wrong = int(rows.min()) if rows.min() < 0 else int(rows.max())
     raise IndexError(f"row {wrong} was asked of {name}, which has {n_rows} rows. Ask for rows from 0 to {n_rows - 1}.")
+
+
+_scratch = threading.local()  # memory of each thread; of all readers, since those of many files are used in turn
+
+
+def scratch(use: str, n_bytes: int) -> npt.NDArray[np.uint8]:
+    """Memory of this thread, written over after the next call for the same use."""
+    held: npt.NDArray[np.uint8] | None = getattr(_scratch, use, None)
+    if held is None or len(held) < n_bytes:
+        held = np.empty(n_bytes, dtype=np.uint8)
+        setattr(_scratch, use, held)
+    return held[:n_bytes]
 
 
 def address(data: npt.NDArray[Any]) -> int:

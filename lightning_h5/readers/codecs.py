@@ -15,7 +15,9 @@ from .decoders import (
     decoder_of,
     ensure_same_size,
     is_known,
+    shuffled,
 )
+from .loops import SORTED, ChunkLoop, loop_of
 
 __all__ = ["Pipeline", "why_not_decodable"]
 
@@ -37,8 +39,23 @@ class Pipeline:
             None if step.id == FLETCHER32 else decoder_of(step, layout.stored.itemsize) for step in layout.filters
         ]
         self._all = self._applied(0)
-        only = self._all[0] if len(self._all) == 1 else None
-        self.native = only if isinstance(only, NativeDecoder) else None
+        first = self._all[0] if self._all else None
+        self._first = first if isinstance(first, NativeDecoder) else None
+        self.native = self._first if len(self._all) == 1 else None
+        self._sizes = [shuffled(step, layout.stored.itemsize) for step in layout.filters if step.id == SHUFFLE]
+        self._itemsize = layout.stored.itemsize
+
+    def compile(self) -> ChunkLoop | None:
+        """What reads chunks with no filter left out, and decodes them, in one call; None where nothing does.
+
+        It is compiled when it is first asked for: that is to be before processes fork, and not while threads read.
+        """
+        sizes = [size for size in self._sizes if size != 1]
+        if self._first is None or len(self._all) != 1 + len(self._sizes) or len(sizes) > 1:
+            return None
+        if not SORTED.issuperset(sizes) or any(self._itemsize % size for size in sizes):
+            return None
+        return loop_of(self._first, sizes[0] if sizes else 1)
 
     def decode(self, data: Bytes, mask: int, out: Bytes) -> None:
         """Decodes a chunk.

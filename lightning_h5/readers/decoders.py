@@ -12,8 +12,8 @@ import ctypes
 import importlib
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -23,8 +23,19 @@ import numpy.typing as npt
 from ..files import Filter
 from .base import address
 from .frames import check_frame, check_memory
+from .lzf import lzf_loop
 
-__all__ = ["FLETCHER32", "SHUFFLE", "Bytes", "Decoder", "NativeDecoder", "decoder_of", "ensure_same_size", "is_known"]
+__all__ = [
+    "FLETCHER32",
+    "SHUFFLE",
+    "Bytes",
+    "Decoder",
+    "NativeDecoder",
+    "decoder_of",
+    "ensure_same_size",
+    "is_known",
+    "shuffled",
+]
 
 GZIP, SHUFFLE, FLETCHER32, LZF = 1, 2, 3, 32000
 BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
@@ -32,6 +43,8 @@ BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Decoder: TypeAlias = Callable[[Bytes, Bytes], None]
 """Decodes the first into the second, all of it; raises an error of any kind where that cannot be."""
+
+DecodeOne: TypeAlias = Callable[[int, Bytes, int, Bytes], bool]
 
 _Call: TypeAlias = tuple[int, int, int, int]
 
@@ -44,10 +57,23 @@ class NativeDecoder:
 
     Args:
         each: see ``each``.
+        one: see the attribute.
+        lend: see the attribute.
+
+    Attributes:
+        one: makes a function that decodes one chunk, in the part of Python that Numba compiles; is given what compiles
+            the functions that it calls. The function takes what ``lend`` gives, the stored bytes, how many they are,
+            and the memory that they fill; it gives whether they do.
+        lend: what one thread at a time needs for ``one``, for as long as a context lasts.
     """
 
-    def __init__(self, each: Callable[[Iterable[_Call]], tuple[int, str] | None]) -> None:
-        self._each = each
+    def __init__(
+        self,
+        each: Callable[[Iterable[_Call]], tuple[int, str] | None],
+        one: Callable[[Callable[..., Any]], DecodeOne],
+        lend: Callable[[], AbstractContextManager[int]],
+    ) -> None:
+        self._each, self.one, self.lend = each, one, lend
 
     def __call__(self, data: Bytes, out: Bytes) -> None:
         """Decodes one chunk."""
@@ -96,14 +122,20 @@ def _with_imagecodecs(name: str) -> Callable[[Filter, int], Decoder]:
 def _with_libdeflate(step: Filter, itemsize: int) -> Decoder:
     # The C functions inside of `deflate`, where its shared library shows them: they decode into memory that is given,
     # and let go of the interpreter's lock once a chunk, not twice.
-    library = ctypes.CDLL(importlib.import_module("deflate")._deflate.__file__)
+    return _libdeflate(importlib.import_module("deflate")._deflate.__file__)
+
+
+@cache  # whatever the options: what is compiled for a decoder is compiled once
+def _libdeflate(path: str) -> NativeDecoder:
+    library = ctypes.CDLL(path)
     make, function = library.libdeflate_alloc_decompressor, library.libdeflate_zlib_decompress
     make.argtypes, make.restype = [], ctypes.c_void_p
     piece = (ctypes.c_void_p, ctypes.c_size_t)
     function.argtypes = [ctypes.c_void_p, *piece, *piece, ctypes.c_void_p]
     idle: deque[int] = deque()  # decompressors, 11 KB each; as many as threads ever decode at a time
 
-    def each(calls: Iterable[_Call]) -> tuple[int, str] | None:
+    @contextmanager
+    def lend() -> Iterator[int]:
         try:
             own = idle.pop()
         except IndexError:
@@ -111,14 +143,21 @@ def _with_libdeflate(step: Filter, itemsize: int) -> Decoder:
         if not own:
             raise MemoryError("there is no memory for a decompressor")
         try:
+            yield own
+        finally:
+            idle.append(own)
+
+    def each(calls: Iterable[_Call]) -> tuple[int, str] | None:
+        with lend() as own:
             for at, (data, n_data, out, n_out) in enumerate(calls):
                 if failed := function(own, data, n_data, out, n_out, None):
                     return at, _LIBDEFLATE_SAYS.get(failed, f"libdeflate gives up with number {failed}")
-        finally:
-            idle.append(own)
         return None
 
-    return NativeDecoder(each)
+    def decode(own: int, data: Bytes, n_data: int, out: Bytes) -> bool:
+        return bool(function(own, data.ctypes.data, n_data, out.ctypes.data, out.size, 0) == 0)
+
+    return NativeDecoder(each, lambda compiled: decode, lend)
 
 
 _LIBDEFLATE_SAYS = {
@@ -152,19 +191,33 @@ def _with_liblzf(package: str, module: str) -> Callable[[Filter, int], Decoder]:
     # Both h5py and imagecodecs bring LZF along, as a C function that their shared libraries show.
     def make(step: Filter, itemsize: int) -> Decoder:
         importlib.import_module(package)
-        function = ctypes.CDLL(importlib.import_module(f"{package}.{module}").__file__ or "").lzf_decompress
-        function.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint]
-        function.restype = ctypes.c_uint
-
-        def each(calls: Iterable[_Call]) -> tuple[int, str] | None:
-            for at, call in enumerate(calls):
-                if (n_bytes := function(*call)) != call[3]:
-                    return at, f"it decodes to {n_bytes:,} bytes, not {call[3]:,}"
-            return None
-
-        return NativeDecoder(each)
+        return _liblzf(importlib.import_module(f"{package}.{module}").__file__ or "")
 
     return make
+
+
+@cache
+def _liblzf(path: str) -> NativeDecoder:
+    function = ctypes.CDLL(path).lzf_decompress
+    function.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint]
+    function.restype = ctypes.c_uint
+
+    def each(calls: Iterable[_Call]) -> tuple[int, str] | None:
+        for at, call in enumerate(calls):
+            if (n_bytes := function(*call)) != call[3]:
+                return at, f"it decodes to {n_bytes:,} bytes, not {call[3]:,}"
+        return None
+
+    return NativeDecoder(each, _compiled_lzf, lambda: nullcontext(0))
+
+
+def _compiled_lzf(compiled: Callable[..., Any]) -> DecodeOne:
+    loop = compiled(lzf_loop(compiled))
+
+    def decode(nothing: int, data: Bytes, n_data: int, out: Bytes) -> bool:
+        return bool(loop(data, n_data, out))
+
+    return decode
 
 
 def _with_blosc(step: Filter, itemsize: int) -> Decoder:
@@ -228,7 +281,7 @@ def _with_bitshuffle(step: Filter, itemsize: int) -> Decoder:
 
 def _with_zlib_into(step: Filter, itemsize: int) -> Decoder:
     function = importlib.import_module("zlib_into").unshuffle
-    size = _shuffled(step, itemsize)
+    size = shuffled(step, itemsize)
     if size not in (2, 4, 8):
         return _with_numpy(step, itemsize)
 
@@ -242,7 +295,7 @@ def _with_zlib_into(step: Filter, itemsize: int) -> Decoder:
 
 
 def _with_numpy(step: Filter, itemsize: int) -> Decoder:
-    size = _shuffled(step, itemsize)
+    size = shuffled(step, itemsize)
 
     def decode(data: Bytes, out: Bytes) -> None:
         ensure_same_size(data, out)
@@ -267,7 +320,8 @@ _MAKERS: dict[int, Sequence[Callable[[Filter, int], Decoder]]] = {
 """For each filter the ways to decode it, the fastest first."""
 
 
-def _shuffled(step: Filter, itemsize: int) -> int:
+def shuffled(step: Filter, itemsize: int) -> int:
+    """Bytes of the numbers that the filter ``shuffle`` was told of."""
     return step.options[0] if step.options else itemsize
 
 

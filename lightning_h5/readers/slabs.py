@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import IntArray
-from .base import address
 
 __all__ = ["Lease", "SlabPool", "SlotMemory"]
 
@@ -33,7 +32,7 @@ class Lease(NamedTuple):
 
 
 class SlotMemory(Sequence[npt.NDArray[Any]]):
-    """The memory of slots, one after the other: as arrays of shape ``(n_rows, *row_shape)``, or as bare addresses.
+    """The memory of slots, one after the other: as arrays of shape ``(n_rows, *row_shape)``, or as bare bytes.
 
     Args:
         rows: the pool's rows.
@@ -51,10 +50,9 @@ class SlotMemory(Sequence[npt.NDArray[Any]]):
         first = int(self._firsts[at])
         return self._rows[first : first + self._n_rows]
 
-    def addresses(self) -> list[int]:
-        """Where each begins."""
-        addresses: list[int] = (address(self._rows) + self._firsts * self._rows.strides[0]).tolist()
-        return addresses
+    def octets(self) -> tuple[npt.NDArray[np.uint8], IntArray]:
+        """The bytes of all slots that there are, and where among them each of these begins."""
+        return self._rows.reshape(-1).view(np.uint8), self._firsts * self._rows.strides[0]
 
 
 class SlabPool:

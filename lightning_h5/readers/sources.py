@@ -7,7 +7,6 @@ chunks. All sources of a field write the same memory layout: rows one after the 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from time import perf_counter
@@ -17,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5CorruptError
-from ..files import ArrayLayout
+from ..files import ArrayLayout, process_pool
 from ..stats import Counters
 from ..types import IntArray
-from .base import LayoutReader, address
+from .base import LayoutReader, address, scratch
 from .codecs import Pipeline
 from .decoders import NativeDecoder
+from .loops import ChunkLoop
 from .slabs import SlotMemory
 from .stored import read_stored
 
@@ -167,17 +167,10 @@ class _Stored(NamedTuple):
     starts: IntArray
     stops: IntArray
 
-    def some(self, start: int, stop: int) -> _Stored:
-        """Those from one place in the list to another."""
-        return _Stored(self.chunks[start:stop], self.data, self.starts[start:stop], self.stops[start:stop])
-
     def pieces(self) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
         """Each one's number and bytes."""
         for chunk, start, stop in zip(self.chunks, self.starts.tolist(), self.stops.tolist(), strict=True):
             yield chunk, self.data[start:stop]
-
-
-_scratch = threading.local()  # memory of each thread; of all sources, since those of many files are read in turn
 
 
 class ChunkSource:
@@ -205,7 +198,13 @@ class ChunkSource:
         self._is_direct = layout.chunks[1:] == layout.axes and not layout.members and layout.stored.base.isnative
         self._fill = np.ndarray((1,), layout.stored, layout.fill)[0]
         self._word = _widest_word(layout)
+        self._loop: ChunkLoop | None = None
         self._check_places()
+
+    def compile(self) -> None:
+        """Has compiled what reads and decodes, where it can be (see ``Pipeline.compile``)."""
+        if self._layout.digests is None:  # these want to see the bytes as they are stored
+            self._loop = self._pipeline.compile()
 
     def load(self, slabs: Sequence[int], parts: range, memory: SlotMemory) -> None:
         """See ``SlabSource.load``."""
@@ -218,18 +217,27 @@ class ChunkSource:
 
     def _load_parts(self, slabs: Sequence[int], parts: range, memory: SlotMemory) -> None:
         """Slabs of chunks that hold parts of rows."""
-        stored = self._fetch([slab * self.n_parts + part for slab in slabs for part in parts])
-        at = 0
-        for rows in memory:
-            for line in _lines(parts, self._per_line):
-                self._load_line(stored.some(at, at + len(line)), line[0], rows)
+        lines = [
+            (slab * self.n_parts, line, rows)
+            for slab, rows in zip(slabs, memory, strict=True)
+            for line in _lines(parts, self._per_line)
+        ]
+        n = max(
+            1, TASK_BYTES // max(1, self._per_line * self._layout.chunk_bytes)
+        )  # what is decoded in between is small
+        for some in (lines[start : start + n] for start in range(0, len(lines), n)):
+            values, at = self._values([first + part for first, line, _ in some for part in line]), 0
+            for _, line, rows in some:
+                self._load_line(values[at : at + len(line)], line[0], rows)
                 at += len(line)
 
     def _load_direct(self, slabs: Sequence[int], memory: SlotMemory) -> None:
         """Slabs of one chunk each, decoded where they belong."""
+        if self._load_at_once(slabs, *memory.octets()):
+            return
         stored = self._fetch(slabs)
         if (native := self._native(slabs)) is not None:
-            self._decode_each(native, stored, memory.addresses())
+            self._decode_each(native, stored, *memory.octets())
             return
         for (slab, data), rows in zip(stored.pieces(), memory, strict=True):
             if self._table.offsets[slab] < 0:
@@ -241,18 +249,39 @@ class ChunkSource:
         """See ``SlabSource.pick``; holds one chunk at a time."""
         began = perf_counter()
         for part in range(self.n_parts):
-            (values,) = self._values(self._fetch([slab * self.n_parts + part]))
+            (values,) = self._values([slab * self.n_parts + part])
             region = self._region(part)
             inside: tuple[Any, ...] = tuple(slice(0, s.stop - s.start) for s in region)
             out[(slice(None), *region)] = values[(rows, *inside)]
         self._counters.add(decode_seconds=perf_counter() - began)
+
+    def _load_at_once(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> bool:
+        """Reads and decodes chunks to places in memory in one call of compiled code.
+
+        False where there is none, or where it did not go well: the other way then says what is wrong.
+        """
+        if self._loop is None or not self._is_plain(chunks):
+            return False
+        layout, sizes = self._layout, self._table.sizes[chunks]
+        with process_pool().descriptor(layout.path, layout.guard) as fd:
+            took = self._loop(fd, self._table.offsets[chunks], sizes, layout.chunk_bytes, out, firsts)
+        if took is None:
+            return False
+        self._counters.add(
+            bytes_read=int(sizes.sum()),
+            bytes_decoded=len(chunks) * layout.chunk_bytes,
+            chunks_decoded=len(chunks),
+            read_seconds=took,
+            decode_seconds=-took,  # who decodes these counts the whole
+        )
+        return True
 
     def _fetch(self, chunks: Sequence[int]) -> _Stored:
         """Chunks as they are stored, in memory that the next call of this thread writes over."""
         offsets, sizes = self._table.offsets[chunks], self._table.sizes[chunks]
         stops = sizes.cumsum()  # a chunk that was never written has no size
         starts = stops - sizes
-        data = self._memory("stored", int(stops[-1]))
+        data = scratch("stored", int(stops[-1]))
         there = (offsets >= 0).nonzero()[0]
         began = perf_counter()
         if len(there):
@@ -273,9 +302,9 @@ class ChunkSource:
         )
         return _Stored(chunks, data, starts, stops)
 
-    def _load_line(self, stored: _Stored, part: int, rows: npt.NDArray[Any]) -> None:
+    def _load_line(self, values: npt.NDArray[Any], part: int, rows: npt.NDArray[Any]) -> None:
         """Chunks that are neighbours along the last axis: short runs are then written a line at a time."""
-        values, region = self._values(stored), self._region(part)
+        region = self._region(part)
         if not region:
             rows[: self._chunks[0]] = values[0]
             return
@@ -294,35 +323,41 @@ class ChunkSource:
             rest = (*inside[1:], slice(0, size - middle))
             rows[(slice(self._chunks[0]), *lead, slice(middle, size))] = values[n_whole][rest]
 
-    def _values(self, stored: _Stored) -> npt.NDArray[Any]:
+    def _values(self, chunks: Sequence[int]) -> npt.NDArray[Any]:
         """Values of chunks, members picked; in memory that the next call of this thread writes over."""
-        layout, n_bytes, n = self._layout, self._layout.chunk_bytes, len(stored.chunks)
-        decoded = self._memory("decoded", n * n_bytes)
-        values: npt.NDArray[Any] = np.ndarray((n, *self._chunks), layout.stored, decoded)
-        if (native := self._native(stored.chunks)) is not None:
-            first = address(decoded)
-            self._decode_each(native, stored, range(first, first + len(decoded), n_bytes))
-        else:
-            for at, (chunk, data) in enumerate(stored.pieces()):
-                if self._table.offsets[chunk] < 0:
-                    values[at] = self._fill
-                else:
-                    self._undo(chunk, data, decoded[at * n_bytes : (at + 1) * n_bytes])
+        layout, n_bytes = self._layout, self._layout.chunk_bytes
+        decoded, firsts = scratch("decoded", len(chunks) * n_bytes), np.arange(len(chunks)) * n_bytes
+        values: npt.NDArray[Any] = np.ndarray((len(chunks), *self._chunks), layout.stored, decoded)
+        if not self._load_at_once(chunks, decoded, firsts):
+            stored = self._fetch(chunks)
+            if (native := self._native(chunks)) is not None:
+                self._decode_each(native, stored, decoded, firsts)
+            else:
+                for at, (chunk, data) in enumerate(stored.pieces()):
+                    if self._table.offsets[chunk] < 0:
+                        values[at] = self._fill
+                    else:
+                        self._undo(chunk, data, decoded[at * n_bytes : (at + 1) * n_bytes])
         for member in layout.members:
             values = values[member]
         return values
 
+    def _is_plain(self, chunks: Sequence[int]) -> bool:
+        """Whether these chunks were all written, with all filters."""
+        return not self._table.masks[chunks].any() and bool((self._table.offsets[chunks] >= 0).all())
+
     def _native(self, chunks: Sequence[int]) -> NativeDecoder | None:
         """The C function that decodes these chunks, where one does."""
-        table, native = self._table, self._pipeline.native
-        is_plain = native is not None and not table.masks[chunks].any() and (table.offsets[chunks] >= 0).all()
-        return native if is_plain else None
+        native = self._pipeline.native
+        return native if native is not None and self._is_plain(chunks) else None
 
-    def _decode_each(self, native: NativeDecoder, stored: _Stored, targets: Sequence[int]) -> None:
-        """Decodes chunks to addresses."""
+    def _decode_each(
+        self, native: NativeDecoder, stored: _Stored, out: npt.NDArray[np.uint8], firsts: IntArray
+    ) -> None:
+        """Decodes chunks to places in memory."""
         sources, sizes = address(stored.data) + stored.starts, stored.stops - stored.starts
-        n_bytes = repeat(self._layout.chunk_bytes, len(targets))
-        failed = native.each(list(zip(sources.tolist(), sizes.tolist(), targets, n_bytes, strict=True)))
+        targets, n_bytes = address(out) + firsts, repeat(self._layout.chunk_bytes, len(firsts))
+        failed = native.each(list(zip(sources.tolist(), sizes.tolist(), targets.tolist(), n_bytes, strict=True)))
         if failed is not None:
             raise self._broken(stored.chunks[failed[0]], int(sizes[failed[0]]), failed[1])
 
@@ -352,14 +387,6 @@ class ChunkSource:
     def _name(self, chunk: int) -> str:
         first = int(chunk) // self.n_parts * self.rows_per_slab
         return f"chunk {int(chunk)} (rows {first} to {min(first + self.rows_per_slab, self.n_rows) - 1})"
-
-    def _memory(self, name: str, n_bytes: int) -> npt.NDArray[np.uint8]:
-        """Memory of this thread, written over by the next call for the same use."""
-        held: npt.NDArray[np.uint8] | None = getattr(_scratch, name, None)
-        if held is None or len(held) < n_bytes:
-            held = np.empty(n_bytes, dtype=np.uint8)
-            setattr(_scratch, name, held)
-        return held[:n_bytes]
 
     def _check_places(self) -> None:
         try:

@@ -11,6 +11,7 @@ from lightning_h5.datasets import RawBatch
 from lightning_h5.errors import H5Error
 from lightning_h5.loading import at_hand
 from lightning_h5.loading.at_hand import AtHand
+from lightning_h5.readers import placed
 from lightning_h5.types import BatchToken
 
 ROWS = [np.arange(start, start + 4) for start in range(0, 40, 4)]
@@ -139,6 +140,40 @@ def test_an_epoch_out_of_memory_is_the_same_whoever_reads_it(make_h5, monkeypatc
         orders.append(order)
         data.teardown("fit")
     assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize("shuffle", ["global", "window"])
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_rows_of_a_mapped_file_are_at_hand_where_the_page_cache_has_them(
+    tmp_path, nothing_held, monkeypatch, is_cached, shuffle
+):
+    monkeypatch.setattr(at_hand, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(placed, "_is_cached", lambda fd, place: is_cached)
+    x = np.arange(4096.0).reshape(512, 8)
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file.create_dataset("x", data=x)
+    data = LazyH5DataModule(tmp_path / "rows.h5", batch_size=4, with_index=True, mmap=True, shuffle=shuffle)
+    data.setup("fit")
+    loader, before = data.train_dataloader(), threading.active_count()
+    assert loader.dataset.is_at_hand == is_cached
+    rows = []
+    for batch, index in loader:
+        assert (threading.active_count() > before) != is_cached
+        assert np.array_equal(batch.numpy(), x[index.numpy()])
+        rows += index.tolist()
+    assert sorted(rows) == list(range(512))
+    assert loader.dataset.counters.total()["bytes_read"] == x.nbytes
+    data.teardown("fit")
+
+
+def test_rows_of_mapped_files_that_are_put_together_are_read_ahead(tmp_path, nothing_held):
+    for name in "ab":
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file.create_dataset("x", data=np.zeros((512, 8)))
+    data = LazyH5DataModule([tmp_path / "a.h5", tmp_path / "b.h5"], batch_size=4, mmap=True)
+    data.setup("fit")
+    assert not data.train_dataloader().dataset.is_at_hand
+    data.teardown("fit")
 
 
 def test_decoded_rows_that_all_fit_are_at_hand_from_the_second_epoch_on(tmp_path, nothing_held, monkeypatch):

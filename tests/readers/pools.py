@@ -1,7 +1,10 @@
 """Readers that decode into a pool, of any size, for the tests of this folder."""
 
+import importlib.util
 import math
+from unittest import mock
 
+import lightning_h5.readers
 from lightning_h5.files import OpenOptions, find_array, kind_of, layout_of, open_h5
 from lightning_h5.readers import Work, open_pooled, sources
 from lightning_h5.stats import Counters
@@ -9,6 +12,7 @@ from lightning_h5.stats import Counters
 OPTIONS = OpenOptions()
 RUN = 3  # rows of a slab where there are no chunks
 EVERYTHING = 1 << 20  # slabs
+IS_COMPILED = importlib.util.find_spec("numba") is not None
 
 
 def look(path, key="x"):
@@ -29,18 +33,23 @@ def slab_bytes(layouts):
     return rows_per_slab(layouts) * math.prod(layouts[0].row_shape) * layouts[0].dtype.itemsize
 
 
-def open_pool(*layouts, n_slabs=EVERYTHING, work=None, counters=None, rows=None, keeps=None):
-    """A reader for one field of some files, with room for ``n_slabs`` slabs."""
-    return open_pooled(
-        layouts,
-        OPTIONS,
-        rows_per_run=[RUN] * len(layouts),
-        n_bytes=n_slabs * slab_bytes(layouts),
-        work=work or Work(),
-        counters=counters or Counters(),
-        rows=rows,
-        keeps=keeps,
-    )
+def open_pool(*layouts, n_slabs=EVERYTHING, work=None, counters=None, rows=None, keeps=None, is_large=False):
+    """A reader for one field of some files, with room for ``n_slabs`` slabs.
+
+    Of arrays that are large, chunks are read and decoded by compiled code, where Numba is installed.
+    """
+    least = 0 if is_large else 1 << 60
+    with mock.patch.object(lightning_h5.readers, "LEAST_COMPILED", least):
+        return open_pooled(
+            layouts,
+            OPTIONS,
+            rows_per_run=[RUN] * len(layouts),
+            n_bytes=n_slabs * slab_bytes(layouts),
+            work=work or Work(),
+            counters=counters or Counters(),
+            rows=rows,
+            keeps=False if is_large else keeps,
+        )
 
 
 TASK_BYTES = sources.TASK_BYTES

@@ -75,8 +75,8 @@ def name_of(layout):
 def assert_only_bad_rows_fail(layout):
     """However often it is tried, and in whatever company; afterwards each slot of the pool is as good as before."""
 
-    def check(n_slabs):
-        reader = open_pool(layout, n_slabs=n_slabs)
+    def check(n_slabs, *, is_large=False):
+        reader = open_pool(layout, n_slabs=n_slabs, is_large=is_large)
         for rows in (np.array([15]), np.array([0, 39, 19, 4]), np.arange(ROWS)) * 2:
             with pytest.raises(H5CorruptError, match=re.escape(name_of(layout))) as error:
                 reader.read(rows)
@@ -92,6 +92,7 @@ def assert_only_bad_rows_fail(layout):
     def check_all():
         for n_slabs in (0, 1, EVERYTHING):
             check(n_slabs)
+        check(2, is_large=True)
 
     if layout.filters[0].id in (LZ4, BITSHUFFLE):  # our own loops over blocks: one without end must not go on for ever
         assert run_forked(check_all, seconds=20) == 0

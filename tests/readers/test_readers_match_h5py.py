@@ -9,7 +9,7 @@ import pytest
 from factories import Stored, assert_same_rows, is_decodable, known_filters, random_values, rows_by_h5py
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pools import EVERYTHING, OPTIONS, can_be_pooled, look, n_decoded, open_pool
+from pools import EVERYTHING, IS_COMPILED, OPTIONS, can_be_pooled, look, n_decoded, open_pool
 
 from lightning_h5.files import process_pool
 from lightning_h5.readers import (
@@ -46,6 +46,8 @@ def all_readers(layout):
     if can_be_pooled(layout):
         for n_slabs in (0, 1, 2, EVERYTHING):
             readers[f"pool of {n_slabs}"] = open_pool(layout, n_slabs=n_slabs)
+        if IS_COMPILED:
+            readers["pool of a large array"] = open_pool(layout, n_slabs=2, is_large=True)
     return readers
 
 
@@ -61,6 +63,8 @@ def assert_all_read(path, key, rows, *, name=None, members=()):
         out[...] = None if expected.dtype.kind == "O" else random_values(out.dtype, out.shape, seed=9)
         assert reader.read(rows, out=out) is out
         assert_same_rows(out, expected)
+        if isinstance(reader, MappedReader):
+            assert_same_rows(reader.read_on_all_cores(rows, np.zeros_like(out)), expected)
         assert (len(reader), reader.row_shape, reader.dtype) == (layout.n_rows, expected.shape[1:], expected.dtype)
         reader.close()
         assert_same_rows(reader.read(rows), expected)
@@ -384,6 +388,9 @@ def test_rows_outside_the_array_raise(make_h5, chunks, rows):
             reader.read(np.array(rows))
         with pytest.raises(IndexError):
             reader.read(np.array(rows), out=np.empty((len(rows), 2), int))
+        if isinstance(reader, MappedReader):
+            with pytest.raises(IndexError, match=r"'x'.*10 rows"):
+                reader.read_on_all_cores(np.array(rows), np.empty((len(rows), 2), int))
         assert reader.read(np.array([9])).tolist() == [[18, 19]], name
 
 

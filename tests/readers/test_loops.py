@@ -1,0 +1,230 @@
+"""Chunks read and decoded by compiled code: when it is used, that it counts the same, and that it stays in bounds.
+
+That it gives the right rows, or the same errors, is among the claims about all readers.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from factories import Stored, assert_same_rows, in_threads, random_values
+from pools import IS_COMPILED, look, open_pool
+
+import lightning_h5.readers
+from lightning_h5.readers import ChunkSource, SlotMemory, base, loops, sources
+from lightning_h5.readers.codecs import Pipeline
+from lightning_h5.readers.decoders import decoder_of
+from lightning_h5.stats import Counters
+
+ROWS, STEP, LENGTH = 40, 5, 60
+
+needs_numba = pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Chunks of each call of compiled code."""
+    made, call = [], loops.ChunkLoop.__call__
+
+    def counted(self, fd, offsets, *more):
+        made.append(len(offsets))
+        return call(self, fd, offsets, *more)
+
+    monkeypatch.setattr(loops.ChunkLoop, "__call__", counted)
+    return made
+
+
+def compressible(dtype):
+    return np.resize(random_values(np.dtype(dtype), (11,), 3), (ROWS, LENGTH))
+
+
+def array(filters, dtype="f4", chunks=(STEP, LENGTH)):
+    return Stored(compressible(dtype), "chunked", chunks, filters=filters)
+
+
+@needs_numba
+@pytest.mark.parametrize("chunks", [(STEP, LENGTH), (STEP, 25), (1, LENGTH)], ids=["rows", "parts of rows", "a row"])
+@pytest.mark.parametrize("dtype", ["u1", "i2", ">i4", "f8"])
+@pytest.mark.parametrize("filters", [("gzip",), ("lzf",), ("shuffle", "gzip"), ("shuffle", "lzf")], ids=" + ".join)
+def test_all_chunks_of_a_large_array_go_through_it_and_are_counted_as_ever(make_h5, calls, filters, dtype, chunks):
+    layout = look(make_h5(x=array(filters, dtype, chunks)))
+    counted = {}
+    for is_large in (False, True):
+        counters = Counters()
+        reader = open_pool(layout, n_slabs=2, counters=counters, is_large=is_large)
+        calls.clear()
+        assert_same_rows(reader.read(np.arange(ROWS)), compressible(dtype).astype(np.dtype(dtype).newbyteorder("=")))
+        counted[is_large] = counters.total()
+        assert sum(calls) == (len(layout.table.offsets) if is_large else 0)
+    for name in ("bytes_read", "bytes_decoded", "chunks_decoded", "slabs_loaded"):
+        assert counted[True][name] == counted[False][name] > 0
+    assert counted[True]["read_seconds"] > 0
+    assert counted[True]["decode_seconds"] > 0
+
+
+@needs_numba
+@pytest.mark.parametrize(
+    ("filters", "dtype"),
+    [
+        (("gzip", "fletcher32"), "f4"),
+        (("fletcher32", "gzip"), "f4"),
+        (("shuffle", "gzip"), "c16"),
+        (("shuffle",), "f4"),
+    ],
+    ids=["checksum", "checksum first", "numbers of 16 bytes", "not compressed"],
+)
+def test_what_it_does_not_know_goes_the_other_way(make_h5, calls, filters, dtype):
+    reader = open_pool(look(make_h5(x=array(filters, dtype))), n_slabs=2, is_large=True)
+    assert_same_rows(reader.read(np.arange(ROWS)), compressible(dtype))
+    assert not calls
+
+
+@needs_numba
+def test_chunks_without_a_filter_or_never_written_go_the_other_way(make_h5, calls):
+    """Noise does not shrink: LZF leaves such chunks as they are."""
+    values = np.zeros((ROWS, LENGTH))
+    values[: 2 * STEP] = random_values(np.dtype("f8"), (2 * STEP, LENGTH), 1)
+    path = make_h5(x=Stored(values, "chunked", (STEP, LENGTH), filters=("lzf",)))
+    layout = look(path)
+    assert layout.table.masks.astype(bool).tolist() == [True, True] + [False] * 6
+    reader = open_pool(layout, n_slabs=1, is_large=True)
+    for row in range(0, ROWS, STEP):
+        assert_same_rows(reader.read(np.array([row])), values[[row]])
+    assert sum(calls) == 6
+
+
+@pytest.mark.parametrize(
+    ("n_slabs", "is_compiled"), [(2, IS_COMPILED), (8, False)], ids=["too large", "all of it fits"]
+)
+def test_it_is_for_arrays_that_are_decoded_anew_in_each_epoch(make_h5, calls, monkeypatch, n_slabs, is_compiled):
+    layout = look(make_h5(x=array(("gzip",))))
+    for least, expected in ((ROWS * LENGTH * 4, is_compiled), (ROWS * LENGTH * 4 + 1, False)):
+        monkeypatch.setattr(lightning_h5.readers, "LEAST_COMPILED", least)
+        calls.clear()
+        reader = lightning_h5.readers.open_pooled(
+            [layout],
+            lightning_h5.files.OpenOptions(),
+            rows_per_run=[STEP],
+            n_bytes=n_slabs * STEP * LENGTH * 4,
+            work=lightning_h5.readers.Work(),
+            counters=Counters(),
+        )
+        assert_same_rows(reader.read(np.arange(ROWS)), compressible("f4"))
+        assert bool(calls) is expected
+
+
+def test_without_a_compiler_there_is_none(make_h5, calls, monkeypatch):
+    monkeypatch.setattr(loops, "compiled", lambda loop: None)
+    monkeypatch.setattr(loops, "_made", {})
+    reader = open_pool(look(make_h5(x=array(("shuffle", "gzip")))), n_slabs=2, is_large=True)
+    assert_same_rows(reader.read(np.arange(ROWS)), compressible("f4"))
+    assert not calls
+
+
+@needs_numba
+def test_workers_compile_nothing(make_h5, calls, monkeypatch):
+    monkeypatch.setattr(loops, "_made", {})
+    layout = look(make_h5(x=array(("shuffle", "gzip"))))
+    for number, n_made in ((0, 0), (None, 1), (0, 1)):
+        monkeypatch.setattr(loops, "worker_number", lambda number=number: number)
+        calls.clear()
+        reader = open_pool(layout, n_slabs=2, is_large=True)
+        assert_same_rows(reader.read(np.arange(ROWS)), compressible("f4"))
+        assert (len(loops._made), bool(calls)) == (n_made, n_made > 0)
+
+
+def n_loops(x):
+    return len(loops._made)
+
+
+@needs_numba
+def test_workers_that_are_forked_have_what_was_compiled_before(make_h5, nothing_held, monkeypatch):
+    monkeypatch.setattr(loops, "_made", {})
+    monkeypatch.setattr(lightning_h5.readers, "LEAST_COMPILED", 0)
+    data = lightning_h5.LazyH5DataModule(
+        make_h5(x=array(("shuffle", "gzip"))),
+        x_key="x",
+        batch_size=5,
+        num_workers=2,
+        cache_bytes=4 * STEP * LENGTH * 4,  # of two workers: each has room for two chunks
+        multiprocessing_context="fork",
+        transform=n_loops,
+    )
+    data.setup("fit")
+    found = [n for batch in data.train_dataloader() for n in batch.tolist()]
+    data.teardown("fit")
+    assert found == [1] * ROWS
+
+
+@needs_numba
+def test_eight_threads_read_through_it_at_once(make_h5):
+    layout = look(make_h5(x=array(("shuffle", "gzip"))))
+    reader = open_pool(layout, n_slabs=3, is_large=True)
+    values = compressible("f4")
+
+    def read(number):
+        random = np.random.default_rng(number)
+        for _ in range(30):
+            rows = random.integers(0, ROWS, 17)
+            assert_same_rows(reader.read(rows), values[rows])
+
+    in_threads(*[lambda number=number: read(number) for number in range(8)], seconds=60)
+
+
+@needs_numba
+@pytest.mark.parametrize("firsts", [[-1], [5], [0, 0], []], ids=["before", "behind", "too many", "too few"])
+def test_memory_that_is_not_there_is_refused(make_h5, firsts):
+    layout = look(make_h5(x=array(("gzip",))))
+    loop = loops.loop_of(decoder_of(layout.filters[0], 4), 1)
+    n_bytes = layout.chunk_bytes
+    out = np.zeros(n_bytes + 4, np.uint8)
+    with open(layout.path, "rb") as file, pytest.raises(IndexError, match="do not fit into"):
+        loop(file.fileno(), layout.table.offsets[:1], layout.table.sizes[:1], n_bytes, out, np.array(firsts, np.int64))
+    assert not out.any()
+
+
+@needs_numba
+def test_it_is_compiled_once_for_all_chunk_sizes_and_options(make_h5, monkeypatch):
+    monkeypatch.setattr(loops, "_made", {})
+    for filters in (("gzip",), ("gzip 9",), ("lzf",)):
+        for rows in (1, 5, 7):
+            open_pool(look(make_h5(x=array(filters, chunks=(rows, LENGTH)))), n_slabs=1, is_large=True)
+    assert len(loops._made) == 2
+
+
+@pytest.mark.parametrize("size", [0, 3, 8], ids=["no number", "an odd size", "larger than a number"])
+def test_a_shuffle_of_numbers_that_the_array_has_not_goes_the_other_way(make_h5, size):
+    layout = look(make_h5(x=array(("shuffle", "gzip"))))
+    shuffle, gzip = layout.filters
+    foreign = replace(layout, filters=(replace(shuffle, options=(size,)), gzip))
+    assert Pipeline(foreign).compile() is None
+    assert (Pipeline(layout).compile() is not None) == IS_COMPILED
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_memory_for_decoding_does_not_grow_with_the_chunks_of_a_slab(make_h5, is_compiled):
+    """256 chunks of 64 KiB: sixteen of them are neighbours along the last axis, and come together."""
+    values = np.arange(4 << 20, dtype="f4").reshape(4, 1024, 1024)
+    layout = look(make_h5(x=Stored(values, "chunked", (4, 64, 64), filters=("gzip",))))
+    source, rows = ChunkSource(layout, Counters()), np.empty_like(values)
+    if is_compiled:
+        source.compile()
+
+    def load():
+        source.load([0], range(source.n_parts), SlotMemory(rows, np.zeros(1, np.int64), 4))
+        return {use: len(held) for use, held in vars(base._scratch).items()}
+
+    (held,) = in_threads(load)
+    assert np.array_equal(rows, values)
+    assert held["decoded"] <= 2 * sources.TASK_BYTES
+    assert held["stored"] <= 2 * sources.TASK_BYTES
+
+
+@pytest.mark.parametrize("size", sorted(loops.SORTED))
+@pytest.mark.parametrize("n", [0, 1, 7, 64, 65])
+def test_bytes_are_put_in_order_as_numpy_does_it(size, n):
+    numbers = random_values(np.dtype(f"u{size}"), (n,), 5)
+    planes = np.ascontiguousarray(numbers.view(np.uint8).reshape(n, size).T).reshape(-1)
+    out = np.zeros(n * size, np.uint8)
+    loops._SORTS[size](planes, out)
+    assert np.array_equal(out.view(numbers.dtype), numbers)
