@@ -28,7 +28,7 @@ from recipes import Ours, affordable_rows, bare_preadv, in_memory, plain, whole_
 from rows import Data, lifelike
 from tqdm import tqdm
 
-VERSIONS = ("litdata", "mosaicml-streaming", "ffcv", "deflate", "imagecodecs", "zlib-into")
+VERSIONS = ("litdata", "mosaicml-streaming", "ffcv", "deflate", "imagecodecs", "zlib-into", "numba")
 
 SLICE = 1.5  # seconds for a timing of what is slow; it reads as many rows as it can in these
 MOST = 10.0  # seconds, after which what is still slow is not timed again
