@@ -338,13 +338,6 @@ MUTANTS = [
         ("tests/datasets/test_affine.py",),
     ),
     Mutant(
-        "a chunk of which a part was read is decoded",
-        "readers/loops.py",
-        "if n_read != sizes[at]:",
-        "if False:",
-        LOOPS,
-    ),
-    Mutant(
         "what does not decode is taken by compiled code",
         "readers/loops.py",
         "if not decode(state, stored, n_read, decoded):",
