@@ -222,9 +222,8 @@ class ChunkSource:
             for slab, rows in zip(slabs, memory, strict=True)
             for line in _lines(parts, self._per_line)
         ]
-        n = max(
-            1, TASK_BYTES // max(1, self._per_line * self._layout.chunk_bytes)
-        )  # what is decoded in between is small
+        # A slab may have many chunks: those that are decoded together are as few as a task of the pool has.
+        n = max(1, TASK_BYTES // max(1, self._per_line * self._layout.chunk_bytes))
         for some in (lines[start : start + n] for start in range(0, len(lines), n)):
             values, at = self._values([first + part for first, line, _ in some for part in line]), 0
             for _, line, rows in some:
@@ -267,14 +266,18 @@ class ChunkSource:
             took = self._loop(fd, self._table.offsets[chunks], sizes, layout.chunk_bytes, out, firsts)
         if took is None:
             return False
+        self._count(int(sizes.sum()), len(chunks), len(chunks), took)
+        return True
+
+    def _count(self, n_bytes: int, n_chunks: int, n_there: int, took: float) -> None:
+        """Counts chunks that were read, in so many seconds, and are decoded; those that are not there are filled."""
         self._counters.add(
-            bytes_read=int(sizes.sum()),
-            bytes_decoded=len(chunks) * layout.chunk_bytes,
-            chunks_decoded=len(chunks),
+            bytes_read=n_bytes,
+            bytes_decoded=n_chunks * self._layout.chunk_bytes,
+            chunks_decoded=n_there,
             read_seconds=took,
             decode_seconds=-took,  # who decodes these counts the whole
         )
-        return True
 
     def _fetch(self, chunks: Sequence[int]) -> _Stored:
         """Chunks as they are stored, in memory that the next call of this thread writes over."""
@@ -293,13 +296,7 @@ class ChunkSource:
                 chunk = int(chunks[at])
                 piece, mask = data[starts[at] : stops[at]], int(self._table.masks[chunk])
                 digests.check(chunk, piece, self._layout, mask=mask)
-        self._counters.add(
-            bytes_read=len(data),
-            bytes_decoded=len(chunks) * self._layout.chunk_bytes,
-            chunks_decoded=len(there),
-            read_seconds=took,
-            decode_seconds=-took,  # who decodes these counts the whole
-        )
+        self._count(len(data), len(chunks), len(there), took)
         return _Stored(chunks, data, starts, stops)
 
     def _load_line(self, values: npt.NDArray[Any], part: int, rows: npt.NDArray[Any]) -> None:
