@@ -52,6 +52,7 @@ nitpick_ignore_regex = [
     ("py:class", "DataLoader"),
     ("py:class", "Dataset"),
     ("py:class", "Column"),
+    ("py:class", r"(.*\.)?Asked"),
     ("py:class", "Fraction"),
     ("py:class", "Figure"),
 ]

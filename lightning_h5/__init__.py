@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         get_optimal_num_workers,
         set_reproducible_training,
     )
-    from .sampling import EpochShuffleSampler, balanced_contiguous_shard, group_split, interleaved_indices, k_fold
+    from .order import EpochShuffleSampler, balanced_contiguous_shard, group_split, interleaved_indices, k_fold
     from .tools.bench import bench_file
     from .tools.check import check_files
     from .tools.inspection import inspect_file, inspect_folder
@@ -72,7 +72,7 @@ _HOMES = {
         "get_optimal_num_workers",
         "set_reproducible_training",
     ),
-    "sampling": ("EpochShuffleSampler", "balanced_contiguous_shard", "group_split", "interleaved_indices", "k_fold"),
+    "order": ("EpochShuffleSampler", "balanced_contiguous_shard", "group_split", "interleaved_indices", "k_fold"),
     "tools.bench": ("bench_file",),
     "tools.check": ("check_files",),
     "tools.inspection": ("inspect_file", "inspect_folder"),

@@ -3,12 +3,15 @@
 ``lightning`` and ``pytorch_lightning`` hold the same code as unrelated classes: a Trainer of one refuses the
 modules of the other. ``lightning`` is taken, unless ``pytorch_lightning`` alone is imported already, or the
 environment variable ``LIGHTNING_H5_IMPORT=pytorch_lightning`` asks for it.
+
+Undocumented attributes of a Trainer are used here (for callbacks) and in ``datamodules/trainer_progress.py``.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
     from lightning.pytorch.callbacks import Checkpoint
     from lightning.pytorch.tuner.tuning import Tuner
-    from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+    from lightning.pytorch.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 __all__ = [
     "PACKAGE",
@@ -29,8 +32,12 @@ __all__ = [
     "Trainer",
     "Tuner",
     "check_trainer",
+    "drop_logged",
+    "is_logging_step",
+    "logged_step",
     "models_of_the_other_package",
     "rank_zero_info",
+    "rank_zero_only",
     "rank_zero_warn",
     "training_loaders",
 ]
@@ -60,6 +67,7 @@ if not TYPE_CHECKING:
     Checkpoint = import_module(f"{PACKAGE}.callbacks").Checkpoint
     _utilities = import_module(f"{PACKAGE}.utilities")
     rank_zero_info = _utilities.rank_zero_info
+    rank_zero_only = _utilities.rank_zero_only
     rank_zero_warn = _utilities.rank_zero_warn
 
 
@@ -95,3 +103,40 @@ def training_loaders(trainer: Any) -> list[Any]:
     """The loaders that a trainer trains on, as a flat list; ``trainer.train_dataloader`` has them as given."""
     combined = trainer.fit_loop._combined_loader
     return [] if combined is None else list(combined.flattened)
+
+
+# The step that Lightning logs counts batches that end with an optimizer step. It has no public name: Lightning's own
+# LearningRateMonitor and DeviceStatsMonitor read it from the same attribute. ``global_step`` is another number: one
+# more after a batch, and several more where a model has several optimizers.
+
+
+def logged_step(trainer: Any) -> int:
+    """The step that Lightning logs for the batch that is being trained on."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def is_logging_step(trainer: Any, every: int | None = None) -> bool:
+    """Whether values are to be logged after a batch; for ``on_train_batch_end``.
+
+    Args:
+        trainer: that trains.
+        every: so many optimizer steps. None: whether Lightning logs, which a rank also does that is asked to stop.
+    """
+    if trainer.fit_loop._should_accumulate() and trainer.lightning_module.automatic_optimization:
+        return False
+    if every is None:
+        return bool(trainer._logger_connector.should_update_logs or trainer.fast_dev_run)
+    return (logged_step(trainer) + 1) % every == 0
+
+
+def drop_logged(trainer: Any, hook: str, names: Iterable[str]) -> None:
+    """Drop values that were logged by step, which Lightning would log again at each later step of the epoch.
+
+    Args:
+        trainer: that trains.
+        hook: in which they were logged.
+        names: of the values; those that were not logged are ignored.
+    """
+    for name in names:
+        if (result := trainer.fit_loop._results.get(f"{hook}.{name}")) is not None:
+            result.reset()

@@ -6,7 +6,9 @@ Every message has three parts, in this order: what was asked, what is there, wha
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
     "H5CorruptError",
@@ -20,7 +22,10 @@ __all__ = [
     "H5WorkerError",
 ]
 
-MOST_LETTERS = 300  # of a name in a message
+MAX_LETTERS = 300  # of a name in a message
+
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
 
 
 class H5Error(Exception):
@@ -63,6 +68,47 @@ class H5ResumeError(H5Error, ValueError):
     """A saved position does not fit the present data or settings."""
 
 
+def without_frames(function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
+    """Decorate a function so that an ``H5Error`` leaves it without the frames and causes inside this package.
+
+    Its text says all; they would only hide the line of the user's script. All other errors keep theirs.
+
+    Args:
+        function: what a user calls.
+    """
+
+    @functools.wraps(function)
+    def short(*args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+        try:
+            return function(*args, **kwargs)
+        except H5Error as error:
+            raise error.with_traceback(None) from None
+
+    return short
+
+
+def named(argument: str, function: Callable[..., Any]) -> str:
+    """The argument by which a user's function was passed, and the function's name, as text for a message."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return f"{argument} {_cut(getattr(function, '__qualname__', type(function).__qualname__))!r}"
+
+
+def stop_iteration(argument: str, function: Callable[..., Any]) -> RuntimeError:
+    """Return the error to raise when a user's function raised StopIteration, as PEP 479 has it for generators.
+
+    Whatever iterates over batches or samples would take it for their end.
+
+    Args:
+        argument: what the function was passed as.
+        function: the function.
+    """
+    return RuntimeError(
+        f"{named(argument, function)} raised StopIteration, which loops take for the end of what they iterate "
+        "over. Raise another error there; next(iterator, default) raises none."
+    )
+
+
 def listing(names: Iterable[object], most: int = 12) -> str:
     """Names for a message: quoted, separated by commas, cut after ``most`` of them; a very long one in its middle."""
     quoted = [_cut(repr(name)) for name in names]
@@ -76,7 +122,7 @@ def shown(name: str) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS // 2]} ... {text[-MOST_LETTERS // 2 :]}"
+    return text if len(text) <= MAX_LETTERS else f"{text[: MAX_LETTERS // 2]} ... {text[-MAX_LETTERS // 2 :]}"
 
 
 def near(name: str, names: Iterable[str]) -> str:

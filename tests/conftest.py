@@ -11,7 +11,7 @@ from factories import H5Factory
 from hypothesis import HealthCheck, settings
 from lightning_utilities.core.rank_zero import WarningCache
 
-from lightning_h5.files import process_pool
+from lightning_h5.hdf5 import process_pool
 
 _COMMON = {
     "deadline": None,
@@ -74,10 +74,10 @@ def no_warning_is_kept_back(monkeypatch):
 @pytest.fixture
 def nothing_held(monkeypatch):
     """Arrays of a few rows are read from the file each time, as large ones are."""
-    monkeypatch.setattr("lightning_h5.datasets.table.HELD_BYTES", -1)
+    monkeypatch.setattr("lightning_h5.datasets.catalog.HELD_BYTES", -1)
 
 
 @pytest.fixture
 def no_list_of_reads(monkeypatch):
     """As on a machine whose kernel takes no list of reads: each piece is a call of ``os.preadv``."""
-    monkeypatch.setattr("lightning_h5.readers.scatter._take_queue", lambda: None)
+    monkeypatch.setattr("lightning_h5.readers.raw_io._take_queue", lambda: None)

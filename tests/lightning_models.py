@@ -1,5 +1,7 @@
 """Small modules for tests that train, and a trainer that says nothing."""
 
+from typing import ClassVar
+
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -56,3 +58,36 @@ def index_of(batch):
 def quiet_trainer(**options):
     options = {"max_epochs": 2, "logger": False, "enable_checkpointing": False} | options
     return Trainer(accelerator="cpu", enable_progress_bar=False, enable_model_summary=False, **options)
+
+
+class Ordinary(LightningModule):
+    """A model in float32 as users write them: it takes a batch as it comes, and converts nothing."""
+
+    batches: ClassVar[list] = []
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 100)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch if has_target(batch) else (batch, None)
+        if isinstance(x, tuple | list):
+            x = torch.stack(x, dim=-1)
+        self.batches.append((x, y))
+        logits = self.layer(x.flatten(1)[:, :1] if x.ndim > 1 else x[:, None])
+        if y is None:
+            return logits.mean()
+        if y.is_floating_point():
+            return torch.nn.functional.mse_loss(logits[:, 0], y)
+        return torch.nn.functional.cross_entropy(logits, y)
+
+    def validation_step(self, batch, batch_idx):
+        self.training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+
+def has_target(batch):
+    """Whether a batch is a pair of an input and a target, and not several inputs."""
+    return isinstance(batch, tuple | list) and len(batch) == 2 and batch[1].ndim == 1

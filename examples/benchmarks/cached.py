@@ -174,7 +174,7 @@ def peak_of(path: Path, n_rows: int, dtype: str | None, pipe: Connection) -> Non
     forget_peak()
     before = resident_mib("VmRSS")
     dataset = RankMemCachedH5Dataset(data.path, "x", "labels", dtype_x=dtype)
-    pipe.send((resident_mib("VmHWM") - before, dataset.row_bytes * n_rows / 2**20))
+    pipe.send((resident_mib("VmHWM") - before, dataset.cost.row_bytes * n_rows / 2**20))
     dataset.close()
 
 

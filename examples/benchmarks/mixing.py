@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lightning_h5.loading.order import blocks_mixed
-from lightning_h5.sampling import BlockTable, OrderParameters, order_rows
+from lightning_h5.loading.choose_order import blocks_mixed
+from lightning_h5.order import BlockTable, OrderParameters, order_rows
 
 BATCH_SIZE = 64
 N_LABELS = 10
@@ -70,9 +70,9 @@ def lines(rows: Rows) -> Iterator[tuple[str, ...]]:
     """The table: a line for each budget, then the full shuffle."""
     for budget in BUDGETS:
         line = [f"{budget} MiB"]
-        for lanes in CONSUMERS:
-            window = blocks_mixed(budget * MIB, rows.per_chunk * rows.n_bytes, lanes)
-            parameters = OrderParameters(mode="window", batch_size=BATCH_SIZE, lanes=lanes, window=window)
+        for streams in CONSUMERS:
+            window = blocks_mixed(budget * MIB, rows.per_chunk * rows.n_bytes, streams)
+            parameters = OrderParameters(mode="window", batch_size=BATCH_SIZE, streams=streams, window=window)
             line.append(f"{window}: {cells(entropies(rows, parameters))}")
         yield tuple(line)
     full = cells(entropies(rows, OrderParameters(mode="global", batch_size=BATCH_SIZE)))

@@ -24,7 +24,7 @@ from common import environment, line_of, met, table, write_json
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_h5 import H5StatsMonitor, LazyH5DataModule
-from lightning_h5.stats import Counters, WaitTimes
+from lightning_h5.counters import Counters, WaitTimes
 
 BATCHES_A_SECOND = 500
 MOST = 0.01

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_h5.sampling import BlockTable, EpochPlan, Mode, OrderParameters, PlanSampler
+from lightning_h5.order import BlockTable, EpochPlan, Mode, OrderParameters, PlanSampler
 
 N_LOOKS = 2000
 
@@ -44,7 +44,7 @@ def main() -> None:
     )
     modes: tuple[Mode, ...] = ("global", "window", "none")
     orders = [
-        OrderParameters(mode=mode, batch_size=options.batch_size, lanes=options.world_size, window=options.window)
+        OrderParameters(mode=mode, batch_size=options.batch_size, streams=options.world_size, window=options.window)
         for mode in modes
     ]
     figures = {order.mode: measure(order, sizes, options.world_size) for order in orders}

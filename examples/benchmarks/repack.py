@@ -34,7 +34,7 @@ from lightning_h5.tools.repack import repack_file
 ROW = (3, 64, 64)
 ROWS_PER_CHUNK = 32
 LEAST = 0.5
-MOST_MIB = 512
+MAX_MIB = 512
 
 
 def write_pictures(path: Path, n_bytes: int, level: int) -> None:
@@ -149,7 +149,7 @@ def main() -> None:
     print(f"bare loop, decode and encode   {result['bare_loop_mib_per_second']:>8,.0f} MiB/s")
     print(f"repack_file                    {result['repack_mib_per_second']:>8,.0f} MiB/s")
     print(f"repack_file / bare loop        {result['ratio']:>8.2f}   (wanted: {LEAST} or more)")
-    print(f"most memory of its own         {result['peak_mib']:>8,.0f} MiB (wanted: {MOST_MIB} or less)")
+    print(f"most memory of its own         {result['peak_mib']:>8,.0f} MiB (wanted: {MAX_MIB} or less)")
     print(f"copy and original are equal: {is_equal}")
     if options.json:
         options.json.write_text(json.dumps(result, indent=1))

@@ -28,12 +28,12 @@ from rows import IMAGES, SIGNALS, RowKind, lifelike
 from tqdm import tqdm
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5DataModule
-from lightning_h5.sampling import BlockTable, LengthRecipe, OrderParameters, PlanSampler
+from lightning_h5.order import BlockTable, LengthRecipe, OrderParameters, PlanSampler
 
 PARTS = ("normalize", "lengths", "mixtures")
 N_STEPS = 10_000
-LEAST_NORMALIZED = 0.95
-MOST_WASTE = 0.05
+MIN_NORMALIZED = 0.95
+MAX_WASTE = 0.05
 WEIGHTS = {"a": 0.6, "b": 0.3, "c": 0.1}
 
 
@@ -107,8 +107,8 @@ def normalizing(folder: Path, options: argparse.Namespace) -> list[dict[str, Any
         _check(loaders[1], rows, mean, std)
         seen = _in_turns([_epochs(loader) for loader in loaders], options.rounds, n_rows)
         ratio = median(seen[1]) / median(seen[0])
-        target = f">= {LEAST_NORMALIZED}" if case.is_promised else "-"
-        verdict = met(ratio >= LEAST_NORMALIZED if case.is_promised else None)
+        target = f">= {MIN_NORMALIZED}" if case.is_promised else "-"
+        verdict = met(ratio >= MIN_NORMALIZED if case.is_promised else None)
         lines.append((case.name, f"{median(seen[0]):,.0f}", f"{median(seen[1]):,.0f}", f"{ratio:.3f}", target, verdict))
         results.append({"case": case.name, "plain": seen[0], "normalized": seen[1], "ratio": ratio})
         for loader in loaders:
@@ -189,7 +189,7 @@ def bucketing(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]
                 f"{n:,} sequences, batches of {batch_size}, sigma {sigma}",
                 f"{plain:.1%}",
                 *(f"{waste:.1%}" for waste in bucketed),
-                met(max(bucketed) <= MOST_WASTE),
+                met(max(bucketed) <= MAX_WASTE),
             )
         )
         results.append({"n": n, "batch_size": batch_size, "sigma": sigma, "plain": plain, "bucketed": bucketed})
@@ -235,7 +235,6 @@ def mixing(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "sequential": {"sampling_strategy": "sequential"},
         "round_robin": {"sampling_strategy": "round_robin"},
         "weighted": {"sampling_strategy": "weighted", "weights": WEIGHTS},
-        "weighted, drawn": {"sampling_strategy": "weighted", "weights": WEIGHTS, "draw": "random"},
         "weighted, rows mixed": {"sampling_strategy": "weighted", "weights": WEIGHTS, "mix": "rows"},
     }
     n_steps = max(1, options.rows // BATCH_SIZE)
@@ -260,14 +259,10 @@ def mixing(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     ]
     print("\nrows a second of three compressed sources, medians of rounds in turns")
     print(table(("strategy", "rows/s", "beside concat"), lines))
-    shares = {draw: _shares(sources, options.steps, draw) for draw in ("exact", "random")}
-    lines = []
-    for draw, counts in shares.items():
-        for name, weight in WEIGHTS.items():
-            off = counts[name] - weight * options.steps
-            bound = 1.0 if draw == "exact" else 3 * (options.steps * weight * (1 - weight)) ** 0.5
-            lines.append((f"{name}, {draw}", f"{weight:.2f}", f"{counts[name]:,}", f"{off:+.1f}", f"{bound:.1f}",
-                          met(abs(off) <= bound)))  # fmt: skip
+    shares, lines = _shares(sources, options.steps), []
+    for name, weight in WEIGHTS.items():
+        off = shares[name] - weight * options.steps
+        lines.append((name, f"{weight:.2f}", f"{shares[name]:,}", f"{off:+.1f}", "1.0", met(abs(off) <= 1)))
     print(f"\nbatches of each source after {options.steps:,} steps")
     print(table(("source", "weight", "batches", "off by", "at most", "met"), lines))
     return {"rows_per_second": dict(zip(loaders, seen, strict=True)), "shares": shares}
@@ -281,14 +276,13 @@ def _pairs(loader: Any) -> Callable[[int], Iterator[Any]]:
     return epoch
 
 
-def _shares(sources: dict[str, str], n_steps: int, draw: str) -> dict[str, int]:
+def _shares(sources: dict[str, str], n_steps: int) -> dict[str, int]:
     module = CombinedHDF5DataModule(
         sources=sources,
         load_fields=["labels"],
         sampling_strategy="weighted",
         weights=WEIGHTS,
         epoch_length=n_steps,
-        draw=draw,
         batch_size=1,
     )
     module.setup("fit")

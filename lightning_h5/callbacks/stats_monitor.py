@@ -9,15 +9,14 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .._lightning import Callback, LightningModule, Trainer
+from .._lightning import Callback, LightningModule, Trainer, drop_logged, is_logging_step, logged_step
+from ..datasets import SequenceDataset
+from ..datasets.file_dataset import FileDataset
 from ..errors import H5Error, H5ValueError
 from ..loading import H5DataLoader
 from ..readers import usable_cores
 from .bottleneck import what_limits
-from .chart import chart_of
-from .figures import figures_of, shares_of, table_of
-from .meters import Meter, over_ranks
-from .transfer import TransferTimer
+from .metrics import Meter, TransferTimer, chart_of, figures_of, over_ranks, shares_of, table_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,8 +25,10 @@ __all__ = ["H5StatsMonitor"]
 
 logger = logging.getLogger(__name__)
 
-MOST_POINTS = 4096
+MAX_POINTS = 4096
 """Points of a plot; every other one is left out where there are more."""
+
+IN_PROGRESS_BAR = ("samples_per_second", "wait_fraction")
 
 
 class H5StatsMonitor(Callback):
@@ -37,8 +38,9 @@ class H5StatsMonitor(Callback):
     logger (then the table alone), and with any number of them. Sums are exact and taken over all ranks, but for
     prediction, where ranks may have nothing to do: there rank 0 shows its own.
 
-    Logged each ``log_every_n_steps`` training steps, over the steps since the last time, and for each epoch
-    with the suffix ``_epoch``:
+    Logged each ``log_every_n_steps`` optimizer steps, over the time since the last log, and for each epoch with the
+    suffix ``_epoch``. Steps have the numbers that Lightning logs, and where Lightning logs at the same step the values
+    are part of its row:
 
     - ``h5/samples_per_second``: rows handed to training, per second.
     - ``h5/read_mib_per_second``: MiB taken from files, per second (an estimate where the HDF5 library reads).
@@ -52,11 +54,13 @@ class H5StatsMonitor(Callback):
     - ``h5/share/NAME``: share of the rows that were of a source of a mixture, 0 to 1.
     - ``h5/expected_share/NAME``: the share that it is to have.
 
-    The table at the end has these for each stage, with the share of the rank that waited most, the time that 95 %
-    of batches did not take longer than, and a sentence that says what limits and what to change.
+    The table at the end has these for each stage, with the share of the rank that waited most, the 95th percentile of
+    the time that a batch was waited for, and a sentence that names the bottleneck and what to change. Figures that are
+    0 in all stages are left out, and so is the hit rate of rows that are in memory as a whole.
 
     Args:
-        log_every_n_steps: None takes the trainer's.
+        log_every_n_steps: optimizer steps, so that steps which accumulate gradients do not count. None takes the
+            trainer's.
         print_summary: print a table when a stage ends, on rank 0.
         prefix: what the keys begin with.
         progress_bar: show rows a second and the share of waiting in the progress bar as well.
@@ -98,7 +102,7 @@ class H5StatsMonitor(Callback):
         self._training: list[H5DataLoader] = []  # the loaders of this epoch
         self._transfer: TransferTimer | None = None
         self._history: list[tuple[int, dict[str, float]]] = []
-        self._n_batches = 0  # of this training
+        self._logged: tuple[str, ...] = ()  # by the batch before
 
     def plot(self) -> Figure:
         """The last training's figures over its steps: rows a second, waiting, MiB a second.
@@ -120,7 +124,7 @@ class H5StatsMonitor(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins anew; a second fit does not show the first one's figures."""
-        self._meters, self._history, self._n_batches = {}, [], 0
+        self._meters, self._history, self._logged = {}, [], ()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock; not at the epoch's start, which is not called when one goes on in its middle."""
@@ -148,29 +152,32 @@ class H5StatsMonitor(Callback):
                     waited,
                     batch_idx,
                     trainer.current_epoch,
-                    trainer.global_step,
+                    logged_step(trainer),
                     most,
                 )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Logs, where it is time to."""
-        every = self.log_every_n_steps or getattr(trainer, "log_every_n_steps", 50)
-        self._n_batches += 1  # over epochs, which may be shorter than that
-        if not every or self._n_batches % every:
+        """Logs if the figures are due."""
+        drop_logged(trainer, "on_train_batch_end", self._logged)
+        self._logged = ()
+        every = self.log_every_n_steps or getattr(trainer, "log_every_n_steps", 50)  # Lightning does not declare it
+        if not every or not is_logging_step(trainer, every):  # the same on all ranks, which come together in `_lap`
             return
-        meter = self._meters["train"]
+        step, meter = logged_step(trainer), self._meters["train"]
         figures, meter.at_lap = self._lap(trainer, meter, meter.at_lap)
-        self._history.append((trainer.global_step, figures))
-        if len(self._history) > MOST_POINTS:
+        self._history.append((step, figures))
+        if len(self._history) > MAX_POINTS:
             self._history = self._history[::2]
-        for each in trainer.loggers:
-            each.log_metrics(self._named(figures), step=trainer.global_step)
-        if self.progress_bar:
-            shown = {name: figures[name] for name in ("samples_per_second", "wait_fraction")}
-            # The value is the same on all ranks by now.
-            pl_module.log_dict(self._named(shown), prog_bar=True, logger=False, on_step=True, batch_size=1)
+        named = self._named(figures)
+        shown = {self.prefix + name for name in IN_PROGRESS_BAR if self.progress_bar}
+        for name, value in named.items():  # the same on all ranks by now
+            pl_module.log(name, value, prog_bar=name in shown, logger=bool(trainer.loggers), on_step=True, batch_size=1)
+        self._logged = tuple(named)
+        if not is_logging_step(trainer):  # otherwise Lightning writes them after this hook, into its own row
+            for each in trainer.loggers:
+                each.log_metrics(named, step=step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs the epoch's figures."""
@@ -270,9 +277,7 @@ class H5StatsMonitor(Callback):
         """Prints the table of these stages, and forgets them."""
         ranks: dict[str, list[dict[str, float]]] = {}
         limit = None
-        own = (
-            "predict" in stages
-        )  # a rank without a row to predict skips its loop and this hook: nobody may wait for it
+        own = "predict" in stages  # a rank without a row to predict skips its loop and this hook
         for stage in stages:
             if (meter := self._meters.pop(stage, None)) is None:
                 continue
@@ -284,7 +289,8 @@ class H5StatsMonitor(Callback):
             limit = limit or _limit_of(stage, sums, loaders)
         if ranks and self.print_summary and trainer.is_global_zero:
             remarks = _remarks(ranks, self.slow_batch_seconds) + ([limit] if limit else [])
-            sys.stdout.write(table_of(ranks, "on rank 0" if own else "over all ranks", remarks))
+            whose = "" if trainer.world_size == 1 else ", on rank 0" if own else ", over all ranks"
+            sys.stdout.write(table_of(f"lightning_h5: rows from HDF5{whose}", ranks, remarks))
             sys.stdout.flush()
 
 
@@ -318,19 +324,38 @@ def _is_alone(trainer: Trainer) -> bool:
 
 def _limit_of(stage: str, amounts: Mapping[str, float], loaders: list[H5DataLoader]) -> str | None:
     """What limits a stage, as a remark."""
-    limit = what_limits(
-        amounts, n_workers=max((loader.num_workers for loader in loaders), default=0), n_cores=usable_cores()
-    )
-    return None if limit is None else f"what limits {stage}: {limit.text}"
+    n_workers = max((loader.num_workers for loader in loaders), default=0)
+    to_keep = _to_keep(loaders) if stage == "train" else None  # other stages read each row once
+    limit = what_limits(amounts, n_workers=n_workers, n_cores=usable_cores(), to_keep=to_keep)
+    return None if limit is None else f"{stage}: {limit.text}"
+
+
+def _to_keep(loaders: list[H5DataLoader]) -> str:
+    """What to pass so that all decoded rows of training stay in memory; empty if they do."""
+    missing = []  # for each loader whose rows do not fit: bytes for all of them, and the argument
+    for loader in loaders:
+        dataset = loader.dataset.dataset if isinstance(loader.dataset, SequenceDataset) else loader.dataset
+        if not isinstance(dataset, FileDataset):  # sources of a mixture share `shuffle_bytes` otherwise
+            return "shuffle_bytes that holds all"
+        all_bytes = dataset.cost.decoded_bytes * max(1, loader.num_workers)  # each worker has a cache of its own
+        if dataset.cache_bytes < all_bytes:
+            # The cache has the size of `shuffle_bytes` only where rows are shuffled, and if nothing else was asked for.
+            is_own = loader.dataset.asked_cache_bytes is not None or loader.sampler.present_order().mode == "none"
+            missing.append((all_bytes, "cache_bytes" if is_own else "shuffle_bytes"))
+    if not missing:
+        return ""
+    all_bytes, name = max(missing)
+    return f"{name}='{-(-all_bytes >> 20)} MiB' holds all"
 
 
 def _remarks(ranks: Mapping[str, list[dict[str, float]]], most: float | None) -> list[str]:
     """Slow batches, and the memory of the largest rank."""
     amounts = [rank for stage in ranks.values() for rank in stage]
     n_slow = sum(rank["n_slow"] for rank in amounts)
-    slow = [f"{n_slow:,.0f} batches were waited for longer than {most:g} s; the log has their steps."] if n_slow else []
+    batches = f"{n_slow:,.0f} batch{'es' if n_slow != 1 else ''}"
+    slow = [f"{batches} took longer than {most:g} s to arrive; the log has the steps."] if n_slow else []
     memory = max(rank["memory"] for rank in amounts)
-    return [f"memory: {memory / 2**20:,.0f} MiB at most in a rank's own process", *slow]
+    return [f"peak memory of a rank's main process: {memory / 2**20:,.0f} MiB", *slow]
 
 
 def _peak_memory() -> float:

@@ -6,6 +6,7 @@ import argparse
 from itertools import groupby
 
 from ..errors import H5ValueError
+from ..hdf5 import INTEGRITY
 from ..tools.check import CheckReport, Problem, check_files
 from .terminal import bold, bytes_text, faint, safe, write, write_json
 
@@ -83,10 +84,18 @@ def _text(report: CheckReport, *, decoded: bool) -> str:
     lines.append(_summary(report, decoded=decoded))
     if report.digested:
         lines.append(f"digests written beside {_count(len(report.digested), 'file')}")
-    if report.unchecked and decoded and not report.digested:
-        names = ", ".join(safe(name) for name in report.unchecked[:6]) + (" ..." if len(report.unchecked) > 6 else "")
-        lines.append(faint(f"without checksums, so that most damage to their values would not show: {names}"))
+    elif report.integrity is not None:
+        lines.append(faint(f"integrity level {report.integrity} of 0 to 3: {_meaning(report)}"))
     return "\n".join(lines)
+
+
+def _meaning(report: CheckReport) -> str:
+    """What the level means, in a line; for level 0 with the arrays, whose names come from the file."""
+    if report.integrity:
+        return INTEGRITY[report.integrity]
+    # `repr` escapes what moves a terminal's cursor or ends a line, as `safe` does.
+    names = ", ".join(map(repr, report.unchecked[:6])) + (" ..." if len(report.unchecked) > 6 else "")
+    return f"most damage to the values of {names} would not show (no checksums)"
 
 
 def _line(problem: Problem) -> str:

@@ -8,42 +8,41 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
-from ..files import Entry
+from ..hdf5 import Entry, expand_user
 from ..tools.advice import Advice, yaml_of
 from ..tools.inspection import ArrayReport, FileReport, FolderReport, inspect_file, inspect_folder
-from .terminal import bold, bytes_text, faint, safe, table, write, write_json
+from .terminal import bold, bytes_text, faint, line_width, paragraphs, safe, table, write, write_json
 
 SUMMARY = "Shows what is in a file, how it is stored, what a random row costs, and what to train it with."
 EXAMPLES = """  lightning-h5 inspect signals.h5
   lightning-h5 inspect signals.h5 --depth 1
   lightning-h5 inspect recordings/ --json"""
 
-WIDTH = 120  # of a line, where names allow it
-LONGEST_NAME = 48  # in a table
-LEAST_ROOM = 30  # of a table's last column
+LONGEST_NAME = 36  # in a table
+SHOWN_ARRAYS = 20
+MIN_ROOM = 30  # below a name of the tree
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what the verb takes."""
+    """Add what ``inspect`` takes."""
     parser.add_argument("path", metavar="FILE", nargs="+", help="a file; or a directory, a glob or several files")
-    parser.add_argument("--depth", type=int, metavar="N", help="levels of the tree that are shown; all unless given")
+    parser.add_argument("--depth", type=int, metavar="N", help="levels of the tree to show (default: all)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Shows a file, or several as one set."""
-    only = options.path[0]
+    only = expand_user(options.path[0])
+    report: FileReport | FolderReport
     if len(options.path) == 1 and not os.path.isdir(only) and not any(mark in only for mark in "*?["):
         report = inspect_file(only)
-        if options.json:
-            write_json(report)
-        else:
-            write("\n".join(_file_text(report, options.depth)))
-        return 0
-    folder = inspect_folder(options.path, shows_progress=not options.json)
-    if options.json:
-        write_json(folder)
+        text = _file_text(report, options.depth)
     else:
-        write("\n".join(_folder_text(folder, options.depth)))
+        report = inspect_folder(options.path, shows_progress=not options.json)
+        text = _folder_text(report, options.depth)
+    if options.json:
+        write_json(report)
+    else:
+        write("\n".join(text))
     return 0
 
 
@@ -54,9 +53,7 @@ def _file_text(report: FileReport, depth: int | None) -> Iterator[str]:
         for kind in ("group", "array", "soft link", "hard link", "external link")
         if kinds.count(kind)
     )
-    block = f", {bytes_text(report.user_block)} of user block" if report.user_block else ""
-    kind = f"superblock {report.superblock}{block}"
-    yield f"{bold(report.path)}  {bytes_text(report.n_bytes)}, {kind}; {counts or 'empty'}"
+    yield f"{bold(report.path)}  {bytes_text(report.n_bytes)}: {counts or 'empty'}"
     yield ""
     yield from _tree(report, depth)
     yield from _rows(report)
@@ -93,14 +90,14 @@ def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
 def _branch(name: str, width: int, text: str) -> Iterator[str]:
     """A line of the tree; what makes it too wide goes below the name, which stays whole."""
     line = f"{name:<{width}}  {text}".rstrip()
-    if len(line) <= WIDTH or not text:
+    if len(line) <= line_width() or not text:
         yield line
         return
     yield name
     inside = len(name) - len(name.lstrip("│├└─ "))
     lead = name[:inside].replace("├── ", "│   ").replace("└── ", "    ") + "    "
-    lines = wrap(text, max(WIDTH - len(lead), LEAST_ROOM), break_long_words=False)
-    if max(map(len, lines)) > WIDTH - len(lead):  # a long target of a link, which no break makes shorter
+    lines = wrap(text, max(line_width() - len(lead), MIN_ROOM), break_long_words=False)
+    if max(map(len, lines)) > line_width() - len(lead):  # a long target of a link, which no break makes shorter
         lines = [text]
     yield from (lead + each for each in lines)
 
@@ -132,6 +129,7 @@ def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
         parts.append(f"chunks ({', '.join(map(str, array.chunks))})" if array.chunks else array.storage)
         parts += [" + ".join(array.filters)] if array.filters else []
         parts += [f"{array.ratio:.1f}:1"] if array.filters and array.ratio else []
+        parts += [f"packed: {array.packing}"] if array.packing else []
         parts += [f"fill {array.fill:g}"] if array.fill else []
         parts += [f"{array.n_unwritten} of {array.n_chunks} chunks never written"] if array.n_unwritten else []
     return "  ".join(parts) + attributes
@@ -139,22 +137,24 @@ def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
 
 def _rows(report: FileReport) -> Iterator[str]:
     """What a random row costs of each array, the largest first; what cannot be read, and why."""
-    readable = [array for array in report.arrays if array.row is not None and array.n_bytes]
+    # Text has no cost that says anything: a row's size is that of a pointer.
+    able = (a for a in report.arrays if a.row is not None and a.n_bytes and not a.dtype.startswith("text"))
+    readable = sorted(able, key=lambda a: -a.n_bytes)
+    rows, notes = [["a random row of", "has", "reads", "decodes", "chunks"]], []
+    for array in readable[:SHOWN_ARRAYS]:
+        row, n_rows = array.row, (array.shape or (1,))[0]
+        if row is not None:
+            costs = (array.n_bytes / max(1, n_rows), row.bytes_read, row.bytes_decoded)
+            rows.append([_end_of(array.name), *map(bytes_text, costs), str(row.n_chunks or "-")])
+            if row.why_slow:
+                notes.append(f"{array.name} is read through the HDF5 library, in one thread: {row.why_slow}")
     if readable:
         yield ""
-        rows = [("a random row of", "has", "reads", "decodes", "chunks", "way")]
-        for array in sorted(readable, key=lambda a: -a.n_bytes)[:20]:
-            row, n_rows = array.row, (array.shape or (1,))[0]
-            if row is not None:
-                own = bytes_text(array.n_bytes / max(1, n_rows))
-                costs = own, bytes_text(row.bytes_read), bytes_text(row.bytes_decoded), str(row.n_chunks or "-")
-                rows.append((_end_of(array.name), *costs, row.way + (f": {row.why_slow}" if row.why_slow else "")))
-        yield from _left_last(rows)
-        if len(readable) > 20:
-            yield faint(f"... and {len(readable) - 20} smaller arrays; --json has all")
-    for array in report.arrays:
-        if array.problem is not None and array.row is None:
-            yield f"{safe(array.name)}: {safe(array.problem)}"
+        yield table(rows)
+    if len(readable) > SHOWN_ARRAYS:
+        yield faint(f"... and {len(readable) - SHOWN_ARRAYS} smaller arrays; --json has all")
+    notes += [f"{a.name}: {a.problem}" for a in report.arrays if a.problem is not None and a.row is None]
+    yield from (each for note in notes for each in wrap(safe(note), line_width(), subsequent_indent="  "))
 
 
 def _end_of(name: str) -> str:
@@ -162,29 +162,14 @@ def _end_of(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"...{name[3 - LONGEST_NAME :]}"
 
 
-def _left_last(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A table whose last column begins flush, and goes on below where it is long."""
-    front = table([row[:-1] for row in rows]).split("\n")
-    width = max(len(line) for line in front[1:])
-    lines = [front[0] + "  " + bold(rows[0][-1])]
-    for line, row in zip(front[1:], rows[1:], strict=True):
-        first, *more = wrap(row[-1], max(WIDTH - width - 2, LEAST_ROOM), break_long_words=False)
-        lines += [f"{line:<{width}}  {first}", *(f"{'':<{width}}  {each}" for each in more)]
-    return lines
-
-
 def _advice(advice: Advice, integrity: str | None) -> Iterator[str]:
     yield ""
     if integrity is not None:
         yield f"{bold('integrity')}  {integrity}"
-    shards = advice.shard_bytes
-    if shards:
-        each = ", ".join(f"{bytes_text(n_bytes)} on {n}" for n, n_bytes in shards.items())
+    if advice.datamodule is not None:
         names = safe(", ".join((*advice.x_keys, *advice.y_keys)))
-        lines = wrap(f"a rank's shard of {names}: {each} ranks", WIDTH - 11, break_long_words=False)
-        yield f"{bold('cached')}     " + "\n           ".join(lines)
-    lines = [line for reason in advice.reasons for line in wrap(safe(reason), 100, break_long_words=False)]
-    yield f"{bold('use')}        " + "\n           ".join(lines)
+        yield paragraphs("in memory  ", [f"{bytes_text(advice.cached_bytes)} for all rows of {names}"])
+    yield paragraphs("use        ", advice.reasons)
     if advice.datamodule is not None:
         yield ""
         yield yaml_of(advice)

@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 from ..errors import listing
-from ..tools.copying.compression import COMPRESSIONS
-from ..tools.copying.report import RepackedArray, RepackReport, StoredAs
-from ..tools.repack import repack_file
+from ..tools.compression import COMPRESSIONS
+from ..tools.repack import RepackedArray, RepackReport, StoredAs, repack_file
 from .terminal import bytes_text, faint, table, write, write_json
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "Copies an HDF5 file, its arrays laid out anew, so that a random row costs little more than itself."
+SUMMARY = "Copies an HDF5 file, its arrays laid out for training, so that a random row costs little more than itself."
 
 EXAMPLES = """\
   lightning-h5 repack data.h5 small.h5 --rows-per-chunk 32 --compression zstd --verify
@@ -36,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rows-per-chunk",
         type=_rows,
         metavar="N",
-        help="rows of a chunk, or 'auto': as many as make 256 to 512 KiB (default: auto, where there are chunks)",
+        help="rows of a chunk, or 'auto': as many as make 256 to 512 KiB (default: auto, if there are chunks). Labels "
+        "and other columns of a file with larger rows stay as they are, unless --keys names them; so do arrays of "
+        "which N rows take less than 4 KiB and a row less than 1/16 of the largest",
     )
     parser.add_argument(
         "--compression",

@@ -1,4 +1,4 @@
-"""``stats``: mean, deviation, least and largest value of arrays, and the file of them that ``normalize`` reads."""
+"""``stats``: mean, deviation, minimum and maximum of arrays, and the file of them that ``normalize`` reads."""
 
 from __future__ import annotations
 
@@ -10,75 +10,43 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import H5Error, H5ValueError
-from ..files import expand_paths
-from ..tools.statistics import MOST_BINS, ArrayStats, ChannelAxis, StatsReport, compute_stats, named_keys
-from ..tools.sums.histogram import Histogram
-from ..tools.sums.output import ensure_writable
+from ..hdf5 import expand_paths, expand_user
+from ..tools.statistics import ArrayStats, ChannelAxis, StatsReport, compute_stats, ensure_writable, named_keys
 from ..types import IntArray
 from .terminal import bold, faint, table, warn, write, write_json
 
 __all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
 SUMMARY = (
-    "Mean, standard deviation, least and largest value, and the numbers of NaN and infinite values, of arrays: over "
-    "one file or several, in one pass, on all cores. NaN and infinite values are counted and left out of the rest."
+    "Computes mean, standard deviation, minimum and maximum of arrays, over one file or several, in one pass, on all "
+    "cores. NaN and infinite values are counted and left out of the rest."
 )
 EXAMPLES = """\
   lightning-h5 stats data.h5
   lightning-h5 stats images.h5 --key images --channel-axis 0 --output stats.json
   lightning-h5 stats 'runs/*.h5' --key signal --split-file splits.json --output stats.json
-  lightning-h5 stats data.h5 --key x --rows 0:8000 --histogram 20"""
+  lightning-h5 stats data.h5 --key x --rows 0:8000"""
 
 SHOWN_CHANNELS = 24
-BAR = 40  # characters of the longest bar of a histogram
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what ``stats`` takes."""
+    """Add what ``stats`` takes."""
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="a file, a glob or a directory; several are one data set")
-    add(
-        "--key",
-        action="append",
-        dest="keys",
-        metavar="K",
-        help="an array; may be given repeatedly. Left out: the input, where the file leaves no doubt about it",
-    )
-    add(
-        "--channel-axis",
-        action="append",
-        default=[],
-        type=_axis,
-        metavar="A",
-        help="axis of a row that has the channels (0 for rows of shape (C, ...), -1 for (..., C)), each with its own "
-        "statistics; K=A for one of several arrays; `none` takes all values together, which is the default",
-    )
+    add("--key", action="append", dest="keys", metavar="K", help="an array; repeatable (default: the input)")
+    axis = "axis of a row that has the channels: 0 for rows (C, ...), -1 for (..., C); K=A for one of several arrays"
+    add("--channel-axis", action="append", default=[], type=_axis, metavar="A", help=f"{axis} (default: none)")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--rows",
-        type=_range,
-        metavar="START:STOP[:STEP]",
-        help="rows to look at, counted over all files; left out: all of them",
-    )
-    which.add_argument(
-        "--split-file",
-        metavar="FILE",
-        help="look at the rows of a split in this file, which data modules write (split_file)",
-    )
+    which.add_argument("--rows", type=_range, metavar="START:STOP[:STEP]", help="rows to read, counted over all files")
+    which.add_argument("--split-file", metavar="FILE", help="read the rows of a split in this file of a data module")
     add("--split", choices=("train", "val", "test"), default="train", help="which split of that file (default: train)")
     add("--output", metavar="FILE", help="write the file that `normalize` of data modules and datasets reads")
-    add("--force", action="store_true", help="replace an output that is there")
-    add(
-        "--histogram",
-        type=_bins,
-        default=0,
-        metavar="BINS",
-        help="count the values in so many bins; takes a second pass over the rows",
-    )
+    add("--force", action="store_true", help="replace an existing output")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Computes the statistics, writes them."""
+    """Compute the statistics, and write them."""
     paths = expand_paths(options.paths, "PATH")
     if options.output is not None:
         ensure_writable(options.output, paths, overwrite=options.force)  # before hours of reading
@@ -86,7 +54,6 @@ def run(options: argparse.Namespace) -> int:
         paths,
         options.keys,
         channel_axis=_channel_axis(options.channel_axis, options.keys or ()),
-        bins=options.histogram,
         rows=options.rows
         if options.split_file is None
         else _rows_of_split(options.split_file, options.split, paths, options.keys),
@@ -137,19 +104,13 @@ def _range(text: str) -> range:
     raise argparse.ArgumentTypeError(f"{text!r} is no range of rows; write START:STOP or START:STOP:STEP")
 
 
-def _bins(text: str) -> int:
-    if text.isdecimal() and 1 <= int(text) <= MOST_BINS:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of bins; pass 1 to {MOST_BINS:,}")
-
-
 def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[str] | None) -> IntArray:
     # Imported where it is used: the data modules bring Lightning along, which takes seconds.
-    from ..datamodules.sources import column_of, count_rows
     from ..datamodules.split_file import read_splits
+    from ..datasets import column_of, count_rows
 
     try:
-        text = json.loads(Path(name).read_text(encoding="utf-8"))
+        text = json.loads(Path(expand_user(name)).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise H5ValueError(f"--split-file {name!r} cannot be read as JSON: {error}. Name another file.") from error
     group_key = text.get("group_key") if isinstance(text, dict) else None
@@ -166,50 +127,34 @@ def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[s
 
 def _text(report: StatsReport) -> str:
     n_files = len(report.files)
+    of_files = "" if n_files == 1 else f" in {n_files} files"
     blocks = []
     for array in report.arrays:
         rows = f"{array.n_rows:,} rows"
         if array.n_rows != report.n_rows_of_files:
             rows += f" of {report.n_rows_of_files:,}"
-        of_files = "" if n_files == 1 else f" in {n_files} files"
         shape = "x".join(map(str, array.row_shape)) or "1"
-        blocks.append(f"{bold(array.key)}: {rows}{of_files}, each {shape} of {array.dtype}")
-        blocks.append(table(list(_lines(array))))
+        lines = [f"{bold(array.key)}: {rows}{of_files}, each {shape} of {array.dtype}", table(_lines(array))]
         if (hidden := array.mean.size - SHOWN_CHANNELS) > 0:
-            blocks.append(faint(f"and {hidden:,} more channels; --json and --output have all of them"))
-        if array.histogram is not None:
-            blocks += _bars(array, array.histogram)
-        blocks.append("")
-    return "\n".join(blocks[:-1])
+            lines.append(faint(f"and {hidden:,} more channels; --json and --output have all of them"))
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
 
 
-def _lines(array: ArrayStats) -> Iterator[list[str]]:
-    yield ["channel" if array.mean.ndim else "values", "finite", "NaN", "infinite", "mean", "std", "min", "max"]
-    columns = (array.n_values, array.n_nan, array.n_infinite, array.mean, array.std, array.min, array.max)
-    each = [np.atleast_1d(column)[:SHOWN_CHANNELS].tolist() for column in columns]
+def _lines(array: ArrayStats) -> list[list[str]]:
+    """A line for each channel; columns of NaN and infinite values if there are any."""
+    columns = {name: getattr(array, name) for name in ("mean", "std", "min", "max")}
+    columns |= {name: n for name, n in (("NaN", array.n_nan), ("infinite", array.n_infinite)) if n.any()}
+    each = [np.atleast_1d(column)[:SHOWN_CHANNELS].tolist() for column in columns.values()]
+    lines = [["channel" if array.mean.ndim else "", *columns]]
     for channel, numbers in enumerate(zip(*each, strict=True)):
-        name = str(channel) if array.mean.ndim else "all"
-        yield [name, *(f"{n:,}" for n in numbers[:3]), *map(_number, numbers[3:])]
+        lines.append([str(channel) if array.mean.ndim else "all values", *map(_number, numbers)])
+    return lines
 
 
 def _number(value: float) -> str:
     """A number in as few digits as tell it; integers as they are."""
-    return str(value) if isinstance(value, int) else "-" if value != value else f"{value:.7g}"
-
-
-def _bars(array: ArrayStats, histogram: Histogram) -> Iterator[str]:
-    if array.mean.ndim:
-        yield faint("histograms of the channels: --json and --output have them")
-        return
-    counts, edges = histogram.counts.tolist(), histogram.edges.tolist()
-    largest = max(counts, default=0) or 1
-    rows = [["from", "to", "values", ""]]
-    rows += [
-        [_number(low), _number(high), f"{n:,}", "#" * -(-n * BAR // largest)]
-        for n, low, high in zip(counts, edges, edges[1:], strict=False)
-    ]
-    text = table([row[:3] for row in rows], left=0).splitlines()
-    yield from (f"{line}  {row[3]}".rstrip() for line, row in zip(text, rows, strict=True))
+    return f"{value:,}" if isinstance(value, int) else "-" if value != value else f"{value:.7g}"
 
 
 def _doubts(report: StatsReport) -> Iterator[str]:
@@ -221,4 +166,4 @@ def _doubts(report: StatsReport) -> Iterator[str]:
         flat = np.flatnonzero(np.atleast_1d(array.std == 0)).tolist()
         if flat:
             which = f"channels {', '.join(map(str, flat[:12]))}{' ...' if len(flat) > 12 else ''} of " * array.mean.ndim
-            yield f"{which}{array.key!r}: all values are equal (std 0); normalised they become 0."
+            yield f"{which}{array.key!r}: all values are equal (std 0); normalized they become 0."

@@ -8,9 +8,10 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -23,6 +24,8 @@ __all__ = [
     "bold",
     "bytes_text",
     "faint",
+    "line_width",
+    "paragraphs",
     "run_verb",
     "safe",
     "table",
@@ -33,6 +36,7 @@ __all__ = [
 
 INTERRUPTED = 130  # what a shell shows for a process that Ctrl-C ended
 PROBLEM = 1
+MIN_WIDTH, MAX_WIDTH = 60, 120
 _OURS = re.compile(r"(\n|\x1b\[[012]m)")  # a line's end, and the codes of `bold` and `faint`
 
 
@@ -53,7 +57,7 @@ class Verb(Protocol):
 
 
 def run_verb(name: str, verb: Verb, arguments: Sequence[str]) -> None:
-    """Runs a verb; what it could not do is one line on the standard error.
+    """Runs a verb; what it could not do is said on the standard error.
 
     Args:
         name: of the verb.
@@ -67,7 +71,7 @@ def run_verb(name: str, verb: Verb, arguments: Sequence[str]) -> None:
         prog=f"lightning-h5 {name}",
         description=textwrap.fill(verb.SUMMARY, 80),
         epilog=f"examples:\n{verb.EXAMPLES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     verb.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="write the result as JSON instead of text")
@@ -94,6 +98,13 @@ def run_verb(name: str, verb: Verb, arguments: Sequence[str]) -> None:
     raise SystemExit(code)
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Breaks no line within a word such as ``blosc-zstd``."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 def _but_not_here(name: str, text: str) -> str:
     """What errors advise that no verb takes."""
     if "allow_external=True" not in text:
@@ -105,6 +116,24 @@ def _write_nowhere() -> None:
     """Python would complain once more at its end of what it could not write."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def line_width() -> int:
+    """Columns of a line: the terminal's (or ``COLUMNS``), 60 to 120 of them; 80 if there is no terminal."""
+    return min(MAX_WIDTH, max(MIN_WIDTH, shutil.get_terminal_size((80, 24)).columns))
+
+
+def paragraphs(head: str, lines: Iterable[str]) -> str:
+    """Lines that are wrapped, after a head in bold.
+
+    Args:
+        head: what stands before the first line.
+        lines: the others begin below it.
+    """
+    indent = " " * len(head)
+    room = line_width() - len(head)
+    found = [each for line in lines for each in textwrap.wrap(safe(line), room, break_long_words=False)]
+    return f"{bold(head.rstrip())}{' ' * (len(head) - len(head.rstrip()))}" + f"\n{indent}".join(found)
 
 
 def write(text: str = "") -> None:
@@ -123,8 +152,9 @@ def safe(name: str) -> str:
 
 
 def warn(text: str) -> None:
-    """Writes a line to the standard error."""
-    sys.stderr.write(f"lightning_h5: {safe(text)}\n")
+    """Writes a message to the standard error; lines after its first are indented, as no other message is."""
+    first, *more = (safe(line.strip()) for line in text.split("\n"))
+    sys.stderr.write("\n  ".join([f"lightning_h5: {first}", *more]) + "\n")
 
 
 def write_json(report: Any) -> None:
@@ -162,20 +192,12 @@ def _coded(text: str, code: str) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if wanted else text
 
 
-def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Lines of cells under each other, the first of them the heads.
-
-    Args:
-        rows: the cells, equally many in each.
-        left: columns that begin flush, counted from the left; the others end flush, as numbers do.
-    """
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Lines of cells under each other: the first row the heads, the first column flush left, numbers flush right."""
     rows = [[safe(cell) for cell in row] for row in rows]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if at < left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *more in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(more, widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
     return "\n".join([bold(lines[0]), *lines[1:]])

@@ -61,9 +61,18 @@ def run_training(arguments: Sequence[str]) -> None:
                 f"{ours!r}.\n"
             )
         raise
-    except H5Error as error:
-        sys.stderr.write(f"lightning_h5: {type(error).__name__}: {error}\n")
+    except Exception as error:
+        if (cause := _error_of_ours(error)) is None:
+            raise
+        sys.stderr.write(f"lightning_h5: {type(cause).__name__}: {cause}\n")
         raise SystemExit(1) from error
+
+
+def _error_of_ours(error: BaseException | None) -> H5Error | None:
+    """The error of this package that led to another one: jsonargparse wraps what a class raises in its constructor."""
+    while error is not None and not isinstance(error, H5Error):
+        error = error.__cause__
+    return error
 
 
 def _with_comments(arguments: Sequence[str]) -> list[str]:

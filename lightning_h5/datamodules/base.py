@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
+from itertools import groupby
+from reprlib import Repr
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -16,32 +21,28 @@ from .._lightning import (
     check_trainer,
     models_of_the_other_package,
     rank_zero_info,
+    rank_zero_only,
     rank_zero_warn,
 )
 from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..cores import share_cores
-from ..datasets import RowDataset, agreeing_on_rows, digests_of, integrity_of, sharing_digests
-from ..errors import H5ResumeError, H5ValueError, listing
-from ..files import INTEGRITY
+from ..datasets import RowDataset, different_packing, visiting
+from ..distributed import exchange
+from ..errors import H5Error, H5ResumeError, H5ValueError, listing
+from ..hdf5 import INTEGRITY, ArrayLayout
 from ..loading import H5DataLoader, OtherShardsError, SampleCollate
-from ..loading.order import FEW_BLOCKS, Order, choose_order
-from ..ranks import exchange
-from ..sampling import (
-    OrderParameters,
-    PlanSampler,
-    Replica,
-    SourceOrder,
-    TrainingCut,
-    WeightedRecipe,
-    resolve_replica,
-)
+from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
+from ..order import OrderParameters, PlanSampler, Replica, SourceOrder, TrainBatches, WeightedRecipe, resolve_replica
 from .checks import check_equal_batches, check_rows, whole
 from .options import SPLITS, LoaderOptions, Split
-from .position import RunPosition
-from .progress import loaders
+from .resume import RunPosition
+from .settings import NOT_STORED, outermost_frame, plain_settings
+from .trainer_progress import loaders
 from .weighting import weights_of
 
 __all__ = ["BaseH5DataModule", "is_running"]
+
+logger = logging.getLogger(__name__)
 
 _STAGES: dict[str, tuple[Split, ...]] = {
     "fit": ("train", "val"),
@@ -49,34 +50,37 @@ _STAGES: dict[str, tuple[Split, ...]] = {
     "test": ("test",),
     "predict": ("predict",),
 }
+_STAGE_OF: dict[Split, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
 
 
 class BaseH5DataModule(LightningDataModule):
     """Builds datasets in ``setup``, loaders on demand, and keeps the position of the run.
 
     Attributes:
-        batch_size: rows of a training batch on one rank; may be set between runs (batch size finders do).
         rank: this replica, from ``setup`` on.
         world_size: number of replicas, from ``setup`` on.
         seed: seed of the order, from ``setup`` on.
 
     Args:
+        settings: arguments of the constructor, for ``hparams`` (see ``constructor_settings``).
         batch_size: rows of a training batch on one rank.
         options: how loaders are made.
     """
 
-    def __init__(self, batch_size: int, options: LoaderOptions) -> None:
+    def __init__(self, settings: Mapping[str, Any], batch_size: int, options: LoaderOptions) -> None:
         super().__init__()
+        self._record(settings)
         # Predicting fewer rows than ranks leaves ranks without any; all other stages are checked in `setup`.
         self.allow_zero_length_dataloader_with_multiple_devices = True
-        self.batch_size = whole(batch_size, "batch_size", least=1)
+        self._batch_size = whole(batch_size, "batch_size", least=1)
+        self._is_batch_size_in_hparams = self.hparams.get("batch_size") == self._batch_size
         self.rank: int | None = options.rank
         self.world_size: int | None = options.world_size
         self.seed = options.seed
         self._options = options
         self._datasets: dict[Split, RowDataset] = {}
         self._identities: dict[Split, str] = {}
-        self._looked_at: set[Split] = set()
+        self._set_up: set[Split] = set()
         self._train_loader: H5DataLoader | None = None
         self._loaders = _no_loaders()
         self._position = RunPosition()
@@ -100,6 +104,76 @@ class BaseH5DataModule(LightningDataModule):
             check_trainer(trainer)
         self._trainer = trainer
 
+    # What it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def datasets(self) -> Mapping[Split, RowDataset]:
+        """The datasets by split (train, val, test, predict), those that ``setup`` has made so far."""
+        return MappingProxyType(self._datasets)
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a training batch on one rank. May be set between runs; ``hparams.batch_size`` is the same number."""
+        found = self.hparams.get("batch_size") if self._is_batch_size_in_hparams else None
+        return self._batch_size if found is None else cast("int", found)
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        if self._is_batch_size_in_hparams:
+            self.hparams["batch_size"] = batch_size
+
+    @property
+    def hparams_initial(self) -> Any:
+        """The settings that loggers record.
+
+        Lightning refuses to log a model's and a data module's hyperparameters together if they have different values
+        under one name. The model's keep the name then, and these are recorded as, for example, ``data/batch_size``.
+        """
+        settings = super().hparams_initial
+        for name in [name for name in settings if name.startswith("_")]:
+            del settings[name]  # LightningCLI's own; Lightning before 2.5 compares them with the model's
+        for name in self._names_of_the_model():
+            settings[f"data/{name}"] = settings.pop(name)
+        return settings
+
+    def _names_of_the_model(self) -> list[str]:
+        """Names under which the model logs other values than this module has."""
+        model = getattr(self.trainer, "lightning_module", None)
+        if model is None or not getattr(model, "_log_hyperparams", True):
+            return []
+        own, of_model = super().hparams_initial, model.hparams_initial
+        shared = [name for name in own if name in of_model and not name.startswith("_")]
+        return [name for name in shared if not _equal(own[name], of_model[name])]
+
+    def _record(self, settings: Mapping[str, Any]) -> None:
+        # LightningCLI has its own form of them, with which it makes the module again, functions included: the first
+        # call takes it. Otherwise that call takes nothing, as no constructor is above the outermost frame.
+        frame = outermost_frame()
+        self.save_hyperparameters(frame=frame)
+        of_cli = dict(self.hparams)
+        is_of_cli = bool(of_cli) and {name for name in of_cli if not name.startswith("_")} <= set(settings)
+        self.hparams.clear()
+        self.save_hyperparameters(plain_settings(of_cli if is_of_cli else settings), frame=frame)
+
+    def __repr__(self) -> str:
+        parameters = signature(type(self).__init__).parameters
+        defaults = plain_settings({name: each.default for name, each in parameters.items()})
+        given = [
+            f"{name}={_short.repr(value)}"
+            for name, value in self.hparams.items()
+            if not name.startswith("_") and not (name in defaults and _equal(defaults[name], value))
+        ]
+        lines = [f"{type(self).__name__}({', '.join(given)})", f"  batch_size {self.batch_size}"]
+        if self._datasets:
+            lines[1] += f", rank {self.rank} of {self.world_size}"
+            lines += [f"  {split}: {self._datasets[split]!r}" for split in SPLITS if split in self._datasets]
+        else:
+            lines[1] += ", no data yet: setup() looks at the files"
+        return "\n".join(lines)
+
+    __str__ = __repr__  # Lightning's would make loaders
+
     def __getstate__(self) -> dict[str, Any]:
         # Spawned ranks get the module before it has loaders, and make their own.
         return self.__dict__ | {"_train_loader": None, "_loaders": None}
@@ -117,15 +191,23 @@ class BaseH5DataModule(LightningDataModule):
         """
         raise NotImplementedError
 
-    def why_no_data(self, split: Split) -> str:
+    def expected_arrays(self) -> tuple[list[str], list[str]]:
+        """Arrays that any split may need, and those that decide about rows, so that files are opened once."""
+        return [], []
+
+    def names_data(self, split: Split) -> bool:
+        """Whether the arguments name data for a split, as far as they say so without a look at the files."""
+        return True
+
+    def missing_data_hint(self, split: Split) -> str:
         """A sentence on what to pass so that a split has data."""
         raise NotImplementedError
 
     def why_no_rows(self, split: Split) -> str:
         """A sentence on why a split that has data has no rows."""
-        return self.why_no_data(split)
+        return self.missing_data_hint(split)
 
-    def can_go_on_with(self, old: RowDataset, new: RowDataset) -> bool:
+    def can_reuse(self, old: RowDataset, new: RowDataset) -> bool:
         """Whether a dataset of an earlier ``setup`` holds what a new one would have to get again."""
         return False
 
@@ -136,9 +218,9 @@ class BaseH5DataModule(LightningDataModule):
         """Gives back what a dataset holds, at the end of a stage."""
         dataset.close()
 
-    def training_cut(self, n_rows: int) -> TrainingCut:
+    def training_cut(self, n_rows: int) -> TrainBatches:
         """How an epoch of training is cut into batches."""
-        return TrainingCut(n_rows, self.batch_size, self.world_size or 1, self._options.drop_last)
+        return TrainBatches(n_rows, self.batch_size, self.world_size or 1, self._options.drop_last)
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """The order in which rows are asked for."""
@@ -147,7 +229,7 @@ class BaseH5DataModule(LightningDataModule):
             dataset,
             options.shuffle if shuffles else False,
             shuffle_bytes=options.shuffle_bytes,
-            lanes=options.lanes,
+            streams=options.streams,
             world_size=self.world_size or 1,
             num_workers=options.num_workers,
         )
@@ -167,7 +249,7 @@ class BaseH5DataModule(LightningDataModule):
             rank=rank,
             world_size=world_size,
             samples=options.collate_fn is not None,
-            keeper=self if training else None,
+            epoch_source=self if training else None,
             chooses=options.shuffle is True,
             recipe=order.recipe if training else None,
             repeats=self.is_overfitting,
@@ -195,23 +277,37 @@ class BaseH5DataModule(LightningDataModule):
         if name is not None and name not in _STAGES:
             raise H5ValueError(f"setup({stage!r}) was called; the stages are {', '.join(map(repr, _STAGES))} and None.")
         splits = SPLITS if name is None else _STAGES[name]
+        self._set_up -= {*splits}  # until all of them are as they should be
+        try:
+            self._set_up_splits(splits, name)
+        except H5Error as error:
+            # Its text says all. Frames and causes inside this package would only hide the line of the user's script.
+            raise error.with_traceback(None) from None
+        self._set_up |= {*splits}
+        if getattr(self.trainer, "loggers", None) and (names := self._names_of_the_model()):
+            self._say(
+                f"the model has other values of {listing(names)} in its hyperparameters; loggers record those of this "
+                f"data module as {listing(f'data/{name}' for name in names)}"
+            )
+        self._run()  # a second fit must not go on where an earlier one was resumed
+        self._insert_callbacks()
+
+    def _set_up_splits(self, splits: tuple[Split, ...], name: str | None) -> None:
         facts: dict[str, Any] = {}
         failure: Exception | None = None
         what = f"setting up the data ({name or 'all stages'})"
         with exchange(what, self._options.setup_timeout, self._is_alone()) as all_ranks:
             try:
                 self._resolve()
-                with agreeing_on_rows(), sharing_digests(*self._place_on_machine(), all_ranks.progress):
+                with visiting(*self.expected_arrays()):
                     for split in splits:
-                        self._build(split, needed=stage is not None and split == splits[0])
+                        self._build(split, needed=name is not None and split == splits[0])
                 facts = self._facts(splits)
             except Exception as error:  # told to all ranks first, then raised on all of them
                 failure = error
             all_ranks.agree(facts, failure)
-        self._say_integrity([self._datasets[split] for split in splits if split in self._datasets])
+        self._log_integrity([self._datasets[split] for split in splits if split in self._datasets])
         self.load([split for split in splits if split in self._datasets])
-        self._run()  # a second fit must not go on where an earlier one was resumed
-        self._insert_callbacks()
 
     def teardown(self, stage: str | None = None) -> None:
         """Ends reading ahead and closes files. They open again where a dataset is read again."""
@@ -319,7 +415,7 @@ class BaseH5DataModule(LightningDataModule):
                 run.restart(failure)
                 failure = None
             all_ranks.agree({"saved position": run.saved}, failure)
-        run.apply(sampler, self._identities["train"])
+        run.apply(sampler)
 
     def _run(self) -> RunPosition:
         """The position of the fit that goes on; a new one where that is another fit than before."""
@@ -357,13 +453,6 @@ class BaseH5DataModule(LightningDataModule):
         """Whether the trainer has one process, whatever others are about."""
         return self.trainer is not None and self.trainer.world_size == 1
 
-    def _place_on_machine(self) -> tuple[int, int]:
-        """This process among those of its machine, and how many they are, where a trainer says so; else it is alone."""
-        trainer = self.trainer
-        if trainer is None or self._is_alone() or self._options.rank is not None:
-            return 0, 1
-        return int(trainer.local_rank), int(trainer.num_devices)
-
     def _replica(self) -> Replica | tuple[None, None]:
         """For loaders: fixed where a trainer or the user says it, else open until iteration starts."""
         fixed = self.trainer is not None or self._options.rank is not None
@@ -371,20 +460,23 @@ class BaseH5DataModule(LightningDataModule):
 
     def _build(self, split: Split, *, needed: bool) -> None:
         old = self._datasets.pop(split, None)
-        self._looked_at.add(split)
         dataset: RowDataset | None = None
         try:
             dataset = self.build_dataset(split)
-            if old is not None and dataset is not None and self.can_go_on_with(old, dataset):
+            if old is not None and dataset is not None and self.can_reuse(old, dataset):
                 dataset, old = old, None
         finally:
             if old is not None:
                 old.close()
         if dataset is None:
             if needed:
-                raise H5ValueError(f"there is no data for {split!r}. {self.why_no_data(split)}")
+                raise H5ValueError(self._no_data(split))
             return
         self._datasets[split] = dataset
+        for other in self._datasets.values():  # one transform decodes the integers of all splits
+            for a, b in zip(_fields_of(other), _fields_of(dataset), strict=False):
+                if a.packing != b.packing:
+                    raise different_packing(a, b)
         self._check_rows(split, dataset.n_rows)
 
     def _check_rows(self, split: Split, n_rows: int) -> None:
@@ -410,8 +502,6 @@ class BaseH5DataModule(LightningDataModule):
             if (dataset := self._datasets.get(split)) is not None:
                 facts[f"rows of {split!r}"] = dataset.n_rows
                 self._identities[split] = facts[f"content of {split!r}"] = dataset.identity()
-                if (digests := digests_of(dataset)) is not None:
-                    facts[f"digests of {split!r}"] = digests
                 if split == "train":
                     facts["order"] = self._parameters(self._order(dataset, training=True))
         return facts
@@ -437,41 +527,42 @@ class BaseH5DataModule(LightningDataModule):
                 self._say_few(each)
             return
         mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "window" else ""
-        lanes = f" in each of {order.lanes} lanes" if order.lanes > 1 else ""
-        what = f"{n_rows:,} rows" if order.recipe is None else order.recipe.text
-        self._say(f"training order: {order.mode} over {what}, seed {self.seed}{mixed}{lanes} ({order.why})")
+        streams = f" in each of {order.streams} lanes" if order.streams > 1 else ""
+        what = self.mixed_rows(n_rows) if order.recipe is None else order.recipe.text
+        self._say(f"training order: {order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})")
         self._say_few(order)
 
-    def _say_integrity(self, datasets: Sequence[RowDataset]) -> None:
-        levels = integrity_of(datasets)
-        if not levels:
-            return
-        lowest = min(levels.values())
-        each = listing(f"{key}: {level}" for key, level in levels.items())
-        advice = (
-            ""
-            if lowest > 2
-            else (
-                " To be sure: `lightning-h5 check --write-digests` once, and verify='digest'; or `lightning-h5 repack "
-                "--compression gzip --checksum`."
-            )
-        )
-        self._say(f"integrity, of levels 0 to 4: {each} (level {lowest}: {INTEGRITY[lowest]}).{advice}")
+    def mixed_rows(self, n_rows: int) -> str:
+        """Which rows a training order mixes, for the log.
+
+        Args:
+            n_rows: rows of all ranks.
+        """
+        return f"{n_rows:,} rows"
+
+    def _log_integrity(self, datasets: Sequence[RowDataset]) -> None:
+        # For debugging alone: a training run can change nothing about it, and min_integrity refuses low levels.
+        levels: dict[str, int] = {}
+        for layout in (layout for dataset in datasets for layout in dataset.layouts()):
+            levels[layout.key] = min(layout.integrity, levels.get(layout.key, layout.integrity))
+        if levels:
+            each = ", ".join(f"{key}: {level}" for key, level in levels.items())
+            lowest = min(levels.values())
+            text = f"integrity levels (0 to 4): {each} (level {lowest}: {INTEGRITY[lowest]})"
+            self._say(text, log=rank_zero_only(logger.debug))
 
     def _say_few(self, order: Order) -> None:
         if order.mode == "window" and order.window < FEW_BLOCKS:
             self._say(
                 f"shuffle_bytes={self._options.shuffle_bytes:,} mixes {_blocks(order.window)} at a time, so that rows "
-                f"which are neighbours in the file often share a batch. Raise shuffle_bytes for {FEW_BLOCKS} or more, "
-                "use fewer workers, or write the file again with fewer rows a chunk (lightning-h5 repack)."
+                "which are neighbours in the file often share a batch. Raise shuffle_bytes to "
+                f"{-(-order.enough >> 20)} MiB for {FEW_BLOCKS} or more, use fewer workers, or write the file again "
+                "with fewer rows a chunk (lightning-h5 repack)."
             )
 
     def _loader(self, split: Split) -> H5DataLoader | None:
-        if split not in self._looked_at:
-            raise H5ValueError(
-                f"the loader of {split!r} was asked for before setup. Call setup() first, or pass the data module "
-                "to the Trainer as datamodule=."
-            )
+        if split not in self._set_up:
+            raise H5ValueError(self._why_not_set_up(split))
         dataset = self._datasets.get(split)
         if dataset is None:
             return None
@@ -482,6 +573,7 @@ class BaseH5DataModule(LightningDataModule):
             self._check_rows(split, dataset.n_rows)  # a tuner may have made batches larger
             self._say_order(order, dataset.n_rows)
         cache_bytes = order.cache_bytes if options.cache_bytes is None else options.cache_bytes
+        dataset.asked_cache_bytes = options.cache_bytes
         self.read_with(dataset, order, cache_bytes, training=training)
         loader = H5DataLoader(
             dataset,
@@ -498,15 +590,29 @@ class BaseH5DataModule(LightningDataModule):
         self._loaders[split].add(loader)
         return loader
 
+    def _no_data(self, split: Split) -> str:
+        return f"there is no data for {split!r}. {self.missing_data_hint(split)}"
+
+    def _why_not_set_up(self, split: Split) -> str:
+        if not self.names_data(split):  # as the setup that would be advised says
+            return f"{split}_dataloader() was called, and {self._no_data(split)}"
+        ready = listing(each for each in SPLITS if each in self._set_up)
+        what = f"setup() has set up {ready} only" if self._set_up else "setup() was not called, or ended with an error"
+        stage = _STAGE_OF[split]
+        return (
+            f"{split}_dataloader() was called, and {split!r} is not set up: {what}. Call setup({stage!r}) first, or "
+            f"pass the data module to the Trainer: trainer.{stage}(model, datamodule=datamodule)."
+        )
+
     def _parameters(self, order: Order) -> OrderParameters:
         return OrderParameters(
             mode=order.mode,
             seed=self.seed or 0,
             batch_size=self.batch_size,
-            lanes=order.lanes,
+            streams=order.streams,
             window=order.window,
             recipe="" if order.recipe is None else order.recipe.text,
-            sources=tuple(SourceOrder(each.mode, each.lanes, each.window) for each in order.sources),
+            sources=tuple(SourceOrder(each.mode, each.streams, each.window) for each in order.sources),
         )
 
     def _pin_memory(self) -> bool:
@@ -515,18 +621,47 @@ class BaseH5DataModule(LightningDataModule):
         device = getattr(getattr(self.trainer, "strategy", None), "root_device", None)
         return torch.cuda.is_available() and (device is None or device.type == "cuda")
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, log: Callable[[str], object] = rank_zero_info) -> None:
         if text not in self._said:
             self._said.add(text)
-            rank_zero_info(text)
+            log(text)
 
 
 class NoRows(list[Any]):
     """What a hook gives where a split has no data; Lightning names the class when it warns of that."""
 
 
+def _equal(ours: Any, theirs: Any) -> bool:
+    """Whether Lightning takes two hyperparameters for the same."""
+    if type(ours) is not type(theirs):
+        return False
+    try:
+        return bool(ours == theirs)
+    except (TypeError, ValueError, RuntimeError):  # there are arrays in them
+        return False
+
+
+class _SettingsRepr(Repr):
+    """Settings, cut; a value that is not stored is its name in angle brackets, as Python shows a function."""
+
+    def repr_str(self, x: str, level: int) -> str:
+        if x.startswith(NOT_STORED):
+            return f"<{x.removeprefix(NOT_STORED)}>"
+        return super().repr_str(x, level)
+
+
+_short = _SettingsRepr()
+_short.maxstring = _short.maxother = 80
+_short.maxlist = _short.maxdict = 4
+
+
 def _or_no_rows(loader: H5DataLoader | None) -> Any:
     return NoRows() if loader is None else loader  # not `or`: a rank without rows has a loader of length zero
+
+
+def _fields_of(dataset: RowDataset) -> Iterator[ArrayLayout]:
+    """The arrays of a dataset's first file, in the order of its fields."""
+    return next((fields for _, fields in groupby(dataset.layouts(), lambda layout: layout.path)), iter(()))
 
 
 def _no_loaders() -> dict[Split, weakref.WeakSet[H5DataLoader]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, SupportsIndex
 
 from ..errors import H5ValueError
-from ..sampling import EvaluationCut, TrainingCut
+from ..order import EvaluationCut, TrainBatches
 from ..sizes import whole
 
 __all__ = ["check_equal_batches", "check_rows", "maybe_whole", "share", "whole"]
@@ -29,7 +29,7 @@ def share(value: object, name: str) -> float:
     return float(value)
 
 
-def check_rows(split: str, n_rows: int, world_size: int, cut: TrainingCut | None) -> str | None:
+def check_rows(split: str, n_rows: int, world_size: int, cut: TrainBatches | None) -> str | None:
     """Whether a split has enough rows for all ranks.
 
     Args:

@@ -16,20 +16,21 @@ from ..datasets import (
     weighted_dataset,
 )
 from ..errors import H5ValueError
-from ..files import Trust
-from ..loading.order import Order, choose_mixed_order
-from ..sampling import EpochLength, Mixture, Strategy, check_mixture
+from ..hdf5 import Trust
+from ..loading.choose_order import Order, choose_mixed_order
+from ..order import EpochLength, Mixture, Strategy, check_mixture
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .base import BaseH5DataModule
 from .mixtures import MixtureOptions, SourceOptions
 from .options import LoaderOptions, Split, SplitOptions, check_callable
 from .sequences import SequenceOptions
+from .settings import constructor_settings
 from .source_files import SourceFiles, SplitDataset
 from .weighting import WeightOptions, weights_of
 
 __all__ = ["CombinedHDF5DataModule"]
 
-_UNMIXED = ("concat", "sum", "batches", "exact")
+_UNMIXED = ("concat", "sum", "batches")
 
 
 class CombinedHDF5DataModule(BaseH5DataModule):
@@ -51,7 +52,9 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         epoch_max: largest value of ``epoch`` to keep.
         label: keep rows that have this class at any step of ``target`` (see ``CombinedHDF5Dataset``).
         cache_size: rows that were used last and are kept, in each process; 0 keeps none.
-        dtype: of floating fields with an axis beside the rows, the target excepted. None leaves all as stored.
+        dtype: of floating fields with an axis beside the rows, the target excepted. None leaves all as stored. A
+            mapping from fields to dtypes names those of some, and leaves the others as stored; the stored dtype by name
+            takes packed integers as they are.
         where: conditions on any one-dimensional arrays, by name: a value, a list of values, or a range
             ``{"min": 3, "max": 5}``; from Python also functions (see ``CombinedHDF5Dataset``).
         field_map: names of ours for arrays that are called otherwise.
@@ -70,10 +73,9 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         weights: of the sources, in their order or by name; 0 or more. None goes by their size.
         pattern: names of sources in their turn, for "alternating": ``["a", "a", "b"]``.
         epoch_length: "sum" (as much as all sources have), "max" (until each was seen whole), "min" (until the first
-            one is used up: no row twice), or a number of steps.
+            one is used up, or a batch before that where shares are rounded: no row twice), or a number of steps.
         mix: "batches": each batch is of one source (not for "concat"). "rows": sources take turns by rows, so that a
             batch has some of each.
-        draw: "exact" keeps the shares of ``weights`` at every step, as evenly as can be. "random" draws each one.
         val_fraction: share of the training files' rows to validate on, 0 to 1.
         test_fraction: share of the training files' rows to test on, 0 to 1.
         group_key: an array with each row's group (a patient, a recording): groups are never cut apart.
@@ -99,7 +101,6 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel: these
             fields come as ``(x - mean) / std``, before any transform. Statistics of other fields, shapes or numbers of
             channels are refused. None leaves values as they are.
-        channels_last: fields that are stored channels first, ``(C, ...)``, and are wanted as ``(..., C)``.
         transform: runs on each sample, a dict. See ``LazyH5DataModule`` for what it may draw.
         eval_transform: takes the place of ``transform`` for validation, test and prediction. None means that
             ``transform`` runs there too.
@@ -107,14 +108,16 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         collate_fn: makes a batch of a list of samples. None stacks, without making samples first.
         batch_size: rows of a training batch on one rank.
         eval_batch_size: rows of a batch in the other stages. None means ``batch_size``.
-        shuffle: True mixes the training rows anew each epoch: "global" (one permutation of all rows) where single
-            rows cost no more than neighbours, or all decoded rows fit ``shuffle_bytes``; else "window" (blocks of
-            rows that share a chunk, mixed a window at a time, each decoded once). It says which, and why. Either can
-            be asked for by name. False keeps the storage order.
+        shuffle: True mixes the training rows anew each epoch: "global" (one permutation of all rows) if random
+            access is as cheap as sequential access, or all decoded rows fit ``shuffle_bytes``; else "window" (blocks
+            of rows that share a chunk, mixed a window at a time, each decoded once). It says which, and why. Either
+            can be asked for by name. False keeps the storage order.
         drop_last: drop the ragged end of a training epoch. None means False: nothing is dropped and all ranks
             take equally many steps, since the last two rounds are cut into slightly smaller batches.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, else 0.
         with_index: add each row's index in its split to the batch: as ``"index"``.
+        sample: "row" says that an index along axis 0 is a sample, for files that look like an image or volume each
+            (see ``LazyH5DataModule``).
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
             processes: the fastest unless a ``transform`` is slow.
         prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker; in this
@@ -128,7 +131,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         worker_init_fn: runs in each worker, after its random streams are seeded.
         shuffle_bytes: decoded bytes that are mixed at a time on a rank, shared by its workers, such as "512 MiB". It
             decides the order, and is the same on all ranks; the more blocks it holds, the better a batch is mixed.
-        lanes: streams of blocks that "window" deals to ranks and workers. None is one for each of them, so that none
+        streams: streams of blocks that "window" deals to ranks and workers. None is one for each of them, so that none
             decodes what another does. A number fixes the order for any number of ranks and workers;
             ``shuffle_bytes`` is then what all lanes mix together.
         cache_bytes: memory for decoded rows on a rank, shared by its workers; it decides speed alone. "auto" is what
@@ -189,7 +192,6 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         pattern: list[str] | None = None,
         epoch_length: EpochLength = "sum",
         mix: Literal["batches", "rows"] = "batches",
-        draw: Literal["exact", "random"] = "exact",
         val_fraction: float = 0.0,
         test_fraction: float = 0.0,
         group_key: str | None = None,
@@ -205,7 +207,6 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         balance_key: str | None = None,
         class_weights: dict[Any, float] | None = None,
         normalize: PathLike | None = None,
-        channels_last: list[str] | None = None,
         transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
@@ -216,6 +217,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         drop_last: bool | None = None,
         seed: int | None = None,
         with_index: bool = False,
+        sample: Literal["row"] | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         pin_memory: bool | Literal["auto"] = "auto",
@@ -225,7 +227,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         setup_timeout: float = 120.0,
         worker_init_fn: Callable[[int], Any] | None = None,
         shuffle_bytes: int | str = "512 MiB",
-        lanes: int | None = None,
+        streams: int | None = None,
         cache_bytes: int | str = "auto",
         on_resume_mismatch: Literal["raise", "restart_epoch"] = "raise",
         mmap: bool = False,
@@ -240,6 +242,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         on_error: Literal["raise"] = "raise",
     ) -> None:
         super().__init__(
+            constructor_settings(self),
             batch_size,
             LoaderOptions.of(
                 eval_batch_size=eval_batch_size,
@@ -256,7 +259,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
                 on_resume_mismatch=on_resume_mismatch,
                 on_error=on_error,
                 shuffle_bytes=shuffle_bytes,
-                lanes=lanes,
+                streams=streams,
                 cache_bytes=cache_bytes,
                 worker_init_fn=worker_init_fn,
                 collate_fn=collate_fn,
@@ -291,6 +294,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             "label": label,
             "cache_size": cache_size,
             "dtype": dtype,
+            "sample": sample,
             "where": where,
             "field_map": field_map,
             "valid_mask": valid_mask,
@@ -298,7 +302,6 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             "on_bad_file": on_bad_file,
             "max_cache_bytes": max_cache_bytes,
             "normalize": normalize,
-            "channels_last": channels_last,
             "swmr": swmr,
             "mmap": mmap,
             **trust.arguments(),
@@ -313,7 +316,6 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             "pattern": pattern,
             "epoch_length": epoch_length,
             "mix": mix,
-            "draw": draw,
         }
         if sources is not None:
             if train_paths is not None:
@@ -357,6 +359,12 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         self._cut = None  # the files may be others by now
         super().setup(stage)
 
+    def expected_arrays(self) -> tuple[list[str], list[str]]:
+        """See ``BaseH5DataModule.expected_arrays``."""
+        names = [self._split.group_key, self._split.stratify_key, *self._weighting.columns]
+        names += [self._sequences.key, self._sequences.sorted_by]
+        return self._files.expected_arrays(self._sources, [name for name in names if name is not None])
+
     def build_dataset(self, split: Split) -> CombinedHDF5Dataset | MixtureDataset | SequenceDataset | None:
         """The dataset of a split, or None where there is no data for it."""
         trains = split == "train"
@@ -383,6 +391,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
                 return self._sequences.dataset(dataset, column)
             return weighted_dataset(dataset, self._weighting.weights(column)) if self._weighs(split) else dataset
         opened = self._open(split, sources, rows)
+        self._files.refuse_images(opened)
         named = {source.name: each for source, each in opened.items()}
         mixes = not trains or not self._mixture.in_batches
         mixture = mixture_dataset(named, mixes=mixes, is_named=self._names_sources, **of_samples)
@@ -422,7 +431,13 @@ class CombinedHDF5DataModule(BaseH5DataModule):
     def _weighs(self, split: Split) -> bool:
         return split == "train" and self._weighting.is_given
 
-    def why_no_data(self, split: Split) -> str:
+    def names_data(self, split: Split) -> bool:
+        """See ``BaseH5DataModule.names_data``."""
+        if split == "train":
+            return bool(self._sources)
+        return self._paths[split] is not None or (bool(self._sources) and self._split.may_cut(split))
+
+    def missing_data_hint(self, split: Split) -> str:
         """A sentence on what to pass so that a split has data."""
         cut = {"val": ", or val_fraction (or num_folds and fold)", "test": ", or test_fraction"}.get(split, "")
         return f"Pass {split}_paths{' or sources' if split == 'train' else ''}{cut}."
@@ -447,7 +462,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             [dataset] if mixture.strategy == "concat" else cast("MixtureDataset", dataset).sources,
             options.shuffle if shuffles else False,
             shuffle_bytes=options.shuffle_bytes,
-            lanes=options.lanes,
+            streams=options.streams,
             world_size=self.world_size or 1,
             num_workers=options.num_workers,
         )

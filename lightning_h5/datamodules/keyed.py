@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from .._lightning import rank_zero_info
-from ..datasets import FieldStats, Transform, read_stats
+from ..datasets import FieldStats, Transform, column_of, count_rows, current_visits, read_stats
 from ..errors import H5ValueError
-from ..files import field_names, fill_split, guess_keys, keys_in, torch_dtype
+from ..hdf5 import OpenOptions, field_names, fill_split, guess_keys_in, keys_in, kind_of, torch_dtype
 from ..types import DTypeLike, IntArray, Keys, Paths
 from .base import BaseH5DataModule
-from .options import LoaderOptions, SampleOptions, Split, SplitOptions, check_callable
-from .sources import Source, column_of, count_rows, cut_rows, has_arrays, source_of
+from .dtype_errors import explain_dtype_error
+from .options import SPLITS, LoaderOptions, SampleOptions, Split, SplitOptions, check_callable
+from .sources import Source, cut_rows, source_of
 
 __all__ = ["KeyedH5DataModule", "SplitRows"]
 
@@ -30,7 +32,6 @@ class SplitRows(NamedTuple):
         transform: runs on each sample's input.
         target_transform: runs on each sample's target.
         normalize: statistics of these arrays; None leaves values as they are.
-        channels_last: fields whose channels are moved to the last axis.
         indices: rows of the files; None for all.
     """
 
@@ -41,7 +42,6 @@ class SplitRows(NamedTuple):
     transform: Transform | None
     target_transform: Transform | None
     normalize: Mapping[str, FieldStats] | None
-    channels_last: list[str]
     indices: IntArray | None
 
 
@@ -49,6 +49,7 @@ class KeyedH5DataModule(BaseH5DataModule):
     """Splits of files with an input and a target.
 
     Args:
+        settings: arguments of the constructor, for ``hparams``.
         paths: files of each split.
         samples: what a sample is made of.
         split: how one set of files is cut.
@@ -58,13 +59,14 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     def __init__(
         self,
+        settings: Mapping[str, Any],
         paths: Mapping[Split, Paths | None],
         samples: SampleOptions,
         split: SplitOptions,
         batch_size: int,
         options: LoaderOptions,
     ) -> None:
-        super().__init__(batch_size, options)
+        super().__init__(settings, batch_size, options)
         self._paths, self._samples, self._split = dict(paths), samples, split
         self.x_key, self.y_key = samples.x_key, samples.y_key
         self._cut: dict[Split, IntArray] | None = None
@@ -74,6 +76,31 @@ class KeyedH5DataModule(BaseH5DataModule):
         """See ``BaseH5DataModule.setup``."""
         self._cut = None  # the files may be others by now
         super().setup(stage)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Explains errors of dtypes that are the file's, and closes files."""
+        model = getattr(self.trainer, "lightning_module", None)
+        parameters = () if model is None else model.parameters()
+        computes_in = {f"{each.dtype}".removeprefix("torch.") for each in parameters}
+        explain_dtype_error(exception, self._stored_dtypes(), computes_in)
+        super().on_exception(exception)
+
+    def _stored_dtypes(self) -> dict[tuple[str, str], npt.DTypeLike]:
+        """Dtypes of arrays that come as they are stored, which a transform may change, by argument and key."""
+        samples = self._samples
+        x_changes = samples.transform or samples.eval_transform or samples.batch_transform
+        y_changes = samples.target_transform or samples.batch_transform
+        found: dict[tuple[str, str], npt.DTypeLike] = {}
+        for dataset in self._datasets.values():
+            dtypes = {layout.key: layout.dtype for layout in dataset.layouts()}
+            for argument, keys, asked, changes in (
+                ("x_dtype", self.x_key, samples.x_dtype, x_changes),
+                ("y_dtype", self.y_key, samples.y_dtype, y_changes),
+            ):
+                for split in () if asked is not None or changes is not None else SPLITS:
+                    names = {str(fill_split(key, split)) for key in keys_in(keys)}
+                    found |= {(argument, name): dtypes[name] for name in names if name in dtypes}
+        return {key: dtype for key, dtype in found.items() if kind_of(np.dtype(dtype)) == "number"}
 
     def rows_of(self, split: Split) -> SplitRows | None:
         """What a split is made of, or None where there is no data for it."""
@@ -99,9 +126,18 @@ class KeyedH5DataModule(BaseH5DataModule):
             samples.transform if trains else samples.eval_transform,
             samples.target_transform if y_key is not None else None,
             self._statistics(source),
-            [str(fill_split(name, source.group)) for name in samples.channels_last or ()],
             indices,
         )
+
+    @property
+    def _options_of_files(self) -> OpenOptions:
+        return OpenOptions(swmr=self._samples.swmr, trust=self._samples.trust)
+
+    def expected_arrays(self) -> tuple[list[str], list[str]]:
+        """See ``BaseH5DataModule.expected_arrays``."""
+        fields = [str(fill_split(key, split)) for key in keys_in(self.x_key, self.y_key) for split in SPLITS]
+        columns = (self._split.group_key, self._split.stratify_key)
+        return fields, [str(fill_split(key, "train")) for key in columns if key is not None]
 
     def _statistics(self, source: Source) -> Mapping[str, FieldStats] | None:
         """Statistics by what the arrays are called in a split: those of the training arrays hold for all."""
@@ -116,7 +152,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         return stats
 
     def _cut_rows(self, files: tuple[str, ...], x_key: Keys) -> dict[Split, IntArray]:
-        n_rows = count_rows(files, x_key, trust=self._samples.trust, swmr=self._samples.swmr)
+        n_rows = count_rows(files, keys_in(x_key)[0], trust=self._samples.trust, swmr=self._samples.swmr)
         groups, labels = (
             None if key is None else self._column(files, key, n_rows, argument)
             for argument, key in (("group_key", self._split.group_key), ("stratify_key", self._split.stratify_key))
@@ -130,7 +166,14 @@ class KeyedH5DataModule(BaseH5DataModule):
         beside = keys_in(self.x_key)[0].replace("{split}", "train") if samples.swmr else None
         return column_of(files, own, n_rows, argument=argument, trust=samples.trust, beside=beside)
 
-    def why_no_data(self, split: Split) -> str:
+    def names_data(self, split: Split) -> bool:
+        """See ``BaseH5DataModule.names_data``."""
+        if self._paths["train"] is None or split == "train":
+            return self._paths[split] is not None
+        in_keys = any("{split}" in key for key in keys_in(self.x_key, self.y_key))
+        return self._paths[split] is not None or self._split.may_cut(split) or in_keys
+
+    def missing_data_hint(self, split: Split) -> str:
         """A sentence on what to pass so that a split has data."""
         cut = {"val": "val_fraction (or num_folds and fold), ", "test": "test_fraction, "}.get(split, "")
         return f"Pass {split}_path, {cut}or train_path and keys with {{split}} in them."
@@ -168,7 +211,13 @@ class KeyedH5DataModule(BaseH5DataModule):
     def _keys(self, source: Source, split: Split) -> tuple[Keys, Keys | None]:
         """The arrays of a split; guessed from its first file where none are named."""
         if self.x_key is None:
-            self.x_key, self.y_key = guess_keys(source.files[0], swmr=self._samples.swmr)
+            path = source.files[0]
+
+            def guess(file: Any) -> tuple[tuple[str, str | None], list[str]]:
+                found = guess_keys_in(file, path)
+                return found, keys_in(*found)
+
+            self.x_key, self.y_key = current_visits().search(path, self._options_of_files, "keys", guess)
             rank_zero_info(
                 f"x_key={self.x_key!r}, y_key={self.y_key!r}: {source.files[0]!r} leaves no doubt about them"
             )
@@ -180,4 +229,4 @@ class KeyedH5DataModule(BaseH5DataModule):
         return x_key, y_key
 
     def _has(self, path: str, keys: Keys | None) -> bool:
-        return has_arrays(path, keys_in(keys), self._samples.trust, swmr=self._samples.swmr)
+        return current_visits().has(path, keys_in(keys), self._options_of_files)

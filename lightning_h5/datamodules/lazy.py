@@ -8,10 +8,11 @@ from typing import Any, Literal
 import numpy.typing as npt
 
 from ..datasets import H5LazyDataset, MixtureDataset, weighted_dataset
-from ..files import Trust
+from ..hdf5 import Trust
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .keyed import KeyedH5DataModule
 from .options import LoaderOptions, SampleOptions, Split, SplitOptions
+from .settings import constructor_settings
 from .weighting import WeightOptions
 
 __all__ = ["LazyH5DataModule"]
@@ -37,7 +38,8 @@ class LazyH5DataModule(KeyedH5DataModule):
             table. None takes what the file leaves no doubt about.
         y_key: the target, likewise. None gives inputs alone.
         x_dtype: dtype of the input by name, such as "float16", or a mapping from fields to names. None keeps
-            the file's.
+            the file's. Packed integers (``scale_factor``, ``_FillValue`` and the like) are an error unless their stored
+            dtype is named, such as "int16".
         y_dtype: dtype of the target, likewise.
         val_fraction: share of the training files' rows to validate on, 0 to 1.
         test_fraction: share of the training files' rows to test on, 0 to 1.
@@ -58,7 +60,6 @@ class LazyH5DataModule(KeyedH5DataModule):
         normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel: these
             fields come as ``(x - mean) / std``, before any transform. Statistics of other fields, shapes or numbers of
             channels are refused. None leaves values as they are.
-        channels_last: fields that are stored channels first, ``(C, ...)``, and are wanted as ``(..., C)``.
         transform: runs on each sample's input, a tensor of a row's shape. What it draws from the global streams
             of Python, NumPy and torch follows the seed, the epoch and the batch, not the rank or worker. Where it has a
             parameter ``rng`` (NumPy) or ``generator`` (torch), it gets one that draws the same for (seed, epoch, row).
@@ -69,14 +70,17 @@ class LazyH5DataModule(KeyedH5DataModule):
         collate_fn: makes a batch of a list of samples. None stacks, without making samples first.
         batch_size: rows of a training batch on one rank.
         eval_batch_size: rows of a batch in the other stages. None means ``batch_size``.
-        shuffle: True mixes the training rows anew each epoch: "global" (one permutation of all rows) where single
-            rows cost no more than neighbours, or all decoded rows fit ``shuffle_bytes``; else "window" (blocks of
-            rows that share a chunk, mixed a window at a time, each decoded once). It says which, and why. Either can
-            be asked for by name. False keeps the storage order.
+        shuffle: True mixes the training rows anew each epoch: "global" (one permutation of all rows) if random
+            access is as cheap as sequential access, or all decoded rows fit ``shuffle_bytes``; else "window" (blocks
+            of rows that share a chunk, mixed a window at a time, each decoded once). It says which, and why. Either
+            can be asked for by name. False keeps the storage order.
         drop_last: drop the ragged end of a training epoch. None means False: nothing is dropped and all ranks
             take equally many steps, since the last two rounds are cut into slightly smaller batches.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, else 0.
         with_index: add each row's index in its split to the batch: last in a tuple, ``"index"`` in a dict.
+        sample: "row" says that an index along axis 0 is a sample. None means so too, and raises for several files that
+            all have two or more arrays of one image-like shape, and none of another: each file may be one image or
+            volume, and its rows lines of pixels.
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
             processes: the fastest unless a ``transform`` is slow.
         prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker; in this
@@ -90,7 +94,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         worker_init_fn: runs in each worker, after its random streams are seeded.
         shuffle_bytes: decoded bytes that are mixed at a time on a rank, shared by its workers, such as "512 MiB". It
             decides the order, and is the same on all ranks; the more blocks it holds, the better a batch is mixed.
-        lanes: streams of blocks that "window" deals to ranks and workers. None is one for each of them, so that none
+        streams: streams of blocks that "window" deals to ranks and workers. None is one for each of them, so that none
             decodes what another does. A number fixes the order for any number of ranks and workers;
             ``shuffle_bytes`` is then what all lanes mix together.
         cache_bytes: memory for decoded rows on a rank, shared by its workers; it decides speed alone. "auto" is what
@@ -146,7 +150,6 @@ class LazyH5DataModule(KeyedH5DataModule):
         balance_key: str | None = None,
         class_weights: dict[Any, float] | None = None,
         normalize: PathLike | None = None,
-        channels_last: list[str] | None = None,
         transform: Callable[..., Any] | None = None,
         target_transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,
@@ -158,6 +161,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         drop_last: bool | None = None,
         seed: int | None = None,
         with_index: bool = False,
+        sample: Literal["row"] | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         pin_memory: bool | Literal["auto"] = "auto",
@@ -167,7 +171,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         setup_timeout: float = 120.0,
         worker_init_fn: Callable[[int], Any] | None = None,
         shuffle_bytes: int | str = "512 MiB",
-        lanes: int | None = None,
+        streams: int | None = None,
         cache_bytes: int | str = "auto",
         on_resume_mismatch: Literal["raise", "restart_epoch"] = "raise",
         mmap: bool = False,
@@ -182,6 +186,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         on_error: Literal["raise"] = "raise",
     ) -> None:
         super().__init__(
+            constructor_settings(self),
             {"train": train_path, "val": val_path, "test": test_path, "predict": predict_path},
             SampleOptions(
                 x_key=x_key,
@@ -193,8 +198,8 @@ class LazyH5DataModule(KeyedH5DataModule):
                 eval_transform=eval_transform,
                 batch_transform=batch_transform,
                 normalize=normalize,
-                channels_last=channels_last,
                 with_index=with_index,
+                sample=sample,
                 trust=Trust.of(
                     allow_external=allow_external,
                     allow_sparse=allow_sparse,
@@ -223,7 +228,7 @@ class LazyH5DataModule(KeyedH5DataModule):
                 on_resume_mismatch=on_resume_mismatch,
                 on_error=on_error,
                 shuffle_bytes=shuffle_bytes,
-                lanes=lanes,
+                streams=streams,
                 cache_bytes=cache_bytes,
                 worker_init_fn=worker_init_fn,
                 collate_fn=collate_fn,
@@ -233,6 +238,11 @@ class LazyH5DataModule(KeyedH5DataModule):
         )
         self._mmap = mmap
         self._weighting = WeightOptions(weight_key=weight_key, balance_key=balance_key, class_weights=class_weights)
+
+    def expected_arrays(self) -> tuple[list[str], list[str]]:
+        """See ``BaseH5DataModule.expected_arrays``."""
+        fields, columns = super().expected_arrays()
+        return fields, [*columns, *(key.replace("{split}", "train") for key in self._weighting.columns)]
 
     def build_dataset(self, split: Split) -> H5LazyDataset | MixtureDataset | None:
         """The dataset of a split, or None where there is no data for it."""
@@ -250,8 +260,8 @@ class LazyH5DataModule(KeyedH5DataModule):
             indices=rows.indices,
             batch_transform=samples.batch_transform,
             normalize=rows.normalize,
-            channels_last=rows.channels_last,
             with_index=samples.with_index,
+            sample=samples.sample,
             swmr=samples.swmr,
             **samples.trust.arguments(),
             mmap=self._mmap,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import H5ValueError, listing
-from ..sampling import EpochLength, Mixture, Strategy
+from ..order import EpochLength, Mixture, Strategy
 from .checks import whole
 
 __all__ = ["MixtureOptions", "SourceOptions"]
@@ -60,7 +60,6 @@ class MixtureOptions:
     pattern: tuple[int, ...]
     epoch_length: EpochLength
     unit: Literal["batches", "rows"]
-    draw: Literal["exact", "random"]
 
     @classmethod
     def of(
@@ -72,7 +71,6 @@ class MixtureOptions:
         pattern: Sequence[str] | None,
         epoch_length: EpochLength,
         mix: str,
-        draw: str,
     ) -> MixtureOptions:
         """The options as a user gave them, checked.
 
@@ -84,7 +82,6 @@ class MixtureOptions:
         for value, name, allowed in (
             (sampling_strategy, "sampling_strategy", _STRATEGIES),
             (mix, "mix", ("batches", "rows")),
-            (draw, "draw", ("exact", "random")),
         ):
             if value not in allowed:
                 raise H5ValueError(f"{name}={value!r} was given. Pass {listing(allowed)}.")
@@ -94,17 +91,16 @@ class MixtureOptions:
                     f"{name}={argument!r} was given with sampling_strategy={sampling_strategy!r}, which has none. Pass "
                     f"sampling_strategy={belongs_to!r}, or leave {name} out."
                 )
-        if draw != "exact" and sampling_strategy != "weighted":
-            raise H5ValueError(f"draw={draw!r} was given with {sampling_strategy!r}; only 'weighted' draws.")
-        return cls(
+        options = cls(
             sources=given,
             strategy=sampling_strategy,  # type: ignore[arg-type]  # looked at above
             weights=_weights(weights, names),
             pattern=_pattern(pattern, names) if sampling_strategy == "alternating" else (),
             epoch_length=_epoch_length(epoch_length),
             unit=mix,  # type: ignore[arg-type]
-            draw=draw,  # type: ignore[arg-type]
         )
+        options.mixture([1] * len(names))  # refuses what no number of rows makes possible
+        return options
 
     @property
     def in_batches(self) -> bool:
@@ -118,7 +114,6 @@ class MixtureOptions:
             n_rows=tuple(n_rows),
             strategy=self.strategy,
             unit=self.unit,
-            draw=self.draw,
             weights=self.weights,
             pattern=self.pattern,
             epoch_length=self.epoch_length,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import H5ValueError
-from ..files import Trust
+from ..hdf5 import Trust
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, PathLike
 from .checks import maybe_whole, share, whole
@@ -41,7 +41,7 @@ class LoaderOptions:
     on_resume_mismatch: Literal["raise", "restart_epoch"]
     on_error: Literal["raise"]
     shuffle_bytes: int
-    lanes: int | None
+    streams: int | None
     cache_bytes: int | None
     worker_init_fn: Callable[[int], Any] | None
     collate_fn: Callable[[Any], Any] | None
@@ -66,7 +66,7 @@ class LoaderOptions:
         on_resume_mismatch: Literal["raise", "restart_epoch"],
         on_error: Literal["raise"],
         shuffle_bytes: int | str,
-        lanes: int | None,
+        streams: int | None,
         cache_bytes: int | str,
         worker_init_fn: Callable[[int], Any] | None,
         collate_fn: Callable[[Any], Any] | None,
@@ -93,7 +93,7 @@ class LoaderOptions:
             on_resume_mismatch=on_resume_mismatch,
             on_error=on_error,
             shuffle_bytes=parse_bytes(shuffle_bytes, "shuffle_bytes"),
-            lanes=maybe_whole(lanes, "lanes", least=1),
+            streams=maybe_whole(streams, "streams", least=1),
             cache_bytes=None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes"),
             worker_init_fn=worker_init_fn,
             collate_fn=collate_fn,
@@ -142,8 +142,8 @@ class SampleOptions:
     eval_transform: Callable[..., Any] | None
     batch_transform: Callable[..., Any] | None
     normalize: PathLike | None
-    channels_last: Sequence[str] | None
     with_index: bool
+    sample: Literal["row"] | None
     trust: Trust
     swmr: bool
 

@@ -12,16 +12,24 @@ import torch
 from .._lightning import rank_zero_info
 from ..datasets import RankMemCachedH5Dataset, RowDataset, load_shards
 from ..errors import H5ValueError
-from ..files import Trust
-from ..loading.order import Order
-from ..sampling import PlanSampler, ShardMode, ShardSampler, TrainingCut
+from ..hdf5 import Trust
+from ..loading.choose_order import Order
+from ..order import PlanSampler, ShardMode, ShardSampler, TrainBatches
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .base import is_running
 from .checks import whole
 from .keyed import KeyedH5DataModule
 from .options import LoaderOptions, SampleOptions, Split, SplitOptions
+from .settings import constructor_settings
 
 __all__ = ["RankCachedH5DataModule"]
+
+
+class _Shard(RankMemCachedH5Dataset):
+    """A split's shard; errors name the arguments of the data module."""
+
+    dtype_names = ("x_dtype", "y_dtype")
+    public_name = RankMemCachedH5Dataset.__name__
 
 
 class RankCachedH5DataModule(KeyedH5DataModule):
@@ -62,7 +70,6 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel: these
             fields come as ``(x - mean) / std``, before any transform. Statistics of other fields, shapes or numbers of
             channels are refused. None leaves values as they are.
-        channels_last: fields that are stored channels first, ``(C, ...)``, and are wanted as ``(..., C)``.
         transform: runs on each sample's input, a copy of its row; may ask for ``rng`` or ``generator``.
         target_transform: runs on each sample's target.
         eval_transform: takes the place of ``transform`` outside of training. None means that ``transform`` runs there.
@@ -75,6 +82,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         drop_last: drop the ragged end of a training epoch. None means False.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, else 0.
         with_index: add each row's index in its split to the batch: last in a tuple, ``"index"`` in a dict.
+        sample: "row" says that an index along axis 0 is a sample, for files that look like an image or volume each
+            (see ``LazyH5DataModule``).
         num_workers: worker processes. 0 copies batches ahead in a thread: the fastest unless a ``transform`` is slow.
             Workers read the one copy of the rows, however they are started.
         prefetch_factor: batches made ahead (see ``LazyH5DataModule``).
@@ -85,7 +94,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         setup_timeout: seconds that ranks wait for one that makes no progress, before all of them stop.
         worker_init_fn: runs in each worker, after its random streams are seeded.
         shuffle_bytes: without effect; here so that a configuration of ``LazyH5DataModule`` can be taken as it is.
-        lanes: without effect, likewise.
+        streams: without effect, likewise.
         cache_bytes: without effect, likewise: the shard is held whole.
         on_resume_mismatch: what to do where a checkpoint's position does not fit: "raise", or "restart_epoch".
         mmap: without effect, likewise.
@@ -103,9 +112,12 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             there in ``setup``.
         on_error: what to do where rows cannot be read. "raise" ends the run with an error, and is all there is: rows
             that are left out in silence change what is learned.
-        mode: "contiguous" gives each rank neighbouring rows to train on, "interleave" every ``world_size``-th, which
-            balances classes in sorted files; ranks of a machine then hold the rows together, each decodes a part.
-        pin_host_memory: lock the shard's pages for copies to a GPU, in place; without effect where there is no CUDA.
+        mode: "interleave" gives each rank every ``world_size``-th row to train on, so that each has all classes of a
+            sorted file; ranks of a machine hold the rows together, and each decodes a part. "contiguous" gives it
+            neighboring rows, which warns if they are sorted by their targets: each of several machines then decodes its
+            own chunks alone.
+        pin_host_memory: lock the shard's pages for copies to a GPU, in place; no effect without CUDA, and on memory
+            that several ranks hold together. Batches are page-locked by ``pin_memory`` in any case.
         share_memory: hold rows once for all ranks of a machine that need the same ones, as tensor-parallel peers do.
         cache_device: "cpu", or "cuda" to hold the shard in the rank's GPU: batches never cross the bus.
         reshard_every_n_epochs: draw the shards anew over all ranks every so many epochs, so that rows meet others in a
@@ -139,7 +151,6 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         stratify_key: str | None = None,
         split_file: PathLike | None = None,
         normalize: PathLike | None = None,
-        channels_last: list[str] | None = None,
         transform: Callable[..., Any] | None = None,
         target_transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,
@@ -151,6 +162,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         drop_last: bool | None = None,
         seed: int | None = None,
         with_index: bool = False,
+        sample: Literal["row"] | None = None,
         num_workers: int = 0,
         prefetch_factor: int | None = None,
         pin_memory: bool | Literal["auto"] = "auto",
@@ -160,7 +172,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         setup_timeout: float = 120.0,
         worker_init_fn: Callable[[int], Any] | None = None,
         shuffle_bytes: int | str = "512 MiB",
-        lanes: int | None = None,
+        streams: int | None = None,
         cache_bytes: int | str = "auto",
         on_resume_mismatch: Literal["raise", "restart_epoch"] = "raise",
         mmap: bool = False,
@@ -173,13 +185,14 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         verify: Literal["digest"] | None = None,
         swmr: bool = False,
         on_error: Literal["raise"] = "raise",
-        mode: Literal["contiguous", "interleave"] = "contiguous",
+        mode: Literal["contiguous", "interleave"] = "interleave",
         pin_host_memory: bool = True,
         share_memory: bool = False,
         cache_device: str = "cpu",
         reshard_every_n_epochs: int = 0,
     ) -> None:
         super().__init__(
+            constructor_settings(self),
             {"train": train_path, "val": val_path, "test": test_path, "predict": predict_path},
             SampleOptions(
                 x_key=x_key,
@@ -191,8 +204,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
                 eval_transform=eval_transform,
                 batch_transform=batch_transform,
                 normalize=normalize,
-                channels_last=channels_last,
                 with_index=with_index,
+                sample=sample,
                 trust=Trust.of(
                     allow_external=allow_external,
                     allow_sparse=allow_sparse,
@@ -221,7 +234,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
                 on_resume_mismatch=on_resume_mismatch,
                 on_error=on_error,
                 shuffle_bytes=shuffle_bytes,
-                lanes=lanes,
+                streams=streams,
                 cache_bytes=cache_bytes,
                 worker_init_fn=worker_init_fn,
                 collate_fn=collate_fn,
@@ -248,7 +261,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         rows, samples, trains = self.rows_of(split), self._samples, split == "train"
         if rows is None:
             return None
-        dataset = RankMemCachedH5Dataset(
+        dataset = _Shard(
             rows.files,
             rows.x_key,
             rows.y_key,
@@ -267,14 +280,15 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             seed=self.seed or 0,
             batch_transform=samples.batch_transform,
             normalize=rows.normalize,
-            channels_last=rows.channels_last,
             with_index=samples.with_index,
+            sample=samples.sample,
             swmr=samples.swmr,
             **samples.trust.arguments(),
             cache_device=self._device(),
             preload=False,
         )
         context = multiprocessing.get_context(self._options.multiprocessing_context)
+        dataset.for_training = trains
         dataset.for_workers = bool(self._options.num_workers) and context.get_start_method() != "fork"
         return dataset
 
@@ -283,10 +297,10 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         root = getattr(getattr(self.trainer, "strategy", None), "root_device", None)
         return root if root is not None and root.type == self._cache_device else self._cache_device
 
-    def can_go_on_with(self, old: RowDataset, new: RowDataset) -> bool:
+    def can_reuse(self, old: RowDataset, new: RowDataset) -> bool:
         """Whether a dataset of an earlier ``setup`` holds in memory what a new one would load."""
         both = cast("RankMemCachedH5Dataset", old), cast("RankMemCachedH5Dataset", new)
-        return both[0].can_stand_in_for(both[1])
+        return both[0].can_reuse(both[1])
 
     def load(self, splits: Sequence[Split]) -> None:
         """Loads the shards of some splits; those that are loaded stay as they are.
@@ -332,15 +346,26 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         if dataset is not None and dataset.draw != draw:
             for loader in list(self._loaders["train"]):
                 loader.close()  # persistent workers have the old shard
-            if not dataset.take_on(draw):
+            if not dataset.reshard(draw):
                 self._load({"train": dataset})
         return kept
 
     # Order ---------------------------------------------------------------------------------------------------
 
-    def training_cut(self, n_rows: int) -> TrainingCut:
+    def mixed_rows(self, n_rows: int) -> str:
+        """See ``BaseH5DataModule.mixed_rows``."""
+        world_size = self.world_size or 1
+        if world_size == 1:
+            return super().mixed_rows(n_rows)
+        if self._reshard_every:
+            which = f"redrawn {'each epoch' if self._reshard_every == 1 else f'every {self._reshard_every} epochs'}"
+        else:
+            which = f"one of every {world_size}" if self._mode == "interleave" else "neighboring rows"
+        return f"the rows that each rank holds, {n_rows // world_size:,} of {n_rows:,} ({which})"
+
+    def training_cut(self, n_rows: int) -> TrainBatches:
         """How each rank's part of an epoch is cut into batches."""
-        return TrainingCut(n_rows // (self.world_size or 1), self.batch_size, 1, self._options.drop_last)
+        return TrainBatches(n_rows // (self.world_size or 1), self.batch_size, 1, self._options.drop_last)
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """The order in which rows are asked for: in memory all orders cost the same."""
@@ -358,7 +383,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             drop_last=training and options.drop_last,
             evaluation=not training,
             samples=options.collate_fn is not None,
-            keeper=self if training else None,
+            epoch_source=self if training else None,
             rotates=not self.is_overfitting,
             is_given=self.trainer is not None or self._options.rank is not None,
         )

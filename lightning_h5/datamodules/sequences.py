@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ..datasets import CombinedHDF5Dataset, SequenceDataset, Sequences
 from ..errors import H5ValueError
-from ..loading.order import Order
-from ..sampling import LengthRecipe
+from ..loading.choose_order import Order
+from ..order import LengthRecipe
 from .options import SplitOptions
 
 __all__ = ["SequenceOptions"]

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import CombinedHDF5Dataset, FileTable, expand_those_there
-from ..errors import H5FileError, H5ValueError, listing
-from ..files import Trust, expand_paths
+from ..datasets import CombinedHDF5Dataset, FileCatalog, column_of, expand_those_there, refuse_images
+from ..datasets.fields import TARGET, keys_of
+from ..datasets.row_filters import criteria_of
+from ..errors import H5ValueError, listing
+from ..hdf5 import Trust, expand_paths, file_number
 from ..sizes import parse_bytes
-from ..types import IntArray, PathLike, Paths
+from ..types import IntArray, Paths
 from .mixtures import SourceOptions
 from .options import SPLITS, Split, SplitOptions
-from .sources import column_of, cut_rows
+from .sources import cut_rows
 
 __all__ = ["SourceFiles", "SplitDataset"]
 
-_log = logging.getLogger(__name__)
-
 _OF_FILES = (*Trust().arguments(), "swmr")
 """Arguments on how files are opened, and what of them is believed."""
+
+_FILTERS = ("allowed_guids", "cs_label", "bg_label", "epoch_min", "epoch_max", "where")
 
 _UNFILTERED = ("load_fields", "field_map", *_OF_FILES, "on_bad_file")
 
@@ -33,6 +34,13 @@ class SplitDataset(CombinedHDF5Dataset):
     """The dataset of a split; the data module sees to it that all ranks have the same rows."""
 
     agrees_by_itself = False
+    public_name = CombinedHDF5Dataset.__name__
+
+
+class _CountedDataset(SplitDataset):
+    """Rows that are only counted."""
+
+    takes_packed = True
 
 
 class SourceFiles:
@@ -59,6 +67,40 @@ class SourceFiles:
         arguments = self._of(source)
         arguments["max_cache_bytes"] = parse_bytes(arguments["max_cache_bytes"], "max_cache_bytes") // n_sources
         return SplitDataset(self._paths(source), **arguments, **of_samples, indices=rows)
+
+    def expected_arrays(self, sources: Sequence[SourceOptions], names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Arrays that sources need, and those of them with values that decide about rows, as the files call them.
+
+        Args:
+            sources: of the training rows.
+            names: of further arrays that decide about rows.
+        """
+        fields: list[str] = []
+        columns: list[str] = []
+        for arguments in (self._arguments, *map(self._of, sources)):
+            with suppress(H5ValueError):  # is raised when the dataset is made
+                filters = criteria_of(**{name: arguments[name] for name in _FILTERS})
+                keys, _ = keys_of(arguments["field_map"])
+                more = [] if arguments["label"] is None else [TARGET, *filter(None, [arguments["valid_mask"]])]
+                fields += [keys.get(name, name) for name in (*(arguments["load_fields"] or ()), *more)]
+                asked = [*names, *(one.column for one in filters if one.column is not None)]
+                columns += [keys.get(name, name) for name in asked]
+        return fields, columns
+
+    def refuse_images(self, opened: Mapping[SourceOptions, SplitDataset]) -> None:
+        """Refuses sources of which each file may be one image or volume, and its rows lines of it.
+
+        Args:
+            opened: their rows.
+
+        Raises:
+            H5ValueError: they may be.
+        """
+        tables = [each.scanned for source, each in opened.items() if self._of(source)["sample"] is None]
+        found = [table for table in tables if table is not None]
+        sizes = {file_number(path): size for t in found for path, size in zip(t.paths, np.diff(t.starts), strict=True)}
+        if len({tuple(array.axes for array in table.layouts[0]) for table in found}) == 1:
+            refuse_images(found[0].layouts[0], sizes.values(), len(sizes))
 
     def column(self, opened: Mapping[SourceOptions, SplitDataset], name: str, argument: str) -> npt.NDArray[Any]:
         """One value of each row of some sources, one source after the other.
@@ -89,20 +131,23 @@ class SourceFiles:
             For each split the rows of each source, counted in its files.
         """
         tables = [self._unfiltered(source).table for source in sources]
-        sizes = [dict(zip(map(_real, table.paths), np.diff(table.starts).tolist(), strict=True)) for table in tables]
-        starts: dict[str, int] = {}
+        # By number, since sources may name one file by different links.
+        sizes = [dict(zip(map(file_number, t.paths), np.diff(t.starts).tolist(), strict=True)) for t in tables]
+        names = {file_number(path): path for table in tables for path in table.paths}
+        starts: dict[Any, int] = {}
         groups: list[npt.NDArray[Any]] = []
         labels: list[npt.NDArray[Any]] = []
         n_rows = 0
         for source, table, of_source in zip(sources, tables, sizes, strict=True):
-            new = [path for path in of_source if path not in starts]
-            n_new = sum(of_source[path] for path in new)
-            starts |= zip(new, np.cumsum([n_rows, *(of_source[path] for path in new)]).tolist(), strict=False)
+            new = [file for file in of_source if file not in starts]
+            n_new = sum(of_source[file] for file in new)
+            starts |= zip(new, np.cumsum([n_rows, *(of_source[file] for file in new)]).tolist(), strict=False)
+            paths_of_new = [names[file] for file in new]
             n_rows += n_new
             if new and options.group_key is not None:
-                groups.append(self._column(source, table, new, options.group_key, n_new, "group_key"))
+                groups.append(self._column(source, table, paths_of_new, options.group_key, n_new, "group_key"))
             if new and options.stratify_key is not None:
-                labels.append(self._column(source, table, new, options.stratify_key, n_new, "stratify_key"))
+                labels.append(self._column(source, table, paths_of_new, options.stratify_key, n_new, "stratify_key"))
         cut = cut_rows(
             n_rows,
             options,
@@ -114,17 +159,17 @@ class SourceFiles:
         for split, rows in cut.items():
             split_of[rows] = SPLITS.index(split)
         own = [
-            np.concatenate([split_of[starts[path] : starts[path] + size] for path, size in of_source.items()])
+            np.concatenate([split_of[starts[file] : starts[file] + size] for file, size in of_source.items()])
             for of_source in sizes
         ]
         return {split: [np.flatnonzero(rows == SPLITS.index(split)) for rows in own] for split in cut}
 
     def _unfiltered(self, source: SourceOptions) -> SplitDataset:
         arguments = {name: value for name, value in self._of(source).items() if name in _UNFILTERED}
-        return SplitDataset(self._paths(source), **arguments)
+        return _CountedDataset(self._paths(source), **arguments, sample="row")  # looked at when they are opened
 
     def _column(
-        self, source: SourceOptions, table: FileTable, paths: Sequence[str], name: str, n_rows: int, argument: str
+        self, source: SourceOptions, table: FileCatalog, paths: Sequence[str], name: str, n_rows: int, argument: str
     ) -> npt.NDArray[Any]:
         field_map = self._of(source)["field_map"] or {}
         given = field_map.get(name, name)
@@ -136,15 +181,11 @@ class SourceFiles:
     def _of(self, source: SourceOptions) -> dict[str, Any]:
         return self._arguments | dict(source.own)
 
-    def _paths(self, source: SourceOptions) -> Sequence[PathLike]:
+    def _paths(self, source: SourceOptions) -> Any:
         if self._arguments["on_bad_file"] != "skip":
             return expand_paths(source.paths, source.argument)
-        return expand_those_there(source.paths, _note, source.argument)
-
-
-def _real(path: str) -> str:
-    """A file as it is known by whatever link it is found."""
-    return os.path.realpath(path)
+        expand_those_there(source.paths, lambda *_: None, source.argument)  # an error has the argument's name
+        return source.paths  # the dataset logs what it leaves out, and counts it
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]], argument: str) -> npt.NDArray[Any]:
@@ -155,7 +196,3 @@ def _joined(parts: Sequence[npt.NDArray[Any]], argument: str) -> npt.NDArray[Any
             "all of them."
         )
     return np.concatenate(parts)
-
-
-def _note(path: str, error: H5FileError) -> None:
-    _log.warning("left out %s: %s", path, error)

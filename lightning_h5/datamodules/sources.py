@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from ..datasets import H5LazyDataset
-from ..errors import H5FileError, H5KeyError, H5ValueError
-from ..files import CAUTIOUS, Trust, expand_paths, fill_split, find_array, keys_in, open_h5
-from ..sampling import group_split, k_fold
-from ..types import IntArray, Keys, Paths
+from ..datasets import current_visits
+from ..errors import H5FileError, H5ValueError
+from ..hdf5 import CAUTIOUS, OpenOptions, Trust, expand_paths, fill_split
+from ..order import group_split, k_fold
+from ..types import IntArray, Paths
 from .options import Split, SplitOptions
 from .split_file import read_splits, write_splits
 
-__all__ = ["Source", "column_of", "count_rows", "cut_rows", "has_arrays", "source_of"]
+__all__ = ["Source", "cut_rows", "source_of"]
 
 
 @dataclass(frozen=True)
@@ -63,20 +62,9 @@ def source_of(
     if options.may_cut(split):
         return Source(files, "train", is_cut=True)
     filled = [str(fill_split(key, split)) for key in keys]
-    if filled != keys and has_arrays(files[0], filled, trust, swmr=swmr):
+    if filled != keys and current_visits().has(files[0], filled, OpenOptions(swmr=swmr, trust=trust)):
         return Source(files, split)
     return None
-
-
-def has_arrays(path: str, keys: list[str], trust: Trust, *, swmr: bool = False) -> bool:
-    """Whether a file has all of these arrays."""
-    with open_h5(path, swmr=swmr) as file:
-        try:
-            for key in keys:
-                find_array(file, key, trust)
-        except H5KeyError:
-            return False
-    return True
 
 
 def cut_rows(
@@ -128,40 +116,3 @@ def _cut(n_or_groups: Any, labels: Any, options: SplitOptions) -> dict[Split, In
         kept, held_out = k_fold(within, options.num_folds, options.fold, options.split_seed, labels=of_them)
         train, val = train[kept], train[held_out]
     return {"train": train, "val": val, "test": test}
-
-
-def count_rows(files: Sequence[str], x_key: Keys, *, trust: Trust = CAUTIOUS, swmr: bool = False) -> int:
-    """Rows of files, as their input has them."""
-    return len(H5LazyDataset(files, {"x": keys_in(x_key)[0]}, swmr=swmr, **trust.arguments()))
-
-
-def column_of(
-    files: Sequence[str],
-    key: str,
-    n_rows: int,
-    *,
-    argument: str,
-    trust: Trust = CAUTIOUS,
-    beside: str | None = None,
-) -> npt.NDArray[Any]:
-    """One value of each row.
-
-    Args:
-        files: where it is.
-        key: the array.
-        n_rows: rows of the files.
-        argument: what it was given as, for errors.
-        trust: what of the files is believed.
-        beside: an array that has these rows, where the files have a live writer: who appends to one after the other.
-    """
-    if beside is not None:  # both are now as long as the shorter one
-        H5LazyDataset(files, {"value": key, "beside": beside}, swmr=True, **trust.arguments())
-    # Asked for as one of several inputs, which may hold text.
-    column = H5LazyDataset(files, {"value": key}, swmr=beside is not None, **trust.arguments())
-    if len(column) != n_rows:
-        raise H5ValueError(
-            f"{argument}={key!r} has {len(column)} rows and the data has {n_rows}. Name an array with one value a row."
-        )
-    values = np.asarray(column.read_batch(np.arange(n_rows))["value"])
-    column.close()
-    return values

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5FileError, H5ValueError, listing
+from ..hdf5 import expand_user
 from ..types import IntArray, PathLike
 from .options import Split
 
@@ -55,7 +56,7 @@ def write_splits(
         "settings": dict(settings),
         "splits": written,
     }
-    target = Path(os.fspath(path))
+    target = Path(expand_user(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, made = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
@@ -89,9 +90,10 @@ def read_splits(
     Raises:
         H5ValueError: the file is no such file, was made with other settings, or does not say of every row where it is.
     """
-    name = f"split_file={os.fspath(path)!r}"
+    path = expand_user(path)
+    name = f"split_file={path!r}"
     try:
-        text = json.loads(Path(os.fspath(path)).read_text(encoding="utf-8"))
+        text = json.loads(Path(path).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..datasets import MixtureDataset, RowDataset
 from ..errors import H5ValueError, listing
-from ..sampling import RowWeights
+from ..order import RowWeights
 
 __all__ = ["WeightOptions", "weights_of"]
 
@@ -50,6 +50,11 @@ class WeightOptions:
     def is_given(self) -> bool:
         """Whether rows are weighted at all."""
         return self.weight_key is not None or self.balance_key is not None
+
+    @property
+    def columns(self) -> list[str]:
+        """The arrays that weights follow from."""
+        return [key for key in (self.weight_key, self.balance_key) if key is not None]
 
     def weights(self, column: Callable[[str, str], npt.NDArray[Any]]) -> RowWeights:
         """The weights of a dataset's rows.

@@ -1,60 +1,82 @@
 """Torch datasets over HDF5 files. Importing them does not import Lightning."""
 
 from .base import RawBatch, RowDataset
+from .catalog import FileCatalog
+from .column_values import column_of, count_rows
 from .combined import CombinedHDF5Dataset
-from .digests import digests_of, integrity_of, sharing_digests
+from .compatibility import different_packing, refuse_images, shape_of_images
 from .discovery import expand_those_there
-from .field_map import FieldMap
-from .lazy import H5LazyDataset
-from .live import agreeing_on_rows
+from .fields import FieldMap
+from .lazy import H5LazyDataset, LazyFileDataset
 from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_dataset
-from .outbox import WorkerMemory, open_outbox, starting_workers, this_outbox, worker_memory
-from .preload import load_shards
-from .randomness import asked_for, fresh_draws, generators, own_streams
+from .normalize import FieldStats, read_stats, write_stats
 from .rank_cached import RankMemCachedH5Dataset
-from .room import room
+from .sample_layout import Transform
 from .selection import NoRowPassesError
-from .sequences import SequenceDataset, Sequences
-from .stats_file import FieldStats, read_stats, write_stats
-from .structure import Transform
-from .table import FileTable
-from .workers import h5_worker_init_fn, start_worker
+from .sequence_dataset import SequenceDataset, Sequences
+from .shard_loading import load_shards, room
+from .user_functions import (
+    Samples,
+    WorkerFailure,
+    asked_for,
+    fresh_draws,
+    generators,
+    note_rows,
+    own_streams,
+)
+from .visits import current_visits, visiting
+from .workers import (
+    WorkerMemory,
+    h5_worker_init_fn,
+    naming_shared_memory,
+    open_worker_buffers,
+    start_worker,
+    starting_workers,
+    worker_memory,
+)
 
 __all__ = [
     "SOURCE",
     "CombinedHDF5Dataset",
     "FieldMap",
     "FieldStats",
-    "FileTable",
+    "FileCatalog",
     "H5LazyDataset",
+    "LazyFileDataset",
     "MixtureDataset",
     "NoRowPassesError",
     "RankMemCachedH5Dataset",
     "RawBatch",
     "RowDataset",
+    "Samples",
     "SequenceDataset",
     "Sequences",
     "Transform",
+    "WorkerFailure",
     "WorkerMemory",
-    "agreeing_on_rows",
     "asked_for",
-    "digests_of",
+    "column_of",
+    "count_rows",
+    "current_visits",
+    "different_packing",
     "expand_those_there",
     "fresh_draws",
     "generators",
     "h5_worker_init_fn",
-    "integrity_of",
     "load_shards",
     "mixture_dataset",
-    "open_outbox",
+    "naming_shared_memory",
+    "note_rows",
+    "open_worker_buffers",
     "own_streams",
     "read_stats",
+    "refuse_images",
     "room",
     "rows_of",
-    "sharing_digests",
+    "shape_of_images",
     "start_worker",
     "starting_workers",
-    "this_outbox",
+    "visiting",
     "weighted_dataset",
     "worker_memory",
     "write_stats",

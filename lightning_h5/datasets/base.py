@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from reprlib import Repr
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from ..errors import H5ValueError
-from ..files import ArrayLayout
-from ..readers import Work
-from ..sampling import BlockTable
-from ..stats import Counters
+from ..counters import Counters
+from ..errors import H5ValueError, without_frames
+from ..hdf5 import ArrayLayout
+from ..order import BlockTable
+from ..readers import TaskQueue
 from ..types import BatchToken, Draws, IntArray
-from .randomness import asked_for, fresh_draws, generators, seed_streams
-from .structure import Column, SampleStructure, Transform
+from .sample_layout import Column, SampleStructure, Transform
+from .user_functions import (
+    Samples,
+    asked_for,
+    fresh_draws,
+    generators,
+    note_rows,
+    rows_text,
+    seed_streams,
+)
 
-__all__ = ["RawBatch", "RowDataset"]
+__all__ = ["MAX_ROWS", "RawBatch", "ReadCost", "RowDataset"]
+
+MAX_ROWS = 8
+"""Rows of a batch that a message names."""
 
 
 class RawBatch(NamedTuple):
@@ -51,6 +65,27 @@ class RawBatch(NamedTuple):
         return zip(*columns, strict=True)
 
 
+@dataclass(frozen=True)
+class ReadCost:
+    """What reading rows of a dataset costs: what orders, reading ahead and advice go by.
+
+    Attributes:
+        row_bytes: bytes of a row of all fields, as a batch is copied from them.
+        has_cheap_random_access: random access is as cheap as sequential access; it is not if rows are decoded.
+        block_bytes: decoded bytes of a block, the largest of all files; 1 if nothing is decoded.
+        decoded_bytes: bytes of all rows of the files, decoded, except of arrays that are held whole; 0 if nothing is.
+        rows_per_chunk: rows that are decoded together, at most; 0 if nothing is.
+        rows_per_run: rows that the order reads together from arrays without chunks, at most; 0 if it mixes single rows.
+    """
+
+    row_bytes: int
+    has_cheap_random_access: bool = True
+    block_bytes: int = 1
+    decoded_bytes: int = 0
+    rows_per_chunk: int = 0
+    rows_per_run: int = 0
+
+
 class RowDataset(Dataset[Any]):
     """A map-style dataset of rows.
 
@@ -67,10 +102,12 @@ class RowDataset(Dataset[Any]):
         work: where reading is shared among threads.
         in_runs: whether the order is known to mix runs of rows.
         reads_pinned: whether batches should be read into page-locked memory, where they are copies out of memory.
+        public_name: the class that users know, for the ``repr`` of a class that they do not; None is this one.
         asked_cache_bytes: memory for decoded rows that its user asked for; None where nobody said anything.
     """
 
     asked_cache_bytes: int | None = None
+    public_name: str | None = None
     in_runs = False
     reads_pinned = False
 
@@ -83,9 +120,9 @@ class RowDataset(Dataset[Any]):
 
     def _reset(self) -> None:
         """Makes what belongs to one process."""
-        self.work = Work()
+        self.work = TaskQueue()
 
-    def join(self, counters: Counters, work: Work) -> None:
+    def join(self, counters: Counters, work: TaskQueue) -> None:
         """Counts, and shares out what is to be decoded, together with others: it is part of a larger dataset."""
         self._reset()
         self.counters, self.work = counters, work
@@ -149,39 +186,14 @@ class RowDataset(Dataset[Any]):
         raise NotImplementedError
 
     @property
-    def is_at_hand(self) -> bool:
+    def is_in_memory(self) -> bool:
         """Whether all rows are in memory now, so that reading is copying."""
         return False
 
     @property
-    def is_free(self) -> bool:
-        """Whether single rows cost no more than rows in company, in any order; they do where rows are decoded."""
-        return True
-
-    @property
-    def block_bytes(self) -> int:
-        """Decoded bytes of a block, the largest of all files; 1 where nothing is decoded."""
-        return 1
-
-    @property
-    def decoded_bytes(self) -> int:
-        """Bytes of all rows of the files, decoded, but for arrays that are held whole anyway; 0 where nothing is."""
-        return 0
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of all fields, as a batch is copied from them."""
+    def cost(self) -> ReadCost:
+        """What reading costs; it depends on the files and on ``read_with`` alone."""
         raise NotImplementedError
-
-    @property
-    def rows_per_slab(self) -> int:
-        """Rows that are decoded together, at most; 0 where nothing is."""
-        return 0
-
-    @property
-    def rows_per_run(self) -> int:
-        """Rows of a run, at most, where the order mixes runs; else 0."""
-        return 0
 
     @property
     def kept_bytes(self) -> int:
@@ -189,35 +201,71 @@ class RowDataset(Dataset[Any]):
         return 0
 
     def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
-        """Says how much memory decoded rows may take, and how they will be asked for (see ``StoredRowDataset``)."""
+        """Says how much memory decoded rows may take, and how they will be asked for (see ``FileDataset``)."""
 
     def close(self) -> None:
-        """Gives back what this process holds; the next read gets it again."""
+        """Gives back what this process holds; the next read gets it again. Calling it again has no effect."""
+
+    def summary(self) -> list[str]:
+        """What the dataset holds, in short texts for its ``repr``; no file is looked at."""
+        return [f"{len(self):,} rows"]
 
     # What follows from it ------------------------------------------------------------------------------------
 
-    def __getitem__(self, index: int | BatchToken) -> Any:
-        """One sample, or, for a loader's token, what the token asks for."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{self.public_name or type(self).__name__}({', '.join(self.summary())})"
+
+    @without_frames
+    def __getitem__(self, index: int | slice | Sequence[int] | npt.NDArray[Any] | torch.Tensor | BatchToken) -> Any:
+        """Return one sample for an integer, or a collated batch for several indices.
+
+        Args:
+            index: an integer; or a slice, a range, a list or a flat array of integers, which give what ``read_batch``
+                does. So ``DataLoader(dataset, sampler=BatchSampler(...), batch_size=None)`` reads whole batches.
+
+        Raises:
+            IndexError: an index is outside of the dataset.
+            H5ValueError: an index is not an integer.
+        """
         if isinstance(index, BatchToken):
-            if is_worker := get_worker_info() is not None:
-                self.counters.begin(index.epoch, index.step)
-                if self.has_transforms or index.samples:
-                    seed_streams(index.draws)  # also for the `collate_fn` that comes after
-            raw = self.gather(index.rows, index.epoch)
-            began = perf_counter()
-            batch = self.finish(raw, samples=index.samples, draws=index.draws)
-            self.counters.add(finish_seconds=perf_counter() - began)
-            if is_worker:
-                self.counters.set_kept(self.kept_bytes)
-            return batch
-        (sample,) = self.__getitems__([index])
+            return self._read_token(index)
+        if isinstance(index, slice):
+            return self.read_batch(range(len(self))[index])
+        if isinstance(index, list | range) or (isinstance(index, np.ndarray | torch.Tensor) and index.ndim):
+            return self.read_batch(index)
+        (sample,) = self.finish(self.gather(self._normal([index], index)), samples=True)
         return sample
 
+    def _read_token(self, token: BatchToken) -> Any:
+        if is_worker := get_worker_info() is not None:
+            self.counters.begin(token.epoch, token.step)
+            if self.has_transforms or token.samples:
+                seed_streams(token.draws)  # also for the `collate_fn` that comes after
+        raw = self.gather(token.rows, token.epoch)
+        began = perf_counter()
+        batch = self.finish_token(raw, token)
+        self.counters.add(finish_seconds=perf_counter() - began)
+        if is_worker:
+            self.counters.set_kept(self.kept_bytes)
+        return batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the samples one by one. Without this, Python takes a transform's ``IndexError`` for the end."""
+        return (self[row] for row in range(len(self)))
+
+    @without_frames
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Samples in the order asked, read in one go; what ``DataLoader(batch_size=...)`` calls."""
         samples: list[Any] = self.finish(self.gather(self._normal(indices)), samples=True)
         return samples
 
+    @without_frames
     def read_batch(self, indices: Iterable[int] | npt.NDArray[Any] | torch.Tensor) -> Any:
         """A collated batch in the order asked, at full speed.
 
@@ -252,11 +300,42 @@ class RowDataset(Dataset[Any]):
         if draws is None:
             draws = fresh_draws() if self.structure.asks or self._batch_asks_for else Draws(0, 0, 0)
         if samples:
-            return self.structure.samples(raw.columns, raw.rows, draws)
-        batch = self.structure.batch(raw.columns, raw.rows, draws)
+            return self.structure.samples(raw.columns, raw.rows, draws, self.describe)
+        return self._transformed(self.structure.batch(raw.columns, raw.rows, draws, self.describe), raw.rows, draws)
+
+    def finish_token(self, raw: RawBatch, token: BatchToken) -> Any:
+        """The second half of what a loader's token asks for."""
+        batch = self.finish(raw, samples=token.samples, draws=token.draws)
+        return Samples(batch, partial(self.describe, raw.rows)) if token.samples else batch
+
+    def _transformed(self, batch: Any, numbers: IntArray, draws: Draws) -> Any:
+        """A batch after ``batch_transform``, an error of which names the rows."""
         if self.batch_transform is None:
             return batch
-        return self.batch_transform(batch, **generators(self._batch_asks_for, draws))
+        try:
+            return self.batch_transform(batch, **generators(self._batch_asks_for, draws))
+        except Exception as error:
+            note_rows(error, "batch_transform", self.batch_transform, lambda: self.describe(numbers))
+            raise
+
+    def describe(self, numbers: IntArray) -> str:
+        """Which rows of which files some rows are, as text for a message.
+
+        Args:
+            numbers: as ``RawBatch`` has them.
+        """
+        places = self.places_of(numbers[:MAX_ROWS])
+        if len(numbers) != 1:
+            return rows_text(places, len(numbers))
+        return f"{rows_text(places, 1)} (index {self.structure.shown(int(numbers[0]))})"
+
+    def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
+        """For each row its file, and its row there.
+
+        Args:
+            numbers: as ``RawBatch`` has them.
+        """
+        raise NotImplementedError
 
     @property
     def has_transforms(self) -> bool:
@@ -264,7 +343,7 @@ class RowDataset(Dataset[Any]):
         return self.structure.has_transforms or self.batch_transform is not None
 
     @property
-    def gives_as_read(self) -> bool:
+    def is_passthrough(self) -> bool:
         """Whether a batch is the tuple of its columns, as they were read."""
         return self.structure.is_as_read and self.batch_transform is None
 
@@ -277,23 +356,54 @@ class RowDataset(Dataset[Any]):
         self.__dict__.update(state)
         self._reset()
 
-    def _normal(self, indices: Iterable[int] | npt.NDArray[Any] | torch.Tensor) -> IntArray:
-        """Indices as an array, counted from the start, inside the dataset."""
-        rows = np.asarray(indices if isinstance(indices, np.ndarray | torch.Tensor | Sequence) else list(indices))
-        if rows.dtype.kind not in "iu" and rows.size:
+    def _normal(self, indices: Iterable[Any] | npt.NDArray[Any] | torch.Tensor, passed: Any = None) -> IntArray:
+        """Indices as an array, counted from the start, inside the dataset.
+
+        Args:
+            indices: several indices.
+            passed: what the user passed, for messages; None if it is the same.
+        """
+        if not isinstance(indices, np.ndarray | torch.Tensor | Sequence):
+            indices = list(indices)
+        passed = indices if passed is None else passed
+        try:
+            rows = np.asarray(indices)
+        except ValueError:  # lists of different lengths
+            raise _nested(passed) from None
+        if rows.dtype.kind == "b":
             raise H5ValueError(
-                f"indices of dtype {rows.dtype} were asked for; a row is found by an integer. Pass integers."
+                f"a mask of shape {rows.shape} was asked for; a row is found by an integer. Pass np.flatnonzero(mask)."
             )
+        if rows.dtype.kind not in "iu" and rows.size:
+            raise H5ValueError(f"{_shown(passed)} was asked for; a row is found by an integer. Pass integers.")
         if rows.ndim > 1:
-            raise H5ValueError(f"indices of shape {rows.shape} were asked for. Pass a flat list of them.")
+            raise _nested(passed)
         rows = np.atleast_1d(rows)
         n_rows = len(self)
         outside = (rows < -n_rows) | (rows >= n_rows)
         if outside.any():
-            # IndexError by protocol: it ends a `for` loop over a dataset.
+            # IndexError by protocol, as of a list.
             raise IndexError(
                 f"index {rows[outside][0]} was asked of a dataset with {n_rows} rows. "
                 f"Ask for -{n_rows} to {n_rows - 1}."
             )
         rows = rows.astype(np.int64)
         return np.where(rows < 0, rows + n_rows, rows)
+
+
+def _nested(passed: Any) -> H5ValueError:
+    return H5ValueError(
+        f"{_shown(passed)} was asked for; several rows are found by a flat list of integers. Pass one, as "
+        "dataset[[3, 1, 2]], or call read_batch([3, 1, 2]). A torch BatchSampler goes to DataLoader as "
+        "batch_sampler=..., or as sampler=... together with batch_size=None."
+    )
+
+
+def _shown(passed: Any) -> str:
+    """Indices for a message, cut."""
+    if isinstance(passed, np.ndarray | torch.Tensor):
+        return f"an array of dtype {passed.dtype} and shape {tuple(passed.shape)}"
+    return _short.repr(passed)
+
+
+_short = Repr()

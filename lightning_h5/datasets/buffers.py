@@ -17,13 +17,13 @@ import torch
 
 from ..errors import H5MemoryError
 from ..sizes import bytes_text
-from .outbox import this_outbox
+from .workers import this_worker_buffers
 
 __all__ = ["BufferPool"]
 
 SMALLEST = 128 << 10  # the C library keeps smaller pieces warm itself
 FREE_BYTES = 64 << 20  # kept for the next batches: as many as are read ahead at a time
-LEAST_FREE = 4
+MIN_FREE = 4
 
 
 class BufferPool:
@@ -42,7 +42,7 @@ class BufferPool:
         Raises:
             H5MemoryError: there is no memory for it.
         """
-        if (outbox := this_outbox()) is not None and (shared := outbox.array(shape, dtype)) is not None:
+        if (outbox := this_worker_buffers()) is not None and (shared := outbox.array(shape, dtype)) is not None:
             return shared
         n_bytes = math.prod(shape) * dtype.itemsize
         try:
@@ -67,7 +67,7 @@ class BufferPool:
 
     def _give_back(self, reference: weakref.ref[Any]) -> None:
         _, slab = self._leases.pop(id(reference))
-        if len(self._free) < max(LEAST_FREE, FREE_BYTES // len(slab)):
+        if len(self._free) < max(MIN_FREE, FREE_BYTES // len(slab)):
             self._free.append(slab)
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -12,36 +12,37 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
+from ..distributed import exchange, own_store
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
-from ..files import ArrayLayout, OpenOptions, Trust, expand_paths, kind_of, torch_dtype
-from ..ranks import exchange, own_store
+from ..hdf5 import ArrayLayout, OpenOptions, Trust, expand_paths, kind_of, torch_dtype
+from ..order import resolve_replica
 from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .base import RawBatch
-from .digests import compare_digests
+from .catalog import FileCatalog, describe_files
+from .compatibility import Asked
 from .discovery import expand_those_there, fields_of_files
-from .field_map import TARGET, FieldMap, checked_names, keys_of
-from .fields import Fields, checked_rows, torch_dtype_of
-from .filters import Where, criteria_of
-from .preparation import Normalize, Preparation, preparation_of
-from .row_index import RowIndexStore, name_of_index
-from .sample_cache import SampleCache, bytes_of, copy_rows
+from .fields import TARGET, FieldMap, Fields, checked_names, checked_rows, keys_of, torch_dtype_of
+from .file_dataset import CACHE_BYTES, FileDataset, chunk_cache
+from .normalize import Normalize, normalization_of
+from .row_cache import SampleCache, bytes_of, copy_rows
+from .row_filters import Where, criteria_of
+from .row_index import RowIndexStore, SharedIndex, name_of_index
+from .sample_layout import Column, Transform
 from .selection import LabelCriterion, Selection, select_rows
-from .shared_index import SharedIndex
-from .stored import CACHE_BYTES, StoredRowDataset, chunk_cache
-from .structure import Column, Transform
-from .table import FileTable, scan_files
 
 __all__ = ["CombinedHDF5Dataset"]
 
 _log = logging.getLogger(__name__)
 
+SKIP_THEM = "Repair them, or pass on_bad_file='skip' to leave them out, each with a warning."
+
 FLAGS = ("cs_label", "bg_label")
-MOST_WORKERS = 64  # whose counts are kept apart
+MAX_WORKERS = 64  # whose counts are kept apart
 PATIENCE = 120.0  # seconds for the slowest rank to look at the files
 
 
-class CombinedHDF5Dataset(StoredRowDataset):
+class CombinedHDF5Dataset(FileDataset):
     """Rows of one or thousands of files of the same structure, filtered; a sample is a dict of fields.
 
     Numbers come as tensors, flags (``cs_label``, ``bg_label``) as bool, text as str. Works with the standard
@@ -50,7 +51,8 @@ class CombinedHDF5Dataset(StoredRowDataset):
     Args:
         paths: one file, a glob, a directory, or a list of these. Rows follow each other in that order.
         load_fields: arrays to load, in the order of the sample; their names are the sample's keys. None loads all that
-            share axis 0.
+            share axis 0, and raises if these may be samples of their own instead of fields of one row: arrays of one
+            name in several groups, arrays that are all numbered, or arrays of one group that are all alike.
         allowed_guids: keep rows whose ``guid`` is one of these.
         cs_label: keep rows whose flag ``cs_label`` is set (True), or is not (False).
         bg_label: likewise of ``bg_label``.
@@ -62,7 +64,8 @@ class CombinedHDF5Dataset(StoredRowDataset):
         cache_size: rows that were used last and are kept, in each process; 0 keeps none.
         pin_memory: have ``create_optimized_dataloader`` put batches into page-locked memory, where there is a GPU.
         dtype: of floating fields with an axis beside the rows, the target excepted. Ids, labels, flags and columns stay
-            as stored, since 16 bits would change them. None leaves all as stored.
+            as stored, since 16 bits would change them. None leaves all as stored. A mapping from fields to dtypes names
+            those of some, and leaves the others as stored; the stored dtype by name takes packed integers as they are.
         where: conditions on any one-dimensional arrays, by name: a value, a list of values, a range
             ``{"min": 3, "max": 5}`` (bounds included, either may be left out), or a function from the column to a mask.
             Or one function from the columns of a file, by name, to a mask.
@@ -81,8 +84,9 @@ class CombinedHDF5Dataset(StoredRowDataset):
         normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel (see
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
-        channels_last: fields that are stored channels first, ``(C, ...)``, and are wanted as ``(..., C)``.
         with_index: add each row's index in this dataset, as ``"index"``.
+        sample: "row" says that an index along axis 0 is a sample, for files that look like an image or volume each
+            (see ``H5LazyDataset``).
         swmr: the files have a live writer in single-writer/multiple-reader mode.
         allow_external: follow links, storage and virtual arrays into other files.
         allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
@@ -110,6 +114,7 @@ class CombinedHDF5Dataset(StoredRowDataset):
         torch.Size([300])
     """
 
+    takes_packed = False  # packed integers as they are stored, whether or not their dtype is named
     agrees_by_itself = True  # with the other ranks, on which files were left out
 
     def __init__(
@@ -137,8 +142,8 @@ class CombinedHDF5Dataset(StoredRowDataset):
         batch_transform: Transform | None = None,
         cache_bytes: int | str = "auto",
         normalize: Normalize | None = None,
-        channels_last: Sequence[str] | None = None,
         with_index: bool = False,
+        sample: Literal["row"] | None = None,
         swmr: bool = False,
         allow_external: bool = False,
         allow_sparse: bool = False,
@@ -147,7 +152,12 @@ class CombinedHDF5Dataset(StoredRowDataset):
         verify: Literal["digest"] | None = None,
         mmap: bool = False,
     ) -> None:
-        self.pin_memory, self.dtype = pin_memory, torch_dtype(dtype, "dtype")
+        self.pin_memory, self.dtype = pin_memory, None
+        self._named_dtypes: dict[str, torch.dtype | None] = {}
+        if isinstance(dtype, Mapping):
+            self._named_dtypes = {name: torch_dtype(one, f"dtype[{name!r}]") for name, one in dtype.items()}
+        else:
+            self.dtype = torch_dtype(dtype, "dtype")
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise H5ValueError(f"dtype={dtype!r} is for floating fields. Pass a floating dtype, or None to leave all.")
         self._cache_size = _checked_count(cache_size, "cache_size")
@@ -174,8 +184,7 @@ class CombinedHDF5Dataset(StoredRowDataset):
         self._plain = OpenOptions(swmr=swmr, trust=trust)
         columns = [one.column for one in criteria if one.column is not None]
         of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
-        full, names = self._scan(paths, load_fields, [*columns, *of_label], on_bad_file)
-        compare_digests(full, self._plain)
+        full, names = self._scan(paths, load_fields, columns, of_label, on_bad_file, sample)
         fields = {name: at for at, name in enumerate(dict.fromkeys([*names, *columns, *of_label]))}
         self._selection: Selection | None = Selection(
             criteria,
@@ -187,24 +196,23 @@ class CombinedHDF5Dataset(StoredRowDataset):
             fields,
             self._keys,
         )
-        self._full: FileTable | None = full
+        self._full: FileCatalog | None = full
         self._among = checked_rows(indices, full.n_rows)
-        table = FileTable(full.paths, tuple(arrays[: len(names)] for arrays in full.layouts), full.starts, full.guards)
+        table = full.with_fields(len(names))
         arrays = dict(zip(names, table.layouts[0], strict=True))
         self.asked_cache_bytes = None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
         budget = CACHE_BYTES if self.asked_cache_bytes is None else self.asked_cache_bytes
-        preparation, of_sample = preparation_of(
+        normalization, of_sample = normalization_of(
             normalize,
-            channels_last,
             Fields.of(
                 {name: self._key(name) for name in names},
                 None,
-                x_dtype={name: _dtype_of(name, array, self.dtype) for name, array in arrays.items()},
+                x_dtype={name: self._dtype_of(name, array) for name, array in arrays.items()},
                 y_dtype=None,
                 transform=transform,
                 target_transform=None,
                 with_index=with_index,
-                flags=tuple(_is_flag(name, array) for name, array in arrays.items()),
+                flags=tuple(self._is_flag(name, array) for name, array in arrays.items()),
             ),
             table,
             options=self._plain,
@@ -217,11 +225,16 @@ class CombinedHDF5Dataset(StoredRowDataset):
             options=OpenOptions(rdcc_nbytes=chunk_cache(table, budget, swmr=swmr), swmr=swmr, trust=trust),
             mmap=mmap,
             cache_bytes=budget,
-            preparation=preparation,
+            normalization=normalization,
         )
         self.keeps = self._keeps(None)
-        self.counters.share(MOST_WORKERS)  # whoever starts workers: what they count should be seen here
+        self.counters.share(MAX_WORKERS)  # whoever starts workers: what they count should be seen here
         self.indices = self._build_index()
+
+    @property
+    def scanned(self) -> FileCatalog | None:
+        """The files with all arrays that were asked for, columns of filters among them; None in copies."""
+        return self._full
 
     def _reset(self) -> None:
         super()._reset()
@@ -232,9 +245,27 @@ class CombinedHDF5Dataset(StoredRowDataset):
     def _key(self, name: str) -> str:
         return self._keys.get(name, name)
 
+    def _is_flag(self, name: str, array: ArrayLayout) -> bool:
+        is_integer = not array.row_shape and array.dtype.kind in ("b", "i", "u")
+        return name in FLAGS and is_integer and name not in self._named_dtypes
+
+    def _dtype_of(self, name: str, array: ArrayLayout) -> torch.dtype | None:
+        """What a field becomes; None leaves it as stored."""
+        if name in self._named_dtypes:
+            return self._named_dtypes[name]
+        if self._is_flag(name, array):
+            return torch.bool
+        return self.dtype if array.dtype.kind == "f" and array.row_shape and name != TARGET else None
+
     def _scan(
-        self, paths: Paths, load_fields: Sequence[str] | None, more: Sequence[str], on_bad_file: str
-    ) -> tuple[FileTable, list[str]]:
+        self,
+        paths: Paths,
+        load_fields: Sequence[str] | None,
+        columns: Sequence[str],
+        of_label: Sequence[str],
+        on_bad_file: str,
+        sample: str | None,
+    ) -> tuple[FileCatalog, list[str]]:
         """The files with the fields of a sample and, after these, those that filters look at; and the first's names."""
         if on_bad_file not in ("error", "skip"):
             raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'error' or 'skip'.")
@@ -245,11 +276,13 @@ class CombinedHDF5Dataset(StoredRowDataset):
                 _log.warning("left out %s: %s", path, error)
             bad[path] = str(error)
 
-        pass_over = note if on_bad_file == "skip" else None
-        files = expand_paths(paths, "paths") if pass_over is None else expand_those_there(paths, pass_over)
+        more = [*columns, *of_label]
+        skip = note if on_bad_file == "skip" else None
+        files = expand_paths(paths, "paths") if skip is None else expand_those_there(paths, skip)
         if load_fields is None:
             ours = {theirs: name for name, theirs in self._keys.items()}
-            found = fields_of_files(files, self._plain, pass_over)
+            named = {key.strip("/") for key in (*self._keys.values(), *map(self._key, more))}
+            found = fields_of_files(files, self._plain, skip, SKIP_THEM, named)
             names = [ours.get(theirs.strip("/"), theirs) for theirs in found]
             absent = [key for key in self._keys.values() if key not in (one.strip("/") for one in found)]
             if absent := [key for key in absent if key not in map(self._key, more)]:
@@ -261,10 +294,30 @@ class CombinedHDF5Dataset(StoredRowDataset):
                 )
         else:
             names = checked_names(load_fields)
-        keys = [self._key(name) for name in dict.fromkeys([*names, *more])]
+        wanted = list(dict.fromkeys([*names, *more]))
+        if unknown := [name for name in self._named_dtypes if name not in wanted]:
+            raise H5ValueError(f"dtype names {listing(unknown)}; the fields are {listing(wanted)}. Use their names.")
+        asked = [
+            Asked(
+                key=self._key(name),
+                dtype=self._named_dtypes.get(name),
+                argument=f"dtype={{{name!r}: {{}}}}",
+                # Columns that filters alone look at are decoded for them.
+                takes_packed=self.takes_packed or name not in (*names, *of_label),
+            )
+            for name in wanted
+        ]
         left = [path for path in files if path not in bad]
-        full = scan_files(left, keys, self._plain, text_ok=[True] * len(keys), pass_over=pass_over)
-        if pass_over is not None and self.agrees_by_itself:
+        full = describe_files(
+            left,
+            asked,
+            self._plain,
+            sample=sample,
+            skip=skip,
+            instead=SKIP_THEM,
+            n_files=len({*files, *bad}),
+        )
+        if skip is not None and self.agrees_by_itself:
             with exchange("leaving out bad files", PATIENCE) as ranks:
                 ranks.agree(
                     {"files that can be read": len(full.paths), "files left out": sorted(map(_name, bad))}, None
@@ -288,16 +341,16 @@ class CombinedHDF5Dataset(StoredRowDataset):
                 "process. Say the same by values and ranges, or leave cache_index out."
             )
 
-        def find(progress: Callable[[], None]) -> IntArray:
+        def find(progress: Callable[[], None], shows_progress: bool) -> IntArray:
             rows = store.load(name, full.n_rows) if store is not None and name is not None else None
             if rows is None:
-                rows = select_rows(full, selection, among, self._plain, self.counters, progress)
+                rows = select_rows(full, selection, among, self._plain, self.counters, progress, shows_progress)
                 if store is not None and name is not None:
                     store.keep(name, rows)
             return rows
 
         if name is None:  # each rank asks its own function, and they compare what they found
-            return find(lambda: None)
+            return find(lambda: None, resolve_replica().rank == 0)
         self._shared_index = SharedIndex(name, find)
         return self._shared_index.rows
 
@@ -307,8 +360,8 @@ class CombinedHDF5Dataset(StoredRowDataset):
 
     def _keeps(self, keeps: bool | None) -> bool | None:
         """Whether decoded rows stay: not where nothing but single rows is decoded, of which the cache keeps some."""
-        has_cache = self._cache_size and self.row_bytes <= self._max_cache_bytes
-        return False if keeps is None and has_cache and self.is_free else keeps
+        has_cache = self._cache_size and self._table_cost.row_bytes <= self._max_cache_bytes
+        return False if keeps is None and has_cache and self._table_cost.has_cheap_random_access else keeps
 
     @property
     def index(self) -> tuple[IntArray, IntArray]:
@@ -323,8 +376,8 @@ class CombinedHDF5Dataset(StoredRowDataset):
         self._pooled_fields()  # a forked child begins anew
         with self._lock:
             if self._samples is None:
-                arrays = enumerate(zip(self.table.layouts[0], self._dtypes, strict=True))
-                columns = [_kept(field, array, dtype, self.preparation) for field, (array, dtype) in arrays]
+                arrays = zip(self.table.layouts[0], self._dtypes, strict=True)
+                columns = [_kept(array, dtype) for array, dtype in arrays]
                 worker = get_worker_info()
                 n_bytes = self._max_cache_bytes // (worker.num_workers if worker else 1)
                 self._samples = SampleCache(self._cache_size, n_bytes, columns)
@@ -347,7 +400,7 @@ class CombinedHDF5Dataset(StoredRowDataset):
             return partial(self._keep, located, super()._begin(rows, epoch, all_cores=all_cores))
         if epoch is not None:
             for reader in self._pooled_fields().values():
-                reader.pass_over(located[hits], epoch)
+                reader.skip(located[hits], epoch)
         if len(hits) == len(rows):
             return lambda: RawBatch(rows, columns)
         misses = np.setdiff1d(np.arange(len(rows)), hits, assume_unique=True)
@@ -365,9 +418,9 @@ class CombinedHDF5Dataset(StoredRowDataset):
         return not is_missing.any() or super().prefetch(rows[is_missing], epoch)
 
     @property
-    def is_at_hand(self) -> bool:
+    def is_in_memory(self) -> bool:
         """Whether all rows are in memory now: used last, or decoded."""
-        return len(self._cache) == len(self) or super().is_at_hand
+        return len(self._cache) == len(self) or super().is_in_memory
 
     def _located(self, rows: IntArray) -> IntArray:
         return rows if self.indices is None else self.indices[rows]
@@ -438,23 +491,8 @@ def _name(path: str) -> str:
     return path.rsplit("/", 1)[-1]
 
 
-def _is_flag(name: str, array: ArrayLayout) -> bool:
-    return name in FLAGS and not array.row_shape and array.dtype.kind in ("b", "i", "u")
-
-
-def _dtype_of(name: str, array: ArrayLayout, dtype: torch.dtype | None) -> torch.dtype | None:
-    """What a field becomes; None leaves it as stored."""
-    if _is_flag(name, array):
-        return torch.bool
-    return dtype if array.dtype.kind == "f" and array.row_shape and name != TARGET else None
-
-
-def _kept(
-    field: int, array: ArrayLayout, dtype: torch.dtype | None, preparation: Preparation | None
-) -> tuple[tuple[int, ...], torch.dtype | None]:
+def _kept(array: ArrayLayout, dtype: torch.dtype | None) -> tuple[tuple[int, ...], torch.dtype | None]:
     """What a row of a field is in the cache: as in a batch; no dtype for text."""
     if kind_of(array.dtype) != "number":
         return array.row_shape, None
-    if preparation is None or not preparation.touches(field):
-        return array.row_shape, dtype or torch_dtype_of(array.dtype)
-    return preparation.shape_of(field, array.row_shape), preparation.dtype_of(field)
+    return array.row_shape, dtype or torch_dtype_of(array.dtype)

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
-from ..files import OpenOptions, blamed_on, expand_paths, kind_of, list_arrays, numpy_dtype, open_h5, shape_of
+from ..hdf5 import (
+    OpenOptions,
+    expand_paths,
+    kind_of,
+    list_arrays,
+    numpy_dtype,
+    shape_of,
+    translate_h5py_errors,
+)
 from ..types import Paths
+from .catalog import advise_on_broken
+from .visits import current_visits
 
 __all__ = ["expand_those_there", "fields_of_files"]
 
@@ -17,16 +31,25 @@ _log = logging.getLogger(__name__)
 
 
 def fields_of_files(
-    paths: Sequence[str], options: OpenOptions, pass_over: Callable[[str, H5FileError], None] | None
+    paths: Sequence[str],
+    options: OpenOptions,
+    skip: Callable[[str, H5FileError], None] | None,
+    instead: str,
+    named: Collection[str] = (),
 ) -> list[str]:
     """Arrays of numbers and text that share axis 0, by name; the same in all files.
 
-    Where a file has arrays of different lengths, those are meant that are most. Reads metadata only.
+    If a file has arrays of different lengths, the most frequent length counts. Arrays that may be samples of their own
+    instead of fields of one row are refused, since equal lengths may be chance: arrays of one name in several groups
+    (episodes, subjects), arrays that are all numbered, and arrays of one group that are all alike (a data set for each
+    name). Reads metadata only.
 
     Args:
         paths: the files.
         options: how they are opened.
-        pass_over: is told of files that are missing or broken, which are left out; None raises their errors.
+        skip: is told of files that are missing or broken, which are left out; None raises their errors.
+        instead: what to do to train without broken files, for their errors.
+        named: arrays that the user named elsewhere, in filters or names of fields: these are fields.
 
     Raises:
         H5FileError: a file is missing or broken, or all of them are.
@@ -34,13 +57,15 @@ def fields_of_files(
         H5ValueError: files have different arrays.
     """
     expected: tuple[str, list[str]] | None = None
+    visits = current_visits()
     for path in paths:
         try:
-            found = _fields_of(path, options)
+            found = visits.search(path, options, f"fields {sorted(named)}", partial(_search, path, named))
         except H5FileError as error:
-            if pass_over is None:
+            if skip is None:
+                advise_on_broken(error, len(paths), instead)
                 raise
-            pass_over(path, error)
+            skip(path, error)
             continue
         if expected is None:
             expected = path, found
@@ -55,15 +80,23 @@ def fields_of_files(
     return expected[1]
 
 
-def _fields_of(path: str, options: OpenOptions) -> list[str]:
+def _search(path: str, named: Collection[str], file: Any) -> tuple[list[str], list[str]]:
+    """The fields of an open file, which will be asked for along with the arrays that the user named."""
+    found = _fields_of(path, named, file)
+    return found, [*found, *named]
+
+
+def _fields_of(path: str, named: Collection[str], file: Any) -> list[str]:
     by_rows: dict[int, list[str]] = defaultdict(list)
     left_out = []
-    with open_h5(path, swmr=options.swmr) as file, blamed_on(path, "what is"):
+    looks: dict[str, _Look] = {}
+    with translate_h5py_errors(path, "what is"):
         for name in list_arrays(file):
             array = file[name]
             dtype, shape = numpy_dtype(array), shape_of(array)
             if dtype is not None and shape and kind_of(dtype) in ("number", "text"):
                 by_rows[shape[0]].append(name)
+                looks[name] = name.rpartition("/")[0], dtype, shape[1:]
             else:
                 left_out.append(name)
     most = max(map(len, by_rows.values()), default=0)
@@ -74,35 +107,93 @@ def _fields_of(path: str, options: OpenOptions) -> list[str]:
             f"load_fields was not given, and {path!r} leaves a doubt about what a row is: it has "
             f"{each or 'no arrays of numbers or text'}. Name the arrays to load, as load_fields."
         )
+    _refuse_groups(path, by_rows[longest[0]], looks)
+    if not any(name in named for name in by_rows[longest[0]]):
+        _refuse_alike(path, by_rows[longest[0]], looks)
     left_out += [name for n_rows, names in by_rows.items() if n_rows != longest[0] for name in names]
     if left_out:
         _log.warning("%s: %s are no fields of its %s rows and are left out", path, listing(left_out), longest[0])
     return by_rows[longest[0]]
 
 
-def expand_those_there(paths: Paths, pass_over: Callable[[str, H5FileError], None], name: str = "paths") -> list[str]:
-    """The files that a path argument names, without those that are missing or cannot be opened.
+_Look = tuple[str, np.dtype[Any], tuple[int, ...]]
+"""Of an array its group, its dtype and the shape of its rows."""
+
+
+def _refuse_groups(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) -> None:
+    """Refuses arrays of one name in several groups of one level, since each group may have rows of its own.
+
+    Codes of categories are columns of one table (AnnData, pandas), each in a group of its own.
+    """
+    by_name: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for field in fields:
+        group, _, name = field.rpartition("/")
+        if name != "codes" or f"{group}/categories" not in looks:
+            by_name[field.count("/"), name].append(field)
+    same = max(by_name.values(), key=len, default=[])
+    if len(same) <= 1:
+        return
+    parts = [name.split("/") for name in same]
+    level = next(at for at, (a, b) in enumerate(zip(*parts[:2], strict=True)) if a != b)
+    first, *others = ("/".join([*names[: level + 1], ""]) for names in parts)
+    belong = [field for field in fields if field.startswith(first) or not field.startswith(tuple(others))]
+    raise H5KeyError(
+        f"load_fields was not given, and {path!r} has arrays of one name in several groups: {listing(same)}. Such "
+        "groups may have rows of their own, even if these are equally many. If so, name the arrays that belong to one "
+        f"group, such as load_fields={belong!r}, and make a data set for each group; otherwise name all arrays that "
+        "are fields of one row."
+    )
+
+
+def _refuse_alike(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) -> None:
+    """Refuses arrays that may be a sample each: nothing but their names tells them apart.
+
+    An array that is the only field of its dtype and shape of a row is no such sample.
+    """
+    kinds = Counter(looks[field][1:] for field in fields)
+    for field in fields:
+        others = [other for other, look in looks.items() if look == looks[field]]
+        longer = [other for other in others if other not in fields]
+        has_axes = len(looks[field][2]) > 0
+        is_all = len(fields) > 1 and set(fields) <= set(others)
+        if kinds[looks[field][1:]] > 1 and ((longer and has_axes) or (is_all and (longer or has_axes))):
+            raise H5KeyError(
+                f"load_fields was not given, and {path!r} has arrays of one dtype and one shape of a row in one group: "
+                f"{listing(others)}{', of different lengths' if longer else ''}. They may be a sample each instead of "
+                f"fields of one row. If they are fields, name those to load, such as load_fields={fields[:4]!r}; "
+                "otherwise make a data set for each array."
+            )
+    numbered: dict[Any, list[str]] = defaultdict(list)
+    for field in fields:
+        numbered[re.sub(r"\d+", "0", field), looks[field][1:]].append(field)
+    if min(map(len, numbered.values())) > 1:
+        first = [names[0] for names in numbered.values()]
+        raise H5KeyError(
+            f"load_fields was not given, and all arrays of {path!r} are numbered: {listing(fields)}. Each number may "
+            f"have rows of its own, even if these are equally many. If so, name the arrays of one number, such as "
+            f"load_fields={first!r}, and make a data set for each number; otherwise name all arrays that are fields of "
+            "one row."
+        )
+
+
+def expand_those_there(paths: Paths, skip: Callable[[str, H5FileError], None], name: str = "paths") -> list[str]:
+    """The files that a path argument names, without those that are missing.
 
     Args:
         paths: see ``expand_paths``.
-        pass_over: is told of each that is left out.
+        skip: is told of each that is left out.
         name: the argument's name, for errors.
 
     Raises:
         H5FileError: none of them is there.
     """
     given: list[Any] = list(paths) if isinstance(paths, list | tuple) else [paths]
-    there = []
+    there: list[str] = []
     for path in given:
         try:
-            for file in expand_paths(path, name):
-                try:
-                    with open_h5(file):
-                        there.append(file)
-                except H5FileError as error:
-                    pass_over(file, error)
+            there += expand_paths(path, name)
         except H5FileError as error:
-            pass_over(str(path), error)
+            skip(str(path), error)
     if not there:
         raise H5FileError(
             f"{name}={listing(map(str, given))}: none of them can be read. Look at what was logged for each."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,26 @@ import numpy.typing as npt
 import torch
 
 from ..errors import H5ValueError, listing
-from ..files import FieldNames, field_names, torch_dtype
+from ..hdf5 import FieldNames, field_names, torch_dtype
 from ..types import DTypeLike, IntArray, Keys
-from .structure import Part, SampleStructure, Transform
+from .compatibility import Asked
+from .sample_layout import Part, SampleStructure, Transform
 
-__all__ = ["Fields", "checked_rows", "numpy_dtype_like", "torch_dtype_of"]
+__all__ = [
+    "TARGET",
+    "FieldMap",
+    "Fields",
+    "checked_names",
+    "checked_rows",
+    "keys_of",
+    "numpy_dtype_like",
+    "torch_dtype_of",
+]
+
+TARGET = "target"
+
+FieldMap = Mapping[str, Any]
+"""For a field's name here its array in the files; or ``{"key": ..., "layout": "NTC"}`` for ``target``."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +40,13 @@ class Fields:
     Attributes:
         keys: the arrays: the input's, and the target's after them.
         dtypes: for each what it becomes; None leaves it as stored.
-        text_ok: for each whether it may hold text: a target may, and one of several inputs.
+        asked: the arrays as they are looked for in files. A target may hold text, and one of several inputs.
         structure: what a sample looks like.
     """
 
     keys: tuple[str, ...]
     dtypes: tuple[torch.dtype | None, ...]
-    text_ok: tuple[bool, ...]
+    asked: tuple[Asked, ...]
     structure: SampleStructure
 
     @property
@@ -74,14 +89,16 @@ class Fields:
         if y is None and target_transform is not None:
             raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
         dtypes = _dtypes(x_dtype, x, dtype_names[0])
-        text_ok = [x.kind != "single"] * len(x.keys)
+        asked = _asked(x, dtypes, dtype_names[0], text_ok=x.kind != "single")
         if y is not None:
             dtypes += _dtypes(y_dtype, y, dtype_names[1])
-            text_ok += [True] * len(y.keys)
+            asked += _asked(y, dtypes[len(x.keys) :], dtype_names[1], text_ok=True)
         structure = SampleStructure(
-            Part(x, transform, flags), None if y is None else Part(y, target_transform), with_index
+            Part(x, transform, flags),
+            None if y is None else Part(y, target_transform, argument="target_transform"),
+            with_index,
         )
-        return cls((*x.keys, *(y.keys if y else ())), tuple(dtypes), tuple(text_ok), structure)
+        return cls((*x.keys, *(y.keys if y else ())), tuple(dtypes), tuple(asked), structure)
 
 
 def _dtypes(dtype: DTypeLike, names: FieldNames, argument: str) -> list[torch.dtype | None]:
@@ -93,6 +110,18 @@ def _dtypes(dtype: DTypeLike, names: FieldNames, argument: str) -> list[torch.dt
             f"{argument} names {listing(unknown)}; the fields are {listing(names.names)}. Use the fields' names."
         )
     return [torch_dtype(dtype.get(name), f"{argument}[{name!r}]") for name in names.names]
+
+
+def _asked(names: FieldNames, dtypes: Sequence[torch.dtype | None], argument: str, *, text_ok: bool) -> list[Asked]:
+    return [
+        Asked(
+            key=key,
+            text_ok=text_ok,
+            dtype=dtype,
+            argument=f"{argument}={{}}" if names.kind == "single" else f"{argument}={{{name!r}: {{}}}}",
+        )
+        for key, name, dtype in zip(names.keys, names.names, dtypes, strict=True)
+    ]
 
 
 def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dtype[Any]:
@@ -137,3 +166,42 @@ def checked_rows(indices: npt.ArrayLike | None, n_rows: int) -> IntArray | None:
             f"Pass rows from 0 to {n_rows - 1}."
         )
     return given.astype(np.int64)
+
+
+def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
+    """Arrays by our names, and the target's axes where they are said.
+
+    Raises:
+        H5ValueError: a name is given no array, or one that another has.
+    """
+    keys: dict[str, str] = {}
+    layout = None
+    for name, given in (field_map or {}).items():
+        said = {"key": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
+        if not isinstance(said.get("key", name), str) or not said or set(said) - {"key", "layout"}:
+            raise H5ValueError(
+                f"field_map[{name!r}]={given!r} is no array. Pass its name in the files, or "
+                "{'key': its name, 'layout': 'NTC'} for a target."
+            )
+        if "layout" in said and name != TARGET:
+            raise H5ValueError(f"field_map[{name!r}] has a layout, which says where a target's classes are.")
+        keys[name] = said.get("key", name).strip("/")
+        layout = said.get("layout", layout)
+    twice = [key for key in keys.values() if list(keys.values()).count(key) > 1]
+    if twice:
+        raise H5ValueError(f"field_map gives {listing(dict.fromkeys(twice))} several names. Give each array one.")
+    return keys, layout
+
+
+def checked_names(names: Any) -> list[str]:
+    """Fields to load, each once.
+
+    Raises:
+        H5ValueError: these are no names, or one comes twice.
+    """
+    given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
+    if not given or not all(isinstance(name, str) and name.strip("/") for name in given):
+        raise H5ValueError(f"load_fields={names!r} names no field. Pass a list of names, or None for all fields.")
+    if len(set(given)) < len(given):
+        raise H5ValueError(f"load_fields={names!r} names a field twice. A sample has each once.")
+    return given

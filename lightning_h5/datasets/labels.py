@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError
-from .filters import Mask
+from .row_filters import Mask
 
 __all__ = ["TargetLayout", "TargetSearch", "layouts_possible"]
 

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ..files import OpenOptions, Trust, expand_paths
+from ..hdf5 import OpenOptions, Trust, expand_paths
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
-from .digests import compare_digests
+from .catalog import describe_files
 from .fields import Fields
-from .preparation import Normalize, preparation_of
-from .stored import CACHE_BYTES, StoredRowDataset, chunk_cache
-from .structure import Transform
-from .table import scan_files
+from .file_dataset import CACHE_BYTES, FileDataset, chunk_cache
+from .normalize import Normalize, normalization_of
+from .sample_layout import Transform
 
-__all__ = ["H5LazyDataset"]
+__all__ = ["H5LazyDataset", "LazyFileDataset"]
 
 
-class H5LazyDataset(StoredRowDataset):
+class H5LazyDataset(FileDataset):
     """Rows of HDF5 files, read on demand.
 
     Works with the standard ``DataLoader(dataset, batch_size=..., shuffle=True)``, which reads a batch in one
@@ -36,7 +36,8 @@ class H5LazyDataset(StoredRowDataset):
             (``"obs/label"``).
         y_key: the target, likewise. None gives inputs alone.
         x_dtype: dtype of the input: a name, a NumPy or a torch dtype, or a mapping from a field's name to one.
-            None keeps the file's. Text is left alone.
+            None keeps the file's. Text is left alone. Packed integers (``scale_factor``, ``_FillValue`` and the like)
+            are an error unless their stored dtype is named, such as "int16".
         y_dtype: dtype of the target, likewise.
         transform: runs on each sample's input, a tensor of the row's shape (a tuple or dict where ``x_key`` is). Where
             it has a parameter ``rng``, it gets a NumPy generator for it, and for ``generator`` torch's. Under the
@@ -57,8 +58,10 @@ class H5LazyDataset(StoredRowDataset):
         normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel (see
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
-        channels_last: fields that are stored channels first, ``(C, ...)``, and are wanted as ``(..., C)``.
         with_index: add each row's index in this dataset: last in a tuple, ``"index"`` in a dict.
+        sample: "row" says that an index along axis 0 is a sample. None means so too, and raises for several files that
+            all have two or more arrays of one image-like shape, and none of another: each file may be one image or
+            volume, and its rows lines of pixels.
         allow_external: follow links, storage and virtual arrays into other files. False, since a file can
             name any other file of yours.
         allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
@@ -87,6 +90,8 @@ class H5LazyDataset(StoredRowDataset):
         >>> images, labels = dataset.read_batch([3, 1, 2])
     """
 
+    takes_packed = False  # packed integers as they are stored, whether or not their dtype is named
+
     def __init__(
         self,
         path: Paths,
@@ -105,8 +110,8 @@ class H5LazyDataset(StoredRowDataset):
         batch_transform: Transform | None = None,
         cache_bytes: int | str = "auto",
         normalize: Normalize | None = None,
-        channels_last: Sequence[str] | None = None,
         with_index: bool = False,
+        sample: Literal["row"] | None = None,
         allow_external: bool = False,
         allow_sparse: bool = False,
         allow_large_chunks: bool = False,
@@ -131,9 +136,9 @@ class H5LazyDataset(StoredRowDataset):
             verify=verify,
         )
         plain = OpenOptions(swmr=swmr, trust=trust)
-        table = scan_files(expand_paths(path), fields.keys, plain, text_ok=fields.text_ok)
-        compare_digests(table, plain)
-        preparation, fields = preparation_of(normalize, channels_last, fields, table, options=plain)
+        asked = [replace(one, takes_packed=self.takes_packed) for one in fields.asked]
+        table = describe_files(expand_paths(path), asked, plain, sample=sample)
+        normalization, fields = normalization_of(normalize, fields, table, options=plain)
         self.asked_cache_bytes = None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
         budget = CACHE_BYTES if self.asked_cache_bytes is None else self.asked_cache_bytes
         given = None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes")
@@ -151,5 +156,11 @@ class H5LazyDataset(StoredRowDataset):
             ),
             mmap=mmap,
             cache_bytes=budget,
-            preparation=preparation,
+            normalization=normalization,
         )
+
+
+class LazyFileDataset(H5LazyDataset):
+    """Rows as they are stored, packed integers among them, for code that decodes them or uses no values."""
+
+    takes_packed = True

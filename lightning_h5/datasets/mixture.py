@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..counters import Counters
 from ..errors import H5ValueError, listing
-from ..files import ArrayLayout, FieldNames
-from ..sampling import BlockTable, RowWeights
-from ..stats import Counters
+from ..hdf5 import ArrayLayout, FieldNames
+from ..order import BlockTable, RowWeights
 from ..types import IntArray
-from .base import RawBatch, RowDataset
+from .base import RawBatch, ReadCost, RowDataset
 from .buffers import BufferPool
-from .sample_cache import bytes_of, copy_rows
-from .stored import StoredRowDataset
-from .structure import Column, Part, SampleStructure, Transform
+from .compatibility import different_packing
+from .file_dataset import FileDataset
+from .row_cache import bytes_of, copy_rows
+from .sample_layout import Column, Part, SampleStructure, Transform
 
 __all__ = ["SOURCE", "MixtureDataset", "mixture_dataset", "rows_of", "weighted_dataset"]
 
@@ -182,6 +183,15 @@ class MixtureDataset(RowDataset):
         paths = [path for one in self._shares(rows, None) for path in self.sources[one.source].files_of(one.rows)]
         return list(dict.fromkeys(paths))
 
+    def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
+        """See ``RowDataset.places_of``."""
+        places = []
+        for row in (numbers % len(self)).tolist():
+            at = int(np.searchsorted(self._ends, row, side="right"))
+            source = self.sources[at]
+            places += source.places_of(np.array([row - int(self._ends[at]) + len(source)]))
+        return places
+
     def layouts(self) -> Iterator[ArrayLayout]:
         """The arrays that rows are read from, of all files."""
         return chain.from_iterable(source.layouts() for source in self.sources)
@@ -197,39 +207,22 @@ class MixtureDataset(RowDataset):
         return BlockTable.of_sizes(np.concatenate([np.diff(source.blocks().starts) for source in self.sources]))
 
     @property
-    def is_at_hand(self) -> bool:
+    def is_in_memory(self) -> bool:
         """Whether all rows are in memory now."""
-        return all(source.is_at_hand for source in self.sources)
+        return all(source.is_in_memory for source in self.sources)
 
     @property
-    def is_free(self) -> bool:
-        """Whether single rows cost no more than rows in company."""
-        return all(source.is_free for source in self.sources)
-
-    @property
-    def block_bytes(self) -> int:
-        """Decoded bytes of a block, the largest of all files."""
-        return max(source.block_bytes for source in self.sources)
-
-    @property
-    def decoded_bytes(self) -> int:
-        """Bytes of all rows, decoded."""
-        return sum(source.decoded_bytes for source in self.sources)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row, of the source that has the largest."""
-        return max(source.row_bytes for source in self.sources)
-
-    @property
-    def rows_per_slab(self) -> int:
-        """Rows that are decoded together, at most."""
-        return max(source.rows_per_slab for source in self.sources)
-
-    @property
-    def rows_per_run(self) -> int:
-        """Rows of a run, at most."""
-        return max(source.rows_per_run for source in self.sources)
+    def cost(self) -> ReadCost:
+        """See ``RowDataset.cost``: rows as large, and read as far ahead, as of the source that has the largest."""
+        each = [source.cost for source in self.sources]
+        return ReadCost(
+            max(one.row_bytes for one in each),
+            all(one.has_cheap_random_access for one in each),
+            max(one.block_bytes for one in each),
+            sum(one.decoded_bytes for one in each),
+            max(one.rows_per_chunk for one in each),
+            max(one.rows_per_run for one in each),
+        )
 
     @property
     def kept_bytes(self) -> int:
@@ -238,10 +231,19 @@ class MixtureDataset(RowDataset):
 
     def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
         """See ``RowDataset.read_with``: the sources share the memory, by what they hold."""
-        total = max(1, sum(source.decoded_bytes for source in self.sources))
+        sizes = [source.cost.decoded_bytes for source in self.sources]
         self.in_runs = in_runs
-        for source in self.sources:
-            source.read_with(cache_bytes * source.decoded_bytes // total, keeps=keeps, in_runs=in_runs)
+        for source, n_bytes in zip(self.sources, sizes, strict=True):
+            source.read_with(cache_bytes * n_bytes // max(1, sum(sizes)), keeps=keeps, in_runs=in_runs)
+
+    def summary(self) -> list[str]:
+        """See ``RowDataset.summary``."""
+        names = self.names or ()
+        shown = [f"{name}: {source!r}" for name, source in zip(names, self.sources, strict=False)]
+        return [
+            f"{len(self):,} rows" if self.weights is None else f"{len(self):,} rows weighted {self.weights.text}",
+            *(shown or map(repr, self.sources)),
+        ]
 
     def close(self) -> None:
         """Gives back what this process holds; the next read gets it again."""
@@ -281,7 +283,7 @@ def weighted_dataset(dataset: RowDataset, weights: RowWeights) -> MixtureDataset
 
 
 def mixture_dataset(
-    sources: Mapping[str, StoredRowDataset],
+    sources: Mapping[str, FileDataset],
     *,
     mixes: bool,
     is_named: bool = True,
@@ -323,7 +325,7 @@ def mixture_dataset(
     return MixtureDataset(list(sources.values()), names, structure, batch_transform=batch_transform)
 
 
-def _check_alike(sources: Mapping[str, StoredRowDataset], *, mixes: bool) -> None:
+def _check_alike(sources: Mapping[str, FileDataset], *, mixes: bool) -> None:
     """Refuses sources whose samples have other fields, or whose rows cannot be in one batch.
 
     Args:
@@ -341,6 +343,9 @@ def _check_alike(sources: Mapping[str, StoredRowDataset], *, mixes: bool) -> Non
                 f"the source {first!r} has the fields {listing(fields)}, and {name!r} has {listing(found)}. Name the "
                 "fields to load (load_fields), and what they are called in each source (its field_map)."
             )
+        for left, right in zip(expected.table.layouts[0], source.table.layouts[0], strict=True):
+            if left.packing != right.packing:
+                raise different_packing(left, right)
         for field, a, b in zip(fields, expected.kinds, source.kinds, strict=True) if mixes else ():
             if a != b:
                 raise H5ValueError(

@@ -6,6 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any, Literal, get_args
@@ -18,25 +19,25 @@ from torch.utils.data import get_worker_info
 
 from ..cores import is_forked
 from ..errors import H5Error, H5ValueError
-from ..files import ArrayLayout, OpenOptions, Trust, expand_paths, kind_of, process_pool
-from ..readers import BulkTask, check_bounds, is_checked_by_slab
-from ..sampling import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica, union
+from ..hdf5 import ArrayLayout, OpenOptions, Trust, close_when_collected, expand_paths, kind_of, process_pool
+from ..order import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica, union
+from ..readers import BulkTask, check_bounds, do_tasks
 from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, Keys, Paths
-from .base import RawBatch, RowDataset
+from .base import RawBatch, ReadCost, RowDataset
 from .buffers import BufferPool
-from .columns import ColumnShape
-from .digests import compare_digests
+from .catalog import describe_files, digest_of_rows
 from .fields import Fields, checked_rows
-from .held import HeldRows
-from .preload import Crew, load_shards
-from .preparation import Normalize, preparation_of
-from .structure import Transform
-from .table import digest_of_rows, scan_files
+from .held_rows import ColumnShape, HeldRows
+from .normalize import Normalize, normalization_of
+from .sample_layout import Transform, summary_of_fields, summary_of_files, summary_of_rows
+from .shard_loading import NodeGroup, load_shards
+from .target_order import MAX_SAMPLES, sampled_places, sampled_values, warn_of_different_targets
 
 __all__ = ["RankMemCachedH5Dataset"]
 
 BLOCKS_A_RANK = 16  # at least, that shards are drawn of
+SAMPLES_OF_OTHERS = 128  # targets that a rank reads which loads without the others; some are its own
 
 _log = logging.getLogger(__name__)
 
@@ -54,15 +55,18 @@ class RankMemCachedH5Dataset(RowDataset):
             ``H5LazyDataset``).
         x_key: the input array, a list of arrays, or a mapping, likewise.
         y_key: the target, likewise. None gives inputs alone.
-        mode: "contiguous" gives each rank neighbouring rows, so that it decodes its own chunks alone. "interleave"
-            gives it every ``world_size``-th row, which balances classes in sorted files; the ranks of a machine then
-            hold the rows together and decode each chunk once (where they cannot, each rank decodes all of them once).
+        mode: "contiguous" gives each rank neighboring rows, so that it decodes its own chunks alone; it warns if the
+            rows are sorted by their targets. "interleave" gives it every ``world_size``-th row, so that each rank has
+            all classes of a sorted file; the ranks of a machine then hold the rows together and decode each chunk once
+            (if they cannot, each rank decodes all of them once).
         dtype_x: dtype that the input is held in: a name, a NumPy or torch dtype, or a mapping from fields to one. The
             default is "float32", as models want; None keeps the file's, which takes a quarter for pictures of uint8.
+            Packed integers are an error unless their stored dtype is named (see ``H5LazyDataset``).
         dtype_y: dtype of the target, likewise. None keeps the file's.
         transform: runs on each sample's input, a copy of its row.
         target_transform: runs on each sample's target.
-        pin_host_memory: lock the shard's pages for copies to a GPU, in place. Without effect where there is no CUDA.
+        pin_host_memory: lock the shard's pages for copies to a GPU, in place. No effect without CUDA, and on memory
+            that several ranks hold together.
         share_memory: hold rows once for all processes of this machine that need them: workers under any start method,
             and ranks that hold the same rows (tensor-parallel peers). The memory has no name and ends with its last
             process. Workers that are forked share it anyway.
@@ -82,8 +86,9 @@ class RankMemCachedH5Dataset(RowDataset):
         normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel (see
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
-        channels_last: fields that are stored channels first, ``(C, ...)``, and are wanted as ``(..., C)``.
         with_index: add each row's number among all rows that are sharded: last in a tuple, ``"index"`` in a dict.
+        sample: "row" says that an index along axis 0 is a sample, for files that look like an image or volume each
+            (see ``H5LazyDataset``).
         allow_external: follow links, storage and virtual arrays into other files.
         allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
             few bytes of a file can ask for petabytes.
@@ -99,6 +104,7 @@ class RankMemCachedH5Dataset(RowDataset):
         shard: which rows this rank holds, and trains on.
         rows_on_each_rank: rows that every rank has at least; ``EpochShuffleSampler(num_samples=...)`` takes it.
         draw: how often the shards were drawn anew.
+        for_training: warn if ranks hold rows with different targets for good.
         for_workers: hold rows so that workers which are started afresh can be given them, as ``share_memory`` does too.
 
     Raises:
@@ -118,6 +124,9 @@ class RankMemCachedH5Dataset(RowDataset):
         >>> sampler = EpochShuffleSampler(len(dataset), seed=42)
         >>> loader = DataLoader(dataset, batch_size=32, sampler=sampler)
     """
+
+    dtype_names = ("dtype_x", "dtype_y")  # as the user knows them
+    takes_packed = False  # packed integers as they are stored, whether or not their dtype is named
 
     def __init__(
         self,
@@ -144,8 +153,8 @@ class RankMemCachedH5Dataset(RowDataset):
         seed: int = 0,
         batch_transform: Transform | None = None,
         normalize: Normalize | None = None,
-        channels_last: Sequence[str] | None = None,
         with_index: bool = False,
+        sample: Literal["row"] | None = None,
         allow_external: bool = False,
         allow_sparse: bool = False,
         allow_large_chunks: bool = False,
@@ -165,7 +174,7 @@ class RankMemCachedH5Dataset(RowDataset):
             transform=transform,
             target_transform=target_transform,
             with_index=with_index,
-            dtype_names=("dtype_x", "dtype_y"),
+            dtype_names=self.dtype_names,
         )
         trust = Trust.of(
             allow_external=allow_external,
@@ -181,16 +190,9 @@ class RankMemCachedH5Dataset(RowDataset):
             swmr=swmr,
             trust=trust,
         )
-        self.table = scan_files(
-            expand_paths(path),
-            self._fields.keys,
-            OpenOptions(swmr=swmr, trust=trust),
-            text_ok=self._fields.text_ok,
-        )
-        compare_digests(self.table, self._options, is_checked_by_slab)  # all others, while they are loaded
-        preparation, self._fields = preparation_of(
-            normalize, channels_last, self._fields, self.table, options=self._options
-        )
+        asked = [replace(one, takes_packed=self.takes_packed) for one in self._fields.asked]
+        self.table = describe_files(expand_paths(path), asked, OpenOptions(swmr=swmr, trust=trust), sample=sample)
+        normalization, self._fields = normalization_of(normalize, self._fields, self.table, options=self._options)
         self.indices = checked_rows(indices, self.table.n_rows)
         self._stands_alone = rank is not None
         replica = resolve_replica(rank, world_size)
@@ -202,19 +204,21 @@ class RankMemCachedH5Dataset(RowDataset):
             reshard_every_n_epochs,
             seed,
         )
-        self.draw, self.for_workers = 0, False
+        self.draw, self.for_workers, self.for_training = 0, False, True
         self._pins, self._shares_memory, self._log_fn = pin_host_memory, share_memory, log_fn
         super().__init__(self._fields.structure, batch_transform)
-        self._preparation = preparation  # of rows as they are loaded: batches are copies of them
+        self._normalization = normalization  # of rows as they are loaded: batches are copies of them
         if preload:
             self.load()
 
     def _reset(self) -> None:
         super()._reset()
+        close_when_collected(self, self.table.paths)  # left open where loading was broken off
         self._buffers = BufferPool()
         self._held: HeldRows | None = None
         self._filling: HeldRows | None = None
         self._has_all = False  # whether all ranks of the job hold their rows here, together
+        self._has_others = False  # whether other ranks' rows are in this memory, too
 
     # Loading -------------------------------------------------------------------------------------------------
 
@@ -242,7 +246,7 @@ class RankMemCachedH5Dataset(RowDataset):
         is_alone = self._stands_alone or not in_group or not self.shares or in_worker
         load_shards({"": self}, is_alone=is_alone, shows_bar=not in_worker)
 
-    def take_on(self, draw: int) -> bool:
+    def reshard(self, draw: int) -> bool:
         """Takes on the shard of another draw, and gives back the one that is held, where it is another.
 
         Args:
@@ -261,7 +265,7 @@ class RankMemCachedH5Dataset(RowDataset):
                 self.close()
         return self.is_loaded
 
-    def can_stand_in_for(self, other: RankMemCachedH5Dataset) -> bool:
+    def can_reuse(self, other: RankMemCachedH5Dataset) -> bool:
         """Whether this one holds, in memory, what another one would load."""
         return (
             self.is_loaded
@@ -269,7 +273,7 @@ class RankMemCachedH5Dataset(RowDataset):
             and (self._fields, self._device, self.batch_transform)
             == (other._fields, other._device, other.batch_transform)
             and (self._shares_memory, self.for_workers) == (other._shares_memory, other.for_workers)
-            and (self._preparation and self._preparation.digest) == (other._preparation and other._preparation.digest)
+            and self.terms()["normalization"] == other.terms()["normalization"]
             and self.table.guards == other.table.guards
             and self.identity() == other.identity()
         )
@@ -280,12 +284,18 @@ class RankMemCachedH5Dataset(RowDataset):
         return self.shard.rank
 
     @property
+    def is_rank_given(self) -> bool:
+        """Whether the replica is the one given, not the process group's."""
+        return self._stands_alone
+
+    @property
     def shares(self) -> bool:
         """Whether processes of a machine hold their rows together."""
-        return self._device.type == "cpu" and (self._shares_memory or self.shard.mode == "interleave")
+        mixes = self.shard.mode == "interleave" and self.shard.world_size > 1
+        return self._device.type == "cpu" and (self._shares_memory or mixes)
 
     def terms(self) -> dict[str, Any]:
-        """What must be equal on all processes that hold rows together."""
+        """What must be equal on all processes that hold rows together, and is compared before they load."""
         shard = self.shard
         return {
             "rows": shard.n_rows,
@@ -295,7 +305,7 @@ class RankMemCachedH5Dataset(RowDataset):
             "dtypes": [str(shape and shape.dtype) for shape in self._shapes],
             "drawn anew": (self.draw, shard.reshard_every, shard.seed),
             "content": self.identity() if self.shares else None,
-            "preparation": self._preparation and self._preparation.digest,
+            "normalization": self._normalization and self._normalization.digest,
         }
 
     def bytes_needed(self, ranks: Sequence[int]) -> int:
@@ -305,18 +315,19 @@ class RankMemCachedH5Dataset(RowDataset):
             ranks: replicas, each once.
         """
         n_rows = sum(len(self.shard.rows(0, rank)) for rank in ranks)  # as many however they are drawn
-        return 0 if self._device.type != "cpu" else n_rows * self.row_bytes
+        return 0 if self._device.type != "cpu" else n_rows * self.cost.row_bytes
 
-    def make_room(self, crew: Crew, descriptor: int | None = None) -> int | None:
-        """Takes memory for the rows of a crew (see ``load_shards``)."""
-        wanted = union([self.shard.rows(self.draw, rank) for rank in crew.ranks])
-        self._has_all = crew.is_everyone
+    def make_room(self, group: NodeGroup, descriptor: int | None = None) -> int | None:
+        """Take memory for a group's rows, or that behind a descriptor; returns its descriptor if it is shared."""
+        wanted = union([self.shard.rows(self.draw, rank) for rank in group.ranks])
+        # Each rank would lock all ranks' pages, though its batches are copied into page-locked memory anyway.
+        self._has_all, self._has_others = group.is_everyone, len(group.ranks) > 1
         self._filling = HeldRows(
             wanted if self.indices is None else np.unique(self.indices[as_array(wanted)]),
             *self._mine(),
             self._shapes,
             device=self._device,
-            shared=crew.size > 1 or self._shares_memory or self.for_workers,
+            shared=group.size > 1 or self._shares_memory or self.for_workers,
             descriptor=descriptor,
         )
         return self._filling.descriptor
@@ -326,26 +337,70 @@ class RankMemCachedH5Dataset(RowDataset):
         numbers = self.shard.rows(self.draw)
         return numbers if self.indices is None else self.indices[as_array(numbers)], numbers
 
-    def tasks(self, crew: Crew) -> list[BulkTask]:
-        """What this process has to load of a crew's rows."""
+    def tasks(self, group: NodeGroup) -> list[BulkTask]:
+        """What this process has to load of a group's rows."""
         assert self._filling is not None, "there is no room yet"
         self._began = time.perf_counter()
-        return self._filling.tasks(self.table, self._options, crew, self.counters)
+        return self._filling.tasks(self.table, self._options, group, self.counters)
 
     def finish_loading(self, name: str) -> None:
-        """This process's part is loaded (see ``load_shards``)."""
+        """This process's part is loaded; ``name`` is what the rows are called in messages."""
         for guard in self.table.guards:
             guard.check()
         self._close_files()  # nothing reads them any more
         self._held, self._filling = self._filling, None
         assert self._held is not None, "nothing was loaded"
-        if self._pins and self._device.type == "cpu" and torch.cuda.is_available() and (why := self._held.pin()):
+        locks = self._pins and self._device.type == "cpu" and not self._has_others and torch.cuda.is_available()
+        if locks and (why := self._held.pin()):
             warnings.warn(f"the shard's pages are not locked: {why}. Copies to the GPU go on as before.", stacklevel=2)
         shard, took = self.shard, time.perf_counter() - self._began
         self._log(
             f"{name + ': ' if name else ''}rank {shard.rank} of {shard.world_size} holds {len(self):,} of "
-            f"{shard.n_rows:,} rows, {self._held.n_bytes / 2**20:,.1f} MiB, loaded in {took:.1f} s"
+            f"{shard.n_rows:,} rows{_which(shard, self.draw)}, {self._held.n_bytes / 2**20:,.1f} MiB, "
+            f"loaded in {took:.1f} s"
         )
+
+    @property
+    def _may_differ(self) -> bool:
+        """Whether this rank trains on the same rows in every epoch, and not on all of them."""
+        shard = self.shard
+        return self.for_training and shard.world_size > 1 and not shard.reshard_every
+
+    @property
+    def _n_inputs(self) -> int:
+        return len(self._fields.structure.x.fields.keys)
+
+    def sample(self) -> list[Any] | None:
+        """This rank and a few values of each target, once the rows are complete on all ranks, as JSON has it."""
+        if not self._may_differ:
+            return None
+        columns = self._copy(sampled_places(len(self), self.shard.world_size)).columns[self._n_inputs :]
+        return [self.shard.rank, [sampled_values(column) for column in columns]]
+
+    def compare(self, told: Sequence[Any]) -> None:
+        """Warn of targets that differ between ranks, by what ``sample`` returned on all that load together."""
+        if not self._may_differ:
+            return
+        keys = self._fields.keys[self._n_inputs :]
+        warn_of_different_targets(self.shard, keys, dict(told), self._targets_of_others)
+
+    def _targets_of_others(self, target: int) -> Sequence[Any]:
+        """A few values of a target in other ranks' rows, read from the files; none if they cannot be read."""
+        field, shard, mine = self._n_inputs + target, self.shard, self.shard.rows(self.draw)
+        drawn = sampled_places(shard.n_rows, MAX_SAMPLES // SAMPLES_OF_OTHERS)
+        numbers = np.array([row for row in drawn.tolist() if row not in mine], dtype=np.int64)
+        rows = numbers if self.indices is None else np.unique(self.indices[numbers])
+        table = replace(self.table, layouts=tuple((arrays[field],) for arrays in self.table.layouts))
+        held = HeldRows(rows, rows, rows, [self._shapes[field]], device=torch.device("cpu"), shared=False)
+        try:
+            do_tasks(held.tasks(table, self._options, NodeGroup((shard.rank,)), self.counters), 1, lambda _: None)
+            (column,) = held.take(np.arange(len(rows)), BufferPool())
+            return sampled_values(column) or []
+        except H5Error:  # of rows that this rank does not train on
+            return []
+        finally:
+            held.close()
+            self._close_files()
 
     @property
     def kept_bytes(self) -> int:
@@ -367,15 +422,11 @@ class RankMemCachedH5Dataset(RowDataset):
     @cached_property
     def _shapes(self) -> list[ColumnShape | None]:
         """What each field takes in memory; None for text."""
-        shapes: list[ColumnShape | None] = []
-        for field, (array, dtype) in enumerate(zip(self.table.layouts[0], self._fields.dtypes, strict=True)):
-            if kind_of(array.dtype) != "number":
-                shapes.append(None)
-            elif self._preparation is not None and self._preparation.touches(field):
-                shapes.append(ColumnShape.prepared(array, self._preparation, field))
-            else:
-                shapes.append(ColumnShape.of(array, dtype))
-        return shapes
+        affines = {} if self._normalization is None else self._normalization.affines
+        return [
+            ColumnShape.of(array, dtype, affines.get(field)) if kind_of(array.dtype) == "number" else None
+            for field, (array, dtype) in enumerate(zip(self.table.layouts[0], self._fields.dtypes, strict=True))
+        ]
 
     # Rows ----------------------------------------------------------------------------------------------------
 
@@ -410,8 +461,8 @@ class RankMemCachedH5Dataset(RowDataset):
         return self._copy(rows, all_cores=not is_forked())
 
     @property
-    def is_at_hand(self) -> bool:
-        """See ``RowDataset.is_at_hand``."""
+    def is_in_memory(self) -> bool:
+        """See ``RowDataset.is_in_memory``."""
         return True
 
     def _copy(self, rows: IntArray, *, all_cores: bool = False) -> RawBatch:
@@ -424,9 +475,28 @@ class RankMemCachedH5Dataset(RowDataset):
         return RawBatch(held.numbers(rows), columns)
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of all fields, as they are held; without text."""
-        return sum(shape.row_bytes for shape in self._shapes if shape is not None)
+    def cost(self) -> ReadCost:
+        """See ``RowDataset.cost``; text is not counted."""
+        return ReadCost(sum(shape.row_bytes for shape in self._shapes if shape is not None))
+
+    def summary(self) -> list[str]:
+        """See ``RowDataset.summary``."""
+        shard, held = self.shard, self._held
+        stored = self.table.layouts[0]
+        kinds = [
+            (array.dtype, array.row_shape) if shape is None else (shape.dtype, shape.row_shape)
+            for array, shape in zip(stored, self._shapes, strict=True)
+        ]
+        return [
+            summary_of_files(self.table.paths),
+            f"rank {shard.rank} of {shard.world_size} holds {summary_of_rows(len(self), shard.n_rows)}",
+            "not loaded" if held is None else f"{held.n_bytes / 2**20:,.1f} MiB",
+            *summary_of_fields(self.structure, kinds),
+        ]
+
+    def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
+        """See ``RowDataset.places_of``."""
+        return self.table.places_of(numbers if self.indices is None else self.indices[numbers])
 
     def layouts(self) -> Iterator[ArrayLayout]:
         """The arrays that rows are read from, of all files."""
@@ -453,6 +523,15 @@ class RankMemCachedH5Dataset(RowDataset):
             self._log_fn(text)
         else:
             _log.info(text)
+
+
+def _which(shard: RankShard, draw: int) -> str:
+    """Which of all rows a rank holds, for messages."""
+    if shard.world_size == 1:
+        return ""
+    if draw:
+        return " (drawn at random)"
+    return f" (one of every {shard.world_size})" if shard.mode == "interleave" else " (neighboring rows)"
 
 
 def _drawn(blocks: BlockTable, world_size: int) -> BlockTable:

@@ -1,4 +1,4 @@
-"""Rows that passed the filters, kept on disk for the next time."""
+"""Which rows pass the filters: worked out once on each machine, and kept on disk for the next time."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from ..distributed import Question
+from ..errors import H5Error
+from ..hdf5 import expand_user
+from ..order import resolve_replica
 from ..types import IntArray, PathLike
+from .catalog import FileCatalog
 from .selection import Selection
-from .shared_index import digest_of_index
-from .table import FileTable
+from .shard_memory import ShardMemory
 
-__all__ = ["RowIndexStore", "name_of_index"]
+__all__ = ["RowIndexStore", "SharedIndex", "name_of_index"]
 
+NAME = "h5_index"  # of the shared memory
 VERSION = 1  # of what a selection means; another number makes all that was kept void
 
 _log = logging.getLogger(__name__)
 
 
-def name_of_index(table: FileTable, selection: Selection, rows: IntArray | None) -> str | None:
+def name_of_index(table: FileCatalog, selection: Selection, rows: IntArray | None) -> str | None:
     """What an index is known by: the files as they are, and all that is asked of them.
 
     None where a function decides: whether it is the same in another process cannot be told.
@@ -53,8 +59,9 @@ class RowIndexStore:
     """
 
     def __init__(self, folder: PathLike | Literal[True]) -> None:
-        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self._folder = Path(cache) / "lightning_h5" if folder is True else Path(os.fspath(folder)).expanduser()
+        if folder is True:
+            folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lightning_h5")
+        self._folder = Path(expand_user(folder))
 
     def load(self, name: str, n_rows: int) -> IntArray | None:
         """The rows kept by a name; None where there are none."""
@@ -97,3 +104,75 @@ class RowIndexStore:
 
 def _is_within(rows: IntArray, n_rows: int) -> bool:
     return not len(rows) or bool(rows.min() >= 0 and rows.max() < n_rows)
+
+
+class SharedIndex:
+    """Rows that one process of this machine found, and all others took; each has them for itself where that cannot be.
+
+    Args:
+        name: says which rows; the same in all processes that ask for the same.
+        find: works them out; calls its first argument as it goes on. The second is whether this process shows
+            progress: one on each machine does, or rank 0 if each rank works for itself.
+
+    Attributes:
+        rows: the rows; not to be written to.
+
+    Raises:
+        H5Error: what ``find`` raised, in each process.
+    """
+
+    def __init__(self, name: str, find: Callable[[Callable[[], None], bool], IntArray]) -> None:
+        question = Question(f"rows that pass/{name}")
+        self._memory: ShardMemory | None = None  # its descriptor stays open: others may come later
+        taken = None if question.is_first else self._take(question.first, question.answer())
+        if taken is not None:
+            self.rows = taken
+            return
+        told = None
+        try:
+            shows = question.has_others or (question.is_first and resolve_replica().rank == 0)
+            self.rows = find(question.progress, shows)
+            told = self._share() if question.has_others else None
+        finally:
+            if question.has_others:
+                question.tell(told)
+
+    def _share(self) -> list[Any] | None:
+        """Moves the rows to shared memory; says where they are."""
+        digest = digest_of_index(self.rows)
+        try:
+            memory = ShardMemory([(len(self.rows), self.rows.itemsize)], shared=True, name=NAME)
+            memory.write(0, 0, self.rows)
+        except H5Error:
+            return None
+        self._memory, self.rows = memory, _rows_in(memory)
+        return [memory.descriptor, len(self.rows), digest]
+
+    def _take(self, first: list[str], told: list[Any] | None) -> IntArray | None:
+        if told is None:
+            return None
+        descriptor, n_rows, digest = told
+        try:
+            path = f"/proc/{first[2]}/fd/{descriptor}"
+            if NAME not in os.readlink(path):  # the descriptor is another file's by now
+                return None
+            opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._memory = ShardMemory([(n_rows, np.dtype(np.int64).itemsize)], shared=True, descriptor=opened)
+        except (OSError, H5Error):  # another user's, or gone
+            return None
+        rows = _rows_in(self._memory)
+        if digest_of_index(rows) == digest:
+            return rows
+        self._memory = None  # the descriptor is another's by now
+        return None
+
+
+def digest_of_index(rows: IntArray) -> str:
+    """Of rows in their order."""
+    return hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()
+
+
+def _rows_in(memory: ShardMemory) -> IntArray:
+    rows: IntArray = memory.columns[0].reshape(-1).view(np.int64)
+    rows.flags.writeable = False
+    return rows

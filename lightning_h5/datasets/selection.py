@@ -12,20 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..counters import Counters
 from ..errors import H5ValueError, listing
-from ..files import ArrayLayout, OpenOptions, kind_of, look_up, open_h5
-from ..readers import ArrayTarget, BulkTask, bulk_tasks, do_tasks, open_reader, open_source, usable_cores
-from ..stats import Counters
+from ..hdf5 import ArrayLayout, OpenOptions, kind_of
+from ..readers import ArrayTarget, BulkTask, bulk_tasks, do_tasks, open_source, run_with_progress, usable_cores
 from ..types import IntArray
-from .doing import do_with_bar
-from .filters import Criterion
+from .catalog import RUN_BYTES, FileCatalog
+from .column_values import Do, column_tasks, decoded, read_columns
 from .labels import TargetSearch, layouts_possible
-from .live import as_long_as
-from .table import RUN_BYTES, FileTable
+from .row_filters import Criterion
+from .visits import current_visits
 
 __all__ = ["LabelCriterion", "NoRowPassesError", "Selection", "select_rows"]
 
-TEXT_ROWS = 65_536  # of a task
 PIECE_BYTES = 4 << 20  # of a target, of a task: long enough to pay for a thread's turn
 
 
@@ -68,12 +67,13 @@ class Selection:
 
 
 def select_rows(
-    table: FileTable,
+    table: FileCatalog,
     selection: Selection,
     rows: IntArray | None,
     options: OpenOptions,
     counters: Counters,
     progress: Callable[[], None],
+    shows_progress: bool = True,
 ) -> IntArray:
     """Rows that pass, in ascending order.
 
@@ -84,6 +84,7 @@ def select_rows(
         options: how files are opened where the HDF5 library reads.
         counters: where bytes are counted.
         progress: is called as it goes on.
+        shows_progress: whether the user sees how far it is.
 
     Raises:
         H5KeyError: an array is not there.
@@ -93,14 +94,17 @@ def select_rows(
     mask = np.ones(table.n_rows, dtype=np.bool_)
     kept: dict[str, int] = {}
     seen: set[Any] = set()
+    do = partial(run_with_progress, shows_bar=shows_progress, tell=lambda _: progress())
     _check_columns(table, selection)
     names = list(dict.fromkeys(one.column for one in selection.criteria if one.column is not None))
-    read = (
-        _read_columns(table, [selection.fields[name] for name in names], options, counters, progress) if names else None
-    )
+    fields = [selection.fields[name] for name in names]
+    read = read_columns(table, fields, options, counters, do)
     for file, start in enumerate(table.starts[:-1].tolist()):
         stop = int(table.starts[file + 1])
-        here = {name: read[file][at] for at, name in enumerate(names)} if read is not None else {}
+        layouts = table.layouts[file]
+        here = {
+            name: decoded(layouts[field], column) for name, field, column in zip(names, fields, read[file], strict=True)
+        }
         columns = _FileColumns(table, file, here, selection, options, counters)
         for criterion in selection.criteria:
             passes = criterion.mask(columns, stop - start)
@@ -110,7 +114,7 @@ def select_rows(
                 seen |= criterion.expected.intersection(columns[criterion.column][passes])
     if selection.label is not None and mask.any():
         found = np.flatnonzero(mask)
-        has_label = _search_label(table, selection.label, found, options, counters, progress)
+        has_label = _search_label(table, selection.label, found, options, counters, do)
         kept[f"label={selection.label.label}"] = int(has_label.sum())
         mask[found[~has_label]] = False
     chosen = np.flatnonzero(mask) if rows is None else rows[mask[rows]]
@@ -129,7 +133,7 @@ class _FileColumns(Mapping[str, npt.NDArray[Any]]):
 
     def __init__(
         self,
-        table: FileTable,
+        table: FileCatalog,
         file: int,
         read: dict[str, npt.NDArray[Any]],
         selection: Selection,
@@ -145,23 +149,17 @@ class _FileColumns(Mapping[str, npt.NDArray[Any]]):
             n_rows = int(np.diff(self._table.starts)[self._file])
             if layout.row_shape or layout.n_rows != n_rows:
                 raise _no_column(layout, n_rows)
-            tasks, column = _column_tasks(layout, self._options, self._counters)
+            tasks, column = column_tasks(layout, self._options, self._counters)
             do_tasks(tasks, usable_cores(), lambda _: None)
-            self._read[name] = column
+            self._read[name] = decoded(layout, column)
         return self._read[name]
 
     def _layout(self, name: str) -> ArrayLayout:
         if name in self._selection.fields:
             return self._table.layouts[self._file][self._selection.fields[name]]
-        path, key = self._table.paths[self._file], self._selection.keys.get(name, name)
-
-        def look() -> list[ArrayLayout]:
-            with open_h5(path, swmr=self._options.swmr) as file:
-                return [look_up(file, path, key, self._options.trust)]
-
-        if not self._options.swmr:
-            return look()[0]
-        return as_long_as(int(np.diff(self._table.starts)[self._file]), look)[0]
+        key = self._selection.keys.get(name, name)
+        layout = current_visits().describe_beside(self._table.layouts[self._file][0], key, self._options)
+        return layout.guarded(self._table.guards[self._file])
 
     def __iter__(self) -> Iterator[str]:
         layouts = self._table.layouts[self._file]
@@ -185,7 +183,7 @@ def _no_column(layout: ArrayLayout, n_rows: int) -> H5ValueError:
     )
 
 
-def _check_columns(table: FileTable, selection: Selection) -> None:
+def _check_columns(table: FileCatalog, selection: Selection) -> None:
     for criterion in selection.criteria:
         if criterion.column is not None:
             layout = table.layouts[0][selection.fields[criterion.column]]
@@ -193,50 +191,13 @@ def _check_columns(table: FileTable, selection: Selection) -> None:
                 raise _no_column(layout, layout.n_rows)
 
 
-def _read_columns(
-    table: FileTable, fields: Sequence[int], options: OpenOptions, counters: Counters, progress: Callable[[], None]
-) -> list[list[npt.NDArray[Any]]]:
-    """For each file its columns."""
-    tasks: list[BulkTask] = []
-    read: list[list[npt.NDArray[Any]]] = []
-    for layouts in table.layouts:
-        read.append([])
-        for field in fields:
-            more, column = _column_tasks(layouts[field], options, counters)
-            tasks += more
-            read[-1].append(column)
-    do_with_bar(tasks, "reading columns", tell=lambda _: progress())
-    return read
-
-
-def _column_tasks(
-    layout: ArrayLayout, options: OpenOptions, counters: Counters
-) -> tuple[list[BulkTask], npt.NDArray[Any]]:
-    """Tasks that read a column, and the memory they fill."""
-    if kind_of(layout.dtype) == "text":
-        text = np.empty(layout.n_rows, dtype=object)
-        reader = open_reader(layout, options, counters=counters)
-        cuts = [(start, min(start + TEXT_ROWS, layout.n_rows)) for start in range(0, layout.n_rows, TEXT_ROWS)]
-        return [
-            BulkTask((b - a) * layout.row_bytes, (b - a) * layout.row_bytes, partial(_read_text, reader, text, a, b))
-            for a, b in cuts
-        ], text
-    column = np.empty(layout.n_rows, dtype=layout.dtype)
-    source = open_source(layout, options, max(1, RUN_BYTES // max(1, layout.row_bytes)), counters)
-    return bulk_tasks(source, layout, range(layout.n_rows), ArrayTarget(column), 0), column
-
-
-def _read_text(reader: Any, out: npt.NDArray[Any], start: int, stop: int) -> None:
-    out[start:stop] = reader.read(np.arange(start, stop))
-
-
 def _search_label(
-    table: FileTable,
+    table: FileCatalog,
     wanted: LabelCriterion,
     rows: IntArray,
     options: OpenOptions,
     counters: Counters,
-    progress: Callable[[], None],
+    do: Do,
 ) -> npt.NDArray[np.bool_]:
     """Which of some rows have the label, of rows in ascending order."""
     target = table.layouts[0][wanted.target]
@@ -258,7 +219,7 @@ def _search_label(
         fields = [wanted.target] if wanted.valid is None else [wanted.target, wanted.valid]
         arrays = [table.layouts[file][field] for field in fields]
         tasks += _label_tasks(arrays, local[first:last], first, search, options, counters)
-    do_with_bar(tasks, "looking for the label", tell=lambda _: progress())
+    do(tasks, "looking for the label")
     return search.mask()
 
 

@@ -1,17 +1,16 @@
 """The DataLoader: reading ahead, tokens, worker start, position. Knows torch, not Lightning."""
 
+from .choose_order import FEW_BLOCKS, blocks_mixed, bytes_to_mix
 from .collate import SampleCollate
-from .cores import get_optimal_num_workers
 from .diagnosis import (
     LoaderReport,
     diagnose_dataloader_speed,
     ensure_deterministic_dataloader,
     set_reproducible_training,
 )
-from .factory import create_multi_dataloaders, create_optimized_dataloader
+from .factory import create_multi_dataloaders, create_optimized_dataloader, get_optimal_num_workers
 from .loader import H5DataLoader
-from .order import FEW_BLOCKS, blocks_mixed
-from .state import OtherShardsError, Position, extend, is_position, position_from, position_state, steps_left
+from .position import OtherShardsError, Position, is_position, steps_left
 
 __all__ = [
     "FEW_BLOCKS",
@@ -21,15 +20,13 @@ __all__ = [
     "Position",
     "SampleCollate",
     "blocks_mixed",
+    "bytes_to_mix",
     "create_multi_dataloaders",
     "create_optimized_dataloader",
     "diagnose_dataloader_speed",
     "ensure_deterministic_dataloader",
-    "extend",
     "get_optimal_num_workers",
     "is_position",
-    "position_from",
-    "position_state",
     "set_reproducible_training",
     "steps_left",
 ]

@@ -56,11 +56,11 @@ class LoaderReport:
         return f"{each * 1000:.2f} ms a batch{rate}{parts}. {self.advice}"
 
 
-def diagnose_dataloader_speed(loader: DataLoader[Any], n_batches: int = 50, n_warm: int = 3) -> LoaderReport:
+def diagnose_dataloader_speed(dataloader: DataLoader[Any], n_batches: int = 50, n_warm: int = 3) -> LoaderReport:
     """Times a loader whose workers have started and whose first batches are out, and says what limits it.
 
     Args:
-        loader: any loader.
+        dataloader: any loader.
         n_batches: batches to time, as far as there are so many.
         n_warm: batches before these.
 
@@ -70,7 +70,7 @@ def diagnose_dataloader_speed(loader: DataLoader[Any], n_batches: int = 50, n_wa
     Raises:
         H5ValueError: the loader has too few batches.
     """
-    batches = iter(loader)
+    batches = iter(dataloader)
     for _ in islice(batches, n_warm):
         pass
     n_timed, n_rows, began = 0, 0, perf_counter()
@@ -80,11 +80,11 @@ def diagnose_dataloader_speed(loader: DataLoader[Any], n_batches: int = 50, n_wa
     del batches
     if not n_timed:
         raise H5ValueError(f"the loader has no batch after the first {n_warm}. Diagnose it on more rows.")
-    if not isinstance(loader, H5DataLoader):
-        return LoaderReport(n_timed, n_rows, seconds, None, None, _advice_for_others(loader, seconds / n_timed))
-    loader.close()
-    reading, finishing = _halves(loader, n_warm + n_timed, n_timed)
-    return LoaderReport(n_timed, n_rows, seconds, reading, finishing, _advice(loader, reading, finishing))
+    if not isinstance(dataloader, H5DataLoader):
+        return LoaderReport(n_timed, n_rows, seconds, None, None, _advice_for_others(dataloader, seconds / n_timed))
+    dataloader.close()
+    reading, finishing = _halves(dataloader, n_warm + n_timed, n_timed)
+    return LoaderReport(n_timed, n_rows, seconds, reading, finishing, _advice(dataloader, reading, finishing))
 
 
 def _halves(loader: H5DataLoader, n_done: int, n_batches: int) -> tuple[float, float]:
@@ -110,9 +110,9 @@ def _advice(loader: H5DataLoader, reading: float, finishing: float) -> str:
         if loader.num_workers == 0:
             return "Transforms limit it: move them into batch_transform or onto the GPU, or take num_workers > 0."
         return "Transforms limit it: move them into batch_transform or onto the GPU, or take more workers."
-    if loader.dataset.is_at_hand:
+    if loader.dataset.is_in_memory:
         return "All rows are in memory: copying them limits it."
-    if loader.dataset.rows_per_slab:
+    if loader.dataset.cost.rows_per_chunk:
         workers = "" if loader.num_workers == 0 else ", num_workers=0 (threads decode on all cores, without copies)"
         return (
             "Reading and decoding limit it: try shuffle=True (rows of a chunk come together), a larger cache_bytes"
@@ -137,7 +137,7 @@ def _rows_of(batch: Any) -> int:
     return len(batch) if isinstance(batch, Sized) else 0
 
 
-def set_reproducible_training(seed: int = 42) -> tuple[Callable[[int], None], torch.Generator]:
+def set_reproducible_training(seed: int = 42) -> tuple[Callable[[int], object], torch.Generator]:
     """Seeds Python, NumPy and torch on all devices, and has cuDNN choose the same algorithms in every run.
 
     Args:

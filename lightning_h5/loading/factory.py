@@ -1,31 +1,34 @@
-"""Loaders for whoever has no data module: training loops of one's own, and plain scripts."""
+"""Loaders for training loops without a data module, and for plain scripts."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, cast
 
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
+from ..cores import cores_of_a_rank
 from ..datasets import CombinedHDF5Dataset, FieldMap, RankMemCachedH5Dataset, RowDataset, Transform, h5_worker_init_fn
-from ..datasets.filters import Where
+from ..datasets.row_filters import Where
 from ..errors import H5ValueError, listing
-from ..sampling import OrderParameters, PlanSampler, ShardSampler, resolve_replica
-from ..sizes import parse_bytes
+from ..order import OrderParameters, PlanSampler, Replica, ShardSampler, launched_replica, resolve_replica
+from ..sizes import parse_bytes, whole
 from ..types import DTypeLike, PathLike, Paths
+from .choose_order import Order, choose_order
 from .collate import SampleCollate
-from .cores import get_optimal_num_workers
 from .loader import H5DataLoader
-from .order import Order, choose_order
 
-__all__ = ["create_multi_dataloaders", "create_optimized_dataloader"]
+__all__ = ["create_multi_dataloaders", "create_optimized_dataloader", "get_optimal_num_workers"]
+
+MAX_WORKERS = 16  # more wait for storage, or for each other
 
 
 def create_optimized_dataloader(
-    dataset: Dataset[Any] | None = None,
+    dataset: Dataset[Any] | Paths | None = None,
     batch_size: int = 32,
     is_training: bool = True,
     num_workers: int | Literal["auto"] = "auto",
@@ -42,6 +45,7 @@ def create_optimized_dataloader(
     epoch_max: float | None = None,
     label: int | None = None,
     cache_size: int = 1000,
+    pin_memory: bool = True,
     dtype: DTypeLike = "float32",
     where: Where | None = None,
     field_map: FieldMap | None = None,
@@ -54,6 +58,7 @@ def create_optimized_dataloader(
     batch_transform: Transform | None = None,
     cache_bytes: int | str = "auto",
     with_index: bool = False,
+    sample: Literal["row"] | None = None,
     swmr: bool = False,
     allow_external: bool = False,
     allow_sparse: bool = False,
@@ -67,27 +72,30 @@ def create_optimized_dataloader(
     prefetch_factor: int | None = None,
     multiprocessing_context: Literal["fork", "forkserver", "spawn"] | None = None,
 ) -> DataLoader[Any]:
-    """A loader with this package's order, sharding and reading ahead, for a training loop of one's own.
+    """Return a loader with this package's order, sharding and prefetching, for your own training loop.
 
     Call ``loader.sampler.set_epoch(epoch)`` before each epoch. ``loader.state_dict()`` is the position in it.
 
     Args:
-        dataset: what to read; or pass ``hdf5_files``.
+        dataset: a map-style dataset; a list of samples (dicts, tuples, lists or tensors); or files (a path, a glob, a
+            directory, or a list of these), which are read as a ``CombinedHDF5Dataset`` that the arguments after
+            ``hdf5_files`` describe.
         batch_size: rows of a batch on one rank.
         is_training: shuffle, and have all ranks take equally many steps. Else contiguous shards, each row once.
         num_workers: worker processes. "auto" is none for the datasets of this package, which read in threads; for
             others as many as ``get_optimal_num_workers`` says.
-        world_size: number of ranks; None takes what ``torch.distributed`` or the environment says.
-        rank: this rank, likewise.
+        world_size: number of ranks. If None, that of ``torch.distributed`` if it is initialized, else that of the
+            environment (``RANK`` and ``WORLD_SIZE``, as ``torchrun`` sets them), else 1.
+        rank: this rank, from the same source. Pass both or neither; ``world_size=1`` needs no rank.
         seed: of the order.
-        hdf5_files: files to read as a ``CombinedHDF5Dataset``, made with the arguments that follow.
+        hdf5_files: the files by name instead of as ``dataset``.
         drop_last: drop the ragged end of a training epoch. False, since all ranks take equally many steps without.
         shuffle_bytes: decoded bytes that are mixed at a time where single rows are dear (see ``LazyH5DataModule``).
         collate_fn: makes a batch of a list of samples. None stacks.
         prefetch_factor: batches read ahead (see ``H5DataLoader``).
         multiprocessing_context: how workers start. None is Python's default.
         load_fields: arrays to load, in the order of the sample; their names are the sample's keys. None loads all that
-            share axis 0.
+            share axis 0 (see ``CombinedHDF5Dataset``).
         allowed_guids: keep rows whose ``guid`` is one of these.
         cs_label: keep rows whose flag ``cs_label`` is set (True), or is not (False).
         bg_label: likewise of ``bg_label``.
@@ -97,8 +105,11 @@ def create_optimized_dataloader(
             ``(N, T, C)`` and ``(N, C, T)``, told apart by shape and values. Steps that were padded with 0 are of class
             0: name a ``valid_mask`` to look for that one.
         cache_size: rows that were used last and are kept, in each process; 0 keeps none.
+        pin_memory: copy batches into page-locked memory if CUDA is available, and the dataset's own ``pin_memory``, if
+            it has one, is not False.
         dtype: of floating fields with an axis beside the rows, the target excepted. Ids, labels, flags and columns stay
-            as stored, since 16 bits would change them. None leaves all as stored.
+            as stored, since 16 bits would change them. None leaves all as stored. A mapping from fields to dtypes names
+            those of some, and leaves the others as stored; the stored dtype by name takes packed integers as they are.
         where: conditions on any one-dimensional arrays, by name: a value, a list of values, a range
             ``{"min": 3, "max": 5}`` (bounds included, either may be left out), or a function from the column to a mask.
             Or one function from the columns of a file, by name, to a mask.
@@ -116,6 +127,8 @@ def create_optimized_dataloader(
         cache_bytes: see ``H5LazyDataset``. "auto" is what ``shuffle_bytes`` and reading ahead need for decoding each
             chunk once an epoch, also where a dataset was given.
         with_index: add each row's index in this dataset, as ``"index"``.
+        sample: "row" says that an index along axis 0 is a sample, for files that look like an image or volume each
+            (see ``H5LazyDataset``).
         swmr: the files have a live writer in single-writer/multiple-reader mode.
         allow_external: follow links, storage and virtual arrays into other files.
         allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
@@ -128,7 +141,9 @@ def create_optimized_dataloader(
         mmap: map contiguous arrays into memory (see ``H5LazyDataset``).
 
     Raises:
-        H5ValueError: both a dataset and files were given, or neither, or arguments that belong to the other.
+        H5ValueError: ``batch_size`` is less than 1; both ``dataset`` and ``hdf5_files`` were given, or neither, or
+            something that is neither a dataset nor paths; arguments for files were given with a dataset; or the rank
+            is not the one whose shard the dataset holds.
         H5Error: the files are not as they should be.
     """
     given = {
@@ -152,6 +167,7 @@ def create_optimized_dataloader(
         "batch_transform": batch_transform,
         "cache_bytes": cache_bytes,
         "with_index": with_index,
+        "sample": sample,
         "swmr": swmr,
         "allow_external": allow_external,
         "allow_sparse": allow_sparse,
@@ -162,31 +178,36 @@ def create_optimized_dataloader(
     }
     if (dataset is None) == (hdf5_files is None):
         raise H5ValueError("create_optimized_dataloader takes a dataset or hdf5_files. Pass one of the two.")
-    if hdf5_files is not None:
-        dataset = CombinedHDF5Dataset(hdf5_files, **given, pin_memory=True)
+    batch_size = whole(batch_size, "batch_size", least=1)
+    if dataset is None or _are_paths(dataset):
+        files = cast("Paths", hdf5_files if dataset is None else dataset)
+        dataset = CombinedHDF5Dataset(files, **given, pin_memory=pin_memory)
     else:
+        dataset = _checked_dataset(dataset)
         _refuse(given)
-    assert dataset is not None, "one of the two is there"
-    replica = resolve_replica(rank, world_size)
-    pins = torch.cuda.is_available() and getattr(dataset, "pin_memory", True)
+    replica = _replica(rank, world_size)
+    there = replica or resolve_replica()
+    if isinstance(dataset, RankMemCachedH5Dataset):
+        _check_shard(dataset, there, is_given=rank is not None or world_size is not None)
+    pins = torch.cuda.is_available() and pin_memory and getattr(dataset, "pin_memory", True)
     if not isinstance(dataset, RowDataset):
         n_workers = get_optimal_num_workers() if num_workers == "auto" else num_workers
         sampler: DistributedSampler[Any] = DistributedSampler(
             dataset,
-            replica.world_size,
-            replica.rank,
+            there.world_size,
+            there.rank,
             shuffle=is_training,
             seed=seed,
             drop_last=is_training and drop_last,
         )
-        return DataLoader(  # somebody else's dataset, as the best practice has it
+        return _WholeEpochLoader(  # somebody else's dataset, as the best practice has it
             dataset,
             batch_size=batch_size,
             sampler=sampler,
             num_workers=n_workers,
             pin_memory=pins,
             drop_last=is_training and drop_last,
-            collate_fn=collate_fn,
+            collate_fn=collate_fn and SampleCollate(collate_fn, None),
             worker_init_fn=h5_worker_init_fn,
             persistent_workers=n_workers > 0,
             prefetch_factor=(prefetch_factor or 2) if n_workers else None,
@@ -197,8 +218,8 @@ def create_optimized_dataloader(
         dataset,
         is_training,
         shuffle_bytes=parse_bytes(shuffle_bytes, "shuffle_bytes"),
-        lanes=None,
-        world_size=replica.world_size,
+        streams=None,
+        world_size=there.world_size,
         num_workers=n_workers,
     )
     dataset.read_with(
@@ -208,7 +229,7 @@ def create_optimized_dataloader(
     )
     return H5DataLoader(
         dataset,
-        sampler=_sampler(dataset, order, batch_size, is_training, drop_last, seed, (rank, world_size), collate_fn),
+        sampler=_sampler(dataset, order, batch_size, is_training, drop_last, seed, replica, collate_fn),
         num_workers=n_workers,
         collate_fn=collate_fn and SampleCollate(collate_fn, dataset.batch_transform),
         pin_memory=pins,
@@ -218,10 +239,30 @@ def create_optimized_dataloader(
     )
 
 
+class _WholeEpochLoader(DataLoader[Any]):
+    """A loader of torch's that raises RuntimeError if its dataset raises StopIteration, which would end the epoch."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own private class here
+        return _all_of(super().__iter__(), len(self))
+
+
+def _all_of(batches: Iterator[Any], n_batches: int) -> Iterator[Any]:
+    for step in range(n_batches):
+        try:
+            batch = next(batches)
+        except StopIteration as error:
+            raise RuntimeError(
+                f"the epoch has {n_batches} batches, and none came after {step} of them: making the next one raised "
+                "StopIteration. Have the dataset, or the collate_fn (see above), raise another error."
+            ) from error
+        yield batch
+    yield from batches  # none: the end is asked for, as torch's workers need
+
+
 def create_multi_dataloaders(
-    datasets: Mapping[str, Any],
+    datasets_dict: Mapping[str, Any],
     batch_sizes: int | Mapping[str, int] | Sequence[int] | None = None,
-    num_workers: int = 0,
+    num_workers: int | Literal["auto"] = "auto",
     *,
     is_training: bool = True,
     seed: int = 42,
@@ -229,9 +270,10 @@ def create_multi_dataloaders(
     """Loaders for several datasets, which share one budget of worker processes.
 
     Args:
-        datasets: each by name; or by name a dataset and its batch size.
-        batch_sizes: of each, by name or in order, or one for all.
-        num_workers: worker processes of all loaders together; who gets none reads in this process.
+        datasets_dict: datasets, or files, by name; or pairs of one of these and its batch size.
+        batch_sizes: batch size of each, by name or in order, or one for all. Not needed if ``datasets_dict`` has them.
+        num_workers: worker processes of all loaders together; loaders that get none read in this process. "auto" shares
+            out what ``create_optimized_dataloader`` would take for one: none for the datasets of this package.
         is_training: see ``create_optimized_dataloader``.
         seed: of the orders; each dataset has an order of its own.
 
@@ -239,24 +281,95 @@ def create_multi_dataloaders(
         The loaders, and their names, in the order given.
 
     Raises:
-        H5ValueError: there is not one batch size for each.
+        H5ValueError: there is not one batch size for each, or there are two that differ.
     """
-    names = list(datasets)
-    pairs = [each if isinstance(each, tuple) else (each, None) for each in datasets.values()]
+    names = list(datasets_dict)
+    pairs = [_with_batch_size(each) for each in datasets_dict.values()]
+    own = [size for _, size in pairs]
     if batch_sizes is None:
-        sizes = [size for _, size in pairs]
+        sizes = own
     elif isinstance(batch_sizes, int):
         sizes = [batch_sizes] * len(names)
     else:
         sizes = list(map(batch_sizes.get, names)) if isinstance(batch_sizes, Mapping) else list(batch_sizes)
     if len(sizes) != len(names) or not all(isinstance(size, int) for size in sizes):
         raise H5ValueError(f"batch_sizes={batch_sizes!r} was given for {listing(names)}. Pass one for each of them.")
-    each, rest = divmod(num_workers, max(1, len(names)))
+    for name, of_pair, size in zip(names, own, sizes, strict=True):
+        if of_pair not in (None, size):
+            raise H5ValueError(
+                f"batch_sizes={batch_sizes!r} was given, and {name!r} has the batch size {of_pair!r}. Pass one of them."
+            )
+    each, rest = divmod(get_optimal_num_workers() if num_workers == "auto" else num_workers, max(1, len(names)))
     loaders = [
-        create_optimized_dataloader(dataset, int(size or 0), is_training, each + (at < rest), seed=seed + at)
+        create_optimized_dataloader(
+            dataset,
+            cast("int", size),
+            is_training,
+            0 if num_workers == "auto" and _is_read_in_threads(dataset) else each + (at < rest),
+            seed=seed + at,
+        )
         for at, ((dataset, _), size) in enumerate(zip(pairs, sizes, strict=True))
     ]
     return loaders, names
+
+
+def _with_batch_size(given: Any) -> tuple[Any, int | None]:
+    """A dataset or files, and the batch size that came with them, if any: a tuple of paths comes with none."""
+    is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], int | None)
+    return given if is_pair else (given, None)
+
+
+def _is_read_in_threads(given: Any) -> bool:
+    return isinstance(given, RowDataset) or _are_paths(given)
+
+
+def _are_paths(given: Any) -> bool:
+    if isinstance(given, list | tuple):
+        return all(isinstance(each, str | os.PathLike) for each in given)
+    return isinstance(given, str | os.PathLike)
+
+
+def _checked_dataset(given: Any) -> Dataset[Any]:
+    """Refuses what is not a map-style dataset; one need not inherit from torch's class."""
+    inside = ""
+    if isinstance(given, Dataset):
+        is_dataset = not isinstance(given, IterableDataset)
+    elif isinstance(given, list):
+        # An array is more often all values of a field than one sample, and text a misplaced path.
+        is_dataset = all(isinstance(each, _SAMPLES) and not _are_paths(each) for each in given)
+        inside = f" with {listing(sorted({type(each).__name__ for each in given}))} in it"
+    else:
+        # Arrays, h5py's objects and Python's collections can be indexed too; their elements are not samples.
+        is_collection = isinstance(given, Sequence | Mapping) or type(given).__module__.startswith(_COLLECTIONS)
+        is_dataset = hasattr(given, "__getitem__") and hasattr(given, "__len__") and not is_collection
+    if not is_dataset:
+        raise H5ValueError(
+            f"dataset has the type {type(given).__name__!r}{inside}. Pass a path, a glob, a directory or a list of "
+            "these; a map-style dataset: H5LazyDataset, CombinedHDF5Dataset, RankMemCachedH5Dataset or a torch Dataset "
+            "with __getitem__ and __len__ (TensorDataset for tensors); or a list of samples (dicts, tuples, lists or "
+            "tensors)."
+        )
+    return cast("Dataset[Any]", given)
+
+
+_SAMPLES = (Mapping, tuple, list, torch.Tensor)
+_COLLECTIONS = ("builtins", "numpy", "torch", "h5py", "pandas")
+
+
+def _replica(rank: int | None, world_size: int | None) -> Replica | None:
+    """The replica given, or that of the environment; None leaves it to ``torch.distributed`` when iteration starts."""
+    if rank is not None or world_size is not None:
+        return resolve_replica(0 if rank is None and world_size == 1 else rank, world_size)
+    return launched_replica()
+
+
+def _check_shard(dataset: RankMemCachedH5Dataset, asked: Replica, *, is_given: bool) -> None:
+    held = Replica(dataset.shard.rank, dataset.shard.world_size)
+    if asked != held and (is_given or not dataset.is_rank_given):
+        raise H5ValueError(
+            f"a loader for rank {asked.rank} of {asked.world_size} was asked for, and the dataset holds the rows of "
+            f"rank {held.rank} of {held.world_size}. Pass the same rank and world_size to both."
+        )
 
 
 def _sampler(
@@ -266,11 +379,11 @@ def _sampler(
     is_training: bool,
     drop_last: bool,
     seed: int,
-    given: tuple[int | None, int | None],
+    replica: Replica | None,
     collate_fn: Callable[[Any], Any] | None,
 ) -> PlanSampler:
     parameters = OrderParameters(
-        mode=order.mode, seed=seed, batch_size=batch_size, lanes=order.lanes, window=order.window
+        mode=order.mode, seed=seed, batch_size=batch_size, streams=order.streams, window=order.window
     )
     if isinstance(dataset, RankMemCachedH5Dataset):
         return ShardSampler(
@@ -287,8 +400,8 @@ def _sampler(
         batch_size=batch_size,
         drop_last=is_training and drop_last,
         evaluation=not is_training,
-        rank=given[0],
-        world_size=given[1],
+        rank=None if replica is None else replica.rank,
+        world_size=None if replica is None else replica.world_size,
         samples=collate_fn is not None,
     )
 
@@ -298,3 +411,27 @@ def _refuse(given: Mapping[str, Any]) -> None:
     other = [name for name, value in given.items() if value is not takes[name].default and value != takes[name].default]
     if other:
         raise H5ValueError(f"a dataset and {listing(other)} were given; these make a dataset of hdf5_files. Pass one.")
+
+
+def get_optimal_num_workers(device_type: str | torch.device = "cuda", *, root: str | os.PathLike[str] = "/") -> int:
+    """Return the number of worker processes to use on this machine for a dataset that needs any.
+
+    The loaders of this package decode in threads, and are fastest with none, unless a transform is slow.
+
+    Args:
+        device_type: where the model trains: "cpu", "cuda", another type of device, or a device. On "cpu" the answer
+            is 0, since the model takes all cores.
+        root: where the system's files are; for tests.
+
+    Returns:
+        The cores that this process may run on (affinity, and the control group's quota), shared with the other ranks of
+        the machine, less one for the training loop; 0 to 16.
+
+    Raises:
+        H5ValueError: torch has no such type of device.
+    """
+    try:
+        kind = torch.device(device_type).type
+    except (RuntimeError, TypeError) as error:
+        raise H5ValueError(f"device_type={device_type!r} was given. Pass 'cpu', 'cuda' or 'mps'.") from error
+    return 0 if kind == "cpu" else max(0, min(MAX_WORKERS, cores_of_a_rank(root) - 1))

@@ -11,16 +11,18 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..files import ArrayLayout
+from ..hdf5 import ArrayLayout
+from ..progress_bar import progress_bar
 from ..types import IntArray
-from .slabs import SlotMemory
-from .sources import SlabSource
+from .chunk_cache import SlotMemory
+from .chunk_loader import SlabSource
+from .thread_pool import usable_cores
 
-__all__ = ["ArrayTarget", "BulkTarget", "BulkTask", "bulk_tasks", "do_tasks", "first_places"]
+__all__ = ["ArrayTarget", "BulkTarget", "BulkTask", "bulk_tasks", "do_tasks", "first_places", "run_with_progress"]
 
 TASK_BYTES = 1 << 20  # decoded bytes of a task: what is cast or picked from is still in the core's cache
-MOST_SCRATCH = 64 << 20  # a slab above this is read a chunk at a time where its rows are picked from
-MOST_AT_A_TIME = 128 << 20  # of what threads read at a time, stored and decoded
+MAX_SCRATCH = 64 << 20  # a slab above this is read a chunk at a time where its rows are picked from
+MAX_AT_A_TIME = 128 << 20  # of what threads read at a time, stored and decoded
 POLL = 0.1  # seconds between looks of who waits
 
 
@@ -96,7 +98,7 @@ def bulk_tasks(
     return tasks
 
 
-def do_tasks(tasks: Sequence[BulkTask], n_cores: int, tell: Callable[[int], None]) -> None:
+def do_tasks(tasks: Sequence[BulkTask], n_cores: int, tell: Callable[[int], object]) -> None:
     """Does tasks in threads; has ended all of them when it returns or raises.
 
     Args:
@@ -105,7 +107,7 @@ def do_tasks(tasks: Sequence[BulkTask], n_cores: int, tell: Callable[[int], None
         tell: called now and then, in this thread, with the bytes done since the last time.
     """
     largest = max((task.n_decoded for task in tasks), default=1)
-    n_threads = max(1, min(n_cores, len(tasks), MOST_AT_A_TIME // max(1, largest)))
+    n_threads = max(1, min(n_cores, len(tasks), MAX_AT_A_TIME // max(1, largest)))
     todo = iter(tasks)
     lock, over = threading.Lock(), threading.Event()
     done = 0
@@ -180,7 +182,7 @@ class _BulkRead:
         size = source.rows_per_slab
         rows = self._rows[int(cuts[0]) : int(cuts[-1])]
         place = self._first + int(cuts[0])
-        if source.picks_rows or (stop - start) * size * self._scratch.row_bytes > MOST_SCRATCH:
+        if source.picks_rows or (stop - start) * size * self._scratch.row_bytes > MAX_SCRATCH:
             for slab, low, high in zip(slabs.tolist(), cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
                 self._pick_slowly(slab, low, high)
             return
@@ -232,6 +234,34 @@ def _slabs_of(rows: range | IntArray, size: int) -> IntArray:
     slabs: IntArray = np.asarray(rows) // size
     different: IntArray = slabs[np.concatenate([[True], slabs[1:] != slabs[:-1]])]
     return different
+
+
+def run_with_progress(
+    tasks: Sequence[BulkTask],
+    what: str,
+    *,
+    delay: float = 2,
+    shows_bar: bool = True,
+    tell: Callable[[int], object] | None = None,
+) -> None:
+    """Do tasks on all cores, with a bar (see ``progress_bar``).
+
+    Args:
+        tasks: what to do.
+        what: the name of the work.
+        delay: seconds before the bar is shown.
+        shows_bar: whether it is.
+        tell: is called now and then, in this thread, with the bytes done since the last time.
+    """
+    n_bytes = sum(task.n_bytes for task in tasks)
+    with progress_bar(n_bytes, what, shows_progress=shows_bar, delay=delay) as bar:
+
+        def done(n_bytes: int) -> None:
+            bar.update(n_bytes)
+            if tell is not None:
+                tell(n_bytes)
+
+        do_tasks(tasks, usable_cores(), done)
 
 
 def first_places(rows: range | IntArray, bounds: IntArray) -> IntArray:

@@ -1,156 +1,174 @@
-"""Pieces of arrays and their digests: read to make them, or to compare them."""
+"""Rows that are compared with digests as they are read, and the tasks that make or compare digests of whole arrays."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import H5CorruptError, H5ValueError
-from ..files import (
-    ArrayDigests,
-    ArrayLayout,
-    OpenOptions,
-    digest_of,
-    kind_of,
-    native,
-    process_pool,
-    skipped_bytes,
-)
-from ..stats import Counters
+from ..errors import H5ValueError
+from ..hdf5 import ArrayDigests, ArrayLayout, OpenOptions, digest_of, kind_of, native
 from ..types import IntArray
+from .base import LayoutReader
 from .bulk import BulkTask
-from .codecs import why_not_decodable
+from .chunk_loader import ChunkLoader
+from .filters import why_not_decodable
+from .h5py_reader import H5pyReader
 from .heaps import heap_guard
-from .placed import PlacedReader
-from .plain import PlainReader
-from .slabs import SlotMemory
-from .sources import ReaderSource
-from .stored import read_stored
+from .raw_io import read_stored
 
-__all__ = ["CheckedRowSource", "can_digest", "digest_tasks", "verify_tasks"]
+__all__ = ["compared", "digest_tasks", "empty_digests", "verify_tasks"]
+
+PIECE_BYTES = 1 << 18
+"""A run of rows is about as long: digests then take less than a ten-thousandth of the data."""
 
 TASK_BYTES = 4 << 20
 
 
-class _Pieces(Protocol):
-    """Reads pieces of an array."""
-
-    def __call__(self, pieces: range) -> Iterable[tuple[int, Any, int]]:
-        """Number, bytes, and filter mask of each piece that is there."""
-        ...
+def empty_digests(layout: ArrayLayout) -> ArrayDigests | None:
+    """Return digests of an array that are still to be filled in; None for lists, references and the like."""
+    if kind_of(layout.dtype) == "object" or (layout.stored.hasobject and kind_of(layout.dtype) != "text"):
+        return None
+    if layout.table is not None and (layout.is_placed or why_not_decodable(layout) is None):
+        return ArrayDigests.empty(layout, "chunks", layout.rows_per_chunk)
+    # The HDF5 library decodes whole chunks.
+    step = layout.rows_per_chunk
+    rows = -(-max(1, PIECE_BYTES // max(1, layout.stored_row_bytes)) // step) * step
+    return ArrayDigests.empty(layout, "rows" if layout.offset is not None else "values", rows)
 
 
 def digest_tasks(layout: ArrayLayout, options: OpenOptions, digests: ArrayDigests) -> list[BulkTask]:
-    """Tasks that make the digests of an array, and fill them in.
+    """Return tasks that make the digests of an array, and fill them in.
 
     Args:
         layout: the array.
-        options: how its file is opened where the HDF5 library reads.
-        digests: memory for them (see ``no_digests``).
+        options: how its file is opened if the HDF5 library reads.
+        digests: of ``empty_digests``.
     """
 
     def note(piece: int, data: Any, mask: int) -> None:
         digests.pieces[piece] = np.frombuffer(digest_of(data, mask), dtype=np.uint8)
 
-    return _tasks(layout, options, digests, range(len(digests.pieces)), note)
+    return _tasks(layout, options, digests, note)
 
 
-def verify_tasks(layout: ArrayLayout, options: OpenOptions, place: int = 0, n_places: int = 1) -> list[BulkTask]:
-    """Tasks that compare an array with its digests; each raises ``H5CorruptError`` where a piece is another one.
-
-    Args:
-        layout: an array with digests.
-        options: how its file is opened where the HDF5 library reads.
-        place: the part that is compared, of ``n_places`` parts.
-        n_places: number of parts.
-    """
-    digests = layout.digests
-    if digests is None:
-        raise ValueError(f"{layout.key!r} has no digests")
+def verify_tasks(layout: ArrayLayout, options: OpenOptions) -> list[BulkTask]:
+    """Return tasks that compare a whole array with its digests; each raises ``H5CorruptError`` if a piece differs."""
+    digests = _digests_of(layout)
 
     def compare(piece: int, data: Any, mask: int) -> None:
         digests.check(piece, data, layout, mask=mask)
 
-    n = len(digests.pieces)
-    return _tasks(layout, options, digests, range(n * place // n_places, n * (place + 1) // n_places), compare)
+    return _tasks(layout, options, digests, compare)
 
 
-def can_digest(layout: ArrayLayout) -> bool:
-    """Whether digests can be made of an array: of numbers and text, not of lists, references and the like."""
-    return kind_of(layout.dtype) != "object" and (kind_of(layout.dtype) == "text" or not layout.stored.hasobject)
-
-
-class CheckedRowSource(ReaderSource):
-    """Rows that lie in the file as they are, a piece at a time, each compared with its digest.
+def compared(reader: LayoutReader, layout: ArrayLayout, options: OpenOptions) -> LayoutReader:
+    """Return a reader whose rows are compared with the array's digests, if it has any.
 
     Args:
-        layout: an unchunked array with digests.
-        counters: where bytes read are counted.
+        reader: of the array.
+        layout: the array.
+        options: how its file is opened if the HDF5 library reads.
     """
-
-    def __init__(self, layout: ArrayLayout, counters: Counters) -> None:
-        if layout.digests is None:
-            raise ValueError(f"{layout.key!r} has no digests")
-        super().__init__(_CheckedReader(layout, layout.digests, counters), layout.digests.rows_per_piece)
-        self.picks_rows = False  # a part of a piece says nothing of its digest
-
-    def pick(self, slab: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
-        """See ``SlabSource.pick``."""
-        piece = np.empty((self.rows_per_slab, *out.shape[1:]), dtype=out.dtype)
-        self.load([slab], range(1), SlotMemory(piece, np.zeros(1, dtype=np.int64), self.rows_per_slab))
-        out[...] = piece[rows]
+    if layout.digests is None:
+        return reader
+    digests = _digests_of(layout)
+    if digests.kind == "chunks" and not layout.is_placed:
+        return _ChunkReader(layout)
+    return _DigestReader(reader, digests, options)
 
 
-class _CheckedReader(PlacedReader):
-    """Reads one whole piece a call, and compares it."""
+class _DigestReader(LayoutReader):
+    """Reads rows after each piece that they lie in was compared with its digest, once in this process."""
 
-    def __init__(self, layout: ArrayLayout, digests: ArrayDigests, counters: Counters) -> None:
-        super().__init__(layout, counters)
-        self._digests = digests
+    def __init__(self, reader: LayoutReader, digests: ArrayDigests, options: OpenOptions) -> None:
+        super().__init__(reader.layout)
+        self.dtype = reader.dtype
+        self._reader, self._digests, self._options = reader, digests, options
+        self._is_compared = np.zeros(len(digests.pieces), dtype=np.bool_)
 
-    def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
-        super()._fetch(rows, out)
-        self._digests.check(int(rows[0]) // self._digests.rows_per_piece, out.data, self.layout)
+    def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        pieces = np.unique(rows // self._digests.rows_per_piece)
+        for number in pieces[~self._is_compared[pieces]].tolist():
+            for piece, data, mask in _pieces(self.layout, self._options, self._digests, range(number, number + 1)):
+                self._digests.check(piece, data, self.layout, mask=mask)
+            self._is_compared[number] = True
+        self._reader.read(rows, out)
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+
+class _ChunkReader(LayoutReader):
+    """Decodes chunks and never lets the HDF5 library look for them: ``ChunkLoader`` compares each that it reads."""
+
+    def __init__(self, layout: ArrayLayout) -> None:
+        super().__init__(layout)
+        self._source = ChunkLoader(layout, self._counters)
+
+    def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        slabs, within = np.divmod(rows, self._source.rows_per_slab)
+        for slab in np.unique(slabs).tolist():
+            picked = np.empty((int((slabs == slab).sum()), *out.shape[1:]), dtype=out.dtype)
+            self._source.pick(slab, within[slabs == slab], picked)
+            out[slabs == slab] = picked
+
+
+def _digests_of(layout: ArrayLayout) -> ArrayDigests:
+    if layout.digests is None:
+        raise ValueError(f"{layout.key!r} has no digests")
+    if layout.digests.kind == "chunks" and not layout.is_placed and (why := why_not_decodable(layout)) is not None:
+        raise H5ValueError(
+            f"verify='digest' was asked, and the digests of {layout.key!r} in {layout.path!r} are of chunks that "
+            f"cannot be decoded here: {why}. Run `pip install 'lightning-h5[filters]'`, or write them again on this "
+            "machine: `lightning-h5 check --write-digests`."
+        )
+    return layout.digests
 
 
 def _tasks(
-    layout: ArrayLayout,
-    options: OpenOptions,
-    digests: ArrayDigests,
-    pieces: range,
-    visit: Callable[[int, Any, int], None],
+    layout: ArrayLayout, options: OpenOptions, digests: ArrayDigests, visit: Callable[[int, Any, int], None]
 ) -> list[BulkTask]:
-    read: _Pieces
-    if layout.table is not None:
-        size, read = layout.chunk_bytes, partial(_chunks, layout, options)
-    else:
-        size = digests.rows_per_piece * layout.stored_row_bytes
-        read = partial(_rows, layout, digests) if digests.kind == "rows" else partial(_values, layout, options, digests)
+    size = layout.chunk_bytes if digests.kind == "chunks" else digests.rows_per_piece * layout.stored_row_bytes
     step = max(1, TASK_BYTES // max(1, size))
+
+    def run(some: range) -> None:
+        for piece, data, mask in _pieces(layout, options, digests, some):
+            visit(piece, data, mask)
+
+    n = len(digests.pieces)
     return [
-        BulkTask(len(some) * size, len(some) * size, partial(_run, read, some, visit))
-        for start in range(pieces.start, pieces.stop, step)
-        if (some := range(start, min(start + step, pieces.stop)))
+        BulkTask(len(some) * size, len(some) * size, partial(run, some))
+        for some in (range(start, min(start + step, n)) for start in range(0, n, step))
     ]
 
 
-def _run(read: _Pieces, pieces: range, visit: Callable[[int, Any, int], None]) -> None:
-    for piece, data, mask in read(pieces):
-        visit(piece, data, mask)
+def _pieces(
+    layout: ArrayLayout, options: OpenOptions, digests: ArrayDigests, pieces: range
+) -> Iterator[tuple[int, Any, int]]:
+    """Number, bytes, and filter mask of each piece that was written."""
+    if digests.kind == "chunks":
+        yield from _chunks(layout, pieces)
+        return
+    size = digests.rows_per_piece
+    reader = H5pyReader(whole := _whole(layout), options, guard=heap_guard(whole, options))
+    for piece in pieces:
+        first, stop = piece * size, min((piece + 1) * size, layout.n_rows)
+        if digests.kind == "rows":
+            yield piece, _stored_rows(layout, first, stop), 0
+        else:
+            yield piece, _bytes_of(reader.read(np.arange(first, stop)), layout), 0
 
 
-def _chunks(layout: ArrayLayout, options: OpenOptions, pieces: range) -> Iterable[tuple[int, Any, int]]:
-    """Chunks as stored."""
+def _chunks(layout: ArrayLayout, pieces: range) -> Iterator[tuple[int, Any, int]]:
     table = layout.table
     assert table is not None, "an array in chunks"
-    if why_not_decodable(layout) is not None:
-        _ensure_found(layout, options, pieces)
     numbers = np.arange(pieces.start, pieces.stop)[table.offsets[pieces.start : pieces.stop] >= 0]
     if not len(numbers):
         return
@@ -162,51 +180,13 @@ def _chunks(layout: ArrayLayout, options: OpenOptions, pieces: range) -> Iterabl
         yield number, data[start:stop], int(table.masks[number])
 
 
-def _ensure_found(layout: ArrayLayout, options: OpenOptions, pieces: range) -> None:
-    """Makes sure that the HDF5 library, which reads these chunks, finds each where the table has it.
-
-    It goes down a tree whose other nodes the table does not come from, and takes a chunk that it does not find for one
-    that was never written.
-    """
-    table, chunks = layout.table, layout.chunks or ()
-    assert table is not None, "an array in chunks"
-    with process_pool().h5(layout.path, options, layout.guard) as handle:
-        array = handle.array(layout).id
-        skipped = skipped_bytes(array)
-        for piece in pieces:
-            corner = tuple(int(i) * n for i, n in zip(np.unravel_index(piece, table.grid), chunks, strict=True))
-            found = array.get_chunk_info_by_coord(corner)
-            place = -1 if found.byte_offset is None else found.byte_offset + skipped
-            if place != table.offsets[piece] or (place >= 0 and found.size != table.sizes[piece]):
-                raise H5CorruptError(
-                    f"chunk {piece} of {layout.key!r} in {layout.path!r} is not found where the file's own list of "
-                    "chunks has it. The file is damaged; copy it again."
-                )
-
-
-def _rows(layout: ArrayLayout, digests: ArrayDigests, pieces: range) -> Iterable[tuple[int, Any, int]]:
-    """Runs of rows as stored."""
+def _stored_rows(layout: ArrayLayout, first: int, stop: int) -> npt.NDArray[np.uint8]:
     assert layout.offset is not None, "an array that lies in one piece"
-    n_bytes, size = layout.stored_row_bytes, digests.rows_per_piece
-    first, last = pieces.start * size, min(pieces.stop * size, layout.n_rows)
-    data = np.empty((last - first) * n_bytes, dtype=np.uint8)
-    one = np.zeros(1, dtype=np.int64)
-    place = np.array([layout.offset + first * n_bytes])
+    n_bytes = layout.stored_row_bytes
+    data = np.empty((stop - first) * n_bytes, dtype=np.uint8)
+    one, place = np.zeros(1, dtype=np.int64), np.array([layout.offset + first * n_bytes])
     read_stored(layout, data, one, one + len(data), place, lambda _, at: f"row {first + at // max(1, n_bytes)}")
-    for piece in pieces:
-        start = (piece - pieces.start) * size * n_bytes
-        yield piece, data[start : start + size * n_bytes], 0
-
-
-def _values(
-    layout: ArrayLayout, options: OpenOptions, digests: ArrayDigests, pieces: range
-) -> Iterable[tuple[int, Any, int]]:
-    """Runs of rows as the HDF5 library reads them."""
-    whole = _whole(layout)
-    reader, size = PlainReader(whole, options, guard=heap_guard(whole, options)), digests.rows_per_piece
-    for piece in pieces:
-        rows = reader.read(np.arange(piece * size, min((piece + 1) * size, layout.n_rows)))
-        yield piece, _bytes_of(rows, layout), 0
+    return data
 
 
 def _whole(layout: ArrayLayout) -> ArrayLayout:

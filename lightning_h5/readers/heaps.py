@@ -13,22 +13,22 @@ from typing import Any
 
 import numpy as np
 
+from ..counters import Counters
 from ..errors import H5CorruptError, H5ValueError
-from ..files import ArrayLayout, OpenOptions, process_pool
-from ..files.claims import size_text
-from ..files.heaps import NOWHERE, heap_damage
-from ..stats import Counters
+from ..hdf5 import ArrayLayout, OpenOptions, process_pool
+from ..hdf5.checks import size_text
+from ..hdf5.headers import NOWHERE, heap_damage
 from ..types import IntArray
-from .codecs import why_not_decodable
-from .placed import PlacedReader
-from .slabs import SlotMemory
-from .sources import ChunkSource, ReaderSource, SlabSource
+from .chunk_cache import SlotMemory
+from .chunk_loader import ChunkLoader, ReaderSource, SlabSource
+from .contiguous import ContiguousReader
+from .filters import why_not_decodable
 
 __all__ = ["HeapGuard", "heap_guard"]
 
 REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("number", "<u4")])
 MUCH = 16 << 20  # bytes of text in a slab, from which on it is counted row by row
-MOST_BYTES, MOST_TIMES = 1 << 30, 10  # of text read together; of what the file has, where each row has text of its own
+MAX_BYTES, MAX_TIMES = 1 << 30, 10  # of text read together; of what the file has, where each row has text of its own
 REFERENCES = 4096  # that are looked at together where they do not lie in chunks
 
 
@@ -39,9 +39,9 @@ def heap_guard(layout: ArrayLayout, options: OpenOptions) -> HeapGuard | None:
         return None
     source: SlabSource
     if stored.is_placed:
-        source = ReaderSource(PlacedReader(stored), REFERENCES)
+        source = ReaderSource(ContiguousReader(stored), REFERENCES)
     elif why_not_decodable(stored) is None:
-        source = ChunkSource(stored, Counters())
+        source = ChunkLoader(stored, Counters())
     else:
         return None
     return HeapGuard(layout, source, stored.stored, layout.user_block)
@@ -72,10 +72,10 @@ class HeapGuard:
             H5CorruptError: a collection is damaged, or there is none.
             H5ValueError: it is far more text than the file has: many rows refer to the same.
         """
-        if (n_bytes := self.n_bytes(rows)) > MOST_BYTES:
+        if (n_bytes := self.n_bytes(rows)) > MAX_BYTES:
             with process_pool().descriptor(self._layout.path, self._layout.guard) as fd:
                 n_file = os.fstat(fd).st_size
-            if n_bytes > MOST_TIMES * n_file:
+            if n_bytes > MAX_TIMES * n_file:
                 raise H5ValueError(
                     f"{len(rows):,} rows of {self._layout.key!r} in {self._layout.path!r} were asked; with what lies "
                     f"between them they are {size_text(n_bytes)} of text, and the file has {size_text(n_file)} in all: "

@@ -5,30 +5,35 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import H5Error, H5FileError
-from ..files import (
+from ..hdf5 import (
     FAULTS,
     INTEGRITY,
     ArrayLayout,
     Entry,
+    OpenOptions,
     entries_of,
     expand_paths,
+    expand_user,
     filters_of,
     find_array,
     kind_of,
     layout_of,
     open_h5,
 )
-from ..readers import why_plain
+from ..progress_bar import progress_bar
+from ..readers import fallback_reason, open_reader
 from ..types import PathLike
 from .advice import Advice, advise
-from .progress import progress_bar
+from .suggestions import MAX_COLUMN_ROWS
 
 __all__ = ["ArrayReport", "FileReport", "FolderReport", "RowCost", "inspect_file", "inspect_folder"]
 
@@ -41,14 +46,12 @@ class RowCost:
         bytes_read: bytes taken from the file, on average.
         bytes_decoded: bytes that these become; more than the row, where rows share a chunk.
         n_chunks: chunks that the row takes part in; 0 where there are none.
-        way: how the row is read, in words.
-        why_slow: why only the HDF5 library can read it, with its lock; None where a faster way does.
+        why_slow: why only the HDF5 library can read it, with its lock; None if the bytes are read by position.
     """
 
     bytes_read: int
     bytes_decoded: int
     n_chunks: int
-    way: str
     why_slow: str | None
 
 
@@ -72,6 +75,8 @@ class ArrayReport:
         row: what a random row costs; None where the array has no rows to train from.
         integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
         problem: why it cannot be trained from, or None.
+        packing: attributes that say how its integers are to be decoded, or None.
+        columns: members of a table that are numbers or text, one value a row.
     """
 
     name: str
@@ -89,6 +94,8 @@ class ArrayReport:
     row: RowCost | None = None
     integrity: int | None = None
     problem: str | None = None
+    packing: str | None = None
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +106,6 @@ class FileReport:
         path: the file.
         n_bytes: its size.
         superblock: version of the file format's first block; from 2 on it has a checksum.
-        user_block: bytes before the HDF5 part.
         entries: all names in it, each group before what is in it.
         arrays: its arrays, without further names of the same one.
         integrity: the least of the arrays that ``advice`` takes, in words.
@@ -109,7 +115,6 @@ class FileReport:
     path: str
     n_bytes: int
     superblock: int
-    user_block: int
     entries: tuple[Entry, ...]
     arrays: tuple[ArrayReport, ...]
     integrity: str | None
@@ -138,7 +143,10 @@ class FolderReport:
 
 
 def inspect_file(path: PathLike) -> FileReport:
-    """Looks at one file. Reads metadata only: about a millisecond an array, and a second for a million chunks.
+    """Looks at one file: about a millisecond for an array, and a second for a million chunks.
+
+    Reads metadata, and at most two columns of up to a million rows: the target's classes and the groups, which decide
+    how to split.
 
     Args:
         path: the file.
@@ -146,24 +154,28 @@ def inspect_file(path: PathLike) -> FileReport:
     Raises:
         H5FileError: it is not there, is no HDF5 file, or cannot be read.
     """
-    return _inspect(os.fspath(path))[0]
+    return inspect_with_layouts(expand_user(path))[0]
 
 
-def _inspect(path: str) -> tuple[FileReport, dict[str, ArrayLayout]]:
-    """A file's report, and the layouts of the arrays that one can train from."""
+def inspect_with_layouts(path: str, *, reads_columns: bool = True) -> tuple[FileReport, dict[str, ArrayLayout]]:
+    """A file's report, and the layouts of the arrays and members of tables that one can train from.
+
+    Args:
+        path: the file.
+        reads_columns: read classes and groups, for the advice.
+    """
     with open_h5(path) as file:
         entries = tuple(entries_of(file))
-        version = file.id.get_create_plist()
         layouts: dict[str, ArrayLayout] = {}
         arrays = tuple(_look(file, path, entry, layouts) for entry in entries if entry.kind == "array")
-        superblock, user_block = version.get_version()[0], version.get_userblock()
-    advice = advise(path, list(layouts.values()), **_besides(arrays))
+        superblock = file.id.get_create_plist().get_version()[0]
+    read_column = partial(column_of, [path]) if reads_columns else _no_column
+    advice = advise(path, list(layouts.values()), **about_columns(arrays), read_column=read_column)
     levels = [layouts[key].integrity for key in (*advice.x_keys, *advice.y_keys)]
     report = FileReport(
         path=path,
         n_bytes=os.path.getsize(path),
         superblock=superblock,
-        user_block=user_block,
         entries=entries,
         arrays=arrays,
         integrity=f"level {min(levels)}: {INTEGRITY[min(levels)]}" if levels else None,
@@ -177,7 +189,7 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
 
     Args:
         path: a directory, a glob, or a list of these and of files.
-        shows_progress: show a bar, where the standard error is a terminal.
+        shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Raises:
         H5FileError: nothing is there, or none of the files can be read.
@@ -190,7 +202,7 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
     with progress_bar(len(paths), "looking at files", shows_progress=shows_progress, unit="file") as bar:
         for each in paths:
             try:
-                reports[each], found_layouts = _inspect(each)
+                reports[each], found_layouts = inspect_with_layouts(each, reads_columns=False)
                 kinds[each] = _kind(reports[each])
                 layouts.setdefault(kinds[each], found_layouts)
             except H5FileError as error:
@@ -203,9 +215,10 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
     outliers |= {each: _difference(usual, kind) for each, kind in kinds.items() if kind != usual}
     example = reports[alike[0]]
     keys = (*example.advice.x_keys, *example.advice.y_keys)
+    name = layouts[usual][keys[0]].name.strip("/") if keys else None  # of the table, if these are members
     found = [{array.name: array for array in reports[each].arrays} for each in alike]
-    n_rows = sum((arrays[keys[0]].shape or (0,))[0] for arrays in found) if keys else 0
-    example = replace(example, advice=_advice_for_all(example, layouts[usual], path, n_rows))
+    n_rows = 0 if name is None else sum((arrays[name].shape or (0,))[0] for arrays in found)
+    example = replace(example, advice=_advice_for_all(example, layouts[usual], path, alike, n_rows))
     return FolderReport(
         paths=tuple(paths),
         n_bytes=sum(os.path.getsize(each) for each in paths if os.path.exists(each)),
@@ -216,29 +229,61 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
     )
 
 
-def _besides(arrays: Sequence[ArrayReport]) -> dict[str, Any]:
-    """What advice looks at besides arrays of numbers."""
+def about_columns(arrays: Sequence[ArrayReport]) -> dict[str, Any]:
+    """What advice looks at, besides arrays of numbers: its arguments."""
     single = {array.name: array.shape[0] for array in arrays if array.shape is not None and len(array.shape) == 1}
+    members = {
+        f"{array.name}/{name}": single[array.name] for array in arrays if array.name in single for name in array.columns
+    }
+    tables = {array.name for array in arrays if array.dtype.startswith("table of ")}
     return {
-        "columns": single,
-        "tables": [array.name for array in arrays if array.dtype.startswith("table of")],
+        "columns": {name: n_rows for name, n_rows in single.items() if name not in tables} | members,
+        "texts": [array.name for array in arrays if array.name in single and array.dtype.startswith("text")],
         "problem": next((a.problem for a in arrays if a.problem is not None and a.storage is None and a.filters), None),
     }
+
+
+def column_of(paths: Sequence[str], key: str) -> npt.NDArray[Any] | None:
+    """The values of a column of some files, as one; None if it cannot be read, or is too long for a suggestion.
+
+    Args:
+        paths: the files.
+        key: the column, or a member of a table.
+    """
+    parts, n_rows = [], 0
+    try:
+        for path in paths:
+            with open_h5(path) as file:
+                layout = layout_of(find_array(file, key), path, key)
+            n_rows += layout.n_rows
+            if layout.row_shape or n_rows > MAX_COLUMN_ROWS:
+                return None
+            parts.append(np.asarray(open_reader(layout, OpenOptions()).read(np.arange(layout.n_rows))))
+    except (H5Error, *FAULTS):
+        return None
+    return np.concatenate(parts)
+
+
+def _no_column(_: str) -> None:
+    """Reads nothing."""
 
 
 def _advice_for_all(
     example: FileReport,
     layouts: Mapping[str, ArrayLayout],
     path: PathLike | Sequence[PathLike],
+    alike: Sequence[str],
     n_rows: int,
 ) -> Advice:
     """Advice for all files that are like one of them, under the name that their user gave."""
-    given = [path] if isinstance(path, str | os.PathLike) else list(path)
-    named = [os.fspath(each) for each in given]
-    advice = advise(named[0], list(layouts.values()), n_rows=n_rows, **_besides(example.arrays))
-    if advice.datamodule is None or len(named) == 1:
-        return advice
-    return replace(advice, settings=advice.settings | {"train_path": named})
+    named = [os.fspath(each) for each in ([path] if isinstance(path, str | os.PathLike) else path)]
+    return advise(
+        named[0] if len(named) == 1 else named,
+        list(layouts.values()),
+        n_rows=n_rows,
+        **about_columns(example.arrays),
+        read_column=partial(column_of, alike),
+    )
 
 
 def _look(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout]) -> ArrayReport:
@@ -250,6 +295,8 @@ def _look(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout]) -
         return replace(_as_far_as_known(file, report), problem=f"{error}")
     if kind_of(layout.dtype) == "number" and layout.n_rows:
         layouts[entry.name] = layout
+    elif kind_of(layout.dtype) == "compound" and layout.n_rows:
+        layouts.update(_members(layout))
     table = layout.table
     stored = layout.n_stored_bytes
     return replace(
@@ -266,7 +313,23 @@ def _look(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout]) -
         row=_row_cost(layout) if layout.n_rows else None,
         integrity=layout.integrity,
         problem=_unusable(layout),
+        packing=None if layout.packing is None else str(layout.packing),
+        columns=_columns(layout.stored),
     )
+
+
+def _members(table: ArrayLayout) -> Iterator[tuple[str, ArrayLayout]]:
+    """Members of a table that are numbers, and their layouts."""
+    for name in table.dtype.names or ():
+        if kind_of(table.stored[name].base) == "number" and "/" not in name:
+            member = table.member(name)
+            yield member.key, member
+
+
+def _columns(element: np.dtype[Any]) -> tuple[str, ...]:
+    """Members of a table that may name groups."""
+    names = [name for name in element.names or () if "/" not in name]
+    return tuple(name for name in names if not element[name].shape and kind_of(element[name]) in ("number", "text"))
 
 
 def _as_far_as_known(file: Any, report: ArrayReport) -> ArrayReport:
@@ -280,29 +343,13 @@ def _as_far_as_known(file: Any, report: ArrayReport) -> ArrayReport:
 
 
 def _row_cost(layout: ArrayLayout) -> RowCost:
-    why = why_plain(layout)
-    across = (
-        1
-        if not layout.chunks
-        else math.prod(-(-size // step) for size, step in zip(layout.axes, layout.chunks[1:], strict=True))
-    )
-    if layout.is_placed:
-        way = "by position, that row alone"
-    elif why is None and layout.filters:
-        way = "by position, decoded on all cores"
-    elif why is None:
-        way = "by position, with its chunk"
-    else:
-        way = "through the HDF5 library"
-    if not layout.chunks or layout.is_placed:
-        n_bytes = layout.stored_row_bytes
-        return RowCost(
-            bytes_read=n_bytes, bytes_decoded=n_bytes, n_chunks=across if layout.chunks else 0, way=way, why_slow=why
-        )
-    per_block = layout.n_stored_bytes / max(1, -(-layout.n_rows // layout.rows_per_chunk))
-    return RowCost(
-        bytes_read=round(per_block), bytes_decoded=layout.chunk_span_bytes, n_chunks=across, way=way, why_slow=why
-    )
+    n_chunks, n_read, n_decoded = 0, layout.stored_row_bytes, layout.stored_row_bytes
+    if layout.chunks:
+        n_chunks = math.prod(-(-size // step) for size, step in zip(layout.axes, layout.chunks[1:], strict=True))
+        if not layout.is_placed:
+            n_read = round(layout.n_stored_bytes / max(1, -(-layout.n_rows // layout.rows_per_chunk)))
+            n_decoded = layout.chunk_span_bytes
+    return RowCost(bytes_read=n_read, bytes_decoded=n_decoded, n_chunks=n_chunks, why_slow=fallback_reason(layout))
 
 
 def _filter_text(label: str, options: tuple[int, ...]) -> str:
@@ -321,7 +368,7 @@ def _unusable(layout: ArrayLayout) -> str | None:
     if not layout.n_rows:
         return "it has no rows"
     if kind == "compound":
-        return "it is a table: name one of its members"
+        return "it is a table: name its members"
     if kind == "text":
         return "it is text, which comes as a list of str: a target, or one of several inputs"
     return None if kind == "number" else f"a tensor cannot hold {layout.stored}"
@@ -332,7 +379,13 @@ _Kind = tuple[tuple[str, str, tuple[int, ...] | None], ...]
 
 
 def _kind(report: FileReport) -> _Kind:
-    return tuple(sorted((a.name, a.dtype, None if a.shape is None else a.shape[1:]) for a in report.arrays))
+    return tuple(
+        # Text comes as str, however it is stored.
+        sorted(
+            (a.name, "text" if a.dtype.startswith("text") else a.dtype, None if a.shape is None else a.shape[1:])
+            for a in report.arrays
+        )
+    )
 
 
 def _difference(usual: _Kind, found: _Kind) -> str:

@@ -3,38 +3,108 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from tqdm import tqdm
+import h5py
 
-from ..errors import H5DataChangedError, H5Error, H5FileError, H5ValueError
-from ..files import ChangeGuard, Trust, create_h5, open_h5, process_pool
+from ..errors import H5DataChangedError, H5Error, H5FileError
+from ..hdf5 import ChangeGuard, Trust, create_h5, expand_user, filters_of, open_h5, process_pool, shape_of
+from ..order.permutation import permutation
+from ..progress_bar import progress_bar
 from ..readers import usable_cores
-from ..sampling.permutation import permutation
 from ..types import PathLike
-from .copying.buckets import bytes_beside
-from .copying.compare import Comparison
-from .copying.compression import FLETCHER32, SHUFFLE
-from .copying.format import allow_newer_objects
-from .copying.options import RepackOptions
-from .copying.plan import ArrayPlan, plan_arrays
-from .copying.references import References
-from .copying.report import RepackedArray, RepackReport, StoredAs, repacked_arrays
-from .copying.row_copy import Order, RowCopy
-from .copying.tree_copy import TreeCopy
-from .copying.walk import all_arrays
-from .progress import progress_bar
+from .compression import FLETCHER32, SHUFFLE
+from .copying import ArrayPlan, FileCopy
+from .copying_rows import Order, chunks_of, row_bytes_of, shuffle_bytes_needed
+from .repack_plan import RepackOptions, plan_arrays
 from .safe_output import check_room, new_file, refuse_existing
+from .verifying import Comparison
 
 __all__ = ["RepackReport", "RepackedArray", "StoredAs", "repack_file"]
 
 REPACK = 15  # purpose of the random stream
+CACHE_BYTES = 64 << 20  # of the HDF5 library for the array that it reads
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredAs:
+    """How an array lies in a file.
+
+    Attributes:
+        chunks: shape of a chunk; None where it has none.
+        filters: names of its filters, in the order of writing.
+        n_bytes: that it takes in the file.
+        row_cost: bytes that are decoded for one row alone: all of the chunks that it takes part in.
+    """
+
+    chunks: tuple[int, ...] | None
+    filters: tuple[str, ...]
+    n_bytes: int
+    row_cost: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepackedArray:
+    """What became of an array.
+
+    Attributes:
+        name: one of its names in the file.
+        shape: of the array; None where it has none.
+        dtype: of an element, in words.
+        n_bytes: of all rows, decoded.
+        is_rewritten: whether its rows were laid out anew; otherwise it is stored as before.
+        is_shuffled: whether its rows were permuted.
+        before: how it lay in the source.
+        after: how it lies in the copy.
+        note: why it is not as asked, if so.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    n_bytes: int
+    is_rewritten: bool
+    is_shuffled: bool
+    before: StoredAs
+    after: StoredAs
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepackReport:
+    """What ``repack_file`` did.
+
+    Attributes:
+        source: the file that was copied.
+        target: the copy.
+        arrays: all arrays, in the order of the file.
+        n_bytes_before: size of the source.
+        n_bytes_after: size of the copy.
+        ratio: the latter by the former.
+        n_bytes_decoded: bytes of all rows that were written anew, decoded.
+        seconds: that the copy took, without the verification.
+        mib_per_second: decoded MiB a second.
+        verify_seconds: that the verification took; None where there was none.
+    """
+
+    source: str
+    target: str
+    arrays: tuple[RepackedArray, ...]
+    n_bytes_before: int
+    n_bytes_after: int
+    ratio: float
+    n_bytes_decoded: int
+    seconds: float
+    mib_per_second: float
+    verify_seconds: float | None
 
 
 def repack_file(
@@ -54,45 +124,48 @@ def repack_file(
     allow_large_chunks: bool = False,
     shows_progress: bool = False,
 ) -> RepackReport:
-    """Copies a file, its arrays laid out anew: for training, a random row should cost little more than itself.
+    """Copy a file, its arrays laid out for training: a random row should cost little more than itself.
 
-    All else is as it was: attributes, groups, links of all kinds, dimension scales, references (to the copies), fill
-    values, limits of growth, named types, the user block. Virtual arrays stay virtual, unless rows are shuffled: then
-    they become ordinary ones. What lies in other files (external links and storage, virtual arrays over them) stays a
-    link, under the same name; no other file is ever opened. Virtual arrays that are made of themselves stay as they
-    are, too. Chunks that were never written stay so, except among shuffled rows.
+    Everything else stays as it is: attributes, groups, links of all kinds, dimension scales, references to objects,
+    fill values, limits of growth, the user block. Arrays that were made with a named type have an equal one of their
+    own. What lies in other files (external links and storage, virtual arrays) stays a link; no other file is opened.
+    References to regions of arrays are refused; HDF5's own ``h5repack`` copies them.
 
     The copy has another name until it is complete and, where asked, verified. It never replaces a file. After an error,
     Ctrl-C or a full disk nothing is left of it.
 
-    Decodes and encodes in threads, on all cores; filters that the HDF5 library alone knows (Blosc2, szip ...) take one
-    core. Holds less than 512 MiB, of any file, unless one stored chunk or one row of text takes more. Rows that
-    share chunks and take more than 64 MiB together are put together in a temporary file in the target's folder.
+    Chunks are decoded in threads, and encoded in threads for gzip and zstd. Holds less than 512 MiB, of any file,
+    unless one stored chunk or one row of text takes more. Rows that share chunks and take more than 64 MiB together are
+    put together in a temporary file in the target's folder.
 
     Args:
         source: the file to copy. It must not be written to meanwhile.
         target: the copy, which must not exist.
         rows_per_chunk: rows of a chunk, which holds them whole; "auto" takes a power of two that makes 256 to 512 KiB
-            of them, decoded, or a single row. Rows above 32 MiB are cut. None is "auto" where there are chunks at all:
-            arrays without stay without, where nothing that is asked needs chunks.
+            of them, decoded, or a single row. Arrays with rows above 32 MiB stay as they are. A number is for arrays
+            with rows. Columns (one-dimensional arrays, but for tables) stay contiguous, or in their chunks, if the file
+            has other arrays; so do arrays of which so many rows take less than 4 KiB and a row less than 1/16 of the
+            largest row of the file. Their ``note`` in the report says so. If filters are asked for, those that were
+            contiguous get "auto". Name them in ``keys`` to cut them, too. None is "auto" for arrays that have chunks;
+            others stay without, if nothing that is asked needs chunks.
         compression: ``gzip``, ``lzf``, ``none``, or with the extra ``filters`` ``zstd``, ``lz4``, ``blosc``,
             ``blosc-zstd``, ``blosc2``, ``bitshuffle``. None, or ``keep``, leaves each array the filters that it has.
         level: how hard to compress: gzip 1 to 9 (default 4), zstd 1 to 22 (3), Blosc 0 to 9 (5).
         shuffle_filter: shuffle bytes before compressing, which helps with numbers of several bytes.
         checksum: store a checksum with each chunk, which is verified whenever the chunk is read.
         shuffle_rows: a seed: rows are permuted, all arrays alike. Row ``i`` goes where
-            ``permutation(n_rows, seed, 0, 15)`` of ``lightning_h5.sampling.permutation`` says, which never changes.
-            Decoded rows above 32 MiB pass through a temporary file of their size in the target's folder. Text and
-            references are written row by row, about 20 microseconds each.
+            ``permutation(n_rows, seed, 0, 15)`` of ``lightning_h5.order.permutation`` says, which never changes.
+            Decoded rows above 64 MiB pass through a temporary file of their size in the target's folder. Text is
+            written row by row, about 20 microseconds each. Virtual arrays and references cannot be shuffled.
         shuffle_keys: the arrays that belong together. Needed where not all arrays of the file have equally many rows.
-        keys: arrays that are laid out anew; None are all. Others are copied as they are stored, unless they are
+        keys: arrays that are laid out again; None for all. Others are copied as they are stored, unless they are
             shuffled.
-        verify: read the copy back with the HDF5 library and compare all of it with the source, before it gets its name.
-            Of virtual arrays that stay so, what they are made of is compared, and not their values.
+        verify: read the copy and the source with the HDF5 library, on one core, and compare all of them before the copy
+            gets its name. Of virtual arrays that stay so, what they are made of is compared, and not their values.
         allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. Refused
-            otherwise where their rows are written anew or verified: a few bytes of a file could ask for years.
+            otherwise if their rows are written again or verified: a few bytes of a file could ask for years.
         allow_large_chunks: take chunks of more than 1 GiB, decoded, which are held whole. Refused otherwise, likewise.
-        shows_progress: show a bar on the standard error, if that is a terminal.
+        shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Returns:
         What was done, array by array.
@@ -114,13 +187,14 @@ def repack_file(
         shuffle_filter=shuffle_filter,
         checksum=checksum,
         shuffle_rows=shuffle_rows,
-        shuffle_keys=None if shuffle_keys is None else tuple(shuffle_keys),
-        keys=None if keys is None else tuple(keys),
-        is_verified=verify,
+        shuffle_keys=shuffle_keys,
+        keys=keys,
+        verify=verify,
         trust=Trust(sparse=allow_sparse, large_chunks=allow_large_chunks),
     )
-    paths = os.fspath(source), os.fspath(target)
-    _refuse_same(*paths)
+    paths = expand_user(source), expand_user(target)
+    if all(map(os.path.exists, paths)) and os.path.samefile(*paths):
+        raise H5FileError(f"{paths[1]!r} is the file that is to be repacked. Name another file; rename it afterwards.")
     try:
         return _repack(*paths, options, shows_progress)
     finally:
@@ -128,26 +202,36 @@ def repack_file(
 
 
 def _repack(source: str, target: str, options: RepackOptions, shows_progress: bool) -> RepackReport:
-    began, checked = time.monotonic(), None
-    with open_h5(source) as file, _faults_told(source, target):
-        guard = ChangeGuard.of(source)
+    began, verify_seconds, folder = time.monotonic(), None, os.path.dirname(os.path.abspath(target))
+    with open_h5(source, rdcc_nbytes=CACHE_BYTES) as file, _faults_told(source, target):
+        guard = ChangeGuard.of_open(file, source)
         plans = plan_arrays(file, options)
         refuse_existing(target)
         check_room(target, _bytes_needed(file, plans, guard.n_bytes))
-        order = _order(file, plans, options)
-        with new_file(target) as partial:
-            with (
-                ThreadPoolExecutor(usable_cores(), "lightning_h5-repack") as pool,
-                _bar(plans, options.is_verified, shows_progress) as bar,
-            ):
-                tree = _write(file, partial, plans, order, pool, bar, checked=options.checksum)
+        with new_file(target) as partial, _threads() as pool:
+            total = sum(plan.n_bytes for plan in plans.values() if plan.way != "as it is")
+            total += sum(plan.n_bytes for plan in plans.values() if not plan.is_elsewhere) if options.verify else 0
+            with progress_bar(total, "repacking", shows_progress=shows_progress, delay=0.5) as bar:
+                with create_h5(partial, like=file, checked=options.checksum) as copy:
+                    made = FileCopy(file, copy, plans)
+                    made.copy_structure()
+                    order = _order(made, options)
+                    made.copy_rows(order, pool, folder, bar.update)
+                    made.copy_attributes()
+                if file.userblock_size:
+                    with open(source, "rb") as one, open(partial, "r+b") as other:
+                        other.write(one.read(file.userblock_size))
                 written = time.monotonic()
-                if options.is_verified:
-                    _verify(file, partial, tree, order, pool, bar)
-                    checked = time.monotonic() - written
-            _check_unchanged(guard)
-            with open_h5(partial) as copy:
-                arrays = tuple(repacked_arrays(file, copy, tree))
+                with open_h5(partial, rdcc_nbytes=CACHE_BYTES) as copy:
+                    if options.verify:
+                        Comparison(made, copy, order, pool, folder, bar.update).check()
+                        verify_seconds = time.monotonic() - written
+                    arrays = tuple(_repacked_arrays(made, copy))
+            if not _is_unchanged(guard):
+                raise H5DataChangedError(
+                    f"{source!r} was written to, replaced or deleted while it was copied; the copy is discarded. Leave "
+                    "the file alone, and repack it again."
+                )
             n_after = os.path.getsize(partial)
     n_decoded = sum(array.n_bytes for array in arrays if array.is_rewritten)
     return RepackReport(
@@ -160,52 +244,17 @@ def _repack(source: str, target: str, options: RepackOptions, shows_progress: bo
         n_bytes_decoded=n_decoded,
         seconds=written - began,
         mib_per_second=n_decoded / 2**20 / max(1e-9, written - began),
-        verify_seconds=checked,
+        verify_seconds=verify_seconds,
     )
 
 
-def _write(
-    file: Any,
-    partial: str,
-    plans: Mapping[int, ArrayPlan],
-    order: Order | None,
-    pool: ThreadPoolExecutor,
-    bar: Any,
-    *,
-    checked: bool,
-) -> TreeCopy:
-    with create_h5(partial, like=file, checked=checked) as copy:
-        tree = TreeCopy(file, copy, plans)
-        allow_newer_objects(file, copy)
-        tree.copy_structure()
-        rows = RowCopy(
-            path=file.filename,
-            order=order,
-            references=tree.references,
-            pool=pool,
-            folder=os.path.dirname(os.path.abspath(partial)),
-            done=bar.update,
-        )
-        for plan, original, copied in tree.arrays():
-            rows.copy(plan, original, copied)
-        tree.copy_attributes()
-        tree.finish()
-    _copy_user_block(file, partial)
-    return tree
-
-
-def _verify(file: Any, partial: str, tree: TreeCopy, order: Order | None, pool: ThreadPoolExecutor, bar: Any) -> None:
-    with open_h5(partial) as copy:
-        Comparison(
-            source=file,
-            copy=copy,
-            tree=tree,
-            references=References(file, copy, tree.places, tree.moved),
-            order=order,
-            pool=pool,
-            folder=os.path.dirname(os.path.abspath(partial)),
-            done=bar.update,
-        ).check()
+@contextmanager
+def _threads() -> Iterator[ThreadPoolExecutor]:
+    pool = ThreadPoolExecutor(usable_cores(), "lightning_h5-repack")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
@@ -245,54 +294,62 @@ def _cure(number: int | None, error: Exception) -> str:
     return "look for damage with `lightning-h5 check`, and at the disk and the permissions of both folders."
 
 
-def _copy_user_block(file: Any, partial: str) -> None:
-    if n_bytes := file.userblock_size:
-        with open(file.filename, "rb") as source, open(partial, "r+b") as target:
-            target.write(source.read(n_bytes))
-
-
-def _refuse_same(source: str, target: str) -> None:
-    if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
-        raise H5FileError(f"{target!r} is the file that is to be repacked. Name another file; rename it afterwards.")
-
-
-def _check_unchanged(guard: ChangeGuard) -> None:
+def _is_unchanged(guard: ChangeGuard) -> bool:
     try:
-        is_same = ChangeGuard.of(guard.path) == guard
+        return ChangeGuard.of(guard.path) == guard
     except OSError:
-        is_same = False
-    if not is_same:
-        raise H5DataChangedError(
-            f"{guard.path!r} was written to, replaced or deleted while it was copied; the copy is discarded. Leave the "
-            "file alone, and repack it again."
-        )
+        return False
 
 
 def _bytes_needed(file: Any, plans: Mapping[int, ArrayPlan], n_stored: int) -> int:
-    """About what the copy takes: as the source, more for what is no longer compressed; and files that go again."""
-    more, beside = 0, 0
-    for address, _, array in all_arrays(file):
-        if (plan := plans[address]).is_unread:
+    """Return about what the copy takes: as the source, more for what is no longer compressed, and temporary files."""
+    more = scratch = 0
+    for plan in plans.values():
+        if plan.way != "rows":
             continue
+        array = h5py.h5o.open(file.id, plan.name.encode(errors="surrogateescape"))
         stored = array.get_storage_size()
-        if plan.way in ("rows", "boxes") and not {step.id for step in plan.steps} - {SHUFFLE, FLETCHER32} and stored:
+        if stored and not {step.id for step in plan.steps} - {SHUFFLE, FLETCHER32}:
             more += max(0, plan.n_bytes - stored)
-        if plan.is_shuffled and plan.way == "rows":
-            beside = max(beside, bytes_beside(array.shape[0], plan.row_bytes))
-    return n_stored + more + beside
+        if plan.is_shuffled:
+            scratch = max(scratch, shuffle_bytes_needed(array.shape[0], row_bytes_of(array)))
+    return n_stored + more + scratch
 
 
-def _order(file: Any, plans: Mapping[int, ArrayPlan], options: RepackOptions) -> Order | None:
-    counts = {array.shape[0] for address, _, array in all_arrays(file) if plans[address].is_shuffled}
-    if options.shuffle_rows is None or not counts:
-        return None
-    if len(counts) > 1:
-        raise H5ValueError(f"rows of arrays with {sorted(counts)} rows cannot be shuffled together. Name shuffle_keys.")
-    return permutation(counts.pop(), options.shuffle_rows, 0, REPACK)
+def _order(made: FileCopy, options: RepackOptions) -> Order | None:
+    for address, plan in made.plans.items():
+        if plan.is_shuffled and options.shuffle_rows is not None:
+            n_rows = h5py.h5o.open(made.source.id, made.places[address]).shape[0]
+            return permutation(n_rows, options.shuffle_rows, 0, REPACK)
+    return None
 
 
-def _bar(plans: Mapping[int, ArrayPlan], verify: bool, shows_progress: bool) -> tqdm[Any]:
-    total = sum(plan.n_bytes for plan in plans.values() if plan.way != "as it is")
-    if verify:
-        total += sum(plan.n_bytes for plan in plans.values() if not plan.is_unread)
-    return progress_bar(total, "repacking", shows_progress=shows_progress, delay=0.5)
+def _repacked_arrays(made: FileCopy, copy: Any) -> Iterator[RepackedArray]:
+    for address, plan in made.plans.items():
+        one, two = (h5py.h5o.open(file.id, made.places[address]) for file in (made.source, copy))
+        try:
+            dtype = str(one.dtype)
+        except TypeError:
+            dtype = "a type that NumPy does not have"
+        yield RepackedArray(
+            name=plan.name,
+            shape=shape_of(h5py.Dataset(one)),
+            dtype=dtype,
+            n_bytes=plan.n_bytes,
+            is_rewritten=plan.way == "rows",
+            is_shuffled=plan.is_shuffled,
+            before=_stored_as(one),
+            after=_stored_as(two),
+            note=plan.note,
+        )
+
+
+def _stored_as(array: Any) -> StoredAs:
+    chunks, shape, itemsize = chunks_of(array), shape_of(h5py.Dataset(array)) or (), array.get_type().get_size()
+    filters = filters_of(h5py.Dataset(array))
+    row_cost = math.prod(shape[1:]) * itemsize if shape else 0
+    if chunks is not None and (filters or chunks[1:] != shape[1:]):
+        across = (-(-size // step) for size, step in zip(shape[1:], chunks[1:], strict=True))
+        row_cost = math.prod(across) * math.prod(chunks) * itemsize
+    names = tuple("gzip" if found.id == 1 else found.label.split(";")[0] for found in filters)
+    return StoredAs(chunks=chunks, filters=names, n_bytes=array.get_storage_size(), row_cost=row_cost)

@@ -1,104 +1,245 @@
-"""Checking files in processes of their own, as many at a time as there are cores."""
+"""A subprocess with limits on time and memory that checks one file, and returns what it found as plain data.
+
+It is a fresh interpreter, not a fork: a file that takes it over finds nothing of this process's memory or open files in
+it, and its limits hold before the HDF5 library is loaded. That costs 0.2 s a file. Nothing but the standard library is
+imported until the limits are set.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import resource
 import signal
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from selectors import EVENT_READ, DefaultSelector
-from typing import Self
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from ..readers import usable_cores
-from .checks.apart import Child, SandboxLimits
-from .checks.checking import Findings, Wanted
+from ..errors import H5ValueError, H5WorkerError
+from ..sizes import parse_bytes
 
-__all__ = ["check_in_sandbox"]
+__all__ = ["SandboxError", "SandboxLimits", "main", "run_in_sandbox"]
+
+MIN_MEMORY = 256 << 20
+"""Python, NumPy, HDF5 and the decoders take 130 MB of address space before a file is opened."""
+
+BYTES_PER_SECOND = 10_000_000
+"""Bytes of a file that the slowest disk checks in a second before it is taken for a hang."""
+
+MAX_REPORT = 16 << 20
+"""Bytes of a report, and of any other file that is written: a file with 100,000 arrays takes about 10 MB."""
+
+KEPT = ("LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LC_", "HDF5_", "TZ")
+"""How names of environment variables begin that the HDF5 library and its filters need, or Python to read names."""
+
+# Threads and arenas of memory that are not used would count as address space.
+FEW = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+
+START = "import sys; sys.path[:] = sys.argv[2:]; from lightning_h5.tools.sandbox import main; main(sys.argv[1])"
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38  # of Linux
 
 
-def check_in_sandbox(
-    files: Sequence[str], wanted: Wanted, limits: SandboxLimits, tell: Callable[[int], object]
-) -> Findings:
-    """Checks each file in a process of its own, some at a time. No process is left when it returns or raises.
+class SandboxError(Exception):
+    """The check of a file did not end with a report.
+
+    Attributes:
+        kind: "crashed", "hung", "memory" or "died".
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxLimits:
+    """What the check of a file may take.
+
+    Attributes:
+        memory: bytes of address space.
+        seconds: until it has to have ended, and one more for each 10 MB of the file.
+    """
+
+    memory: int
+    seconds: float
+
+    @classmethod
+    def of(cls, memory: int | str, seconds: float) -> SandboxLimits:
+        """Return limits as a user names them.
+
+        Raises:
+            H5ValueError: they make no sense.
+        """
+        n_bytes = parse_bytes(memory, "sandbox_memory")
+        if n_bytes <= MIN_MEMORY:
+            raise H5ValueError(
+                f"sandbox_memory={memory!r} is {n_bytes:,} bytes, and Python with its libraries takes up to "
+                f"{MIN_MEMORY:,} itself. Pass more, such as '4 GiB'."
+            )
+        if isinstance(seconds, bool) or not 0 < seconds < math.inf:
+            raise H5ValueError(f"sandbox_seconds={seconds!r} is no time. Pass seconds, more than 0.")
+        return cls(memory=n_bytes, seconds=float(seconds))
+
+    def seconds_of(self, path: str) -> float:
+        """Return the seconds that the check of a file may take."""
+        try:
+            found = os.stat(path)
+        except OSError:
+            return self.seconds
+        # By what it takes on the disk: a file may claim any size.
+        return self.seconds + min(found.st_size, found.st_blocks * 512) / BYTES_PER_SECOND
+
+
+def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int) -> Any:
+    """Check a file in a subprocess.
 
     Args:
-        files: which. They are not opened in this process.
-        wanted: what to look at.
-        limits: what each of the processes may take.
-        tell: called with the bytes of each file that is done.
+        path: the file.
+        wanted: what to look at (``Wanted`` of ``check.py``).
+        limits: what the check may take.
+        n_threads: threads that decode.
+
+    Returns:
+        The findings as values that JSON has. The file may have taken the subprocess over: they can be anything.
 
     Raises:
-        H5WorkerError: a process cannot be started.
+        SandboxError: it crashed, took too long or too much memory, or ended without a report.
+        H5WorkerError: it cannot be started.
     """
-    n_children = max(1, min(usable_cores(), len(files)))
-    n_threads = max(1, usable_cores() // n_children)
-    found: dict[str, Findings] = {}
-    todo = deque(files)
-    with _Children() as children:
-        while todo or children.running:
-            while todo and len(children.running) < n_children:
-                children.start(todo.popleft(), wanted, limits, n_threads)
-            for child in children.wait():
-                found[child.path] = child.findings()
-                tell(os.path.getsize(child.path) if os.path.isfile(child.path) else 0)
-    all_found = Findings()
-    for path in files:
-        all_found.add(found[path])
-    return all_found
-
-
-class _Children:
-    """Processes that check files: none is left at its end, however that comes."""
-
-    def __init__(self) -> None:
-        self.running: list[Child] = []
-        self._selector = DefaultSelector()
-
-    def start(self, path: str, wanted: Wanted, limits: SandboxLimits, n_threads: int) -> None:
-        """Starts one more."""
-        with _interrupts_held():  # so that no child is started and not known
-            self.running.append(Child(path, wanted, limits, n_threads))
-        self._selector.register(self.running[-1].pipe, EVENT_READ, self.running[-1])
-
-    def wait(self) -> Iterator[Child]:
-        """Waits until something happens; those that have ended."""
-        for key, _ in self._selector.select(min(child.patience() for child in self.running)):
-            if not key.data.listen():
-                self._selector.unregister(key.fd)
-        for child in [child for child in self.running if child.has_ended()]:
-            if not child.is_silent:
-                self._selector.unregister(child.pipe)
-                child.listen()
-            child.end()
-            self.running.remove(child)
-            yield child
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with _interrupts_held():
-            for child in self.running:
-                child.kill()
-        for child in self.running:
-            child.end()
-        self._selector.close()
-
-
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits until what is inside is done."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
-        yield  # no other thread is interrupted
-        return
-    held: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    seconds = limits.seconds_of(path)
+    task = {
+        "path": os.path.abspath(path),
+        "wanted": asdict(wanted),
+        "memory": limits.memory,
+        "cpu": math.ceil(seconds * n_threads) + 1,
+        "threads": n_threads,
+        "parent": os.getpid(),
+    }
+    # Libraries look for plugins in the folder that they are started in, and by paths of the environment: the folder is
+    # empty, and of the environment there is no more than needed.
+    environment = {name: value for name, value in os.environ.items() if name.startswith(KEPT)} | FEW
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if held:
-        signal.raise_signal(signal.SIGINT)
+        with tempfile.TemporaryFile() as report, tempfile.TemporaryDirectory(prefix="lightning_h5-") as empty:
+            code = subprocess.run(
+                _command(json.dumps(task)),
+                stdin=subprocess.DEVNULL,  # a closed one would give its number to the next file that is opened
+                stdout=report,
+                stderr=subprocess.DEVNULL,
+                cwd=empty,
+                env=environment,
+                start_new_session=True,  # Ctrl-C goes to this process alone, which ends the subprocess
+                timeout=seconds,
+                check=False,
+            ).returncode
+            report.seek(0)
+            text = report.read(MAX_REPORT)
+    except subprocess.TimeoutExpired:
+        code, text = -signal.SIGXCPU, b""
+    except OSError as why:
+        raise H5WorkerError(
+            f"no process could be started to check {path!r} in: {why.strerror}. Look for room for processes, memory, "
+            "open files (`ulimit -a`) and in the folder of temporary files, or leave sandbox=True out if you trust the "
+            "file."
+        ) from why
+    if code == -signal.SIGXCPU:
+        raise SandboxError(
+            "hung",
+            f"its check had not ended after {seconds:,.0f} s and was stopped. If you trust its source, and it may be "
+            f"slow, pass more than sandbox_seconds={limits.seconds:g}; if not, do not open it.",
+        )
+    if code < 0:
+        raise SandboxError(
+            "crashed",
+            f"its check was ended by {_name(-code)}. Any program that opens it may crash in the same way: do not open "
+            "it, and copy or write it again.",
+        )
+    return _parsed(text, code, limits)
+
+
+def _parsed(text: bytes, code: int, limits: SandboxLimits) -> Any:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = {"failed": f"exit code {code}, without a report"}
+    failed = found.get("failed") if isinstance(found, Mapping) else "another report"
+    if failed == "memory":
+        more = f"If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
+        raise SandboxError("memory", f"its check took more memory than it may. {more}")
+    if failed is not None or code:
+        how = f"its check ended with {str(failed or code)[:500]!r}."
+        raise SandboxError("died", f"{how} Copy the file again; if that does not help, do not open it.")
+    return found
+
+
+def _command(task: str) -> list[str]:
+    """The command that starts the subprocess."""
+    # Imports are found as here, but not in the working directory, unless this package lies there.
+    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    places = [os.path.abspath(place or os.curdir) for place in sys.path]
+    kept = [place for place in places if place == ours or place != os.path.abspath(os.curdir)]
+    # -I: neither the environment nor the working directory changes what is imported. -B: nothing is written.
+    return [sys.executable, "-I", "-B", "-c", START, task, *kept]
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def main(asked: str) -> None:
+    """Check a file in this process, within limits, and write the findings to the standard output. Does not return.
+
+    Args:
+        asked: the task of ``run_in_sandbox`` as JSON.
+    """
+    task = json.loads(asked)
+    report = os.dup(1)  # libraries may write to the standard output, which goes nowhere from here on
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        _limit(task)
+        text = json.dumps(_check(task))
+    except MemoryError:
+        text = '{"failed": "memory"}'
+    except BaseException as why:
+        text = json.dumps({"failed": f"{type(why).__name__}: {why}"[:2000]})
+    with open(report, "wb") as file:
+        file.write(text.encode("ascii"))
+    os._exit(0)  # closing what a damaged file has left open may crash, and the report is written
+
+
+def _limit(task: Mapping[str, Any]) -> None:
+    """Limit what this process may take, for good, and bind its life to that of the one that started it."""
+    limits = {
+        resource.RLIMIT_AS: (task["memory"], task["memory"]),
+        resource.RLIMIT_CPU: (task["cpu"], task["cpu"] + 5),  # the first is a signal of its own, the second kills
+        resource.RLIMIT_CORE: (0, 0),
+        resource.RLIMIT_FSIZE: (MAX_REPORT, MAX_REPORT),
+    }
+    for which, wanted in limits.items():
+        most = resource.getrlimit(which)[1]
+        soft, hard = (size if most == resource.RLIM_INFINITY else min(size, most) for size in wanted)
+        resource.setrlimit(which, (soft, hard))
+    if sys.platform == "linux":
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no core dump to a handler, and no look into its memory from outside
+    if os.getppid() != task["parent"]:  # it ended before that
+        os._exit(1)
+
+
+def _check(task: Mapping[str, Any]) -> dict[str, Any]:
+    from .check import Wanted, check_here
+
+    wanted = Wanted(**task["wanted"])
+    return asdict(check_here([task["path"]], wanted, task["threads"], lambda n_bytes: None)[0])

@@ -1,41 +1,54 @@
-"""``compute_stats``: mean, deviation, least and largest value of arrays, in one pass over their files, on all cores."""
+"""``compute_stats``: mean, deviation, minimum and maximum of arrays, in one pass over their files, on all cores."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import FieldStats
-from ..errors import H5KeyError, H5ValueError, listing
-from ..files import (
+from ..counters import Counters
+from ..datasets import FieldStats, write_stats
+from ..datasets.catalog import FileCatalog, describe_files
+from ..datasets.compatibility import Asked
+from ..errors import H5FileError, H5KeyError, H5ValueError, listing
+from ..hdf5 import (
     ArrayLayout,
     OpenOptions,
     Trust,
     expand_paths,
+    expand_user,
     field_names,
     guess_keys,
     kind_of,
     list_arrays,
     open_h5,
 )
-from ..types import PathLike, Paths
-from .sums.histogram import Histogram, count_values, edges_between
-from .sums.moments import Moments, merged, moments_of, no_values, std_of
-from .sums.output import write_report
-from .sums.passes import FoundFiles, RowsLike, find_files, fold
+from ..order.shards import Rows
+from ..progress_bar import progress_bar
+from ..readers import BulkTask, bulk_tasks, do_tasks, first_places, open_source, usable_cores
+from ..types import IntArray, PathLike, Paths
+from .moments import Moments, merged, moments_of, no_values, std_of
 
-__all__ = ["MOST_BINS", "ArrayStats", "ChannelAxis", "StatsReport", "compute_stats", "named_keys"]
-
-MOST_BINS = 1 << 16
-"""Bins of a histogram, at most."""
+__all__ = ["ArrayStats", "ChannelAxis", "StatsReport", "compute_stats", "ensure_writable", "named_keys"]
 
 ChannelAxis: TypeAlias = int | Mapping[str, int | None] | None
 """The axis of a row that has the channels, or that for each array; None takes all values of a row together."""
+
+RowsLike: TypeAlias = Any
+"""Numbers of rows, or a mask, as whatever NumPy makes an array of; None for all rows."""
+
+BLOCK_VALUES = 1 << 17  # worked on at a time: a megabyte as float64, which fits a core's cache
+MIN_BLOCK = 16  # rows of a block, if these are no more than 16 times as many values
+RUN_BYTES = 1 << 20  # rows that are read together if there are no chunks
+STRETCH_BYTES = 1 << 30  # of rows for which tasks are made at a time; rows that share their chunks are cut apart here
+MAX_FILES = 64  # for which tasks are made at a time
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -43,22 +56,21 @@ class ArrayStats:
     """What the values of one array are like, over all files.
 
     With channels all arrays here have the shape ``(n_channels,)``, without ``()``. NaN and infinite values are counted
-    and left out of all the rest. A channel that has no other values has NaN for mean, deviation, least and largest.
+    and left out of all the rest. A channel that has no other values has NaN for mean, deviation, minimum and maximum.
 
     Attributes:
         key: the array.
         dtype: of its values, as read.
         row_shape: shape of a row.
-        channel_axis: axis of a row that has the channels, from 0; None where all values were taken together.
-        n_rows: rows that were looked at.
+        channel_axis: axis of a row that has the channels, from 0; None if all values were taken together.
+        n_rows: rows that were read.
         n_values: finite values.
-        n_nan: values that are no number.
+        n_nan: values that are NaN.
         n_infinite: infinite values.
         mean: mean of the finite values.
-        std: their standard deviation (divided by their number, as NumPy does it); exactly 0 where all are equal.
-        min: the least finite value, exact: of integers an integer, also above 2**53.
-        max: the largest, likewise.
-        histogram: counts in bins from ``min`` to ``max``, where it was asked for.
+        std: their standard deviation (divided by their number, as NumPy does it); exactly 0 if all are equal.
+        min: the smallest finite value, exact: of integers an integer, also above 2**53.
+        max: the largest, in the same way.
     """
 
     key: str
@@ -73,7 +85,6 @@ class ArrayStats:
     std: npt.NDArray[np.float64]
     min: npt.NDArray[Any]
     max: npt.NDArray[Any]
-    histogram: Histogram | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -82,7 +93,7 @@ class StatsReport:
 
     Attributes:
         files: that were read, in this order.
-        n_rows_of_files: rows of all files; ``ArrayStats.n_rows`` says how many were looked at.
+        n_rows_of_files: rows of all files; ``ArrayStats.n_rows`` has how many were read.
         arrays: one entry for each array.
     """
 
@@ -91,28 +102,29 @@ class StatsReport:
     arrays: tuple[ArrayStats, ...]
 
     def fields(self) -> dict[str, FieldStats]:
-        """What ``normalize=`` of datasets takes, by array.
+        """Return what ``normalize=`` of datasets takes, by array.
 
         Raises:
-            H5ValueError: an array has a channel that nothing can be normalised with.
+            H5ValueError: an array has a channel that nothing can be normalized with.
         """
         for array in self.arrays:
             _ensure_usable(array)
         return {a.key: FieldStats(a.mean, a.std, a.channel_axis, a.row_shape) for a in self.arrays}
 
     def save(self, path: PathLike, *, overwrite: bool = False) -> None:
-        """Writes the file that ``normalize=`` of data modules and datasets reads; it is there whole, or not at all.
+        """Write the JSON file that ``normalize=`` of data modules and datasets reads, whole or not at all.
 
         Args:
-            path: the file, as JSON.
-            overwrite: replace a file that is there.
+            path: the file.
+            overwrite: replace an existing file.
 
         Raises:
-            H5ValueError: an array has a channel that nothing can be normalised with.
-            H5FileError: the file is there, or cannot be written.
+            H5ValueError: an array has a channel that nothing can be normalized with.
+            H5FileError: the file exists, or cannot be written.
         """
         self.fields()
-        write_report(path, self.files, {array.key: _plain(array) for array in self.arrays}, overwrite=overwrite)
+        ensure_writable(path, self.files, overwrite=overwrite)
+        write_stats(path, {array.key: _as_json(array) | {"files": list(self.files)} for array in self.arrays})
 
 
 def compute_stats(
@@ -120,40 +132,35 @@ def compute_stats(
     keys: str | Sequence[str] | None = None,
     *,
     channel_axis: ChannelAxis = None,
-    bins: int = 0,
     rows: RowsLike = None,
     allow_external: bool = False,
     shows_progress: bool = False,
 ) -> StatsReport:
-    """Statistics of arrays, over one file or several that make one data set.
+    """Compute statistics of arrays, over one file or several that make one data set.
 
     Each chunk is decoded once, on all cores, and memory stays at a few chunks for each core, however large the files
-    are (rows that share their chunks are read together, up to 1 GiB of them). What comes out does not depend on the
-    number of cores, bit by bit. It is right to 1e-10 of the values' size, also for small deviations from a large mean.
+    are (rows that share their chunks are read together, up to 1 GiB of them). The result does not depend on the number
+    of cores, bit by bit. It is exact to 1e-10 of the values' size, also for small deviations from a large mean.
 
-    Normalise with the statistics of the training rows alone: pass their numbers as ``rows``, or their files.
+    Normalize with the statistics of the training rows alone: pass their numbers as ``rows``, or their files.
 
     Args:
         path: a file, a glob, a directory, or a list of these.
-        keys: the arrays; None takes the input, where the files leave no doubt about it.
+        keys: the arrays; None takes the input if the files leave no doubt about it.
         channel_axis: the axis of a row (without that of the rows) that has the channels, which then have statistics of
             their own; or that of each array, by key. Arrays with one value a row have none. None, the default, takes
-            all values together: what an axis means cannot be seen in a file.
-        bins: bins of a histogram of each channel. It takes a second pass over the rows, since the first finds where it
-            begins and ends: twice the time. 0 makes none.
+            all values together: a file does not say what an axis means.
         rows: numbers of rows, each once in any order, or a mask; counted over all files. None takes all.
         allow_external: follow links out of the files.
-        shows_progress: show a bar, where the standard error is a terminal.
+        shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Raises:
         H5FileError: a file is missing or broken.
-        H5KeyError: an array is not there, or the files leave a doubt about which is meant.
+        H5KeyError: an array is missing, or the files leave a doubt about which is meant.
         H5ValueError: values are no real numbers, files differ, or an argument makes no sense.
         H5CorruptError: something does not decode.
         H5DataChangedError: a file was written to meanwhile.
     """
-    if not 0 <= bins <= MOST_BINS:
-        raise H5ValueError(f"bins={bins} was asked; a histogram has 1 to {MOST_BINS:,} bins, and 0 makes none.")
     paths = expand_paths(path)
     names = named_keys(paths, keys)
     if isinstance(channel_axis, Mapping) and (unknown := sorted(set(channel_axis) - set(names))):
@@ -161,12 +168,42 @@ def compute_stats(
             f"channel_axis names {listing(unknown)}; the arrays are {listing(names)}. Name one of these."
         )
     options = OpenOptions(trust=Trust(external=allow_external))
-    found = [find_files(paths, key, options, rows) for key in names]
-    axes = [_axis(each.layout, channel_axis) for each in found]
+    tables = [describe_files(paths, [Asked(key=key)], options) for key in names]
+    wanted = [_ascending(rows, table.n_rows, key) for key, table in zip(names, tables, strict=True)]
+    axes = [_axis(table.layouts[0][0], channel_axis) for table in tables]
     arrays = tuple(
-        _stats_of(each, axis, bins, shows_progress=shows_progress) for each, axis in zip(found, axes, strict=True)
+        _stats_of(table, options, some, axis, shows_progress=shows_progress)
+        for table, some, axis in zip(tables, wanted, axes, strict=True)
     )
-    return StatsReport(files=paths, n_rows_of_files=found[0].table.n_rows, arrays=arrays)
+    return StatsReport(files=paths, n_rows_of_files=tables[0].n_rows, arrays=arrays)
+
+
+def ensure_writable(path: PathLike, files: Sequence[str], *, overwrite: bool) -> None:
+    """Refuse an output before anything is computed for it.
+
+    Args:
+        path: the file to be written.
+        files: that are read.
+        overwrite: an existing file may be replaced.
+
+    Raises:
+        H5FileError: it exists, is one of the files that are read, or its folder is missing or not writable.
+    """
+    name = expand_user(path)
+    folder = os.path.dirname(os.path.abspath(name))
+    if not os.path.isdir(folder):
+        why = f"there is no directory {folder!r}. Make it"
+    elif os.path.realpath(name) in {os.path.realpath(file) for file in files}:
+        why = "it would be written over the data that it is made of. Name another file"
+    elif os.path.isdir(name):
+        why = "that is a directory. Name a file in it"
+    elif os.path.lexists(name) and not overwrite:
+        why = "it exists. Name another file, or replace it (overwrite=True, --force)"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        why = f"you have no permission to write to {folder!r}. Name another folder"
+    else:
+        return
+    raise H5FileError(f"the statistics {name!r} cannot be written: {why}.")
 
 
 def named_keys(paths: Sequence[str], keys: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -202,8 +239,8 @@ def _axis(layout: ArrayLayout, given: ChannelAxis) -> int | None:
     if kind_of(layout.dtype) != "number" or layout.dtype.kind == "c":
         what = "complex numbers" if layout.dtype.kind == "c" else kind_of(layout.dtype)
         raise H5ValueError(
-            f"{layout.key!r} in {layout.path!r} holds {what} (dtype {layout.stored}), which have no least and no "
-            "largest. Name an array of real numbers."
+            f"{layout.key!r} in {layout.path!r} holds {what} (dtype {layout.stored}), and statistics are of real "
+            "numbers. Name an array of these."
         )
     axis = given.get(layout.key) if isinstance(given, Mapping) else given
     n_axes = len(layout.row_shape)
@@ -217,50 +254,125 @@ def _axis(layout: ArrayLayout, given: ChannelAxis) -> int | None:
     return axis % n_axes
 
 
-def _stats_of(found: FoundFiles, axis: int | None, bins: int, *, shows_progress: bool) -> ArrayStats:
-    layout = found.layout
+def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
+    """Numbers of rows in ascending order."""
+    if rows is None:
+        return range(n_rows)
+    if isinstance(rows, range) and rows and rows.step > 0 and rows[0] >= 0 and rows[-1] < n_rows:
+        return rows
+    given = np.asarray(rows)
+    if given.dtype == np.bool_ and given.shape == (n_rows,):
+        return np.flatnonzero(given)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise H5ValueError(
+            f"rows has the shape {given.shape} and the dtype {given.dtype}, and {key!r} has {n_rows} rows. Pass "
+            f"numbers of rows, or a mask of the shape ({n_rows},)."
+        )
+    ordered: IntArray = np.sort(given).astype(np.int64)
+    if len(ordered) and not (ordered[0] >= 0 and ordered[-1] < n_rows):
+        wrong = ordered[0] if ordered[0] < 0 else ordered[-1]
+        raise H5ValueError(f"row {wrong} was asked of {key!r}, which has {n_rows} rows. Pass rows of these files.")
+    if (np.diff(ordered) == 0).any():
+        raise H5ValueError(f"rows has {len(ordered)} rows of {key!r}, some of them twice. Pass each once.")
+    return ordered
+
+
+def _stats_of(
+    table: FileCatalog, options: OpenOptions, rows: Rows, axis: int | None, *, shows_progress: bool
+) -> ArrayStats:
+    layout = table.layouts[0][0]  # its dtype and the shape of its rows are the same in all files
     shape = layout.row_shape
     n_channels = 1 if axis is None else shape[axis]
     n_after = 1 if axis is None else math.prod(shape[axis + 1 :])
-    empty = no_values(n_channels, layout.dtype)
-    view = (-1, n_channels, n_after)
-    total: Moments = fold(found, view, moments_of, merged, empty, "statistics", shows_progress=shows_progress)
+    sums = _InOrder((-1, n_channels, n_after), no_values(n_channels, layout.dtype))
+    what = f"statistics of {layout.key!r}"
+    with progress_bar(len(rows) * layout.row_bytes, what, shows_progress=shows_progress) as bar:
+
+        def advance(n_bytes: int) -> None:
+            bar.update(n_bytes)
+
+        tasks: list[BulkTask] = []
+        n_files = 0
+        for stretch in _stretches(table, options, rows, sums):
+            tasks += stretch
+            n_files += 1
+            if n_files >= MAX_FILES or sum(task.n_decoded for task in tasks) >= STRETCH_BYTES:
+                do_tasks(tasks, usable_cores(), advance)
+                tasks, n_files = [], 0
+        do_tasks(tasks, usable_cores(), advance)
+    for guard in table.guards:
+        guard.check()
+    total = sums.result
+    is_none = total.n == 0
+
+    def counts(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.asarray(values[0] if axis is None else values)
 
     def shaped(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return values[0] if axis is None else values
+        return counts(np.where(is_none, np.nan, values) if is_none.any() else values)
 
-    is_none = total.n == 0
-    least, largest = (
-        np.where(is_none, np.nan, values) if is_none.any() else values for values in (total.least, total.largest)
-    )
-    histogram = None
-    if bins:
-        edges = edges_between(least.astype(np.float64), largest.astype(np.float64), bins)
-        counts = fold(
-            found,
-            view,
-            lambda values: count_values(values, edges),
-            lambda a, b: a + b,
-            np.zeros((n_channels, bins), dtype=np.int64),
-            "histogram",
-            shows_progress=shows_progress,
-        )
-        histogram = Histogram(edges=shaped(edges), counts=shaped(counts))
     return ArrayStats(
         key=layout.key,
         dtype=str(layout.dtype),
         row_shape=shape,
         channel_axis=axis,
-        n_rows=found.n_rows,
-        n_values=np.asarray(shaped(total.n)),
-        n_nan=np.asarray(shaped(total.n_nan)),
-        n_infinite=np.asarray(shaped(total.n_infinite)),
-        mean=np.asarray(shaped(np.where(is_none, np.nan, total.mean))),
-        std=np.asarray(shaped(std_of(total))),
-        min=np.asarray(shaped(least)),
-        max=np.asarray(shaped(largest)),
-        histogram=histogram,
+        n_rows=len(rows),
+        n_values=counts(total.n),
+        n_nan=counts(total.n_nan),
+        n_infinite=counts(total.n_infinite),
+        mean=shaped(total.mean),
+        std=shaped(std_of(total)),
+        min=shaped(total.least),
+        max=shaped(total.largest),
     )
+
+
+class _InOrder:
+    """A ``BulkTarget`` that sums up rows, and merges the sums in the order of the rows, whenever they come.
+
+    Which rows make a block follows from how they are stored alone, not from the number of threads.
+    """
+
+    array: npt.NDArray[Any] | None = None
+
+    def __init__(self, view: tuple[int, int, int], nothing: Moments) -> None:
+        self._view, self.result = view, nothing
+        self._lock = threading.Lock()
+        self._next = 0
+        self._early: dict[int, tuple[int, Moments]] = {}  # of rows behind some that are still worked on
+
+    def put(self, start: int, rows: npt.NDArray[Any]) -> None:
+        """See ``BulkTarget.put``."""
+        values = rows.reshape(self._view)
+        n_each = max(1, values.shape[1] * values.shape[2])
+        # To merge takes as long as a few rows: there are enough in a block, if they are not too large.
+        step = max(1, BLOCK_VALUES // n_each, min(MIN_BLOCK, MIN_BLOCK * BLOCK_VALUES // n_each))
+        done = moments_of(values[:step])
+        for at in range(step, len(values), step):
+            done = merged(done, moments_of(values[at : at + step]))
+        with self._lock:
+            self._early[start] = start + len(rows), done
+            while self._next in self._early:
+                self._next, ready = self._early.pop(self._next)
+                self.result = merged(self.result, ready)
+
+
+def _stretches(table: FileCatalog, options: OpenOptions, rows: Rows, target: _InOrder) -> Iterator[list[BulkTask]]:
+    """Tasks, a stretch of rows at a time: those of a terabyte would take memory themselves."""
+    counters = Counters()
+    for at, (layout,) in enumerate(table.layouts):
+        low, high = table.starts[at : at + 2].tolist()
+        first, stop = first_places(rows, np.array([low, high])).tolist()
+        some = rows[first:stop]
+        own = range(some.start - low, some.stop - low, some.step) if isinstance(some, range) else some - low
+        row_bytes = max(1, layout.row_bytes)
+        source = open_source(layout, options, max(1, RUN_BYTES // row_bytes), counters)
+        step = max(1, STRETCH_BYTES // row_bytes)
+        if step > source.rows_per_slab:  # otherwise rows that share their chunks do not fit, and are read repeatedly
+            step = step // source.rows_per_slab * source.rows_per_slab
+        places = first_places(own, np.arange(0, layout.n_rows + step, step)).tolist()
+        for start, end in pairwise(places):
+            yield bulk_tasks(source, layout, own[start:end], target, first + start)
 
 
 def _ensure_usable(array: ArrayStats) -> None:
@@ -270,30 +382,20 @@ def _ensure_usable(array: ArrayStats) -> None:
     channel = f"channel {wrong[0]} of it " if len(wrong) and array.mean.ndim else "it "
     is_empty = not len(wrong) or not array.n_values.reshape(-1)[wrong[0]]
     raise H5ValueError(
-        f"{array.key!r} cannot be normalised with these statistics: {channel}has "
+        f"{array.key!r} cannot be normalized with these statistics: {channel}has "
         f"{'no finite value' if is_empty else 'values too large for a float64 to hold their squares'} "
         f"({int(array.n_nan.sum()):,} NaN and {int(array.n_infinite.sum()):,} infinite ones in all). Mend the values, "
         "or leave the array out."
     )
 
 
-def _plain(array: ArrayStats) -> dict[str, Any]:
+def _as_json(array: ArrayStats) -> dict[str, Any]:
     """A field of the file."""
-    histogram = array.histogram
+    numbers = ("mean", "std", "min", "max", "n_values", "n_nan", "n_infinite")
     return {
-        "mean": array.mean.tolist(),
-        "std": array.std.tolist(),
+        **{name: getattr(array, name).tolist() for name in numbers},
         "channel_axis": array.channel_axis,
         "row_shape": list(array.row_shape),
-        "min": array.min.tolist(),
-        "max": array.max.tolist(),
-        "n_values": array.n_values.tolist(),
-        "n_nan": array.n_nan.tolist(),
-        "n_infinite": array.n_infinite.tolist(),
         "n_rows": array.n_rows,
         "dtype": array.dtype,
-    } | ({} if histogram is None else {"histogram": _bins(histogram)})
-
-
-def _bins(histogram: Histogram) -> dict[str, Any]:
-    return {"edges": histogram.edges.tolist(), "counts": histogram.counts.tolist()}
+    }

@@ -10,18 +10,19 @@ from lightning_models import Recorder, quiet_trainer
 
 from lightning_h5 import LazyH5DataModule
 from lightning_h5.callbacks.bottleneck import what_limits
-from lightning_h5.readers import placed
-from lightning_h5.stats import COUNTED
+from lightning_h5.callbacks.stats_monitor import _limit_of
+from lightning_h5.counters import COUNTED
+from lightning_h5.readers import contiguous
 
 QUIET = dict.fromkeys(COUNTED, 0.0) | {"transfer_seconds": 0.0, "seconds": 10.0, "batches": 100.0, "rows": 6400.0}
+BUSY = QUIET | {"wait_seconds": 9.0, "decode_seconds": 18.0, "bytes_decoded": 1e9}
 
 
 def limit_of_a_run(datamodule, capsys, model=None):
     quiet_trainer(max_epochs=1, num_sanity_val_steps=0, limit_val_batches=0).fit(
         model or Recorder(), datamodule=datamodule
     )
-    (text,) = re.findall(r"^what limits .*(?:\n  .*)*", capsys.readouterr().out, re.MULTILINE)
-    assert text.startswith("what limits train: ")
+    (text,) = re.findall(r"^train: .*(?:\n  .*)*", capsys.readouterr().out, re.MULTILINE)
     return " ".join(text.split())
 
 
@@ -44,40 +45,40 @@ def noise():
 def test_a_slow_model_is_to_be_left_alone(make_h5, capsys):
     path = make_h5(x=np.zeros((640, 4), "f4"))
     line = limit_of_a_run(LazyH5DataModule(path, x_key="x", batch_size=32), capsys, SlowStep())
-    assert "leave the loader as it is" in line
+    assert re.search(r"train: \d\.\d% of the time was spent waiting for data\. The model is the bottleneck\.", line)
 
 
 def test_slow_transforms_want_workers(make_h5, capsys):
     path = make_h5(x=np.zeros((200, 4), "f4"))
     line = limit_of_a_run(LazyH5DataModule(path, x_key="x", batch_size=8, transform=slow), capsys)
-    assert "for transforms: take workers" in line
+    assert "Transforms are the bottleneck: use workers" in line
 
 
 def test_slow_transforms_in_workers_want_more_workers(make_h5, capsys):
     path = make_h5(x=np.zeros((400, 4), "f4"))
     line = limit_of_a_run(LazyH5DataModule(path, x_key="x", batch_size=8, transform=slow, num_workers=1), capsys)
-    assert "for transforms: take more workers than 1" in line
+    assert "Transforms are the bottleneck: use more workers than 1" in line
 
 
 def test_decoding_wants_another_compression_or_none(make_h5, capsys, monkeypatch, nothing_held):
     rows = np.random.default_rng(0).integers(0, 64, (800, 256, 256), dtype=np.uint8)
     path = make_h5(x=Stored(rows, "chunked", (4, 256, 256), options={"compression": "gzip", "compression_opts": 1}))
-    module = LazyH5DataModule(path, x_key="x", batch_size=32, shuffle_bytes="4 MiB", prefetch_factor=2)
+    module = LazyH5DataModule(path, x_key="x", batch_size=32, cache_bytes="4 MiB", prefetch_factor=2)
     line = limit_of_a_run(module, capsys)
-    assert re.search(r"for decoding, [\d,]+ MiB/s by \d cores?, which are busy: .* repack", line)
+    assert re.search(r"Decoding on \d+ cores? is the bottleneck: .* repack", line)
 
 
 def test_slow_files_want_a_nearer_disk(make_h5, noise, capsys, monkeypatch, nothing_held):
     path = make_h5(x=noise)
-    read = placed.read_stored
+    read = contiguous.read_stored
 
     def from_afar(*arguments):
         time.sleep(0.02)
         return read(*arguments)
 
-    monkeypatch.setattr(placed, "read_stored", from_afar)
+    monkeypatch.setattr(contiguous, "read_stored", from_afar)
     line = limit_of_a_run(LazyH5DataModule(path, x_key="x", batch_size=32, prefetch_factor=2), capsys)
-    assert re.search(r"for files, which give [\d.,]+ MiB/s: put them on a nearer or faster disk", line)
+    assert re.search(r"Reading files is the bottleneck: put them on a closer or faster disk", line)
 
 
 def test_what_the_library_reads_is_to_be_repacked(make_h5, capsys, nothing_held):
@@ -86,13 +87,15 @@ def test_what_the_library_reads_is_to_be_repacked(make_h5, capsys, nothing_held)
     line = limit_of_a_run(
         LazyH5DataModule(path, x_key="x", batch_size=32, shuffle_bytes="2 MiB", prefetch_factor=2), capsys
     )
-    assert "for the HDF5 library, which serves one thread at a time: lightning-h5 inspect" in line
+    assert "The HDF5 library, which serves one thread at a time, is the bottleneck: lightning-h5 inspect" in line
 
 
 def test_the_start_of_workers_is_told_from_the_rest(make_h5, capsys):
     path = make_h5(x=np.zeros((32, 4), "f4"))
     module = LazyH5DataModule(path, x_key="x", batch_size=2, num_workers=1, multiprocessing_context="spawn")
-    assert "for the first batches of epochs: keep workers" in limit_of_a_run(module, capsys)
+    line = limit_of_a_run(module, capsys)
+    assert "for the first batches of epochs. A longer run spends a smaller share on them if" in line
+    assert "persistent_workers" not in line  # they persist already
 
 
 @pytest.mark.parametrize(
@@ -119,17 +122,86 @@ def test_work_that_is_shared_by_workers_counts_for_less():
     assert what_limits(amounts | {"decode_seconds": 9.0}, n_workers=4, n_cores=2).kind == "decode"
 
 
-@pytest.mark.parametrize("n_batches", [0, 9])
-def test_nothing_is_said_of_too_few_batches(n_batches):
-    assert what_limits(QUIET | {"batches": n_batches}, n_workers=0, n_cores=2) is None
+@pytest.mark.parametrize("n_batches", [1, 9, 10])
+def test_few_batches_have_a_sentence_with_their_number(n_batches):
+    text = what_limits(QUIET | {"batches": n_batches}, n_workers=0, n_cores=2).text
+    assert (f"(Batches measured: {n_batches}. A longer run is more certain.)" in text) == (n_batches < 10)
+
+
+@pytest.mark.parametrize("more", [{}, {"start_seconds": 4.5}, {"start_seconds": 4.5, "decode_seconds": 8.0}])
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_a_longer_run_is_advised_once(more, n_workers):
+    amounts = QUIET | {"batches": 1.0, "wait_seconds": 5.0} | more
+    text = what_limits(amounts, n_workers=n_workers, n_cores=2).text
+    assert "(Batches measured: 1." in text
+    assert text.count("longer run") == 1
+
+
+def test_nothing_is_said_of_no_batches():
+    assert what_limits(QUIET | {"batches": 0.0}, n_workers=0, n_cores=2) is None
+
+
+def test_a_run_of_one_batch_has_a_sentence(make_h5, capsys):
+    path = make_h5(x=np.zeros((4, 4), "f4"))
+    line = limit_of_a_run(LazyH5DataModule(path, x_key="x", batch_size=4, with_index=True), capsys)
+    assert "Batches measured: 1." in line
 
 
 def test_rows_that_are_decoded_for_a_first_batch_are_no_reason_to_change_anything():
     amounts = {"wait_seconds": 5.0, "start_seconds": 4.5, "decode_seconds": 8.0}
-    assert "look at a later epoch" in what_limits(QUIET | amounts, n_workers=0, n_cores=2).text
+    assert "Look at a later epoch" in what_limits(QUIET | amounts, n_workers=0, n_cores=2).text
 
 
 def test_files_that_the_system_has_in_memory_are_not_slow_ones():
     amounts = QUIET | {"wait_seconds": 5.0, "read_seconds": 9.0}
     assert what_limits(amounts | {"bytes_read": 2e9}, n_workers=0, n_cores=2).kind == "disk"
     assert what_limits(amounts | {"bytes_read": 2e10}, n_workers=0, n_cores=2).kind == "copies"
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_the_shuffle_bytes_that_are_advised_hold_all_decoded_rows(make_h5, noise, nothing_held, n_workers):
+    path = make_h5(x=Stored(np.tile(noise, (40, 1, 1)), "chunked", (8, 64, 64), {"compression": "gzip"}))
+
+    def loader_of(**options):
+        datamodule = LazyH5DataModule(path, x_key="x", batch_size=8, num_workers=n_workers, **options)
+        datamodule.setup("fit")
+        return datamodule.train_dataloader()
+
+    loader = loader_of(shuffle_bytes="1 MiB")
+    assert loader.sampler.present_order().mode == "window"
+    text = _limit_of("train", BUSY, [loader])
+    advised = re.search(r"shuffle_bytes='(\d+ MiB)' holds all", text)[1]
+    fitting = loader_of(shuffle_bytes=advised)
+    assert fitting.sampler.present_order().mode == "global"
+    assert "until all rows are in memory. Look at a later epoch" in _limit_of("train", BUSY, [fitting])
+    assert "shuffle_bytes that holds all" in what_limits(BUSY, n_workers=n_workers, n_cores=2).text
+
+
+@pytest.mark.parametrize("options", [{"shuffle": False}, {"cache_bytes": "1 MiB"}], ids=str)
+def test_memory_that_shuffle_bytes_does_not_decide_is_advised_by_its_name(make_h5, noise, nothing_held, options):
+    path = make_h5(x=Stored(np.tile(noise, (40, 1, 1)), "chunked", (8, 64, 64), {"compression": "gzip"}))
+
+    def loader_of(**more):
+        datamodule = LazyH5DataModule(path, x_key="x", batch_size=64, **(options | more))
+        datamodule.setup("fit")
+        return datamodule.train_dataloader()
+
+    text = _limit_of("train", BUSY, [loader_of()])
+    assert "shuffle_bytes" not in text
+    loader = loader_of(cache_bytes=re.search(r"cache_bytes='(\d+ MiB)' holds all", text)[1])
+    assert "Look at a later epoch" in _limit_of("train", BUSY, [loader])
+    for _ in range(2):
+        decoded = loader.counters.total()["bytes_decoded"]
+        assert sum(len(x) for x in loader) == 24_000
+    assert loader.counters.total()["bytes_decoded"] == decoded  # the second time none was decoded
+
+
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+@pytest.mark.parametrize("kind", ["decode_seconds", "read_seconds"])
+def test_no_cache_is_advised_for_a_stage_that_reads_each_row_once(make_h5, noise, stage, kind):
+    datamodule = LazyH5DataModule(predict_path=make_h5(x=noise), x_key="x", batch_size=8)
+    datamodule.setup("predict")
+    text = _limit_of(stage, QUIET | {"wait_seconds": 9.0, kind: 18.0}, [datamodule.predict_dataloader()])
+    assert "is the bottleneck" in text
+    assert ("faster compression" in text) == (kind == "decode_seconds")
+    assert not re.search("in memory|shuffle_bytes|cache_bytes|RankCached", text)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from factories import Stored
+from hypothesis import given
+from hypothesis import strategies as st
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning_models import Recorder, quiet_trainer
@@ -21,8 +23,8 @@ from lightning_h5 import (
     LazyH5DataModule,
     RankCachedH5DataModule,
 )
-from lightning_h5.callbacks.transfer import TransferTimer
-from lightning_h5.stats import WaitTimes
+from lightning_h5.callbacks.metrics import WAITS, TransferTimer, table_of
+from lightning_h5.counters import COUNTED, WaitTimes
 
 KEYS = {
     "samples_per_second",
@@ -62,6 +64,20 @@ def logged(file, tmp_path, model, monitor, **options):
         return trainer, list(csv.DictReader(text))
 
 
+def table(text):
+    """Cells of the printed table, by stage and by name of the figure; and the lines below it."""
+    lines = text.split("\nlightning_h5: rows from HDF5")[1].splitlines()
+    rules = [at for at, line in enumerate(lines) if line.startswith("---")]
+    assert len(rules) == 3
+    stages = lines[rules[1] - 1].split()
+    cells = {stage: {} for stage in stages}
+    for line in lines[rules[1] + 1 : rules[2]]:
+        name, *values = re.split("  +", line)
+        for stage, value in zip(stages, values, strict=True):
+            cells[stage][name] = value
+    return cells, lines[rules[2] + 1 :]
+
+
 def column(lines, name):
     return [float(line[name]) for line in lines if line.get(name)]
 
@@ -83,19 +99,20 @@ def test_waiting_is_told_from_training(file, tmp_path):
     assert all(0 <= share <= 1 for lines in (busy, starved) for share in column(lines, "h5/wait_fraction"))
 
 
-def test_it_needs_no_logger_and_prints_a_line_a_stage(file, capsys):
+def test_it_needs_no_logger_and_prints_a_column_a_stage(file, capsys):
     quiet_trainer(num_sanity_val_steps=0).fit(Recorder(), datamodule=module(file))
-    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.strip()}
-    assert lines["train"][1:3] == ["16", "128"]
-    assert lines["validate"][1:3] == ["16", "128"]
+    cells, _ = table(capsys.readouterr().out)
+    assert [*cells] == ["train", "validate"]
+    assert all((each["batches"], each["rows"]) == ("16", "128") for each in cells.values())
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_a_stage_of_its_own_has_a_table_of_its_own(file, capsys, stage):
     datamodule = LazyH5DataModule(None, file, file, file, x_key="x", batch_size=8, with_index=True)
     getattr(quiet_trainer(), stage)(Recorder(), datamodule=datamodule)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(stage)]
-    assert [line[1:3] for line in lines] == [["8", "64"]]
+    cells, _ = table(capsys.readouterr().out)
+    assert [*cells] == [stage]
+    assert (cells[stage]["batches"], cells[stage]["rows"]) == ("8", "64")
 
 
 def test_the_table_can_be_left_out_and_the_prefix_chosen(file, tmp_path, capsys):
@@ -108,8 +125,8 @@ def test_a_second_fit_begins_anew(file, capsys):
     datamodule = module(file)
     for _ in range(2):
         quiet_trainer(max_epochs=1, num_sanity_val_steps=0).fit(Recorder(), datamodule=datamodule)
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("train")]
-    assert [line[1:3] for line in lines] == [["8", "64"]] * 2
+        cells, _ = table(capsys.readouterr().out)
+        assert (cells["train"]["batches"], cells["train"]["rows"]) == ("8", "64")
 
 
 def test_a_senseless_interval_is_refused():
@@ -142,7 +159,7 @@ def test_every_logger_gets_the_same_figures(file, tmp_path):
     with open(loggers[0].log_dir + "/metrics.csv") as text:
         in_csv = column(csv.DictReader(text), "h5/wait_ms")
     noted = [metrics["h5/wait_ms"] for _, metrics in loggers[1].metrics if "h5/wait_ms" in metrics]
-    assert [step for step, metrics in loggers[1].metrics if "h5/wait_ms" in metrics] == [4, 8]
+    assert [step for step, metrics in loggers[1].metrics if "h5/wait_ms" in metrics] == [3, 7]
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(loggers[2].log_dir)
@@ -177,7 +194,7 @@ def test_a_slow_batch_is_reported_with_its_step(make_h5, caplog, capsys):
         quiet_trainer(max_epochs=1, callbacks=[monitor]).fit(Recorder(), datamodule=data)
     (record,) = [record for record in caplog.records if "slow_batch_seconds" in record.message]
     assert re.match(r"rank 0 waited 0\.[3-9] s for batch 4 of epoch 0 \(step 4\)", record.message)
-    assert "1 batches were waited for longer than 0.25 s" in capsys.readouterr().out
+    assert "1 batch took longer than 0.25 s to arrive; the log has the steps." in capsys.readouterr().out
 
 
 def test_rows_that_stay_decoded_are_hits_and_take_memory(make_h5, tmp_path, nothing_held):
@@ -227,7 +244,7 @@ def test_the_plot_of_a_run_is_saved_next_to_the_logs(file, tmp_path):
     with open(trainer.log_dir + "/h5_stats.png", "rb") as image:
         assert image.read(8) == b"\x89PNG\r\n\x1a\n"
     axes = monitor.plot().axes
-    assert [list(line.get_xdata()) for line in axes[0].lines] == [[2, 4, 6, 8, 10, 12, 14, 16]]
+    assert [list(line.get_xdata()) for line in axes[0].lines] == [[1, 3, 5, 7, 9, 11, 13, 15]]
     assert axes[1].get_ylabel() == "share of time waiting"
 
 
@@ -310,6 +327,57 @@ def test_a_stage_that_was_broken_off_is_not_in_the_next_table(file, capsys):
     time.sleep(0.3)
     capsys.readouterr()
     trainer.validate(Recorder(), datamodule=data)
-    (line,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("validate ")]
-    assert line[1:3] == ["8", "64"]
-    assert float(line[3]) < 0.3
+    cells, _ = table(capsys.readouterr().out)
+    assert (cells["validate"]["batches"], cells["validate"]["rows"]) == ("8", "64")
+    assert float(cells["validate"]["seconds"].lstrip("<")) < 0.3
+
+
+@pytest.mark.parametrize("kind", [LazyH5DataModule, RankCachedH5DataModule])
+def test_rows_held_whole_have_no_hit_rate_and_nothing_that_is_zero(file, capsys, kind):
+    data = kind(file, file, x_key="x", batch_size=8, with_index=True)
+    quiet_trainer(max_epochs=1, num_sanity_val_steps=0).fit(Recorder(), datamodule=data)
+    cells, below = table(capsys.readouterr().out)
+    for stage in cells.values():
+        assert "cache hits" not in stage
+        assert "MiB/s decoded" not in stage
+        assert "waiting, worst rank" not in stage
+    assert below[0].startswith("peak memory of a rank's main process: ")
+    assert below[1].startswith("train: ")
+
+
+def test_decoded_rows_that_are_used_again_have_a_hit_rate(make_h5, capsys, nothing_held):
+    path = make_h5(x=Stored(np.zeros((64, 1024), "f4"), "chunked", (16, 1024), options={"compression": "gzip"}))
+    quiet_trainer(max_epochs=3).fit(
+        Recorder(), datamodule=LazyH5DataModule(path, x_key="x", batch_size=8, with_index=True)
+    )
+    cells, _ = table(capsys.readouterr().out)
+    assert cells["train"]["cache hits"].endswith("%")
+    assert cells["train"]["MiB/s decoded"] != cells["train"]["MiB/s read"]
+
+
+AMOUNTS = (*COUNTED, "bytes_given", "seconds", "transfer_seconds", "n_slow", *WAITS)
+REMARK = "train: 56% of the time was spent waiting for data. Decoding is the bottleneck: " + "use something else. " * 9
+
+
+@given(data=st.data(), n_ranks=st.integers(1, 64), n_stages=st.integers(1, 2), columns=st.sampled_from([80, 100, 120]))
+def test_the_table_fits_whatever_was_counted(data, n_ranks, n_stages, columns):
+    number = st.just(0.0) | st.floats(0, 1e12)
+    drawn = dict.fromkeys([*COUNTED, "bytes_given", *WAITS[:2]], number)
+    drawn |= {"seconds": st.floats(1, 1e7), "wait_seconds": st.floats(0, 1e7)}
+    stages = {
+        stage: [dict.fromkeys(AMOUNTS, 0.0) | data.draw(st.fixed_dictionaries(drawn)) for _ in range(min(n_ranks, 2))]
+        * (n_ranks // 2 or 1)
+        for stage in ("train", "validate")[:n_stages]
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(columns))
+        text = table_of("lightning_h5: rows from HDF5, over all ranks", stages, [REMARK])
+    assert max(map(len, text.splitlines())) <= min(columns, 100)
+    cells, _ = table(text)
+    names = [*next(iter(cells.values()))]
+    assert all([*stage] == names for stage in cells.values())
+    for name in names[4:]:
+        assert {stage[name] for stage in cells.values()} - {"0", "0.0%", "-"}
+    for stage, ranks in stages.items():
+        has_cache = any(rank[name] for rank in ranks for name in ("cache_hits", "cache_misses", "slabs_used"))
+        assert has_cache or cells[stage].get("cache hits", "-") == "-"

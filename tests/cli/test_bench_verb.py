@@ -14,8 +14,7 @@ import yaml
 from factories import Stored
 
 from lightning_h5.cli import main
-from lightning_h5.tools import bench
-from lightning_h5.tools.contest.contenders import Contender
+from lightning_h5.tools import bench, measuring
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--seconds", "0.01", "--rounds", "1", "--batch-size", "8", "--num-workers", "0"]
@@ -43,7 +42,7 @@ def path(make_h5):
 
 @pytest.fixture
 def never_measures(monkeypatch):
-    monkeypatch.setattr(bench, "Measuring", None)
+    monkeypatch.setattr(bench, "measure_in_turn", None)
 
 
 def test_a_table_shows_each_setting_and_the_end_is_yaml(run, path):
@@ -51,58 +50,30 @@ def test_a_table_shows_each_setting_and_the_end_is_yaml(run, path):
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == f"{path}  40 rows of 104 B, in shuffled batches of 8"
-    assert lines[2].split() == ["rows/s", "MiB/s", "times", "plain", "first", "epoch", "spread"]
-    names = [line[2:].split("  ")[0] for line in lines[3:8]]
-    ours = ["LazyH5DataModule", "RankCachedH5DataModule"]
-    assert names == ["plain recipe", *ours, *(f"{name}, prefetch_factor=8" for name in ours)]
+    assert lines[2].split() == ["rows/s", "MiB/s", "vs", "h5py", "spread"]
+    names = [line[2:].split("  ")[0] for line in lines[3:6]]
+    assert names == ["plain h5py", "LazyH5DataModule", "RankCachedH5DataModule"]
+    assert max(map(len, lines[1:6])) <= 80
     (starred,) = (line for line in lines if line.startswith("* "))
     name = starred[2:].split("  ")[0]
     assert next(line for line in lines if line.startswith("use  ")).startswith(f"use  {name} is the ")
     data = yaml.safe_load(out[out.index("\ndata:") :])["data"]
     assert data["class_path"] == name.split(",")[0]
-    settings = {"prefetch_factor": 8} if "prefetch_factor" in name else {}
-    assert data["init_args"] == {"train_path": path, "x_key": "x", "y_key": "y", "batch_size": 8} | settings
+    given = {"train_path": path, "x_key": "x", "y_key": "y"}
+    assert data["init_args"] == given | {"val_fraction": 0.1, "batch_size": 8}
 
 
 def test_json_has_the_same_and_nothing_else(run, path):
-    code, out, err = run(path, "--x-key", "x", "--x-key", "y", "--no-plain", "--json", *QUICK)
+    code, out, err = run(path, "--x-key", "x", "--x-key", "y", "--json", *QUICK)
     report = json.loads(out)
     assert (code, err) == (0, "")
-    assert (report["files"], report["x_key"], report["y_key"], report["n_rows"]) == ([path], ["x", "y"], None, 40)
-    assert [each["datamodule"] for each in report["results"]] == 2 * ["LazyH5DataModule", "RankCachedH5DataModule"]
-    assert report["chosen"] in [each["name"] for each in report["results"]]
-    assert yaml.safe_load(report["yaml"])["data"] == {
-        "class_path": report["datamodule"],
-        "init_args": report["settings"],
-    }
-    assert all(each["times_plain"] is None for each in report["results"])
-
-
-@pytest.mark.parametrize(
-    "chosen",
-    [
-        Contender(way="lazy"),
-        Contender(way="lazy", mmap=True, num_workers=1),
-        Contender(way="lazy", shuffle_bytes=1000 << 20),
-        Contender(way="cached", prefetch_factor=8),
-    ],
-    ids=lambda each: each.name,
-)
-def test_what_is_advised_is_a_config_that_trains(run, path, monkeypatch, capsys, tmp_path, chosen):
-    monkeypatch.setattr(bench, "choose", lambda rates: chosen)
-    monkeypatch.setattr(bench, "reasons_for", lambda *_, **__: ("since it was said so",))
-    code, out, _ = run(path, *QUICK)
-    assert code == 0
-    config = tmp_path / "config.yaml"
-    trainer = (
-        f"seed_everything: 3\ntrainer: {{max_epochs: 1, default_root_dir: {tmp_path}}}\n"
-        "model: {class_path: lightning_models.Recorder}"
-    )
-    config.write_text(trainer + out[out.index("\ndata:") :])
-    quiet = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_progress_bar=false"]
-    main(["fit", "--config", str(config), *quiet])
-    (trained,) = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("train"))
-    assert trained[2] == "40"
+    assert (report["files"], report["n_rows"]) == ([path], 40)
+    assert [each["name"] for each in report["results"]] == ["plain h5py", "LazyH5DataModule", "RankCachedH5DataModule"]
+    chosen = report["chosen"]
+    assert chosen in report["results"]
+    assert (chosen["settings"]["x_key"], "y_key" in chosen["settings"]) == (["x", "y"], False)
+    data = yaml.safe_load(report["yaml"])["data"]
+    assert data == {"class_path": chosen["datamodule"], "init_args": chosen["settings"]}
 
 
 def test_several_files_are_one_data_set(run, make_h5):
@@ -114,22 +85,11 @@ def test_several_files_are_one_data_set(run, make_h5):
 
 def test_what_was_not_measured_is_said(run, path, monkeypatch):
     monkeypatch.setattr(bench, "room", lambda: None)
+    monkeypatch.setattr(measuring, "MAX_WARM", 0)
     code, out, _ = run(path, *QUICK)
     assert code == 0
-    assert "not measured: RankCachedH5DataModule: the system does not say how much memory is free" in out
-    assert "The files were not read before" in out
-
-
-def test_a_picture_is_written_and_never_over_another(run, path, tmp_path, monkeypatch):
-    plot = tmp_path / "rates.png"
-    code, out, _ = run(path, "--plot", plot, *QUICK)
-    assert code == 0
-    assert out.endswith(f"\nwrote {plot}\n")
-    assert plot.read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr(bench, "Measuring", None)
-    code, out, err = run(path, "--plot", plot)
-    assert (code, out) == (1, "")
-    assert "is there already and is never written over" in err
+    assert "not measured: RankCachedH5DataModule: the system does not report its free memory" in out
+    assert "LazyH5DataModule: its first epoch was not over; later ones may be faster" in out
 
 
 @pytest.mark.parametrize(
@@ -139,8 +99,10 @@ def test_a_picture_is_written_and_never_over_another(run, path, tmp_path, monkey
         (["--x-key", "X"], "Did you mean 'x'?"),
         (["--x-key", "x", "--batch-size", "41"], "there are 40 rows. Pass a batch_size of at most 40"),
         (["--y-key", "y"], "y_key='y' was given without x_key"),
-        (["--plot", "no/such/folder.png"], "there is no folder"),
-        (["--plot", "rates.bmp"], "ends in no format that is known"),
+        (["--batch-size", "0"], "batch_size=0 was given"),
+        (["--seconds", "nan"], "seconds=nan was given"),
+        (["--rounds", "0"], "rounds=0 was given"),
+        (["--num-workers", "-1"], "num_workers=-1 was given"),
     ],
     ids=str,
 )
@@ -162,12 +124,8 @@ def test_no_file_is_a_problem_and_no_path_is_wrong_usage(run, tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--batch-size", "0"],
-        ["--seconds", "0"],
-        ["--seconds", "nan"],
+        ["--batch-size", "many"],
         ["--seconds", "soon"],
-        ["--rounds", "0"],
-        ["--num-workers", "-1"],
         ["--num-workers"],
         ["--colour"],
     ],
@@ -190,15 +148,12 @@ def test_ctrl_c_ends_it_in_one_line_and_leaves_no_worker(path):
     """While workers are at work; the signal goes to all of them, as from a terminal."""
     code = (
         "import sys\n"
-        "from lightning_h5.tools.contest import runs as bench_runs\n"
-        "real = bench_runs.take_for\n"
-        "def tells(running, *args, **named):\n"
-        "    if running._loader.num_workers:\n"
-        "        running.take()\n"
-        "        print('working', flush=True)\n"
-        "        args = (60, 60)\n"
-        "    return real(running, *args, **named)\n"
-        "bench_runs.take_for = tells\n"
+        "from lightning_h5.tools.measuring import Running\n"
+        "def works(self, seconds):\n"
+        "    next(self._batches)\n"
+        "    print('working', flush=True)\n"
+        "    return self._take(lambda passed, _: passed > 60)\n"
+        "Running.warm_up = works\n"
         "from lightning_h5.cli import main\n"
         "main(sys.argv[1:])\n"
     )
@@ -246,3 +201,27 @@ def members_of(group):
         if int(of_group) == group and state != "Z":
             found.append(int(name))
     return found
+
+
+def test_an_error_of_several_lines_is_written_as_lines_and_the_names_in_it_end_none(make_h5, capsys):
+    arrays = {name: np.array([b"a"] * 4) for name in ("a", "b", "c", "d\nlightning_h5: all is well")}
+    with pytest.raises(SystemExit):
+        main(["bench", str(make_h5(arrays))])
+    err = capsys.readouterr().err
+    first, *more = err.splitlines()
+    assert first.startswith("lightning_h5: x_key was not given")
+    assert [line[:5] for line in more[:3]] == ["  'a'", "  'b'", "  'c'"]
+    assert len(more) == 5
+    assert all(line.startswith("  ") for line in more)
+
+
+def test_an_error_of_several_lines_is_written_in_lines(run, make_h5, never_measures):
+    code, _, err = run(make_h5({"names": np.array([b"a"] * 4)}), *QUICK)
+    assert code == 1
+    assert "\\n" not in err
+    assert "\n  'names': shape (4,)" in err
+
+
+def test_one_row_is_written_as_one(run, make_h5):
+    _, out, _ = run(make_h5({"x": np.zeros((1, 8), "f4")}), *QUICK, "--batch-size", "1")
+    assert "  1 row of 32 B, " in out.splitlines()[0]

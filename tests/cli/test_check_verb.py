@@ -12,7 +12,7 @@ import pytest
 from factories import Stored, edit
 
 from lightning_h5.cli import main
-from lightning_h5.tools.checks import apart
+from lightning_h5.tools import sandbox
 
 ROOT = Path(__file__).parents[2]
 GZIP = {"compression": "gzip"}
@@ -54,8 +54,26 @@ def test_problems_are_grouped_by_file_and_summed_up(run, folder):
     assert lines[2] == str(folder / "c.h5")
     assert lines[3].startswith("  warning (duplicate): it holds the same as")
     assert lines[4] == "3 files, 6 arrays, 45.9 KiB decoded: 1 error, 1 warning"
-    assert lines[5] == "without checksums, so that most damage to their values would not show: y"
+    assert lines[5] == "integrity level 0 of 0 to 3: most damage to the values of 'y' would not show (no checksums)"
     assert len(lines) == 6
+
+
+FLETCHER = {"fletcher32": True}
+
+
+@pytest.mark.parametrize(
+    ("how", "libver", "level"),
+    [({}, "earliest", 0), (GZIP, "earliest", 1), (FLETCHER, "v110", 2), (GZIP | FLETCHER, "v110", 3)],
+)
+@pytest.mark.parametrize("apart", [(), ("--sandbox",), ("--no-decode",)], ids=["here", "sandbox", "metadata alone"])
+def test_how_surely_damage_shows_is_the_last_line(run, tmp_path, how, libver, level, apart):
+    """The least of all arrays of all files."""
+    for name, more in (("a", {}), ("b", GZIP | FLETCHER)):
+        with h5py.File(tmp_path / f"{name}.h5", "w", libver=("v110" if more else libver, "latest")) as file:
+            file.create_dataset("x", data=np.arange(100.0), chunks=(10,), maxshape=(None,), **(more or how))
+    code, out, _ = run(tmp_path / "a.h5", tmp_path / "b.h5", *apart)
+    assert code == 0
+    assert out.splitlines()[-1].startswith(f"integrity level {level} of 0 to 3: ")
 
 
 def test_json_has_the_report_and_nothing_else(run, folder):
@@ -78,7 +96,10 @@ def test_warnings_alone_end_with_0_unless_strict(run, folder):
 def test_without_decoding_metadata_alone_are_read(run, folder):
     code, out, _ = run(folder / "b.h5", "--no-decode")
     assert code == 0
-    assert out == "1 file, 2 arrays, metadata alone: 0 errors, 0 warnings\n"
+    assert out.splitlines() == [
+        "1 file, 2 arrays, metadata alone: 0 errors, 0 warnings",
+        "integrity level 0 of 0 to 3: most damage to the values of 'y' would not show (no checksums)",
+    ]
 
 
 def test_nan_is_an_error_when_asked(run, make_h5):
@@ -124,7 +145,7 @@ def test_very_many_problems_are_cut_short(run, make_h5):
     path = make_h5({f"x{n}": Stored(np.zeros((4, 1)), "chunked", (1, 1), GZIP, written=2) for n in range(230)})
     code, out, _ = run(path)
     assert code == 0
-    assert len(out.splitlines()) == 1 + 200 + 2
+    assert len(out.splitlines()) == 1 + 200 + 3
     assert "and 30 more problems" in out
 
 
@@ -138,9 +159,9 @@ def test_a_sandbox_finds_the_same_and_says_that_it_was_one(run, folder):
 
 
 def test_a_file_that_crashes_in_a_sandbox_is_in_the_list(run, folder, monkeypatch):
-    real = apart.child_command
+    real = sandbox._command
     crash = ["/bin/sh", "-c", "kill -SEGV $$"]
-    monkeypatch.setattr(apart, "child_command", lambda task: crash if "a.h5" in task else real(task))
+    monkeypatch.setattr(sandbox, "_command", lambda task: crash if "a.h5" in task else real(task))
     code, out, err = run(folder / "a.h5", folder / "c.h5", "--sandbox")
     assert (code, err) == (1, "")
     assert out.splitlines()[1].startswith("  error (crashed): its check was ended by SIGSEGV.")
@@ -154,17 +175,18 @@ def test_a_file_that_crashes_in_a_sandbox_is_in_the_list(run, folder, monkeypatc
 def test_what_a_hostile_process_tells_is_one_line_without_codes(run, folder, monkeypatch):
     """Were it written as it is, it could say that all is well, or move the cursor over what is not."""
     text = "fine\n1 file, 2 arrays: 0 errors, 0 warnings\x1b[1A\x1b[1m\r\u202e"
-    told = {"schemas": [], "order": [], "unchecked": ["u\nv"], "unknown": None, "n_decoded": 0}
-    told["problems"] = [["x\ny", "open", text, "error"]]
+    told = {"is_open": True, "arrays": {}, "order": [], "integrity": {"u\nv": 0}, "identity": None, "unknown": None}
+    told["n_decoded"] = 0
+    told["problems"] = [{"array": "x\ny", "kind": "open", "text": text, "severity": "error"}]
     fake = [sys.executable, "-I", "-S", "-c", f"print({json.dumps(told)!r})"]
-    monkeypatch.setattr(apart, "child_command", lambda task: fake)
+    monkeypatch.setattr(sandbox, "_command", lambda task: fake)
     code, out, _ = run(folder / "a.h5", "--sandbox")
     assert code == 1
     assert out.splitlines() == [
         str(folder / "a.h5"),
         "  error (open): x\\ny: fine\\n1 file, 2 arrays: 0 errors, 0 warnings\\x1b[1A\\x1b[1m\\r\\u202e",
         "1 file, 0 arrays, 0 B decoded, each file in a process of its own: 1 error, 0 warnings",
-        "without checksums, so that most damage to their values would not show: u\\nv",
+        "integrity level 0 of 0 to 3: most damage to the values of 'u\\nv' would not show (no checksums)",
     ]
 
 
@@ -181,10 +203,10 @@ def test_limits_without_a_sandbox_and_limits_that_make_no_sense_are_one_line(run
 
 
 def test_ctrl_c_during_a_sandbox_ends_with_130_and_one_line(run, folder, monkeypatch):
-    def interrupted(self):
+    def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(apart.Child, "has_ended", interrupted)
+    monkeypatch.setattr(sandbox.subprocess, "run", interrupted)
     code, out, err = run(folder, "--sandbox")
     assert (code, out, err) == (130, "", "lightning_h5: check was interrupted.\n")
 

@@ -27,7 +27,7 @@ def run(*arguments):
 
 
 def test_it_says_what_it_bought(path, capsys):
-    assert run(path, path + ".copy", "--rows-per-chunk", 50, "--compression", "gzip", "--level", 9, "--verify") == 0
+    assert run(path, path + ".copy", "--rows-per-chunk", 150, "--compression", "gzip", "--level", 9, "--verify") == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     lines = printed.out.splitlines()
@@ -35,12 +35,14 @@ def test_it_says_what_it_bought(path, capsys):
     x = next(at for at, line in enumerate(lines) if line.startswith("x "))
     assert "100 x 1" in lines[x]
     assert "3.1 KiB" in lines[x]
-    assert "50 x 4" in lines[x + 1]
-    assert "1.6 KiB" in lines[x + 1]
+    assert "150 x 4" in lines[x + 1]
+    assert "4.7 KiB" in lines[x + 1]
+    y = next(at for at, line in enumerate(lines) if line.startswith("y "))
+    assert lines[y + 1].split()[:2] == ["1000", "gzip"]
     assert "text has text or lists of any length" in printed.out
     assert "MiB/s decoded; verified in" in lines[-1]
     with h5py.File(path + ".copy") as file:
-        assert (file["x"].chunks, file["x"].compression_opts) == ((50, 4), 9)
+        assert (file["x"].chunks, file["x"].compression_opts) == ((150, 4), 9)
 
 
 def test_json_has_all_of_it_and_nothing_else_is_written(path, capsys):

@@ -1,6 +1,10 @@
 """Bad input ends in a clear error before training starts: what was asked, what is there, what to do."""
 
+import copy
+import re
+import shutil
 import warnings
+from itertools import combinations
 
 import h5py
 import numpy as np
@@ -8,7 +12,15 @@ import pytest
 from lightning_models import Recorder, quiet_trainer
 from processes import run_program
 
-from lightning_h5 import H5Error, H5FileError, H5KeyError, H5ValueError, LazyH5DataModule
+from lightning_h5 import (
+    CombinedHDF5DataModule,
+    H5Error,
+    H5FileError,
+    H5KeyError,
+    H5ValueError,
+    LazyH5DataModule,
+    RankCachedH5DataModule,
+)
 
 
 @pytest.fixture
@@ -39,7 +51,7 @@ def folder(tmp_path):
 IMAGES = {"x_key": "scans/images"}
 CASES = {
     "no file": ("god.h5", IMAGES, H5FileError, ["god.h5", "does not exist", "Did you mean 'good.h5'"]),
-    "a directory without HDF5 files": ("empty", IMAGES, H5FileError, ["without HDF5 files", "'notes.txt'"]),
+    "a directory without HDF5 files": ("empty", IMAGES, H5FileError, ["without HDF5 files", "Pass an HDF5 file"]),
     "not an HDF5 file": ("notes.txt", IMAGES, H5FileError, ["not an HDF5 file", "b'no HDF5 '"]),
     "a truncated file": ("cut.h5", IMAGES, H5FileError, ["cut.h5", "truncated", "again"]),
     "a missing key": (
@@ -243,9 +255,78 @@ def test_nothing_warns_in_an_ordinary_run(folder):
         quiet_trainer(max_epochs=1).fit(Recorder(), datamodule=datamodule)
 
 
-def test_a_loader_asked_for_before_setup_is_refused(folder):
-    with pytest.raises(H5ValueError, match="before setup"):
-        LazyH5DataModule(folder / "good.h5", **IMAGES).train_dataloader()
+STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
+MODULES = {
+    LazyH5DataModule: ("path", IMAGES),
+    RankCachedH5DataModule: ("path", IMAGES),
+    CombinedHDF5DataModule: ("paths", {"load_fields": ["scans/images"]}),
+}
+
+
+@pytest.mark.parametrize("done", [stages for n in range(3) for stages in combinations(STAGES, n)], ids=str)
+@pytest.mark.parametrize("kind", MODULES)
+def test_a_loader_of_what_was_not_set_up_names_what_was_and_what_to_call(folder, kind, done):
+    argument, names = MODULES[kind]
+    splits = ("train", "val", "test", "predict")
+    datamodule = kind(**{f"{split}_{argument}": folder / "good.h5" for split in splits}, **names)
+    for stage in done:
+        datamodule.setup(stage)
+    ready = [split for split in splits if any(split in STAGES[stage] for stage in done)]
+    for split in splits:
+        load = getattr(datamodule, f"{split}_dataloader")
+        if split in ready:
+            assert len(load()) == 1
+            continue
+        with pytest.raises(H5ValueError, match=rf"{split}_dataloader\(\) was called") as error:
+            load()
+        assert (f"has set up {', '.join(map(repr, ready))} only" if ready else "was not called") in str(error.value)
+        advised = re.search(r"Call setup\('(\w+)'\).*trainer\.(\w+)\(", str(error.value))
+        assert advised[1] == advised[2]
+        with_it = copy.deepcopy(datamodule)
+        with_it.setup(advised[1])
+        assert len(getattr(with_it, f"{split}_dataloader")()) == 1
+
+
+@pytest.mark.parametrize("stage", [None, "fit", "test"])
+@pytest.mark.parametrize("kind", MODULES)
+def test_a_loader_of_a_split_that_no_argument_names_says_what_its_setup_would(folder, kind, stage):
+    argument, names = MODULES[kind]
+    datamodule = kind(
+        folder / "good.h5", **{f"test_{argument}": folder / "good.h5"} if stage == "test" else {}, **names
+    )
+    if stage is not None:
+        datamodule.setup(stage)
+    for split in ("val", "test", "predict"):
+        if stage is not None and split in STAGES[stage]:
+            continue
+        wanted = next(name for name in ("validate", "test", "predict") if split in STAGES[name])
+        with pytest.raises(H5ValueError) as of_setup:
+            copy.deepcopy(datamodule).setup(wanted)
+        with pytest.raises(H5ValueError) as of_loader:
+            getattr(datamodule, f"{split}_dataloader")()
+        assert str(of_loader.value) == f"{split}_dataloader() was called, and {of_setup.value}"
+        assert f"there is no data for {split!r}. Pass {split}_path" in str(of_setup.value)
+
+
+@pytest.mark.parametrize("options", [{"test_fraction": 0.5}, {"split_file": "split.json"}, {"x_key": "{split}/x"}])
+def test_a_split_that_the_arguments_may_name_asks_for_its_setup(folder, options):
+    datamodule = LazyH5DataModule(folder / "good.h5", **IMAGES | options)
+    with pytest.raises(H5ValueError, match=r"Call setup\('test'\)"):
+        datamodule.test_dataloader()
+
+
+def test_a_setup_that_failed_leaves_no_loader_without_rows(folder):
+    datamodule = LazyH5DataModule(folder / "good.h5", folder / "god.h5", **IMAGES)
+    for _ in range(2):
+        with pytest.raises(H5FileError, match="god"):
+            datamodule.setup("fit")
+        for load in (datamodule.train_dataloader, datamodule.val_dataloader):
+            with pytest.raises(H5ValueError, match="was not called, or ended with an error"):
+                load()
+        shutil.copy(folder / "good.h5", folder / "god.h5")
+        datamodule.setup("fit")
+        assert len(datamodule.train_dataloader()) == len(datamodule.val_dataloader()) == 1
+        (folder / "god.h5").unlink()
 
 
 def test_an_unknown_stage_is_refused(folder):

@@ -208,7 +208,7 @@ def test_the_saved_position_is_plain_and_small(file, tmp_path):
 
 
 def test_files_are_closed_after_an_error(file):
-    from lightning_h5.files import process_pool
+    from lightning_h5.hdf5 import process_pool
 
     with pytest.raises(RuntimeError, match="stop here"):
         quiet_trainer().fit(Recorder(fail_at=(0, 2)), datamodule=module(file))

@@ -3,6 +3,7 @@
 import csv
 import os
 import pickle
+import re
 
 import h5py
 import numpy as np
@@ -72,7 +73,6 @@ MIXTURES = {
     "alternating": {"sampling_strategy": "alternating", "pattern": ["a", "a", "b", "c"], "epoch_length": 13},
     "weighted by size": {"sampling_strategy": "weighted"},
     "weighted rows": {"sampling_strategy": "weighted", "weights": {"a": 0.5, "b": 0.3, "c": 0.2}, "mix": "rows"},
-    "drawn": {"sampling_strategy": "weighted", "weights": [5, 3, 2], "draw": "random", "epoch_length": 15},
     "in windows": {"sampling_strategy": "round_robin", "shuffle": "window", "shuffle_bytes": 1024},
     "full batches": {"sampling_strategy": "round_robin", "drop_last": True},
 }
@@ -228,7 +228,6 @@ def test_a_run_that_was_broken_off_goes_on_exactly(module, tmp_path, mixture, nu
 
 OTHERS = {
     "weights": {"weights": [1, 3, 2]},
-    "the way it is drawn": {"draw": "random"},
     "what takes turns": {"mix": "rows"},
     "the strategy": {"sampling_strategy": "sequential", "weights": None},
 }
@@ -333,12 +332,12 @@ class RowsAlone(Recorder):
         super().validation_step({"index": batch["row"]}, batch_idx)
 
 
-@pytest.mark.parametrize("named", ["as it is", "by a link"])
-def test_a_row_of_two_sources_is_on_one_side(sources, tmp_path, named):
+@pytest.mark.parametrize("link", [None, os.symlink, os.link], ids=["as it is", "by a link", "by a hard link"])
+def test_a_row_of_two_sources_is_on_one_side(sources, tmp_path, link):
     again = sources["a"]
-    if named == "by a link":
+    if link is not None:
         again = str(tmp_path / "link.h5")
-        os.symlink(sources["a"], again)
+        link(sources["a"], again)
     mixed = {"all": sources["a"], "odd": {"paths": again, "where": {"parity": 1}}}
     datamodule = CombinedHDF5DataModule(sources=mixed, val_fraction=0.3, batch_size=BATCH)
     model = RowsAlone()
@@ -397,7 +396,8 @@ def test_the_shares_that_are_logged_add_up_and_are_those_that_were_asked_for(mod
         for found, expected in shown:
             assert sum(found) == pytest.approx(1)
             assert expected == pytest.approx([0.5, 0.3, 0.2])
-            assert found == pytest.approx(expected, abs=0.03)
+            # Workers count the rows that they have read, up to 4 batches ahead: 24 rows or more between two logs.
+            assert found == pytest.approx(expected, abs=2 / 24 if num_workers else 0.03)
 
 
 def test_rows_of_one_set_of_files_are_no_share_of_nothing(sources, tmp_path):
@@ -434,8 +434,8 @@ data:
 """
     )
     main(["fit", "--config", str(config), "--trainer.accelerator=cpu", "--trainer.enable_model_summary=false"])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("train")]
-    assert lines[0][1:3] == ["9", "90"]
+    cells = dict(re.findall(r"^(batches|rows) +([\d,]+)", capsys.readouterr().out, re.MULTILINE))
+    assert cells == {"batches": "9", "rows": "90"}
 
 
 # What is refused -----------------------------------------------------------------------------------------------
@@ -481,8 +481,6 @@ BAD = {
     "text as sources": ({"sources": "a.h5"}, ["sources='a.h5'"]),
     "an unknown strategy": ({"sampling_strategy": "roundrobin"}, ["'roundrobin'", "'round_robin'"]),
     "an unknown unit": (ROUND | {"mix": "files"}, ["mix='files'", "'batches'", "'rows'"]),
-    "an unknown draw": (WEIGHTED | {"draw": "exactly"}, ["draw='exactly'", "'random'"]),
-    "a draw where nothing is drawn": (ROUND | {"draw": "random"}, ["draw='random'", "'round_robin'"]),
     "an unknown length": (ROUND | {"epoch_length": "mean"}, ["epoch_length='mean'", "'max'"]),
     "a length of nothing": (ROUND | {"epoch_length": 0}, ["epoch_length=0"]),
     "a batch larger than a source": (

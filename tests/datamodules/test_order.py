@@ -1,13 +1,19 @@
 """Which order training takes: from how dear single rows are, and from the memory that may mix them."""
 
 import logging
+import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from factories import Stored
+from hypothesis import given
+from hypothesis import strategies as st
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 
 from lightning_h5 import H5ResumeError, LazyH5DataModule
+from lightning_h5.datasets.base import ReadCost
+from lightning_h5.loading.choose_order import FEW_BLOCKS, choose_order
 
 ROWS, WIDTH, PER_CHUNK = 400, 25, 8
 BLOCK = PER_CHUNK * WIDTH * 8
@@ -90,6 +96,16 @@ def test_it_says_once_which_order_it_took_and_why(module, caplog):
     assert "a single row costs a block" in said[0]
 
 
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [("no filter", "random access is as cheap as sequential access"), ("gzip", "a single row costs a block")],
+)
+def test_the_order_is_logged_with_its_reason(module, caplog, layout, reason):
+    with caplog.at_level(logging.INFO):
+        rows_of(module(layout))
+    assert reason in caplog.text
+
+
 def test_a_small_window_is_named_with_its_cure(module, caplog):
     with caplog.at_level(logging.INFO):
         order_of(module())
@@ -97,7 +113,51 @@ def test_a_small_window_is_named_with_its_cure(module, caplog):
     told = [record.getMessage() for record in caplog.records if "neighbours" in record.getMessage()]
     assert len(told) == 1  # 33 blocks of the 43 are enough
     assert "mixes 8 blocks" in told[0]
-    assert "Raise shuffle_bytes" in told[0]
+    assert "Raise shuffle_bytes to 1 MiB" in told[0]
+
+
+@given(
+    rows_per_chunk=st.integers(1, 3),
+    n_chunks=st.integers(10, 80),
+    shuffle_bytes=st.integers(1, 64 << 20),
+    num_workers=st.integers(0, 3),
+    streams=st.none() | st.integers(1, 4),
+    shuffle=st.sampled_from([True, "window"]),
+)
+def test_the_shuffle_bytes_that_are_advised_are_enough(
+    rows_per_chunk, n_chunks, shuffle_bytes, num_workers, streams, shuffle
+):
+    cost = ReadCost(1 << 20, False, rows_per_chunk << 20, n_chunks * rows_per_chunk << 20)
+    dataset = SimpleNamespace(cost=cost)
+
+    def order(shuffle_bytes):
+        return choose_order(
+            dataset, shuffle, shuffle_bytes=shuffle_bytes, streams=streams, world_size=2, num_workers=num_workers
+        )
+
+    def is_advised(order):
+        return order.mode == "window" and order.window < FEW_BLOCKS
+
+    if is_advised(found := order(shuffle_bytes)):
+        advised = -(-found.enough >> 20) << 20
+        assert not is_advised(order(advised))
+        assert is_advised(order(found.enough - 1))  # no less is enough
+
+
+def test_setting_what_is_advised_removes_the_advice(module, make_h5, caplog):
+    stored = Stored(np.zeros((120, 1 << 18), "u1"), "chunked", (2, 1 << 18), {"compression": "gzip"})
+    path = make_h5(x=stored)
+
+    def told(**options):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            order_of(LazyH5DataModule(path, x_key="x", batch_size=4, seed=1, **options))
+        return [record.getMessage() for record in caplog.records if "neighbours" in record.getMessage()]
+
+    for more in ({}, {"num_workers": 2}, {"streams": 3}, {"shuffle": "window"}):
+        (advice,) = told(shuffle_bytes="4 MiB", **more)
+        advised = re.search(r"Raise shuffle_bytes to (\d+ MiB)", advice)[1]
+        assert told(shuffle_bytes=advised, **more) == []
 
 
 def test_shuffle_bytes_decides_how_many_blocks_are_mixed_and_cache_bytes_does_not(module):
@@ -120,7 +180,7 @@ def test_given_cache_bytes_are_what_train_and_validation_data_may_take(module, m
 
 def test_each_consumer_has_a_lane_and_shares_the_window(module):
     order = order_of(module(num_workers=2, world_size=3, rank=1, shuffle_bytes=40 * BLOCK))
-    assert (order.lanes, order.window) == (6, 15)
+    assert (order.streams, order.window) == (6, 15)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -128,9 +188,9 @@ def test_each_consumer_has_a_lane_and_shares_the_window(module):
 def test_given_lanes_fix_the_order_for_any_number_of_ranks_and_workers(module, world_size, num_workers):
     batches = {}
     for rank in range(world_size):
-        mine = rows_of(module(lanes=4, num_workers=num_workers, world_size=world_size, rank=rank, drop_last=True))
+        mine = rows_of(module(streams=4, num_workers=num_workers, world_size=world_size, rank=rank, drop_last=True))
         batches |= {step * world_size + rank: rows for step, rows in enumerate(mine)}
-    alone = rows_of(module(lanes=4, drop_last=True))
+    alone = rows_of(module(streams=4, drop_last=True))
     assert [batches[place] for place in sorted(batches)] == alone[: len(batches)]
 
 

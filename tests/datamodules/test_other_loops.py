@@ -16,7 +16,7 @@ from processes import run_ranks, values
 
 from lightning_h5 import H5LazyDataset, LazyH5DataModule
 from lightning_h5.loading import H5DataLoader
-from lightning_h5.sampling import OrderParameters, PlanSampler
+from lightning_h5.order import OrderParameters, PlanSampler
 
 ROWS, BATCH, STEPS = 60, 8, 8
 ALL = list(range(ROWS))

@@ -7,13 +7,7 @@ import pytest
 from lightning.pytorch.cli import LightningCLI
 from lightning_models import Recorder
 
-from lightning_h5 import (
-    CombinedHDF5DataModule,
-    H5FileError,
-    H5ValueError,
-    LazyH5DataModule,
-    RankCachedH5DataModule,
-)
+from lightning_h5 import CombinedHDF5DataModule, H5FileError, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
 
 ROWS = 120
 GUIDS = np.array([f"p{row // 6:02}" for row in range(ROWS)])

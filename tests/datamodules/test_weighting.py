@@ -192,7 +192,7 @@ def test_an_input_and_a_target_come_as_they_do_without_weights(file):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_together_have_the_sequence_of_one(file, world_size, shuffle):
     def steps(rank, world_size):
-        options = {"lanes": 1, **SHUFFLES[shuffle]}
+        options = {"streams": 1, **SHUFFLES[shuffle]}
         datamodule = module("lazy", file, balance_key="y", rank=rank, world_size=world_size, **options)
         datamodule.setup("fit")
         return [batch["row"].tolist() for batch in datamodule.train_dataloader()]

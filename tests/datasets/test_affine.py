@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_h5 import compiled
-from lightning_h5.datasets import affine
-from lightning_h5.datasets.affine import Affine
+from lightning_h5 import jit
+from lightning_h5.datasets import multiply_add
+from lightning_h5.datasets.multiply_add import Affine
 
 WAYS = ("compiled", "by NumPy")
 DTYPES = ("u1", "i1", "u2", "i2", "i4", "i8", "f2", "f4", "f8", "?", ">i2", ">f4")
@@ -23,7 +23,7 @@ def way(request, monkeypatch):
     if request.param == "compiled":
         pytest.importorskip("numba")
     else:
-        monkeypatch.setattr(affine, "_loops", lambda *args, **kwargs: None)
+        monkeypatch.setattr(multiply_add, "_loops", lambda *args, **kwargs: None)
     return request.param
 
 
@@ -104,7 +104,7 @@ def test_compiled_loops_give_the_very_bits_of_numpy(given_):
             change.take(rows, places, copied)
             change(in_place)
             seen.append((copied[~np.isnan(copied)].tobytes(), in_place[~np.isnan(in_place)].tobytes()))
-            patch.setattr(affine, "_loops", lambda *args, **kwargs: None)
+            patch.setattr(multiply_add, "_loops", lambda *args, **kwargs: None)
     assert seen[0] == seen[1]
 
 
@@ -160,12 +160,12 @@ def test_where_numba_cannot_be_imported_numpy_does_the_work(monkeypatch, error):
     def fail(name):
         raise error
 
-    monkeypatch.setattr(compiled.importlib, "import_module", fail)
-    compiled._numba.cache_clear()
+    monkeypatch.setattr(jit.importlib, "import_module", fail)
+    jit._numba.cache_clear()
     try:
-        assert compiled.compiled(lambda x: None) is None
+        assert jit.compiled(lambda x: None) is None
     finally:
-        compiled._numba.cache_clear()
+        jit._numba.cache_clear()
 
 
 def test_who_does_not_normalise_does_not_import_numba(make_h5):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from lightning_h5.datasets import H5LazyDataset
-from lightning_h5.datasets.buffers import FREE_BYTES, LEAST_FREE, SMALLEST, BufferPool
+from lightning_h5.datasets.buffers import FREE_BYTES, MIN_FREE, SMALLEST, BufferPool
 
 N, WIDTH = 64, 4096  # rows of 32 KiB: batches from four rows on come from recycled memory
 VALUES = np.arange(N * WIDTH, dtype="f8").reshape(N, WIDTH)
@@ -138,7 +138,7 @@ def test_only_a_few_free_pieces_are_kept(n_bytes):
     taken = [pool.tensor((n_bytes,), torch.uint8) for _ in range(20)]
     del taken
     gc.collect()
-    assert len(pool._free) == max(LEAST_FREE, FREE_BYTES // n_bytes)
+    assert len(pool._free) == max(MIN_FREE, FREE_BYTES // n_bytes)
 
 
 def test_an_unpickled_pool_is_empty():

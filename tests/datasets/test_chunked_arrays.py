@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from lightning_h5.datasets import H5LazyDataset
 from lightning_h5.errors import H5CorruptError, H5DataChangedError
-from lightning_h5.readers import ChunkSource, pooled
+from lightning_h5.readers import ChunkLoader, chunked
 from lightning_h5.types import BatchToken
 
 N = 67
@@ -63,8 +63,8 @@ def paths(make_h5, nothing_held):
 @pytest.fixture
 def pools(monkeypatch):
     """The pools of decoded rows that were made, as they were made."""
-    made, real = [], pooled.SlabPool
-    monkeypatch.setattr(pooled, "SlabPool", lambda *args: made.append(real(*args)) or made[-1])
+    made, real = [], chunked.ChunkCache
+    monkeypatch.setattr(chunked, "ChunkCache", lambda *args: made.append(real(*args)) or made[-1])
     return made
 
 
@@ -246,7 +246,7 @@ def test_decoded_rows_take_no_more_memory_than_the_budget_whatever_the_number_of
 @pytest.mark.parametrize("n_workers", [1, 4])
 def test_workers_share_the_budget(paths, pools, monkeypatch, n_workers):
     monkeypatch.setattr(
-        "lightning_h5.datasets.stored.get_worker_info", lambda: SimpleNamespace(id=0, num_workers=n_workers)
+        "lightning_h5.datasets.file_dataset.get_worker_info", lambda: SimpleNamespace(id=0, num_workers=n_workers)
     )
     dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=60_000)
     check_batch(dataset.read_batch(range(N)), range(N))
@@ -369,12 +369,12 @@ def test_a_file_that_was_replaced_by_a_smaller_one_is_a_change_not_damage(make_h
 @pytest.mark.parametrize("keys", [["images"], ["images", "other"]], ids=["one field", "two fields"])
 def test_a_batch_of_one_slab_is_decoded_by_all_cores(make_h5, nothing_held, monkeypatch, keys):
     """A row may take part in hundreds of chunks, as where h5py guessed them, or there may be several fields."""
-    monkeypatch.setattr("lightning_h5.readers.work.usable_cores", lambda: 2)
+    monkeypatch.setattr("lightning_h5.readers.thread_pool.usable_cores", lambda: 2)
     values = np.zeros((8, 1024, 1024), "u1")  # chunks of a megabyte
     chunks = (8, 1024, 128) if len(keys) == 1 else (8, 1024, 1024)
     path = make_h5({key: Stored(values, "chunked", chunks, {"compression": "gzip"}) for key in keys})
     dataset = H5LazyDataset(path, keys if len(keys) > 1 else keys[0])
-    meet, who, real = threading.Barrier(2), set(), ChunkSource.load
+    meet, who, real = threading.Barrier(2), set(), ChunkLoader.load
 
     def load(*args):
         who.add(threading.get_ident())
@@ -385,6 +385,6 @@ def test_a_batch_of_one_slab_is_decoded_by_all_cores(make_h5, nothing_held, monk
                 pytest.fail("one thread decodes alone")
         return real(*args)
 
-    monkeypatch.setattr(ChunkSource, "load", load)
+    monkeypatch.setattr(ChunkLoader, "load", load)
     dataset.read_batch([0])
     assert len(who) == 2

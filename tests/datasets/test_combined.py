@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from lightning_h5.datasets import CombinedHDF5Dataset
 from lightning_h5.errors import H5FileError, H5KeyError, H5ValueError
-from lightning_h5.files import process_pool
+from lightning_h5.hdf5 import process_pool
 
 
 def write_recordings(folder, n_rows=120, n_files=3, n_guids=12, n_steps=20):

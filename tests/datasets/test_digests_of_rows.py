@@ -20,11 +20,11 @@ from lightning_h5 import (
     H5LazyDataset,
     H5ValueError,
     LazyH5DataModule,
+    RankCachedH5DataModule,
     RankMemCachedH5Dataset,
+    check_files,
 )
-from lightning_h5.datasets import sharing_digests
-from lightning_h5.files import ChangeGuard, digests_path
-from lightning_h5.tools.checks.digesting import compare_digests, make_digests
+from lightning_h5.hdf5 import digests_path
 
 N = 40
 ROWS = random_values("<f4", (N, 6, 5))
@@ -49,7 +49,7 @@ KEY = {"table": "x/b", "table in chunks": "x/b"}
 
 
 def digest(path):
-    assert not list(make_digests(path, None, ChangeGuard.of(path)))
+    assert check_files(path, write_digests=True).digested
 
 
 def datasets(path, key):
@@ -132,7 +132,7 @@ def test_text_is_compared_too(make_h5):
         file.seek(place)
         file.write(b"gone")
     with pytest.raises(H5CorruptError, match=r"rows 0 to 39 of 'y' in .* differ from the digest"):
-        H5LazyDataset(path, "x", "y", verify="digest")
+        H5LazyDataset(path, "x", "y", verify="digest").read_batch([3])
 
 
 def flip(path, array="x", chunk=3):
@@ -157,8 +157,8 @@ def test_the_error_names_rows_array_file_and_what_to_do(make_h5, nothing_held, k
             read()
         for part in (path, "'x'", "rows ", "differ from the digest", "Copy the file again", "--write-digests"):
             assert part in str(error.value)
-    (problem,) = compare_digests(path, None)
-    assert (problem.kind, problem.severity, problem.array) == ("digest", "error", "x")
+    problem = check_files(path).errors[-1]
+    assert (problem.kind, problem.array) == ("digest", "x")
 
 
 def test_chunks_are_compared_when_they_are_read_and_not_before(make_h5, nothing_held):
@@ -189,7 +189,7 @@ def test_files_without_digests_are_refused_with_the_command_that_writes_them(mak
     path = make_h5(x=ROWS, y=np.arange(N))
     with pytest.raises(H5FileError, match=r"digests.json'.*check --write-digests"):
         H5LazyDataset(path, "x", verify="digest")
-    assert not list(make_digests(path, ["x"], ChangeGuard.of(path)))
+    assert check_files(path, keys="x", write_digests=True).digested
     with pytest.raises(H5ValueError, match=r"no digests of 'y'.*check --write-digests"):
         H5LazyDataset(path, "x", "y", verify="digest")
 
@@ -214,19 +214,17 @@ def test_an_array_of_the_same_bytes_and_another_meaning_is_refused(make_h5):
         H5LazyDataset(other, "x", verify="digest")
 
 
-def test_processes_that_share_the_work_compare_each_piece_once(make_h5, nothing_held, monkeypatch):
-    monkeypatch.setattr("lightning_h5.files.digests.PIECE_BYTES", 240)
-    path = make_h5(x=KINDS["contiguous"])
+@pytest.mark.parametrize("kind", ["contiguous", "scale-offset"])
+def test_rows_are_compared_when_they_are_read_and_other_rows_are_read(make_h5, nothing_held, monkeypatch, kind):
+    monkeypatch.setattr("lightning_h5.readers.digesting.PIECE_BYTES", 240)
+    path = make_h5(x=KINDS[kind])
     digest(path)
-    flip(path)
-    refused = []
-    for place in range(3):
-        with sharing_digests(place, 3, lambda: None):
-            try:
-                H5LazyDataset(path, "x", verify="digest")
-            except H5CorruptError:
-                refused.append(place)
-    assert refused == [0]
+    right = expected(path, "x")
+    flip(path, chunk=0)
+    dataset = H5LazyDataset(path, "x", verify="digest")
+    np.testing.assert_array_equal(dataset.read_batch([36, 39]).numpy(), right[[36, 39]])
+    with pytest.raises(H5CorruptError, match="differ from the digest"):
+        dataset.read_batch([0, 1, 36])
 
 
 def test_a_run_goes_on_with_or_without_digests(make_h5):
@@ -272,13 +270,13 @@ def test_other_ways_to_verify_are_refused_at_once():
         LazyH5DataModule("none.h5", verify="sha256")
 
 
-def test_a_data_module_says_once_how_surely_damage_shows(make_h5, caplog):
-    caplog.set_level("INFO")
+@pytest.mark.parametrize("module", [LazyH5DataModule, RankCachedH5DataModule])
+def test_integrity_levels_are_logged_once_and_for_debugging_alone(module, make_h5, caplog):
     path = make_h5(x=LEVELS[1], y=np.arange(N), libver="latest")
-    module = LazyH5DataModule(path, x_key="x", y_key="y", val_fraction=0.5)
-    module.setup("fit")
-    module.setup("validate")
-    (said,) = [record.getMessage() for record in caplog.records if "integrity" in record.getMessage()]
-    assert "'x: 1', 'y: 0'" in said or "x: 1" in said
-    assert "level 0: most damage to its values shows nowhere" in said
-    assert "--write-digests" in said
+    data = module(path, x_key="x", y_key="y", val_fraction=0.5)
+    with caplog.at_level("DEBUG", "lightning_h5"):
+        data.setup("fit")
+        data.setup("validate")
+    (record,) = [record for record in caplog.records if "integrity" in record.getMessage()]
+    assert record.levelname == "DEBUG"
+    assert "x: 1, y: 0 (level 0: most damage to its values shows nowhere)" in record.getMessage()

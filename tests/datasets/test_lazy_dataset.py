@@ -146,7 +146,7 @@ def test_an_index_outside_raises_index_error(make_h5, index):
     assert len(list(dataset)) == N  # the old protocol of iteration ends by it
 
 
-@pytest.mark.parametrize("index", [1.0, "1", slice(0, 2), None, True], ids=repr)
+@pytest.mark.parametrize("index", [1.0, "1", None, True], ids=repr)
 def test_what_is_not_an_integer_is_no_index(make_h5, index):
     with pytest.raises(H5ValueError, match="found by an integer"):
         H5LazyDataset(write(make_h5), "images")[index]

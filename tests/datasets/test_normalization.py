@@ -14,19 +14,13 @@ from hypothesis import strategies as st
 from lightning.pytorch.cli import LightningCLI
 from lightning_models import Recorder
 
-from lightning_h5 import (
-    CombinedHDF5DataModule,
-    H5FileError,
-    H5ValueError,
-    LazyH5DataModule,
-    RankCachedH5DataModule,
-)
+from lightning_h5 import CombinedHDF5DataModule, H5FileError, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.datasets import (
     CombinedHDF5Dataset,
     FieldStats,
     H5LazyDataset,
     RankMemCachedH5Dataset,
-    affine,
+    multiply_add,
     read_stats,
     write_stats,
 )
@@ -54,7 +48,7 @@ def stats_of(values, channel_axis=None):
     return found if channel_axis is None else found | {"channel_axis": channel_axis}
 
 
-def by_numpy(values, stats, *, channels_last=False):
+def by_numpy(values, stats):
     """The oracle: all in 64 bits."""
     wide, mean, std = values.astype("f8"), np.array(stats["mean"]), np.array(stats["std"])
     if mean.ndim:
@@ -63,8 +57,7 @@ def by_numpy(values, stats, *, channels_last=False):
         shape[stats["channel_axis"] % (wide.ndim - 1) + 1] = -1
         mean, std = mean.reshape(shape), std.reshape(shape)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.where(std > 0, (wide - mean) / std, 0.0)
-    return np.moveaxis(found, 1, -1) if channels_last else found
+        return np.where(std > 0, (wide - mean) / std, 0.0)
 
 
 def dataset_of(kind, path, field="x", *, dtype=None, **options):
@@ -96,16 +89,14 @@ def stats_file(folder, fields):
 def test_batches_and_samples_are_what_numpy_computes_in_64_bits(make_h5, tmp_path, kind, dtype, shape, asked, data):
     values = values_of(dtype, (N, *shape), data.draw(st.integers(0, 99)))
     channel_axis = data.draw(st.none() | st.integers(-len(shape), len(shape) - 1)) if shape else None
-    channels_last = len(shape) >= 2 and data.draw(st.booleans())
     stats = stats_of(values, channel_axis)
     dataset = dataset_of(
         kind,
         make_h5(x=stored(values, data.draw(st.booleans()))),
         dtype=asked,
         normalize=stats_file(tmp_path, {"x": stats}),
-        channels_last=["x"] if channels_last else None,
     )
-    expected = by_numpy(values, stats, channels_last=channels_last)
+    expected = by_numpy(values, stats)
     rows = data.draw(st.lists(st.integers(0, N - 1), min_size=1, max_size=8) | st.just(list(range(N))))
     got = dataset.read_batch(rows)["x"]
     wanted = {"float32": torch.float32, "float16": torch.float16, None: torch_dtype_of(dtype)}[asked]
@@ -146,8 +137,8 @@ def test_large_batches_are_as_small_ones(make_h5, tmp_path, dtype, n):
     random = np.random.default_rng(0)
     values = (random.integers(0, 2, (n, 3, 5)) if dtype == "?" else random.integers(0, 200, (n, 3, 5))).astype(dtype)
     stats = stats_of(values, 1)
-    dataset = H5LazyDataset(make_h5(x=values), "x", normalize=stats_file(tmp_path, {"x": stats}), channels_last=["x"])
-    expected = by_numpy(values, stats, channels_last=True)
+    dataset = H5LazyDataset(make_h5(x=values), "x", normalize=stats_file(tmp_path, {"x": stats}))
+    expected = by_numpy(values, stats)
     kept = [dataset.read_batch(range(start, start + n // 4)) for start in range(0, n, n // 4)]
     assert np.abs(np.concatenate(kept) - expected).max() < 1e-6
 
@@ -204,19 +195,7 @@ def test_fields_without_statistics_are_untouched(make_h5, tmp_path, kind):
         assert batch["name"] == ["row 5", "row 1"]
 
 
-@pytest.mark.parametrize("kind", DATASETS)
-@pytest.mark.parametrize("dtype", ["u1", "i8", "f4", "f8"])
-def test_channels_are_moved_last_also_where_nothing_is_normalised(make_h5, kind, dtype):
-    values = values_of(dtype, (N, 3, 4, 2), 0)
-    dataset = dataset_of(kind, make_h5(x=values), channels_last=["x"])
-    got = dataset.read_batch([7, 7, 2])["x"]
-    assert got.is_contiguous()
-    assert got.numpy().dtype == dtype
-    assert np.array_equal(got, np.moveaxis(values, 1, -1)[[7, 7, 2]])
-    assert dataset[7]["x"].shape == (4, 2, 3)
-
-
-def test_inputs_and_targets_may_both_be_normalised(make_h5, tmp_path):
+def test_inputs_and_targets_may_both_be_normalized(make_h5, tmp_path):
     path, arrays = mixed(make_h5)
     stats = {"x": stats_of(arrays["x"], 0), "y": stats_of(arrays["y"])}
     file = stats_file(tmp_path, stats)
@@ -255,7 +234,7 @@ def note(seen):
 
 @pytest.mark.parametrize("kind", DATASETS)
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_a_transform_sees_normalised_values_each_time_a_row_is_read(make_h5, tmp_path, kind, is_chunked):
+def test_a_transform_sees_normalized_values_each_time_a_row_is_read(make_h5, tmp_path, kind, is_chunked):
     values = np.random.default_rng(0).normal(50, 3, size=(N, 3, 4)).astype("f4")
     stats = stats_of(values, 0)
     seen = []
@@ -263,10 +242,9 @@ def test_a_transform_sees_normalised_values_each_time_a_row_is_read(make_h5, tmp
         kind,
         make_h5(x=stored(values, is_chunked)),
         normalize=stats_file(tmp_path, {"x": stats}),
-        channels_last=["x"],
         transform=note(seen),
     )
-    expected = by_numpy(values, stats, channels_last=True)
+    expected = by_numpy(values, stats)
     for _ in range(3):
         seen.clear()
         batch = dataset.read_batch(range(N))["x"]
@@ -297,7 +275,7 @@ def test_what_a_user_does_to_a_batch_reaches_no_row_that_is_read_later(make_h5, 
     assert Path(path).read_bytes() == before
 
 
-def test_rows_in_the_cache_are_not_normalised_twice(make_h5, tmp_path):
+def test_rows_in_the_cache_are_not_normalized_twice(make_h5, tmp_path):
     values = np.random.default_rng(0).normal(50, 3, size=(N, 3)).astype("f4")
     stats = stats_of(values, 0)
     dataset = CombinedHDF5Dataset(make_h5(x=values), normalize=stats_file(tmp_path, {"x": stats}), cache_size=N)
@@ -307,7 +285,7 @@ def test_rows_in_the_cache_are_not_normalised_twice(make_h5, tmp_path):
 
 
 @pytest.mark.parametrize("kind", DATASETS)
-def test_a_pickled_dataset_normalises_as_well(make_h5, tmp_path, kind):
+def test_a_pickled_dataset_normalizes_as_well(make_h5, tmp_path, kind):
     values = np.random.default_rng(0).normal(50, 3, size=(N, 3)).astype("f4")
     stats = stats_of(values, 0)
     file = stats_file(tmp_path, {"x": stats})
@@ -390,18 +368,11 @@ def test_statistics_of_none_of_the_fields_that_are_loaded_are_refused(make_h5, t
         H5LazyDataset(path, "x", normalize=stats_file(tmp_path, {"z": stats_of(arrays["z"])}))
 
 
-def test_a_field_that_is_normalised_cannot_be_of_integers(make_h5, tmp_path):
+def test_a_field_that_is_normalized_cannot_be_of_integers(make_h5, tmp_path):
     path, arrays = mixed(make_h5)
     file = stats_file(tmp_path, {"x": stats_of(arrays["x"])})
-    with pytest.raises(H5ValueError, match=r"'x' is to be normalised, and to be torch.int16"):
+    with pytest.raises(H5ValueError, match=r"'x' is to be normalized, and to be torch.int16"):
         H5LazyDataset(path, "x", x_dtype="int16", normalize=file)
-
-
-@pytest.mark.parametrize("names", [["y"], ["name"], ["absent"], ["x", "absent"]])
-def test_channels_that_are_not_there_cannot_be_moved(make_h5, names):
-    path, arrays = mixed(make_h5)
-    with pytest.raises(H5ValueError, match=f"channels_last names .?.?{names[-1]}"):
-        H5LazyDataset(path, {name: name for name in arrays}, channels_last=names)
 
 
 def test_files_with_other_shapes_than_the_first_are_refused(make_h5, tmp_path):
@@ -427,13 +398,13 @@ def test_statistics_of_the_training_array_hold_for_all_splits_of_a_file(make_h5,
     path, values = splits_file(make_h5)
     stats = stats_of(values["train"], 0)
     file = stats_file(tmp_path, {name: stats})
-    options = {"x_key": "{split}/x", "y_key": "{split}/y", "normalize": file, "channels_last": ["{split}/x"]}
+    options = {"x_key": "{split}/x", "y_key": "{split}/y", "normalize": file}
     datamodule = kind(path, batch_size=7, **options)
     datamodule.setup()
     for split in ("train", "val", "test"):
-        expected = by_numpy(values[split], stats, channels_last=True)
+        expected = by_numpy(values[split], stats)
         for x, y in getattr(datamodule, f"{split}_dataloader")():
-            assert x.shape[1:] == (5, 3)
+            assert x.shape[1:] == (3, 5)
             assert np.abs(x.numpy() - expected[y.numpy()]).max() < 1e-6
 
 
@@ -443,15 +414,15 @@ def test_statistics_of_the_training_array_hold_for_all_splits_of_a_file(make_h5,
     [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule],
     ids=["lazy", "rank cached", "combined"],
 )
-def test_every_data_module_normalises_each_epoch_alike(make_h5, tmp_path, kind, num_workers):
+def test_every_data_module_normalizes_each_epoch_alike(make_h5, tmp_path, kind, num_workers):
     values = values_of("i2", (40, 3, 5), 0)
     stats = stats_of(values, 0)
-    options = {"normalize": str(stats_file(tmp_path, {"x": stats})), "channels_last": ["x"], "val_fraction": 0.25}
+    options = {"normalize": str(stats_file(tmp_path, {"x": stats})), "val_fraction": 0.25}
     keys = {} if kind is CombinedHDF5DataModule else {"x_key": {"x": "x", "row": "row"}}
     path = make_h5(x=stored(values, True), row=np.arange(40))
     datamodule = kind(path, batch_size=7, num_workers=num_workers, **keys, **options)
     datamodule.setup("fit")
-    expected, seen = by_numpy(values, stats, channels_last=True), []
+    expected, seen = by_numpy(values, stats), []
     for loader in [*[datamodule.train_dataloader()] * 2, datamodule.val_dataloader()]:
         for batch in loader:
             assert batch["x"].dtype == torch.float32
@@ -477,14 +448,13 @@ data:
   init_args:
     {"train_paths" if kind == "CombinedHDF5DataModule" else "train_path"}: {path}
     normalize: {file}
-    channels_last: [x]
     with_index: true
     {keys}
 """)
     cli = LightningCLI(args=["--config", str(config)], run=False, save_config_callback=None)
     assert isinstance(cli.model, Recorder)
     cli.datamodule.setup("fit")
-    expected = by_numpy(values, stats, channels_last=True)
+    expected = by_numpy(values, stats)
     for batch in cli.datamodule.train_dataloader():
         assert np.abs(batch["x"].numpy() - expected[batch["index"].numpy()]).max() < 1e-6
 
@@ -534,9 +504,9 @@ def test_writing_leaves_the_file_whole_and_nothing_beside_it(tmp_path):
 @pytest.fixture(params=[1, 128 << 10], ids=["by the chunk", "as they are copied"])
 def decodes_in_company(monkeypatch, request):
     """Arrays as small as a test's are not held whole; their chunks are changed one by one, or not."""
-    monkeypatch.setattr("lightning_h5.datasets.table.HELD_BYTES", 0)
-    monkeypatch.setattr("lightning_h5.datasets.stored.HELD_BYTES", 0)
-    monkeypatch.setattr("lightning_h5.readers.LEAST_PREPARED", request.param)
+    monkeypatch.setattr("lightning_h5.datasets.catalog.HELD_BYTES", 0)
+    monkeypatch.setattr("lightning_h5.datasets.file_dataset.HELD_BYTES", 0)
+    monkeypatch.setattr("lightning_h5.readers.select.MIN_PREPARED", request.param)
 
 
 LAYOUTS = {
@@ -553,11 +523,11 @@ LAYOUTS = {
 @pytest.mark.parametrize("cache_bytes", [0, "1 KiB", "1 MiB"])
 @pytest.mark.parametrize("kind", ["lazy", "combined"])
 @pytest.mark.parametrize("way", ["compiled", "by NumPy"])
-def test_rows_that_are_decoded_in_company_are_normalised_once(
+def test_rows_that_are_decoded_in_company_are_normalized_once(
     decodes_in_company, monkeypatch, tmp_path, layout, dtype, cache_bytes, kind, way
 ):
     if way == "by NumPy":  # which goes another way with slabs that do not stay
-        monkeypatch.setattr(affine, "_loops", lambda *args, **kwargs: None)
+        monkeypatch.setattr(multiply_add, "_loops", lambda *args, **kwargs: None)
     if layout == "a filter of others" and dtype[-2] != "f":
         pytest.skip("the filter keeps six decimals of floats")
     values = values_of(dtype.strip(">"), (N, 3, 8), 1).astype(dtype)
@@ -572,22 +542,21 @@ def test_rows_that_are_decoded_in_company_are_normalised_once(
         kind,
         paths,
         normalize=stats_file(tmp_path, {"x": stats}),
-        channels_last=["x"],
         cache_bytes=cache_bytes,
         **({"cache_size": 7} if kind == "combined" else {}),
     )
-    expected = by_numpy(values, stats, channels_last=True)
+    expected = by_numpy(values, stats)
     random = np.random.default_rng(0)
     for _ in range(6):
         rows = random.choice(N, 9)
         found = dataset.read_batch(rows)["x"].numpy()
-        assert found.shape == (9, 8, 3)
+        assert found.shape == (9, 3, 8)
         assert np.abs(found - expected[rows]).max() < 2e-6
     dataset.close()
     assert np.abs(dataset.read_batch([3, 20])["x"].numpy() - expected[[3, 20]]).max() < 2e-6
 
 
-def test_complex_fields_are_not_normalised(make_h5, tmp_path):
+def test_complex_fields_are_not_normalized(make_h5, tmp_path):
     path = make_h5({"x": np.ones((6, 2)) + 1j})
     with pytest.raises(H5ValueError, match="complex"):
         H5LazyDataset(path, "x", normalize=stats_file(tmp_path, {"x": {"mean": 0, "std": 1}}))
@@ -607,7 +576,7 @@ def test_statistics_are_numbers(make_h5, tmp_path, number):
         H5LazyDataset(path, "x", normalize=stats_file(tmp_path, {"x": {"mean": number, "std": 1}}))
 
 
-def test_sources_of_other_dtypes_are_mixed_once_they_are_normalised(make_h5, tmp_path):
+def test_sources_of_other_dtypes_are_mixed_once_they_are_normalized(make_h5, tmp_path):
     stats = stats_file(tmp_path, {"x": {"mean": 2, "std": 4}})
     sources = {
         "bytes": make_h5({"x": np.full((9, 3), 6, dtype="u1")}, name="a.h5"),

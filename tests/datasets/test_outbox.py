@@ -7,7 +7,6 @@ import pickle
 import time
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +20,9 @@ from torch.utils.data import get_worker_info
 
 from lightning_h5 import H5Error, H5LazyDataset
 from lightning_h5.datasets import starting_workers, worker_memory
-from lightning_h5.datasets.outbox import SMALL, TICKETS, WorkerMemory
+from lightning_h5.datasets.workers import SMALL, TICKETS, WorkerMemory
 from lightning_h5.loading import H5DataLoader
-from lightning_h5.sampling import OrderParameters, PlanSampler
+from lightning_h5.order import OrderParameters, PlanSampler
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory without a name is Linux's")
 
@@ -32,7 +31,7 @@ LARGE = SMALL + 1000
 
 def through(outbox, tensor):
     """A tensor, or a batch, as the receiver gets it."""
-    return pickle.loads(ForkingPickler.dumps(outbox.packed(tensor)))
+    return pickle.loads(outbox.packed(tensor))
 
 
 def place_of(outbox, tensor):
@@ -259,7 +258,6 @@ def test_more_tensors_than_tickets_go_the_usual_way(monkeypatch):
     memory = WorkerMemory(1, 40 * LARGE)
     outbox = memory.outbox(0)
     del outbox._tickets[3:]
-    outbox._given.tickets = []
     sent = [torch.full((LARGE,), number, dtype=torch.uint8) for number in range(6)]
     assert [place_of(outbox, tensor) is None for tensor in sent] == [False] * 3 + [True] * 3
 
@@ -383,8 +381,8 @@ def test_batches_of_workers_lie_in_their_memory_and_stay_as_they_are(make_h5, me
 
 
 def test_more_batches_than_have_room_are_all_as_read(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.loading.loader.N_SHARED", 0)
-    monkeypatch.setattr("lightning_h5.loading.loader.LEAST_SHARED", 3 * 8 * ROW * 4)
+    monkeypatch.setattr("lightning_h5.loading.workers.N_SHARED", 0)
+    monkeypatch.setattr("lightning_h5.loading.workers.MIN_SHARED", 3 * 8 * ROW * 4)
     assert check(list(loader_of(make_h5, num_workers=2))) == list(range(ROWS))
 
 

@@ -10,7 +10,7 @@ from factories import run_forked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_h5.datasets.preload import Crew, my_part
+from lightning_h5.datasets.shard_loading import NodeGroup, my_part
 from lightning_h5.datasets.shard_memory import PAGE, ShardMemory
 from lightning_h5.errors import H5Error, H5ValueError
 from lightning_h5.readers import BulkTask
@@ -19,7 +19,7 @@ from lightning_h5.readers import BulkTask
 @given(st.lists(st.integers(1, 1 << 26), max_size=60), st.integers(1, 9))
 def test_a_crew_does_each_task_once_and_each_about_as_much(sizes, n_processes):
     tasks = [BulkTask(number, size, lambda: None) for number, size in enumerate(sizes)]
-    parts = [list(my_part(tasks, Crew((0,), place, n_processes))) for place in range(n_processes)]
+    parts = [list(my_part(tasks, NodeGroup((0,), place, n_processes))) for place in range(n_processes)]
     assert [task.n_bytes for part in parts for task in part] == list(range(len(tasks)))
     largest = max(sizes, default=0)
     assert all(abs(sum(t.n_decoded for t in part) - sum(sizes) / n_processes) <= largest for part in parts)

@@ -19,10 +19,11 @@ from test_lazy_dataset import KINDS, N, same, write
 from torch.utils.data import DataLoader, default_collate
 
 from lightning_h5 import EpochShuffleSampler, H5LazyDataset, RankMemCachedH5Dataset
-from lightning_h5.datasets import doing, preload
-from lightning_h5.datasets.room import Room
+from lightning_h5.datasets import shard_loading
+from lightning_h5.datasets.shard_loading import AvailableMemory
 from lightning_h5.errors import H5CorruptError, H5DataChangedError, H5Error, H5ValueError
-from lightning_h5.files import process_pool
+from lightning_h5.hdf5 import process_pool
+from lightning_h5.readers import bulk
 
 MODES = ["contiguous", "interleave"]
 
@@ -194,7 +195,7 @@ def test_a_shard_that_is_drawn_anew_has_the_rows_of_that_draw(files, mode, world
     for y_key in ("labels", "names"):
         dataset = RankMemCachedH5Dataset(files[0][3], "labels", y_key, dtype_x=None, **options)
         for draw in (2, 1, 0):
-            dataset.take_on(draw)
+            dataset.reshard(draw)
             dataset.load()
             expected = np.asarray(dataset.shard.rows(draw))
             x, y = dataset.read_batch(range(len(dataset)))
@@ -336,12 +337,12 @@ def interrupt(path, monkeypatch):
             task.run()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(doing, "do_tasks", do_half)
+    monkeypatch.setattr(bulk, "do_tasks", do_half)
     return KeyboardInterrupt, None
 
 
 def leave_no_room(path, monkeypatch):
-    monkeypatch.setattr(preload, "room", lambda: Room(5, "a test"))
+    monkeypatch.setattr(shard_loading, "room", lambda: AvailableMemory(5, "a test"))
     return H5ValueError, r"0\.0 MiB are left \(a test\)"
 
 
@@ -413,7 +414,11 @@ def large(tmp_path):
 )
 def test_a_shard_that_does_not_fit_is_refused_with_the_sum_and_what_would(large, monkeypatch, options, n_local, taken):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n_local))
-    monkeypatch.setattr(preload, "room", lambda: Room((2 << 30) + preload.HEADROOM, "the control group's memory.max"))
+    monkeypatch.setattr(
+        shard_loading,
+        "room",
+        lambda: AvailableMemory((2 << 30) + shard_loading.HEADROOM, "the control group's memory.max"),
+    )
     with pytest.raises(H5ValueError) as error:
         RankMemCachedH5Dataset(large, "x", **options)
     assert str(error.value).startswith(
@@ -429,7 +434,7 @@ def test_what_no_machine_has_is_refused_by_this_one_or_by_its_system(tmp_path, m
         file.create_dataset("x", (1 << 10, 1 << 40), "u1")
     with pytest.raises(H5ValueError, match=r"1,048,576\.00 GiB on this rank.* GiB would fit"):
         RankMemCachedH5Dataset(path, "x", dtype_x=None, allow_sparse=True)
-    monkeypatch.setattr(preload, "room", lambda: None)
+    monkeypatch.setattr(shard_loading, "room", lambda: None)
     for share_memory in (False, True):
         with pytest.raises(H5Error, match=r"1,125,899,906,842,624 bytes.* Hold less"):
             RankMemCachedH5Dataset(path, "x", dtype_x=None, share_memory=share_memory, allow_sparse=True)
@@ -443,7 +448,7 @@ def test_what_was_loaded_is_said_in_one_line(files, caplog):
         RankMemCachedH5Dataset(files[0][1], "g/signals", "names", rank=1, world_size=3)
     (line,), (record,) = lines, caplog.records
     for text in (line, record.getMessage()):
-        assert text.startswith(f"rank 1 of 3 holds 8 of {N} rows, 0.0 MiB, loaded in ")
+        assert text.startswith(f"rank 1 of 3 holds 8 of {N} rows (neighboring rows), 0.0 MiB, loaded in ")
 
 
 # GPU ---------------------------------------------------------------------------------------------------------------

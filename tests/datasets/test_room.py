@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_h5.datasets.room import room
+from lightning_h5.datasets.shard_loading import room
 
 GIB = 1 << 30
 NO_LIMIT_V1 = 9223372036854771712

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5 import LazyH5DataModule
-from lightning_h5.datasets.runs import RunsAhead
-from lightning_h5.files import find_array, layout_of, open_h5
-from lightning_h5.readers import MappedReader, PlacedReader, placed
+from lightning_h5.datasets.file_dataset import RunsAhead
+from lightning_h5.hdf5 import find_array, layout_of, open_h5
+from lightning_h5.readers import ContiguousReader, MappedReader, contiguous
 
 ROWS, WIDTH = 900, 4096  # bytes a row: a run of a megabyte is 256 rows
 VALUES = np.random.default_rng(0).integers(0, 256, (ROWS, WIDTH), dtype="u1")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("nothing_held")
 def named(monkeypatch):
     """What readers were told, as (path, first row, row after the last)."""
     calls = []
-    for kind in (PlacedReader, MappedReader):
+    for kind in (ContiguousReader, MappedReader):
         monkeypatch.setattr(kind, "will_need", lambda own, rows: calls.append((own.layout.path, rows.start, rows.stop)))
     return calls
 
@@ -91,10 +91,10 @@ def test_the_system_is_told_where_the_rows_lie(make_h5, monkeypatch, kind):
     path = make_h5(x=stored)
     with open_h5(path) as file:
         layout = layout_of(find_array(file, "x"), path, "x")
-    reader = (MappedReader if kind == "mapped" else PlacedReader)(layout)
+    reader = (MappedReader if kind == "mapped" else ContiguousReader)(layout)
     told = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, place, n_bytes, advice: told.append((place, n_bytes, advice)))
-    monkeypatch.setattr(placed, "_is_cached", lambda fd, place: False)
+    monkeypatch.setattr(contiguous, "_is_cached", lambda fd, place: False)
     for rows in (range(0), range(10, 60), range(500, 550), range(512, 768), range(899, 900)):
         told.clear()
         reader.will_need(rows)
@@ -113,7 +113,7 @@ def test_what_the_system_has_is_not_asked_for_again(make_h5, monkeypatch):
     told = []
     monkeypatch.setattr(os, "posix_fadvise", lambda *args: told.append(args), raising=False)
     monkeypatch.setattr(os, "preadv", lambda fd, memory, place, flags: 1)
-    PlacedReader(layout).will_need(range(256))
+    ContiguousReader(layout).will_need(range(256))
     assert told == []
 
 
@@ -122,11 +122,11 @@ def test_advice_that_cannot_be_given_stops_nobody(make_h5, monkeypatch, trouble)
     path = make_h5(x=VALUES)
     with open_h5(path) as file:
         layout = layout_of(find_array(file, "x"), path, "x")
-    reader = PlacedReader(layout)
+    reader = ContiguousReader(layout)
     if trouble.endswith("gone"):
         os.unlink(path)
     else:
-        monkeypatch.setattr(placed, "_is_cached", lambda fd, place: False)
+        monkeypatch.setattr(contiguous, "_is_cached", lambda fd, place: False)
 
         def refuse(*args):
             raise OSError(22, "Invalid argument")

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_h5 import EpochShuffleSampler, H5LazyDataset, RankMemCachedH5Dataset, h5_worker_init_fn
-from lightning_h5.sampling import _balanced_contiguous_shard, _interleaved_indices
+from lightning_h5.order import _balanced_contiguous_shard, _interleaved_indices
 
 BASIC = """
 import torch

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5.datasets import H5LazyDataset
-from lightning_h5.datasets.table import RUN_BYTES, held_fields
+from lightning_h5.datasets.catalog import RUN_BYTES, held_fields
 
 
 def sizes(dataset):
@@ -73,7 +73,7 @@ class TestNothingHeld:
 
 
 def test_arrays_held_in_memory_do_not_decide(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.datasets.table.HELD_BYTES", 25 * 8)
+    monkeypatch.setattr("lightning_h5.datasets.catalog.HELD_BYTES", 25 * 8)
     path = make_h5(x=chunked(25, 10), label=Stored(np.zeros(25), "chunked", (25,)), wide=chunked(25, 5))
     dataset = H5LazyDataset(path, ["x", "label"])
     assert held_fields(dataset.table) == [False, True]
@@ -81,7 +81,7 @@ def test_arrays_held_in_memory_do_not_decide(make_h5, monkeypatch):
 
 
 def test_what_is_held_counts_over_all_files(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.datasets.table.HELD_BYTES", 100 * 8)
+    monkeypatch.setattr("lightning_h5.datasets.catalog.HELD_BYTES", 100 * 8)
     parts = [make_h5(x=np.zeros(n)) for n in (60, 41)]
     assert held_fields(H5LazyDataset(parts, "x").table) == [False]
     assert held_fields(H5LazyDataset(parts[:1], "x").table) == [True]

@@ -9,7 +9,7 @@ from factories import Stored, run_forked
 from torch.utils.data import DataLoader, get_worker_info
 
 from lightning_h5.datasets import H5LazyDataset, h5_worker_init_fn
-from lightning_h5.files import process_pool
+from lightning_h5.hdf5 import process_pool
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 6)).astype("f4")

@@ -16,7 +16,6 @@ KINDS = {
     "round robin": (Mixed, {"sampling_strategy": "round_robin", "epoch_length": "max"}),
     "alternating": (Mixed, {"sampling_strategy": "alternating", "pattern": ["many", "few", "many", "some"]}),
     "weighted": (Mixed, {"sampling_strategy": "weighted", "weights": [5, 3, 2], "epoch_length": 7}),
-    "drawn": (Mixed, {"sampling_strategy": "weighted", "weights": [5, 3, 2], "draw": "random"}),
     "rows": (Mixed, {"sampling_strategy": "weighted", "weights": [5, 3, 2], "mix": "rows"}),
     "by class": (Rows, {"balance_key": "class"}),
     "sequences": (Rows, {"sequence_key": "group", "sequence_order": "row"}),

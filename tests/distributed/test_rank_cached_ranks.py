@@ -27,8 +27,8 @@ from test_kills import Start, run, saved_steps, stopped_as_asked
 from torchmetrics.classification import BinaryAccuracy
 
 from lightning_h5 import RankCachedH5DataModule
-from lightning_h5.datasets import RankMemCachedH5Dataset, doing, preload, table
-from lightning_h5.datasets.room import Room
+from lightning_h5.datasets import RankMemCachedH5Dataset, catalog, shard_loading
+from lightning_h5.datasets.shard_loading import AvailableMemory
 from lightning_h5.readers import bulk
 
 MODES = ["contiguous", "interleave"]
@@ -250,6 +250,70 @@ def test_ranks_that_hold_rows_together_train_on_the_same_and_decode_each_chunk_o
     assert [sum(n_chunks for _, _, n_chunks in ranks) for ranks in found] == [10, 9, 10, 9, 9, 9]
 
 
+CLASSES, SORTED_ROWS = 10, 4_000
+
+
+def classes_of(rank, path, all_options):
+    """For each choice of options the classes that a rank trained on, the warnings, and the chunks that it decoded."""
+    bulk.TASK_BYTES, found, load = 1, [], shard_loading.run_with_progress
+    if rank == 1:  # targets are not compared before the slowest has loaded its part
+
+        def slowly(*arguments, **options):
+            time.sleep(1)
+            load(*arguments, **options)
+
+        shard_loading.run_with_progress = slowly
+    for options in all_options:
+        datamodule, model = module(path, val_path=None, batch_size=50, **options), Judge()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            ddp(2, max_epochs=2).fit(model, datamodule=datamodule)
+            ddp(2).fit(model, datamodule=datamodule)
+        classes = [sorted({row * CLASSES // SORTED_ROWS for row in rows}) for rows in model.train_rows.values()]
+        about = [str(each.message) for each in told if "other targets" in str(each.message)]
+        found.append((classes, about, datamodule._datasets["train"].counters.total()["chunks_decoded"]))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["classes", "numbers"])
+def test_each_rank_sees_all_classes_of_a_sorted_file_and_a_choice_that_prevents_it_warns_once(tmp_path, kind):
+    path = write(tmp_path, SORTED_ROWS, chunk=100)
+    with h5py.File(path, "a") as file:
+        del file["y"]
+        rows = np.arange(SORTED_ROWS)
+        file["y"] = rows * CLASSES // SORTED_ROWS if kind == "classes" else rows / 7
+    ways = [{}, {"mode": "contiguous"}, {"mode": "contiguous", "reshard_every_n_epochs": 1}]
+    ranks = run_ranks(classes_of, 2, tmp_path, path, ways)
+    (first, *others), (second, *more) = values(ranks)
+    assert first[0] == second[0] == [[*range(CLASSES)]] * 2
+    assert first[1] == second[1] == others[1][1] == more[1][1] == []
+    assert first[2] + second[2] == SORTED_ROWS // 100, "each chunk is decoded once on the machine"
+    assert [others[0][0][0], more[0][0][0]] == [[*range(5)], [*range(5, 10)]]
+    (warning,) = others[0][1]
+    assert "the rows are sorted by the target 'y', and mode='contiguous'" in warning
+    assert more[0][1] == [], "the same on all ranks, and said by the first"
+    for text in (
+        "train: rank 0 of 2 holds 2,000 of 4,000 rows (one of every 2)",
+        "global over the rows that each rank holds, 2,000 of 4,000 (one of every 2)",
+        "global over the rows that each rank holds, 2,000 of 4,000 (neighboring rows)",
+        "global over the rows that each rank holds, 2,000 of 4,000 (redrawn each epoch)",
+    ):
+        assert text in ranks[0].output
+
+
+def test_targets_that_repeat_with_the_number_of_ranks_warn_once(tmp_path):
+    path = write(tmp_path, SORTED_ROWS, chunk=100)
+    with h5py.File(path, "a") as file:
+        file["y"][:] = np.arange(SORTED_ROWS) % 2
+    ways = [{}, {"reshard_every_n_epochs": 1}, {"mode": "contiguous"}]
+    (first, *_), (second, *_) = both = values(run_ranks(classes_of, 2, tmp_path, path, ways))
+    (warning,) = first[1]
+    assert "the values of the target 'y' repeat with the number of ranks" in warning
+    assert "Pass reshard_every_n_epochs=1, or shuffle" in warning
+    assert second[1] == [], "the same on all ranks, and said by the first"
+    assert all(about == [] for found in both for _, about, _ in found[1:])
+
+
 def launched_by_lightning(rank, strategy, path, folder):
     model = WritesRows(folder)
     datamodule = module(path, mode="interleave", share_memory=True, num_workers=1)
@@ -289,7 +353,7 @@ def test_ranks_that_lightning_forks_or_spawns_share_memory_too(tmp_path, strateg
 
 def drawn_anew(rank, world_size, cases, folder):
     """Epochs of an unbroken run, of one that is broken off, and of one that goes on with it."""
-    table.HELD_BYTES = -1  # blocks are chunks, as those of large arrays are
+    catalog.HELD_BYTES = -1  # blocks are chunks, as those of large arrays are
     found = []
     for path, options in cases:
         whole, broken, resumed = Judge(), Judge(fail_at=(2, 1)), Judge()
@@ -476,8 +540,8 @@ def test_a_damaged_chunk_of_one_rank_stops_all_soon_with_the_same_words(tmp_path
 
 def changes_while_it_loads(rank, paths):
     if rank == 1:
-        do = doing.do_tasks
-        doing.do_tasks = lambda *arguments: (do(*arguments), os.utime(paths[1], (1, 1)))
+        do = bulk.do_tasks
+        bulk.do_tasks = lambda *arguments: (do(*arguments), os.utime(paths[1], (1, 1)))
     return fails(rank, paths, {})[:1]
 
 
@@ -503,7 +567,9 @@ def gives_room_at_its_leisure(rank, path, folder):
             (Path(folder) / f"given back by {rank}").touch()
 
     RankMemCachedH5Dataset.close = close_slowly
-    preload.room = lambda: Room(preload.HEADROOM * len([*Path(folder).glob("given back *")]), "the machine's memory")
+    shard_loading.room = lambda: AvailableMemory(
+        shard_loading.HEADROOM * len([*Path(folder).glob("given back *")]), "the machine's memory"
+    )
     return error_of(lambda: trainer.test(model, datamodule=datamodule)), model.rows["test"]
 
 
@@ -515,10 +581,10 @@ def test_a_rank_waits_until_all_have_given_back_what_they_can_spare(tmp_path):
 
 def slowly(rank, path, seconds):
     """Rank 1 takes so long over each of its tasks."""
-    preload.HEARTBEAT, bulk.TASK_BYTES = 0.1, 1  # a task for each chunk
+    shard_loading.HEARTBEAT, bulk.TASK_BYTES = 0.1, 1  # a task for each chunk
     if rank == 1:
-        do = doing.do_tasks
-        doing.do_tasks = lambda tasks, *others: do(
+        do = bulk.do_tasks
+        bulk.do_tasks = lambda tasks, *others: do(
             [task._replace(run=partial(late, task, seconds)) for task in tasks], *others
         )
     model = Judge()
@@ -565,7 +631,7 @@ def dies(rank, dying, where, path, folder):
     """One rank is killed; the other looks what is left of it, and of itself, once it has come to know."""
     (Path(folder) / f"{rank}.pid").write_text(str(os.getpid()))
     if where == "loading" and rank == dying:
-        doing.do_tasks = lambda tasks, *others: (tasks[0].run(), die())
+        bulk.do_tasks = lambda tasks, *others: (tasks[0].run(), die())
     options = {"mode": "interleave", "share_memory": True, "num_workers": 2, "setup_timeout": 2}
     datamodule, model = module(path, **options), Judge()
     error = error_of(lambda: ddp(2, max_epochs=1000, callbacks=[Dies(dying)]).fit(model, datamodule=datamodule))

@@ -10,8 +10,8 @@ import torch.distributed
 from processes import run_ranks, values
 
 from lightning_h5 import CombinedHDF5DataModule, CombinedHDF5Dataset, H5ValueError
-from lightning_h5.datasets import combined, shared_index
-from lightning_h5.ranks import Question, once
+from lightning_h5.datasets import combined, row_index
+from lightning_h5.distributed import Question, once_per_node
 
 ROWS = 50
 
@@ -105,11 +105,11 @@ def test_each_rank_asks_its_own_function(files, tmp_path):
 def rank_whose_first_is_no_help(rank, files, how):
     counting = start(rank)
     if how == "slow":
-        once.PATIENCE = 0.2
+        once_per_node.PATIENCE = 0.2
     if how == "no memory":
-        shared_index.ShardMemory = refuse
+        row_index.ShardMemory = refuse
     if how == "another's":
-        shared_index.digest_of_index = lambda rows: f"{rank}"
+        row_index.digest_of_index = lambda rows: f"{rank}"
     rows = CombinedHDF5Dataset(files, where={"age": [1, 2]}).indices.tolist()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -118,12 +118,12 @@ def rank_whose_first_is_no_help(rank, files, how):
 
 def rank_that_takes_its_time(rank, files):
     counting = start(rank)
-    once.PATIENCE, once.PROGRESS = 1.0, 0.05
+    once_per_node.PATIENCE, once_per_node.PROGRESS = 1.0, 0.05
 
     def select(*arguments):
         for _ in range(25):
             time.sleep(0.1)
-            arguments[-1]()
+            arguments[5]()  # progress
         return counting(*arguments)
 
     combined.select_rows = select

@@ -17,9 +17,9 @@ from factories import edit, make_older
 from processes import run_ranks, values
 
 from lightning_h5 import RankMemCachedH5Dataset
-from lightning_h5.datasets import doing, load_shards, preload
-from lightning_h5.datasets.room import Room
-from lightning_h5.files import process_pool
+from lightning_h5.datasets import load_shards, shard_loading
+from lightning_h5.datasets.shard_loading import AvailableMemory
+from lightning_h5.hdf5 import process_pool
 from lightning_h5.readers import bulk
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no memory without a name")
@@ -117,7 +117,7 @@ def draw_anew(rank, world_size, file):
     dataset = RankMemCachedH5Dataset(file, "x", **options)
     decoded, found = n_decoded(dataset), []
     for draw in (1, 2, 0):
-        assert dataset.take_on(draw)
+        assert dataset.reshard(draw)
         assert right(dataset, np.arange(ROWS))
         found.append(dataset.rows.tolist())
     assert n_decoded(dataset) == decoded
@@ -166,7 +166,7 @@ def have_room_for_one_copy(rank, world_size, file, is_refused):
     join(rank, world_size)
     if is_refused and rank == 1:
         os.open = refusing_descriptors(os.open)
-    preload.room = lambda: Room(preload.HEADROOM + X.nbytes, "a test's limit")
+    shard_loading.room = lambda: AvailableMemory(shard_loading.HEADROOM + X.nbytes, "a test's limit")
     dataset = RankMemCachedH5Dataset(file, "x", rank=0, world_size=1, share_memory=True, preload=False)
     load_shards({"": dataset}, is_alone=False)  # as for peers that train one replica together
     return torch.equal(dataset.read_batch(range(ROWS)), torch.from_numpy(X)), shared_memory()
@@ -194,31 +194,31 @@ def load(rank, world_size, paths, of_rank, trouble):
 
 
 def fail_by_half(path):
-    real = doing.do_tasks
+    real = bulk.do_tasks
 
     def do_half(tasks, n_cores, tell):
         real(tasks[: len(tasks) // 2], n_cores, tell)
         raise ZeroDivisionError("no error of ours")
 
-    doing.do_tasks = do_half
+    bulk.do_tasks = do_half
 
 
 def change_while_it_is_read(path):
-    real = doing.do_tasks
+    real = bulk.do_tasks
 
     def do_and_touch(tasks, n_cores, tell):
         real(tasks, n_cores, tell)
         os.utime(path)
 
-    doing.do_tasks = do_and_touch
+    bulk.do_tasks = do_and_touch
 
 
 def have_no_room(path):
-    preload.room = lambda: Room(1, "a test")
+    shard_loading.room = lambda: AvailableMemory(1, "a test")
 
 
 def cannot_tell_the_room(path):
-    preload.room = lambda: {}["CommitLimit"]
+    shard_loading.room = lambda: {}["CommitLimit"]
 
 
 def same_error(file, tmp_path, of_rank=None, trouble=None):
@@ -270,11 +270,11 @@ def test_ranks_that_ask_for_other_rows_or_in_another_way_all_stop(file, tmp_path
 
 def load_slowly(rank, world_size, file):
     join(rank, world_size)
-    preload.HEARTBEAT = 0.1
+    shard_loading.HEARTBEAT = 0.1
     dataset = RankMemCachedH5Dataset(file, "x", mode="interleave", with_index=True, preload=False)
     if rank == 1:
-        real = doing.do_tasks
-        doing.do_tasks = lambda tasks, n_cores, tell: [real([task], 1, tell) or time.sleep(0.15) for task in tasks]
+        real = bulk.do_tasks
+        bulk.do_tasks = lambda tasks, n_cores, tell: [real([task], 1, tell) or time.sleep(0.15) for task in tasks]
     load_shards({"": dataset}, is_alone=False, patience=0.6)
     return right(dataset, np.arange(ROWS))
 
@@ -285,7 +285,7 @@ def test_a_rank_that_loads_slowly_is_waited_for_as_long_as_it_goes_on(file, tmp_
 
 def die_in_the_middle(rank, world_size, file, folder):
     join(rank, world_size)
-    real = doing.do_tasks
+    real = bulk.do_tasks
 
     def do_half(tasks, n_cores, tell):
         real(tasks[: len(tasks) // 2], n_cores, tell)
@@ -294,7 +294,7 @@ def die_in_the_middle(rank, world_size, file, folder):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    doing.do_tasks = do_half
+    bulk.do_tasks = do_half
     RankMemCachedH5Dataset(file, "x", mode="interleave", share_memory=True)
 
 

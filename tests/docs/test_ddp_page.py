@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,5 +54,6 @@ def test_the_script_trains_and_tests_on_each_row_once(launcher, tmp_path, monkey
     output = run_on_two_ranks(launcher)
     assert output.count("training order: ") == 1
     assert "lightning_h5: rows from HDF5, over all ranks" in output
-    (line,) = (line.split() for line in output.splitlines() if line.startswith("train "))
-    assert line[2] == "2,006"
+    of_training = output.split("lightning_h5: rows from HDF5, over all ranks")[1]
+    assert re.search(r"^ +train\b", of_training, re.MULTILINE)
+    assert re.search(r"^rows +2,006\b", of_training, re.MULTILINE)

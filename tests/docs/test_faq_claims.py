@@ -19,7 +19,7 @@ from doubling import double
 from test_docs import ROOT, benchmark, blocks
 
 from lightning_h5 import H5FileError, H5KeyError, H5LazyDataset, H5ValueError, LazyH5DataModule
-from lightning_h5.files import open_h5
+from lightning_h5.hdf5 import open_h5
 
 FAQ = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
 
@@ -116,13 +116,13 @@ import sys, time
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning_h5 import RankCachedH5DataModule
-from lightning_h5.datasets import doing
+from lightning_h5.datasets import bulk
 
 def never_done(tasks, *arguments, **options):
     print("loading", flush=True)
     time.sleep(100)
 
-doing.do_tasks = never_done
+bulk.do_tasks = never_done
 trainer = Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False)
 trainer.fit(BoringModel(), datamodule=RankCachedH5DataModule(sys.argv[1]))
 """

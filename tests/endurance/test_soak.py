@@ -1,7 +1,10 @@
 """Long training from many files: memory and descriptors of all processes stay as they are after the first epoch."""
 
 import gc
+import json
 import os
+import subprocess
+import sys
 from functools import partial
 from multiprocessing import active_children
 from typing import NamedTuple
@@ -12,10 +15,11 @@ import pytest
 from leftovers import nothing_is_left
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule
-from lightning_h5.files import handles, process_pool
+from lightning_h5.datasets import catalog
+from lightning_h5.hdf5 import handles, process_pool
 
 FILES, WIDTH, BATCH, LOOKS = 50, 32, 250, 5  # looks in an epoch
-MOST_OPEN = 8  # files in each process
+MAX_OPEN = 8  # files in each process
 MIB = 1 << 20
 
 
@@ -67,19 +71,27 @@ SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
         pytest.param("combined", 1_000_000, 8, id="combined, 1,000,000 rows", marks=SLOW),
     ],
 )
-def test_memory_and_descriptors_are_flat_from_the_second_epoch_on(tmp_path, monkeypatch, kind, n_rows, n_epochs):
-    monkeypatch.setattr("lightning_h5.datasets.table.HELD_BYTES", -1)  # so that workers open and close files,
-    monkeypatch.setattr(handles, "HandlePool", partial(handles.HandlePool, MOST_OPEN))  # again and again
+def test_memory_and_descriptors_are_flat_from_the_second_epoch_on(tmp_path, kind, n_rows, n_epochs):
+    """In an interpreter of its own: workers copy pages of a process that ran other tests as they touch its objects."""
     folder = write_files(tmp_path, n_rows)
+    arguments = [sys.executable, __file__, kind, folder, str(n_rows), str(n_epochs)]
+    path = os.pathsep.join([*sys.path, os.environ.get("PYTHONPATH", "")])
     with nothing_is_left():
-        # A full collection writes to each object that it looks at, and the system then copies the pages that workers
-        # share with this process: about 100 MiB, once, at any time.
-        gc.freeze()
-        try:
-            looks = train(kind, folder, n_rows, n_epochs)
-        finally:
-            gc.unfreeze()
-    judge(kind, n_rows, looks)
+        done = subprocess.run(
+            arguments, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    judge(kind, n_rows, json.loads(done.stdout.splitlines()[-1]))
+
+
+def train_alone(kind, folder, n_rows, n_epochs):
+    """Print what ``train`` returns, with workers that open and close files again and again."""
+    catalog.HELD_BYTES = -1
+    handles.HandlePool = partial(handles.HandlePool, MAX_OPEN)
+    # A full collection writes to each object that it looks at, and the system then copies the pages that workers share
+    # with this process: about 100 MiB, once, at any time.
+    gc.freeze()
+    print(json.dumps(train(kind, folder, int(n_rows), int(n_epochs))))
 
 
 def train(kind, folder, n_rows, n_epochs):
@@ -119,3 +131,7 @@ def judge(kind, n_rows, looks):
     assert descriptors[last].max() <= descriptors[first].max() + 2
     assert memory_slope < 8
     assert n_bytes[last].max() - n_bytes[first].max() < 16 * MIB
+
+
+if __name__ == "__main__":
+    train_alone(*sys.argv[1:])

@@ -20,7 +20,7 @@ import pytest
 from leftovers import nothing_is_left
 
 from lightning_h5 import CombinedHDF5DataModule, H5WorkerError, LazyH5DataModule
-from lightning_h5.files import process_pool
+from lightning_h5.hdf5 import process_pool
 
 ROWS, BATCH = 240, 8
 STEPS = ROWS // BATCH

@@ -20,7 +20,7 @@ from matrix_case import (
     values_of,
 )
 
-from lightning_h5.readers.checksum import fletcher32
+from lightning_h5.readers.filters.decoders import fletcher32
 
 LZF = {"chunks": (STEP, WIDTH), "compression": "lzf"}
 UNKNOWN = 32_999  # a filter that nobody has

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 from matrix_case import BOTH, CHUNKED, GZIP, REFUSED, RIGHT, ROWS, fault, values_of
 
-from lightning_h5.readers import stored
+from lightning_h5.readers import raw_io
 
 NOBODY = 65534
 
@@ -261,8 +261,8 @@ def _virtual_in_the_same_file(file):
     file.create_virtual_dataset("x", layout)
 
 
-failing("a_disk_that_fails", stored, "read_pieces", lambda case: case.write(**CHUNKED))
-failing("a_disk_that_fails_in_compressed_rows", stored, "read_pieces", lambda case: case.write(**GZIP), slow=True)
+failing("a_disk_that_fails", raw_io, "read_pieces", lambda case: case.write(**CHUNKED))
+failing("a_disk_that_fails_in_compressed_rows", raw_io, "read_pieces", lambda case: case.write(**GZIP), slow=True)
 failing(
     "a_disk_that_fails_in_the_library",
     h5py.Dataset,

@@ -27,15 +27,15 @@ import numpy as np
 from factories import Stored, known_filters, write_array
 
 from lightning_h5 import H5LazyDataset, LazyH5DataModule, RankMemCachedH5Dataset, inspect_file
-from lightning_h5.datasets import table
+from lightning_h5.datasets import catalog
 from lightning_h5.errors import H5Error
-from lightning_h5.files import process_pool
+from lightning_h5.hdf5 import process_pool
 
 ROWS = 160
 SEED = 20
 HANG_SECONDS = 10
 MORE_MEMORY = 3 << 30  # bytes of addresses that a child may take beyond what it has when it is forked
-MOST_KEPT = 10  # mutants of each kind of end that are written for a closer look
+MAX_KEPT = 10  # mutants of each kind of end that are written for a closer look
 PER_CHILD = 250  # mutants; what HDF5 leaks after an error does not add up for longer
 
 VERDICTS = ("right", "refused", "wrong", "moved", "crash", "memory", "foreign", "hang")
@@ -325,7 +325,7 @@ def _by_cached(path, **options):
 
 READERS = {"lazy": (_by_lazy, True), "lazy, in pieces": (_by_lazy, False), "module": (_by_module, False)}
 READERS["cached"] = (_by_cached, True)
-_HELD_BYTES = table.HELD_BYTES
+_HELD_BYTES = catalog.HELD_BYTES
 
 
 def reader_of(number):
@@ -337,7 +337,7 @@ def judge(base, number, path, options):
     """Reads a mutant; its verdict, the level that a wrong array has, and what was raised."""
     read, is_held = READERS[reader_of(number)]
     try:
-        table.HELD_BYTES = _HELD_BYTES if is_held else -1
+        catalog.HELD_BYTES = _HELD_BYTES if is_held else -1
         found = read(path, **options)
     except H5Error as error:
         return "refused", None, f"{type(error).__name__}: {error}"
@@ -346,7 +346,7 @@ def judge(base, number, path, options):
     except BaseException as error:
         return "foreign", None, f"{type(error).__name__}: {error}"
     finally:
-        table.HELD_BYTES = _HELD_BYTES
+        catalog.HELD_BYTES = _HELD_BYTES
         process_pool().close()
     wrong = [
         level for values, true, level in zip(found, base.truth, base.levels, strict=True) if not _is_equal(values, true)
@@ -416,7 +416,7 @@ def _keep(tally, bases, folder):
     n_kept = Counter()
     for name, number, _, _, verdict, level, _ in tally.found:
         n_kept[verdict, level] += 1
-        if n_kept[verdict, level] <= MOST_KEPT:
+        if n_kept[verdict, level] <= MAX_KEPT:
             with open(os.path.join(folder, f"{verdict} {level} {name} {number}.h5".replace(" ", "_")), "wb") as file:
                 file.write(mutant_of(bases[name], number)[1])
 

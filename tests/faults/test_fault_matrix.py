@@ -15,7 +15,7 @@ from cells import run_cell
 from matrix_case import FAULTS, REFUSED, RIGHT
 
 from lightning_h5 import H5DataChangedError, LazyH5DataModule
-from lightning_h5.files import ChangeGuard
+from lightning_h5.hdf5 import ChangeGuard
 
 MODULES = (
     faults_of_arrays,

@@ -1,4 +1,4 @@
-"""``AtHand``: rows in memory are copied by who asks for them, until that one has other things to do meanwhile."""
+"""``InMemoryIterator``: the consumer copies rows in memory itself, until it has other things to do."""
 
 import threading
 
@@ -9,9 +9,9 @@ import pytest
 from lightning_h5 import LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.datasets import RawBatch
 from lightning_h5.errors import H5Error
-from lightning_h5.loading import at_hand
-from lightning_h5.loading.at_hand import AtHand
-from lightning_h5.readers import placed
+from lightning_h5.loading import in_memory_iterator
+from lightning_h5.loading.in_memory_iterator import InMemoryIterator
+from lightning_h5.readers import contiguous
 from lightning_h5.types import BatchToken
 
 ROWS = [np.arange(start, start + 4) for start in range(0, 40, 4)]
@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(at_hand, "perf_counter", clock)
+    monkeypatch.setattr(in_memory_iterator, "perf_counter", clock)
     return clock
 
 
@@ -57,7 +57,7 @@ def make(source, start_ahead, together=3):
     def finish_all(raw, some):
         return ((token.step, *part.columns[0]) for part, token in zip(raw.split([4] * len(some)), some, strict=True))
 
-    return AtHand(source, finish_all, tokens(), together, start_ahead)
+    return InMemoryIterator(source, finish_all, tokens(), together, start_ahead)
 
 
 def never(left):
@@ -112,7 +112,7 @@ def test_an_iteration_that_was_closed_says_so(clock, n_taken):
 
 
 def test_an_epoch_out_of_memory_starts_no_thread_for_a_consumer_who_is_fast(make_h5, monkeypatch):
-    monkeypatch.setattr(at_hand, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(in_memory_iterator, "perf_counter", lambda: 0.0)
     data = RankCachedH5DataModule(make_h5({"x": np.arange(64.0)}), x_key="x", batch_size=4, with_index=True)
     data.setup("fit")
     before, rows = threading.active_count(), []
@@ -126,10 +126,10 @@ def test_an_epoch_out_of_memory_starts_no_thread_for_a_consumer_who_is_fast(make
 
 def test_an_epoch_out_of_memory_is_the_same_whoever_reads_it(make_h5, monkeypatch):
     path, orders = make_h5({"x": np.arange(640.0)}), []
-    monkeypatch.setattr("lightning_h5.loading.loader.MOST_TOGETHER", 2)
+    monkeypatch.setattr("lightning_h5.loading.loader.MAX_TOGETHER", 2)
     for pace in (0.0, 1.0):  # of a clock that stands still, and one that goes on at each look
         looks = iter(range(10_000))
-        monkeypatch.setattr(at_hand, "perf_counter", lambda pace=pace, looks=looks: pace * next(looks) ** 2)
+        monkeypatch.setattr(in_memory_iterator, "perf_counter", lambda pace=pace, looks=looks: pace * next(looks) ** 2)
         data = RankCachedH5DataModule(path, x_key="x", batch_size=4, with_index=True)
         data.setup("fit")
         n_threads, order = threading.active_count(), []
@@ -147,15 +147,15 @@ def test_an_epoch_out_of_memory_is_the_same_whoever_reads_it(make_h5, monkeypatc
 def test_rows_of_a_mapped_file_are_at_hand_where_the_page_cache_has_them(
     tmp_path, nothing_held, monkeypatch, is_cached, shuffle
 ):
-    monkeypatch.setattr(at_hand, "perf_counter", lambda: 0.0)
-    monkeypatch.setattr(placed, "_is_cached", lambda fd, place: is_cached)
+    monkeypatch.setattr(in_memory_iterator, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(contiguous, "_is_cached", lambda fd, place: is_cached)
     x = np.arange(4096.0).reshape(512, 8)
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file.create_dataset("x", data=x)
     data = LazyH5DataModule(tmp_path / "rows.h5", batch_size=4, with_index=True, mmap=True, shuffle=shuffle)
     data.setup("fit")
     loader, before = data.train_dataloader(), threading.active_count()
-    assert loader.dataset.is_at_hand == is_cached
+    assert loader.dataset.is_in_memory == is_cached
     rows = []
     for batch, index in loader:
         assert (threading.active_count() > before) != is_cached
@@ -172,12 +172,12 @@ def test_rows_of_mapped_files_that_are_put_together_are_read_ahead(tmp_path, not
             file.create_dataset("x", data=np.zeros((512, 8)))
     data = LazyH5DataModule([tmp_path / "a.h5", tmp_path / "b.h5"], batch_size=4, mmap=True)
     data.setup("fit")
-    assert not data.train_dataloader().dataset.is_at_hand
+    assert not data.train_dataloader().dataset.is_in_memory
     data.teardown("fit")
 
 
 def test_decoded_rows_that_all_fit_are_at_hand_from_the_second_epoch_on(tmp_path, nothing_held, monkeypatch):
-    monkeypatch.setattr(at_hand, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(in_memory_iterator, "perf_counter", lambda: 0.0)
     x = np.arange(4096.0).reshape(512, 8)
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file.create_dataset("x", data=x, chunks=(16, 8), compression="gzip")
@@ -186,7 +186,7 @@ def test_decoded_rows_that_all_fit_are_at_hand_from_the_second_epoch_on(tmp_path
     loader, before = data.train_dataloader(), threading.active_count()
     for epoch, n_more in ((0, True), (1, False), (2, False)):
         loader.sampler.set_epoch(epoch)
-        assert loader.dataset.is_at_hand == (epoch > 0)
+        assert loader.dataset.is_in_memory == (epoch > 0)
         rows = []
         for batch, index in loader:
             assert (threading.active_count() > before) == n_more

@@ -11,7 +11,7 @@ import torch
 
 from lightning_h5 import H5Error, H5LazyDataset, H5ResumeError
 from lightning_h5.loading import H5DataLoader
-from lightning_h5.sampling import OrderParameters, PlanSampler
+from lightning_h5.order import OrderParameters, PlanSampler
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ def test_an_iteration_that_was_closed_does_not_end_as_if_it_were_done(dataset):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_epoch_draws_its_permutation_once(dataset, num_workers, monkeypatch):
     """At ten million rows it takes a second and 160 MB."""
-    from lightning_h5.sampling import plan
+    from lightning_h5.order import plan
 
     drawn, draw = [], plan.permutation
     monkeypatch.setattr(plan, "permutation", lambda *args, **more: drawn.append(args) or draw(*args, **more))

@@ -18,7 +18,7 @@ from processes import run_ranks, values
 
 from lightning_h5 import H5LazyDataset, LazyH5DataModule
 from lightning_h5.loading import H5DataLoader
-from lightning_h5.sampling import OrderParameters, PlanSampler
+from lightning_h5.order import OrderParameters, PlanSampler
 
 ROWS, BATCH = 48, 4
 

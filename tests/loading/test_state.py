@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_h5 import H5ResumeError
-from lightning_h5.loading import Position, extend, position_from, position_state
-from lightning_h5.sampling import BlockTable, OrderParameters, PlanSampler, Segment, consumed_rows
+from lightning_h5.loading import Position
+from lightning_h5.order import BlockTable, OrderParameters, PlanSampler, Segment, consumed_rows
 
 
 def sampler(n_rows=1000, **options):
@@ -23,13 +23,14 @@ def sampler(n_rows=1000, **options):
 def state(n_rows=1000):
     own = sampler(n_rows)
     segments = (Segment(8, 2, 10), Segment(5, 4, 8))
-    return position_state(own, Position(4, segments, own.present_order(), finished=False), "abc")
+    return Position(4, segments, own.present_order()).state(own, "abc")
 
 
 def test_it_comes_back_as_it_was_saved():
-    epoch, segments, order, finished = position_from(state(), sampler(), "abc")
-    assert (epoch, segments, finished) == (4, (Segment(8, 2, 10), Segment(5, 4, 8)), False)
-    assert order == OrderParameters(mode="global", seed=3, batch_size=8)
+    order = OrderParameters(mode="global", seed=3, batch_size=8)
+    restored = Position.from_state(state(), sampler(), "abc")
+    assert restored == Position(4, (Segment(8, 2, 10), Segment(5, 4, 8)), order, finished=False)
+    assert restored.state(sampler(), "abc") == state()
 
 
 def test_it_survives_json_and_a_checkpoint():
@@ -37,7 +38,7 @@ def test_it_survives_json_and_a_checkpoint():
     torch.save(state(), saved)
     saved.seek(0)
     assert torch.load(saved, weights_only=True) == json.loads(json.dumps(state())) == state()
-    assert position_from(json.loads(json.dumps(state())), sampler(), "abc").epoch == 4
+    assert Position.from_state(json.loads(json.dumps(state())), sampler(), "abc").epoch == 4
 
 
 def test_it_has_the_same_size_for_any_number_of_rows():
@@ -45,15 +46,18 @@ def test_it_has_the_same_size_for_any_number_of_rows():
 
 
 def test_it_stays_small_after_any_number_of_changes_within_an_epoch():
-    own, segments = sampler(10**6), ()
+    own = sampler(10**6)
+    position = Position(4, (), own.present_order())
     for change in range(300):
-        segments = extend(segments, 8 + change % 2, 1 + change % 3, 6)
-        saved = position_state(own, Position(4, segments, own.present_order(), finished=False))
-        restored = position_from(saved, own)
-        assert consumed_rows(10**6, restored.segments, False, 4) == consumed_rows(10**6, segments, False, 4)
+        blocks, parameters = own.blocks, own.parameters
+        now = PlanSampler(blocks, parameters, batch_size=8 + change % 2, rank=0, world_size=1 + change % 3)
+        position = position.after(now, 6)
+        saved = position.state(now)
+        restored = Position.from_state(saved, now)
+        assert consumed_rows(10**6, restored.segments, False, 4) == consumed_rows(10**6, position.segments, False, 4)
         assert len(json.dumps(saved)) < 2048
-        segments = restored.segments
-    assert segments[-1].n_batches == 6
+        position = restored
+    assert position.segments[-1].n_batches == 6 * (1 + 299 % 3)
 
 
 def places(value, path=()):
@@ -83,13 +87,13 @@ def test_a_changed_state_is_refused_wherever_it_was_changed(data):
             anything.filter(lambda value: value != inner[last] or type(value) is not type(inner[last]))
         )
     with pytest.raises(H5ResumeError):
-        position_from(changed, sampler(), "abc")
+        Position.from_state(changed, sampler(), "abc")
 
 
 @pytest.mark.parametrize("given", [{}, {"version": 1}, {"version": 99}, {"version": "1"}, {"version": np.int64(1)}])
 def test_what_is_no_position_of_ours_is_refused(given):
     with pytest.raises(H5ResumeError):
-        position_from(given, sampler(), "abc")
+        Position.from_state(given, sampler(), "abc")
 
 
 def test_other_data_and_settings_are_refused_with_all_values_side_by_side():
@@ -97,7 +101,7 @@ def test_other_data_and_settings_are_refused_with_all_values_side_by_side():
         BlockTable.of_sizes([999]), OrderParameters(mode="none", seed=5, batch_size=8), batch_size=8, drop_last=True
     )
     with pytest.raises(H5ResumeError) as refused:
-        position_from(state(), other, "xyz")
+        Position.from_state(state(), other, "xyz")
     for line in (
         "rows: saved 1000, present 999",
         "files: saved 'abc', present 'xyz'",

@@ -4,10 +4,10 @@ import importlib.util
 import math
 from unittest import mock
 
-import lightning_h5.readers
-from lightning_h5.files import OpenOptions, find_array, kind_of, layout_of, open_h5
-from lightning_h5.readers import Work, open_pooled, sources
-from lightning_h5.stats import Counters
+import lightning_h5.readers.select
+from lightning_h5.counters import Counters
+from lightning_h5.hdf5 import OpenOptions, find_array, kind_of, layout_of, open_h5
+from lightning_h5.readers import TaskQueue, chunk_loader, open_chunked
 
 OPTIONS = OpenOptions()
 RUN = 3  # rows of a slab where there are no chunks
@@ -39,26 +39,26 @@ def open_pool(*layouts, n_slabs=EVERYTHING, work=None, counters=None, rows=None,
     Of arrays that are large, chunks are read and decoded by compiled code, where Numba is installed.
     """
     least = 0 if is_large else 1 << 60
-    with mock.patch.object(lightning_h5.readers, "LEAST_COMPILED", least):
-        return open_pooled(
+    with mock.patch.object(lightning_h5.readers.select, "MIN_COMPILED", least):
+        return open_chunked(
             layouts,
             OPTIONS,
             rows_per_run=[RUN] * len(layouts),
             n_bytes=n_slabs * slab_bytes(layouts),
-            work=work or Work(),
+            work=work or TaskQueue(),
             counters=counters or Counters(),
             rows=rows,
             keeps=False if is_large else keeps,
         )
 
 
-TASK_BYTES = sources.TASK_BYTES
+TASK_BYTES = chunk_loader.TASK_BYTES
 
 
 def load_at_a_time(monkeypatch, n_bytes):
     """Has so much decoded in one go: a chunk a task, some of them, or all of a small file (512 KiB by default)."""
-    monkeypatch.setattr(sources, "TASK_BYTES", n_bytes)
-    monkeypatch.setattr(sources, "MOST_LINE_BYTES", 4 * n_bytes)
+    monkeypatch.setattr(chunk_loader, "TASK_BYTES", n_bytes)
+    monkeypatch.setattr(chunk_loader, "MAX_LINE_BYTES", 4 * n_bytes)
 
 
 def n_decoded(counters):

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pools import OPTIONS, can_be_pooled, look, n_decoded
 from test_readers_match_h5py import FULL_SHAPES, arrays
 
+from lightning_h5.counters import Counters
 from lightning_h5.errors import H5CorruptError
-from lightning_h5.files import process_pool
-from lightning_h5.readers import BulkTask, ChunkSource, bulk, bulk_tasks, do_tasks, open_source
-from lightning_h5.stats import Counters
+from lightning_h5.hdf5 import process_pool
+from lightning_h5.readers import BulkTask, ChunkLoader, bulk, bulk_tasks, do_tasks, open_source
 
 WIDE = np.dtype("c16")  # holds any number
 SHAPES = st.tuples(st.integers(0, 23), st.lists(st.sampled_from([1, 2, 3, 5, 7]), max_size=2))
@@ -66,7 +66,7 @@ def check(make_h5, monkeypatch, data, stored, file):
     rows = data.draw(ascending(len(stored.values)))
     # Bytes of a task, and of scratch memory: a slab a task, or all of them; read at once, or chunk by chunk.
     monkeypatch.setattr(bulk, "TASK_BYTES", data.draw(st.sampled_from([1, 100, 1 << 20])))
-    monkeypatch.setattr(bulk, "MOST_SCRATCH", data.draw(st.sampled_from([0, 100, 64 << 20])))
+    monkeypatch.setattr(bulk, "MAX_SCRATCH", data.draw(st.sampled_from([0, 100, 64 << 20])))
     first, casts, counters = data.draw(st.integers(0, 3)), data.draw(st.booleans()), Counters()
     target = Memory(first + len(rows) + 2, layout, casts=casts)
     source, tasks = read(layout, rows, target, first, counters=counters)
@@ -76,7 +76,7 @@ def check(make_h5, monkeypatch, data, stored, file):
     for around in (slice(first), slice(first + len(rows), None)):
         assert_same_rows(target.rows[around], target.before[around])
     assert sum(task.n_bytes for task in tasks) == expected.nbytes
-    if isinstance(source, ChunkSource):
+    if isinstance(source, ChunkLoader):
         slabs = np.unique(np.asarray(rows, dtype=np.int64) // layout.chunks[0])
         is_there = layout.table.offsets.reshape(-1, layout.table.per_row)[slabs] >= 0
         assert n_decoded(counters) == np.count_nonzero(is_there)
@@ -166,7 +166,7 @@ def test_large_tasks_are_not_done_all_at_a_time():
         with lock:
             at_once -= 1
 
-    do_tasks([BulkTask(1, bulk.MOST_AT_A_TIME // 2, run) for _ in range(20)], 8, lambda n_bytes: None)
+    do_tasks([BulkTask(1, bulk.MAX_AT_A_TIME // 2, run) for _ in range(20)], 8, lambda n_bytes: None)
     assert most == 2
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_h5.readers.checksum import WORDS, fletcher32
+from lightning_h5.readers.filters.decoders import WORDS, fletcher32
 
 
 @pytest.fixture(scope="module")

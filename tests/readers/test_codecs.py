@@ -13,10 +13,10 @@ import pytest
 from factories import Stored, assert_same_rows, is_decodable, known_filters, random_values
 from pools import OPTIONS, can_be_pooled, look, n_decoded, open_pool
 
-from lightning_h5.files import Filter, OpenOptions
-from lightning_h5.readers import MappedReader, PlacedReader, is_pooled, open_reader, why_plain
-from lightning_h5.readers.decoders import decoder_of
-from lightning_h5.stats import Counters
+from lightning_h5.counters import Counters
+from lightning_h5.hdf5 import Filter, OpenOptions
+from lightning_h5.readers import ContiguousReader, MappedReader, fallback_reason, is_pooled, open_reader
+from lightning_h5.readers.filters.pipeline import decoder_of
 
 LIBRARIES = ["imagecodecs", "deflate", "zlib_into", "blosc2"]
 
@@ -50,7 +50,7 @@ def takes_any_size():
 
 
 def assert_decoded_here(layout, counters):
-    assert why_plain(layout) is None
+    assert fallback_reason(layout) is None
     # HDF5 leaves out a filter where a chunk would grow.
     assert n_decoded(counters) == (0 if layout.is_placed else len(layout.table.offsets))
 
@@ -105,7 +105,7 @@ def test_each_option_of_each_filter_is_decoded(make_h5, name, dtype):
         values = arrays[str(at)].values
         assert_same_rows(found, native(values["a"] if member else values))
         if name.startswith("bitshuffle") and np.dtype(dtype).itemsize not in (1, 2, 4, 8) and not takes_any_size():
-            assert "bitshuffle" in why_plain(layout)
+            assert "bitshuffle" in fallback_reason(layout)
         else:
             assert_decoded_here(layout, counters)
     assert not layout.is_placed  # the last one, whose chunks are large
@@ -123,7 +123,7 @@ def test_a_filter_without_a_decoder_is_left_to_the_library_and_the_reason_says_w
     )
     for key in ("many", "one"):
         layout = look(path, key)
-        assert "pip install --upgrade 'lightning-h5[filters]'" in why_plain(layout)
+        assert "pip install --upgrade 'lightning-h5[filters]'" in fallback_reason(layout)
         assert is_pooled(layout, OPTIONS) == (key == "many")  # a chunk of one row is no one else's
         counters = Counters()
         rows = np.array([19, 3, 3, 0])
@@ -151,14 +151,14 @@ def test_zlib_alone_decodes_no_more_than_a_chunk_has(without):
 def test_an_array_that_was_compressed_twice_is_left_to_the_library(make_h5):
     values = np.resize(np.arange(9), (20, 30))
     layout = look(make_h5(x=Stored(values, "chunked", (6, 30), filters=("gzip", "lzf"))))
-    assert why_plain(layout) == "it was compressed twice"
+    assert fallback_reason(layout) == "it was compressed twice"
     assert_same_rows(open_pool(layout).read(np.arange(20)), values)
 
 
 def test_an_array_that_was_shuffled_after_it_was_compressed_is_left_to_the_library(make_h5):
     values = np.resize(np.arange(11, dtype="i4"), (40, 50))
     layout = look(make_h5(x=Stored(values, "chunked", (5, 50), filters=("gzip", "shuffle"))))
-    assert why_plain(layout) == "it was shuffled after it was compressed"
+    assert fallback_reason(layout) == "it was shuffled after it was compressed"
     assert_same_rows(open_pool(layout).read(np.arange(40)), values)
 
 
@@ -166,7 +166,7 @@ def test_an_array_that_was_shuffled_after_it_was_compressed_is_left_to_the_libra
 def test_filters_that_only_the_library_knows_are_named(make_h5, options):
     values = np.resize(np.arange(9), (20, 30))
     layout = look(make_h5(x=Stored(values.astype("i4"), "chunked", (6, 30), options)))
-    assert "there is no decoder for its filter" in why_plain(layout)
+    assert "there is no decoder for its filter" in fallback_reason(layout)
     assert is_pooled(layout, OPTIONS)
     assert_same_rows(open_pool(layout).read(np.arange(20)), values.astype("i4"))
 
@@ -191,7 +191,7 @@ def test_options_that_no_decoder_knows_leave_an_array_to_the_library(make_h5):
     layout = look(make_h5(x=Stored(np.arange(40).reshape(10, 4), "chunked", (3, 4), filters=("gzip",))))
     for options in [(), (0, 4), (0, 4, 8, 0, 9)]:  # bitshuffle's: too few, and a compressor of the future
         strange = replace(layout, filters=(Filter(32008, "", options),))
-        assert "bitshuffle" in why_plain(strange)
+        assert "bitshuffle" in fallback_reason(strange)
 
 
 # Corners of the file format that h5py does not write, and other programs do ------------------------------------
@@ -231,15 +231,15 @@ def test_chunks_at_the_edge_that_were_left_unfiltered_are_read_right(make_h5, fi
 
 
 def test_where_it_cannot_be_told_whether_chunks_at_the_edge_are_filtered_the_library_reads(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.files.layout.leaves_edges_plain", lambda plist: None)
+    monkeypatch.setattr("lightning_h5.hdf5.layout.leaves_edges_plain", lambda plist: None)
     values = np.resize(np.arange(9), (22, 12))
     options = {"over the edge": ((4, 12), ("gzip",)), "even": ((2, 4), ("gzip",)), "unfiltered": ((4, 5), ())}
     path = make_h5({key: Stored(values, "chunked", chunks, filters=f) for key, (chunks, f) in options.items()})
     for key in options:
         layout = look(path, key)
-        assert (why_plain(layout) is None) == (key != "over the edge")
+        assert (fallback_reason(layout) is None) == (key != "over the edge")
         assert_same_rows(open_pool(layout).read(np.arange(22)), values)
-    assert "edge" in why_plain(look(path, "over the edge"))
+    assert "edge" in fallback_reason(look(path, "over the edge"))
 
 
 @pytest.mark.parametrize("chunks", [None, (4, 4)], ids=["contiguous", "chunked"])
@@ -263,7 +263,7 @@ def test_a_map_of_chunks_that_lie_apart_is_refused(make_h5):
     values = np.arange(40).reshape(10, 4)
     layout = look(make_h5(x=Stored(values, "chunked", (3, 4))))
     assert layout.is_placed
-    assert type(open_reader(layout, OPTIONS, mmap=True)) is PlacedReader
+    assert type(open_reader(layout, OPTIONS, mmap=True)) is ContiguousReader
     with pytest.raises(ValueError, match="'x'"):
         MappedReader(layout)
 

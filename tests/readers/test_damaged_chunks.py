@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pools import EVERYTHING, OPTIONS, TASK_BYTES, can_be_pooled, load_at_a_time, look, open_pool
 
 from lightning_h5.errors import H5CorruptError, H5FileError
-from lightning_h5.files import process_pool
-from lightning_h5.readers import ChunkSource, Work, open_reader
+from lightning_h5.hdf5 import process_pool
+from lightning_h5.readers import ChunkLoader, TaskQueue, open_reader
 
 ROWS, STEP = 40, 5
 VALUES = np.resize(np.arange(11, dtype="i4"), (ROWS, 50))  # every compressor makes it smaller
@@ -229,7 +229,7 @@ def damaged(request, make_h5, monkeypatch):
 
 @pytest.mark.parametrize("n_team", [0, 2])
 def test_a_chunk_that_failed_ahead_of_time_is_no_matter_to_reads_of_others(damaged, n_team):
-    work = Work()
+    work = TaskQueue()
     reader = open_pool(damaged, work=work)
     team = work.start_team(n_team)
     for _ in range(3):
@@ -249,7 +249,7 @@ def test_a_chunk_that_failed_ahead_of_time_is_no_matter_to_reads_of_others(damag
 @pytest.mark.parametrize("n_team", [0, 2])
 @pytest.mark.parametrize("n_slabs", [0, 1, 3, EVERYTHING])
 def test_of_many_threads_exactly_those_fail_that_need_the_chunk(damaged, n_slabs, n_team):
-    work = Work()
+    work = TaskQueue()
     reader = open_pool(damaged, n_slabs=n_slabs, work=work)
     team = work.start_team(n_team)
 
@@ -276,7 +276,7 @@ def test_of_many_threads_exactly_those_fail_that_need_the_chunk(damaged, n_slabs
 def test_two_who_wait_for_the_same_chunk_both_hear_that_it_is_damaged(damaged, monkeypatch):
     load_at_a_time(monkeypatch, TASK_BYTES)  # one task
     reader, is_loading, may_load = open_pool(damaged), threading.Event(), threading.Event()
-    real = ChunkSource.load
+    real = ChunkLoader.load
 
     def load(*args):
         is_loading.set()
@@ -292,7 +292,7 @@ def test_two_who_wait_for_the_same_chunk_both_hear_that_it_is_damaged(damaged, m
         threading.Timer(0.1, may_load.set).start()  # by then it waits, as there is nothing that it could do
         read()
 
-    monkeypatch.setattr(ChunkSource, "load", load)
+    monkeypatch.setattr(ChunkLoader, "load", load)
     in_threads(read, read_too)
 
 
@@ -300,7 +300,7 @@ def test_an_interrupted_read_leaves_nothing_that_others_wait_for(make_h5, monkey
     """Ctrl+C in a notebook, then the cell again."""
     path = make_h5(x=array(("gzip",)))
     reader = open_pool(look(path))
-    real, calls = ChunkSource.load, []
+    real, calls = ChunkLoader.load, []
 
     def load(*args):
         calls.append(threading.current_thread())
@@ -308,8 +308,8 @@ def test_an_interrupted_read_leaves_nothing_that_others_wait_for(make_h5, monkey
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(ChunkSource, "load", load)
-    monkeypatch.setattr("lightning_h5.readers.work.usable_cores", lambda: 1)
+    monkeypatch.setattr(ChunkLoader, "load", load)
+    monkeypatch.setattr("lightning_h5.readers.thread_pool.usable_cores", lambda: 1)
     with pytest.raises(KeyboardInterrupt):
         reader.read(np.arange(10))
     (found,) = in_threads(lambda: reader.read(np.arange(ROWS)), seconds=5)
@@ -325,7 +325,7 @@ def test_a_decoder_that_fails_in_any_way_is_a_damaged_chunk(make_h5, monkeypatch
             raise wrong
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("lightning_h5.readers.codecs.Pipeline.decode", fail)
+            patch.setattr("lightning_h5.readers.filters.pipeline.Pipeline.decode", fail)
             with pytest.raises(H5CorruptError, match=r"chunk 0 \(rows 0 to 4\) of 'x'"):
                 reader.read(np.array([0]))
         assert np.array_equal(reader.read(np.array([0])), VALUES[:1])
@@ -340,7 +340,7 @@ def test_an_interrupt_while_a_task_is_tried_again_leaves_nothing_to_wait_for(mak
         raise next(load_one_by_one)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_h5.readers.sources.ChunkSource.load", fail)
+        patch.setattr("lightning_h5.readers.chunk_loader.ChunkLoader.load", fail)
         with pytest.raises(KeyboardInterrupt):
             reader.read(np.arange(len(VALUES)))
     assert not reader._pool._n_tasks.any()

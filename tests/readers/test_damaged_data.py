@@ -8,8 +8,8 @@ import pytest
 from factories import Stored, edit
 
 from lightning_h5.errors import H5CorruptError, H5FileError
-from lightning_h5.files import OpenOptions, find_array, layout_of, open_h5
-from lightning_h5.readers import MappedReader, PlacedReader, PlainReader, open_reader
+from lightning_h5.hdf5 import OpenOptions, find_array, layout_of, open_h5
+from lightning_h5.readers import ContiguousReader, H5pyReader, MappedReader, open_reader
 
 
 def look(path, key="x"):
@@ -24,7 +24,7 @@ def truncated(make_h5):
     path = make_h5(x=values)
     layout = look(path)
     reader = open_reader(layout, OpenOptions())
-    assert type(reader) is PlacedReader
+    assert type(reader) is ContiguousReader
     assert np.array_equal(reader.read(np.arange(10)), values)
     os.truncate(path, layout.offset + 5 * 32 + 8)
     return reader, values, path
@@ -79,7 +79,7 @@ def test_a_damaged_chunk_raises_and_the_others_are_still_read(make_h5, options):
         chunk = file["x"].id.get_chunk_info(2)
     edit(path, chunk.byte_offset + chunk.size // 2)
     reader = open_reader(look(path), OpenOptions())
-    assert type(reader) is PlainReader
+    assert type(reader) is H5pyReader
     with pytest.raises(H5CorruptError, match=rf"rows 11 to 12 of 'x' in '{path}'"):
         reader.read(np.array([12, 0, 11]))
     assert np.array_equal(reader.read(np.array([19, 0])), values[[19, 0]])

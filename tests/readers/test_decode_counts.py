@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import EVERYTHING, look, n_decoded, open_pool
 
-from lightning_h5.readers import Work
-from lightning_h5.stats import Counters
+from lightning_h5.counters import Counters
+from lightning_h5.readers import TaskQueue
 
 ROWS, STEP = 203, 5  # the last slab has three rows
 SLABS = -(-ROWS // STEP)
@@ -112,7 +112,7 @@ def test_looking_ahead_decodes_nothing_twice_and_leaves_nothing_to_decode(layout
     batches = batches_of(windowed(8, seed), size)
     # What is looked at ahead has to have a place, too.
     together = [np.concatenate(batches[at : at + 1 + ahead]) for at in range(len(batches))]
-    counters, work = Counters(), Work()
+    counters, work = Counters(), TaskQueue()
     reader = open_pool(layouts["split"], n_slabs=most_alive(together), counters=counters, work=work)
     team = work.start_team(2 * has_team)
     run(reader, batches, 0, ahead)

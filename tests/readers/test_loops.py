@@ -10,11 +10,11 @@ import pytest
 from factories import Stored, assert_same_rows, in_threads, random_values
 from pools import IS_COMPILED, look, open_pool
 
-import lightning_h5.readers
-from lightning_h5.readers import ChunkSource, SlotMemory, base, loops, sources
-from lightning_h5.readers.codecs import Pipeline
-from lightning_h5.readers.decoders import decoder_of
-from lightning_h5.stats import Counters
+import lightning_h5.readers.select
+from lightning_h5.counters import Counters
+from lightning_h5.readers import ChunkLoader, SlotMemory, chunk_cache, chunk_loader
+from lightning_h5.readers.filters import compiled
+from lightning_h5.readers.filters.pipeline import Pipeline, decoder_of
 
 ROWS, STEP, LENGTH = 40, 5, 60
 
@@ -24,13 +24,13 @@ needs_numba = pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed
 @pytest.fixture
 def calls(monkeypatch):
     """Chunks of each call of compiled code."""
-    made, call = [], loops.ChunkLoop.__call__
+    made, call = [], compiled.ChunkLoop.__call__
 
     def counted(self, fd, offsets, *more):
         made.append(len(offsets))
         return call(self, fd, offsets, *more)
 
-    monkeypatch.setattr(loops.ChunkLoop, "__call__", counted)
+    monkeypatch.setattr(compiled.ChunkLoop, "__call__", counted)
     return made
 
 
@@ -99,14 +99,14 @@ def test_chunks_without_a_filter_or_never_written_go_the_other_way(make_h5, call
 def test_it_is_for_arrays_that_are_decoded_anew_in_each_epoch(make_h5, calls, monkeypatch, n_slabs, is_compiled):
     layout = look(make_h5(x=array(("gzip",))))
     for least, expected in ((ROWS * LENGTH * 4, is_compiled), (ROWS * LENGTH * 4 + 1, False)):
-        monkeypatch.setattr(lightning_h5.readers, "LEAST_COMPILED", least)
+        monkeypatch.setattr(lightning_h5.readers.select, "MIN_COMPILED", least)
         calls.clear()
-        reader = lightning_h5.readers.open_pooled(
+        reader = lightning_h5.readers.open_chunked(
             [layout],
-            lightning_h5.files.OpenOptions(),
+            lightning_h5.hdf5.OpenOptions(),
             rows_per_run=[STEP],
             n_bytes=n_slabs * STEP * LENGTH * 4,
-            work=lightning_h5.readers.Work(),
+            work=lightning_h5.readers.TaskQueue(),
             counters=Counters(),
         )
         assert_same_rows(reader.read(np.arange(ROWS)), compressible("f4"))
@@ -114,8 +114,8 @@ def test_it_is_for_arrays_that_are_decoded_anew_in_each_epoch(make_h5, calls, mo
 
 
 def test_without_a_compiler_there_is_none(make_h5, calls, monkeypatch):
-    monkeypatch.setattr(loops, "compiled", lambda loop: None)
-    monkeypatch.setattr(loops, "_made", {})
+    monkeypatch.setattr(compiled, "compiled", lambda loop: None)
+    monkeypatch.setattr(compiled, "_made", {})
     reader = open_pool(look(make_h5(x=array(("shuffle", "gzip")))), n_slabs=2, is_large=True)
     assert_same_rows(reader.read(np.arange(ROWS)), compressible("f4"))
     assert not calls
@@ -123,24 +123,24 @@ def test_without_a_compiler_there_is_none(make_h5, calls, monkeypatch):
 
 @needs_numba
 def test_workers_compile_nothing(make_h5, calls, monkeypatch):
-    monkeypatch.setattr(loops, "_made", {})
+    monkeypatch.setattr(compiled, "_made", {})
     layout = look(make_h5(x=array(("shuffle", "gzip"))))
     for number, n_made in ((0, 0), (None, 1), (0, 1)):
-        monkeypatch.setattr(loops, "worker_number", lambda number=number: number)
+        monkeypatch.setattr(compiled, "worker_number", lambda number=number: number)
         calls.clear()
         reader = open_pool(layout, n_slabs=2, is_large=True)
         assert_same_rows(reader.read(np.arange(ROWS)), compressible("f4"))
-        assert (len(loops._made), bool(calls)) == (n_made, n_made > 0)
+        assert (len(compiled._made), bool(calls)) == (n_made, n_made > 0)
 
 
 def n_loops(x):
-    return len(loops._made)
+    return len(compiled._made)
 
 
 @needs_numba
 def test_workers_that_are_forked_have_what_was_compiled_before(make_h5, nothing_held, monkeypatch):
-    monkeypatch.setattr(loops, "_made", {})
-    monkeypatch.setattr(lightning_h5.readers, "LEAST_COMPILED", 0)
+    monkeypatch.setattr(compiled, "_made", {})
+    monkeypatch.setattr(lightning_h5.readers.select, "MIN_COMPILED", 0)
     data = lightning_h5.LazyH5DataModule(
         make_h5(x=array(("shuffle", "gzip"))),
         x_key="x",
@@ -175,7 +175,7 @@ def test_eight_threads_read_through_it_at_once(make_h5):
 @pytest.mark.parametrize("firsts", [[-1], [5], [0, 0], []], ids=["before", "behind", "too many", "too few"])
 def test_memory_that_is_not_there_is_refused(make_h5, firsts):
     layout = look(make_h5(x=array(("gzip",))))
-    loop = loops.loop_of(decoder_of(layout.filters[0], 4), 1)
+    loop = compiled.loop_of(decoder_of(layout.filters[0], 4), 1)
     n_bytes = layout.chunk_bytes
     out = np.zeros(n_bytes + 4, np.uint8)
     with open(layout.path, "rb") as file, pytest.raises(IndexError, match="do not fit into"):
@@ -185,11 +185,11 @@ def test_memory_that_is_not_there_is_refused(make_h5, firsts):
 
 @needs_numba
 def test_it_is_compiled_once_for_all_chunk_sizes_and_options(make_h5, monkeypatch):
-    monkeypatch.setattr(loops, "_made", {})
+    monkeypatch.setattr(compiled, "_made", {})
     for filters in (("gzip",), ("gzip 9",), ("lzf",)):
         for rows in (1, 5, 7):
             open_pool(look(make_h5(x=array(filters, chunks=(rows, LENGTH)))), n_slabs=1, is_large=True)
-    assert len(loops._made) == 2
+    assert len(compiled._made) == 2
 
 
 @pytest.mark.parametrize("size", [0, 3, 8], ids=["no number", "an odd size", "larger than a number"])
@@ -206,25 +206,25 @@ def test_memory_for_decoding_does_not_grow_with_the_chunks_of_a_slab(make_h5, is
     """256 chunks of 64 KiB: sixteen of them are neighbours along the last axis, and come together."""
     values = np.arange(4 << 20, dtype="f4").reshape(4, 1024, 1024)
     layout = look(make_h5(x=Stored(values, "chunked", (4, 64, 64), filters=("gzip",))))
-    source, rows = ChunkSource(layout, Counters()), np.empty_like(values)
+    source, rows = ChunkLoader(layout, Counters()), np.empty_like(values)
     if is_compiled:
         source.compile()
 
     def load():
         source.load([0], range(source.n_parts), SlotMemory(rows, np.zeros(1, np.int64), 4))
-        return {use: len(held) for use, held in vars(base._scratch).items()}
+        return {use: len(held) for use, held in vars(chunk_cache._scratch).items()}
 
     (held,) = in_threads(load)
     assert np.array_equal(rows, values)
-    assert held["decoded"] <= 2 * sources.TASK_BYTES
-    assert held["stored"] <= 2 * sources.TASK_BYTES
+    assert held["decoded"] <= 2 * chunk_loader.TASK_BYTES
+    assert held["stored"] <= 2 * chunk_loader.TASK_BYTES
 
 
-@pytest.mark.parametrize("size", sorted(loops.SORTED))
+@pytest.mark.parametrize("size", sorted(compiled.SORTED))
 @pytest.mark.parametrize("n", [0, 1, 7, 64, 65])
 def test_bytes_are_put_in_order_as_numpy_does_it(size, n):
     numbers = random_values(np.dtype(f"u{size}"), (n,), 5)
     planes = np.ascontiguousarray(numbers.view(np.uint8).reshape(n, size).T).reshape(-1)
     out = np.zeros(n * size, np.uint8)
-    loops._SORTS[size](planes, out)
+    compiled._SORTS[size](planes, out)
     assert np.array_equal(out.view(numbers.dtype), numbers)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lightning_h5 import compiled
-from lightning_h5.readers.lzf import LONGEST, lzf_loop
+from lightning_h5 import jit
+from lightning_h5.readers.filters.compiled import LONGEST, lzf_loop
 
 _LIBRARY = ctypes.CDLL(h5py.h5z.__file__)
 for _name in ("lzf_compress", "lzf_decompress"):
@@ -35,7 +35,7 @@ def compress(data):
 
 def _loops():
     found = {"as Python": lzf_loop(lambda function: function)}
-    machine_code = compiled.compiled(lzf_loop(compiled.compiled)) if compiled._numba() else None
+    machine_code = jit.compiled(lzf_loop(jit.compiled)) if jit._numba() else None
     return found | ({"compiled": machine_code} if machine_code else {})
 
 

@@ -7,9 +7,9 @@ from factories import Stored
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_h5.files import OpenOptions, find_array, layout_of, open_h5
-from lightning_h5.readers import PlainReader
-from lightning_h5.stats import Counters
+from lightning_h5.counters import Counters
+from lightning_h5.hdf5 import OpenOptions, find_array, layout_of, open_h5
+from lightning_h5.readers import H5pyReader
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def asked(monkeypatch):
 
 def reader_of(path, counters=None):
     with open_h5(path) as file:
-        return PlainReader(layout_of(find_array(file, "x"), path, "x"), OpenOptions(), counters)
+        return H5pyReader(layout_of(find_array(file, "x"), path, "x"), OpenOptions(), counters)
 
 
 def assert_slices(calls):
@@ -64,7 +64,7 @@ def test_a_member_of_a_table_is_read_without_the_others(make_h5, asked):
     table["a"] = range(40)
     path = make_h5(x=Stored(table, "chunked", (10,)))
     with open_h5(path) as file:
-        reader = PlainReader(layout_of(find_array(file, "x/a"), path, "x/a"), OpenOptions())
+        reader = H5pyReader(layout_of(find_array(file, "x/a"), path, "x/a"), OpenOptions())
     assert reader.read(np.array([35, 5, 6])).tolist() == [35, 5, 6]
     assert len(asked) == 2
     assert_slices(asked)

@@ -10,11 +10,11 @@ from factories import Stored, assert_same_rows, in_threads, random_values, rows_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import EVERYTHING, OPTIONS, TASK_BYTES, load_at_a_time, look, n_decoded, open_pool, rows_per_slab, slab_bytes
-from test_readers_match_h5py import chunked
+from test_readers_match_h5py import chunked as chunked_layout
 
-from lightning_h5.files import process_pool
-from lightning_h5.readers import Work, open_pooled, pooled
-from lightning_h5.stats import Counters
+from lightning_h5.counters import Counters
+from lightning_h5.hdf5 import process_pool
+from lightning_h5.readers import TaskQueue, chunked, open_chunked
 
 DTYPES = [("i4", ">i4"), ("f8", ">f8"), ("u1", "u1"), ("f2", ">f2"), ("c8", ">c8"), ("?", "?"), ("i8", ">i8")]
 AXES = [(), (3,), (5, 2), (1,), (2, 1, 3)]
@@ -33,7 +33,9 @@ def several_files(draw):
         storage = draw(st.sampled_from(["contiguous", "compact", "virtual", *["chunked"] * 6]))
         if storage == "virtual" and not len(values):
             storage = "contiguous"
-        files.append(draw(chunked(values, dtype)) if storage == "chunked" else Stored(values, storage, dtype=dtype))
+        files.append(
+            draw(chunked_layout(values, dtype)) if storage == "chunked" else Stored(values, storage, dtype=dtype)
+        )
     return files
 
 
@@ -66,7 +68,7 @@ def test_whatever_is_asked_before_each_answer_is_right(make_h5, task_bytes, data
     """Any reads, ahead of time or not, planned or not, with the memory given back between them."""
     task_bytes(n_bytes)
     layouts, values = write(make_h5, data.draw(several_files()))
-    work = Work()
+    work = TaskQueue()
     reader = open_pool(*layouts, n_slabs=n_slabs, work=work, keeps=keeps)
     assert (len(reader), reader.row_shape, reader.dtype) == (len(values), values.shape[1:], values.dtype)
     steps = st.tuples(
@@ -208,7 +210,7 @@ def check_some(reader, values, seed, *, prefetches=False, epoch=None):
 def test_eight_threads_read_from_one_reader_at_a_time(large, task_bytes, n_slabs, keeps, n_team, n_bytes):
     task_bytes(n_bytes)
     layouts, values = large
-    work = Work()
+    work = TaskQueue()
     reader = open_pool(*layouts, n_slabs=n_slabs, work=work, keeps=keeps)
     team = work.start_team(n_team)
     epochs = [None, 0, 0, 1, None, 0, 1, 1]
@@ -253,11 +255,13 @@ def test_numbers_too_large_for_a_dtype_become_infinite_and_nobody_is_warned(make
 def test_the_memory_of_a_pool_is_within_its_budget(make_h5, data, n_bytes):
     layouts, values = write(make_h5, data.draw(several_files()))
     made = []
-    real = pooled.SlabPool
+    real = chunked.ChunkCache
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pooled, "SlabPool", lambda *args: made.append(real(*args)) or made[-1])
+        patch.setattr(chunked, "ChunkCache", lambda *args: made.append(real(*args)) or made[-1])
         runs = [data.draw(st.integers(1, 9)) for _ in layouts]
-        reader = open_pooled(layouts, OPTIONS, rows_per_run=runs, n_bytes=n_bytes, work=Work(), counters=Counters())
+        reader = open_chunked(
+            layouts, OPTIONS, rows_per_run=runs, n_bytes=n_bytes, work=TaskQueue(), counters=Counters()
+        )
         for _ in range(2):
             assert_same_rows(reader.read(np.arange(len(values))), values)
     assert sum(pool.rows.nbytes for pool in made) <= n_bytes

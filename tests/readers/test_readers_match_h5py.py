@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import EVERYTHING, IS_COMPILED, OPTIONS, can_be_pooled, look, n_decoded, open_pool
 
-from lightning_h5.files import process_pool
+from lightning_h5.counters import Counters
+from lightning_h5.hdf5 import process_pool
 from lightning_h5.readers import (
-    HeldReader,
+    ChunkedReader,
+    ContiguousReader,
+    H5pyReader,
+    InMemoryReader,
     MappedReader,
-    PlacedReader,
-    PlainReader,
-    PooledReader,
+    fallback_reason,
     is_pooled,
     open_reader,
-    why_plain,
 )
-from lightning_h5.stats import Counters
 
 ENUM = h5py.enum_dtype({"NO": 0, "YES": 1}, basetype="i2")
 BIG_ENUM = h5py.enum_dtype({"NO": 0, "YES": 1}, basetype=">i4")
@@ -34,13 +34,13 @@ def all_readers(layout):
     """Every reader that an array can be given."""
     readers = {
         "chosen": open_reader(layout, OPTIONS),
-        "plain": PlainReader(layout, OPTIONS),
+        "plain": H5pyReader(layout, OPTIONS),
         "mmap": open_reader(layout, OPTIONS, mmap=True),
         "held": open_reader(layout, OPTIONS, held_bytes=1 << 20),
         "held, mmap": open_reader(layout, OPTIONS, held_bytes=1 << 20, mmap=True),
     }
-    assert isinstance(readers["held"], HeldReader)
-    assert type(readers["chosen"]) is (PlacedReader if layout.is_placed else PlainReader)
+    assert isinstance(readers["held"], InMemoryReader)
+    assert type(readers["chosen"]) is (ContiguousReader if layout.is_placed else H5pyReader)
     if layout.offset is not None:
         assert type(readers["mmap"]) is MappedReader
     if can_be_pooled(layout):
@@ -215,9 +215,9 @@ def check_drawn(make_h5, data, stored, file):
         here = not {"compression", "scaleoffset"} & set(stored.options) and all(map(is_decodable, stored.filters or ()))
         if layout.is_placed:
             assert layout.chunks[1:] == layout.axes
-            assert why_plain(layout) is None
+            assert fallback_reason(layout) is None
         elif layout.row_bytes:
-            assert (why_plain(layout) is None) == here
+            assert (fallback_reason(layout) is None) == here
             assert is_pooled(layout, OPTIONS) == (here or layout.chunks[0] > 1)
             if here:
                 assert_decoded_here(layout)
@@ -232,7 +232,7 @@ def test_written_contiguous_numbers_take_the_fast_path(make_h5, dtype, userblock
     layout = look(path, "x")
     assert layout.plain_reason is None
     assert Path(path).read_bytes()[layout.offset :][: values.nbytes] == values.tobytes()
-    assert type(open_reader(layout, OPTIONS)) is PlacedReader
+    assert type(open_reader(layout, OPTIONS)) is ContiguousReader
     assert type(open_reader(layout, OPTIONS, mmap=True)) is MappedReader
 
 
@@ -383,7 +383,7 @@ def test_rows_outside_the_array_raise(make_h5, chunks, rows):
     values = np.arange(20).reshape(10, 2)
     path = make_h5(x=Stored(values, "chunked" if chunks else "contiguous", chunks))
     for name, reader in all_readers(look(path, "x")).items():
-        where = " " if isinstance(reader, PooledReader) else r".*'x' in "  # one reader for all files of a field
+        where = " " if isinstance(reader, ChunkedReader) else r".*'x' in "  # one reader for all files of a field
         with pytest.raises(IndexError, match=rf"row -?\d+ .*{where}.*10 rows"):
             reader.read(np.array(rows))
         with pytest.raises(IndexError):
@@ -396,7 +396,7 @@ def test_rows_outside_the_array_raise(make_h5, chunks, rows):
 
 def test_large_rows_and_pieces_are_read_whole(make_h5, monkeypatch):
     """The same where a call may read only a few rows, and where the kernel gives less than was asked."""
-    monkeypatch.setattr("lightning_h5.readers.plain.PIECE_BYTES", 100)
+    monkeypatch.setattr("lightning_h5.readers.h5py_reader.PIECE_BYTES", 100)
     real = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, pieces, at: real(fd, [pieces[0][: max(1, len(pieces[0]) // 2)]], at))
     values = random_values("f4", (40, 7))

@@ -10,7 +10,7 @@ from factories import run_forked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_h5.readers import scatter
+from lightning_h5.readers import raw_io
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8)
 
@@ -27,17 +27,17 @@ def fd(tmp_path_factory):
 @pytest.fixture
 def queue():
     """Skips where this machine's kernel gives no queue, so that the tests cannot pass by the loop alone."""
-    queue = scatter._take_queue()
+    queue = raw_io._take_queue()
     if queue is None:
         pytest.skip("this kernel takes no list of reads")
-    scatter._queues.append(queue)
+    raw_io._queues.append(queue)
 
 
 def read(fd, offsets, sizes):
     stops = np.cumsum(np.asarray(sizes, dtype=np.int64))
     out = np.zeros(int(stops[-1]) if len(stops) else 0, dtype=np.uint8)
     starts = stops - np.asarray(sizes, dtype=np.int64)
-    return out, scatter.read_pieces(fd, out, starts, stops, np.asarray(offsets, dtype=np.int64))
+    return out, raw_io.read_pieces(fd, out, starts, stops, np.asarray(offsets, dtype=np.int64))
 
 
 pieces = st.lists(st.tuples(st.integers(0, 4900), st.integers(1, 100)), min_size=1, max_size=600)
@@ -55,7 +55,7 @@ def test_any_pieces_in_any_order_are_read_where_they_belong(fd, queue, pieces):
 def test_the_loop_gives_the_same(fd, pieces):
     offsets, sizes = zip(*pieces, strict=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scatter, "_take_queue", lambda: None)
+        patch.setattr(raw_io, "_take_queue", lambda: None)
         out, n_bytes = read(fd, offsets, sizes)
     assert n_bytes == sum(sizes)
     assert out.tobytes() == b"".join(CONTENT[at : at + n].tobytes() for at, n in pieces)
@@ -85,7 +85,7 @@ def test_a_forked_child_makes_a_queue_of_its_own(fd, queue):
 
 
 def test_threads_do_not_share_a_queue(fd, queue, monkeypatch):
-    monkeypatch.setattr(scatter, "_queues", type(scatter._queues)())
+    monkeypatch.setattr(raw_io, "_queues", type(raw_io._queues)())
     wrong = []
 
     def many(seed):
@@ -103,7 +103,7 @@ def test_threads_do_not_share_a_queue(fd, queue, monkeypatch):
     for thread in threads:
         thread.join()
     assert not wrong
-    assert 1 <= len(scatter._queues) <= 4
+    assert 1 <= len(raw_io._queues) <= 4
 
 
 def test_a_kernel_that_refuses_is_asked_once(fd, monkeypatch):
@@ -113,14 +113,14 @@ def test_a_kernel_that_refuses_is_asked_once(fd, monkeypatch):
         asked.append(queue)
         raise OSError(38, "function not implemented")
 
-    monkeypatch.setattr(scatter, "_queues", type(scatter._queues)())
-    monkeypatch.setattr(scatter, "_refused", set())
-    monkeypatch.setattr(scatter._Queue, "__init__", refuse)
+    monkeypatch.setattr(raw_io, "_queues", type(raw_io._queues)())
+    monkeypatch.setattr(raw_io, "_refused", set())
+    monkeypatch.setattr(raw_io._Queue, "__init__", refuse)
     for _ in range(3):
         assert read(fd, [0, 5], [5, 5])[1] == 10
     assert len(asked) == 1
 
 
-@pytest.mark.skipif(platform.machine() not in scatter._CALLS, reason="no numbers for this processor")
+@pytest.mark.skipif(platform.machine() not in raw_io._CALLS, reason="no numbers for this processor")
 def test_the_kernels_structures_have_their_sizes():
-    assert (scatter._REQUEST.itemsize, scatter._EVENT.itemsize) == (64, 32)
+    assert (raw_io._REQUEST.itemsize, raw_io._EVENT.itemsize) == (64, 32)

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from lightning_h5.readers.slabs import SlabPool, _Stack
+from lightning_h5.readers.chunk_cache import ChunkCache, _Stack
 
 SLOT_ROWS, ROW_SHAPE = 2, (3,)
 
 
 def make_pool(n_slabs, n_slots):
-    return SlabPool(n_slabs, n_slots, SLOT_ROWS, ROW_SHAPE, np.dtype("i8"))
+    return ChunkCache(n_slabs, n_slots, SLOT_ROWS, ROW_SHAPE, np.dtype("i8"))
 
 
 def slot_of(pool, slot):

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_h5.readers.plain import spans
+from lightning_h5.readers.h5py_reader import spans
 
 SORTED = st.lists(st.integers(0, 60), min_size=1, max_size=60).map(lambda rows: np.array(sorted(rows), dtype=np.int64))
 

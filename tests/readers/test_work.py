@@ -10,7 +10,7 @@ import pytest
 from factories import in_threads, run_forked
 
 from lightning_h5.cores import share_cores
-from lightning_h5.readers import Work, usable_cores
+from lightning_h5.readers import TaskQueue, usable_cores
 
 
 def wait_for(claim, seconds=10):
@@ -21,7 +21,7 @@ def wait_for(claim, seconds=10):
 
 
 def test_tasks_are_done_in_the_order_they_were_put():
-    work, done = Work(), []
+    work, done = TaskQueue(), []
     for number in range(5):
         work.put(partial(done.append, number))
     while work.help():
@@ -32,7 +32,7 @@ def test_tasks_are_done_in_the_order_they_were_put():
 
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_a_team_does_what_was_put_before_it_was_ended(n_threads):
-    work, done = Work(), []
+    work, done = TaskQueue(), []
     team = work.start_team(n_threads)
     for number in range(200):
         work.put(partial(done.append, number))
@@ -45,7 +45,7 @@ def test_a_team_does_what_was_put_before_it_was_ended(n_threads):
 
 def test_helping_never_takes_the_end_from_a_team():
     """The sign that a thread is to end may be found by somebody who only wants to help."""
-    work, done = Work(), []
+    work, done = TaskQueue(), []
     for _ in range(30):
         team = work.start_team(2)
 
@@ -68,7 +68,7 @@ def test_helping_never_takes_the_end_from_a_team():
 
 def test_forgetting_tasks_does_not_forget_that_a_team_was_ended():
     """A thread of a team that is still busy when the dataset is closed would live on, and take the next team's end."""
-    work, may_go_on, is_busy = Work(), threading.Event(), threading.Event()
+    work, may_go_on, is_busy = TaskQueue(), threading.Event(), threading.Event()
     (thread,) = work.start_team(1)
     work.put(lambda: (is_busy.set(), may_go_on.wait(20)))
     is_busy.wait(10)
@@ -80,7 +80,7 @@ def test_forgetting_tasks_does_not_forget_that_a_team_was_ended():
 
 
 def test_what_was_forgotten_is_not_done():
-    work, done = Work(), []
+    work, done = TaskQueue(), []
     work.put(partial(done.append, 1))
     work.clear()
     assert work.help() is False
@@ -88,8 +88,8 @@ def test_what_was_forgotten_is_not_done():
 
 
 def test_there_are_helpers_where_there_is_no_team(monkeypatch):
-    monkeypatch.setattr("lightning_h5.readers.work.usable_cores", lambda: 3)
-    work, who, meet = Work(), set(), threading.Barrier(3, timeout=10)
+    monkeypatch.setattr("lightning_h5.readers.thread_pool.usable_cores", lambda: 3)
+    work, who, meet = TaskQueue(), set(), threading.Barrier(3, timeout=10)
 
     def task():
         who.add(threading.get_ident())
@@ -106,8 +106,8 @@ def test_there_are_helpers_where_there_is_no_team(monkeypatch):
 
 @pytest.mark.parametrize(("n_team", "n_tasks", "n_cores"), [(1, 9, 4), (0, 1, 4), (0, 9, 1), (0, 0, 4)])
 def test_there_are_no_helpers_for_one_task_or_core_nor_beside_a_team(monkeypatch, n_team, n_tasks, n_cores):
-    monkeypatch.setattr("lightning_h5.readers.work.usable_cores", lambda: n_cores)
-    work, may_go_on, is_busy = Work(), threading.Event(), threading.Event()
+    monkeypatch.setattr("lightning_h5.readers.thread_pool.usable_cores", lambda: n_cores)
+    work, may_go_on, is_busy = TaskQueue(), threading.Event(), threading.Event()
     team = work.start_team(n_team)
     if team:  # busy, so that the tasks stay where they are
         work.put(lambda: (is_busy.set(), may_go_on.wait(20)))
@@ -125,7 +125,7 @@ def test_there_are_no_helpers_for_one_task_or_core_nor_beside_a_team(monkeypatch
 
 def test_a_task_is_forgotten_once_it_is_done():
     """It holds memory of slabs, and threads of a team wait for a long time."""
-    work = Work()
+    work = TaskQueue()
 
     class Big:
         def __call__(self):
@@ -172,13 +172,13 @@ def test_ranks_count_where_no_launcher_says_so(monkeypatch):
 
 
 def test_a_worker_process_has_one_core(monkeypatch):
-    monkeypatch.setattr("lightning_h5.readers.work.worker_number", lambda: 0)
+    monkeypatch.setattr("lightning_h5.readers.thread_pool.worker_number", lambda: 0)
     assert usable_cores() == 1
 
 
 def test_work_made_in_a_forked_child_is_done_there():
     def child():
-        work, done = Work(), []
+        work, done = TaskQueue(), []
         team = work.start_team(2)
         for number in range(20):
             work.put(partial(done.append, number))

@@ -1,6 +1,5 @@
 """What crafted files and digests say of themselves: chunks, checksums, names and sizes that are not so."""
 
-import os
 import re
 import resource
 import time
@@ -11,7 +10,6 @@ import pytest
 
 from lightning_h5 import (
     H5CorruptError,
-    H5FileError,
     H5KeyError,
     H5LazyDataset,
     H5ValueError,
@@ -20,8 +18,8 @@ from lightning_h5 import (
     compute_stats,
     inspect_file,
 )
-from lightning_h5.files import blamed_on, digests_path
-from lightning_h5.files.layout import MOST_UNWRITTEN
+from lightning_h5.hdf5 import digests_path, translate_h5py_errors
+from lightning_h5.hdf5.layout import MAX_UNWRITTEN
 
 
 def test_chunks_that_were_never_written_take_no_memory(tmp_path):
@@ -38,7 +36,7 @@ def test_chunks_that_were_never_written_take_no_memory(tmp_path):
     assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize(("n_chunks", "is_plain"), [(MOST_UNWRITTEN, False), (MOST_UNWRITTEN + 1, True)])
+@pytest.mark.parametrize(("n_chunks", "is_plain"), [(MAX_UNWRITTEN, False), (MAX_UNWRITTEN + 1, True)])
 def test_sparse_arrays_have_a_table_up_to_a_bound(tmp_path, n_chunks, is_plain):
     path = str(tmp_path / "x.h5")
     with h5py.File(path, "w", libver="latest") as file:
@@ -95,7 +93,7 @@ def test_a_nul_ends_no_name(tmp_path):
 
 
 def test_want_of_memory_is_not_blamed_on_the_file():
-    with pytest.raises(MemoryError), blamed_on("a.h5", "'x'"):
+    with pytest.raises(MemoryError), translate_h5py_errors("a.h5", "'x'"):
         raise MemoryError
 
 
@@ -112,13 +110,6 @@ def change_digests(path, pattern, text):
         content = file.read()
     with open(digests_path(path), "w", encoding="utf-8") as file:
         file.write(re.sub(pattern, lambda found: text, content))
-
-
-def test_a_huge_file_of_digests_is_refused_unread(tmp_path):
-    path = write_digested(tmp_path)
-    os.truncate(digests_path(path), 1 << 40)
-    with pytest.raises(H5FileError, match=r"cannot be read.*digests.json': it has 1,099,511,627,776 bytes"):
-        H5LazyDataset(path, "x", verify="digest")
 
 
 @pytest.mark.parametrize(
@@ -141,9 +132,6 @@ def test_what_digests_say_is_quoted_and_cut(tmp_path, pattern, text):
 
 def test_an_error_says_what_is_different_about_pieces(tmp_path):
     path = write_digested(tmp_path)
-    change_digests(path, '"rows_per_piece": [0-9]*', '"rows_per_piece": 17')
-    with pytest.raises(H5CorruptError) as error:
+    change_digests(path, '"rows_per_piece": [0-9]*', '"rows_per_piece": 3')
+    with pytest.raises(H5CorruptError, match=r"in 1 rows, now .* in 4"):
         H5LazyDataset(path, "x", verify="digest")
-    then, now = str(error.value).split("then ", 1)[1].split(", now ")
-    assert "17 rows each" in then
-    assert "17 rows each" not in now

@@ -36,7 +36,7 @@ from lightning_h5 import (
 )
 from lightning_h5.cli import main
 from lightning_h5.errors import H5Error, H5FileError, H5KeyError, H5ValueError
-from lightning_h5.files import find_array, open_h5, process_pool
+from lightning_h5.hdf5 import find_array, open_h5, process_pool
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="inotify")
 
@@ -135,15 +135,15 @@ def run_limited(function, seconds=20):
 
 def faults_of(case, path, values, error):
     """What is wrong with an answer."""
-    is_free = case.opt_in is None and case.refusal is None
+    has_cheap_random_access = case.opt_in is None and case.refusal is None
     if error is None:
-        if not is_free:
+        if not has_cheap_random_access:
             yield f"it was not refused, and gave {values[:1]}"
         elif case.values is not ANY and not np.array_equal(values, case.values, equal_nan=True):
             yield f"it gave {values}"
         return
     text = str(error)
-    if is_free and case.values is not ANY:
+    if has_cheap_random_access and case.values is not ANY:
         yield f"it was refused: {text!r}"
     if path not in text or (repr(case.key) not in text and not isinstance(error, H5FileError)):
         yield f"file or array are not named: {text!r}"

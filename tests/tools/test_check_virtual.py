@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_h5 import H5CorruptError, H5KeyError, H5LazyDataset
-from lightning_h5.files import mapping
-from lightning_h5.files.mapping import unmapped_rows
+from lightning_h5.hdf5 import links
+from lightning_h5.hdf5.links import unmapped_rows
 from lightning_h5.tools.check import check_files
 
 FILL = -1
@@ -128,7 +128,7 @@ def test_a_mapping_of_too_many_pieces_is_said_to_be_unknown(tmp_path, monkeypatc
             layout[first::2] = h5py.VirtualSource(".", "s", (64, 4), "f4")[first::2]
         file.create_virtual_dataset("x", layout)
     assert found(check_files(path)) == []
-    monkeypatch.setattr(mapping, "MOST_RUNS", 63)
+    monkeypatch.setattr(links, "MAX_RUNS", 63)
     (problem,) = check_files(path).warnings
     assert "too many pieces to tell" in problem.text
 

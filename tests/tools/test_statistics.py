@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from lightning_h5 import H5LazyDataset, LazyH5DataModule
 from lightning_h5.datasets import read_stats
 from lightning_h5.errors import H5CorruptError, H5DataChangedError, H5FileError, H5KeyError, H5ValueError
-from lightning_h5.files import process_pool
+from lightning_h5.hdf5 import process_pool
 from lightning_h5.readers import bulk
-from lightning_h5.tools import statistics
+from lightning_h5.tools import moments, statistics
+from lightning_h5.tools.moments import merged, moments_of, no_values, std_of
 from lightning_h5.tools.statistics import compute_stats
-from lightning_h5.tools.sums import moments, passes
-from lightning_h5.tools.sums.moments import merged, moments_of, no_values, std_of
 
 DTYPES = ["f2", "f4", "f8", ">f8", ">f4", "u1", "i1", ">u2", "i2", "i4", "u4", "i8", "u8", ">i8", "?"]
 NUMBERS = ("n_values", "n_nan", "n_infinite", "mean", "std", "min", "max")
@@ -93,12 +92,12 @@ def test_any_array_has_its_exact_statistics(make_h5, monkeypatch, data):
     stored = [Stored(values), Stored(values, "chunked", chunks, options)]
     kept = data.draw(st.sampled_from(stored))
     monkeypatch.setattr(bulk, "TASK_BYTES", data.draw(st.sampled_from([1, 100, 1 << 20])))
-    monkeypatch.setattr(bulk, "MOST_SCRATCH", data.draw(st.sampled_from([0, 64 << 20])))
-    monkeypatch.setattr(passes, "BLOCK_VALUES", data.draw(st.sampled_from([1, 7, 1 << 17])))
-    monkeypatch.setattr(passes, "LEAST_BLOCK", data.draw(st.sampled_from([1, 3, 16])))
+    monkeypatch.setattr(bulk, "MAX_SCRATCH", data.draw(st.sampled_from([0, 64 << 20])))
+    monkeypatch.setattr(statistics, "BLOCK_VALUES", data.draw(st.sampled_from([1, 7, 1 << 17])))
+    monkeypatch.setattr(statistics, "MIN_BLOCK", data.draw(st.sampled_from([1, 3, 16])))
     monkeypatch.setattr(moments, "FEW", data.draw(st.sampled_from([0, 3, 32, 1000])))
-    monkeypatch.setattr(passes, "STRETCH_BYTES", data.draw(st.sampled_from([1, 100, 1 << 30])))
-    monkeypatch.setattr(passes, "RUN_BYTES", data.draw(st.sampled_from([1, 1 << 20])))
+    monkeypatch.setattr(statistics, "STRETCH_BYTES", data.draw(st.sampled_from([1, 100, 1 << 30])))
+    monkeypatch.setattr(statistics, "RUN_BYTES", data.draw(st.sampled_from([1, 1 << 20])))
     cut = data.draw(st.integers(0, len(values)))
     if data.draw(st.booleans()):
         paths = [make_h5(x=kept)]
@@ -182,12 +181,12 @@ def test_the_number_of_threads_changes_no_bit(make_h5, monkeypatch, kind):
     }[kind]
     path = make_h5(x=stored)
     monkeypatch.setattr(bulk, "TASK_BYTES", 1)
-    monkeypatch.setattr(passes, "RUN_BYTES", 500)
+    monkeypatch.setattr(statistics, "RUN_BYTES", 500)
     seen = set()
     for n_threads in (1, 2, 3, 8, 8, 8):
-        monkeypatch.setattr(passes, "usable_cores", lambda n=n_threads: n)
-        found = compute_stats(path, "x", channel_axis=0, bins=5).arrays[0]
-        numbers = [getattr(found, name) for name in NUMBERS] + [found.histogram.edges, found.histogram.counts]
+        monkeypatch.setattr(statistics, "usable_cores", lambda n=n_threads: n)
+        found = compute_stats(path, "x", channel_axis=0).arrays[0]
+        numbers = [getattr(found, name) for name in NUMBERS]
         seen.add(b"".join(each.tobytes() for each in numbers))
     assert len(seen) == 1
 
@@ -225,12 +224,11 @@ def test_a_member_of_a_table_and_rows_never_written_count_as_they_are_read(make_
 
 def test_empty_arrays_have_no_statistics(make_h5, tmp_path):
     for shape, dtype in (((0, 3), "f4"), ((0,), "i8"), ((5, 0), "u1")):
-        report = compute_stats(make_h5(x=np.zeros(shape, dtype)), bins=4)
+        report = compute_stats(make_h5(x=np.zeros(shape, dtype)))
         found = report.arrays[0]
         assert found.n_values == 0
         assert np.isnan([found.mean, found.std, found.min, found.max]).all()
-        assert found.histogram.counts.tolist() == [0] * 4
-        with pytest.raises(H5ValueError, match=r"'x' cannot be normalised .* no finite value"):
+        with pytest.raises(H5ValueError, match=r"'x' cannot be normalized .* no finite value"):
             report.fields()
         with pytest.raises(H5ValueError, match="no finite value"):
             report.save(tmp_path / "stats.json")
@@ -276,33 +274,6 @@ def test_rows_are_numbers_a_range_or_a_mask_over_all_files(make_h5):
 def test_rows_that_are_none_are_refused(make_h5, rows, text):
     with pytest.raises(H5ValueError, match=text):
         compute_stats(make_h5(x=np.arange(30.0)), rows=rows)
-
-
-# Histograms -------------------------------------------------------------------------------------------------
-
-
-@given(data=st.data())
-@settings(max_examples=60)
-def test_histograms_count_every_finite_value_where_numpy_does(make_h5, data):
-    values = data.draw(numbers((data.draw(st.integers(1, 50)), 3)))
-    bins, axis = data.draw(st.integers(1, 20)), data.draw(st.sampled_from([None, 0]))
-    found = compute_stats(make_h5(x=values), channel_axis=axis, bins=bins).arrays[0]
-    edges, counts = found.histogram.edges, found.histogram.counts
-    assert edges.shape == (*found.mean.shape, bins + 1)
-    for line, own, n in zip(channels(values, axis), np.atleast_2d(edges), np.atleast_2d(counts), strict=True):
-        finite = line.astype("f8")[np.isfinite(line.astype("f8"))]
-        if len(finite):
-            assert (own[0], own[-1]) == (finite.min(), finite.max())
-            assert n.tolist() == np.histogram(finite, own)[0].tolist()
-            with np.errstate(all="ignore"):
-                assert np.allclose(own, np.linspace(finite.min(), finite.max(), bins + 1), atol=1e-12 * abs(own).max())
-        assert n.sum() == len(finite)
-
-
-@pytest.mark.parametrize("bins", [-1, 1 << 17])
-def test_a_number_of_bins_that_makes_no_sense_is_refused(make_h5, bins):
-    with pytest.raises(H5ValueError, match=f"bins={bins} was asked"):
-        compute_stats(make_h5(x=np.arange(3)), bins=bins)
 
 
 # Which arrays -----------------------------------------------------------------------------------------------
@@ -437,12 +408,11 @@ def test_statistics_of_the_training_rows_normalise_what_the_data_module_trains_o
 
 def test_the_file_says_what_was_found(signals, tmp_path):
     path = tmp_path / "stats.json"
-    report = compute_stats(signals, ["signal", "y"], channel_axis=0, bins=4)
+    report = compute_stats(signals, ["signal", "y"], channel_axis=0)
     report.save(path)
     fields = json.loads(path.read_text())["fields"]
     assert fields["y"]["min"] == 0
     assert fields["y"]["max"] == 399
-    assert fields["y"]["histogram"]["counts"] == [100] * 4
     for array in report.arrays:
         field, read = fields[array.key], read_stats(path)[array.key]
         assert read.mean.tolist() == array.mean.tolist()
@@ -457,7 +427,7 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(signals, tmp_path):
     path = tmp_path / "stats.json"
     path.write_text("mine")
     report = compute_stats(signals, "signal")
-    with pytest.raises(H5FileError, match="are there already"):
+    with pytest.raises(H5FileError, match="it exists"):
         report.save(path)
     assert path.read_text() == "mine"
     report.save(path, overwrite=True)

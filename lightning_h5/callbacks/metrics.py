@@ -1,0 +1,382 @@
+"""What a stage counted on one rank and on all, and the figures, table and plot made from it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from shutil import get_terminal_size
+from textwrap import wrap
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torchmetrics import Metric
+
+from ..counters import COUNTED, WaitTimes
+from ..datasets import rows_of
+from ..errors import H5Error
+from ..loading import H5DataLoader
+from ..order import MixtureRecipe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["WAITS", "Meter", "TransferTimer", "chart_of", "figures_of", "over_ranks", "shares_of", "table_of"]
+
+WAITS = tuple(f"waits {at}" for at in range(WaitTimes.N_CLASSES))
+"""Names of the classes of waiting times among a stage's amounts."""
+
+
+@dataclass
+class Meter:
+    """Totals of one stage: counters of its loaders, and how long it ran.
+
+    Attributes:
+        seconds: that it ran, while it does not run.
+        transfer_seconds: that copying batches to the device took.
+        n_slow: batches that were waited for too long.
+        baseline: what loaders had counted before the stage began.
+    """
+
+    seconds: float = 0.0
+    transfer_seconds: float = 0.0
+    n_slow: int = 0
+    baseline: dict[str, float] = field(default_factory=dict)
+    at_lap: dict[str, float] = field(default_factory=dict)
+    at_epoch: dict[str, float] = field(default_factory=dict)
+    _running_since: float | None = None
+
+    @classmethod
+    def of(cls, loaders: Iterable[H5DataLoader]) -> Meter:
+        """A meter that begins with what these loaders have counted so far."""
+        meter = cls()
+        meter.baseline = meter.now(loaders, waits=True)
+        meter.at_lap, meter.at_epoch = dict(meter.baseline), dict(meter.baseline)
+        return meter
+
+    def start(self) -> None:
+        """Runs on; does nothing where it runs."""
+        self._running_since = self._running_since or perf_counter()
+
+    def stop(self) -> None:
+        """Stands still; does nothing where it does."""
+        if self._running_since is not None:
+            self.seconds += perf_counter() - self._running_since
+            self._running_since = None
+
+    def now(self, loaders: Iterable[H5DataLoader], *, waits: bool = False) -> dict[str, float]:
+        """Totals so far; ``bytes_given`` are those of the rows that were handed out.
+
+        Args:
+            loaders: of the stage.
+            waits: how many batches took how long, as well.
+        """
+        if self._running_since is not None:
+            self.stop()
+            self.start()
+        sums = dict.fromkeys((*COUNTED, "bytes_given"), 0.0)
+        counts = [0.0] * len(WAITS)
+        for loader in loaders:
+            total = loader.counters.total()
+            for name, amount in total.items():
+                sums[name] = sums.get(name, 0.0) + amount
+            sums["bytes_given"] += total["rows"] * loader.dataset.cost.row_bytes
+            if waits:
+                counts = [a + b for a, b in zip(counts, loader.waits.counts, strict=True)]
+        sums |= {"seconds": self.seconds, "transfer_seconds": self.transfer_seconds, "n_slow": float(self.n_slow)}
+        return sums | dict(zip(WAITS, counts, strict=True)) if waits else sums
+
+    def since(
+        self, mark: Mapping[str, float], loaders: Sequence[H5DataLoader], *, waits: bool = False
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """What was counted since a mark, and a mark for the next time. Bytes that are kept are those of now.
+
+        Args:
+            mark: what ``now`` gave then.
+            loaders: of the stage.
+            waits: see ``now``.
+        """
+        now = self.now(loaders, waits=waits)
+        amounts = {name: value - mark.get(name, 0.0) for name, value in now.items()}
+        amounts["kept_bytes"] = float(sum(loader.kept_bytes for loader in loaders))
+        return amounts, now
+
+
+class _Clock(Protocol):
+    def around(self, copy: Callable[[], Any]) -> Any:
+        """Times a copy, and gives what it gives."""
+
+    def seconds(self) -> float:
+        """Seconds of all copies that are known to be over."""
+
+
+class TransferTimer:
+    """Times what a strategy copies to its device, without waiting for the device.
+
+    Lightning has no hook around that copy that a user's own may not take; so the strategy's method is wrapped for as
+    long as a stage runs.
+
+    Args:
+        strategy: a Trainer's.
+        clock: what times; None takes events of the device's stream on CUDA, and the time of the call elsewhere.
+    """
+
+    def __init__(self, strategy: Any, clock: _Clock | None = None) -> None:
+        self._strategy = strategy
+        on_cuda = strategy.root_device.type == "cuda"
+        self._clock: _Clock = clock or (_EventClock() if on_cuda else _CallClock())
+        copy = strategy.batch_to_device
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            return self._clock.around(lambda: copy(*arguments, **named))
+
+        strategy.batch_to_device = timed
+
+    def seconds(self) -> float:
+        """Seconds so far."""
+        return self._clock.seconds()
+
+    def remove(self) -> None:
+        """Gives the strategy its own method back."""
+        self._strategy.__dict__.pop("batch_to_device", None)
+
+
+class _CallClock:
+    """The time that the call takes; right where it waits for the copy."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def around(self, copy: Callable[[], Any]) -> Any:
+        began = perf_counter()
+        given = copy()
+        self._seconds += perf_counter() - began
+        return given
+
+    def seconds(self) -> float:
+        return self._seconds
+
+
+class _EventClock:
+    """Events in the stream of the copies; read once they are over, so that nothing waits for the device."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._pending: deque[tuple[Any, Any]] = deque()
+
+    def around(self, copy: Callable[[], Any]) -> Any:
+        event: Any = torch.cuda.Event  # torch leaves it unannotated
+        events = event(enable_timing=True), event(enable_timing=True)
+        events[0].record()
+        given = copy()
+        events[1].record()
+        self._pending.append(events)
+        self._collect()
+        return given
+
+    def seconds(self) -> float:
+        self._collect()
+        return self._seconds
+
+    def _collect(self) -> None:
+        while self._pending and self._pending[0][1].query():
+            first, last = self._pending.popleft()
+            self._seconds += first.elapsed_time(last) / 1000
+
+
+class _RankTotals(Metric):
+    """A vector of each rank; the sums are formed from it, exactly, with the ranks' own beside them."""
+
+    full_state_update = False
+    totals: torch.Tensor
+
+    def __init__(self, n: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.add_state("totals", torch.zeros(n, dtype=torch.float64), dist_reduce_fx=None)
+
+    def update(self, totals: torch.Tensor) -> None:
+        self.totals = totals
+
+    def compute(self) -> torch.Tensor:
+        return self.totals if self.totals.ndim == 2 else self.totals[None]
+
+
+def over_ranks(
+    amounts: Mapping[str, float], device: torch.device, *, own: bool = False
+) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Sums over all ranks, in one collective; and each rank's amounts.
+
+    All ranks call it with the same names in the same order, unless ``own``.
+
+    Args:
+        amounts: this rank's.
+        device: where collectives run.
+        own: ask nobody else.
+    """
+    values = torch.tensor(list(amounts.values()), dtype=torch.float64)
+    metric = _RankTotals(len(amounts), sync_on_compute=not own)
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and not own:
+        metric, values = metric.to(device), values.to(device)
+    metric.update(values)
+    totals = metric.compute().cpu()
+    each = [dict(zip(amounts, rank, strict=True)) for rank in totals.tolist()]
+    return dict(zip(amounts, totals.sum(dim=0).tolist(), strict=True)), each
+
+
+MIB = 1 << 20
+
+WIDTH = 100  # of remarks, at most
+ALWAYS = ("batches", "rows", "seconds", "rows/s")
+TRIVIAL = frozenset(("0", "0.0%", "-"))
+READ, DECODED = "MiB/s read", "MiB/s decoded"
+
+
+def figures_of(amounts: Mapping[str, float], n_ranks: int) -> dict[str, float]:
+    """Rates over all ranks. Seconds were summed over ranks as well, so a rank's mean time counts.
+
+    Args:
+        amounts: sums over ranks.
+        n_ranks: so many.
+    """
+    seconds = max(amounts["seconds"] / max(1, n_ranks), 1e-9)
+    return {
+        "samples_per_second": amounts["rows"] / seconds,
+        "read_mib_per_second": amounts["bytes_read"] / MIB / seconds,
+        "decoded_mib_per_second": amounts["bytes_decoded"] / MIB / seconds,
+        "wait_fraction": _waiting(amounts),
+        "wait_ms": 1000 * amounts["wait_seconds"] / max(1.0, amounts["batches"]),
+        "cache_hit_rate": _hit_rate(amounts),
+        "cache_mib": amounts["kept_bytes"] / MIB,
+    }
+
+
+def _waiting(amounts: Mapping[str, float]) -> float:
+    return min(1.0, amounts["wait_seconds"] / max(amounts["seconds"], 1e-9))
+
+
+def _hit_rate(amounts: Mapping[str, float]) -> float:
+    """Share of what was asked for that was in memory: among rows used last, in decoded slabs, or held whole."""
+    asked, used, given = amounts["cache_hits"] + amounts["cache_misses"], amounts["slabs_used"], amounts["bytes_given"]
+    used_last = amounts["cache_hits"] / asked if asked else 0.0
+    missing, of = (amounts["slabs_loaded"], used) if used else (amounts["bytes_decoded"], given)
+    there = 1 - missing / of if of else 0.0
+    return used_last + (1 - used_last) * max(0.0, there)
+
+
+def _has_cache(amounts: Mapping[str, float]) -> bool:
+    """Whether rows came out of a cache. Otherwise they were held whole, or none was kept: a hit rate means nothing."""
+    return amounts["cache_hits"] + amounts["cache_misses"] + amounts["slabs_used"] > 0
+
+
+def shares_of(amounts: Mapping[str, float], loaders: Iterable[H5DataLoader]) -> dict[str, float]:
+    """Of each mixture the share of rows that each source had, and was to have."""
+    shares: dict[str, float] = {}
+    for loader in loaders:
+        if isinstance(recipe := loader.sampler.recipe, MixtureRecipe):
+            expected = recipe.expected_shares(loader.sampler.batch_size, drop_last=loader.sampler.drop_last)
+            counted = {name: amounts[rows_of(name)] for name in expected if rows_of(name) in amounts}
+            for name, n_rows in counted.items():  # none where sources have no names
+                shares[f"share/{name}"] = n_rows / max(1.0, sum(counted.values()))
+                shares[f"expected_share/{name}"] = expected[name]
+    return shares
+
+
+def table_of(title: str, stages: Mapping[str, Sequence[Mapping[str, float]]], remarks: Sequence[str]) -> str:
+    """Return the table that is printed at the end: a column for each stage, a line for each figure.
+
+    Figures that are 0 in all stages are left out, and so are decoded bytes if none were compressed. Remarks are wrapped
+    at the width of the terminal, 100 columns at most.
+
+    Args:
+        title: the line above it.
+        stages: for each stage what each rank counted, waiting times included.
+        remarks: lines below the table.
+    """
+    columns = [_column(ranks) for ranks in stages.values()]
+    lines = [("", *stages)]
+    for name in columns[0]:
+        cells = [column[name] for column in columns]
+        is_trivial = TRIVIAL.issuperset(cells) or (name == DECODED and cells == [column[READ] for column in columns])
+        if name in ALWAYS or not is_trivial:
+            lines.append((name, *cells))
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    text = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines]
+    rule = "-" * max(len(title), *map(len, text))
+    width = max(len(rule), min(WIDTH, get_terminal_size((WIDTH, 24)).columns))
+    below = [line for remark in remarks for line in wrap(remark, width, subsequent_indent="  ", break_long_words=False)]
+    return "\n".join(["", title, rule, text[0], rule, *text[1:], rule, *below, ""])
+
+
+def _column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
+    """A stage's figures by name."""
+    amounts = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
+    figures = figures_of(amounts, len(ranks))
+    most, worst = max((_waiting(rank), -number) for number, rank in enumerate(ranks))
+    p95 = WaitTimes.quantile([amounts[name] for name in WAITS], 0.95)
+    return {
+        "batches": f"{amounts['batches']:,.0f}",
+        "rows": f"{amounts['rows']:,.0f}",
+        "seconds": _number(amounts["seconds"] / len(ranks)),
+        "rows/s": f"{figures['samples_per_second']:,.0f}",
+        READ: _number(figures["read_mib_per_second"]),
+        DECODED: _number(figures["decoded_mib_per_second"]),
+        "waiting for data": f"{figures['wait_fraction']:.1%}",
+        "waiting, worst rank": f"{most:.1%} (rank {-worst})" if len(ranks) > 1 and most >= 0.0005 else "-",
+        "wait per batch, ms": _number(figures["wait_ms"]),
+        "wait, 95th percentile, ms": _number(1000 * p95),
+        "cache hits": f"{figures['cache_hit_rate']:.1%}" if _has_cache(amounts) else "-",
+        "rows in memory, MiB": _number(figures["cache_mib"]),
+    }
+
+
+def _number(value: float) -> str:
+    """A number to three digits; 0 alone is written as 0."""
+    if value == 0 or value >= 100:
+        return f"{value:,.0f}"
+    return "<0.01" if value < 0.01 else f"{value:.{1 if value >= 10 else 2}f}"
+
+
+BLUE, RED, GRAY = "#2b6cb0", "#c53030", "#4a5568"
+
+
+def chart_of(history: Sequence[tuple[int, Mapping[str, float]]]) -> Figure:
+    """Rows a second, waiting, and MiB a second over the steps of a run.
+
+    Args:
+        history: for each time that figures were logged the global step, and the figures without prefix.
+
+    Raises:
+        H5Error: matplotlib is not installed.
+    """
+    try:
+        figure: Any = import_module("matplotlib.figure").Figure(figsize=(8, 7), layout="constrained")
+        import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)  # saves without a display
+    except ImportError as error:
+        raise H5Error(
+            f"a plot needs matplotlib, which is not installed ({error}). Run `pip install 'lightning-h5[plot]'`."
+        ) from error
+    steps = [step for step, _ in history]
+    rows, waiting, mib = figure.subplots(3, 1, sharex=True)
+
+    def line(axes: Any, name: str, **style: Any) -> None:
+        axes.plot(steps, [figures[name] for _, figures in history], marker="." if len(steps) < 60 else "", **style)
+
+    line(rows, "samples_per_second", color=BLUE)
+    rows.set_ylabel("rows a second")
+    line(waiting, "wait_fraction", color=RED)
+    waiting.set_ylabel("share of time waiting")
+    waiting.set_ylim(0, 1)
+    line(mib, "read_mib_per_second", color=GRAY, label="read")
+    line(mib, "decoded_mib_per_second", color=BLUE, label="decoded")
+    mib.set_ylabel("MiB a second")
+    mib.set_xlabel("step")
+    mib.legend(frameon=False)
+    for axes in (rows, waiting, mib):
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    rows.set_title("Rows from HDF5", loc="left")
+    made: Figure = figure
+    return made

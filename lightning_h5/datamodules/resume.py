@@ -1,0 +1,219 @@
+"""Where a run is, under a trainer: from its own counter of processed batches, never from counting what was fetched."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from .._lightning import rank_zero_info, rank_zero_warn
+from ..errors import H5ResumeError
+from ..loading import Position, is_position, steps_left
+from ..order import PlanSampler, Segment
+from .trainer_progress import (
+    begin_epoch_again,
+    begin_next_epoch,
+    cycles,
+    end_epoch,
+    epoch_of_batches,
+    has_loader,
+    is_alone,
+    is_broken_off,
+    move,
+    processed,
+    resume_epoch,
+    sync_counters,
+)
+
+__all__ = ["RunPosition"]
+
+
+class RunPosition:
+    """The position of one fit: taken for a checkpoint, and applied when training goes on.
+
+    A checkpoint's state is *loaded*, then *applied* when training starts; from then on the trainer's counters tell
+    where the run is. Iterations that others begin read it and move nothing.
+
+    Args:
+        trainer: whose fit it is; None where there is none yet.
+    """
+
+    def __init__(self, trainer: Any = None) -> None:
+        self._trainer = None if trainer is None else weakref.ref(trainer)
+        self._pending: Mapping[str, Any] | None = None
+        self._restored: Position | None = None
+        self._left = 0  # steps that the restored epoch had left when it was restored
+        self._base = 0  # batches of the restored epoch that the trainer had counted when it was restored
+        self._is_resumed = False  # whether there was a checkpoint
+        self.is_applied = False
+        self.is_over = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_trainer": None}  # spawned ranks get a trainer of their own
+
+    @property
+    def trainer(self) -> Any:
+        """Whose fit it is; None where nobody holds it any more."""
+        return None if self._trainer is None else self._trainer()
+
+    @property
+    def saved(self) -> str | None:
+        """What tells one saved position from another; None where none was loaded."""
+        return None if self._pending is None else str(self._pending.get("digest"))
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether an epoch that was broken off was loaded, and training never came to it."""
+        return self._pending is not None and not self._pending.get("finished") and bool(self._pending.get("segments"))
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Takes a saved position.
+
+        Not once training began: a tuner then restores what it saved a moment before, and the counters are right.
+        """
+        self._is_resumed = True
+        if state and not self.is_applied:
+            self._pending = dict(state)
+
+    def find(self, checkpoint: Mapping[str, Any]) -> str | None:
+        """Takes the position that a data module of another name saved, where there is just one.
+
+        Returns:
+            The name under which it stood.
+        """
+        self._is_resumed = True
+        found = [name for name, value in checkpoint.items() if is_position(value)]
+        if self._pending is not None or len(found) != 1:
+            return None
+        self.load(checkpoint[found[0]])
+        return found[0]
+
+    def reopen(self) -> None:
+        """Has the trainer train on where ``max_steps`` broke off the last epoch, which it counts as done.
+
+        Without this it would end at once where that epoch is the last one.
+        """
+        if self._pending is not None and self._pending.get("finished") is False:
+            resume_epoch(self.trainer, self._pending.get("epoch"))
+
+    def check(self, sampler: PlanSampler, identity: str) -> None:
+        """Looks whether training can go on where the checkpoint says.
+
+        Raises:
+            H5ResumeError: it has no position, or one that does not fit the present data or settings.
+        """
+        trainer = self.trainer
+        if self._pending is not None:
+            self._restored = restored = Position.from_state(self._pending, sampler, identity)
+            if trainer.current_epoch not in (restored.epoch, restored.epoch + 1):
+                raise H5ResumeError(
+                    f"the checkpoint's position is in epoch {restored.epoch}, and its trainer in epoch "
+                    f"{trainer.current_epoch}; they do not belong together. Resume from another checkpoint."
+                )
+            if restored.segments and not restored.finished and not is_alone(trainer):
+                _check_same_cut(restored.segments[-1], sampler.batch_size, sampler.replica.world_size)
+        elif is_broken_off(trainer) and not self._is_resumed:
+            rank_zero_warn(
+                f"the last epoch of this Trainer was broken off after {processed(trainer)} batches, and is not gone on "
+                "with. Pass ckpt_path to fit to train on exactly the rest."
+            )
+        elif is_broken_off(trainer):
+            raise H5ResumeError(
+                f"the checkpoint was saved after {processed(trainer)} batches of an epoch, and holds no position of "
+                "this data module: which rows were trained on is not known. Resume from a checkpoint that was saved "
+                "with this data module, or at an epoch's end. Or pass on_resume_mismatch='restart_epoch' to it: "
+                "weights and counters are taken up, and the epoch that was broken off starts over."
+            )
+
+    def apply(self, sampler: PlanSampler) -> None:
+        """Makes the sampler, and the trainer's counter, go on where the position says that was checked."""
+        self.is_applied, self._pending = True, None
+        trainer, restored = self.trainer, self._restored
+        if restored is None:
+            return
+        sync_counters(trainer)
+        if restored.finished:
+            begin_next_epoch(trainer, restored.epoch)
+            return
+        resume_epoch(trainer, restored.epoch)
+        restored.restore(sampler)
+        self._left = steps_left(sampler, restored.epoch)
+        if not self._left and not sampler.drop_last:
+            n_left = sampler.n_left(restored.epoch)
+            rank_zero_info(f"{n_left} rows of epoch {restored.epoch} are left, fewer than ranks, and sit out")
+        done = len(sampler) - self._left
+        if not is_alone(trainer):
+            done = processed(trainer)
+        elif done < trainer.num_training_batches:
+            move(trainer, done)
+        else:  # of batches of the present size there are as many as the epoch may have
+            self._restored = replace(restored, finished=True)
+            end_epoch(trainer)
+            begin_next_epoch(trainer, restored.epoch)
+        self._base = done
+
+    def restart(self, reason: H5ResumeError) -> None:
+        """Begins the epoch anew that was broken off, as the user asked for where the position cannot be used."""
+        trainer = self.trainer
+        rank_zero_warn(f"epoch {trainer.current_epoch} starts over: {reason}")
+        if self._pending is not None and self._pending.get("finished") is True:
+            begin_next_epoch(trainer, trainer.current_epoch - 1)
+        elif is_broken_off(trainer):
+            begin_epoch_again(trainer)
+        self._pending = self._restored = None
+
+    def start(self, sampler: PlanSampler) -> int:
+        """Tells a sampler whose iteration begins what is consumed; gives the epoch.
+
+        Raises:
+            H5ResumeError: training goes on from a checkpoint, and nobody applied its position.
+        """
+        trainer = self.trainer
+        epoch = int(trainer.current_epoch)
+        if not self.is_applied and self._is_resumed and has_loader(trainer):
+            raise H5ResumeError(
+                "a batch was asked for after a checkpoint was loaded, and before its position was applied: training "
+                "would repeat rows. Leave SetEpochCallback in trainer.callbacks. To look at a batch first, do it in "
+                "on_train_start. Where a batch size or learning rate finder runs in this fit, run it before, without "
+                "ckpt_path."
+            )
+        if (restored := self._restored_in(epoch)) is None:
+            sampler.forget()
+        elif processed(trainer) - self._base >= self._left and cycles(trainer):
+            sampler.forget()  # another loader is longer: ours begins again, as a whole
+        else:
+            restored.restore(sampler)
+        return epoch
+
+    def state(self, sampler: PlanSampler, identity: str) -> dict[str, Any]:
+        """The position as plain values."""
+        if self._pending is not None:
+            return dict(self._pending)
+        trainer, restored = self.trainer, self._restored
+        epoch = epoch_of_batches(trainer)
+        if restored is not None and trainer.current_epoch == restored.epoch:
+            epoch = restored.epoch
+        if restored is not None and restored.finished and epoch == restored.epoch:
+            return restored.state(sampler, identity)
+        begun, left, n_steps = Position(epoch, (), sampler.present_order()), len(sampler), processed(trainer)
+        if (here := self._restored_in(epoch)) is not None:
+            begun, left, n_steps = here, self._left, n_steps - self._base
+        if n_steps >= left and cycles(trainer):
+            begun, n_steps, left = replace(begun, segments=()), (n_steps - left) % len(sampler), len(sampler)
+        finished = 0 < trainer.num_training_batches <= processed(trainer)
+        return replace(begun.after(sampler, min(n_steps, left)), finished=finished).state(sampler, identity)
+
+    def _restored_in(self, epoch: int) -> Position | None:
+        """The restored position, where an epoch is the one that was broken off."""
+        restored = self._restored
+        return restored if restored and not restored.finished and epoch == restored.epoch else None
+
+
+def _check_same_cut(saved: Segment, batch_size: int, world_size: int) -> None:
+    if (saved.batch_size, saved.world_size) != (batch_size, world_size):
+        raise H5ResumeError(
+            f"the saved position is in the middle of an epoch of batches of {saved.batch_size} rows on "
+            f"{saved.world_size} ranks; the present run has batches of {batch_size} on {world_size} ranks beside "
+            "another loader, whose batches cannot be cut anew. Resume with the saved batch_size and number of ranks."
+        )

@@ -1,0 +1,201 @@
+"""Checks that arrays are what their user asked for, and that arrays and files belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import H5ValueError, listing
+from ..hdf5 import ArrayLayout, kind_of, refuse_overlaps, torch_dtype
+
+__all__ = ["Asked", "Compatibility", "different_packing", "refuse_images", "shape_of_images"]
+
+MAX_CHANNELS = 4
+"""Values of a pixel, at most, on the last axis of an image."""
+
+MAX_RATIO = 4
+"""An axis of an image or volume is at most so many times as long as another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """An array that is asked for.
+
+    Attributes:
+        key: its name in the files.
+        text_ok: whether it may hold text (a label may, a single input may not).
+        dtype: what it is to become, if its user said so.
+        argument: how the user can name a dtype for it, such as ``"x_dtype={}"``; None if there is no way.
+        takes_packed: whether packed integers are taken as they are stored: they are decoded later, or no value is used.
+    """
+
+    key: str
+    text_ok: bool = True
+    dtype: torch.dtype | None = None
+    argument: str | None = None
+    takes_packed: bool = False
+
+
+class Compatibility:
+    """Checks the arrays of one file after the other; those that are built as others before them cost next to nothing.
+
+    Args:
+        asked: the arrays, in the order of the fields.
+    """
+
+    def __init__(self, asked: Sequence[Asked]) -> None:
+        self._asked = tuple(asked)
+        self._first: tuple[ArrayLayout, ...] = ()
+        self._passed: dict[tuple[int, ...], tuple[ArrayLayout, ...]] = {}
+
+    def check(self, layouts: tuple[ArrayLayout, ...]) -> None:
+        """Check the arrays of a file.
+
+        Raises:
+            H5ValueError: an array cannot become a tensor, or holds packed integers; arrays differ in their rows, or
+                from those of the first file.
+            H5CorruptError: two arrays have bytes in common.
+        """
+        # Arrays of one structure share these objects, and those that passed are held here, so that no number recurs.
+        structure = tuple(id(each) for one in layouts for each in (one.dtype, one.row_shape, one.packing))
+        if structure not in self._passed:
+            for layout, one in zip(layouts, self._asked, strict=True):
+                _check_kind(layout, text_ok=one.text_ok)
+                if not one.takes_packed:
+                    _check_packing(layout, one)
+        _check_rows(layouts)
+        refuse_overlaps(layouts)
+        if structure not in self._passed:
+            self._first = self._first or layouts
+            _check_alike(self._first, layouts)
+            _check_packed_alike(self._first, layouts, self._asked)
+            self._passed[structure] = layouts
+
+
+def _check_kind(layout: ArrayLayout, *, text_ok: bool) -> None:
+    kind = kind_of(layout.dtype)
+    where = f"{layout.key!r} in {layout.path!r}"
+    if kind == "number" or (kind == "text" and text_ok):
+        return
+    if kind == "text":
+        raise H5ValueError(
+            f"{where} holds text, and a tensor cannot. Take it as y_key, or as one of several x_key "
+            "(text then comes as a list of str), or encode it as numbers."
+        )
+    if kind == "compound":
+        members = listing(f"{layout.key}/{name}" for name in layout.dtype.base.names or ())
+        raise H5ValueError(
+            f"{where} is a table: its rows have the members {members}. "
+            "Name one of them as the key, or several as a list."
+        )
+    raise H5ValueError(
+        f"{where} has the dtype {layout.stored}, which a tensor cannot have. "
+        "Choose another array, or write it again as integers or floats of up to 64 bits."
+    )
+
+
+def _check_packing(layout: ArrayLayout, asked: Asked) -> None:
+    """Refuses packed integers, which are no values, unless their user named the stored dtype.
+
+    If they mean themselves, but for some that stand for missing ones, any integers that hold them will do.
+    """
+    packing = layout.packing
+    if packing is None or (asked.dtype is not None and asked.dtype == torch_dtype(layout.dtype, "dtype")):
+        return
+    if packing.only_misses and _holds(asked.dtype, layout.dtype):
+        return
+    raw = "" if asked.argument is None else asked.argument.replace("{}", repr(str(layout.dtype)))
+    transform = "target_transform" if raw.startswith(("y_dtype", "dtype_y")) else "transform"
+    raise H5ValueError(
+        f"{layout.key!r} in {layout.path!r} holds packed integers ({layout.dtype} with {packing}), whose values are "
+        f"decoded so: {packing.formula}. "
+        + (f"Pass {raw} to load them as they are stored, and decode them in a {transform}; or w" if raw else "W")
+        + "rite the decoded values to an array of their own."
+    )
+
+
+def _holds(wanted: torch.dtype | None, stored: np.dtype[Any]) -> bool:
+    """Whether a dtype is one of integers that has all values of a stored one."""
+    if wanted is None or wanted.is_floating_point or wanted.is_complex or wanted == torch.bool:
+        return False
+    limits, needed = torch.iinfo(wanted), np.iinfo(stored)
+    return limits.min <= needed.min and needed.max <= limits.max
+
+
+def _check_packed_alike(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout], asked: Sequence[Asked]) -> None:
+    for a, b, one in zip(expected, found, asked, strict=True):
+        if a.packing != b.packing and not one.takes_packed:
+            raise different_packing(a, b)
+
+
+def different_packing(a: ArrayLayout, b: ArrayLayout) -> H5ValueError:
+    """The error about stored integers that mean something else in another file."""
+    left, right = (f"packed with {one.packing}" if one.packing else "not packed" for one in (a, b))
+    return H5ValueError(
+        f"{a.key!r} is {left} in {a.path!r}, and {b.key!r} is {right} in {b.path!r}: one formula does not decode both. "
+        "Write the decoded values to arrays of their own, or train on files that are alike."
+    )
+
+
+def refuse_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_files: int) -> None:
+    """Refuses files that may be an image or volume each, whose rows would be lines of pixels.
+
+    Args:
+        arrays: those of one file that are asked for; others have the same but for the number of rows.
+        n_rows: of each file.
+        n_files: how many files were given, those that cannot be read among them.
+    """
+    shape = shape_of_images(arrays, n_rows, n_files)
+    if shape is not None:
+        raise H5ValueError(
+            f"{listing(array.key for array in arrays)} have the shape {shape} in each of {n_files} files, such as "
+            f"{arrays[0].path!r}, and no array has other axes: each file may be one image or volume, and its rows "
+            "lines of it. If an index along axis 0 is a sample, pass sample='row'. If a file is a sample, write the "
+            "samples to arrays with one more axis in front, (n_samples, ...)."
+        )
+
+
+def shape_of_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_files: int) -> tuple[int, ...] | None:
+    """The shape of the image or volume that each of several files may be; None if an index along axis 0 is a sample.
+
+    Files may be images if there are several, with as many rows each, and their arrays, two or more, have one 2-D or 3-D
+    shape, up to four channels on a further, last axis left out, of which no axis is more than four times as long as
+    another. A single array leaves no trace of what it is: rows of one array, equally many in each file, are the usual
+    case and are taken.
+
+    Args:
+        arrays: see ``refuse_images``, as all of these.
+        n_rows: of each file.
+        n_files: how many were given.
+    """
+    if n_files == 1 or len(arrays) == 1 or len(set(n_rows)) != 1 or arrays[0].n_rows <= 1:
+        return None
+    shapes = [(array.n_rows, *array.axes) for array in arrays]
+    pixels = {shape[:-1] if len(shape) > 2 and shape[-1] <= MAX_CHANNELS else shape for shape in shapes}
+    shape = pixels.pop()
+    is_image = not pixels and len(shape) in (2, 3) and max(shape) <= MAX_RATIO * min(shape)
+    return shape if is_image else None
+
+
+def _check_rows(arrays: Sequence[ArrayLayout]) -> None:
+    first = arrays[0]
+    for other in arrays[1:]:
+        if other.n_rows != first.n_rows:
+            raise H5ValueError(
+                f"{first.key!r} has {first.n_rows} rows and {other.key!r} has {other.n_rows} in {first.path!r}; "
+                "row i of each must belong together. Name arrays with the same length along axis 0."
+            )
+
+
+def _check_alike(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout]) -> None:
+    for a, b in zip(expected, found, strict=True):
+        for what, left, right in (("dtype", a.dtype, b.dtype), ("shape of a row", a.row_shape, b.row_shape)):
+            if left != right and not (kind_of(a.dtype) == kind_of(b.dtype) == "text" and what == "dtype"):
+                raise H5ValueError(
+                    f"{a.key!r} has the {what} {left} in {a.path!r} and {right} in {b.path!r}. "
+                    "Train on files that are alike, or make two data modules."
+                )

@@ -1,0 +1,228 @@
+"""``(x - mean) * scale`` over rows: in place, or as rows are copied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..jit import compiled
+from ..readers import blocks
+from ..types import IntArray
+
+__all__ = ["Affine"]
+
+LARGE_MEAN = 4.0
+"""A mean of more deviations than this is taken off in two parts: rounded to 24 bits it would be 2e-7 deviations off."""
+
+LONG_LOOP = 1 << 14
+"""Numbers that one mean is taken off, at least, for it not to be repeated for each of them: NumPy takes 0.2
+microseconds to go from one mean to the next."""
+
+SHORT_LOOP = 1 << 6
+"""The same where the loop is compiled."""
+
+MIN_ROW = 1 << 10
+"""Numbers of a repeated mean, at least."""
+
+COMPILED = frozenset(np.dtype(code) for code in ("u1", "i1", "u2", "i2", "f4", "f8"))
+"""What is copied by a compiled loop, where there is one."""
+
+
+class _Constants(NamedTuple):
+    """What rows are changed with.
+
+    Attributes:
+        view: the shape that rows are looked at in, so that the others broadcast to it.
+        high: what is taken off.
+        low: what is taken off after that, where rounding ``high`` would show.
+        scale: what is multiplied with.
+    """
+
+    view: tuple[int, ...]
+    high: npt.NDArray[Any]
+    low: npt.NDArray[Any] | None
+    scale: npt.NDArray[Any]
+
+
+class Affine:
+    """Changes rows of one shape to ``(x - mean) * scale``; a ``Change``.
+
+    Where Numba is installed that is one pass, which copies as well; else two, or three, over pieces that a core's own
+    cache holds. Both compute the same, bit by bit.
+
+    Args:
+        mean: what is taken off, in an array that broadcasts to a row and has at most one axis longer than 1.
+        scale: what is multiplied with, of the same shape.
+        row_shape: of the rows.
+        work: the floating dtype that is computed in.
+
+    Attributes:
+        mean: as given.
+        scale: as given.
+        work: as given.
+    """
+
+    def __init__(
+        self,
+        mean: npt.NDArray[np.float64],
+        scale: npt.NDArray[np.float64],
+        row_shape: tuple[int, ...],
+        work: np.dtype[Any],
+    ) -> None:
+        self.mean, self.scale, self.work = mean, scale, work
+        self._by_numpy = _constants(mean, scale, row_shape, work, LONG_LOOP)
+        view, high, low, scale_of = _constants(mean, scale, row_shape, work, SHORT_LOOP)
+        n_numbers, n_after = math.prod(row_shape), view[2] if len(view) == 3 else 0
+        if high.size == 1:
+            n_after = n_numbers
+        self._is_by_channel = bool(n_after)
+        each = (high.size, n_after) if n_after else (high.size,)
+        self._row_view = (n_numbers // max(1, math.prod(each)), *each)
+        self._flat = high.ravel(), np.zeros(high.size, work) if low is None else low.ravel(), scale_of.ravel()
+
+    @property
+    def takes_at_once(self) -> bool:
+        """See ``Change``."""
+        return _loops(self.work, by_channel=self._is_by_channel) is not None
+
+    def compile(self, stored: np.dtype[Any]) -> None:
+        """Has compiled what rows of a dtype take, where it can be: before processes fork, and not while they read.
+
+        A process that forks while one of its threads compiles leaves its child a lock that nobody gives back.
+        """
+        shape = (0, *self._row_view)
+        nowhere = np.empty(0, np.int64)
+        if (loops := _loops(self.work, by_channel=self._is_by_channel)) is not None:
+            work = np.empty(shape, self.work)
+            loops.in_place(work, *self._flat)
+            for dtype in {stored, self.work} & COMPILED:
+                loops.take(np.empty(shape, dtype), nowhere, work, *self._flat)
+
+    def __call__(self, rows: npt.NDArray[Any]) -> None:
+        """See ``Change``; rows are of the dtype that is computed in."""
+        if not rows.size:
+            return
+        if (loops := self._loops(rows)) is not None:
+            loops.in_place(rows.reshape(len(rows), *self._row_view), *self._flat)
+            return
+        # By NumPy in this thread: torch would start others, which then wait for the cores that read ahead.
+        shape, high, low, scale = self._by_numpy
+        view = rows.reshape(shape)
+        with np.errstate(all="ignore"):  # what is stored may be infinite, or no number
+            np.subtract(view, high, out=view)
+            if low is not None:
+                np.subtract(view, low, out=view)
+            np.multiply(view, scale, out=view)
+        if not np.may_share_memory(view, rows):  # rows that lie in several pieces were copied to be looked at so
+            rows[...] = view.reshape(rows.shape)
+
+    def applied(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Changed copies of rows, in the dtype that is computed in."""
+        out = np.empty(rows.shape, self.work)
+        self.take(rows, None, out)
+        return out
+
+    def take(self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any]) -> None:
+        """See ``Change``; ``out`` is of the dtype that is computed in."""
+        if not out.size:
+            return
+        if rows.dtype in COMPILED and (loops := self._loops(rows, out)) is not None:
+            places = np.arange(len(rows)) if places is None else np.ascontiguousarray(places, dtype=np.int64)
+            if len(places) != len(out) or places.view(np.uint64).max() >= len(rows):  # the loop does not look
+                raise IndexError(f"places up to {places.max()} were asked of {len(rows)} rows, for {len(out)}")
+            source, target = (each.reshape(len(each), *self._row_view) for each in (rows, out))
+            loops.take(source, places, target, *self._flat)
+            return
+        for some in blocks(len(out), max(rows[:1].nbytes, out[:1].nbytes)):
+            piece = out[some]
+            with np.errstate(all="ignore"):
+                piece[...] = rows[some] if places is None else np.take(rows, places[some], axis=0, mode="clip")
+            self(piece)
+
+    def _loops(self, *arrays: npt.NDArray[Any]) -> _Loops | None:
+        is_plain = all(each.flags.c_contiguous and each.flags.aligned and each.dtype.isnative for each in arrays)
+        return _loops(self.work, by_channel=self._is_by_channel) if is_plain else None
+
+
+def _constants(
+    mean: npt.NDArray[np.float64],
+    scale: npt.NDArray[np.float64],
+    row_shape: tuple[int, ...],
+    work: np.dtype[Any],
+    long_loop: int,
+) -> _Constants:
+    view, mean, scale = _laid_out(mean, scale, row_shape, long_loop)
+    high = mean.astype(work)
+    low = (mean - high).astype(work)
+    is_large = bool(np.abs(mean * scale).max(initial=0) > LARGE_MEAN) and bool(low.any())
+    return _Constants(view, high, low if is_large else None, scale.astype(work))
+
+
+def _laid_out(
+    mean: npt.NDArray[np.float64], scale: npt.NDArray[np.float64], shape: tuple[int, ...], long_loop: int
+) -> tuple[tuple[int, ...], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Mean and scale so that inner loops are long, and what they read beside the rows is short."""
+    axis = int(np.argmax(mean.shape)) if mean.size > 1 else None
+    if axis is None:
+        return (-1,), mean.ravel(), scale.ravel()
+    n_channels, n_after = shape[axis], math.prod(shape[axis + 1 :])
+    if n_after >= long_loop:
+        return (-1, n_channels, n_after), mean.reshape(-1, 1), scale.reshape(-1, 1)
+    # As long as a row, or as what of it repeats.
+    first = axis
+    while first and math.prod(shape[first:]) < MIN_ROW:
+        first -= 1
+    mean, scale = (np.broadcast_to(each[(0,) * first], shape[first:]).ravel() for each in (mean, scale))
+    return (-1, len(mean)), mean, scale
+
+
+class _Loops(NamedTuple):
+    """Compiled loops over rows with a mean for each channel, or for each place."""
+
+    in_place: Callable[..., None]
+    take: Callable[..., None]
+
+
+@cache
+def _loops(work: np.dtype[Any], *, by_channel: bool) -> _Loops | None:
+    """Loops that compute in a dtype; None where Numba is not there."""
+    cast = work.type
+
+    def change_by_channel(rows, high, low, scale):  # type: ignore[no-untyped-def]
+        for i in range(rows.shape[0]):
+            for r in range(rows.shape[1]):
+                for c in range(rows.shape[2]):
+                    above, below, times = high[c], low[c], scale[c]
+                    for k in range(rows.shape[3]):
+                        rows[i, r, c, k] = ((rows[i, r, c, k] - above) - below) * times
+
+    def take_by_channel(rows, places, out, high, low, scale):  # type: ignore[no-untyped-def]
+        for i in range(len(places)):
+            place = places[i]
+            for r in range(rows.shape[1]):
+                for c in range(rows.shape[2]):
+                    above, below, times = high[c], low[c], scale[c]
+                    for k in range(rows.shape[3]):
+                        out[i, r, c, k] = ((cast(rows[place, r, c, k]) - above) - below) * times
+
+    def change_by_place(rows, high, low, scale):  # type: ignore[no-untyped-def]
+        for i in range(rows.shape[0]):
+            for r in range(rows.shape[1]):
+                for k in range(rows.shape[2]):
+                    rows[i, r, k] = ((rows[i, r, k] - high[k]) - low[k]) * scale[k]
+
+    def take_by_place(rows, places, out, high, low, scale):  # type: ignore[no-untyped-def]
+        for i in range(len(places)):
+            place = places[i]
+            for r in range(rows.shape[1]):
+                for k in range(rows.shape[2]):
+                    out[i, r, k] = ((cast(rows[place, r, k]) - high[k]) - low[k]) * scale[k]
+
+    in_place, take = (change_by_channel, take_by_channel) if by_channel else (change_by_place, take_by_place)
+    both = compiled(in_place), compiled(take)
+    return None if both[0] is None or both[1] is None else _Loops(both[0], both[1])

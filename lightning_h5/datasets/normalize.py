@@ -1,0 +1,249 @@
+"""Normalization of fields, ``(x - mean) / std``: the file of statistics, and what is made of it for a dataset.
+
+It is decided once, when a dataset is made, and done once to each row: by the reader that decodes it, as it copies rows
+out of decoded chunks; otherwise when a batch was read, or when a shard is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..errors import H5FileError, H5ValueError, listing
+from ..hdf5 import ArrayLayout, OpenOptions, expand_user, kind_of
+from ..types import PathLike
+from .catalog import FileCatalog
+from .fields import Fields, torch_dtype_of
+from .multiply_add import Affine
+from .visits import current_visits
+
+__all__ = ["FORMAT", "FieldStats", "Normalization", "Normalize", "normalization_of", "read_stats", "write_stats"]
+
+FORMAT = "lightning_h5 stats"
+
+
+@dataclass(frozen=True, eq=False)
+class FieldStats:
+    """Mean and standard deviation of a field: of all its values, or of each channel.
+
+    Attributes:
+        mean: shape ``()`` or ``(n_channels,)``.
+        std: likewise.
+        channel_axis: the axis of a stored row that has the channels; None where there are none.
+        row_shape: shape of a stored row; None where the file does not say.
+    """
+
+    mean: npt.NDArray[np.float64]
+    std: npt.NDArray[np.float64]
+    channel_axis: int | None = None
+    row_shape: tuple[int, ...] | None = None
+
+
+def read_stats(path: PathLike) -> dict[str, FieldStats]:
+    """Statistics by field.
+
+    The least that a file has is ``{"fields": {"x": {"mean": 1.5, "std": 0.5}}}``; numbers of channels are lists.
+
+    Args:
+        path: the file.
+
+    Raises:
+        H5FileError: it is not there, or is no JSON.
+        H5ValueError: something is missing, is no number, or a deviation is negative.
+    """
+    path = expand_user(path)
+    try:
+        text = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise H5FileError(
+            f"the statistics {path!r} cannot be read: {error}. Pass the path of a JSON file that has them."
+        ) from error
+    fields = text.get("fields") if isinstance(text, Mapping) else None
+    if isinstance(text, Mapping) and (text.get("format", FORMAT), text.get("version", 1)) != (FORMAT, 1):
+        raise H5ValueError(
+            f"{path!r} is {text.get('format')!r}, version {text.get('version')!r}; this package reads {FORMAT!r}, "
+            "version 1. Make the statistics anew."
+        )
+    if not isinstance(fields, Mapping) or not fields:
+        raise H5ValueError(
+            f"{path!r} has no fields. Write it as "
+            '{"fields": {"name": {"mean": [...], "std": [...], "channel_axis": 0}}}.'
+        )
+    return {str(name): _field(f"{path!r}, field {str(name)!r}", entry) for name, entry in fields.items()}
+
+
+def write_stats(path: PathLike, fields: Mapping[str, Mapping[str, Any]]) -> None:
+    """Writes statistics; the file is there whole, or not at all.
+
+    Args:
+        path: the file.
+        fields: for each field ``mean`` and ``std`` at least, as plain numbers and lists.
+
+    Raises:
+        H5FileError: it cannot be written.
+    """
+    text = json.dumps({"format": FORMAT, "version": 1, "fields": fields}, indent=1)
+    path = expand_user(path)
+    partial = Path(f"{path}.{os.getpid()}.partial")
+    try:
+        partial.write_text(text + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise H5FileError(
+            f"statistics cannot be written to {path!r}: {error.strerror}. Name a file in a folder that is "
+            "there, may be written to and has room."
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _numbers(given: Any) -> Any:
+    for value in given if isinstance(given, list) else [given]:
+        if isinstance(value, bool | str):
+            raise TypeError(f"{value!r} is no number")
+    return given
+
+
+def _field(where: str, entry: Any) -> FieldStats:
+    given: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {}
+    numbers = []
+    for name in ("mean", "std"):
+        try:
+            numbers.append(np.asarray(_numbers(given[name]), dtype=np.float64))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise H5ValueError(
+                f"{where}: {name!r} is {given.get(name)!r}. Write a number, or a list of them."
+            ) from error
+    mean, std = numbers
+    if mean.shape != std.shape or mean.ndim > 1 or not mean.size:
+        raise H5ValueError(
+            f"{where}: the mean has the shape {mean.shape} and the deviation {std.shape}. Write one number each, or a "
+            "list with one for each channel."
+        )
+    if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
+        raise H5ValueError(f"{where}: mean {mean.tolist()}, std {std.tolist()}. All must be finite, std not negative.")
+    axis, shape = given.get("channel_axis", 0), given.get("row_shape")
+    if mean.ndim and type(axis) is not int:
+        raise H5ValueError(
+            f"{where}: channel_axis is {axis!r}. Write the axis of a row that has the channels: 0, 1, ..."
+        )
+    if shape is not None and not (isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)):
+        raise H5ValueError(f"{where}: row_shape is {shape!r}. Write a list of whole numbers, or leave it out.")
+    return FieldStats(mean, std, axis if mean.ndim else None, None if shape is None else tuple(shape))
+
+
+Normalize: TypeAlias = PathLike | Mapping[str, FieldStats]
+"""A file with statistics, or what is in one."""
+
+EXACT_IN_FLOAT32 = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.bool, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """How fields of a dataset are normalized.
+
+    Attributes:
+        affines: what is done to rows of a field, by its number.
+        digest: of that and of the dtypes that fields become; the same in all processes.
+    """
+
+    affines: Mapping[int, Affine]
+    digest: str
+
+
+def normalization_of(
+    normalize: Normalize | None, fields: Fields, table: FileCatalog, *, options: OpenOptions
+) -> tuple[Normalization | None, Fields]:
+    """How a dataset's fields are normalized, and the fields with the dtypes that they become: integers float32.
+
+    Args:
+        normalize: statistics by field, each by its name or its array; None leaves all fields as they are.
+        fields: of the dataset.
+        table: the files.
+        options: how the files are opened.
+
+    Raises:
+        H5ValueError: the statistics are of other fields, shapes or numbers of channels.
+    """
+    if normalize is None:
+        return None, fields
+    stats = normalize if isinstance(normalize, Mapping) else read_stats(normalize)
+    arrays = table.layouts[0]
+    places = {name.strip("/"): at for names in (fields.keys, fields.names) for at, name in enumerate(names)}
+    loaded = [name for name in stats if name.strip("/") in places]
+    found = {places[name.strip("/")]: stats[name] for name in loaded}
+    if len(found) < len(loaded):
+        raise H5ValueError(
+            f"the statistics name a field twice, by its name and by its array, among {listing(loaded)}. Leave one of "
+            "the two out."
+        )
+    unknown = [name for name in stats if name not in loaded and not _is_array(name, table, options)]
+    if unknown or not found:
+        raise H5ValueError(
+            f"the statistics are of the fields {listing(stats)}; the data has {listing(fields.names)}"
+            f"{f' and no {listing(unknown)}' if unknown else ''}. Make them of these files."
+        )
+    affines, dtypes = {}, list(fields.dtypes)
+    for at, of_field in found.items():
+        if (dtype := dtypes[at]) is not None and not dtype.is_floating_point:
+            raise H5ValueError(
+                f"{fields.names[at]!r} is to be normalized, and to be {dtype}. Ask for a floating dtype."
+            )
+        affines[at] = _affine(of_field, fields.names[at], arrays[at])
+        stored = torch_dtype_of(arrays[at].dtype)
+        dtypes[at] = dtype or (stored if stored.is_floating_point else torch.float32)
+    numbers = {
+        at: [(each.shape, each.ravel().tolist()) for each in (affine.mean, affine.scale)]
+        for at, affine in sorted(affines.items())
+    }
+    digest = hashlib.sha256(repr((numbers, dtypes)).encode()).hexdigest()[:32]
+    return Normalization(affines, digest), replace(fields, dtypes=tuple(dtypes))
+
+
+def _is_array(key: str, table: FileCatalog, options: OpenOptions) -> bool:
+    """Whether the first file has an array of this name, loaded or not."""
+    return current_visits().has(table.paths[0], [key], OpenOptions(swmr=options.swmr, trust=options.trust))
+
+
+def _affine(stats: FieldStats, name: str, array: ArrayLayout) -> Affine:
+    """What is done to rows of a field.
+
+    Raises:
+        H5ValueError: the statistics are of other rows than these.
+    """
+    shape, axis = array.row_shape, stats.channel_axis
+    if kind_of(array.dtype) != "number" or array.dtype.kind == "c":
+        what = "of complex numbers" if array.dtype.kind == "c" else "text"
+        raise H5ValueError(f"the statistics have {name!r}, which is {what} in {array.path!r}. Leave it out of them.")
+    if stats.row_shape is not None and stats.row_shape != shape:
+        raise H5ValueError(
+            f"the statistics of {name!r} were made of rows of the shape {stats.row_shape}; those of {array.path!r} "
+            f"have {shape}. Make them of these files."
+        )
+    n_channels = stats.mean.size if stats.mean.ndim else 0
+    wide = np.ones(len(shape), dtype=np.int64)
+    if n_channels:
+        there = shape[axis] if axis is not None and -len(shape) <= axis < len(shape) else "no such axis"
+        if there != n_channels:
+            raise H5ValueError(
+                f"the statistics of {name!r} are of {n_channels} channels along axis {axis} of a row; rows of "
+                f"{array.path!r} have the shape {shape}, {there} there. Make them of these files."
+            )
+        wide[axis] = n_channels
+    mean, std = (each.reshape(wide) if n_channels else each for each in (stats.mean, stats.std))
+    with np.errstate(all="ignore"):
+        scale = 1 / std
+    is_float32 = array.dtype == np.float32 or torch_dtype_of(array.dtype) in EXACT_IN_FLOAT32
+    work = np.dtype(np.float32 if is_float32 else np.float64)  # without loss of a large mean's deviations
+    affine = Affine(mean, np.where(np.isfinite(scale), scale, 0.0), shape, work)  # what is constant becomes 0
+    affine.compile(array.dtype)
+    return affine

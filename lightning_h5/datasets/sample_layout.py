@@ -1,0 +1,223 @@
+"""How the fields of a row become a sample or a batch: one value, a tuple or a dict; transforms; an index; a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from ..errors import H5ValueError, listing, named
+from ..hdf5 import FieldNames, kind_of
+from ..types import Draws, IntArray
+from .user_functions import add_note, asked_for, generators, note_rows
+
+__all__ = [
+    "Column",
+    "Describe",
+    "Part",
+    "SampleStructure",
+    "Transform",
+    "summary_of_fields",
+    "summary_of_files",
+    "summary_of_rows",
+]
+
+MAX_FIELDS = 12  # that a summary names
+MAX_NAME = 80  # letters of a path
+
+Transform: TypeAlias = Callable[..., Any]
+"""Takes a value; also ``rng`` (a NumPy generator) or ``generator`` (torch's), where it has such a parameter."""
+
+Column: TypeAlias = torch.Tensor | list[Any]
+"""One field of a batch: a tensor, or nested lists of str."""
+
+Describe: TypeAlias = Callable[[IntArray], str]
+"""Returns which rows of which files some rows of a dataset are, as text for a message."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The input of a sample, or its target.
+
+    Attributes:
+        fields: what it is made of.
+        transform: runs on it, one sample at a time.
+        flags: for each field whether a sample has it as a bool of Python; none where empty.
+        argument: the argument by which the transform was passed, for messages.
+    """
+
+    fields: FieldNames
+    transform: Transform | None = None
+    flags: tuple[bool, ...] = ()
+    argument: str = "transform"
+
+    def build(self, values: Sequence[Any]) -> Any:
+        """The value, a tuple or a dict, of a row or of a whole batch."""
+        if self.fields.kind == "single":
+            return values[0]
+        return tuple(values) if self.fields.kind == "tuple" else dict(zip(self.fields.names, values, strict=True))
+
+    @cached_property
+    def asks_for(self) -> tuple[str, ...]:
+        """The generators that the transform asks for."""
+        return asked_for(self.transform)
+
+    def sample(self, columns: Sequence[Column], place: int, row: int, draws: Draws, describe: Describe) -> Any:
+        """One row's part, transformed. Input and target of a row have generators that draw the same."""
+        values = [column[place] for column in columns]
+        if self.flags:
+            values = [bool(value) if flag else value for value, flag in zip(values, self.flags, strict=True)]
+        return self.transformed(self.build(values), row, draws, describe)
+
+    def transformed(self, value: Any, row: int, draws: Draws, describe: Describe) -> Any:
+        """One row's value, transformed; an error of the transform names the row."""
+        if self.transform is None:
+            return value
+        try:
+            return self.transform(value, **generators(self.asks_for, draws, row))
+        except Exception as error:
+            note_rows(error, self.argument, self.transform, lambda: self._describe([row], describe))
+            raise
+
+    def _describe(self, rows: Sequence[int], describe: Describe) -> str:
+        return f"{listing(self.fields.keys, 3)}, {describe(np.array(rows, np.int64))}"
+
+    def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws, describe: Describe) -> Any:
+        """All rows' part; as it was read where nothing runs on single samples."""
+        if self.transform is None:
+            return self.build(columns)
+        if not len(rows):
+            raise H5ValueError(
+                "a batch of no rows was asked for, and the transform runs on single samples. Ask for rows."
+            )
+        numbers = rows.tolist()
+        samples = [self.sample(columns, place, row, draws, describe) for place, row in enumerate(numbers)]
+        try:
+            batch = default_collate(samples)
+        except Exception as error:  # tensors of several shapes, or what torch has no batches of
+            how = f"while stacking what {named(self.argument, self.transform)} returned"
+            add_note(error, how, lambda: self._describe(numbers, describe))
+            raise
+        # torch makes a list of tuples' parts; without a transform it is a tuple.
+        return tuple(batch) if self.fields.kind == "tuple" and isinstance(batch, list) else batch
+
+
+@dataclass(frozen=True)
+class SampleStructure:
+    """What a sample looks like: its input, its target if any, and its index if asked for.
+
+    Attributes:
+        x: the input; the first columns of what is read.
+        y: the target, the columns after them; or None.
+        with_index: put each row's index last in a tuple, or under ``"index"`` in a dict.
+        n_rows: of the dataset, where rows' numbers go beyond them: those are shown as they are within; else 0.
+    """
+
+    x: Part
+    y: Part | None
+    with_index: bool
+    n_rows: int = 0
+
+    def __post_init__(self) -> None:
+        if self.with_index and self.y is None and self.x.fields.kind == "dict" and "index" in self.x.fields.names:
+            raise H5ValueError(
+                "with_index=True would overwrite the field 'index' of x_key. Call the field something else."
+            )
+
+    @cached_property
+    def has_transforms(self) -> bool:
+        """Whether anything runs on single samples."""
+        return self.x.transform is not None or (self.y is not None and self.y.transform is not None)
+
+    @cached_property
+    def asks(self) -> bool:
+        """Whether a transform asks for a generator."""
+        return bool(self.x.asks_for or (self.y is not None and self.y.asks_for))
+
+    def samples(self, columns: Sequence[Column], rows: IntArray, draws: Draws, describe: Describe) -> list[Any]:
+        """A list of samples."""
+        return [
+            self._join(
+                [part.sample(columns[own], place, row, draws, describe) for part, own in self._parts], self.shown(row)
+            )
+            for place, row in enumerate(rows.tolist())
+        ]
+
+    def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws, describe: Describe) -> Any:
+        """A collated batch."""
+        parts = [part.batch(columns[own], rows, draws, describe) for part, own in self._parts]
+        return self._join(parts, torch.from_numpy(self.shown(rows.copy())) if self.with_index else None)
+
+    def shown(self, number: Any) -> Any:
+        """What ``with_index`` gives for a row, or rows."""
+        return number % self.n_rows if self.n_rows else number
+
+    @cached_property
+    def _parts(self) -> list[tuple[Part, slice]]:
+        """Each part, and which columns are its own."""
+        n_x = len(self.x.fields.keys)
+        parts = [(self.x, slice(n_x))]
+        return parts if self.y is None else [*parts, (self.y, slice(n_x, None))]
+
+    @cached_property
+    def is_as_read(self) -> bool:
+        """Whether a batch is the tuple of the fields as they were read."""
+        if self.y is None or self.has_transforms or self.with_index:
+            return False
+        return self.x.fields.kind == self.y.fields.kind == "single"
+
+    def _join(self, parts: list[Any], index: Any) -> Any:
+        if self.with_index and len(parts) == 1 and isinstance(parts[0], dict):
+            return {**parts[0], "index": index}
+        if self.with_index:
+            parts = [*parts, index]
+        return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def summary_of_files(paths: Sequence[str]) -> str:
+    """One file by its path, several by their number and the first and the last of them.
+
+    Args:
+        paths: of the files.
+    """
+    if len(paths) == 1:
+        return _shortened(paths[0])
+    ends = f" from {_shortened(paths[0])} to {_shortened(paths[-1])}" if paths else ""
+    return f"{len(paths):,} files{ends}"
+
+
+def summary_of_rows(n_rows: int, n_in_files: int) -> str:
+    """How many rows, and of how many.
+
+    Args:
+        n_rows: rows of the dataset.
+        n_in_files: rows of its files.
+    """
+    return f"{n_rows:,} rows" if n_rows == n_in_files else f"{n_rows:,} of {n_in_files:,} rows"
+
+
+def summary_of_fields(structure: SampleStructure, kinds: Iterable[tuple[Any, Sequence[int]]]) -> list[str]:
+    """The fields of a sample: name, dtype and shape of a row.
+
+    Args:
+        structure: what a sample looks like.
+        kinds: dtype (NumPy's or torch's) and shape of each field.
+    """
+    names = [*structure.x.fields.names, *(structure.y.fields.names if structure.y else ())]
+    fields = [f"{name}: {_dtype(dtype)} {tuple(shape)}" for name, (dtype, shape) in zip(names, kinds, strict=False)]
+    return fields if len(fields) <= MAX_FIELDS else [*fields[:MAX_FIELDS], f"{len(fields) - MAX_FIELDS} more fields"]
+
+
+def _dtype(dtype: Any) -> str:
+    if isinstance(dtype, np.dtype):
+        return "text" if kind_of(dtype) == "text" else dtype.name
+    return str(dtype).removeprefix("torch.")
+
+
+def _shortened(path: str) -> str:
+    return repr(path if len(path) <= MAX_NAME else f"...{path[-MAX_NAME:]}")

@@ -1,0 +1,104 @@
+"""Dtypes: what users may pass, and what of a file can become a tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import h5py
+import numpy as np
+
+from ..errors import H5ValueError, near, shown
+from ..types import DTypeLike
+
+__all__ = ["NumberKind", "dtype_text", "kind_of", "native", "numpy_dtype", "torch_dtype"]
+
+NumberKind = Literal["number", "text", "compound", "object"]
+
+if TYPE_CHECKING:
+    import torch
+
+_NAMES = (
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+)
+"""What torch has, by the names that torch and NumPy have in common."""
+
+MAX_MEMBERS = 6  # of a table, that a line has room for
+
+_ALIASES = {"half": "float16", "float": "float32", "double": "float64", "int": "int64", "long": "int64"}
+
+
+def torch_dtype(dtype: DTypeLike, name: str) -> torch.dtype | None:
+    """The torch dtype that a name, a NumPy dtype or a torch dtype means; None for None.
+
+    Args:
+        dtype: such as ``"float16"``, ``np.float32`` or ``torch.bfloat16``.
+        name: the argument's name, for the error.
+
+    Raises:
+        H5ValueError: there is no such dtype, or torch has none like it.
+    """
+    if dtype is None:
+        return None
+    import torch  # looking at a file needs no torch, which takes longer to import than most looks do
+
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    text = dtype.removeprefix("torch.") if isinstance(dtype, str) else ""
+    known = _ALIASES.get(text, text)
+    try:
+        found = known if known in _NAMES else np.dtype(dtype).newbyteorder("=").name
+    except (TypeError, ValueError, SyntaxError):  # NumPy parses names such as "(2,f4" as Python
+        found = ""
+    if found not in _NAMES:
+        raise H5ValueError(
+            f"{name}={dtype!r} is not a dtype that a tensor can have; there are {', '.join(_NAMES)}."
+            f"{near(text or str(dtype), _NAMES)} Pass one of these names."
+        )
+    torch_has: torch.dtype = getattr(torch, found)
+    return torch_has
+
+
+def kind_of(dtype: np.dtype[Any]) -> NumberKind:
+    """Whether values of a file's dtype become tensors (``number``), lists of str (``text``), or neither."""
+    base = dtype.base
+    if base.names is not None:
+        return "compound"
+    if h5py.check_string_dtype(base) is not None or base.kind in "SU":
+        return "text"
+    if base.kind in "biufc" and base.newbyteorder("=").name in _NAMES:
+        return "number"
+    return "object"
+
+
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The same numbers in this machine's byte order, without h5py's notes on enums."""
+    plain = dtype.newbyteorder("=")
+    return np.dtype(plain.str) if plain.names is None and plain.subdtype is None and plain.kind != "O" else plain
+
+
+def dtype_text(dtype: Any) -> str:
+    """A dtype in words that a user of h5py knows; None is one that NumPy does not have."""
+    if dtype is None:
+        return "a number format that NumPy does not have"
+    if (text := h5py.check_string_dtype(dtype)) is not None:
+        return "text" if text.length is None else f"text of {text.length} bytes"
+    if (base := h5py.check_vlen_dtype(dtype)) is not None:
+        return f"lists of {base}"
+    if (names := h5py.check_enum_dtype(dtype)) is not None:
+        return f"one of {len(names)} names, as {dtype}"
+    if h5py.check_ref_dtype(dtype) is not None:
+        return "references"
+    if dtype.names is not None:
+        more = len(dtype.names) - MAX_MEMBERS
+        return f"table of {', '.join(map(shown, dtype.names[:MAX_MEMBERS]))}{f' and {more} more' if more > 0 else ''}"
+    return str(dtype)
+
+
+def numpy_dtype(array: Any) -> np.dtype[Any] | None:
+    """An array's dtype, or None where NumPy has none like it (times of HDF5's own, quadruple precision ...)."""
+    try:
+        dtype: np.dtype[Any] = array.dtype
+    except (TypeError, ValueError):
+        return None
+    return dtype

@@ -1,0 +1,176 @@
+"""Which array a key means: ``{split}`` in it, and what to take when the user names none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import H5KeyError, H5ValueError
+from ..types import Keys
+from .contents import list_arrays
+from .dtypes import dtype_text, kind_of, numpy_dtype
+from .h5py_errors import translate_h5py_errors
+from .links import shape_of
+from .open import open_h5
+
+__all__ = [
+    "GROUP_WORDS",
+    "FieldNames",
+    "field_names",
+    "fill_split",
+    "guess_keys",
+    "guess_keys_in",
+    "keys_in",
+    "names_rows",
+    "words_in",
+]
+
+GROUP_WORDS = {
+    "guid",
+    "uuid",
+    "patient",
+    "subject",
+    "participant",
+    "recording",
+    "session",
+    "donor",
+    "writer",
+}
+"""Words in the name of a column that says what rows belong to."""
+
+INDEX_WORDS = {"id", "idx", "index"}
+"""Words in the name of a column that numbers rows, and is no target."""
+
+
+@dataclass(frozen=True)
+class FieldNames:
+    """The fields of one part of a sample (its x or its y).
+
+    Attributes:
+        kind: a single array, a tuple of several, or a dict of several.
+        keys: the arrays, in order.
+        names: their names in the dict, or their keys.
+    """
+
+    kind: Literal["single", "tuple", "dict"]
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def field_names(keys: Keys, argument: str) -> FieldNames:
+    """Sorts out what ``x_key`` or ``y_key`` was given as.
+
+    Raises:
+        H5ValueError: an empty name, an empty list, or something that is no name.
+    """
+    asked: Any = keys  # what comes from a configuration file is not checked by anybody else
+    if isinstance(asked, Mapping):
+        given = list(asked.values())
+    else:
+        given = [asked] if isinstance(asked, str) else list(asked) if isinstance(asked, Iterable) else []
+    if not given or not all(isinstance(key, str) and key.strip("/") for key in given):
+        raise H5ValueError(
+            f"{argument}={keys!r} does not name an array. Pass a name such as 'group/images', a list of names, "
+            "or a mapping from names in the sample to names in the file."
+        )
+    if isinstance(keys, str):
+        return FieldNames("single", (keys,), (keys,))
+    if isinstance(keys, Mapping):
+        return FieldNames("dict", tuple(given), tuple(keys))
+    return FieldNames("tuple", tuple(given), tuple(given))
+
+
+def fill_split(keys: Keys, split: str) -> Keys:
+    """Replaces ``{split}`` in every key by the split's name."""
+    if isinstance(keys, str):
+        return keys.replace("{split}", split)
+    if isinstance(keys, Mapping):
+        return {name: key.replace("{split}", split) for name, key in keys.items()}
+    return [key.replace("{split}", split) for key in keys]
+
+
+def keys_in(*keys: Keys | None) -> list[str]:
+    """All array names in several key arguments."""
+    names: list[str] = []
+    for key in keys:
+        if key is not None:
+            names += field_names(key, "key").keys
+    return names
+
+
+def words_in(name: str) -> set[str]:
+    """Words of the last part of a name, without a plural's s; codes of categories are called as what they are in."""
+    group, _, last = name.rpartition("/")
+    if last == "codes" and group:
+        last = group.rpartition("/")[2]
+    words = re.sub(r"([a-z])([A-Z])", r"\1 \2", last).casefold().replace("_", " ").replace("-", " ").split()
+    return {word.removesuffix("s") for word in words}
+
+
+def names_rows(name: str) -> bool:
+    """Whether a name is that of groups of rows, or of their numbers: neither an input nor a target."""
+    return bool(words_in(name) & (GROUP_WORDS | INDEX_WORDS))
+
+
+def guess_keys(path: str, *, swmr: bool = False) -> tuple[str, str | None]:
+    """Return the arrays to train from, if a file leaves no doubt (see ``guess_keys_in``).
+
+    Args:
+        path: the file.
+        swmr: it has a live writer.
+    """
+    with open_h5(path, swmr=swmr) as file:
+        return guess_keys_in(file, path)
+
+
+def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
+    """Return the arrays to train from, if an open file leaves no doubt.
+
+    That is: one array of numbers (then it is x, without a y), or two with as many rows, one of them with
+    one value a row (then that one is y).
+
+    Args:
+        file: the open file.
+        path: its path.
+
+    Returns:
+        Names for x and for y (or None).
+
+    Raises:
+        H5KeyError: the file leaves a doubt; the text lists the arrays and says what to add.
+    """
+    with translate_h5py_errors(path, "what is"):
+        # A name that is no UTF-8 cannot be asked for.
+        arrays = {name: file[name] for name in list_arrays(file) if _is_text(name)}
+        dtypes = {name: numpy_dtype(array) for name, array in arrays.items()}
+        numbers = [name for name, dtype in dtypes.items() if dtype is not None and kind_of(dtype) == "number"]
+        shapes = {name: shape_of(array) for name, array in arrays.items()}
+        rows = {name: shape for name in numbers if (shape := shapes[name])}
+        many = [name for name, shape in rows.items() if len(shape) > 1]
+        one = [name for name, shape in rows.items() if len(shape) == 1]
+        if len(rows) == 1:
+            return next(iter(rows)), None
+        if len(many) == len(one) == 1 and rows[many[0]][0] == rows[one[0]][0]:
+            return many[0], one[0]
+        first = list(shapes.items())[:40]
+        described = "".join(f"\n  {name!r}: shape {shape}, {dtype_text(dtypes[name])}" for name, shape in first)
+        more = f"\n  and {len(arrays) - 40} more" if len(arrays) > 40 else ""
+        raise H5KeyError(
+            f"x_key was not given, and {path!r} leaves a doubt about it; it has "
+            f"{f'these arrays:{described}{more}' if arrays else 'no arrays'}\n"
+            + _what_to_add([*many, *one], {name: shape[0] for name, shape in rows.items()})
+        )
+
+
+def _is_text(name: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _what_to_add(names: list[str], n_rows: dict[str, int]) -> str:
+    if not names:
+        return "None of them holds rows of numbers to train from. Pass the path of another file."
+    x = names[0]
+    y = [name for name in names[::-1] if name != x and n_rows[name] == n_rows[x] and not names_rows(name)]
+    return f"Say which to take, for example x_key={x!r}" + (f", y_key={y[0]!r}." if y else ".")

@@ -1,0 +1,205 @@
+"""From what a user passes as a path to a list of files."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Sequence
+
+from ..errors import H5FileError, H5ValueError, listing, near
+from ..types import PathLike, Paths
+
+SUFFIXES = (".h5", ".hdf5", ".h5ad")
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+SIGNATURE_OFFSETS = (0, 512, 1024, 2048)  # after a user block
+MAX_LOOKS = 200
+"""Entries of a directory that are looked into for a message, at most: it may have a million."""
+
+__all__ = ["SUFFIXES", "expand_paths", "expand_user", "file_number"]
+
+
+def expand_user(path: PathLike) -> str:
+    """The path as text, with the home directory in place of a leading ``~`` or ``~user``.
+
+    Variables such as ``$HOME`` stay as they are, as in h5py and PyTorch: a ``$`` may be part of a name.
+    """
+    return os.path.expanduser(os.fspath(path))
+
+
+def expand_paths(paths: Paths, name: str = "path") -> tuple[str, ...]:
+    """The files that a path argument names.
+
+    Args:
+        paths: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these. Files of a
+            glob and of a directory come in sorted order, those of a list in the list's order.
+        name: the argument's name, for errors.
+
+    Returns:
+        One path or more, none of them twice.
+
+    Raises:
+        H5FileError: nothing is there, or something that is not a regular file.
+        H5ValueError: an empty list, or a file that is named twice.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(given, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in given):
+        raise H5ValueError(
+            f"{name}={paths!r} is neither a path nor a list of paths. Pass the path of an HDF5 file, not an open file."
+        )
+    if not given:
+        raise H5ValueError(f"{name}=[] names no file. Pass a file, a glob, a directory or a list of these.")
+    files = [file for path in given for file in _expand_one(path, name)]
+    times = Counter(each_file := [file_number(file) for file in files])
+    if len(times) < len(files):
+        twice = sorted({file for file, number in zip(files, each_file, strict=True) if times[number] > 1})
+        raise H5ValueError(
+            f"{name} names {listing(twice)} more than once (links count as the file that they lead to), and its rows "
+            "would be trained on twice an epoch. Name each file once."
+        )
+    # Absolute, so that a later change of the working directory does not lead elsewhere.
+    return tuple(os.path.abspath(file) for file in files)
+
+
+def file_number(path: str) -> tuple[int, int] | str:
+    """Return what is equal for all names of one file: other spellings, symbolic links and hard links."""
+    try:
+        found = os.stat(path)
+    except OSError:  # an error of its own once it is opened
+        return os.path.realpath(path)
+    # A file system without inode numbers reports 0 for all files.
+    return (found.st_dev, found.st_ino) if found.st_ino else os.path.realpath(path)
+
+
+def _expand_one(path: PathLike, name: str) -> Sequence[str]:
+    text = expand_user(path)
+    if os.path.isdir(text):
+        inside = _names_in(text, text, name)
+        files = [os.path.join(text, each) for each in inside if _is_ours(each)]
+        if not files:
+            raise H5FileError(
+                f"{name}={text!r} is a directory without HDF5 files ({', '.join('*' + s for s in SUFFIXES)})"
+                f"{_other_ways(text, inside)}"
+            )
+        return files
+    if not os.path.lexists(text) and glob.has_magic(text):
+        files = sorted(glob.glob(text, recursive=True))
+        if not files:
+            folder = os.path.dirname(re.split(r"[*?[]", text)[0]) or "."
+            there = f"there is no directory {folder!r}"
+            if os.path.isdir(folder):  # a glob passes over what it cannot look into
+                there = _has(folder, _h5_files(folder, _names_in(folder, text, name)))
+            raise H5FileError(
+                f"{name}={text!r} matches no file; {there}.{_unexpanded(text)} Check the pattern, or pass the files "
+                f"(relative paths start at {os.getcwd()!r})."
+            )
+        return files
+    return [_regular_file(text, name)]
+
+
+def _names_in(folder: str, path: str, name: str) -> list[str]:
+    """What a directory has, sorted, where a path leads to or through it."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError as error:
+        what = "is a directory that" if folder == path else f"lies in {folder!r}, which"
+        raise H5FileError(f"{name}={path!r} {what} cannot be looked into: {error.strerror}. {_cure(error)}") from error
+
+
+def _h5_files(folder: str, names: Sequence[str]) -> list[str]:
+    """The HDF5 files among a directory's entries, by suffix or signature. Other files are not the user's data."""
+    looks = [name for name in names if not name.startswith(".") and not _is_ours(name)][:MAX_LOOKS]
+    signed = {name for name in looks if _has_signature(os.path.join(folder, name))}
+    return [name for name in names if _is_ours(name) or name in signed]
+
+
+def _has(folder: str, found: Sequence[str]) -> str:
+    files = "file" if len(found) == 1 else "files"
+    return f"{folder!r} has {f'the HDF5 {files} {listing(found)}' if found else 'no HDF5 files'}"
+
+
+def _has_signature(path: str) -> bool:
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO waits for a writer
+            return False
+        with open(path, "rb") as file:
+            start = file.read(SIGNATURE_OFFSETS[-1] + len(SIGNATURE))
+    except OSError:
+        return False
+    return any(start[offset:].startswith(SIGNATURE) for offset in SIGNATURE_OFFSETS)
+
+
+def _folders(folder: str, names: Sequence[str]) -> list[str]:
+    """The directories among a directory's entries that are not hidden; of the first ones alone."""
+    shown = [name for name in names if not name.startswith(".") and not _is_ours(name)]
+    return [name for name in shown[:MAX_LOOKS] if os.path.isdir(os.path.join(folder, name))]
+
+
+def _other_ways(folder: str, names: Sequence[str]) -> str:
+    """The end of a sentence on what to pass instead of a directory without files named as HDF5 files are."""
+    if found := _h5_files(folder, names):
+        suffix = os.path.splitext(found[0])[1]
+        pattern = os.path.join(folder, "*" + suffix)
+        return f"; by other names it has {listing(found)}. Pass a glob such as {pattern!r}."
+    if folders := _folders(folder, names):
+        pattern = os.path.join(folder, "**", "*.h5")
+        return f"; its folders {listing(folders)} are not searched. Pass a glob such as {pattern!r}."
+    return ". Pass an HDF5 file, or a directory that has some."
+
+
+def _cure(error: OSError | ValueError) -> str:
+    """What to do where the system did not let a path be looked at."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EMFILE:
+        return "Raise `ulimit -n`, or close what this process has open."
+    if number == errno.ENFILE:
+        return "Close programs on this machine, or have its limit raised (`sysctl fs.file-max`)."
+    if number in (errno.ENOMEM, errno.ENOBUFS):
+        return "Make room in memory, or take fewer workers."
+    if number in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN):
+        return "Check the disk or the network file system, then start again."
+    if number in (errno.EACCES, errno.EPERM):
+        return "Check its permissions, and those of the folders above."
+    return "Check the path and its permissions."
+
+
+def _unexpanded(path: str) -> str:
+    """A sentence on a variable in a path that does not exist, with a leading blank, or nothing."""
+    if os.path.expandvars(path) == path:
+        return ""
+    return " Variables are not expanded: pass os.path.expandvars(...) of it."
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a directory's file is taken; hidden ones are not, as in a glob."""
+    return name.endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _regular_file(path: str, name: str) -> str:
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        folder = os.path.dirname(path) or "."
+        if os.path.islink(path):
+            there, guess = f"it is a link to {os.readlink(path)!r}, which is not there", ""
+        elif not os.path.isdir(folder):
+            there = f"there is no directory {folder!r}"
+            guess = ""
+        else:
+            inside = _names_in(folder, path, name)
+            found, folders = _h5_files(folder, inside), _folders(folder, inside)
+            there = _has(folder, found)
+            guess = near(os.path.basename(path), [*found, *folders])
+        raise H5FileError(
+            f"{name}={path!r} does not exist; {there}.{guess}{_unexpanded(path)} Pass the path of an HDF5 file "
+            f"(relative paths start at {os.getcwd()!r})."
+        ) from None
+    except (OSError, ValueError) as error:  # a ValueError for a path with a null character
+        raise H5FileError(f"{name}={path!r} cannot be looked at: {error}. {_cure(error)}") from error
+    if not stat.S_ISREG(mode):
+        # A FIFO would block for ever in open(), a device would be read as one.
+        raise H5FileError(f"{name}={path!r} is not a regular file. Pass the path of an HDF5 file.")
+    return path

@@ -1,0 +1,84 @@
+"""Pure functions for orders, shards and splits, and thin torch samplers over them. Reads no file."""
+
+from .buckets import LengthRecipe
+from .epoch import EpochRecipe, EpochSequence
+from .mixture import EpochLength, Mixture, MixtureRecipe, Strategy, check_mixture
+from .permutation import KeyedPermutation, TablePermutation, permutation, stream
+from .plan import (
+    PLAN_VERSION,
+    EpochPlan,
+    EvaluationCut,
+    EvaluationPlan,
+    Mode,
+    OrderParameters,
+    Segment,
+    SourceOrder,
+    TrainBatches,
+    TrainingPlan,
+    consumed_rows,
+    order_rows,
+)
+from .samplers import EpochShuffleSampler, PlanSampler, Replica, ShardSampler, launched_replica, resolve_replica
+from .shards import (
+    RankShard,
+    Rows,
+    ShardMode,
+    as_array,
+    balanced_contiguous_shard,
+    interleaved_indices,
+    places_in,
+    union,
+)
+from .splits import group_split, k_fold
+from .weights import RowWeights, WeightedRecipe
+from .window import BlockTable, WindowOrder
+
+_balanced_contiguous_shard = balanced_contiguous_shard  # the seed documents' names stay importable
+_interleaved_indices = interleaved_indices
+
+__all__ = [
+    "PLAN_VERSION",
+    "BlockTable",
+    "EpochLength",
+    "EpochPlan",
+    "EpochRecipe",
+    "EpochSequence",
+    "EpochShuffleSampler",
+    "EvaluationCut",
+    "EvaluationPlan",
+    "KeyedPermutation",
+    "LengthRecipe",
+    "Mixture",
+    "MixtureRecipe",
+    "Mode",
+    "OrderParameters",
+    "PlanSampler",
+    "RankShard",
+    "Replica",
+    "RowWeights",
+    "Rows",
+    "Segment",
+    "ShardMode",
+    "ShardSampler",
+    "SourceOrder",
+    "Strategy",
+    "TablePermutation",
+    "TrainBatches",
+    "TrainingPlan",
+    "WeightedRecipe",
+    "WindowOrder",
+    "as_array",
+    "balanced_contiguous_shard",
+    "check_mixture",
+    "consumed_rows",
+    "group_split",
+    "interleaved_indices",
+    "k_fold",
+    "launched_replica",
+    "order_rows",
+    "permutation",
+    "places_in",
+    "resolve_replica",
+    "stream",
+    "union",
+]

@@ -1,0 +1,208 @@
+"""Contiguous and interleaved shards, and the sets of rows that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from ..errors import H5ValueError
+from ..types import IntArray
+from .permutation import permutation
+from .window import BlockTable
+
+__all__ = [
+    "RankShard",
+    "Rows",
+    "ShardMode",
+    "as_array",
+    "balanced_contiguous_shard",
+    "interleaved_indices",
+    "places_in",
+    "union",
+]
+
+Rows: TypeAlias = range | IntArray
+"""Numbers of rows, in ascending order."""
+
+
+def union(each: Sequence[Rows]) -> Rows:
+    """All rows of some sets that are disjoint, in ascending order; a range where they are one.
+
+    Args:
+        each: the sets.
+    """
+    if len(each) == 1:
+        return each[0]
+    ranges = sorted((rows for rows in each if isinstance(rows, range)), key=lambda rows: (rows.step, rows.start))
+    if len(ranges) == len(each) and len({rows.step for rows in ranges}) == 1:
+        if all(rows.step == 1 for rows in ranges) and all(a.stop == b.start for a, b in pairwise(ranges)):
+            return range(ranges[0].start, ranges[-1].stop)
+        if [rows.start for rows in ranges] == list(range(ranges[0].step)):
+            return range(max((rows[-1] + 1 for rows in ranges if rows), default=0))
+    merged: IntArray = np.sort(np.concatenate([as_array(rows) for rows in each]))
+    return merged
+
+
+def as_array(rows: Rows) -> IntArray:
+    """Rows as an array, none of them too."""
+    return np.asarray(rows, dtype=np.int64)
+
+
+def places_in(held: Rows, rows: Rows) -> Rows:
+    """Where rows stand among those that are held.
+
+    Args:
+        held: in ascending order.
+        rows: some of them.
+    """
+    if isinstance(held, range) and isinstance(rows, range):
+        if not rows:
+            return range(0)
+        first, step = held.index(rows[0]), max(1, rows.step // held.step)
+        return range(first, first + len(rows) * step, step)
+    places: IntArray = np.searchsorted(held, rows).astype(np.int64)
+    return places
+
+
+ShardMode = Literal["contiguous", "interleave"]
+
+DRAWN_ANEW = 8  # purpose of the random stream
+
+
+def balanced_contiguous_shard(total: int, world_size: int, rank: int) -> tuple[int, int]:
+    """A rank's contiguous piece of ``total`` rows; the pieces of two ranks differ by at most one row.
+
+    Args:
+        total: number of rows.
+        world_size: number of ranks.
+        rank: this rank, from 0.
+
+    Returns:
+        First row, and the row after the last. The first ``total % world_size`` ranks have one row more.
+
+    Raises:
+        H5ValueError: the numbers make no sense.
+    """
+    _check(total, world_size, rank)
+    size, rest = divmod(total, world_size)
+    start = rank * size + min(rank, rest)
+    return start, start + size + (rank < rest)
+
+
+def interleaved_indices(total: int, world_size: int, rank: int) -> IntArray:
+    """Every ``world_size``-th of ``total`` rows, starting at ``rank``; shape ``(n,)``.
+
+    Args:
+        total: number of rows.
+        world_size: number of ranks.
+        rank: this rank, from 0.
+
+    Raises:
+        H5ValueError: the numbers make no sense.
+    """
+    _check(total, world_size, rank)
+    return np.arange(rank, total, world_size, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class RankShard:
+    """The rows that one rank holds, and which of them it trains on in an epoch.
+
+    Shards differ by one row where the rows do not divide by the ranks. Training takes equally many of each, so one row
+    of each larger shard sits out, another one each epoch.
+
+    Attributes:
+        blocks: all rows, cut into blocks.
+        world_size: number of ranks.
+        rank: this rank.
+        mode: ``contiguous`` (neighbours in storage order) or ``interleave`` (every ``world_size``-th row).
+        reshard_every: draw the shards anew every so many epochs; 0 keeps them.
+        seed: decides the shards that are drawn anew.
+    """
+
+    blocks: BlockTable
+    world_size: int
+    rank: int
+    mode: ShardMode = "contiguous"
+    reshard_every: int = 0
+    seed: int = 0
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all ranks."""
+        return self.blocks.n_rows
+
+    @cached_property
+    def n_held(self) -> int:
+        """Rows that this rank holds."""
+        start, stop = balanced_contiguous_shard(self.n_rows, self.world_size, self.rank)
+        return stop - start
+
+    @property
+    def n_trained(self) -> int:
+        """Rows that each rank trains on in an epoch."""
+        return self.n_rows // self.world_size
+
+    def is_like(self, other: RankShard) -> bool:
+        """Whether another rank, or this one in another run, holds and draws the same."""
+        pairs = [
+            (getattr(self, name), getattr(other, name)) for name in ("world_size", "rank", "mode", "reshard_every")
+        ]
+        if self.reshard_every:
+            pairs.append((self.seed, other.seed))
+        return all(a == b for a, b in pairs) and np.array_equal(self.blocks.starts, other.blocks.starts)
+
+    def draw(self, epoch: int) -> int:
+        """How often the shards were drawn anew before an epoch."""
+        return epoch // self.reshard_every if self.reshard_every and self.world_size > 1 else 0
+
+    def rows(self, draw: int = 0, rank: int | None = None) -> Rows:
+        """The rows that a rank holds, in ascending order.
+
+        Args:
+            draw: how often the shards were drawn anew. The first, 0, is as the mode says. Later ones take whole blocks
+                at random (``contiguous``, so that each is still decoded on one rank, but for those at the cuts), or
+                single rows (``interleave``).
+            rank: another rank than this one.
+        """
+        rank = self.rank if rank is None else rank
+        if self.mode == "interleave":
+            if not draw:
+                return range(rank, self.n_rows, self.world_size)
+            return np.sort(
+                permutation(self.n_rows, self.seed, draw, DRAWN_ANEW)(0, self.n_rows)[rank :: self.world_size]
+            )
+        start, stop = balanced_contiguous_shard(self.n_rows, self.world_size, rank)
+        return self._rows_of_drawn_blocks(draw, start, stop) if draw else range(start, stop)
+
+    def _rows_of_drawn_blocks(self, draw: int, start: int, stop: int) -> IntArray:
+        """Rows at places ``start`` to ``stop - 1`` of all blocks, one after the other in a drawn order."""
+        n_blocks, starts = self.blocks.n_blocks, self.blocks.starts
+        order = permutation(n_blocks, self.seed, draw, DRAWN_ANEW)(0, n_blocks)
+        firsts, sizes = starts[order], np.diff(starts)[order]
+        stops = np.cumsum(sizes)
+        low, high = np.maximum(stops - sizes, start), np.minimum(stops, stop)  # of each block, the places in this shard
+        mine = np.flatnonzero(high > low)
+        mine = mine[np.argsort(firsts[mine])]
+        counts = (high - low)[mine]
+        offsets = firsts[mine] + (low - stops + sizes)[mine]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        rows: IntArray = np.repeat(offsets, counts) + within
+        return rows
+
+    def sits_out(self, epoch: int) -> int | None:
+        """Which of this rank's rows, counted from 0, sits out an epoch of training; None where none does."""
+        return epoch % self.n_held if self.n_held > self.n_trained else None
+
+
+def _check(total: int, world_size: int, rank: int) -> None:
+    if total < 0 or world_size < 1 or not 0 <= rank < world_size:
+        raise H5ValueError(
+            f"a shard of total={total} rows was asked for rank={rank} of world_size={world_size}. "
+            "Pass total >= 0, world_size >= 1 and a rank from 0 to world_size - 1."
+        )

@@ -1,0 +1,106 @@
+"""Progress of work that takes a while: a bar on a terminal or in a notebook, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Self, TextIO, TypeAlias, TypeVar
+
+from tqdm import tqdm
+
+from .sizes import bytes_text
+
+__all__ = ["Progress", "progress_bar", "with_bar"]
+
+SECONDS = 30.0
+"""Seconds between lines in a log file: what takes less has none."""
+
+T = TypeVar("T")
+
+
+def progress_bar(total: int, what: str, *, shows_progress: bool, unit: str = "iB", delay: float = 1.0) -> Progress:
+    """Return a bar if the standard error is a terminal or a notebook's, otherwise what writes a line every 30 seconds.
+
+    Args:
+        total: of the units; ``update`` adds to what is done of them.
+        what: the name of the work.
+        shows_progress: whether anything is shown at all.
+        unit: of what is counted; ``iB`` are bytes.
+        delay: seconds before a bar is shown.
+    """
+    file: Any = sys.stderr
+    if file is not None and type(file).__module__.startswith("ipykernel"):
+        file = sys.stdout  # a notebook has what comes from the other one on a red ground
+    elif shows_progress and file is not None and not _is_terminal(file):
+        return _Lines(total, what, unit, file)
+    counts_bytes = unit == "iB"  # tqdm puts a K, an M or a G before it
+    return tqdm(
+        total=total,
+        desc=what,
+        unit=unit,
+        unit_scale=counts_bytes,
+        unit_divisor=1024 if counts_bytes else 1000,
+        delay=delay,
+        leave=False,
+        file=file,
+        disable=not shows_progress or file is None,
+    )
+
+
+def _is_terminal(file: Any) -> bool:
+    """Return whether a stream is a terminal; one without ``isatty``, such as a logger's, and a closed one are not."""
+    try:
+        return bool(file.isatty())
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def with_bar(items: Sequence[T], what: str, *, shows_progress: bool, unit: str, delay: float = 1.0) -> Iterator[T]:
+    """Yield the items, with a bar of how many were done (see ``progress_bar``)."""
+    with progress_bar(len(items), what, shows_progress=shows_progress, unit=unit, delay=delay) as bar:
+        for item in items:
+            yield item
+            bar.update()
+
+
+class _Lines:
+    """Progress in a log file: whole lines, none for short work."""
+
+    def __init__(self, total: float | None, what: str, unit: str, file: TextIO) -> None:
+        self.total, self._what, self._unit, self._file = total, what, unit, file
+        self._done: float = 0
+        self._began = self._last = time.monotonic()
+
+    def update(self, n: float = 1, /) -> None:
+        self._done += n
+        if time.monotonic() >= self._last + SECONDS:
+            self._last = time.monotonic()
+            self._write(f"{self._amount(self._done)} of {self._amount(self.total or 0)}")
+
+    def set_postfix_str(self, text: str, /) -> None:
+        pass
+
+    def close(self) -> None:
+        if self._last > self._began:
+            self._last = self._began  # once
+            is_done = self.total is None or self._done >= self.total
+            self._write(f"{'done' if is_done else 'ended'}, {self._amount(self._done)}")
+
+    def _amount(self, n: float) -> str:
+        return bytes_text(n) if self._unit == "iB" else f"{n:,.0f} {self._unit}{'' if n == 1 else 's'}"
+
+    def _write(self, text: str) -> None:
+        with suppress(AttributeError, OSError, ValueError):  # a log that is full or closed ends no work
+            print(f"{self._what}: {text}, {time.monotonic() - self._began:,.0f} s", file=self._file, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+Progress: TypeAlias = "tqdm[Any] | _Lines"
+"""What shows how far work has come: ``update(n)``, ``set_postfix_str(text)``, ``close()``; also a context manager."""

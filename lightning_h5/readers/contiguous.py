@@ -1,0 +1,186 @@
+"""Rows whose place in the file is known: they are read there, without HDF5's lock."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import mmap
+import os
+import threading
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..counters import Counters
+from ..errors import H5CorruptError
+from ..hdf5 import ArrayLayout, process_pool
+from ..types import IntArray
+from .base import LayoutReader, address, check_bounds, take_rows
+from .raw_io import read_stored
+
+__all__ = ["ContiguousReader", "MappedReader"]
+
+N_LOOKED_AT = 32  # places of an array: files go into the page cache, and leave it, in long pieces
+
+
+class _StoredRows(LayoutReader):
+    """Gets rows as they are stored, and turns them into what was asked where that differs."""
+
+    def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
+        super().__init__(layout, counters)
+        if not layout.is_placed:
+            raise ValueError(f"rows of {layout.key!r} have no fixed place in their file: {layout.plain_reason}")
+        self._offset = layout.offset or 0
+        self._row_bytes = layout.stored_row_bytes
+        # Numbers in this machine's byte order can be read straight into the batch.
+        self._as_stored = not layout.members and layout.stored.base.isnative
+
+    def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        if self._row_bytes == 0:
+            return
+        began = perf_counter()
+        if self._as_stored and out.flags.c_contiguous:
+            self._fetch(rows, out.reshape(-1).view(np.uint8))
+        else:
+            stored = np.empty((len(rows), *self.layout.axes), dtype=self.layout.stored)
+            self._fetch(rows, stored.reshape(-1).view(np.uint8))
+            for member in self.layout.members:
+                stored = stored[member]
+            out[...] = stored
+        n_bytes = len(rows) * self._row_bytes
+        self._counters.add(bytes_read=n_bytes, bytes_decoded=n_bytes, read_seconds=perf_counter() - began)
+
+    def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
+        """Copies stored rows, one after the other, into bytes."""
+        raise NotImplementedError
+
+    def _places(self, rows: IntArray) -> IntArray:
+        """Where in the file rows begin."""
+        table = self.layout.table
+        if table is None:
+            return self._offset + rows * self._row_bytes
+        chunks, within = np.divmod(rows, self.layout.rows_per_chunk)
+        places: IntArray = table.offsets[chunks] + within * self._row_bytes
+        return places
+
+    def will_need(self, rows: range) -> None:
+        """Has the system read neighbouring rows in large pieces, where it takes such advice; waits for nothing.
+
+        They are read from its page cache then. A piece of which both ends are there already costs 2 microseconds. Never
+        fails: who reads the rows hears what is wrong.
+        """
+        if not rows or not self._row_bytes or not hasattr(os, "posix_fadvise"):
+            return
+        cuts = [rows.start, rows.stop]
+        if self.layout.table is not None:  # each chunk has a place of its own
+            step = self.layout.rows_per_chunk
+            cuts[1:1] = range((rows.start // step + 1) * step, rows.stop, step)
+        with suppress(OSError), process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
+            places = self._places(np.array(cuts[:-1])).tolist()
+            for place, first, last in zip(places, cuts, cuts[1:], strict=False):
+                n_bytes = (last - first) * self._row_bytes
+                if not (_is_cached(fd, place) and _is_cached(fd, place + n_bytes - 1)):
+                    os.posix_fadvise(fd, place, n_bytes, os.POSIX_FADV_WILLNEED)
+
+
+def _is_cached(fd: int, place: int) -> bool:
+    """Whether a byte of a file is surely in the system's page cache."""
+    try:
+        return os.preadv(fd, [bytearray(1)], place, os.RWF_NOWAIT) == 1
+    except (OSError, AttributeError):  # it is not, or this system or file system cannot say
+        return False
+
+
+class ContiguousReader(_StoredRows):
+    """Reads rows by position, neighbours in the file in one piece, a batch in one call (see ``scatter``).
+
+    For contiguous arrays, and for chunks that went through no filter and hold whole rows. About 3 microseconds a row
+    in the page cache, the interpreter's lock left free meanwhile.
+    """
+
+    def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
+        n_bytes = self._row_bytes
+        offsets = self._places(rows)
+        follows = offsets[1:] - offsets[:-1] == n_bytes
+        if follows.any():
+            first = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+            starts = first * n_bytes
+            stops, offsets = np.append(starts[1:], len(out)), offsets[first]
+        else:
+            first, starts = np.arange(len(rows)), np.arange(0, len(out), n_bytes)
+            stops = starts + n_bytes
+        read_stored(
+            self.layout, out, starts, stops, offsets, lambda piece, at: f"row {rows[first[piece] + at // n_bytes]}"
+        )
+
+
+class MappedReader(_StoredRows):
+    """Gathers rows from a memory map of the file, a batch in one call that leaves the interpreter's lock free.
+
+    Two to three times as fast as ``ContiguousReader``, for files whose user vouches that nobody truncates
+    them: touching a page that is gone ends the process with SIGBUS, and no exception can be raised.
+    """
+
+    def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
+        super().__init__(layout, counters)
+        if layout.offset is None:
+            raise ValueError(f"{layout.key!r} lies in chunks, of which each has its own place")
+        self._lock = threading.Lock()
+        self._rows: npt.NDArray[np.uint8] | None = None
+
+    def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
+        take_rows(self._map(), rows, out.reshape(len(rows), self._row_bytes))
+
+    def read_on_all_cores(self, rows: IntArray, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The same as ``read``, with torch's threads if these are faster: for a thread of the caller's own.
+
+        Args:
+            rows: see ``RowReader.read``.
+            out: see ``RowReader.read``.
+        """
+        if not (self._as_stored and self._row_bytes and len(rows) and out.flags.c_contiguous):
+            return self.read(rows, out)
+        check_bounds(rows, len(self), f"{self.layout.key!r} in {self.layout.path!r}")
+        began = perf_counter()
+        mapped = self._map()  # held here until the rows are copied: another thread may close this reader
+        # Torch warns of arrays that must not be written to, also where nobody does.
+        memory = (ctypes.c_uint8 * mapped.nbytes).from_address(address(mapped))
+        source = np.frombuffer(memoryview(memory), np.uint8).reshape(mapped.shape)
+        take_rows(source, rows, out.reshape(-1).view(np.uint8).reshape(len(rows), self._row_bytes), all_cores=True)
+        self._counters.add(bytes_read=out.nbytes, bytes_decoded=out.nbytes, read_seconds=perf_counter() - began)
+        return out
+
+    def is_cached(self) -> bool:
+        """Whether the system's page cache has the rows, as far as a look at some places tells (50 microseconds)."""
+        if not len(self) or not self._row_bytes:
+            return True
+        places = self._places(np.linspace(0, len(self) - 1, N_LOOKED_AT, dtype=np.int64)).tolist()
+        try:
+            with process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
+                return all(_is_cached(fd, place) for place in places)
+        except OSError:  # who reads it hears what is wrong
+            return False
+
+    def _map(self) -> npt.NDArray[np.uint8]:
+        with self._lock:
+            if self._rows is None:
+                n_rows, path = self.layout.n_rows, self.layout.path
+                n_needed = self._offset + n_rows * self._row_bytes
+                with process_pool().descriptor(path, self.layout.guard) as fd:
+                    if (n_bytes := os.fstat(fd).st_size) < n_needed:
+                        raise H5CorruptError(
+                            f"{path!r} has {n_bytes:,} bytes and {self.layout.key!r} needs {n_needed:,}. "
+                            "It was truncated; copy it again."
+                        )
+                    mapped = mmap.mmap(fd, n_needed, access=mmap.ACCESS_READ)
+                shape = (n_rows, self._row_bytes)
+                self._rows = np.frombuffer(mapped, np.uint8, math.prod(shape), self._offset).reshape(shape)
+            return self._rows
+
+    def close(self) -> None:
+        """Unmaps the file."""
+        with self._lock:
+            self._rows = None

@@ -1,0 +1,106 @@
+"""A look at a Blosc2 frame before its library sees it: a frame may name code to load, and claim any size.
+
+The library looks for a codec that it does not have by running Python, which imports a module by name from whatever
+folder the process is in. And it takes memory for what a frame says of its size, before a byte is decoded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from typing import Any
+
+import numpy as np
+
+__all__ = ["check_frame", "check_memory"]
+
+MAGIC = b"b2frame\x00"
+FRAME = struct.Struct(">xx8sxixQxBBBBxqxqxixixi")  # see FRAME_BYTES
+FRAME_BYTES = 87  # up to what the frame says of itself beyond its sizes, filters and codec
+FILTERS, CODEC = slice(71, 77), 77  # of the frame
+CHUNK = struct.Struct("<BBBBiii6sB8xB")
+LEAST = 32  # bytes of a chunk: its header
+IS_EXTENDED, IS_COPY, IS_LAZY = 0b101, 0b10, 0b1000
+NEWEST = 5  # version of a chunk; later ones hold pieces of different sizes, which no array has
+
+FORMATS = {0, 1, 3, 4}  # blosclz; lz4 and lz4hc; zlib; zstd: as chunks number them
+CODECS = {0, 1, 2, 4, 5}  # the same, as frames do
+N_FILTERS = 5  # none, shuffle, bitshuffle, delta, trunc_prec
+
+MAX_AXES = 8  # of an array in a frame, whose blocks make its chunks less than twice as long along each
+
+
+def check_frame(frame: bytes, n_bytes: int) -> int:
+    """Makes sure that a frame names nothing but built-in codecs and filters, wherever it may name one.
+
+    Args:
+        frame: a chunk of an array, as stored.
+        n_bytes: what it is to decode to.
+
+    Returns:
+        Bytes that it says it decodes to; more than ``n_bytes`` where its own chunks hang over the array's edge.
+
+    Raises:
+        ValueError: it does, or its sizes do not fit each other; the text says why.
+    """
+    if len(frame) < FRAME_BYTES + LEAST:
+        raise ValueError(f"it has {len(frame):,} bytes, too few for a Blosc2 frame")
+    magic, header, length, _, kind, codec, _, total, stored, _, _, chunk = FRAME.unpack_from(frame)
+    if magic != MAGIC or kind != 0 or length > len(frame):
+        raise ValueError("it is no Blosc2 frame in one piece")
+    _built_in(frame[FILTERS], codec & 15 in CODECS and frame[CODEC] in CODECS)
+    if not 0 < chunk <= total <= n_bytes << MAX_AXES:
+        raise ValueError(f"it says that it decodes to {total:,} bytes in pieces of {chunk:,}, not to {n_bytes:,}")
+    n_chunks = -(-total // chunk)
+    if not (header >= FRAME_BYTES and 0 <= stored <= len(frame) - header - LEAST) or n_chunks > n_bytes:
+        raise ValueError(f"it says that {stored:,} bytes of its {len(frame):,} are {n_chunks:,} pieces")
+    for offset in _offsets(frame[header + stored :], n_chunks):
+        if offset >= 0:  # else it stands for itself: zeros, NaN
+            _check_chunk(memoryview(frame)[header : header + stored], offset, chunk)
+    return int(total)
+
+
+def check_memory(array: Any, n_bytes: int) -> None:
+    """Makes sure that an array in a frame has the size that it should, and takes not much more to decode.
+
+    Args:
+        array: as `blosc2` opened it, still undecoded.
+        n_bytes: what it is to decode to.
+
+    Raises:
+        ValueError: it does.
+    """
+    found, piece = array.schunk.typesize, array.schunk.typesize
+    for size, step, block in zip(array.shape, array.chunks, array.blocks, strict=True):
+        found, piece = found * size, piece * -(-step // max(1, block)) * block
+    if found != n_bytes or piece > n_bytes << MAX_AXES:
+        raise ValueError(f"it decodes to {found:,} bytes in pieces of {piece:,}, not to {n_bytes:,}")
+
+
+def _offsets(index: bytes, n_chunks: int) -> list[int]:
+    """Where the chunks of a frame begin: numbers that are a chunk themselves."""
+    flags, n_bytes, stored = _check_chunk(memoryview(index), 0, n_chunks * 8)
+    if n_bytes != n_chunks * 8:
+        raise ValueError(f"it has {n_bytes:,} bytes of places for {n_chunks:,} pieces")
+    if flags & IS_COPY and stored == LEAST + n_chunks * 8:
+        return list(np.frombuffer(index, "<i8", n_chunks, LEAST).tolist())
+    offsets = np.zeros(n_chunks, dtype="<i8")
+    importlib.import_module("blosc2").decompress2(index[:stored], dst=offsets)
+    return list(np.unique(offsets).tolist())
+
+
+def _check_chunk(data: memoryview, at: int, most: int) -> tuple[int, int, int]:
+    """Flags, decoded and stored bytes of a chunk that is sound, as far as its header says."""
+    if not 0 <= at <= len(data) - LEAST:
+        raise ValueError(f"a piece of it should be at its byte {at:,}, and it has {len(data):,}")
+    version, _, flags, _, n_bytes, block, stored, filters, codec, more = CHUNK.unpack_from(data, at)
+    is_known = version <= NEWEST and flags & IS_EXTENDED == IS_EXTENDED and not more & IS_LAZY
+    if not is_known or not LEAST <= stored <= len(data) - at or not 0 < n_bytes <= most or not 0 < block <= n_bytes:
+        raise ValueError(f"what it says of its piece at byte {at:,} cannot be")
+    _built_in(filters, flags >> 5 in FORMATS and codec in CODECS)
+    return flags, n_bytes, stored
+
+
+def _built_in(filters: bytes, is_codec: bool) -> None:
+    if not is_codec or max(filters) >= N_FILTERS:
+        raise ValueError("it names a codec or filter that Blosc2 would load as a plugin, which runs code")

@@ -1,0 +1,295 @@
+"""Undoing an array's filters without the HDF5 library, in any number of threads at a time.
+
+Decoders are registered for the number that HDF5 gives to their filter; compiled loops for whole pipelines.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import repeat
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ...hdf5 import ArrayLayout, Filter
+from ...types import IntArray
+from ..base import address
+
+__all__ = [
+    "FLETCHER32",
+    "SHUFFLE",
+    "Bytes",
+    "Checksum",
+    "ChunkLoop",
+    "Decoder",
+    "NativeDecoder",
+    "Pipeline",
+    "decoder_of",
+    "ensure_same_size",
+    "register",
+    "register_loop",
+    "why_not_decodable",
+]
+
+SHUFFLE, FLETCHER32 = 2, 3
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Decoder: TypeAlias = Callable[[Bytes, Bytes], None]
+"""Decodes the first into the second, all of it; raises an error of any kind where that cannot be."""
+
+_Call: TypeAlias = tuple[int, int, int, int]
+
+
+class Checksum(NamedTuple):
+    """A filter that only adds a checksum at the end.
+
+    Attributes:
+        n_bytes: of the checksum.
+        strip: returns the data without it; raises ``ValueError`` if it is wrong.
+    """
+
+    n_bytes: int
+    strip: Callable[[Bytes], Bytes]
+
+
+class NativeDecoder:
+    """A decoder that is a C function of addresses.
+
+    Many chunks are decoded in a row with as little Python between two as can be. Where chunks are small, threads would
+    wait for each other there: an epoch of 20,000 chunks of 12 KiB took 1.2 times as long.
+
+    Args:
+        name: of the C library; a loop that is compiled calls ``function`` as this library has it.
+        each: decodes with a state; see ``each``.
+        function: address of the C function, another one in each process; 0 if compiled loops need none.
+        new_state: makes what one thread at a time needs to decode; None if it needs nothing.
+
+    Attributes:
+        idle: states that no thread uses, as many as threads ever decode at a time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        each: Callable[[int, Iterable[_Call]], tuple[int, str] | None],
+        function: int = 0,
+        new_state: Callable[[], int] = int,
+    ) -> None:
+        self.name, self.function, self.new_state = name, function, new_state
+        self._each = each
+        self.idle: deque[int] = deque()
+
+    def __call__(self, data: Bytes, out: Bytes) -> None:
+        """Decodes one chunk."""
+        failed = self.each([(address(data), len(data), address(out), len(out))])
+        if failed is not None:
+            raise ValueError(failed[1])
+
+    def each(self, calls: Iterable[_Call]) -> tuple[int, str] | None:
+        """Decodes chunks one after the other.
+
+        Args:
+            calls: for each chunk address and size of its stored bytes, and of the memory that it fills.
+
+        Returns:
+            Number of the first that does not decode, and why; None if all do.
+        """
+        try:
+            state = self.idle.pop()
+        except IndexError:
+            state = self.new_state()
+        try:
+            return self._each(state, calls)
+        finally:
+            self.idle.append(state)
+
+
+class ChunkLoop(Protocol):
+    """Reads and decodes chunks, one after the other, in one call of compiled code."""
+
+    def __call__(
+        self, fd: int, offsets: IntArray, sizes: IntArray, n_bytes: int, out: Bytes, firsts: IntArray
+    ) -> float | None:
+        """Reads and decodes.
+
+        Args:
+            fd: the file.
+            offsets: where in it each chunk begins, shape ``(n_chunks,)``.
+            sizes: its bytes there.
+            n_bytes: what each decodes to.
+            out: memory to decode into.
+            firsts: where in it each chunk begins.
+
+        Returns:
+            Seconds that reading took. None if a chunk is missing, or does not decode to so many bytes: then anything
+            may be in the memory of all of them.
+        """
+        ...
+
+
+Maker: TypeAlias = Callable[[Filter, int], Any]
+"""From a filter's options and the bytes of a number to a ``Decoder`` or ``Checksum``. Raises ``ImportError`` and the
+like if its library is not installed, ``ValueError`` or ``LookupError`` if it does not know the options."""
+
+_M = TypeVar("_M", bound=Maker)
+
+LoopMaker: TypeAlias = Callable[[Sequence[Filter], Sequence["Decoder | Checksum"], int], ChunkLoop | None]
+
+_makers: dict[int, list[Maker]] = defaultdict(list)
+_loop_makers: list[LoopMaker] = []
+
+
+def register(number: int) -> Callable[[_M], _M]:
+    """Register a way to undo a filter; those that are registered first are tried first.
+
+    Args:
+        number: HDF5's number of the filter.
+    """
+
+    def add(maker: _M) -> _M:
+        _makers[number].append(maker)
+        return maker
+
+    return add
+
+
+def register_loop(maker: LoopMaker) -> LoopMaker:
+    """Register what makes a loop: from filters, what undoes them (the last one first), and the bytes of a number."""
+    _loop_makers.append(maker)
+    return maker
+
+
+@cache
+def decoder_of(step: Filter, itemsize: int) -> Decoder | Checksum | None:
+    """What undoes a filter; None if no library for it is installed, or none knows these options."""
+    for maker in _makers[step.id]:
+        with suppress(ImportError, AttributeError, OSError, LookupError, ValueError):
+            found: Decoder | Checksum = maker(step, itemsize)
+            return found
+    return None
+
+
+def ensure_same_size(data: Bytes, out: Bytes) -> None:
+    """Refuses data that does not fill the memory to the byte."""
+    if len(data) != len(out):
+        raise ValueError(f"it has {len(data):,} bytes, not {len(out):,}")
+
+
+class Pipeline:
+    """Undoes the filters of one array's chunks; holds no memory, and may be used by many threads.
+
+    Args:
+        layout: an array for which ``why_not_decodable`` finds no reason.
+
+    """
+
+    def __init__(self, layout: ArrayLayout) -> None:
+        itemsize = layout.stored.itemsize
+        self._steps = [decoder_of(step, itemsize) for step in layout.filters]
+        self._all = self._applied(0)
+        first = self._all[0] if len(self._all) == 1 else None
+        self._native = first if isinstance(first, NativeDecoder) else None
+        self._filters, self._itemsize = layout.filters, itemsize
+
+    def compile(self) -> ChunkLoop | None:
+        """What reads chunks with no filter left out, and decodes them, in one call; None if nothing does.
+
+        It is compiled when it is first asked for: that is to be before processes fork, and not while threads read.
+        """
+        made = (make(self._filters, self._all, self._itemsize) for make in _loop_makers)
+        return next((loop for loop in made if loop is not None), None)
+
+    def decode_each(
+        self,
+        data: Bytes,
+        starts: IntArray,
+        stops: IntArray,
+        masks: npt.NDArray[np.uint32],
+        out: Bytes,
+        firsts: IntArray,
+        n_bytes: int,
+    ) -> tuple[int, str | Exception] | None:
+        """Decodes chunks one after the other.
+
+        Args:
+            data: their bytes in the file.
+            starts: where in ``data`` each chunk begins, shape ``(n_chunks,)``.
+            stops: where it ends.
+            masks: see ``decode``.
+            out: memory to decode into.
+            firsts: where in ``out`` each chunk begins.
+            n_bytes: what each decodes to.
+
+        Returns:
+            Number of the first that does not decode, and why; None if all do.
+        """
+        if self._native is not None and not masks.any():
+            sources, targets, sizes = address(data) + starts, address(out) + firsts, stops - starts
+            pieces = sources.tolist(), sizes.tolist(), targets.tolist(), repeat(n_bytes, len(firsts))
+            return self._native.each(list(zip(*pieces, strict=True)))
+        places = zip(starts.tolist(), stops.tolist(), masks.tolist(), firsts.tolist(), strict=True)
+        for at, (start, stop, mask, first) in enumerate(places):
+            try:
+                self.decode(data[start:stop], mask, out[first : first + n_bytes])
+            except Exception as error:
+                return at, error
+        return None
+
+    def decode(self, data: Bytes, mask: int, out: Bytes) -> None:
+        """Decodes a chunk.
+
+        Args:
+            data: its bytes in the file.
+            mask: bit ``i`` says that filter ``i`` was not applied.
+            out: memory for exactly the bytes of a chunk.
+
+        Raises:
+            Exception: the bytes are not a chunk's; the text says why, of whatever type the decoder's error is.
+        """
+        steps = self._applied(mask) if mask else self._all
+        checksums = sum(step.n_bytes for step in steps if isinstance(step, Checksum))
+        for n_left, step in zip(reversed(range(len(steps))), steps, strict=True):
+            if isinstance(step, Checksum):
+                data, checksums = step.strip(data), checksums - step.n_bytes
+            elif not n_left:
+                step(data, out)
+                return
+            else:
+                # What is left to undo changes no size, apart from checksums.
+                decoded = np.empty(out.nbytes + checksums, dtype=np.uint8)
+                step(data, decoded)
+                data = decoded
+        ensure_same_size(data, out)
+        out[...] = data
+
+    def _applied(self, mask: int) -> list[Decoder | Checksum]:
+        """What undoes the filters that a mask leaves, the last one first."""
+        applied = reversed([step for at, step in enumerate(self._steps) if not mask >> at & 1])
+        return [step for step in applied if step is not None]
+
+
+def why_not_decodable(layout: ArrayLayout) -> str | None:
+    """Why the HDF5 library has to decode an array, in a few words; None where it has not.
+
+    Args:
+        layout: a chunked array whose bytes others understand.
+    """
+    compressors = [f for f in layout.filters if f.id not in (FLETCHER32, SHUFFLE)]
+    for found in compressors:
+        if not _makers[found.id]:
+            return f"there is no decoder for its filter {found.label!r} but the HDF5 library's"
+        if decoder_of(found, layout.stored.itemsize) is None:
+            return (
+                f"no decoder that is installed takes its filter {found.label!r} with its options; "
+                "`pip install --upgrade 'lightning-h5[filters]'` brings more"
+            )
+    if len(compressors) > 1:
+        return "it was compressed twice"
+    ids = [f.id for f in layout.filters]
+    if compressors and SHUFFLE in ids[ids.index(compressors[0].id) :]:
+        return "it was shuffled after it was compressed"  # into a size that its chunks do not tell
+    return None

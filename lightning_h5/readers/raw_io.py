@@ -1,0 +1,216 @@
+"""Stored bytes of a file, read by position: whole, or many pieces with one system call."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import H5CorruptError, H5FileError
+from ..hdf5 import ArrayLayout, process_pool
+from ..types import IntArray
+
+__all__ = ["read_pieces", "read_stored"]
+
+
+def read_stored(
+    layout: ArrayLayout,
+    out: npt.NDArray[np.uint8],
+    starts: IntArray,
+    stops: IntArray,
+    offsets: IntArray,
+    name: Callable[[int, int], str],
+) -> None:
+    """Reads pieces of an array's file in one call, the interpreter's lock left free.
+
+    Args:
+        layout: the array.
+        out: contiguous memory that the pieces fill.
+        starts: where in ``out`` each piece begins, shape ``(n_pieces,)``.
+        stops: where in ``out`` each piece ends.
+        offsets: where in the file each piece begins.
+        name: what to call a piece, by its number, of which a byte, by its number, is missing.
+
+    Raises:
+        H5CorruptError: the file ends too early.
+        H5FileError: the file cannot be read.
+        H5DataChangedError: it is not the one that the layout is of.
+    """
+    with process_pool().descriptor(layout.path, layout.guard) as fd:
+        try:
+            # No piece takes more than it holds: the sum is right only if all are full.
+            if read_pieces(fd, out, starts, stops, offsets) != len(out):
+                pieces = zip(starts.tolist(), stops.tolist(), offsets.tolist(), strict=True)
+                _read_slowly(layout, fd, out.data, pieces, name)
+        except H5CorruptError:  # an OSError too, and it has said what is wrong
+            raise
+        except OSError as error:
+            raise H5FileError(
+                f"reading {layout.key!r} from {layout.path!r} failed: {error.strerror}. "
+                "Check the disk or the network file system, then resume."
+            ) from error
+
+
+def _read_slowly(
+    layout: ArrayLayout,
+    fd: int,
+    memory: memoryview,
+    pieces: Iterable[tuple[int, int, int]],
+    name: Callable[[int, int], str],
+) -> None:
+    """The same where a piece came back short: the kernel stops at 2 GiB, at a signal, or at the file's end."""
+    for piece, (start, stop, offset) in enumerate(pieces):
+        at = start
+        while at < stop:
+            position = offset + at - start
+            n = os.preadv(fd, [memory[at:stop]], position)
+            if n == 0:
+                raise H5CorruptError(
+                    f"{layout.path!r} ends inside {name(piece, at - start)} of {layout.key!r}: byte {position:,} "
+                    f"was asked and the file has {os.fstat(fd).st_size:,}. It was truncated; copy it again."
+                )
+            at += n
+
+
+MOST = 256  # pieces a call: the kernel grants each queue about this many, from a number for the whole machine
+
+_CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
+"""Numbers of io_setup, io_destroy, io_getevents and io_submit, which the C library does not wrap."""
+
+_REQUEST = np.dtype(
+    [
+        ("data", "u8"),
+        ("key", "u4"),
+        ("rw_flags", "i4"),
+        ("operation", "u2"),  # 0 is a read
+        ("priority", "i2"),
+        ("fd", "u4"),
+        ("address", "u8"),
+        ("n_bytes", "u8"),
+        ("offset", "i8"),
+        ("reserved", "u8"),
+        ("flags", "u4"),
+        ("event_fd", "u4"),
+    ]
+)  # struct iocb of linux/aio_abi.h, little endian
+_EVENT = np.dtype([("data", "u8"), ("request", "u8"), ("result", "i8"), ("result2", "i8")])
+
+
+class _Queue:
+    """A queue of the kernel's, and the memory through which it is spoken to. For one thread at a time.
+
+    Raises:
+        OSError: the kernel refuses one.
+    """
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._call: Any = ctypes.CDLL(None, use_errno=True).syscall
+        setup, self._destroy, self._getevents, self._submit = map(ctypes.c_long, _CALLS[platform.machine()])
+        self._id = ctypes.c_ulong(0)
+        if self._call(setup, ctypes.c_long(MOST), ctypes.byref(self._id)):
+            raise OSError(ctypes.get_errno(), "io_setup")
+        requests, events = np.zeros(MOST, _REQUEST), np.zeros(MOST, _EVENT)
+        pointers = requests.ctypes.data + np.arange(MOST, dtype=np.uint64) * _REQUEST.itemsize
+        self._pointers, self._events = ctypes.c_void_p(pointers.ctypes.data), events.ctypes.data
+        self._memory = (requests, events, pointers)  # what the two addresses point to
+        self._fd, self._address = requests["fd"], requests["address"]
+        self._n_bytes, self._offset = requests["n_bytes"], requests["offset"]
+        self._result = events["result"]
+
+    def __del__(self) -> None:
+        # One that an interrupt kept from being given back; destroying it waits for what the kernel still writes.
+        if getattr(self, "_id", None) and self.pid == os.getpid():
+            self._call(self._destroy, self._id)
+
+    def read(self, fd: int, address: npt.NDArray[np.uint64], n_bytes: IntArray, offset: IntArray) -> int:
+        """Reads up to ``MOST`` pieces; gives the bytes that were read, or -1 where the kernel took not all."""
+        n = len(offset)
+        self._fd[:n] = fd
+        self._address[:n] = address
+        self._n_bytes[:n] = n_bytes
+        self._offset[:n] = offset
+        count = ctypes.c_long(n)
+        taken = self._call(self._submit, self._id, count, self._pointers)
+        self._wait(max(0, taken))
+        return int(self._result[:n].sum()) if taken == n and self._result[:n].min() >= 0 else -1
+
+    def _wait(self, n: int) -> None:
+        """Waits for what the kernel took, all of it: it writes to our memory."""
+        done = 0
+        while done < n:
+            left = ctypes.c_long(n - done)
+            into = ctypes.c_void_p(self._events + done * _EVENT.itemsize)
+            got = self._call(self._getevents, self._id, left, left, into, None)
+            if got < 0 and ctypes.get_errno() != errno.EINTR:
+                raise OSError(ctypes.get_errno(), "io_getevents")
+            done += max(0, got)
+
+
+_queues: deque[_Queue] = deque()  # idle ones; as many as threads ever read at a time
+_refused: set[int] = set()  # ids of processes whose kernel refused a queue
+
+
+def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray, offsets: IntArray) -> int:
+    """Reads pieces of a file into memory.
+
+    Args:
+        fd: the file.
+        out: memory to read into, contiguous.
+        starts: where in ``out`` each piece begins, shape ``(n_pieces,)``.
+        stops: where in ``out`` each piece ends.
+        offsets: where in the file each piece begins.
+
+    Returns:
+        Bytes that were read. Less than was asked where a piece came back short; which one is not said.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if len(offsets) == 1:
+        return os.preadv(fd, [out.data[int(starts[0]) : int(stops[0])]], int(offsets[0]))
+    queue = _take_queue()
+    if queue is not None:
+        address = out.__array_interface__["data"][0] + starts.astype(np.uint64)
+        total = 0
+        for first in range(0, len(offsets), MOST):
+            part = slice(first, first + MOST)
+            n_bytes = queue.read(fd, address[part], stops[part] - starts[part], offsets[part])
+            if n_bytes < 0:
+                break
+            total += n_bytes
+        else:
+            _queues.append(queue)
+            return total
+        _queues.append(queue)
+    memory = out.data
+    pieces = [[memory[start:stop]] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return sum(map(os.preadv, repeat(fd), pieces, offsets.tolist()))
+
+
+def _take_queue() -> _Queue | None:
+    pid = os.getpid()
+    try:
+        queue = _queues.pop()
+    except IndexError:
+        pass
+    else:
+        if queue.pid == pid:
+            return queue
+        _queues.clear()  # a forked child does not inherit the kernel's side
+    if pid in _refused or sys.platform != "linux" or platform.machine() not in _CALLS:
+        return None
+    try:
+        return _Queue()
+    except OSError:
+        _refused.add(pid)
+        return None

@@ -1,0 +1,430 @@
+"""Packed integers (CF, netCDF): an error that says how to decode them, or decoded values; raw only if asked for."""
+
+import re
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lightning_h5 import (
+    CombinedHDF5DataModule,
+    H5ValueError,
+    LazyH5DataModule,
+    RankCachedH5DataModule,
+    compute_stats,
+    inspect_file,
+)
+from lightning_h5.datasets import CombinedHDF5Dataset, H5LazyDataset, RankMemCachedH5Dataset
+from lightning_h5.tools.advice import yaml_of
+
+N = 8
+VALUES = np.arange(-4, N * 3 - 4, dtype="i2").reshape(N, 3)
+SCALED = {"scale_factor": np.float32(0.01), "add_offset": np.array([273.15]), "_FillValue": np.array([-4], "i2")}
+LABELS = np.array([1, 2, -9, 3, 1, 2, 1, 2], "i4")
+
+
+@pytest.fixture
+def write(make_h5):
+    """Writes a file of arrays, with attributes for each."""
+
+    def write(attributes, **arrays):
+        path = make_h5(arrays)
+        with h5py.File(path, "a") as file:
+            for name, each in attributes.items():
+                for attribute, value in each.items():
+                    file[name].attrs[attribute] = value
+        return path
+
+    return write
+
+
+@pytest.fixture
+def packed(write):
+    return write({"t2m": SCALED, "station": {"_FillValue": np.int32(-9)}}, t2m=VALUES, station=LABELS, y=np.arange(N))
+
+
+def shard(path, *keys, **how):
+    return RankMemCachedH5Dataset(path, *keys, rank=0, world_size=1, **how)
+
+
+REFUSED = {
+    "lazy": (lambda path: H5LazyDataset(path, "t2m"), "x_dtype='int16'"),
+    "lazy, cast": (lambda path: H5LazyDataset(path, "t2m", x_dtype="float32"), "x_dtype='int16'"),
+    "lazy, mapping": (lambda path: H5LazyDataset(path, {"t": "t2m"}), "x_dtype={'t': 'int16'}"),
+    "lazy, target": (
+        lambda path: H5LazyDataset(path, "y", "t2m"),
+        "y_dtype='int16' to load them as they are stored, and decode them in a target_transform",
+    ),
+    "shard": (lambda path: shard(path, "t2m"), "dtype_x='int16'"),
+    "shard, as stored": (lambda path: shard(path, "t2m", dtype_x=None), "dtype_x='int16'"),
+    "shard, target": (
+        lambda path: shard(path, "y", "t2m"),
+        "dtype_y='int16' to load them as they are stored, and decode them in a target_transform",
+    ),
+    "combined": (lambda path: CombinedHDF5Dataset(path, ["t2m"]), "dtype={'t2m': 'int16'}"),
+    "combined, as stored": (lambda path: CombinedHDF5Dataset(path, ["t2m"], dtype=None), "dtype={'t2m': 'int16'}"),
+    "combined, found": (lambda path: CombinedHDF5Dataset(path), "int16'}"),
+    "statistics": (lambda path: compute_stats(path, "t2m"), "Write the decoded values to an array of their own"),
+    "lazy data module": (lambda path: LazyH5DataModule(path, x_key="t2m").setup("fit"), "x_dtype='int16'"),
+    "cached data module": (lambda path: RankCachedH5DataModule(path, x_key="t2m").setup("fit"), "x_dtype='int16'"),
+    "combined data module": (
+        lambda path: CombinedHDF5DataModule(path, load_fields=["t2m"]).setup("fit"),
+        "dtype={'t2m': 'int16'}",
+    ),
+    "mixture": (
+        lambda path: CombinedHDF5DataModule(sources={"a": path}, load_fields=["t2m"]).setup("fit"),
+        "dtype={'t2m': 'int16'}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_packed_integers_are_refused_with_the_formula_and_the_way_round(write, name):
+    make, cure = REFUSED[name]
+    with pytest.raises(H5ValueError) as error:
+        make(write({"t2m": SCALED}, t2m=VALUES, y=np.arange(N)))
+    assert "scale_factor=0.01, add_offset=273.15, _FillValue=-4" in str(error.value)
+    assert "x * 0.01 + 273.15; -4 means missing" in str(error.value)
+    assert cure in str(error.value)
+
+
+def test_the_stored_dtype_by_name_loads_integers_as_they_are_stored(packed):
+    assert np.array_equal(H5LazyDataset(packed, "t2m", x_dtype=np.int16).read_batch(range(N)), VALUES)
+    x, y = H5LazyDataset(packed, {"t": "t2m"}, "station", x_dtype={"t": "int16"}, y_dtype="int32").read_batch(range(N))
+    assert np.array_equal(x["t"], VALUES)
+    assert np.array_equal(y, LABELS)
+    assert np.array_equal(shard(packed, "t2m", dtype_x="int16").read_batch(range(N)), VALUES)
+    batch = CombinedHDF5Dataset(packed, dtype={"t2m": "int16", "station": "int32"}).read_batch(range(N))
+    assert np.array_equal(batch["t2m"], VALUES)
+    assert np.array_equal(batch["station"], LABELS)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: LazyH5DataModule(path, x_key="t2m", x_dtype="int16", val_fraction=0.5, group_key="y"),
+        lambda path: RankCachedH5DataModule(path, x_key="t2m", x_dtype="int16", val_fraction=0.5, group_key="y"),
+        lambda path: CombinedHDF5DataModule(
+            path, load_fields=["t2m"], dtype={"t2m": "int16"}, val_fraction=0.5, group_key="y"
+        ),
+    ],
+    ids=["lazy", "cached", "combined"],
+)
+def test_data_modules_load_them_as_they_are_stored_and_cut_them_into_splits(packed, make):
+    datamodule = make(packed)
+    datamodule.setup("fit")
+    found = []
+    for batch in (*datamodule.train_dataloader(), *datamodule.val_dataloader()):
+        found += (batch["t2m"] if isinstance(batch, dict) else batch).tolist()
+    assert sorted(found) == VALUES.tolist()
+
+
+def test_filters_compare_decoded_values_and_no_missing_one_passes(packed):
+    def rows(**how):
+        dataset = CombinedHDF5Dataset(packed, ["y"], **how)
+        return dataset.read_batch(range(len(dataset)))
+
+    assert rows(where={"station": [1, -9]})["y"].tolist() == [0, 4, 6]
+    assert rows(where={"station": {"max": 1}})["y"].tolist() == [0, 4, 6]
+    assert rows(where={"station": lambda column: ~np.isnan(column)})["y"].tolist() == [0, 1, 3, 4, 5, 6, 7]
+    assert rows(where=lambda columns: np.isnan(columns["station"]))["y"].tolist() == [2]
+
+
+def test_flags_that_are_missing_are_neither_set_nor_not(write):
+    flags = np.array([1, 0, -1, 1, 0, 1, 0, 1], "i1")
+    path = write({"cs_label": {"_FillValue": np.int8(-1)}}, cs_label=flags, y=np.arange(N))
+    for flag in (True, False):
+        dataset = CombinedHDF5Dataset(path, ["y"], cs_label=flag)
+        assert dataset.read_batch(range(len(dataset)))["y"].tolist() == np.flatnonzero(flags == flag).tolist()
+
+
+@pytest.mark.parametrize("argument", ["group_key", "stratify_key", "balance_key", "weight_key"])
+def test_a_missing_value_is_no_group_class_or_weight(packed, argument):
+    how = {"val_fraction": 0.5} if argument in ("group_key", "stratify_key") else {}
+    for make in (LazyH5DataModule, CombinedHDF5DataModule):
+        fields = {"x_key": "y"} if make is LazyH5DataModule else {"load_fields": ["y"]}
+        with pytest.raises(H5ValueError, match=rf"{argument}='station' has 1 rows .* without a value"):
+            make(packed, **fields, **how, **{argument: "station"}).setup("fit")
+
+
+def test_integers_with_a_mark_for_missing_values_and_none_are_columns_as_they_are(write):
+    path = write({"station": {"_FillValue": np.int32(-77)}}, station=LABELS, y=np.arange(N))
+    datamodule = LazyH5DataModule(path, x_key="y", val_fraction=0.5, group_key="station", seed=1)
+    datamodule.setup("fit")
+    sides = [
+        {int(LABELS[y]) for y in batch} for batch in (*datamodule.train_dataloader(), *datamodule.val_dataloader())
+    ]
+    assert not sides[0] & sides[1]
+
+
+def scaled_by(factor):
+    return {"t2m": {"scale_factor": factor}}
+
+
+def test_files_that_are_packed_differently_are_not_decoded_by_one_formula(write):
+    a, b, plain = (write(one, t2m=VALUES) for one in (scaled_by(0.1), scaled_by(0.2), {}))
+    for paths in ([a, b], [a, plain], [plain, a]):
+        with pytest.raises(H5ValueError, match="one formula does not decode both"):
+            H5LazyDataset(paths, "t2m", x_dtype="int16")
+        with pytest.raises(H5ValueError, match="one formula does not decode both"):
+            shard(paths, "t2m", dtype_x="int16")
+        with pytest.raises(H5ValueError, match="one formula does not decode both"):
+            CombinedHDF5Dataset(paths, ["t2m"], dtype={"t2m": "int16"})
+        with pytest.raises(H5ValueError, match="one formula does not decode both"):
+            LazyH5DataModule(paths[0], paths[1], x_key="t2m", x_dtype="int16").setup("fit")
+        with pytest.raises(H5ValueError, match="one formula does not decode both"):
+            CombinedHDF5DataModule(
+                sources={"a": paths[0], "b": paths[1]},
+                load_fields=["t2m"],
+                dtype={"t2m": "int16"},
+                sampling_strategy="round_robin",
+            ).setup("fit")
+
+
+def test_columns_are_decoded_file_by_file(write):
+    paths = [write({"t": {"scale_factor": factor}}, t=np.arange(N), y=np.arange(N)) for factor in (1.5, 2.0)]
+    dataset = CombinedHDF5Dataset(paths, ["y"], where={"t": {"min": 9}})
+    assert dataset.read_batch(range(len(dataset)))["y"].tolist() == [6, 7, 5, 6, 7]
+
+
+def test_rows_that_an_index_on_disk_has_are_chosen_again_if_attributes_change(write, tmp_path):
+    path = write({"t": {"scale_factor": 1.5}}, t=np.arange(N), y=np.arange(N))
+
+    def chosen():
+        dataset = CombinedHDF5Dataset(path, ["y"], where={"t": {"min": 9}}, cache_index=tmp_path / "index")
+        return dataset.read_batch(range(len(dataset)))["y"].tolist()
+
+    assert chosen() == [6, 7]
+    with h5py.File(path, "a") as file:
+        file["t"].attrs.modify("scale_factor", 2.0)
+    assert chosen() == [5, 6, 7]
+
+
+def test_attributes_that_are_no_numbers_are_refused_too(write):
+    for value in ("0.01", np.bytes_(b"0.01"), np.arange(3.0), [b"a", b"b"]):
+        path = write({"x": {"scale_factor": value}}, x=VALUES, y=np.arange(N))
+        with pytest.raises(H5ValueError, match="packed integers"):
+            H5LazyDataset(path, "x")
+        assert np.array_equal(H5LazyDataset(path, "x", x_dtype="int16").read_batch(range(N)), VALUES)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "attributes"),
+    [
+        ("f4", SCALED),
+        ("i2", {"scale_factor": 1.0, "add_offset": 0}),
+        ("i2", {"_FillValue": np.nan, "missing_value": 1e20}),
+        ("i2", {"units": "K", "valid_range": [0, 9]}),
+        ("i2", {"_Unsigned": "false"}),
+        ("u1", {"_Unsigned": "true"}),
+        ("i2", {"scale_factor": h5py.Empty("f4")}),
+    ],
+)
+def test_attributes_that_change_no_value_change_nothing(write, dtype, attributes):
+    path = write({"x": attributes}, x=VALUES.astype(dtype))
+    assert np.array_equal(H5LazyDataset(path, "x").read_batch(range(N)), VALUES.astype(dtype))
+
+
+def test_a_file_that_inspect_describes_trains_with_its_settings(write):
+    path = write({"t2m": SCALED}, t2m=np.arange(60, dtype="i2").reshape(20, 3), y=np.arange(20))
+    report = inspect_file(path)
+    assert [array.packing for array in report.arrays] == ["scale_factor=0.01, add_offset=273.15, _FillValue=-4", None]
+    assert any("x * 0.01 + 273.15; -4 means missing" in reason for reason in report.advice.reasons)
+    arguments = yaml.safe_load(yaml_of(report.advice))["data"]["init_args"]
+    assert arguments["x_dtype"] == "int16"
+    LazyH5DataModule(**arguments).setup("fit")
+
+
+@pytest.mark.parametrize("stored", ["i1", "u1", "i2", "u2", "i4", "u4", "i8"])
+@pytest.mark.parametrize("named", ["int8", "uint8", "int16", "int32", "int64", "float32", "float64", "bool"])
+def test_integers_of_which_some_are_missing_are_taken_as_any_integers_that_hold_them(write, stored, named):
+    values = np.array([1, 2, np.iinfo(stored).max, 3], stored)
+    marked = {"labels": {"_FillValue": values.dtype.type(np.iinfo(stored).max)}}
+    path = write(marked, labels=values, x=np.zeros((4, 2)))
+    readers = [
+        lambda: H5LazyDataset(path, "x", "labels", y_dtype=named).read_batch(range(4))[1],
+        lambda: shard(path, "x", "labels", dtype_y=named).read_batch(range(4))[1],
+        lambda: CombinedHDF5Dataset(path, ["labels"], dtype={"labels": named}).read_batch(range(4))["labels"],
+    ]
+    for read in readers:
+        if np.dtype(named).kind in "iu" and np.can_cast(stored, named):
+            assert read().tolist() == values.tolist()
+        else:
+            with pytest.raises(H5ValueError, match="holds packed integers"):
+                read()
+
+
+@pytest.mark.parametrize("more", [{"scale_factor": 2.0}, {"add_offset": 1}, {"_Unsigned": "true"}])
+def test_other_integers_are_taken_by_their_stored_dtype_alone(write, more):
+    path = write({"x": {"_FillValue": np.int8(-1), **more}}, x=np.array([-1, 0, 1], "i1"))
+    for named in ("int16", "int64"):
+        with pytest.raises(H5ValueError, match="holds packed integers"):
+            H5LazyDataset(path, "x", x_dtype=named)
+    assert H5LazyDataset(path, "x", x_dtype="int8").read_batch(range(3)).tolist() == [-1, 0, 1]
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+@pytest.mark.parametrize("user_block", [0, 512])
+@pytest.mark.parametrize("name", ["units", "_Unsigned"])  # is in the header with another attribute before it, or first
+@pytest.mark.parametrize("kind", [str, np.bytes_, lambda text: np.array(text, h5py.string_dtype("ascii"))])
+def test_unsigned_means_the_same_as_text_of_any_kind(tmp_path, libver, user_block, name, kind):
+    values = np.array([-1, 0, 1], "i1")
+    for says, expected in (("true", [255, 0, 1]), ("True", [255, 0, 1]), ("false", [-1, 0, 1])):
+        path = str(tmp_path / f"{says}.h5")
+        with h5py.File(path, "w", libver=libver, userblock_size=user_block) as file:
+            file["x"], file["y"] = values, np.arange(3)
+            file["x"].attrs[name] = kind("K" if name == "units" else says)
+            file["x"].attrs["_Unsigned"] = kind(says)
+        seen = []
+
+        def look(column, seen=seen):
+            seen.append(column.tolist())
+            return np.ones(len(column), bool)
+
+        CombinedHDF5Dataset(path, ["y"], where={"x": look})
+        assert seen == [expected]
+
+
+def damage_heap(path):
+    """Writes zeros over the objects of the file's heaps of text."""
+    data = bytearray(Path(path).read_bytes())
+    for found in re.finditer(b"GCOL", bytes(data)):
+        data[found.start() + 16 : found.start() + 64] = bytes(48)
+    Path(path).write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("says", "change"),
+    [
+        ("false", damage_heap),
+        ("true" * 100, lambda path: None),
+        ("maybe", lambda path: None),
+        (np.bytes_(b"maybe"), lambda path: None),
+        (["false", "true"], lambda path: None),
+    ],
+    ids=["damaged", "long", "another word", "another word of a fixed length", "two"],
+)
+def test_integers_are_refused_if_it_is_not_known_whether_they_are_unsigned(write, says, change):
+    path = write({"x": {"_Unsigned": says}}, x=np.array([-1, 0, 1], "i1"), y=np.arange(3))
+    change(path)
+    with pytest.raises(H5ValueError, match="packed integers") as error:
+        H5LazyDataset(path, "x")
+    assert "or something else" not in str(error.value)
+    with pytest.raises(H5ValueError, match="what _Unsigned means is not known"):
+        CombinedHDF5Dataset(path, ["y"], where={"x": -1})
+
+
+def test_text_outside_of_the_header_of_an_array_is_not_read(tmp_path):
+    path = str(tmp_path / "dense.h5")
+    with h5py.File(path, "w", libver="latest") as file:
+        file["x"] = np.array([-1, 0, 1], "i1")
+        for at in range(12):  # more than a header keeps
+            file["x"].attrs[f"a{at}"] = "false"
+        file["x"].attrs["_Unsigned"] = "false"
+    with pytest.raises(H5ValueError, match="_Unsigned=text that was not read"):
+        H5LazyDataset(path, "x")
+
+
+# Any attributes ------------------------------------------------------------------------------------------------
+
+NUMBERS = st.sampled_from([np.float32, np.float64, np.int16, np.int32])
+SMALL = st.sampled_from([0, 1, 2, 10, -3, 7])
+
+
+@st.composite
+def arrays(draw):
+    """Integers or floats, and attributes of the conventions for some."""
+    dtype = np.dtype(draw(st.sampled_from(["i1", "u1", "i2", "u2", "i4", "i8", "f4", "f8", ">i2"])))
+    shape = (N, *draw(st.sampled_from([(), (3,)])))
+    low = max(-4, np.iinfo(dtype).min) if dtype.kind in "iu" else -4
+    values = (np.arange(np.prod(shape)).reshape(shape) % 11 + low).astype(dtype)
+    attributes = {}
+    for name in ("scale_factor", "add_offset", "_FillValue", "missing_value"):
+        if draw(st.booleans()):
+            value = draw(NUMBERS)(draw(SMALL)) * (draw(st.sampled_from([1, 0.5])) if name == "scale_factor" else 1)
+            attributes[name] = np.array([value]) if draw(st.booleans()) else value
+    if dtype.kind in "iu" and draw(st.integers(0, 3)) == 0:
+        attributes["_Unsigned"] = draw(st.sampled_from([str, np.bytes_]))(draw(st.sampled_from(["true", "false"])))
+    return values, attributes
+
+
+def expected_values(values, attributes):
+    """What a reader of the conventions gives, one value at a time; None for missing ones."""
+    native = values.astype(values.dtype.newbyteorder("="))
+    if values.dtype.kind == "f":
+        return native.reshape(-1).tolist()
+    scale = float(np.ravel(attributes.get("scale_factor", 1))[0])
+    offset = float(np.ravel(attributes.get("add_offset", 0))[0])
+    marks = {float(np.ravel(attributes[name])[0]) for name in ("_FillValue", "missing_value") if name in attributes}
+    bits = 8 * native.dtype.itemsize
+    found = []
+    for value in native.reshape(-1).tolist():
+        seen = value
+        if attributes.get("_Unsigned") in ("true", b"true") and value < 0:
+            seen = value + 2**bits
+        if attributes.get("_Unsigned") in ("false", b"false") and value >= 2 ** (bits - 1):
+            seen = value - 2**bits
+        found.append(None if value in marks or seen in marks else seen * scale + offset)
+    return found
+
+
+def check_any_attributes(make_h5, values, attributes):
+    path = make_h5(v=values, y=np.arange(N))
+    with h5py.File(path, "a") as file:
+        file["v"].attrs.update(attributes)
+        stored = file["v"][:]
+    means = expected_values(values, attributes)
+    is_plain = means == stored.reshape(-1).tolist()
+    raw = str(stored.dtype.newbyteorder("="))
+    readers = [
+        lambda dtype: H5LazyDataset(path, "v", x_dtype=dtype).read_batch(range(N)),
+        lambda dtype: shard(path, "v", dtype_x=dtype or "float64").read_batch(range(N)),
+        lambda dtype: CombinedHDF5Dataset(path, ["v"], dtype=dtype and {"v": dtype}).read_batch(range(N))["v"],
+    ]
+    for read in readers:
+        if values.dtype.kind == "f" or not attributes:
+            assert np.array_equal(read(None).numpy(), stored)
+        elif not is_plain:
+            with pytest.raises(H5ValueError, match="packed integers"):
+                read(None)
+        else:  # refused only if it says that some value would be missing
+            with suppress(H5ValueError):
+                assert np.array_equal(read(None).numpy(), stored)
+        assert np.array_equal(read(raw).numpy(), stored)  # asked for by name
+    if values.ndim == 1:
+        seen = []
+
+        def look(column):
+            seen.append(column.copy())
+            return np.ones(len(column), bool)
+
+        is_beyond = None in means and max(abs(value or 0) for value in means) > 2**53
+        with suppress(H5ValueError) if is_beyond else nullcontext():  # some such values fit no float
+            CombinedHDF5Dataset(path, ["y"], where={"v": look})
+        if is_beyond and not seen:
+            return
+        decoded = np.array([np.nan if value is None else value for value in means])
+        assert np.allclose(seen[0].astype("f8"), decoded, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+BEYOND_FLOATS = np.arange(-4, N - 4), {"missing_value": np.float32(0), "_Unsigned": "true"}
+
+
+@given(case=arrays())
+@example(case=BEYOND_FLOATS)
+@example(case=(BEYOND_FLOATS[0], {"add_offset": np.float32(1), "_FillValue": np.float32(0), "_Unsigned": "true"}))
+def test_any_attributes_give_plain_values_or_an_error(make_h5, case):
+    check_any_attributes(make_h5, *case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(max_examples=2500)
+@given(case=arrays())
+def test_thousands_of_attributes_give_plain_values_or_an_error(make_h5, case):
+    check_any_attributes(make_h5, *case)

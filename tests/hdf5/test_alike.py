@@ -1,0 +1,137 @@
+"""An array that is described from another file's is described as it would be in full."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_h5.errors import H5Error
+from lightning_h5.hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, Trust, alike, describe_array, open_h5
+from lightning_h5.hdf5.alike import _is_equal
+
+TRUST = Trust(external=True, sparse=True)
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> dict[str, Any]:
+    """Few values of each setting, so that two arrays often differ in one thing alone."""
+    n_rows = draw(st.integers(1, 9))
+    inner = draw(st.sampled_from([(), (3,), (2, 3)]))
+    storage = draw(st.sampled_from(["contiguous", "chunked", "chunked", "compact", "external", "virtual"]))
+    dtype = draw(st.sampled_from(["<i2", ">i2", "<u2", "<f4", "S4", "text", "<i2"]))
+    made: dict[str, Any] = {"shape": (n_rows, *inner), "storage": storage, "dtype": dtype, "options": {}}
+    if storage == "chunked":
+        made["options"] = {
+            "chunks": (draw(st.sampled_from([2, 3])), *inner),
+            "maxshape": (draw(st.sampled_from([None, n_rows, n_rows + 5])), *inner),
+            **draw(st.sampled_from([{}, {"compression": "gzip"}, {"compression": "gzip", "shuffle": True}])),
+            "fletcher32": draw(st.booleans()),
+        }
+    if dtype not in ("text", "S4") and storage != "virtual":
+        made["options"]["fillvalue"] = draw(st.sampled_from([None, 1]))
+    made["written"] = draw(st.sampled_from([True, True, False]))
+    made["attributes"] = draw(
+        st.sampled_from([{}, {"units": "K"}, {"scale_factor": 0.5}, {"scale_factor": 2.0}, {"_FillValue": 3}])
+    )
+    made["many"] = draw(st.sampled_from([0, 0, 20]))
+    made["group"] = draw(st.sampled_from(["hard", "hard", "soft", "external"]))
+    made["file"] = draw(st.sampled_from([{}, {"libver": "latest"}, {"userblock_size": 512}]))
+    return made
+
+
+def write(path: Path, made: dict[str, Any]) -> None:
+    shape, kind = made["shape"], made["dtype"]
+    dtype = h5py.string_dtype() if kind == "text" else np.dtype(kind)
+    with h5py.File(path, "w", **made["file"]) as file:
+        group, storage = file.create_group("real"), made["storage"]
+        values = np.full(shape, "a" if kind in ("text", "S4") else 1, dtype=object if kind == "text" else dtype)
+        if storage == "virtual":
+            group.create_dataset("source", data=values, dtype=dtype)
+            layout = h5py.VirtualLayout(shape, dtype)
+            layout[:] = h5py.VirtualSource(".", "real/source", shape)
+            array = group.create_virtual_dataset("a", layout)
+        elif storage == "compact":
+            plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+            plist.set_layout(h5py.h5d.COMPACT)
+            kind_id = h5py.h5t.py_create(dtype, logical=True)
+            array = h5py.Dataset(h5py.h5d.create(group.id, b"a", kind_id, h5py.h5s.create_simple(shape), dcpl=plist))
+        else:
+            options = made["options"]
+            if storage == "external":
+                options = options | {"external": [(str(path) + ".raw", 0, h5py.h5f.UNLIMITED)]}
+            array = group.create_dataset("a", shape, dtype, **options)
+        if made["written"] and storage != "virtual":
+            array[...] = values
+        for name, value in made["attributes"].items():
+            array.attrs[name] = value
+        for number in range(made["many"]):  # so many that they lie outside of the header
+            array.attrs[f"note {number}"] = number
+        if made["group"] == "hard":
+            file["g"] = group
+        elif made["group"] == "soft":
+            file["g"] = h5py.SoftLink("/real")
+        else:
+            with h5py.File(f"{path}.other", "w") as other:
+                file.copy(group, other, "real")
+            file["g"] = h5py.ExternalLink(f"{path}.other", "/real")
+
+
+def described(find: Any) -> ArrayLayout | str:
+    try:
+        found: ArrayLayout = find()
+    except H5Error as error:
+        return f"{type(error).__name__}: {error}"
+    return found
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(arrays(), min_size=2, max_size=4), st.booleans())
+def test_it_equals_the_full_description(made: list[dict[str, Any]], repeats: bool) -> None:
+    session = AlikeArrays()
+    with tempfile.TemporaryDirectory() as folder:
+        more = [made[0] | {"shape": (n_rows, *made[0]["shape"][1:])} for n_rows in (7, 9)] if repeats else []
+        for number, one in enumerate([*made, *more]):
+            path = Path(folder) / f"{number}.h5"
+            try:
+                write(path, one)
+            except (ValueError, TypeError, OSError):  # h5py has no such combination
+                continue
+            with open_h5(str(path)) as file:
+                guard = ChangeGuard.of(str(path))
+                quick = described(partial(session.describe, file, str(path), "g/a", TRUST, guard))
+                full = described(partial(describe_array, file, str(path), "g/a", TRUST))
+            assert isinstance(quick, str) == isinstance(full, str)
+            if isinstance(quick, str) or isinstance(full, str):
+                assert quick == full
+            else:
+                assert _is_equal(quick, full)
+                assert quick.guard == guard
+                assert quick.references is None or quick.references.guard == guard
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (2, 3), "compression": "gzip"}])
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_the_third_array_of_a_structure_is_not_described_in_full(
+    tmp_path: Path, options: dict[str, Any], libver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, full = AlikeArrays(), []
+    in_full = alike.layout_of
+    monkeypatch.setattr(alike, "layout_of", lambda *given: full.append(given) or in_full(*given))
+    for number in range(4):
+        path = str(tmp_path / f"{number}.h5")
+        with h5py.File(path, "w", libver=libver) as file:
+            file.create_dataset("a/b", data=np.ones((5 + 4 * number, 3), "f4"), **options)
+        with open_h5(path) as file:
+            found = session.describe(file, path, "a/b", TRUST, ChangeGuard.of(path))
+            assert found is not None
+            assert found.n_rows == 5 + 4 * number
+            assert _is_equal(found, describe_array(file, path, "a/b", TRUST))
+    assert len(full) == 2
