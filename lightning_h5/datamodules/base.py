@@ -1,44 +1,32 @@
-"""The life cycle that all data modules share. What a split holds is the subclass's business."""
+"""The life cycle that all data modules share. What a split holds is decided by subclasses."""
 
 from __future__ import annotations
 
 import logging
-import os
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from inspect import signature
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from reprlib import Repr
-from types import MappingProxyType
 from typing import Any, cast
-
-import torch
 
 from .._lightning import (
     PACKAGE,
     Checkpoint,
-    LightningDataModule,
     check_trainer,
     models_of_the_other_package,
-    rank_zero_info,
     rank_zero_only,
     rank_zero_warn,
 )
 from ..callbacks import H5StatsMonitor, SetEpochCallback
-from ..cores import share_cores
 from ..datasets import RowDataset, different_packing, visiting
 from ..distributed import exchange
 from ..errors import H5Error, H5ResumeError, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
-from ..loading import H5DataLoader, OtherShardsError, SampleCollate
-from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
-from ..order import OrderParameters, PlanSampler, Replica, SourceOrder, TrainBatches, WeightedRecipe, resolve_replica
-from .checks import check_equal_batches, check_rows, whole
-from .options import SPLITS, LoaderOptions, Split
+from ..loading import H5DataLoader, OtherShardsError
+from ..order import PlanSampler
+from .arguments import SPLITS, Split
+from .checks import check_equal_batches, check_rows
+from .loaders import MakesLoaders, NoRows
 from .resume import RunPosition
-from .settings import NOT_STORED, outermost_frame, plain_settings
 from .trainer_progress import loaders
-from .weighting import weights_of
 
 __all__ = ["BaseH5DataModule", "is_running"]
 
@@ -53,41 +41,26 @@ _STAGES: dict[str, tuple[Split, ...]] = {
 _STAGE_OF: dict[Split, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
 
 
-class BaseH5DataModule(LightningDataModule):
+class BaseH5DataModule(MakesLoaders):
     """Builds datasets in ``setup``, loaders on demand, and keeps the position of the run.
 
-    Attributes:
-        rank: this replica, from ``setup`` on.
-        world_size: number of replicas, from ``setup`` on.
-        seed: seed of the order, from ``setup`` on.
+    A subclass has an ``__init__`` with all arguments spelled out, which passes ``locals()`` on, and ``build_dataset``.
 
     Args:
-        settings: arguments of the constructor, for ``hparams`` (see ``constructor_settings``).
-        batch_size: rows of a training batch on one rank.
-        options: how loaders are made.
+        given: the constructor's arguments by name.
     """
 
-    def __init__(self, settings: Mapping[str, Any], batch_size: int, options: LoaderOptions) -> None:
-        super().__init__()
-        self._record(settings)
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
         # Predicting fewer rows than ranks leaves ranks without any; all other stages are checked in `setup`.
         self.allow_zero_length_dataloader_with_multiple_devices = True
-        self._batch_size = whole(batch_size, "batch_size", least=1)
-        self._is_batch_size_in_hparams = self.hparams.get("batch_size") == self._batch_size
-        self.rank: int | None = options.rank
-        self.world_size: int | None = options.world_size
-        self.seed = options.seed
-        self._options = options
-        self._datasets: dict[Split, RowDataset] = {}
         self._identities: dict[Split, str] = {}
         self._set_up: set[Split] = set()
         self._train_loader: H5DataLoader | None = None
-        self._loaders = _no_loaders()
         self._position = RunPosition()
-        self._said: set[str] = set()
         if models := models_of_the_other_package():
             # A Trainer refuses such a model before it looks at us, in words that do not say which is which.
-            self._say(
+            self._log_once(
                 f"{', '.join(models)} and this data module come from the two Lightning packages, which hold unrelated "
                 f"classes; this data module and its Trainer are of {PACKAGE!r} (LIGHTNING_H5_IMPORT chooses)"
             )
@@ -104,82 +77,8 @@ class BaseH5DataModule(LightningDataModule):
             check_trainer(trainer)
         self._trainer = trainer
 
-    # What it is ----------------------------------------------------------------------------------------------
-
-    @property
-    def datasets(self) -> Mapping[Split, RowDataset]:
-        """The datasets by split (train, val, test, predict), those that ``setup`` has made so far."""
-        return MappingProxyType(self._datasets)
-
-    @property
-    def batch_size(self) -> int:
-        """Rows of a training batch on one rank. May be set between runs; ``hparams.batch_size`` is the same number."""
-        found = self.hparams.get("batch_size") if self._is_batch_size_in_hparams else None
-        return self._batch_size if found is None else cast("int", found)
-
-    @batch_size.setter
-    def batch_size(self, batch_size: int) -> None:
-        self._batch_size = batch_size
-        if self._is_batch_size_in_hparams:
-            self.hparams["batch_size"] = batch_size
-
-    @property
-    def hparams_initial(self) -> Any:
-        """The settings that loggers record.
-
-        Lightning refuses to log a model's and a data module's hyperparameters together if they have different values
-        under one name. The model's keep the name then, and these are recorded as, for example, ``data/batch_size``.
-        """
-        settings = super().hparams_initial
-        for name in [name for name in settings if name.startswith("_")]:
-            del settings[name]  # LightningCLI's own; Lightning before 2.5 compares them with the model's
-        for name in self._names_of_the_model():
-            settings[f"data/{name}"] = settings.pop(name)
-        return settings
-
-    def _names_of_the_model(self) -> list[str]:
-        """Names under which the model logs other values than this module has."""
-        model = getattr(self.trainer, "lightning_module", None)
-        if model is None or not getattr(model, "_log_hyperparams", True):
-            return []
-        own, of_model = super().hparams_initial, model.hparams_initial
-        shared = [name for name in own if name in of_model and not name.startswith("_")]
-        return [name for name in shared if not _equal(own[name], of_model[name])]
-
-    def _record(self, settings: Mapping[str, Any]) -> None:
-        # LightningCLI has its own form of them, with which it makes the module again, functions included: the first
-        # call takes it. Otherwise that call takes nothing, as no constructor is above the outermost frame.
-        frame = outermost_frame()
-        self.save_hyperparameters(frame=frame)
-        of_cli = dict(self.hparams)
-        is_of_cli = bool(of_cli) and {name for name in of_cli if not name.startswith("_")} <= set(settings)
-        self.hparams.clear()
-        self.save_hyperparameters(plain_settings(of_cli if is_of_cli else settings), frame=frame)
-
-    def __repr__(self) -> str:
-        parameters = signature(type(self).__init__).parameters
-        defaults = plain_settings({name: each.default for name, each in parameters.items()})
-        given = [
-            f"{name}={_short.repr(value)}"
-            for name, value in self.hparams.items()
-            if not name.startswith("_") and not (name in defaults and _equal(defaults[name], value))
-        ]
-        lines = [f"{type(self).__name__}({', '.join(given)})", f"  batch_size {self.batch_size}"]
-        if self._datasets:
-            lines[1] += f", rank {self.rank} of {self.world_size}"
-            lines += [f"  {split}: {self._datasets[split]!r}" for split in SPLITS if split in self._datasets]
-        else:
-            lines[1] += ", no data yet: setup() looks at the files"
-        return "\n".join(lines)
-
-    __str__ = __repr__  # Lightning's would make loaders
-
     def __getstate__(self) -> dict[str, Any]:
-        # Spawned ranks get the module before it has loaders, and make their own.
-        return self.__dict__ | {"_train_loader": None, "_loaders": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state | {"_loaders": _no_loaders()})
+        return super().__getstate__() | {"_train_loader": None}
 
     # What a subclass says ------------------------------------------------------------------------------------
 
@@ -218,48 +117,6 @@ class BaseH5DataModule(LightningDataModule):
         """Gives back what a dataset holds, at the end of a stage."""
         dataset.close()
 
-    def training_cut(self, n_rows: int) -> TrainBatches:
-        """How an epoch of training is cut into batches."""
-        return TrainBatches(n_rows, self.batch_size, self.world_size or 1, self._options.drop_last)
-
-    def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
-        """The order in which rows are asked for."""
-        options = self._options
-        order = choose_order(
-            dataset,
-            options.shuffle if shuffles else False,
-            shuffle_bytes=options.shuffle_bytes,
-            streams=options.streams,
-            world_size=self.world_size or 1,
-            num_workers=options.num_workers,
-        )
-        weights = weights_of(dataset)
-        return order if weights is None else order._replace(recipe=WeightedRecipe(weights, dataset.blocks()))
-
-    def sampler_of(self, dataset: RowDataset, order: Order, *, training: bool) -> PlanSampler:
-        """The sampler of a loader."""
-        options = self._options
-        rank, world_size = self._replica()
-        return PlanSampler(
-            dataset.blocks(),
-            self._parameters(order),
-            batch_size=self.batch_size if training else options.eval_batch_size or self.batch_size,
-            drop_last=training and options.drop_last,
-            evaluation=not training,
-            rank=rank,
-            world_size=world_size,
-            samples=options.collate_fn is not None,
-            epoch_source=self if training else None,
-            chooses=options.shuffle is True,
-            recipe=order.recipe if training else None,
-            repeats=self.is_overfitting,
-        )
-
-    def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:
-        """Says how rows will be asked for, before they are."""
-        # In evaluation each chunk is needed once, and for a short time.
-        dataset.read_with(cache_bytes, keeps=None if training else False, in_runs=order.mode == "window")
-
     # Life cycle ----------------------------------------------------------------------------------------------
 
     def setup(self, stage: str | None = None) -> None:
@@ -285,7 +142,7 @@ class BaseH5DataModule(LightningDataModule):
             raise error.with_traceback(None) from None
         self._set_up |= {*splits}
         if getattr(self.trainer, "loggers", None) and (names := self._names_of_the_model()):
-            self._say(
+            self._log_once(
                 f"the model has other values of {listing(names)} in its hyperparameters; loggers record those of this "
                 f"data module as {listing(f'data/{name}' for name in names)}"
             )
@@ -296,7 +153,7 @@ class BaseH5DataModule(LightningDataModule):
         facts: dict[str, Any] = {}
         failure: Exception | None = None
         what = f"setting up the data ({name or 'all stages'})"
-        with exchange(what, self._options.setup_timeout, self._is_alone()) as all_ranks:
+        with exchange(what, self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
             try:
                 self._resolve()
                 with visiting(*self.expected_arrays()):
@@ -363,11 +220,6 @@ class BaseH5DataModule(LightningDataModule):
         """Whether a trainer trains from this data module now."""
         return _is_fitting(self._position.trainer) and not self._position.is_over
 
-    @property
-    def is_overfitting(self) -> bool:
-        """Whether the trainer wants the same few batches each epoch (``overfit_batches``)."""
-        return bool(getattr(self.trainer, "overfit_batches", False))
-
     def start_epoch(self, sampler: PlanSampler) -> int | None:
         """The trainer's epoch, for an iteration that starts now; None where no trainer trains.
 
@@ -392,7 +244,9 @@ class BaseH5DataModule(LightningDataModule):
     def find_position(self, checkpoint: Mapping[str, Any]) -> None:
         """Takes the position from a checkpoint where Lightning does not: a data module of another name saved it."""
         if _is_fitting(self.trainer) and (name := self._run().find(checkpoint)):
-            self._say(f"a data module {name!r} saved this checkpoint; {type(self).__name__} goes on from its position")
+            self._log_once(
+                f"a data module {name!r} saved this checkpoint; {type(self).__name__} goes on from its position"
+            )
 
     def apply_position(self) -> None:
         """Goes on where the restored position says; called when training starts, and without effect after that.
@@ -405,12 +259,12 @@ class BaseH5DataModule(LightningDataModule):
         if sampler is None or run.is_applied or run.trainer is None:
             return
         failure: H5ResumeError | None = None
-        with exchange("resuming", self._options.setup_timeout, self._is_alone()) as all_ranks:
+        with exchange("resuming", self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
             try:
                 run.check(sampler, self._identities["train"])
             except H5ResumeError as error:
                 failure = error
-            asked = self._options.on_resume_mismatch == "restart_epoch"
+            asked = self._options.distributed.on_resume_mismatch == "restart_epoch"
             if failure is not None and (asked or isinstance(failure, OtherShardsError)):
                 run.restart(failure)
                 failure = None
@@ -438,26 +292,6 @@ class BaseH5DataModule(LightningDataModule):
 
     # Parts ---------------------------------------------------------------------------------------------------
 
-    def _resolve(self) -> None:
-        options = self._options
-        if options.rank is None and options.world_size is None and self.trainer is not None:
-            # None under a strategy of one device, also where other processes are about.
-            kwargs = self.trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
-            self.rank, self.world_size = int(kwargs["rank"]), int(kwargs["num_replicas"])
-            share_cores(self.trainer.num_devices)  # a process for each device of a machine
-        else:
-            self.rank, self.world_size = resolve_replica(options.rank, options.world_size)
-        self.seed = options.seed if options.seed is not None else int(os.environ.get("PL_GLOBAL_SEED", "0"))
-
-    def _is_alone(self) -> bool:
-        """Whether the trainer has one process, whatever others are about."""
-        return self.trainer is not None and self.trainer.world_size == 1
-
-    def _replica(self) -> Replica | tuple[None, None]:
-        """For loaders: fixed where a trainer or the user says it, else open until iteration starts."""
-        fixed = self.trainer is not None or self._options.rank is not None
-        return Replica(self.rank or 0, self.world_size or 1) if fixed and self.rank is not None else (None, None)
-
     def _build(self, split: Split, *, needed: bool) -> None:
         old = self._datasets.pop(split, None)
         dataset: RowDataset | None = None
@@ -483,9 +317,9 @@ class BaseH5DataModule(LightningDataModule):
         if n_rows == 0:
             raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_rows(split)}")
         world_size = self.world_size or 1
-        cut = self.training_cut(n_rows) if split == "train" else None
+        cut = self.train_batches(n_rows) if split == "train" else None
         if told := check_rows(split, n_rows, world_size, cut):
-            self._say(told)
+            self._log_once(told)
         if cut is None:
             strategy = getattr(self.trainer, "strategy", None)
             check_equal_batches(split, n_rows, self._options.eval_batch_size or self.batch_size, world_size, strategy)
@@ -494,7 +328,7 @@ class BaseH5DataModule(LightningDataModule):
         facts: dict[str, Any] = {
             "seed": self.seed,
             "world_size": self.world_size,
-            "shuffle": self._options.shuffle,
+            "shuffle": self._options.shuffle.mode,
             "drop_last": self._options.drop_last,
             "batch_size": self.batch_size,
         }
@@ -517,29 +351,6 @@ class BaseH5DataModule(LightningDataModule):
             at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
             callbacks.insert(at, H5StatsMonitor())
 
-    def _order(self, dataset: RowDataset, *, training: bool) -> Order:
-        return self.order_of(dataset, shuffles=training and not self.is_overfitting)
-
-    def _say_order(self, order: Order, n_rows: int) -> None:
-        if order.sources:
-            self._say(f"training order: {order.why}, seed {self.seed}")
-            for each in order.sources:
-                self._say_few(each)
-            return
-        mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "window" else ""
-        streams = f" in each of {order.streams} lanes" if order.streams > 1 else ""
-        what = self.mixed_rows(n_rows) if order.recipe is None else order.recipe.text
-        self._say(f"training order: {order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})")
-        self._say_few(order)
-
-    def mixed_rows(self, n_rows: int) -> str:
-        """Which rows a training order mixes, for the log.
-
-        Args:
-            n_rows: rows of all ranks.
-        """
-        return f"{n_rows:,} rows"
-
     def _log_integrity(self, datasets: Sequence[RowDataset]) -> None:
         # For debugging alone: a training run can change nothing about it, and min_integrity refuses low levels.
         levels: dict[str, int] = {}
@@ -549,46 +360,14 @@ class BaseH5DataModule(LightningDataModule):
             each = ", ".join(f"{key}: {level}" for key, level in levels.items())
             lowest = min(levels.values())
             text = f"integrity levels (0 to 4): {each} (level {lowest}: {INTEGRITY[lowest]})"
-            self._say(text, log=rank_zero_only(logger.debug))
-
-    def _say_few(self, order: Order) -> None:
-        if order.mode == "window" and order.window < FEW_BLOCKS:
-            self._say(
-                f"shuffle_bytes={self._options.shuffle_bytes:,} mixes {_blocks(order.window)} at a time, so that rows "
-                "which are neighbours in the file often share a batch. Raise shuffle_bytes to "
-                f"{-(-order.enough >> 20)} MiB for {FEW_BLOCKS} or more, use fewer workers, or write the file again "
-                "with fewer rows a chunk (lightning-h5 repack)."
-            )
+            self._log_once(text, log=rank_zero_only(logger.debug))
 
     def _loader(self, split: Split) -> H5DataLoader | None:
         if split not in self._set_up:
             raise H5ValueError(self._why_not_set_up(split))
-        dataset = self._datasets.get(split)
-        if dataset is None:
-            return None
-        self.batch_size = whole(self.batch_size, "batch_size", least=1)
-        options, training = self._options, split == "train"
-        order = self._order(dataset, training=training)
-        if training:
-            self._check_rows(split, dataset.n_rows)  # a tuner may have made batches larger
-            self._say_order(order, dataset.n_rows)
-        cache_bytes = order.cache_bytes if options.cache_bytes is None else options.cache_bytes
-        dataset.asked_cache_bytes = options.cache_bytes
-        self.read_with(dataset, order, cache_bytes, training=training)
-        loader = H5DataLoader(
-            dataset,
-            sampler=self.sampler_of(dataset, order, training=training),
-            num_workers=options.num_workers,
-            collate_fn=options.collate_fn and SampleCollate(options.collate_fn, dataset.batch_transform),
-            pin_memory=self._pin_memory(),
-            prefetch_factor=options.prefetch_factor,
-            persistent_workers=options.persistent_workers,
-            multiprocessing_context=options.multiprocessing_context,
-            timeout=options.timeout,
-            worker_init_fn=options.worker_init_fn,
-        )
-        self._loaders[split].add(loader)
-        return loader
+        if split == "train" and split in self._datasets:
+            self._check_rows(split, self._datasets[split].n_rows)  # a tuner may have made batches larger
+        return self._make_loader(split)
 
     def _no_data(self, split: Split) -> str:
         return f"there is no data for {split!r}. {self.missing_data_hint(split)}"
@@ -604,56 +383,6 @@ class BaseH5DataModule(LightningDataModule):
             f"pass the data module to the Trainer: trainer.{stage}(model, datamodule=datamodule)."
         )
 
-    def _parameters(self, order: Order) -> OrderParameters:
-        return OrderParameters(
-            mode=order.mode,
-            seed=self.seed or 0,
-            batch_size=self.batch_size,
-            streams=order.streams,
-            window=order.window,
-            recipe="" if order.recipe is None else order.recipe.text,
-            sources=tuple(SourceOrder(each.mode, each.streams, each.window) for each in order.sources),
-        )
-
-    def _pin_memory(self) -> bool:
-        if self._options.pin_memory != "auto":
-            return self._options.pin_memory
-        device = getattr(getattr(self.trainer, "strategy", None), "root_device", None)
-        return torch.cuda.is_available() and (device is None or device.type == "cuda")
-
-    def _say(self, text: str, log: Callable[[str], object] = rank_zero_info) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            log(text)
-
-
-class NoRows(list[Any]):
-    """What a hook gives where a split has no data; Lightning names the class when it warns of that."""
-
-
-def _equal(ours: Any, theirs: Any) -> bool:
-    """Whether Lightning takes two hyperparameters for the same."""
-    if type(ours) is not type(theirs):
-        return False
-    try:
-        return bool(ours == theirs)
-    except (TypeError, ValueError, RuntimeError):  # there are arrays in them
-        return False
-
-
-class _SettingsRepr(Repr):
-    """Settings, cut; a value that is not stored is its name in angle brackets, as Python shows a function."""
-
-    def repr_str(self, x: str, level: int) -> str:
-        if x.startswith(NOT_STORED):
-            return f"<{x.removeprefix(NOT_STORED)}>"
-        return super().repr_str(x, level)
-
-
-_short = _SettingsRepr()
-_short.maxstring = _short.maxother = 80
-_short.maxlist = _short.maxdict = 4
-
 
 def _or_no_rows(loader: H5DataLoader | None) -> Any:
     return NoRows() if loader is None else loader  # not `or`: a rank without rows has a loader of length zero
@@ -664,10 +393,6 @@ def _fields_of(dataset: RowDataset) -> Iterator[ArrayLayout]:
     return next((fields for _, fields in groupby(dataset.layouts(), lambda layout: layout.path)), iter(()))
 
 
-def _no_loaders() -> dict[Split, weakref.WeakSet[H5DataLoader]]:
-    return {split: weakref.WeakSet() for split in SPLITS}
-
-
 def is_running(trainer: Any) -> bool:
     """Whether a trainer is in the middle of a run of any kind."""
     state = getattr(trainer, "state", None)
@@ -676,7 +401,3 @@ def is_running(trainer: Any) -> bool:
 
 def _is_fitting(trainer: Any) -> bool:
     return is_running(trainer) and bool(trainer.state.fn == "fit")
-
-
-def _blocks(n: int) -> str:
-    return f"{n} block{'s' if n != 1 else ''}"

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex
+from typing import Any
 
 from ..errors import H5ValueError
 from ..order import EvaluationCut, TrainBatches
-from ..sizes import whole
 
-__all__ = ["check_equal_batches", "check_rows", "maybe_whole", "share", "whole"]
+__all__ = ["check_equal_batches", "check_rows"]
 
 _GATHER_IN_FORWARD = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
-
-
-def maybe_whole(value: SupportsIndex | None, name: str, *, least: int) -> int | None:
-    """The same, or None."""
-    return None if value is None else whole(value, name, least=least)
-
-
-def share(value: object, name: str) -> float:
-    """A share from 0 to below 1.
-
-    Raises:
-        H5ValueError: it is none.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise H5ValueError(f"{name}={value!r} was given. Pass a share of the rows, from 0 to below 1.")
-    return float(value)
 
 
 def check_rows(split: str, n_rows: int, world_size: int, cut: TrainBatches | None) -> str | None:

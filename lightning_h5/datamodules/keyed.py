@@ -12,10 +12,11 @@ from .._lightning import rank_zero_info
 from ..datasets import FieldStats, Transform, column_of, count_rows, current_visits, read_stats
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions, field_names, fill_split, guess_keys_in, keys_in, kind_of, torch_dtype
-from ..types import DTypeLike, IntArray, Keys, Paths
+from ..options import SplitOptions
+from ..types import DTypeLike, IntArray, Keys
+from .arguments import SPLITS, SampleArguments, Split
 from .base import BaseH5DataModule
 from .dtype_errors import explain_dtype_error
-from .options import SPLITS, LoaderOptions, SampleOptions, Split, SplitOptions, check_callable
 from .sources import Source, cut_rows, source_of
 
 __all__ = ["KeyedH5DataModule", "SplitRows"]
@@ -49,25 +50,14 @@ class KeyedH5DataModule(BaseH5DataModule):
     """Splits of files with an input and a target.
 
     Args:
-        settings: arguments of the constructor, for ``hparams``.
-        paths: files of each split.
-        samples: what a sample is made of.
-        split: how one set of files is cut.
-        batch_size: rows of a training batch on one rank.
-        options: how loaders are made.
+        given: the constructor's arguments by name.
     """
 
-    def __init__(
-        self,
-        settings: Mapping[str, Any],
-        paths: Mapping[Split, Paths | None],
-        samples: SampleOptions,
-        split: SplitOptions,
-        batch_size: int,
-        options: LoaderOptions,
-    ) -> None:
-        super().__init__(settings, batch_size, options)
-        self._paths, self._samples, self._split = dict(paths), samples, split
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self._paths = {split: given[f"{split}_path"] for split in SPLITS}
+        self._samples = samples = SampleArguments.pick(given)
+        self._split = SplitOptions.parse(given["split"], "split")
         self.x_key, self.y_key = samples.x_key, samples.y_key
         self._cut: dict[Split, IntArray] | None = None
         self._check_arguments()
@@ -106,7 +96,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         """What a split is made of, or None where there is no data for it."""
         samples = self._samples
         keys = keys_in(self.x_key, self.y_key)
-        source = source_of(split, self._paths, self._split, keys, trust=samples.trust, swmr=samples.swmr)
+        source = source_of(split, self._paths, self._split, keys, self._options.files)
         if source is None:
             return None
         x_key, y_key = self._keys(source, split)
@@ -115,7 +105,7 @@ class KeyedH5DataModule(BaseH5DataModule):
             if self._cut is None:
                 self._cut = self._cut_rows(source.files, x_key)
             indices = self._cut[split]
-            if not len(indices) and split != "train" and not self._split.cuts(split):
+            if not len(indices) and split != "train" and not self._split.fills(split):
                 return None  # a file that says nothing of this split
         trains = split == "train" or samples.eval_transform is None
         return SplitRows(
@@ -131,7 +121,7 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     @property
     def _options_of_files(self) -> OpenOptions:
-        return OpenOptions(swmr=self._samples.swmr, trust=self._samples.trust)
+        return OpenOptions(trust=self._options.files)
 
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
@@ -152,7 +142,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         return stats
 
     def _cut_rows(self, files: tuple[str, ...], x_key: Keys) -> dict[Split, IntArray]:
-        n_rows = count_rows(files, keys_in(x_key)[0], trust=self._samples.trust, swmr=self._samples.swmr)
+        n_rows = count_rows(files, keys_in(x_key)[0], self._options.files)
         groups, labels = (
             None if key is None else self._column(files, key, n_rows, argument)
             for argument, key in (("group_key", self._split.group_key), ("stratify_key", self._split.stratify_key))
@@ -162,16 +152,16 @@ class KeyedH5DataModule(BaseH5DataModule):
     def _column(self, files: tuple[str, ...], key: str, n_rows: int, argument: str) -> npt.NDArray[Any]:
         """One value of each row of the training files."""
         own = key.replace("{split}", "train")
-        samples = self._samples
-        beside = keys_in(self.x_key)[0].replace("{split}", "train") if samples.swmr else None
-        return column_of(files, own, n_rows, argument=argument, trust=samples.trust, beside=beside)
+        opened = self._options.files
+        beside = keys_in(self.x_key)[0].replace("{split}", "train") if opened.swmr else None
+        return column_of(files, own, n_rows, argument=argument, files=opened, beside=beside)
 
     def names_data(self, split: Split) -> bool:
         """See ``BaseH5DataModule.names_data``."""
         if self._paths["train"] is None or split == "train":
             return self._paths[split] is not None
         in_keys = any("{split}" in key for key in keys_in(self.x_key, self.y_key))
-        return self._paths[split] is not None or self._split.may_cut(split) or in_keys
+        return self._paths[split] is not None or self._split.may_fill(split) or in_keys
 
     def missing_data_hint(self, split: Split) -> str:
         """A sentence on what to pass so that a split has data."""
@@ -189,8 +179,6 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     def _check_arguments(self) -> None:
         samples = self._samples
-        for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
-            check_callable(getattr(samples, name), name)
         for keys, name in ((self.x_key, "x_key"), (self.y_key, "y_key")):
             if keys is not None:
                 field_names(keys, name)
@@ -202,7 +190,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         if samples.target_transform is not None and self.y_key is None and self.x_key is not None:
             raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
         for split in ("val", "test"):
-            if self._paths[split] is not None and self._split.cuts(split):
+            if self._paths[split] is not None and self._split.fills(split):
                 raise H5ValueError(
                     f"{split}_path was given, and rows are to be cut off the training files for {split!r} too. "
                     f"Pass {split}_path, or {split}_fraction (or folds), not both."

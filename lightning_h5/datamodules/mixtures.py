@@ -6,23 +6,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ..errors import H5ValueError, listing
-from ..order import EpochLength, Mixture, Strategy
-from .checks import whole
+from ..options import MixtureOptions
+from ..order import Mixture
 
-__all__ = ["MixtureOptions", "SourceOptions"]
+__all__ = ["Source", "SourceMixture"]
 
 OF_A_SOURCE = (
     "load_fields",
-    "allowed_guids",
-    "cs_label",
-    "bg_label",
-    "epoch_min",
-    "epoch_max",
     "label",
     "where",
     "field_map",
@@ -30,11 +25,9 @@ OF_A_SOURCE = (
 )
 """Arguments that a source may have of its own."""
 
-_STRATEGIES = ("concat", "weighted", "round_robin", "alternating", "sequential")
-
 
 @dataclass(frozen=True, eq=False)
-class SourceOptions:
+class Source:
     """One source.
 
     Attributes:
@@ -50,77 +43,49 @@ class SourceOptions:
     argument: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class MixtureOptions:
-    """What is mixed, and how; see the arguments of ``CombinedHDF5DataModule``."""
+@dataclass(frozen=True)
+class SourceMixture:
+    """Sources, and how they are mixed.
 
-    sources: tuple[SourceOptions, ...]
-    strategy: Strategy
-    weights: tuple[float, ...] | None
-    pattern: tuple[int, ...]
-    epoch_length: EpochLength
-    unit: Literal["batches", "rows"]
+    Attributes:
+        options: as the user gave them.
+        sources: in their order.
+    """
+
+    options: MixtureOptions
+    sources: tuple[Source, ...]
 
     @classmethod
-    def of(
-        cls,
-        sources: Any,
-        *,
-        sampling_strategy: str,
-        weights: Sequence[float] | Mapping[str, float] | None,
-        pattern: Sequence[str] | None,
-        epoch_length: EpochLength,
-        mix: str,
-    ) -> MixtureOptions:
-        """The options as a user gave them, checked.
+    def parse(cls, options: MixtureOptions) -> SourceMixture:
+        """Return the mixture that options describe.
 
         Raises:
-            H5ValueError: one makes no sense, or contradicts another.
+            H5ValueError: a source or a number makes no sense.
         """
-        given = _sources(sources)
-        names = [source.name for source in given]
-        for value, name, allowed in (
-            (sampling_strategy, "sampling_strategy", _STRATEGIES),
-            (mix, "mix", ("batches", "rows")),
-        ):
-            if value not in allowed:
-                raise H5ValueError(f"{name}={value!r} was given. Pass {listing(allowed)}.")
-        for argument, name, belongs_to in ((weights, "weights", "weighted"), (pattern, "pattern", "alternating")):
-            if argument is not None and sampling_strategy != belongs_to:
-                raise H5ValueError(
-                    f"{name}={argument!r} was given with sampling_strategy={sampling_strategy!r}, which has none. Pass "
-                    f"sampling_strategy={belongs_to!r}, or leave {name} out."
-                )
-        options = cls(
-            sources=given,
-            strategy=sampling_strategy,  # type: ignore[arg-type]  # looked at above
-            weights=_weights(weights, names),
-            pattern=_pattern(pattern, names) if sampling_strategy == "alternating" else (),
-            epoch_length=_epoch_length(epoch_length),
-            unit=mix,  # type: ignore[arg-type]
-        )
-        options.mixture([1] * len(names))  # refuses what no number of rows makes possible
-        return options
+        mixture = cls(options, _sources(options.sources))
+        mixture.of_rows([1] * len(mixture.sources))  # refuses what no number of rows makes possible
+        return mixture
 
     @property
     def in_batches(self) -> bool:
         """Whether each batch is of one source."""
-        return self.mixture([0] * len(self.sources)).in_batches
+        return self.of_rows([0] * len(self.sources)).in_batches
 
-    def mixture(self, n_rows: Sequence[int]) -> Mixture:
-        """The mixture of sources that have so many rows."""
+    def of_rows(self, n_rows: Sequence[int]) -> Mixture:
+        """Return the mixture of sources that have so many rows."""
+        names, options = [source.name for source in self.sources], self.options
         return Mixture(
-            names=tuple(source.name for source in self.sources),
+            names=tuple(names),
             n_rows=tuple(n_rows),
-            strategy=self.strategy,
-            unit=self.unit,
-            weights=self.weights,
-            pattern=self.pattern,
-            epoch_length=self.epoch_length,
+            strategy=options.strategy,
+            unit=options.mix,
+            weights=_weights(options.weights, names),
+            pattern=_pattern(options.pattern, names) if options.strategy == "alternating" else (),
+            epoch_length=options.epoch_length,
         )
 
 
-def _sources(given: Any) -> tuple[SourceOptions, ...]:
+def _sources(given: Any) -> tuple[Source, ...]:
     if isinstance(given, Mapping):
         sources = [_source(name, value) for name, value in given.items()]
     elif isinstance(given, Sequence) and not isinstance(given, str):
@@ -129,16 +94,16 @@ def _sources(given: Any) -> tuple[SourceOptions, ...]:
         sources = []
     if not sources:
         raise H5ValueError(
-            f"sources={given!r} names none. Pass a mapping from names to files, or to mappings such as "
+            f"mixture={given!r} names no source. Pass a mapping from names to files, or to mappings such as "
             "{'paths': 'site_a/*.h5', 'label': 2}."
         )
     names = [source.name for source in sources]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise H5ValueError(f"sources has several of the name {listing(twice)}. Give each a name of its own.")
+        raise H5ValueError(f"mixture has several sources of the name {listing(twice)}. Give each a name of its own.")
     return tuple(sources)
 
 
-def _source(name: Any, value: Any) -> SourceOptions:
+def _source(name: Any, value: Any) -> Source:
     own = dict(value) if isinstance(value, Mapping) else {"paths": value}
     name, paths = own.pop("name", name), own.pop("paths", None)
     if paths is None:
@@ -153,7 +118,7 @@ def _source(name: Any, value: Any) -> SourceOptions:
         name = Path(paths).stem
     if name is None:
         raise H5ValueError(f"the source of the files {paths!r} has no name. Pass a mapping from names to files.")
-    return SourceOptions(str(name), paths, own, f"sources[{name!r}]")
+    return Source(str(name), paths, own, f"mixture[{name!r}]")
 
 
 def _weights(given: Any, names: Sequence[str]) -> tuple[float, ...] | None:
@@ -182,18 +147,9 @@ def _pattern(given: Any, names: Sequence[str]) -> tuple[int, ...]:
     pattern = list(map(str, given)) if isinstance(given, Sequence) and not isinstance(given, str) else []
     if not pattern:
         raise H5ValueError(
-            f"pattern={given!r} was given. sampling_strategy='alternating' takes the names of sources in their turn, "
+            f"pattern={given!r} was given. strategy='alternating' takes the names of sources in their turn, "
             f"such as {[names[0], *names]}."
         )
     if unknown := [name for name in pattern if name not in names]:
         raise H5ValueError(f"pattern names {listing(unknown)}; the sources are {listing(names)}.")
     return tuple(names.index(name) for name in pattern)
-
-
-def _epoch_length(given: Any) -> EpochLength:
-    if given in ("sum", "max", "min"):
-        length: Literal["sum", "max", "min"] = given
-        return length
-    if isinstance(given, str):
-        raise H5ValueError(f"epoch_length={given!r} was given. Pass 'sum', 'max', 'min' or a number of steps.")
-    return whole(given, "epoch_length", least=1)

@@ -12,24 +12,15 @@ import torch
 from .._lightning import rank_zero_info
 from ..datasets import RankMemCachedH5Dataset, RowDataset, load_shards
 from ..errors import H5ValueError
-from ..hdf5 import Trust
 from ..loading.choose_order import Order
-from ..order import PlanSampler, ShardMode, ShardSampler, TrainBatches
+from ..options import DistributedOptions, FileOptions, MemoryOptions, ShuffleOptions, SplitOptions, WorkerOptions
+from ..order import PlanSampler, ShardSampler, TrainBatches
 from ..types import DTypeLike, Keys, PathLike, Paths
+from .arguments import Split
 from .base import is_running
-from .checks import whole
 from .keyed import KeyedH5DataModule
-from .options import LoaderOptions, SampleOptions, Split, SplitOptions
-from .settings import constructor_settings
 
 __all__ = ["RankCachedH5DataModule"]
-
-
-class _Shard(RankMemCachedH5Dataset):
-    """A split's shard; errors name the arguments of the data module."""
-
-    dtype_names = ("x_dtype", "y_dtype")
-    public_name = RankMemCachedH5Dataset.__name__
 
 
 class RankCachedH5DataModule(KeyedH5DataModule):
@@ -46,88 +37,61 @@ class RankCachedH5DataModule(KeyedH5DataModule):
     What was loaded stays for the next ``fit``, ``validate``, ``test`` or ``predict`` of a Trainer, as long as there is
     room for what that one needs. ``teardown()``, called by you, gives it back.
 
+    An argument that takes an option object also takes a mapping with its fields, which is its form in YAML.
+
     Args:
-        train_path: one file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these.
-        val_path: files to validate on, likewise.
-        test_path: files to test on, likewise.
-        predict_path: files to predict on, likewise; they need not have a target.
+        train_path: one file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these. Several files
+            are one dataset, in sorted order for a glob or a directory.
+        val_path: files to validate on.
+        test_path: files to test on.
+        predict_path: files to predict on; they need not have a target.
         x_key: the input array, a list of arrays (x is a tuple), or a mapping from names to arrays (x is a dict).
-            ``{split}`` in it stands for train, val, test or predict. None takes what the file leaves no doubt about.
-        y_key: the target, likewise. None gives inputs alone.
-        x_dtype: dtype that the input is held in, by name, or a mapping from fields to names. None keeps the file's,
-            which is often the smallest; cast on the GPU.
-        y_dtype: dtype of the target, likewise.
-        val_fraction: share of the training files' rows to validate on, 0 to 1.
-        test_fraction: share of the training files' rows to test on, 0 to 1.
-        group_key: an array with each row's group (a patient, a recording): groups are never cut apart.
-        num_folds: cut the training rows into this many folds; one of them validates.
-        fold: the fold that validates, from 0.
-        split_seed: decides which rows go where, apart from ``seed``.
-        stratify_key: an array with each row's class: all splits and folds get about the same share of each class.
-        split_file: a JSON file that says which rows, or groups, are in which split. It is taken as it is where it is
-            there, and written else; one that was made with other shares or folds, or says nothing of a group, is an
-            error.
-        normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel: these
-            fields come as ``(x - mean) / std``, before any transform. Statistics of other fields, shapes or numbers of
-            channels are refused. None leaves values as they are.
-        transform: runs on each sample's input, a copy of its row; may ask for ``rng`` or ``generator``.
+            ``{split}`` in it stands for train, val, test or predict. A name may end in a member of a table. If None,
+            inferred when exactly one array qualifies; otherwise an error lists the arrays.
+        y_key: the target, in the same forms. None yields inputs alone.
+        x_dtype: dtype of the input by name, such as "float16", or a mapping from fields to names. None keeps the
+            file's. Packed integers (``scale_factor``, ``_FillValue`` and the like) are an error unless their stored
+            dtype is named, such as "int16". Rows are held in this dtype: a small one saves memory, cast on the GPU.
+        y_dtype: dtype of the target, in the same forms.
+        transform: runs on each sample's input, a tensor of a row's shape. What it draws from the global generators of
+            Python, NumPy and torch depends on the seed, the epoch and the batch, not on the rank or worker. If it has a
+            parameter ``rng`` (NumPy) or ``generator`` (torch), it gets one that depends on (seed, epoch, row) only.
         target_transform: runs on each sample's target.
-        eval_transform: takes the place of ``transform`` outside of training. None means that ``transform`` runs there.
-        batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` likewise.
+        eval_transform: replaces ``transform`` for validation, test and prediction. None runs ``transform`` there too.
+        batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` too.
         collate_fn: makes a batch of a list of samples. None stacks, without making samples first.
+        normalize: JSON file with mean and standard deviation of fields, of all their values or of each channel, as
+            ``lightning-h5 stats`` writes it. These fields become ``(x - mean) / std``, before any transform. Raises if
+            the statistics are of other fields, shapes or numbers of channels.
         batch_size: rows of a training batch on one rank.
-        eval_batch_size: rows of a batch in the other stages. None means ``batch_size``.
-        shuffle: True, or "global", draws a new order of each rank's rows each epoch; "window" does the same here, since
-            rows in memory cost nothing. False keeps the storage order.
-        drop_last: drop the ragged end of a training epoch. None means False.
-        seed: seed of the training order. None takes Lightning's ``seed_everything``, else 0.
+        eval_batch_size: rows of a batch in the other stages. None takes ``batch_size``.
+        shuffle: how training rows are shuffled, anew each epoch: True, False, "global", "window" or ``ShuffleOptions``.
+            In memory all orders cost the same, so all but False permute each rank's rows.
+        drop_last: drop the ragged end of a training epoch. False drops nothing, and all ranks take equally many steps,
+            since the last two rounds are cut into slightly smaller batches.
+        seed: seed of the training order. None takes Lightning's ``seed_everything``, or 0.
         with_index: add each row's index in its split to the batch: last in a tuple, ``"index"`` in a dict.
-        sample: "row" says that an index along axis 0 is a sample, for files that look like an image or volume each
-            (see ``LazyH5DataModule``).
-        num_workers: worker processes. 0 copies batches ahead in a thread: the fastest unless a ``transform`` is slow.
-            Workers read the one copy of the rows, however they are started.
-        prefetch_factor: batches made ahead (see ``LazyH5DataModule``).
-        pin_memory: put batches into page-locked memory. "auto" does so where they go to a GPU.
-        persistent_workers: keep workers between epochs. None means yes.
-        multiprocessing_context: how workers start: fork, forkserver or spawn. None is Python's default.
-        timeout: seconds to wait for a worker's batch before it is taken to hang; None means 600, 0 waits for ever.
-        setup_timeout: seconds that ranks wait for one that makes no progress, before all of them stop.
-        worker_init_fn: runs in each worker, after its random streams are seeded.
-        shuffle_bytes: without effect; here so that a configuration of ``LazyH5DataModule`` can be taken as it is.
-        streams: without effect, likewise.
-        cache_bytes: without effect, likewise: the shard is held whole.
-        on_resume_mismatch: what to do where a checkpoint's position does not fit: "raise", or "restart_epoch".
-        mmap: without effect, likewise.
-        world_size: number of replicas, where neither trainer nor ``torch.distributed`` says it right.
-        rank: this replica, likewise.
-        allow_external: follow links, storage and virtual arrays into other files.
-        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
-            few bytes of a file can ask for petabytes.
-        allow_large_chunks: take chunks of more than 1 GiB, decoded. False, likewise.
-        min_integrity: the lowest integrity level that passes, 0 to 4: how surely damage shows (see the how-to page on
-            reliability). 0 takes all files.
-        verify: "digest" compares rows with the digests beside the files, which ``lightning-h5 check --write-digests``
-            writes: as they are read, or all of them once at first. None relies on the files' own checksums.
-        swmr: the files have a live writer in single-writer/multiple-reader mode. They are read up to the rows that were
-            there in ``setup``.
-        on_error: what to do where rows cannot be read. "raise" ends the run with an error, and is all there is: rows
-            that are left out in silence change what is learned.
-        mode: "interleave" gives each rank every ``world_size``-th row to train on, so that each has all classes of a
-            sorted file; ranks of a machine hold the rows together, and each decodes a part. "contiguous" gives it
-            neighboring rows, which warns if they are sorted by their targets: each of several machines then decodes its
-            own chunks alone.
-        pin_host_memory: lock the shard's pages for copies to a GPU, in place; no effect without CUDA, and on memory
-            that several ranks hold together. Batches are page-locked by ``pin_memory`` in any case.
-        share_memory: hold rows once for all ranks of a machine that need the same ones, as tensor-parallel peers do.
-        cache_device: "cpu", or "cuda" to hold the shard in the rank's GPU: batches never cross the bus.
-        reshard_every_n_epochs: draw the shards anew over all ranks every so many epochs, so that rows meet others in a
-            batch than those of their first shard; each time takes as long as loading. 0 keeps them.
+        num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
+            processes: the fastest unless a ``transform`` is slow.
+        pin_memory: put batches into page-locked memory. "auto" does so if they go to a GPU.
+        split: how the training files are split: a float (``val_fraction``) or ``SplitOptions`` (``val_fraction``,
+            ``test_fraction``, ``group_key``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``, ``file``).
+        sample: "row" takes each index along axis 0 as a sample, also of files that look like one image or volume each,
+            for which None raises.
+        workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
+            ``timeout``, ``init_fn``).
+        files: how files are opened, and which are accepted: ``FileOptions`` (``mmap``, ``cache_bytes``, ``swmr``,
+            ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
+        distributed: how ranks work together: ``DistributedOptions`` (``rank``, ``world_size``, ``setup_timeout``,
+            ``on_resume_mismatch``).
+        memory: how rows are held: a mode ("interleave" or "contiguous") or ``MemoryOptions`` (``mode``, ``share``,
+            ``device``, ``pin``, ``reshard_every_n_epochs``).
 
     Raises:
         H5ValueError: arguments that contradict each other or make no sense. Files are looked at in ``setup``.
 
     Example:
-        >>> datamodule = RankCachedH5DataModule("digits.h5", x_key="images", y_key="labels", val_fraction=0.1)
+        >>> datamodule = RankCachedH5DataModule("digits.h5", x_key="images", y_key="labels", split=0.1)
         >>> trainer.fit(model, datamodule=datamodule)
     """
 
@@ -142,117 +106,34 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         y_key: Keys | None = None,
         x_dtype: DTypeLike = None,
         y_dtype: DTypeLike = None,
-        val_fraction: float = 0.0,
-        test_fraction: float = 0.0,
-        group_key: str | None = None,
-        num_folds: int | None = None,
-        fold: int | None = None,
-        split_seed: int = 0,
-        stratify_key: str | None = None,
-        split_file: PathLike | None = None,
-        normalize: PathLike | None = None,
         transform: Callable[..., Any] | None = None,
         target_transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
+        normalize: PathLike | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
-        shuffle: bool | Literal["global", "window"] = True,
-        drop_last: bool | None = None,
+        shuffle: ShuffleOptions | Literal["global", "window"] | bool = True,
+        drop_last: bool = False,
         seed: int | None = None,
         with_index: bool = False,
-        sample: Literal["row"] | None = None,
         num_workers: int = 0,
-        prefetch_factor: int | None = None,
         pin_memory: bool | Literal["auto"] = "auto",
-        persistent_workers: bool | None = None,
-        multiprocessing_context: Literal["fork", "forkserver", "spawn"] | None = None,
-        timeout: float | None = None,
-        setup_timeout: float = 120.0,
-        worker_init_fn: Callable[[int], Any] | None = None,
-        shuffle_bytes: int | str = "512 MiB",
-        streams: int | None = None,
-        cache_bytes: int | str = "auto",
-        on_resume_mismatch: Literal["raise", "restart_epoch"] = "raise",
-        mmap: bool = False,
-        world_size: int | None = None,
-        rank: int | None = None,
-        allow_external: bool = False,
-        allow_sparse: bool = False,
-        allow_large_chunks: bool = False,
-        min_integrity: int = 0,
-        verify: Literal["digest"] | None = None,
-        swmr: bool = False,
-        on_error: Literal["raise"] = "raise",
-        mode: Literal["contiguous", "interleave"] = "interleave",
-        pin_host_memory: bool = True,
-        share_memory: bool = False,
-        cache_device: str = "cpu",
-        reshard_every_n_epochs: int = 0,
+        split: SplitOptions | float | dict[str, Any] | None = None,
+        sample: Literal["row"] | None = None,
+        workers: WorkerOptions | dict[str, Any] | None = None,
+        files: FileOptions | dict[str, Any] | None = None,
+        distributed: DistributedOptions | dict[str, Any] | None = None,
+        memory: MemoryOptions | Literal["contiguous", "interleave"] | dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(
-            constructor_settings(self),
-            {"train": train_path, "val": val_path, "test": test_path, "predict": predict_path},
-            SampleOptions(
-                x_key=x_key,
-                y_key=y_key,
-                x_dtype=x_dtype,
-                y_dtype=y_dtype,
-                transform=transform,
-                target_transform=target_transform,
-                eval_transform=eval_transform,
-                batch_transform=batch_transform,
-                normalize=normalize,
-                with_index=with_index,
-                sample=sample,
-                trust=Trust.of(
-                    allow_external=allow_external,
-                    allow_sparse=allow_sparse,
-                    allow_large_chunks=allow_large_chunks,
-                    min_integrity=min_integrity,
-                    verify=verify,
-                ),
-                swmr=swmr,
-            ),
-            SplitOptions.of(
-                val_fraction, test_fraction, group_key, num_folds, fold, split_seed, stratify_key, split_file
-            ),
-            batch_size,
-            LoaderOptions.of(
-                eval_batch_size=eval_batch_size,
-                shuffle=shuffle,
-                drop_last=drop_last,
-                seed=seed,
-                num_workers=num_workers,
-                prefetch_factor=prefetch_factor,
-                pin_memory=pin_memory,
-                persistent_workers=persistent_workers,
-                multiprocessing_context=multiprocessing_context,
-                timeout=timeout,
-                setup_timeout=setup_timeout,
-                on_resume_mismatch=on_resume_mismatch,
-                on_error=on_error,
-                shuffle_bytes=shuffle_bytes,
-                streams=streams,
-                cache_bytes=cache_bytes,
-                worker_init_fn=worker_init_fn,
-                collate_fn=collate_fn,
-                world_size=world_size,
-                rank=rank,
-            ),
-        )
-        if mode not in ("contiguous", "interleave"):
-            raise H5ValueError(f"mode={mode!r} was given. Pass 'contiguous' or 'interleave'.")
-        if cache_device != "cpu" and self._options.num_workers:
+        super().__init__(locals())
+        self._memory = MemoryOptions.parse(memory, "memory")
+        if self._memory.device != "cpu" and num_workers:
             raise H5ValueError(
-                f"cache_device={cache_device!r} and num_workers={num_workers} were given: worker processes do not read "
-                "a GPU's memory. Pass num_workers=0; batches are made on the GPU."
+                f"memory.device={self._memory.device!r} and num_workers={num_workers} were given, but worker processes "
+                "cannot read a GPU's memory. Pass num_workers=0; batches are made on the GPU."
             )
-        self._mode: ShardMode = mode
-        self._pin_host_memory, self._share_memory = pin_host_memory, share_memory
-        self._cache_device = cache_device
-        self._reshard_every = whole(reshard_every_n_epochs, "reshard_every_n_epochs", least=0)
 
     # Datasets ------------------------------------------------------------------------------------------------
 
@@ -261,33 +142,32 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         rows, samples, trains = self.rows_of(split), self._samples, split == "train"
         if rows is None:
             return None
-        dataset = _Shard(
+        dataset = RankMemCachedH5Dataset(
             rows.files,
             rows.x_key,
             rows.y_key,
-            mode=self._mode if trains else "contiguous",  # as evaluation cuts its rows
-            dtype_x=samples.x_dtype,
-            dtype_y=rows.y_dtype,
+            mode=self._memory.mode if trains else "contiguous",  # as evaluation cuts its rows
+            x_dtype=samples.x_dtype,
+            y_dtype=rows.y_dtype,
             transform=rows.transform,
             target_transform=rows.target_transform,
-            pin_host_memory=self._pin_host_memory,
-            share_memory=self._share_memory,
+            pin_host_memory=self._memory.pin,
+            share_memory=self._memory.share,
             log_fn=rank_zero_info,
             rank=self.rank,
             world_size=self.world_size,
             indices=rows.indices,
-            reshard_every_n_epochs=self._reshard_every if trains else 0,
+            reshard_every_n_epochs=self._memory.reshard_every_n_epochs if trains else 0,
             seed=self.seed or 0,
             batch_transform=samples.batch_transform,
             normalize=rows.normalize,
             with_index=samples.with_index,
             sample=samples.sample,
-            swmr=samples.swmr,
-            **samples.trust.arguments(),
+            files=self._options.files,
             cache_device=self._device(),
             preload=False,
         )
-        context = multiprocessing.get_context(self._options.multiprocessing_context)
+        context = multiprocessing.get_context(self._options.workers.start_method)
         dataset.for_training = trains
         dataset.for_workers = bool(self._options.num_workers) and context.get_start_method() != "fork"
         return dataset
@@ -295,7 +175,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
     def _device(self) -> torch.device | str:
         """Where shards are held; a GPU without a number is the rank's own."""
         root = getattr(getattr(self.trainer, "strategy", None), "root_device", None)
-        return root if root is not None and root.type == self._cache_device else self._cache_device
+        return root if root is not None and root.type == self._memory.device else self._memory.device
 
     def can_reuse(self, old: RowDataset, new: RowDataset) -> bool:
         """Whether a dataset of an earlier ``setup`` holds in memory what a new one would load."""
@@ -328,7 +208,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             load_shards(
                 cast("dict[str, RankMemCachedH5Dataset]", datasets),
                 is_alone=self._is_alone(),
-                patience=self._options.setup_timeout,
+                patience=self._options.distributed.setup_timeout,
                 spare=spare,
             )
 
@@ -357,19 +237,19 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         world_size = self.world_size or 1
         if world_size == 1:
             return super().mixed_rows(n_rows)
-        if self._reshard_every:
-            which = f"redrawn {'each epoch' if self._reshard_every == 1 else f'every {self._reshard_every} epochs'}"
+        if every := self._memory.reshard_every_n_epochs:
+            which = f"redrawn {'each epoch' if every == 1 else f'every {every} epochs'}"
         else:
-            which = f"one of every {world_size}" if self._mode == "interleave" else "neighboring rows"
+            which = f"one of every {world_size}" if self._memory.mode == "interleave" else "neighboring rows"
         return f"the rows that each rank holds, {n_rows // world_size:,} of {n_rows:,} ({which})"
 
-    def training_cut(self, n_rows: int) -> TrainBatches:
+    def train_batches(self, n_rows: int) -> TrainBatches:
         """How each rank's part of an epoch is cut into batches."""
         return TrainBatches(n_rows // (self.world_size or 1), self.batch_size, 1, self._options.drop_last)
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """The order in which rows are asked for: in memory all orders cost the same."""
-        if shuffles and self._options.shuffle is not False:
+        if shuffles and self._options.shuffle.mode != "none":
             return Order("global", 1, 0, "each rank's rows are in its memory", 0)
         return Order("none", 1, 0, "as shuffle=False asks", 0)
 
@@ -379,20 +259,20 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         return ShardSampler(
             cast("RankMemCachedH5Dataset", dataset).shard,
             self._parameters(order),
-            batch_size=self.batch_size if training else options.eval_batch_size or self.batch_size,
+            batch_size=self._rows_of_a_batch(training=training),
             drop_last=training and options.drop_last,
             evaluation=not training,
             samples=options.collate_fn is not None,
             epoch_source=self if training else None,
             rotates=not self.is_overfitting,
-            is_given=self.trainer is not None or self._options.rank is not None,
+            is_given=self.trainer is not None or self._options.distributed.rank is not None,
         )
 
     def _check_rows(self, split: Split, n_rows: int) -> None:
         super()._check_rows(split, n_rows)
         world_size = self.world_size or 1
         if split == "train" and (n_left_out := n_rows % world_size):
-            self._say(
+            self._log_once(
                 f"{n_left_out} of {n_rows:,} rows, other ones each epoch, sit out so that all {world_size} ranks take "
                 "equally many steps"
             )

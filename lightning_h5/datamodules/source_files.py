@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,21 +14,17 @@ from ..datasets import CombinedHDF5Dataset, FileCatalog, column_of, expand_those
 from ..datasets.fields import TARGET, keys_of
 from ..datasets.row_filters import criteria_of
 from ..errors import H5ValueError, listing
-from ..hdf5 import Trust, expand_paths, file_number
-from ..sizes import parse_bytes
+from ..hdf5 import expand_paths, file_number
+from ..options import FileOptions, RowCacheOptions, SplitOptions
 from ..types import IntArray, Paths
-from .mixtures import SourceOptions
-from .options import SPLITS, Split, SplitOptions
+from .arguments import SPLITS, Split
+from .mixtures import Source
 from .sources import cut_rows
 
 __all__ = ["SourceFiles", "SplitDataset"]
 
-_OF_FILES = (*Trust().arguments(), "swmr")
-"""Arguments on how files are opened, and what of them is believed."""
-
-_FILTERS = ("allowed_guids", "cs_label", "bg_label", "epoch_min", "epoch_max", "where")
-
-_UNFILTERED = ("load_fields", "field_map", *_OF_FILES, "on_bad_file")
+_UNFILTERED = ("load_fields", "field_map", "files", "on_bad_file")
+"""Arguments that count rows before any filter."""
 
 
 class SplitDataset(CombinedHDF5Dataset):
@@ -53,9 +50,7 @@ class SourceFiles:
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._arguments = dict(arguments)
 
-    def open(
-        self, source: SourceOptions, rows: IntArray | None, *, n_sources: int = 1, **of_samples: Any
-    ) -> SplitDataset:
+    def open(self, source: Source, rows: IntArray | None, *, n_sources: int = 1, **of_samples: Any) -> SplitDataset:
         """A source's rows that pass the filters.
 
         Args:
@@ -65,10 +60,11 @@ class SourceFiles:
             of_samples: what is done to samples and batches.
         """
         arguments = self._of(source)
-        arguments["max_cache_bytes"] = parse_bytes(arguments["max_cache_bytes"], "max_cache_bytes") // n_sources
+        row_cache: RowCacheOptions = arguments["cache_size"]
+        arguments["cache_size"] = replace(row_cache, max_bytes=row_cache.n_bytes // n_sources)
         return SplitDataset(self._paths(source), **arguments, **of_samples, indices=rows)
 
-    def expected_arrays(self, sources: Sequence[SourceOptions], names: Sequence[str]) -> tuple[list[str], list[str]]:
+    def expected_arrays(self, sources: Sequence[Source], names: Sequence[str]) -> tuple[list[str], list[str]]:
         """Arrays that sources need, and those of them with values that decide about rows, as the files call them.
 
         Args:
@@ -79,7 +75,7 @@ class SourceFiles:
         columns: list[str] = []
         for arguments in (self._arguments, *map(self._of, sources)):
             with suppress(H5ValueError):  # is raised when the dataset is made
-                filters = criteria_of(**{name: arguments[name] for name in _FILTERS})
+                filters = criteria_of(where=arguments["where"])
                 keys, _ = keys_of(arguments["field_map"])
                 more = [] if arguments["label"] is None else [TARGET, *filter(None, [arguments["valid_mask"]])]
                 fields += [keys.get(name, name) for name in (*(arguments["load_fields"] or ()), *more)]
@@ -87,7 +83,7 @@ class SourceFiles:
                 columns += [keys.get(name, name) for name in asked]
         return fields, columns
 
-    def refuse_images(self, opened: Mapping[SourceOptions, SplitDataset]) -> None:
+    def refuse_images(self, opened: Mapping[Source, SplitDataset]) -> None:
         """Refuses sources of which each file may be one image or volume, and its rows lines of it.
 
         Args:
@@ -102,7 +98,7 @@ class SourceFiles:
         if len({tuple(array.axes for array in table.layouts[0]) for table in found}) == 1:
             refuse_images(found[0].layouts[0], sizes.values(), len(sizes))
 
-    def column(self, opened: Mapping[SourceOptions, SplitDataset], name: str, argument: str) -> npt.NDArray[Any]:
+    def column(self, opened: Mapping[Source, SplitDataset], name: str, argument: str) -> npt.NDArray[Any]:
         """One value of each row of some sources, one source after the other.
 
         Args:
@@ -118,7 +114,7 @@ class SourceFiles:
         return _joined(parts, argument)
 
     def cut(
-        self, sources: Sequence[SourceOptions], options: SplitOptions, paths: Mapping[Split, Paths | None]
+        self, sources: Sequence[Source], options: SplitOptions, paths: Mapping[Split, Paths | None]
     ) -> dict[Split, list[IntArray]]:
         """Cuts the rows of all files, each once: a row that two sources have is on one side.
 
@@ -164,24 +160,24 @@ class SourceFiles:
         ]
         return {split: [np.flatnonzero(rows == SPLITS.index(split)) for rows in own] for split in cut}
 
-    def _unfiltered(self, source: SourceOptions) -> SplitDataset:
+    def _unfiltered(self, source: Source) -> SplitDataset:
         arguments = {name: value for name, value in self._of(source).items() if name in _UNFILTERED}
         return _CountedDataset(self._paths(source), **arguments, sample="row")  # looked at when they are opened
 
     def _column(
-        self, source: SourceOptions, table: FileCatalog, paths: Sequence[str], name: str, n_rows: int, argument: str
+        self, source: Source, table: FileCatalog, paths: Sequence[str], name: str, n_rows: int, argument: str
     ) -> npt.NDArray[Any]:
         field_map = self._of(source)["field_map"] or {}
         given = field_map.get(name, name)
         key = given.get("key", name) if isinstance(given, Mapping) else given  # what it is called in the files
-        given = {name: value for name, value in self._arguments.items() if name in Trust().arguments()}
-        beside = table.layouts[0][0].key if self._arguments["swmr"] else None
-        return column_of(paths, key, n_rows, argument=argument, trust=Trust.of(**given), beside=beside)
+        opened: FileOptions = self._arguments["files"]
+        beside = table.layouts[0][0].key if opened.swmr else None
+        return column_of(paths, key, n_rows, argument=argument, files=opened, beside=beside)
 
-    def _of(self, source: SourceOptions) -> dict[str, Any]:
+    def _of(self, source: Source) -> dict[str, Any]:
         return self._arguments | dict(source.own)
 
-    def _paths(self, source: SourceOptions) -> Any:
+    def _paths(self, source: Source) -> Any:
         if self._arguments["on_bad_file"] != "skip":
             return expand_paths(source.paths, source.argument)
         expand_those_there(source.paths, lambda *_: None, source.argument)  # an error has the argument's name

@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from ..datasets import current_visits
 from ..errors import H5FileError, H5ValueError
-from ..hdf5 import CAUTIOUS, OpenOptions, Trust, expand_paths, fill_split
+from ..hdf5 import OpenOptions, expand_paths, fill_split
+from ..options import FileOptions, SplitOptions
 from ..order import group_split, k_fold
 from ..types import IntArray, Paths
-from .options import Split, SplitOptions
+from .arguments import Split
 from .split_file import read_splits, write_splits
 
 __all__ = ["Source", "cut_rows", "source_of"]
@@ -39,9 +40,7 @@ def source_of(
     paths: Mapping[Split, Paths | None],
     options: SplitOptions,
     keys: list[str],
-    *,
-    trust: Trust = CAUTIOUS,
-    swmr: bool = False,
+    opened: FileOptions,
 ) -> Source | None:
     """Decides where a split's rows come from; None where there are none for it.
 
@@ -50,19 +49,18 @@ def source_of(
         paths: what the user gave for each split.
         options: how the training files are cut.
         keys: the arrays, ``{split}`` and all.
-        trust: what of the files is believed.
-        swmr: they have a live writer.
+        opened: how files are opened.
     """
     own, training = paths[split], paths["train"]
     if own is not None:
-        return Source(expand_paths(own, f"{split}_path"), split, split == "train" and options.cuts_any)
+        return Source(expand_paths(own, f"{split}_path"), split, split == "train" and options.is_given)
     if training is None or split == "train":
         return None
     files = expand_paths(training, "train_path")
-    if options.may_cut(split):
+    if options.may_fill(split):
         return Source(files, "train", is_cut=True)
     filled = [str(fill_split(key, split)) for key in keys]
-    if filled != keys and current_visits().has(files[0], filled, OpenOptions(swmr=swmr, trust=trust)):
+    if filled != keys and current_visits().has(files[0], filled, OpenOptions(trust=opened)):
         return Source(files, split)
     return None
 
@@ -87,19 +85,19 @@ def cut_rows(
     Returns:
         For each split its rows in ascending order.
     """
-    path, settings = options.split_file, options.of_a_cut
+    path, settings = options.file, options.recipe()
     if path is not None and (kept := read_splits(path, n_rows, options.group_key, groups, settings)) is not None:
         for split, rows in kept.items():
             if split != "train" and len(rows) and paths[split] is not None:
                 raise H5ValueError(
-                    f"split_file={str(path)!r} gives {len(rows)} rows to {split!r}, which has files of its own: they "
+                    f"split.file={str(path)!r} gives {len(rows)} rows to {split!r}, which has files of its own: they "
                     "would be in no split. Leave these files out, or move the rows to another split."
                 )
         return kept
-    if not options.says_what_to_cut:
+    if not options.has_fractions:
         raise H5FileError(
-            f"split_file={str(path)!r} is not there, and nothing says how to make it. Pass val_fraction, test_fraction "
-            "or num_folds and fold, or the path of a file that is there."
+            f"split.file={str(path)!r} does not exist, and nothing says how to make it. Pass val_fraction, "
+            "test_fraction or num_folds and fold, or the path of an existing file."
         )
     splits = _cut(n_rows if groups is None else groups, labels, options)
     if path is not None:
@@ -109,10 +107,10 @@ def cut_rows(
 
 def _cut(n_or_groups: Any, labels: Any, options: SplitOptions) -> dict[Split, IntArray]:
     fractions = [1 - options.val_fraction - options.test_fraction, options.val_fraction, options.test_fraction]
-    train, val, test = group_split(n_or_groups, fractions, options.split_seed, labels=labels)
+    train, val, test = group_split(n_or_groups, fractions, options.seed, labels=labels)
     if options.num_folds is not None and options.fold is not None:
         within = len(train) if isinstance(n_or_groups, int) else n_or_groups[train]
         of_them = None if labels is None else labels[train]
-        kept, held_out = k_fold(within, options.num_folds, options.fold, options.split_seed, labels=of_them)
+        kept, held_out = k_fold(within, options.num_folds, options.fold, options.seed, labels=of_them)
         train, val = train[kept], train[held_out]
     return {"train": train, "val": val, "test": test}

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..errors import H5FileError, H5ValueError, listing
 from ..hdf5 import expand_user
 from ..types import IntArray, PathLike
-from .options import Split
+from .arguments import Split
 
 __all__ = ["read_splits", "write_splits"]
 
@@ -68,7 +68,7 @@ def write_splits(
         finally:
             os.unlink(made)
     except OSError as error:
-        raise H5FileError(f"split_file={str(target)!r} cannot be written: {error.strerror}.") from error
+        raise H5FileError(f"split.file={str(target)!r} cannot be written: {error.strerror}.") from error
 
 
 def read_splits(
@@ -91,7 +91,7 @@ def read_splits(
         H5ValueError: the file is no such file, was made with other settings, or does not say of every row where it is.
     """
     path = expand_user(path)
-    name = f"split_file={path!r}"
+    name = f"split.file={path!r}"
     try:
         text = json.loads(Path(path).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5ValueError
-from ..hdf5 import CAUTIOUS, ArrayLayout, OpenOptions, Trust, kind_of
+from ..hdf5 import ArrayLayout, OpenOptions, kind_of
+from ..options import FileOptions
 from ..readers import ArrayTarget, BulkTask, bulk_tasks, open_reader, open_source, run_with_progress
 from ..types import IntArray
 from .catalog import RUN_BYTES, FileCatalog, describe_files
@@ -26,37 +27,37 @@ Do: TypeAlias = Callable[[list[BulkTask], str], None]
 """Does tasks, under a name."""
 
 
-def count_rows(files: Sequence[str], key: str, *, trust: Trust = CAUTIOUS, swmr: bool = False) -> int:
+def count_rows(paths: Sequence[str], key: str, files: FileOptions | None = None) -> int:
     """Return the number of rows of an array in some files."""
-    return describe_files(files, [Asked(key=key, takes_packed=True)], OpenOptions(swmr=swmr, trust=trust)).n_rows
+    return describe_files(paths, [Asked(key=key, takes_packed=True)], OpenOptions(trust=files or FileOptions())).n_rows
 
 
 def column_of(
-    files: Sequence[str],
+    paths: Sequence[str],
     key: str,
     n_rows: int,
     *,
     argument: str,
-    trust: Trust = CAUTIOUS,
+    files: FileOptions | None = None,
     beside: str | None = None,
 ) -> npt.NDArray[Any]:
     """Return one value of each row.
 
     Args:
-        files: where it is.
+        paths: the files.
         key: the array.
         n_rows: rows of the files.
         argument: what it was given as, for errors.
-        trust: what of the files is believed.
+        files: how they are opened; None for the defaults.
         beside: an array that has these rows, if the files have a live writer, which appends to one after the other.
 
     Raises:
         H5ValueError: the array has other rows, or rows without a value.
     """
-    options = OpenOptions(swmr=beside is not None, trust=trust)
+    options = OpenOptions(trust=files or FileOptions())
     # Text is accepted. Of a growing file both arrays count as long as the shorter one.
     asked = [Asked(key=one, takes_packed=True) for one in ([key] if beside is None else [key, beside])]
-    catalog = describe_files(files, asked, options).with_fields(1)
+    catalog = describe_files(paths, asked, options).with_fields(1)
     if catalog.n_rows != n_rows:
         raise H5ValueError(
             f"{argument}={key!r} has {catalog.n_rows} rows and the data has {n_rows}. Name an array with one value a "

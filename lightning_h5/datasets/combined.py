@@ -14,9 +14,9 @@ from torch.utils.data import get_worker_info
 
 from ..distributed import exchange, own_store
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
-from ..hdf5 import ArrayLayout, OpenOptions, Trust, expand_paths, kind_of, torch_dtype
+from ..hdf5 import ArrayLayout, OpenOptions, expand_paths, kind_of, torch_dtype
+from ..options import FileOptions, RowCacheOptions
 from ..order import resolve_replica
-from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .base import RawBatch
 from .catalog import FileCatalog, describe_files
@@ -61,7 +61,8 @@ class CombinedHDF5Dataset(FileDataset):
         label: keep rows that have this class at any step of ``target``: class ids ``(N,)`` and ``(N, T)``, or one-hot
             ``(N, T, C)`` and ``(N, C, T)``, told apart by shape and values. Steps that were padded with 0 are of class
             0: name a ``valid_mask`` to look for that one.
-        cache_size: rows that were used last and are kept, in each process; 0 keeps none.
+        cache_size: how many recently used rows each process keeps; 0 keeps none. ``RowCacheOptions``, or a mapping of
+            its fields, limits their bytes too.
         pin_memory: have ``create_optimized_dataloader`` put batches into page-locked memory, where there is a GPU.
         dtype: of floating fields with an axis beside the rows, the target excepted. Ids, labels, flags and columns stay
             as stored, since 16 bits would change them. None leaves all as stored. A mapping from fields to dtypes names
@@ -75,28 +76,17 @@ class CombinedHDF5Dataset(FileDataset):
         cache_index: keep which rows pass on disk, for the next time: True, or a folder. It is made anew where a file
             or a filter changed.
         on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged.
-        max_cache_bytes: bytes that these rows may take, or text such as "1 GiB"; worker processes share it. "300 MiB"
-            are a thousand rows of 300 KB.
         indices: rows to choose among, counted over all files (shape ``(n,)``, or a mask). None are all.
         transform: runs on each sample, a dict (see ``H5LazyDataset``).
         batch_transform: runs once on each batch that ``read_batch`` collates.
-        cache_bytes: see ``H5LazyDataset``.
         normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel (see
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's index in this dataset, as ``"index"``.
         sample: "row" says that an index along axis 0 is a sample, for files that look like an image or volume each
             (see ``H5LazyDataset``).
-        swmr: the files have a live writer in single-writer/multiple-reader mode.
-        allow_external: follow links, storage and virtual arrays into other files.
-        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
-            few bytes of a file can ask for petabytes.
-        allow_large_chunks: take chunks of more than 1 GiB, decoded. False, likewise.
-        min_integrity: the lowest integrity level that passes, 0 to 4: how surely damage shows (see the how-to page on
-            reliability). 0 takes all files.
-        verify: "digest" compares rows with the digests beside the files, which ``lightning-h5 check --write-digests``
-            writes: as they are read, or all of them once at first. None relies on the files' own checksums.
-        mmap: map contiguous arrays into memory (see ``H5LazyDataset``).
+        files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
+            ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
 
     Raises:
         H5FileError: a file is missing, damaged, or needs a filter that is not installed.
@@ -127,7 +117,7 @@ class CombinedHDF5Dataset(FileDataset):
         epoch_min: float | None = None,
         epoch_max: float | None = None,
         label: int | None = None,
-        cache_size: int = 1000,
+        cache_size: int | RowCacheOptions | Mapping[str, Any] = 1000,
         pin_memory: bool = True,
         dtype: DTypeLike = "float32",
         *,
@@ -136,21 +126,13 @@ class CombinedHDF5Dataset(FileDataset):
         valid_mask: str | None = None,
         cache_index: bool | PathLike = False,
         on_bad_file: Literal["error", "skip"] = "error",
-        max_cache_bytes: int | str = "300 MiB",
         indices: Sequence[int] | npt.NDArray[Any] | None = None,
         transform: Transform | None = None,
         batch_transform: Transform | None = None,
-        cache_bytes: int | str = "auto",
         normalize: Normalize | None = None,
         with_index: bool = False,
         sample: Literal["row"] | None = None,
-        swmr: bool = False,
-        allow_external: bool = False,
-        allow_sparse: bool = False,
-        allow_large_chunks: bool = False,
-        min_integrity: int = 0,
-        verify: Literal["digest"] | None = None,
-        mmap: bool = False,
+        files: FileOptions | Mapping[str, Any] | None = None,
     ) -> None:
         self.pin_memory, self.dtype = pin_memory, None
         self._named_dtypes: dict[str, torch.dtype | None] = {}
@@ -160,8 +142,8 @@ class CombinedHDF5Dataset(FileDataset):
             self.dtype = torch_dtype(dtype, "dtype")
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise H5ValueError(f"dtype={dtype!r} is for floating fields. Pass a floating dtype, or None to leave all.")
-        self._cache_size = _checked_count(cache_size, "cache_size")
-        self._max_cache_bytes = parse_bytes(max_cache_bytes, "max_cache_bytes")
+        row_cache = RowCacheOptions.parse(cache_size, "cache_size")
+        self._cache_size, self._max_cache_bytes = row_cache.size, row_cache.n_bytes
         self._keys, layout = keys_of(field_map)
         self._index_store = RowIndexStore(cache_index) if cache_index else None
         criteria = criteria_of(
@@ -174,14 +156,8 @@ class CombinedHDF5Dataset(FileDataset):
         )
         if label is None and valid_mask is not None:
             raise H5ValueError(f"valid_mask={valid_mask!r} says which steps count for `label`. Pass label as well.")
-        trust = Trust.of(
-            allow_external=allow_external,
-            allow_sparse=allow_sparse,
-            allow_large_chunks=allow_large_chunks,
-            min_integrity=min_integrity,
-            verify=verify,
-        )
-        self._plain = OpenOptions(swmr=swmr, trust=trust)
+        opened = FileOptions.parse(files, "files")
+        self._plain = OpenOptions(trust=opened)
         columns = [one.column for one in criteria if one.column is not None]
         of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
         full, names = self._scan(paths, load_fields, columns, of_label, on_bad_file, sample)
@@ -200,8 +176,8 @@ class CombinedHDF5Dataset(FileDataset):
         self._among = checked_rows(indices, full.n_rows)
         table = full.with_fields(len(names))
         arrays = dict(zip(names, table.layouts[0], strict=True))
-        self.asked_cache_bytes = None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
-        budget = CACHE_BYTES if self.asked_cache_bytes is None else self.asked_cache_bytes
+        self.asked_cache_bytes = opened.cache_size
+        budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size
         normalization, of_sample = normalization_of(
             normalize,
             Fields.of(
@@ -222,8 +198,8 @@ class CombinedHDF5Dataset(FileDataset):
             of_sample,
             batch_transform=batch_transform,
             indices=None,
-            options=OpenOptions(rdcc_nbytes=chunk_cache(table, budget, swmr=swmr), swmr=swmr, trust=trust),
-            mmap=mmap,
+            options=OpenOptions(rdcc_nbytes=chunk_cache(table, budget, swmr=opened.swmr), trust=opened),
+            mmap=opened.mmap,
             cache_bytes=budget,
             normalization=normalization,
         )

@@ -19,6 +19,7 @@ from torch.utils.data import get_worker_info
 from ..cores import is_forked
 from ..errors import H5DataChangedError
 from ..hdf5 import MAX_H5, ArrayLayout, OpenOptions, close_when_collected, kind_of, process_pool
+from ..options import FileOptions
 from ..order import BlockTable
 from ..readers import (
     BegunRead,
@@ -413,7 +414,7 @@ def chunk_cache(table: FileCatalog, budget: int, *, swmr: bool) -> int:
     HDF5 keeps a cache for each open array, so the budget is shared among the arrays of the files that may be open.
     Those that are decoded in company are read whole chunks at a time, and need none.
     """
-    held, plain = held_fields(table), OpenOptions(swmr=swmr)
+    held, plain = held_fields(table), OpenOptions(trust=FileOptions(swmr=swmr))
     spans = [
         array.chunk_span_bytes
         for arrays in table.layouts

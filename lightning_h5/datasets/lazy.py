@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ..hdf5 import OpenOptions, Trust, expand_paths
+from ..hdf5 import OpenOptions, expand_paths
+from ..options import FileOptions
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
 from .catalog import describe_files
@@ -45,16 +46,13 @@ class H5LazyDataset(FileDataset):
             each time. Input and target of a row draw the same.
         target_transform: runs on each sample's target; a tensor without axes for one-dimensional arrays.
         rdcc_nbytes: bytes of HDF5's chunk cache for each array. None sizes it from the chunks, within
-            ``cache_bytes`` for the process. The HDF5 library alone uses it, for arrays that only it can read.
+            ``files.cache_bytes`` for the process. The HDF5 library alone uses it, for arrays that only it can read.
         rdcc_nslots: slots of that cache. None follows from its size.
         rdcc_w0: how eagerly the cache drops chunks that were read whole, 0 to 1. None leaves HDF5's 0.75.
         swmr: the file has a live writer in single-writer/multiple-reader mode. False, since reading needs it
             for nothing else.
         indices: rows to keep, in this order (shape ``(n,)``), or a mask over all rows. None keeps all.
         batch_transform: runs once on each batch that ``read_batch`` collates.
-        cache_bytes: memory for decoded rows of compressed arrays in this process, over all fields, in bytes or as
-            text; worker processes share it. "auto" is 64 MiB. What was not used for longest leaves first. As much
-            again, at most, goes to the HDF5 library's own caches, for arrays that only it can read.
         normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel (see
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
@@ -62,17 +60,8 @@ class H5LazyDataset(FileDataset):
         sample: "row" says that an index along axis 0 is a sample. None means so too, and raises for several files that
             all have two or more arrays of one image-like shape, and none of another: each file may be one image or
             volume, and its rows lines of pixels.
-        allow_external: follow links, storage and virtual arrays into other files. False, since a file can
-            name any other file of yours.
-        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
-            few bytes of a file can ask for petabytes.
-        allow_large_chunks: take chunks of more than 1 GiB, decoded. False, likewise.
-        min_integrity: the lowest integrity level that passes, 0 to 4: how surely damage shows (see the how-to page on
-            reliability). 0 takes all files.
-        verify: "digest" compares rows with the digests beside the files, which ``lightning-h5 check --write-digests``
-            writes: as they are read, or all of them once at first. None relies on the files' own checksums.
-        mmap: map contiguous arrays into memory: two to three times as many rows a second, for files that you
-            vouch nobody truncates (that would end the process).
+        files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
+            ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
 
     Raises:
         H5FileError: a file is missing, damaged, or needs a filter that is not installed.
@@ -108,16 +97,10 @@ class H5LazyDataset(FileDataset):
         *,
         indices: Sequence[int] | npt.NDArray[Any] | None = None,
         batch_transform: Transform | None = None,
-        cache_bytes: int | str = "auto",
         normalize: Normalize | None = None,
         with_index: bool = False,
         sample: Literal["row"] | None = None,
-        allow_external: bool = False,
-        allow_sparse: bool = False,
-        allow_large_chunks: bool = False,
-        min_integrity: int = 0,
-        verify: Literal["digest"] | None = None,
-        mmap: bool = False,
+        files: FileOptions | Mapping[str, Any] | None = None,
     ) -> None:
         fields = Fields.of(
             x_key,
@@ -128,19 +111,14 @@ class H5LazyDataset(FileDataset):
             target_transform=target_transform,
             with_index=with_index,
         )
-        trust = Trust.of(
-            allow_external=allow_external,
-            allow_sparse=allow_sparse,
-            allow_large_chunks=allow_large_chunks,
-            min_integrity=min_integrity,
-            verify=verify,
-        )
-        plain = OpenOptions(swmr=swmr, trust=trust)
+        opened = FileOptions.parse(files, "files")
+        opened = replace(opened, swmr=True) if swmr else opened
+        plain = OpenOptions(trust=opened)
         asked = [replace(one, takes_packed=self.takes_packed) for one in fields.asked]
         table = describe_files(expand_paths(path), asked, plain, sample=sample)
         normalization, fields = normalization_of(normalize, fields, table, options=plain)
-        self.asked_cache_bytes = None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
-        budget = CACHE_BYTES if self.asked_cache_bytes is None else self.asked_cache_bytes
+        self.asked_cache_bytes = opened.cache_size
+        budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size
         given = None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes")
         super().__init__(
             table,
@@ -148,13 +126,12 @@ class H5LazyDataset(FileDataset):
             batch_transform=batch_transform,
             indices=None if indices is None else np.asarray(indices),
             options=OpenOptions(
-                rdcc_nbytes=given if given is not None else chunk_cache(table, budget, swmr=swmr),
+                rdcc_nbytes=given if given is not None else chunk_cache(table, budget, swmr=opened.swmr),
                 rdcc_nslots=rdcc_nslots,
                 rdcc_w0=rdcc_w0,
-                swmr=swmr,
-                trust=trust,
+                trust=opened,
             ),
-            mmap=mmap,
+            mmap=opened.mmap,
             cache_bytes=budget,
             normalization=normalization,
         )

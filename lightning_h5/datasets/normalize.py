@@ -211,7 +211,7 @@ def normalization_of(
 
 def _is_array(key: str, table: FileCatalog, options: OpenOptions) -> bool:
     """Whether the first file has an array of this name, loaded or not."""
-    return current_visits().has(table.paths[0], [key], OpenOptions(swmr=options.swmr, trust=options.trust))
+    return current_visits().has(table.paths[0], [key], OpenOptions(trust=options.trust))
 
 
 def _affine(stats: FieldStats, name: str, array: ArrayLayout) -> Affine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
@@ -19,7 +19,8 @@ from torch.utils.data import get_worker_info
 
 from ..cores import is_forked
 from ..errors import H5Error, H5ValueError
-from ..hdf5 import ArrayLayout, OpenOptions, Trust, close_when_collected, expand_paths, kind_of, process_pool
+from ..hdf5 import ArrayLayout, OpenOptions, close_when_collected, expand_paths, kind_of, process_pool
+from ..options import FileOptions
 from ..order import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica, union
 from ..readers import BulkTask, check_bounds, do_tasks
 from ..sizes import parse_bytes
@@ -59,10 +60,10 @@ class RankMemCachedH5Dataset(RowDataset):
             rows are sorted by their targets. "interleave" gives it every ``world_size``-th row, so that each rank has
             all classes of a sorted file; the ranks of a machine then hold the rows together and decode each chunk once
             (if they cannot, each rank decodes all of them once).
-        dtype_x: dtype that the input is held in: a name, a NumPy or torch dtype, or a mapping from fields to one. The
+        x_dtype: dtype that the input is held in: a name, a NumPy or torch dtype, or a mapping from fields to one. The
             default is "float32", as models want; None keeps the file's, which takes a quarter for pictures of uint8.
             Packed integers are an error unless their stored dtype is named (see ``H5LazyDataset``).
-        dtype_y: dtype of the target, likewise. None keeps the file's.
+        y_dtype: dtype of the target. None keeps the file's.
         transform: runs on each sample's input, a copy of its row.
         target_transform: runs on each sample's target.
         pin_host_memory: lock the shard's pages for copies to a GPU, in place. No effect without CUDA, and on memory
@@ -89,16 +90,12 @@ class RankMemCachedH5Dataset(RowDataset):
         with_index: add each row's number among all rows that are sharded: last in a tuple, ``"index"`` in a dict.
         sample: "row" says that an index along axis 0 is a sample, for files that look like an image or volume each
             (see ``H5LazyDataset``).
-        allow_external: follow links, storage and virtual arrays into other files.
-        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
-            few bytes of a file can ask for petabytes.
-        allow_large_chunks: take chunks of more than 1 GiB, decoded. False, likewise.
-        min_integrity: the lowest integrity level that passes, 0 to 4: how surely damage shows (see the how-to page on
-            reliability). 0 takes all files.
-        verify: "digest" compares rows with the digests beside the files, which ``lightning-h5 check --write-digests``
-            writes: as they are read, or all of them once at first. None relies on the files' own checksums.
+        files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
+            ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
         cache_device: "cpu", or a GPU such as "cuda" or "cuda:1" to hold the shard there: batches never cross the bus.
         preload: load now. False loads when the first row is asked for.
+        dtype_x: another spelling of ``x_dtype``.
+        dtype_y: another spelling of ``y_dtype``.
 
     Attributes:
         shard: which rows this rank holds, and trains on.
@@ -125,7 +122,6 @@ class RankMemCachedH5Dataset(RowDataset):
         >>> loader = DataLoader(dataset, batch_size=32, sampler=sampler)
     """
 
-    dtype_names = ("dtype_x", "dtype_y")  # as the user knows them
     takes_packed = False  # packed integers as they are stored, whether or not their dtype is named
 
     def __init__(
@@ -135,8 +131,8 @@ class RankMemCachedH5Dataset(RowDataset):
         y_key: Keys | None = None,
         *,
         mode: ShardMode = "contiguous",
-        dtype_x: DTypeLike = "float32",
-        dtype_y: DTypeLike = None,
+        x_dtype: DTypeLike = "float32",
+        y_dtype: DTypeLike = None,
         transform: Transform | None = None,
         target_transform: Transform | None = None,
         pin_host_memory: bool = True,
@@ -155,13 +151,11 @@ class RankMemCachedH5Dataset(RowDataset):
         normalize: Normalize | None = None,
         with_index: bool = False,
         sample: Literal["row"] | None = None,
-        allow_external: bool = False,
-        allow_sparse: bool = False,
-        allow_large_chunks: bool = False,
-        min_integrity: int = 0,
-        verify: Literal["digest"] | None = None,
+        files: FileOptions | Mapping[str, Any] | None = None,
         cache_device: str | torch.device = "cpu",
         preload: bool = True,
+        dtype_x: DTypeLike = ...,
+        dtype_y: DTypeLike = ...,
     ) -> None:
         if mode not in get_args(ShardMode):
             raise H5ValueError(f"mode={mode!r} was given. Pass 'contiguous' or 'interleave'.")
@@ -169,29 +163,22 @@ class RankMemCachedH5Dataset(RowDataset):
         self._fields = Fields.of(
             x_key,
             y_key,
-            x_dtype=dtype_x,
-            y_dtype=dtype_y,
+            x_dtype=x_dtype if dtype_x is ... else dtype_x,
+            y_dtype=y_dtype if dtype_y is ... else dtype_y,
             transform=transform,
             target_transform=target_transform,
             with_index=with_index,
-            dtype_names=self.dtype_names,
         )
-        trust = Trust.of(
-            allow_external=allow_external,
-            allow_sparse=allow_sparse,
-            allow_large_chunks=allow_large_chunks,
-            min_integrity=min_integrity,
-            verify=verify,
-        )
+        opened = FileOptions.parse(files, "files")
+        opened = replace(opened, swmr=True) if swmr else opened
         self._options = OpenOptions(
             rdcc_nbytes=None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes"),
             rdcc_nslots=rdcc_nslots,
             rdcc_w0=rdcc_w0,
-            swmr=swmr,
-            trust=trust,
+            trust=opened,
         )
         asked = [replace(one, takes_packed=self.takes_packed) for one in self._fields.asked]
-        self.table = describe_files(expand_paths(path), asked, OpenOptions(swmr=swmr, trust=trust), sample=sample)
+        self.table = describe_files(expand_paths(path), asked, OpenOptions(trust=opened), sample=sample)
         normalization, self._fields = normalization_of(normalize, self._fields, self.table, options=self._options)
         self.indices = checked_rows(indices, self.table.n_rows)
         self._stands_alone = rank is not None

@@ -20,12 +20,12 @@ from ..hdf5 import (
     ArrayLayout,
     ChangeGuard,
     OpenOptions,
-    Trust,
     guards_of_others,
     is_on_disk,
     looks_of,
     open_h5,
 )
+from ..options import FileOptions
 
 __all__ = ["Visits", "current_visits", "visiting"]
 
@@ -69,7 +69,7 @@ class Visits:
         self._columns = tuple(dict.fromkeys(columns))
         self._expected = tuple(dict.fromkeys([*fields, *self._columns]))
         self._alike = AlikeArrays()
-        self._visits: dict[tuple[str, bool, Trust], _Visit | H5FileError] = {}
+        self._visits: dict[tuple[str, FileOptions], _Visit | H5FileError] = {}
         self._n_rows: dict[tuple[str, str], int] = {}
         self._made: dict[Any, Any] = {}
 
@@ -236,7 +236,7 @@ class Visits:
         trust, guard = options.trust, visit.guard
         try:
             found = self._alike.describe(file, path, key, trust, guard, if_there=not is_asked)
-            if trust.external and found is not None:
+            if trust.allow_external and found is not None:
                 strict = trust.verify is not None
                 visit.others[key] = guards_of_others(file, [key], trust, grows=options.swmr, strict=strict)
         except H5Error as error:
@@ -290,8 +290,8 @@ def current_visits() -> Visits:
     return _current.get() or Visits()
 
 
-def _which(path: str, options: OpenOptions) -> tuple[str, bool, Trust]:
-    return path, options.swmr, options.trust
+def _which(path: str, options: OpenOptions) -> tuple[str, FileOptions]:
+    return path, options.trust
 
 
 def _short_column(file: Any, layout: ArrayLayout | H5Error | None) -> npt.NDArray[Any] | None:

@@ -27,10 +27,8 @@ from .links import shape_of, unmapped_rows
 from .open import ArrayHandle, create_h5, find_array, open_h5, skipped_bytes
 from .packing import Packing
 from .paths import expand_paths, expand_user, file_number
-from .trust import CAUTIOUS, Trust, Verify
 
 __all__ = [
-    "CAUTIOUS",
     "FAULTS",
     "GROUP_WORDS",
     "INTEGRITY",
@@ -47,8 +45,6 @@ __all__ = [
     "HandlePool",
     "OpenOptions",
     "Packing",
-    "Trust",
-    "Verify",
     "close_when_collected",
     "create_h5",
     "describe_array",

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
+from ..options import FileOptions
 from .checks import MAX_BYTES
 from .chunk_index import ChunkTable, grid_of
 from .describe import vouched_for
@@ -25,7 +26,6 @@ from .identity import ChangeGuard, is_on_disk
 from .layout import MAX_UNWRITTEN, ArrayLayout, layout_of, table_of
 from .open import find_array
 from .packing import ATTRIBUTES
-from .trust import Trust
 
 __all__ = ["AlikeArrays"]
 
@@ -80,7 +80,7 @@ class AlikeArrays:
         self._file: tuple[Any, _File | None] = None, None
 
     def describe(
-        self, file: Any, path: str, key: str, trust: Trust, guard: ChangeGuard, *, if_there: bool = False
+        self, file: Any, path: str, key: str, trust: FileOptions, guard: ChangeGuard, *, if_there: bool = False
     ) -> ArrayLayout | None:
         """Return what ``describe_array`` returns, with the file's guard.
 
@@ -115,7 +115,7 @@ class AlikeArrays:
             self._known[which] = known, True
         return vouched_for(layout, trust).guarded(guard)
 
-    def _in_full(self, file: Any, path: str, key: str, trust: Trust) -> ArrayLayout:
+    def _in_full(self, file: Any, path: str, key: str, trust: FileOptions) -> ArrayLayout:
         layout = layout_of(find_array(file, key, trust), path, key)
         if layout.members:
             self._members.add(key)

@@ -21,8 +21,8 @@ from ..errors import H5CorruptError, H5FileError, H5ValueError
 from .headers import OLD_INDEX, has_checked_header, index_type
 
 if TYPE_CHECKING:
+    from ..options import FileOptions
     from .layout import ArrayLayout, Filter
-    from .trust import Trust
 
 __all__ = [
     "INTEGRITY",
@@ -54,7 +54,7 @@ MAX_TIMES = 1000
 """What compressors make of zeros; an array of more than that is not written, or is a trap."""
 
 
-def check_sizes(file: Any, array: Any, key: str, trust: Trust) -> None:
+def check_sizes(file: Any, array: Any, key: str, trust: FileOptions) -> None:
     """Refuses arrays that claim far more than is there.
 
     Args:
@@ -68,22 +68,23 @@ def check_sizes(file: Any, array: Any, key: str, trust: Trust) -> None:
     """
     itemsize = array.id.get_type().get_size()
     chunk_bytes = math.prod(array.chunks) * itemsize if array.chunks else 0
-    if chunk_bytes > MAX_CHUNK_BYTES and not trust.large_chunks:
+    if chunk_bytes > MAX_CHUNK_BYTES and not trust.trusted:
         raise H5ValueError(
             f"{key!r} in {file.filename!r} has chunks of {size_text(chunk_bytes)} (shape {array.chunks}); a row takes "
             f"the decoding of a whole one, and more than {size_text(MAX_CHUNK_BYTES)} is refused. Make a copy with "
-            "smaller ones by `lightning-h5 repack --allow-large-chunks`, or pass allow_large_chunks=True if you trust "
-            "the file."
+            "smaller ones by `lightning-h5 repack --trusted`, or pass files=FileOptions(trusted=True) if you trust the "
+            "file."
         )
     claimed = math.prod(array.shape) * itemsize
-    if claimed <= MAX_BYTES or trust.sparse or array.external:
+    if claimed <= MAX_BYTES or trust.trusted or array.external:
         return
     stored = _stored_bytes(file, array)
     if stored is not None and claimed > MAX_TIMES * stored:
         raise H5ValueError(
             f"{key!r} in {file.filename!r} has the shape {array.shape}, which is {size_text(claimed)}, and "
             f"{size_text(stored)} of it are stored: most of its rows were never written, or the file is made to "
-            "exhaust memory. Check it with `lightning-h5 inspect`, and pass allow_sparse=True if it is meant to be so."
+            "exhaust memory. Check it with `lightning-h5 inspect`, and pass files=FileOptions(trusted=True) if "
+            "it is meant to be so."
         )
 
 

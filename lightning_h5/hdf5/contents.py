@@ -151,8 +151,8 @@ class _Walk:
                 where = "/".join(parts[: at + 1])
                 raise H5ValueError(
                     f"{self._key!r} in {self._file.filename!r} leaves the file: {where!r} is an external link to "
-                    f"{link.path!r} in {link.filename!r}. Pass that file itself, or allow_external=True if you trust "
-                    "it."
+                    f"{link.path!r} in {link.filename!r}. Pass that file itself, or "
+                    "files=FileOptions(allow_external=True) if you trust it."
                 )
             if isinstance(link, h5py.SoftLink) and not self._allow_external:
                 item = self._follow(item, link)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import H5ValueError
+from ..options import FileOptions
 from .checks import INTEGRITY
 from .digests import read_digests, with_digests
 from .layout import ArrayLayout, layout_of
 from .open import find_array
-from .trust import Trust
 
 __all__ = ["describe_array", "vouched_for"]
 
 
-def describe_array(file: Any, path: str, key: str, trust: Trust) -> ArrayLayout:
+def describe_array(file: Any, path: str, key: str, trust: FileOptions) -> ArrayLayout:
     """An array of an open file. Reads metadata only.
 
     Args:
@@ -33,7 +33,7 @@ def describe_array(file: Any, path: str, key: str, trust: Trust) -> ArrayLayout:
     return vouched_for(layout_of(find_array(file, key, trust), path, key), trust)
 
 
-def vouched_for(layout: ArrayLayout, trust: Trust) -> ArrayLayout:
+def vouched_for(layout: ArrayLayout, trust: FileOptions) -> ArrayLayout:
     """An array with its digests, if these are asked for.
 
     Args:

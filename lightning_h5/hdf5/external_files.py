@@ -7,17 +7,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..errors import H5FileError, H5ValueError
+from ..options import FileOptions
 from .contents import resolve_path
 from .identity import ChangeGuard
 from .links import is_foreign, names_of, sources_of, storage_of
 from .open import MAX_LEVELS, find_array, open_h5
-from .trust import Trust
 
 __all__ = ["guards_of_others"]
 
 
 def guards_of_others(
-    file: Any, keys: Iterable[str], trust: Trust, *, grows: bool = False, strict: bool = False
+    file: Any, keys: Iterable[str], trust: FileOptions, *, grows: bool = False, strict: bool = False
 ) -> tuple[ChangeGuard, ...]:
     """Guards of the files beside an open one that its arrays have rows from, in the order in which they are met.
 
@@ -33,7 +33,7 @@ def guards_of_others(
         H5FileError: another file is not there.
     """
     search = _Search()
-    for key in keys if trust.external else ():
+    for key in keys if trust.allow_external else ():
         search.look_at(file, find_array(file, key, trust).array)
     guards = []
     for path in search.paths:

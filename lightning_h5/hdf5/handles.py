@@ -15,15 +15,15 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..errors import H5DataChangedError, H5FileError
+from ..options import FileOptions
 from .checks import ensure_filters
 from .identity import ChangeGuard, looks_of
 from .layout import ArrayLayout
 from .open import ArrayHandle, before_opening, find_array, open_h5
-from .trust import CAUTIOUS, Trust
 
 __all__ = [
     "MAX_H5",
@@ -45,8 +45,12 @@ class OpenOptions:
     rdcc_nbytes: int | None = None
     rdcc_nslots: int | None = None
     rdcc_w0: float | None = None
-    swmr: bool = False
-    trust: Trust = CAUTIOUS
+    trust: FileOptions = field(default_factory=FileOptions)
+
+    @property
+    def swmr(self) -> bool:
+        """Whether the file has a live writer."""
+        return self.trust.swmr
 
 
 class H5Handle:

@@ -48,13 +48,14 @@ def refuse_foreign(file: Any, array: Any, key: str) -> None:
     if array.external:
         raise H5ValueError(
             f"{key!r} in {file.filename!r} keeps its bytes in other files: "
-            f"{listing(name for name, _, _ in array.external)}. Pass allow_external=True if you trust the file."
+            f"{listing(name for name, _, _ in array.external)}. Pass files=FileOptions(allow_external=True) if you "
+            "trust the file."
         )
     # A second, independent look: whatever way led here, the object must lie in the file that was opened.
     if is_foreign(file, array):
         raise H5ValueError(
             f"{key!r} in {file.filename!r} lies in another file, {array.file.filename!r}. Pass that file itself, "
-            "or allow_external=True if you trust it."
+            "or files=FileOptions(allow_external=True) if you trust it."
         )
 
 
@@ -80,7 +81,7 @@ def own_sources(file: Any, array: Any, key: str, *, allow_external: bool) -> Cou
             where = "a pattern of names," if _is_own(file, name) else f"other files, among them {name!r}:"
             raise H5ValueError(
                 f"{key!r} in {file.filename!r} is a virtual array over {where} {source!r}. Pass these files "
-                "themselves as a list, or allow_external=True if you trust them."
+                "themselves as a list, or files=FileOptions(allow_external=True) if you trust them."
             )
         elif not _is_own(file, name) and "%" not in name and _found(file, name) is None:
             raise H5FileError(

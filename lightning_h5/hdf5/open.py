@@ -20,15 +20,17 @@ from typing import Any
 import h5py
 
 from ..errors import H5CorruptError, H5FileError, H5KeyError, H5ValueError, listing
+from ..options import FileOptions
 from .checks import check_sizes, refuse_library
 from .contents import list_arrays, resolve_path
 from .dtypes import numpy_dtype
 from .h5py_errors import translate_h5py_errors
 from .links import foreign_sources, is_foreign, own_sources, refuse_foreign
 from .paths import SIGNATURE
-from .trust import CAUTIOUS, Trust
 
 __all__ = ["ArrayHandle", "before_opening", "create_h5", "find_array", "h5_in_memory", "open_h5", "skipped_bytes"]
+
+_DEFAULTS = FileOptions()
 
 MAX_LEVELS = 16
 """Virtual arrays may be made of virtual ones, so often."""
@@ -128,8 +130,8 @@ def _why_not_open(path: str, error: OSError) -> str:
     if "already open for write" in text or "consistency flags" in text:
         return (
             f"{path!r} is marked as being written to: a program writes it now, or ended without closing it ({text}). "
-            "Wait for that program, open it with swmr=True if it writes in that mode, write the file again, or, if it "
-            "is known to be whole, run `h5clear -s` on it."
+            "Wait for that program, open it with files=FileOptions(swmr=True) if it writes in that mode, write the "
+            "file again, or, if it is known to be whole, run `h5clear -s` on it."
         )
     if error.errno == errno.EIO or f"errno = {errno.EIO}," in text:
         return (
@@ -192,7 +194,7 @@ def _lowest_version(like: Any) -> int:
     return int(h5py.h5f.LIBVER_V18 if version <= 2 else h5py.h5f.LIBVER_V110)
 
 
-def find_array(file: Any, key: str, trust: Trust = CAUTIOUS) -> ArrayHandle:
+def find_array(file: Any, key: str, trust: FileOptions = _DEFAULTS) -> ArrayHandle:
     """Looks up an array by its path inside the file; the path may end in a member of a table.
 
     Args:
@@ -222,9 +224,9 @@ class _Seen:
     reads: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
-def _find(file: Any, key: str, trust: Trust, seen: _Seen) -> ArrayHandle:
+def _find(file: Any, key: str, trust: FileOptions, seen: _Seen) -> ArrayHandle:
     """The same for an array that others may be made of."""
-    array, members = resolve_path(file, key, allow_external=trust.external)
+    array, members = resolve_path(file, key, allow_external=trust.allow_external)
     path = file.filename
     if isinstance(array, h5py.Group):
         inside = [f"{key.strip('/')}/{name}" for name in list_arrays(array)]
@@ -238,7 +240,7 @@ def _find(file: Any, key: str, trust: Trust, seen: _Seen) -> ArrayHandle:
             "Name one of these."
         )
     # Before its shape is asked for: that of a virtual array may be found out by opening the others.
-    if not trust.external:
+    if not trust.allow_external:
         refuse_foreign(file, array, key)
     if array.is_virtual:
         _check_sources(file, array, key, trust, seen)
@@ -257,7 +259,7 @@ def _find(file: Any, key: str, trust: Trust, seen: _Seen) -> ArrayHandle:
     return ArrayHandle(array, members, is_foreign(file, array), file)
 
 
-def _check_sources(file: Any, array: Any, key: str, trust: Trust, seen: _Seen) -> None:
+def _check_sources(file: Any, array: Any, key: str, trust: FileOptions, seen: _Seen) -> None:
     """Looks at what a virtual array is made of: a missing source would read as fill values, without an error."""
     me = (file.filename, array.name)
     if me in seen.above or len(seen.above) > MAX_LEVELS:
@@ -267,14 +269,14 @@ def _check_sources(file: Any, array: Any, key: str, trust: Trust, seen: _Seen) -
         )
     seen.above.append(me)
     n_reads = 0
-    for source, times in own_sources(file, array, key, allow_external=trust.external).items():
+    for source, times in own_sources(file, array, key, allow_external=trust.allow_external).items():
         which = (file.filename, source)
         if which not in seen.reads:
             seen.reads[which] = 1
             found = _source_of(key, file, file, source, trust, seen)
             seen.reads[which] = seen.reads.get((file.filename, found.array.name), 1)
         n_reads += times * seen.reads[which]
-    for path, source in foreign_sources(file, array) if trust.external else ():
+    for path, source in foreign_sources(file, array) if trust.allow_external else ():
         with open_h5(path) as other:
             _source_of(key, file, other, source, trust, seen)
     if n_reads > MAX_READS:
@@ -286,7 +288,7 @@ def _check_sources(file: Any, array: Any, key: str, trust: Trust, seen: _Seen) -
     seen.reads[me] = max(1, n_reads)
 
 
-def _source_of(key: str, file: Any, other: Any, source: str, trust: Trust, seen: _Seen) -> ArrayHandle:
+def _source_of(key: str, file: Any, other: Any, source: str, trust: FileOptions, seen: _Seen) -> ArrayHandle:
     """An array that a virtual one is made of."""
     try:
         found = _find(other, source, trust, seen)

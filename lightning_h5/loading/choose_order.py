@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..datasets import RowDataset
+from ..options import ShuffleOptions
 from ..order import EpochRecipe, Mixture, MixtureRecipe, Mode
 from ..sizes import bytes_text
 
@@ -16,7 +18,7 @@ FEW_BLOCKS = 32
 
 
 ROOM_AHEAD = 4
-"""One in so many of the blocks that fit ``shuffle_bytes``, and at least one, is not mixed but decoded ahead."""
+"""One in so many of the blocks that fit ``shuffle.buffer``, and at least one, is not mixed but decoded ahead."""
 
 
 class Order(NamedTuple):
@@ -28,7 +30,7 @@ class Order(NamedTuple):
         window: blocks of a lane that are mixed at a time; 0 outside of ``window``.
         why: the reason, for the user.
         cache_bytes: memory for decoded rows on a rank with which each chunk is decoded once an epoch.
-        enough: ``shuffle_bytes`` with which ``FEW_BLOCKS`` blocks or all rows are mixed at a time; 0 outside of
+        enough: ``shuffle.buffer`` with which ``FEW_BLOCKS`` blocks or all rows are mixed at a time; 0 outside of
             ``window``.
         recipe: what epochs go through where that is more than each row once.
         sources: the orders of a mixture's sources.
@@ -46,10 +48,8 @@ class Order(NamedTuple):
 
 def choose_order(
     dataset: RowDataset,
-    shuffle: bool | Literal["global", "window"],
+    shuffle: ShuffleOptions,
     *,
-    shuffle_bytes: int,
-    streams: int | None,
     world_size: int,
     num_workers: int,
 ) -> Order:
@@ -57,45 +57,42 @@ def choose_order(
 
     Args:
         dataset: what is trained on.
-        shuffle: what the user asked for.
-        shuffle_bytes: decoded bytes that are mixed at a time on a rank.
-        streams: the user's number of lanes; then ``shuffle_bytes`` is what all of them mix together, so that the order
-            is the same for any number of ranks and workers.
+        shuffle: what the user asked for. All streams share ``buffer`` if their number is given, so that the order is
+            the same for any number of ranks and workers.
         world_size: number of ranks.
         num_workers: worker processes of a rank, each with a cache of its own.
     """
     cost = dataset.cost
     block, total = cost.block_bytes, cost.decoded_bytes
     consumers = max(1, num_workers)
-    fits = total * consumers <= shuffle_bytes
+    mode, buffer_bytes = shuffle.mode, shuffle.buffer_bytes
+    fits = total * consumers <= buffer_bytes
     few = 4 * block * consumers + (64 << 20)  # for what is read ahead
-    if shuffle is False:
+    if mode == "none":
         return Order("none", 1, 0, "as shuffle=False asks", few)
-    if shuffle == "global" or (shuffle is True and (fits or cost.has_cheap_random_access)):
-        if shuffle == "global":
+    if mode == "global" or (mode == "auto" and (fits or cost.has_cheap_random_access)):
+        if mode == "global":
             why = "as shuffle='global' asks"
         elif cost.has_cheap_random_access:
             why = "random access is as cheap as sequential access"
         else:
-            why = f"all decoded rows ({_size(total)}) fit shuffle_bytes"
-        return Order("global", 1, 0, why, max(few, total * consumers if fits else shuffle_bytes))
-    n_lanes = streams or world_size * consumers
-    on_a_rank = -(-n_lanes // world_size)
-    sharers = on_a_rank if streams is None else streams
-    window, enough = blocks_mixed(shuffle_bytes, block, sharers), bytes_to_mix(FEW_BLOCKS, block, sharers)
-    if shuffle is True:  # all rows that fit are mixed
+            why = f"all decoded rows ({_size(total)}) fit the shuffle buffer"
+        return Order("global", 1, 0, why, max(few, total * consumers if fits else buffer_bytes))
+    n_streams = shuffle.streams or world_size * consumers
+    on_a_rank = -(-n_streams // world_size)
+    sharers = on_a_rank if shuffle.streams is None else shuffle.streams
+    window, enough = blocks_mixed(buffer_bytes, block, sharers), bytes_to_mix(FEW_BLOCKS, block, sharers)
+    if mode == "auto":  # all rows that fit are mixed
         enough = min(enough, total * consumers)
-    why = "as shuffle='window' asks" if shuffle == "window" else f"a single row costs a block of {_size(block)}"
-    return Order("window", n_lanes, window, why, max(shuffle_bytes, 2 * on_a_rank * block) + few, enough)
+    why = "as shuffle='window' asks" if mode == "window" else f"a single row costs a block of {_size(block)}"
+    return Order("window", n_streams, window, why, max(buffer_bytes, 2 * on_a_rank * block) + few, enough)
 
 
 def choose_mixed_order(
     mixture: Mixture,
     datasets: Sequence[RowDataset],
-    shuffle: bool | Literal["global", "window"],
+    shuffle: ShuffleOptions,
     *,
-    shuffle_bytes: int,
-    streams: int | None,
     world_size: int,
     num_workers: int,
 ) -> Order:
@@ -104,22 +101,23 @@ def choose_mixed_order(
     Args:
         mixture: how sources are mixed.
         datasets: the sources; all of them as one for ``concat``.
-        shuffle: see ``choose_order``, as all of these.
-        shuffle_bytes: decoded bytes of all sources that are mixed at a time on a rank.
-        streams: the user's number of lanes.
+        shuffle: see ``choose_order``; ``buffer`` is for all sources together.
         world_size: number of ranks.
         num_workers: worker processes of a rank.
     """
     costs = [dataset.cost for dataset in datasets]
     total = sum(0 if cost.has_cheap_random_access else cost.block_bytes for cost in costs)
+    buffer_bytes = shuffle.buffer_bytes
     # Whose turn it is goes by batches: a lane is one consumer's own where these come in a fixed turn.
     in_turn = mixture.in_batches and mixture.strategy != "weighted"
     chosen = (
         choose_order(
             dataset,
-            shuffle,
-            shuffle_bytes=shuffle_bytes * cost.block_bytes // total if total else shuffle_bytes,
-            streams=streams if in_turn or mixture.strategy == "concat" else 1,
+            replace(
+                shuffle,
+                buffer=buffer_bytes * cost.block_bytes // total if total else buffer_bytes,
+                streams=shuffle.streams if in_turn or mixture.strategy == "concat" else 1,
+            ),
             world_size=world_size,
             num_workers=num_workers,
         )
@@ -129,7 +127,7 @@ def choose_mixed_order(
         order._replace(enough=-(-order.enough * total // cost.block_bytes)) if order.enough else order
         for order, cost in zip(chosen, costs, strict=True)
     )
-    mode: Mode = "none" if shuffle is False else "global"
+    mode: Mode = "none" if shuffle.mode == "none" else "global"
     names = mixture.names if len(orders) > 1 else ["all"]
     each = "; ".join(f"{name}: {order.mode}, {order.why}" for name, order in zip(names, orders, strict=True))
     recipe = MixtureRecipe(mixture, [dataset.blocks() for dataset in datasets])
@@ -137,20 +135,20 @@ def choose_mixed_order(
     return Order(mode, 1, 0, why, sum(order.cache_bytes for order in orders), 0, recipe, orders)
 
 
-def blocks_mixed(shuffle_bytes: int, block_bytes: int, streams: int) -> int:
+def blocks_mixed(buffer_bytes: int, block_bytes: int, streams: int) -> int:
     """Blocks of a lane that are mixed at a time.
 
     Args:
-        shuffle_bytes: decoded bytes of all lanes that are mixed or being loaded.
+        buffer_bytes: decoded bytes of all streams that are mixed or being loaded.
         block_bytes: of a block.
         streams: lanes that share them.
     """
-    room = shuffle_bytes // (block_bytes * streams)
+    room = buffer_bytes // (block_bytes * streams)
     return max(1, room - max(1, room // ROOM_AHEAD))
 
 
 def bytes_to_mix(n_blocks: int, block_bytes: int, streams: int) -> int:
-    """The least ``shuffle_bytes`` with which so many blocks of a lane are mixed at a time (see ``blocks_mixed``)."""
+    """The least ``shuffle.buffer`` with which so many blocks of a lane are mixed at a time (see ``blocks_mixed``)."""
     room = n_blocks + max(1, n_blocks // (ROOM_AHEAD - 1))
     while room > 1 and (room - 1) - max(1, (room - 1) // ROOM_AHEAD) >= n_blocks:
         room -= 1

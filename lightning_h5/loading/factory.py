@@ -15,8 +15,9 @@ from ..cores import cores_of_a_rank
 from ..datasets import CombinedHDF5Dataset, FieldMap, RankMemCachedH5Dataset, RowDataset, Transform, h5_worker_init_fn
 from ..datasets.row_filters import Where
 from ..errors import H5ValueError, listing
+from ..options import FileOptions, RowCacheOptions, ShuffleOptions, WorkerOptions
 from ..order import OrderParameters, PlanSampler, Replica, ShardSampler, launched_replica, resolve_replica
-from ..sizes import parse_bytes, whole
+from ..sizes import whole
 from ..types import DTypeLike, PathLike, Paths
 from .choose_order import Order, choose_order
 from .collate import SampleCollate
@@ -44,7 +45,7 @@ def create_optimized_dataloader(
     epoch_min: float | None = None,
     epoch_max: float | None = None,
     label: int | None = None,
-    cache_size: int = 1000,
+    cache_size: int | RowCacheOptions | Mapping[str, Any] = 1000,
     pin_memory: bool = True,
     dtype: DTypeLike = "float32",
     where: Where | None = None,
@@ -52,25 +53,16 @@ def create_optimized_dataloader(
     valid_mask: str | None = None,
     cache_index: bool | PathLike = False,
     on_bad_file: Literal["error", "skip"] = "error",
-    max_cache_bytes: int | str = "300 MiB",
     indices: Sequence[int] | npt.NDArray[Any] | None = None,
     transform: Transform | None = None,
     batch_transform: Transform | None = None,
-    cache_bytes: int | str = "auto",
     with_index: bool = False,
     sample: Literal["row"] | None = None,
-    swmr: bool = False,
-    allow_external: bool = False,
-    allow_sparse: bool = False,
-    allow_large_chunks: bool = False,
-    min_integrity: int = 0,
-    verify: Literal["digest"] | None = None,
-    mmap: bool = False,
+    files: FileOptions | Mapping[str, Any] | None = None,
     drop_last: bool = False,
-    shuffle_bytes: int | str = "512 MiB",
+    shuffle: bool | str | ShuffleOptions | Mapping[str, Any] = True,
     collate_fn: Callable[[Any], Any] | None = None,
-    prefetch_factor: int | None = None,
-    multiprocessing_context: Literal["fork", "forkserver", "spawn"] | None = None,
+    workers: WorkerOptions | Mapping[str, Any] | None = None,
 ) -> DataLoader[Any]:
     """Return a loader with this package's order, sharding and prefetching, for your own training loop.
 
@@ -90,10 +82,9 @@ def create_optimized_dataloader(
         seed: of the order.
         hdf5_files: the files by name instead of as ``dataset``.
         drop_last: drop the ragged end of a training epoch. False, since all ranks take equally many steps without.
-        shuffle_bytes: decoded bytes that are mixed at a time where single rows are dear (see ``LazyH5DataModule``).
+        shuffle: how training rows are shuffled: ``ShuffleOptions``, or a shorthand (see ``LazyH5DataModule``).
         collate_fn: makes a batch of a list of samples. None stacks.
-        prefetch_factor: batches read ahead (see ``H5DataLoader``).
-        multiprocessing_context: how workers start. None is Python's default.
+        workers: how worker processes are run: ``WorkerOptions``, or a mapping of its fields.
         load_fields: arrays to load, in the order of the sample; their names are the sample's keys. None loads all that
             share axis 0 (see ``CombinedHDF5Dataset``).
         allowed_guids: keep rows whose ``guid`` is one of these.
@@ -104,7 +95,8 @@ def create_optimized_dataloader(
         label: keep rows that have this class at any step of ``target``: class ids ``(N,)`` and ``(N, T)``, or one-hot
             ``(N, T, C)`` and ``(N, C, T)``, told apart by shape and values. Steps that were padded with 0 are of class
             0: name a ``valid_mask`` to look for that one.
-        cache_size: rows that were used last and are kept, in each process; 0 keeps none.
+        cache_size: how many recently used rows each process keeps; 0 keeps none. ``RowCacheOptions`` limits their
+            bytes.
         pin_memory: copy batches into page-locked memory if CUDA is available, and the dataset's own ``pin_memory``, if
             it has one, is not False.
         dtype: of floating fields with an axis beside the rows, the target excepted. Ids, labels, flags and columns stay
@@ -119,26 +111,14 @@ def create_optimized_dataloader(
         cache_index: keep which rows pass on disk, for the next time: True, or a folder. It is made anew where a file
             or a filter changed.
         on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged.
-        max_cache_bytes: bytes that these rows may take, or text such as "1 GiB"; worker processes share it. "300 MiB"
-            are a thousand rows of 300 KB.
         indices: rows to choose among, counted over all files (shape ``(n,)``, or a mask). None are all.
         transform: runs on each sample, a dict (see ``H5LazyDataset``).
         batch_transform: runs once on each batch that ``read_batch`` collates.
-        cache_bytes: see ``H5LazyDataset``. "auto" is what ``shuffle_bytes`` and reading ahead need for decoding each
-            chunk once an epoch, also where a dataset was given.
         with_index: add each row's index in this dataset, as ``"index"``.
         sample: "row" says that an index along axis 0 is a sample, for files that look like an image or volume each
             (see ``H5LazyDataset``).
-        swmr: the files have a live writer in single-writer/multiple-reader mode.
-        allow_external: follow links, storage and virtual arrays into other files.
-        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. False, since a
-            few bytes of a file can ask for petabytes.
-        allow_large_chunks: take chunks of more than 1 GiB, decoded. False, likewise.
-        min_integrity: the lowest integrity level that passes, 0 to 4: how surely damage shows (see the how-to page on
-            reliability). 0 takes all files.
-        verify: "digest" compares rows with the digests beside the files, which ``lightning-h5 check --write-digests``
-            writes: as they are read, or all of them once at first. None relies on the files' own checksums.
-        mmap: map contiguous arrays into memory (see ``H5LazyDataset``).
+        files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields. A
+            ``cache_bytes`` of "auto" is what decoding each chunk once an epoch needs.
 
     Raises:
         H5ValueError: ``batch_size`` is less than 1; both ``dataset`` and ``hdf5_files`` were given, or neither, or
@@ -161,27 +141,20 @@ def create_optimized_dataloader(
         "valid_mask": valid_mask,
         "cache_index": cache_index,
         "on_bad_file": on_bad_file,
-        "max_cache_bytes": max_cache_bytes,
         "indices": indices,
         "transform": transform,
         "batch_transform": batch_transform,
-        "cache_bytes": cache_bytes,
         "with_index": with_index,
         "sample": sample,
-        "swmr": swmr,
-        "allow_external": allow_external,
-        "allow_sparse": allow_sparse,
-        "allow_large_chunks": allow_large_chunks,
-        "min_integrity": min_integrity,
-        "verify": verify,
-        "mmap": mmap,
+        "files": files,
     }
     if (dataset is None) == (hdf5_files is None):
         raise H5ValueError("create_optimized_dataloader takes a dataset or hdf5_files. Pass one of the two.")
     batch_size = whole(batch_size, "batch_size", least=1)
+    shuffle, workers = ShuffleOptions.parse(shuffle, "shuffle"), WorkerOptions.parse(workers, "workers")
     if dataset is None or _are_paths(dataset):
-        files = cast("Paths", hdf5_files if dataset is None else dataset)
-        dataset = CombinedHDF5Dataset(files, **given, pin_memory=pin_memory)
+        paths = cast("Paths", hdf5_files if dataset is None else dataset)
+        dataset = CombinedHDF5Dataset(paths, **given, pin_memory=pin_memory)
     else:
         dataset = _checked_dataset(dataset)
         _refuse(given)
@@ -210,15 +183,13 @@ def create_optimized_dataloader(
             collate_fn=collate_fn and SampleCollate(collate_fn, None),
             worker_init_fn=h5_worker_init_fn,
             persistent_workers=n_workers > 0,
-            prefetch_factor=(prefetch_factor or 2) if n_workers else None,
-            multiprocessing_context=multiprocessing_context if n_workers else None,
+            prefetch_factor=(workers.prefetch_factor or 2) if n_workers else None,
+            multiprocessing_context=workers.start_method if n_workers else None,
         )
     n_workers = 0 if num_workers == "auto" else num_workers
     order = choose_order(
         dataset,
-        is_training,
-        shuffle_bytes=parse_bytes(shuffle_bytes, "shuffle_bytes"),
-        streams=None,
+        shuffle if is_training else ShuffleOptions(mode="none"),
         world_size=there.world_size,
         num_workers=n_workers,
     )
@@ -233,9 +204,9 @@ def create_optimized_dataloader(
         num_workers=n_workers,
         collate_fn=collate_fn and SampleCollate(collate_fn, dataset.batch_transform),
         pin_memory=pins,
-        prefetch_factor=prefetch_factor,
+        prefetch_factor=workers.prefetch_factor,
         persistent_workers=True,
-        multiprocessing_context=multiprocessing_context,
+        multiprocessing_context=workers.start_method,
     )
 
 

@@ -16,7 +16,8 @@ from typing import Any, Literal
 import h5py
 
 from ..errors import H5DataChangedError, H5Error, H5FileError
-from ..hdf5 import ChangeGuard, Trust, create_h5, expand_user, filters_of, open_h5, process_pool, shape_of
+from ..hdf5 import ChangeGuard, create_h5, expand_user, filters_of, open_h5, process_pool, shape_of
+from ..options import FileOptions
 from ..order.permutation import permutation
 from ..progress_bar import progress_bar
 from ..readers import usable_cores
@@ -190,7 +191,7 @@ def repack_file(
         shuffle_keys=shuffle_keys,
         keys=keys,
         verify=verify,
-        trust=Trust(sparse=allow_sparse, large_chunks=allow_large_chunks),
+        trust=FileOptions(trusted=allow_sparse or allow_large_chunks),
     )
     paths = expand_user(source), expand_user(target)
     if all(map(os.path.exists, paths)) and os.path.samefile(*paths):

@@ -12,10 +12,11 @@ import h5py
 import numpy as np
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayHandle, OpenOptions, Trust, filters_of, layout_of, numpy_dtype, shape_of
+from ..hdf5 import ArrayHandle, OpenOptions, filters_of, layout_of, numpy_dtype, shape_of
 from ..hdf5.checks import check_sizes, ensure_filters, may_run_code, refuse_library
 from ..hdf5.chunk_index import moves_axis
 from ..hdf5.contents import resolve_path
+from ..options import FileOptions
 from ..readers import heap_guard
 from .compression import FilterStep, check_compression, filter_steps, kept_steps, loses_digits
 from .copying import ArrayPlan, address_of, has_class, is_variable, links_in
@@ -60,7 +61,7 @@ class RepackOptions:
     shuffle_keys: Sequence[str] | None = None
     keys: Sequence[str] | None = None
     verify: bool = False
-    trust: Trust
+    trust: FileOptions
 
     def __post_init__(self) -> None:
         if self.rows_per_chunk is not None and self.rows_per_chunk < 1:

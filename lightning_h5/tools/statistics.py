@@ -21,7 +21,6 @@ from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..hdf5 import (
     ArrayLayout,
     OpenOptions,
-    Trust,
     expand_paths,
     expand_user,
     field_names,
@@ -30,6 +29,7 @@ from ..hdf5 import (
     list_arrays,
     open_h5,
 )
+from ..options import FileOptions
 from ..order.shards import Rows
 from ..progress_bar import progress_bar
 from ..readers import BulkTask, bulk_tasks, do_tasks, first_places, open_source, usable_cores
@@ -167,7 +167,7 @@ def compute_stats(
         raise H5ValueError(
             f"channel_axis names {listing(unknown)}; the arrays are {listing(names)}. Name one of these."
         )
-    options = OpenOptions(trust=Trust(external=allow_external))
+    options = OpenOptions(trust=FileOptions(allow_external=allow_external))
     tables = [describe_files(paths, [Asked(key=key)], options) for key in names]
     wanted = [_ascending(rows, table.n_rows, key) for key, table in zip(names, tables, strict=True)]
     axes = [_axis(table.layouts[0][0], channel_axis) for table in tables]

@@ -1,4 +1,4 @@
-"""The settings of a data module as plain values: what loggers record and checkpoints keep (``hparams``)."""
+"""``hparams``: the settings of a data module as plain values, which loggers record and checkpoints keep."""
 
 from __future__ import annotations
 
@@ -11,18 +11,91 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import partial
+from reprlib import Repr
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
+from .._lightning import LightningDataModule
 from ..errors import H5ValueError
+from ..sizes import whole
 
-__all__ = ["NOT_STORED", "constructor_settings", "outermost_frame", "plain_settings"]
+__all__ = ["RecordsSettings", "constructor_settings", "plain_settings"]
 
 MAX_LETTERS = 4096  # of one setting as JSON; the names of thousands of files would go into every checkpoint and log
 NOT_STORED = "not stored: "
+
+
+class RecordsSettings(LightningDataModule):
+    """A data module that records its settings, and shows them.
+
+    Args:
+        batch_size: rows of a training batch on one rank.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__()
+        self._record(constructor_settings(self))
+        self._batch_size = whole(batch_size, "batch_size", least=1)
+        self._is_batch_size_in_hparams = self.hparams.get("batch_size") == self._batch_size
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a training batch on one rank. May be set between runs; ``hparams.batch_size`` is the same number."""
+        found = self.hparams.get("batch_size") if self._is_batch_size_in_hparams else None
+        return self._batch_size if found is None else cast("int", found)
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        if self._is_batch_size_in_hparams:
+            self.hparams["batch_size"] = batch_size
+
+    @property
+    def hparams_initial(self) -> Any:
+        """The settings that loggers record.
+
+        Lightning refuses to log a model's and a data module's hyperparameters together if they have different values
+        under one name. The model's keep the name then, and these are recorded as, for example, ``data/batch_size``.
+        """
+        settings = super().hparams_initial
+        for name in [name for name in settings if name.startswith("_")]:
+            del settings[name]  # LightningCLI's own; Lightning before 2.5 compares them with the model's
+        for name in self._names_of_the_model():
+            settings[f"data/{name}"] = settings.pop(name)
+        return settings
+
+    def _names_of_the_model(self) -> list[str]:
+        """Names under which the model logs other values than this module has."""
+        model = getattr(self.trainer, "lightning_module", None)
+        if model is None or not getattr(model, "_log_hyperparams", True):
+            return []
+        own, of_model = super().hparams_initial, model.hparams_initial
+        shared = [name for name in own if name in of_model and not name.startswith("_")]
+        return [name for name in shared if not _equal(own[name], of_model[name])]
+
+    def _record(self, settings: Mapping[str, Any]) -> None:
+        # LightningCLI has its own form of them, with which it makes the module again, functions included: the first
+        # call takes it. Otherwise that call takes nothing, as no constructor is above the outermost frame.
+        frame = _outermost_frame()
+        self.save_hyperparameters(frame=frame)
+        of_cli = dict(self.hparams)
+        is_of_cli = bool(of_cli) and {name for name in of_cli if not name.startswith("_")} <= set(settings)
+        self.hparams.clear()
+        self.save_hyperparameters(plain_settings(of_cli if is_of_cli else settings), frame=frame)
+
+    def _shown_settings(self) -> str:
+        """The class with the settings that are not defaults, as they would be passed."""
+        parameters = inspect.signature(type(self).__init__).parameters
+        defaults = plain_settings({name: each.default for name, each in parameters.items()})
+        given = [
+            f"{name}={_short.repr(value)}"
+            for name, value in self.hparams.items()
+            if not name.startswith("_") and not (name in defaults and _equal(defaults[name], value))
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
 
 
 def constructor_settings(module: object) -> dict[str, Any]:
@@ -50,8 +123,7 @@ def constructor_settings(module: object) -> dict[str, Any]:
     return settings
 
 
-def outermost_frame() -> FrameType:
-    """Return the frame in which this thread began."""
+def _outermost_frame() -> FrameType:
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
@@ -96,7 +168,9 @@ def _plain(value: Any) -> Any:
         if isinstance(value, kinds):
             return convert(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        defaults = {field.name: field.default for field in dataclasses.fields(value)}
+        return {name: _plain(each) for name, each in given.items() if not _equal(each, defaults[name])}
     if isinstance(value, type) and (value in (bool, int, float) or issubclass(value, np.generic)):
         return np.dtype(value).name
     return NOT_STORED + _name_of(value)
@@ -163,3 +237,27 @@ def _first_note(value: Any) -> str | None:
         return value if value.startswith(NOT_STORED) else None
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return next((note for part in parts if (note := _first_note(part)) is not None), None)
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    """Whether Lightning takes two hyperparameters for the same."""
+    if type(ours) is not type(theirs):
+        return False
+    try:
+        return bool(ours == theirs)
+    except (TypeError, ValueError, RuntimeError):  # there are arrays in them
+        return False
+
+
+class _SettingsRepr(Repr):
+    """Settings, cut; a value that is not stored is its name in angle brackets, as Python shows a function."""
+
+    def repr_str(self, x: str, level: int) -> str:
+        if x.startswith(NOT_STORED):
+            return f"<{x.removeprefix(NOT_STORED)}>"
+        return super().repr_str(x, level)
+
+
+_short = _SettingsRepr()
+_short.maxstring = _short.maxother = 80
+_short.maxlist = _short.maxdict = 4
