@@ -1,0 +1,249 @@
+"""How a data module's loaders are made: the order of an epoch, its sampler, the loader, and what is logged of them."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, cast
+
+import torch
+
+from .._lightning import rank_zero_info
+from ..cores import share_cores
+from ..datasets import RowDataset
+from ..loading import H5DataLoader, SampleCollate
+from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
+from ..order import (
+    OrderParameters,
+    PlanSampler,
+    Replica,
+    SourceOrder,
+    TrainBatches,
+    WeightedRecipe,
+    resolve_replica,
+)
+from ..order.samplers import EpochSource
+from ..sizes import whole
+from .arguments import SPLITS, LoaderArguments, Split
+from .hparams import RecordsSettings
+from .weighting import weights_of
+
+__all__ = ["MakesLoaders", "NoRows"]
+
+
+class NoRows(list[Any]):
+    """What a hook returns if a split has no data; Lightning names the class when it warns of that."""
+
+
+class MakesLoaders(RecordsSettings):
+    """A data module with datasets, of which it makes loaders.
+
+    Attributes:
+        rank: this replica, from ``setup`` on.
+        world_size: number of replicas, from ``setup`` on.
+        seed: seed of the order, from ``setup`` on.
+
+    Args:
+        given: the constructor's arguments by name; those of ``LoaderArguments`` are used.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given["batch_size"])
+        self._options = options = LoaderArguments.pick(given)
+        self.rank: int | None = options.distributed.rank
+        self.world_size: int | None = options.distributed.world_size
+        self.seed = options.seed
+        self._datasets: dict[Split, RowDataset] = {}
+        self._loaders = _no_loaders()
+        self._logged: set[str] = set()
+
+    @property
+    def datasets(self) -> Mapping[Split, RowDataset]:
+        """The datasets by split (train, val, test, predict), those that ``setup`` has made so far."""
+        return MappingProxyType(self._datasets)
+
+    @property
+    def is_overfitting(self) -> bool:
+        """Whether the trainer wants the same few batches each epoch (``overfit_batches``)."""
+        return bool(getattr(self.trainer, "overfit_batches", False))
+
+    def __repr__(self) -> str:
+        lines = [self._shown_settings(), f"  batch_size {self.batch_size}"]
+        if self._datasets:
+            lines[1] += f", rank {self.rank} of {self.world_size}"
+            lines += [f"  {split}: {self._datasets[split]!r}" for split in SPLITS if split in self._datasets]
+        else:
+            lines[1] += ", no data yet: setup() looks at the files"
+        return "\n".join(lines)
+
+    __str__ = __repr__  # Lightning's would make loaders
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Spawned ranks get the module before it has loaders, and make their own.
+        return self.__dict__ | {"_loaders": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state | {"_loaders": _no_loaders()})
+
+    # Order ---------------------------------------------------------------------------------------------------
+
+    def train_batches(self, n_rows: int) -> TrainBatches:
+        """How an epoch of training is divided into batches."""
+        return TrainBatches(n_rows, self.batch_size, self.world_size or 1, self._options.drop_last)
+
+    def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
+        """The order in which rows are visited."""
+        order = choose_order(
+            dataset, self._shuffle(shuffles), world_size=self.world_size or 1, num_workers=self._options.num_workers
+        )
+        weights = weights_of(dataset)
+        return order if weights is None else order._replace(recipe=WeightedRecipe(weights, dataset.blocks()))
+
+    def sampler_of(self, dataset: RowDataset, order: Order, *, training: bool) -> PlanSampler:
+        """The sampler of a loader."""
+        rank, world_size = self._replica()
+        return PlanSampler(
+            dataset.blocks(),
+            self._parameters(order),
+            batch_size=self._rows_of_a_batch(training=training),
+            drop_last=training and self._options.drop_last,
+            evaluation=not training,
+            rank=rank,
+            world_size=world_size,
+            samples=self._options.collate_fn is not None,
+            epoch_source=cast("EpochSource", self) if training else None,
+            chooses=self._options.shuffle.mode == "auto",
+            recipe=order.recipe if training else None,
+            repeats=self.is_overfitting,
+        )
+
+    def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:
+        """Tell a dataset how its rows will be visited, before they are."""
+        # In evaluation each chunk is needed once, and for a short time.
+        dataset.read_with(cache_bytes, keeps=None if training else False, in_runs=order.mode == "window")
+
+    def mixed_rows(self, n_rows: int) -> str:
+        """Which rows a training order mixes, for the log.
+
+        Args:
+            n_rows: rows of all ranks.
+        """
+        return f"{n_rows:,} rows"
+
+    def _shuffle(self, shuffles: bool) -> Any:
+        options = self._options.shuffle
+        return options if shuffles else replace(options, mode="none")
+
+    def _order(self, dataset: RowDataset, *, training: bool) -> Order:
+        return self.order_of(dataset, shuffles=training and not self.is_overfitting)
+
+    def _rows_of_a_batch(self, *, training: bool) -> int:
+        return self.batch_size if training else self._options.eval_batch_size or self.batch_size
+
+    def _parameters(self, order: Order) -> OrderParameters:
+        return OrderParameters(
+            mode=order.mode,
+            seed=self.seed or 0,
+            batch_size=self.batch_size,
+            streams=order.streams,
+            window=order.window,
+            recipe="" if order.recipe is None else order.recipe.text,
+            sources=tuple(SourceOrder(each.mode, each.streams, each.window) for each in order.sources),
+        )
+
+    # Ranks ---------------------------------------------------------------------------------------------------
+
+    def _resolve(self) -> None:
+        """Find rank, number of replicas, and seed."""
+        options = self._options
+        rank, world_size = options.distributed.rank, options.distributed.world_size
+        if rank is None and world_size is None and self.trainer is not None:
+            # None under a strategy of one device, also if other processes run beside it.
+            kwargs = self.trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
+            self.rank, self.world_size = int(kwargs["rank"]), int(kwargs["num_replicas"])
+            share_cores(self.trainer.num_devices)  # a process for each device of a machine
+        else:
+            self.rank, self.world_size = resolve_replica(rank, world_size)
+        self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0") if options.seed is None else options.seed)
+
+    def _is_alone(self) -> bool:
+        """Whether the trainer has one process, whatever others run beside it."""
+        return self.trainer is not None and self.trainer.world_size == 1
+
+    def _replica(self) -> Replica | tuple[None, None]:
+        """For loaders: fixed if a trainer or the user gave it, otherwise open until iteration starts."""
+        fixed = self.trainer is not None or self._options.distributed.rank is not None
+        return Replica(self.rank or 0, self.world_size or 1) if fixed and self.rank is not None else (None, None)
+
+    # Loaders -------------------------------------------------------------------------------------------------
+
+    def _make_loader(self, split: Split) -> H5DataLoader | None:
+        dataset = self._datasets.get(split)
+        if dataset is None:
+            return None
+        self.batch_size = whole(self.batch_size, "batch_size", least=1)
+        options, training = self._options, split == "train"
+        order = self._order(dataset, training=training)
+        if training:
+            self._log_order(order, dataset.n_rows)
+        dataset.asked_cache_bytes = cache_bytes = options.files.cache_size
+        self.read_with(dataset, order, order.cache_bytes if cache_bytes is None else cache_bytes, training=training)
+        loader = H5DataLoader(
+            dataset,
+            sampler=self.sampler_of(dataset, order, training=training),
+            num_workers=options.num_workers,
+            collate_fn=options.collate_fn and SampleCollate(options.collate_fn, dataset.batch_transform),
+            pin_memory=self._pin_memory(),
+            prefetch_factor=options.workers.prefetch_factor,
+            persistent_workers=options.workers.persistent,
+            multiprocessing_context=options.workers.start_method,
+            timeout=options.workers.timeout,
+            worker_init_fn=options.workers.init_fn,
+        )
+        self._loaders[split].add(loader)
+        return loader
+
+    def _pin_memory(self) -> bool:
+        if self._options.pin_memory != "auto":
+            return self._options.pin_memory
+        device = getattr(getattr(self.trainer, "strategy", None), "root_device", None)
+        return torch.cuda.is_available() and (device is None or device.type == "cuda")
+
+    # Log -----------------------------------------------------------------------------------------------------
+
+    def _log_order(self, order: Order, n_rows: int) -> None:
+        if order.sources:
+            self._log_once(f"training order: {order.why}, seed {self.seed}")
+            for each in order.sources:
+                self._log_few_blocks(each)
+            return
+        mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "window" else ""
+        streams = f" in each of {order.streams} streams" if order.streams > 1 else ""
+        what = self.mixed_rows(n_rows) if order.recipe is None else order.recipe.text
+        self._log_once(f"training order: {order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})")
+        self._log_few_blocks(order)
+
+    def _log_few_blocks(self, order: Order) -> None:
+        if order.mode == "window" and order.window < FEW_BLOCKS:
+            self._log_once(
+                f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks(order.window)} at a time, so that "
+                "rows which are neighbors in the file often share a batch. Raise shuffle.buffer to "
+                f"'{-(-order.enough >> 20)} MiB' for {FEW_BLOCKS} or more, use fewer workers, or write the file again "
+                "with fewer rows in a chunk (lightning-h5 repack)."
+            )
+
+    def _log_once(self, text: str, log: Callable[[str], object] = rank_zero_info) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
+            log(text)
+
+
+def _no_loaders() -> dict[Split, weakref.WeakSet[H5DataLoader]]:
+    return {split: weakref.WeakSet() for split in SPLITS}
+
+
+def _blocks(n: int) -> str:
+    return f"{n} block{'s' if n != 1 else ''}"
