@@ -16,6 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from arguments import nested
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
@@ -77,13 +78,15 @@ def shapes(path: Path, **options: Any) -> LazyH5DataModule:
     """The data module of this example."""
     return LazyH5DataModule(
         path,
-        x_key="images",
-        y_key="labels",
-        val_fraction=0.25,
-        transform=augment,
-        eval_transform=as_they_are,
-        batch_transform=to_float,
-        **options,
+        **nested(
+            x_key="images",
+            y_key="labels",
+            val_fraction=0.25,
+            transform=augment,
+            eval_transform=as_they_are,
+            batch_transform=to_float,
+            **options,
+        ),
     )
 
 

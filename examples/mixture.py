@@ -18,6 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from arguments import nested
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
 
@@ -71,11 +72,13 @@ def train(folder: Path, way: dict[str, Any]) -> LinearModel:
     """Trains for five epochs of 100 batches, and evaluates once, on rows that were kept apart."""
     seed_everything(1, verbose=False)
     datamodule = CombinedHDF5DataModule(
-        sources={name: folder / f"{name}.h5" for name in SOURCES},
-        val_fraction=0.2,  # of the rows of all sources
-        epoch_length=100,
-        batch_size=20,
-        **way,
+        **nested(
+            sources={name: folder / f"{name}.h5" for name in SOURCES},
+            val_fraction=0.2,  # of the rows of all sources
+            epoch_length=100,
+            batch_size=20,
+            **way,
+        )
     )
     model = LinearModel()
     trainer = Trainer(

@@ -77,10 +77,7 @@ def run_fold(path: Path, fold: int, group_key: str | None) -> tuple[float, int]:
         path,
         x_key={"signal": "signal", "patient": "patient"},
         y_key="ill",
-        num_folds=FOLDS,
-        fold=fold,
-        group_key=group_key,
-        stratify_key="ill",  # each fold has as many ill patients as well ones
+        split={"num_folds": FOLDS, "fold": fold, "group_key": group_key, "stratify_key": "ill"},
         batch_size=32,
     )
     model = IllnessNet()

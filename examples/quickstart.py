@@ -109,8 +109,7 @@ def main() -> float:
         x_key="scans/images",
         y_key="scans/labels",
         x_dtype="float32",
-        val_fraction=0.1,
-        test_fraction=0.2,
+        split={"val_fraction": 0.1, "test_fraction": 0.2},
         batch_size=64,
     )
     model = DigitNet()

@@ -40,7 +40,7 @@ def by_loader(path: Path) -> float:
     seconds = []
     for epoch in range(3):
         datamodule = LazyH5DataModule(
-            path, x_key="images", batch_size=50, shuffle_bytes="4 MiB", cache_bytes="8 MiB", seed=epoch
+            path, x_key="images", batch_size=50, shuffle={"buffer": "4 MiB"}, files={"cache_bytes": "8 MiB"}, seed=epoch
         )
         datamodule.setup("fit")
         began = perf_counter()

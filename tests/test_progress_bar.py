@@ -11,6 +11,7 @@ import termios
 import h5py
 import numpy as np
 import pytest
+from arguments import nested
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning_models import Recorder, quiet_trainer
@@ -188,7 +189,7 @@ def fit(rank, path, kind):
             "a function": {"where": {"y": lambda y: y >= 3}},
             "a label": {"where": {"y": lambda y: y >= 3}, "field_map": {"target": "y"}, "label": 5},
         }[kind]
-        data = CombinedHDF5DataModule(path, load_fields=["x"], batch_size=4, with_index=True, **asked)
+        data = CombinedHDF5DataModule(path, **nested(load_fields=["x"], batch_size=4, with_index=True, **asked))
     else:
         data = RankCachedH5DataModule(path, x_key="x", batch_size=4, with_index=True)
     quiet_trainer(max_epochs=1, devices=2, strategy="ddp").fit(Recorder(), datamodule=data)

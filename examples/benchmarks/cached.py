@@ -26,6 +26,7 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from arguments import nested_files
 from common import (
     BATCH_SIZE,
     N_EPOCHS,
@@ -92,7 +93,7 @@ def loaded(data: Data, **options: Any) -> Epoch:
     """All rows in memory, as one rank has them; copied out of it where they are checked."""
 
     def epoch(number: int) -> Iterator[tuple[Any, Tensor]]:
-        dataset = RankMemCachedH5Dataset(data.path, "x", "labels", **options)
+        dataset = RankMemCachedH5Dataset(data.path, "x", "labels", **nested_files(**options))
         yield dataset.read_batch(np.arange(len(dataset))) if number == 0 else (None, torch.from_numpy(data.labels))
         dataset.close()
 
@@ -133,7 +134,7 @@ class Loading:
     def __call__(self, asked: tuple[str, bool]) -> list[Any] | None:
         """Loads the shard; gives its rows where they are asked for."""
         mode, keep = asked
-        dataset = RankMemCachedH5Dataset(self._path, "x", "labels", mode=mode, dtype_x=None)
+        dataset = RankMemCachedH5Dataset(self._path, "x", "labels", mode=mode, x_dtype=None)
         rows = dataset.read_batch(np.arange(len(dataset))) if keep else None
         dataset.close()
         return rows and [tensor.numpy() for tensor in rows]
@@ -170,10 +171,10 @@ def servers(data: Data, stack: ExitStack) -> list[Contender]:
 def peak_of(path: Path, n_rows: int, dtype: str | None, pipe: Connection) -> None:
     """Tells the most memory that loading took over what the process held before, in MiB."""
     data = on_disk(path, n_rows)
-    RankMemCachedH5Dataset(data.path, "labels", dtype_x=None).close()  # what is imported on first use
+    RankMemCachedH5Dataset(data.path, "labels", x_dtype=None).close()  # what is imported on first use
     forget_peak()
     before = resident_mib("VmRSS")
-    dataset = RankMemCachedH5Dataset(data.path, "x", "labels", dtype_x=dtype)
+    dataset = RankMemCachedH5Dataset(data.path, "x", "labels", x_dtype=dtype)
     pipe.send((resident_mib("VmHWM") - before, dataset.cost.row_bytes * n_rows / 2**20))
     dataset.close()
 

@@ -52,7 +52,10 @@ def main() -> None:
             "h5py, two shapes": lambda: loop(paths),
             "setup": lambda: LazyH5DataModule(paths, x_key="x", y_key="y").setup("fit"),
             "setup, split by groups and strata": lambda: LazyH5DataModule(
-                paths, x_key="x", y_key="y", val_fraction=0.1, group_key="patient", stratify_key="label"
+                paths,
+                x_key="x",
+                y_key="y",
+                split={"val_fraction": 0.1, "group_key": "patient", "stratify_key": "label"},
             ).setup("fit"),
         }
         times: dict[str, list[float]] = {name: [] for name in contenders}

@@ -131,7 +131,13 @@ def _note(frame: FrameType, event: str, argument: Any) -> None:
 
 def functions_of_a_batch(path: Path) -> dict[str, set[str]]:
     """Return the functions that are called between ``next()`` and a shuffled batch of a file, by module."""
-    module = lightning_h5.LazyH5DataModule(path, x_key="x", y_key="y", batch_size=BATCH_SIZE, shuffle_bytes=BUFFER)
+    module = lightning_h5.LazyH5DataModule(
+        path,
+        x_key="x",
+        y_key="y",
+        batch_size=BATCH_SIZE,
+        shuffle={"buffer": BUFFER},
+    )
     module.setup("fit")
     functions: dict[str, set[str]] = defaultdict(set)
     threading.setprofile(_note)  # threads that start from now on

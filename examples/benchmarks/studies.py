@@ -23,6 +23,7 @@ from typing import Any
 import h5py
 import numpy as np
 import numpy.typing as npt
+from arguments import nested
 from common import BATCH_SIZE, N_EPOCHS, Contender, environment, line_of, met, seconds_of, table, write_json
 from rows import IMAGES, SIGNALS, RowKind, lifelike
 from tqdm import tqdm
@@ -241,13 +242,15 @@ def mixing(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     loaders = {}
     for name, settings in strategies.items():
         module = CombinedHDF5DataModule(
-            sources=sources,
-            epoch_length=n_steps,
-            batch_size=BATCH_SIZE,
-            drop_last=True,
-            cache_size=0,
-            **WINDOW,
-            **settings,
+            **nested(
+                sources=sources,
+                epoch_length=n_steps,
+                batch_size=BATCH_SIZE,
+                drop_last=True,
+                cache_size=0,
+                **WINDOW,
+                **settings,
+            )
         )
         module.setup("fit")
         loaders[name] = module.train_dataloader()
@@ -278,11 +281,8 @@ def _pairs(loader: Any) -> Callable[[int], Iterator[Any]]:
 
 def _shares(sources: dict[str, str], n_steps: int) -> dict[str, int]:
     module = CombinedHDF5DataModule(
-        sources=sources,
+        mixture={"sources": sources, "strategy": "weighted", "epoch_length": n_steps, "weights": WEIGHTS},
         load_fields=["labels"],
-        sampling_strategy="weighted",
-        weights=WEIGHTS,
-        epoch_length=n_steps,
         batch_size=1,
     )
     module.setup("fit")

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from arguments import nested
 from factories import Stored
 from lightning_models import Recorder, quiet_trainer
 
@@ -63,7 +64,13 @@ def test_slow_transforms_in_workers_want_more_workers(make_h5, capsys):
 def test_decoding_wants_another_compression_or_none(make_h5, capsys, monkeypatch, nothing_held):
     rows = np.random.default_rng(0).integers(0, 64, (800, 256, 256), dtype=np.uint8)
     path = make_h5(x=Stored(rows, "chunked", (4, 256, 256), options={"compression": "gzip", "compression_opts": 1}))
-    module = LazyH5DataModule(path, x_key="x", batch_size=32, cache_bytes="4 MiB", prefetch_factor=2)
+    module = LazyH5DataModule(
+        path,
+        x_key="x",
+        batch_size=32,
+        files={"cache_bytes": "4 MiB"},
+        workers={"prefetch_factor": 2},
+    )
     line = limit_of_a_run(module, capsys)
     assert re.search(r"Decoding on \d+ cores? is the bottleneck: .* repack", line)
 
@@ -77,7 +84,15 @@ def test_slow_files_want_a_nearer_disk(make_h5, noise, capsys, monkeypatch, noth
         return read(*arguments)
 
     monkeypatch.setattr(contiguous, "read_stored", from_afar)
-    line = limit_of_a_run(LazyH5DataModule(path, x_key="x", batch_size=32, prefetch_factor=2), capsys)
+    line = limit_of_a_run(
+        LazyH5DataModule(
+            path,
+            x_key="x",
+            batch_size=32,
+            workers={"prefetch_factor": 2},
+        ),
+        capsys,
+    )
     assert re.search(r"Reading files is the bottleneck: put them on a closer or faster disk", line)
 
 
@@ -85,14 +100,27 @@ def test_what_the_library_reads_is_to_be_repacked(make_h5, capsys, nothing_held)
     values = np.random.default_rng(0).integers(0, 1000, (1600, 64, 64))
     path = make_h5(x=Stored(values, "chunked", (8, 64, 64), options={"scaleoffset": 0}))
     line = limit_of_a_run(
-        LazyH5DataModule(path, x_key="x", batch_size=32, shuffle_bytes="2 MiB", prefetch_factor=2), capsys
+        LazyH5DataModule(
+            path,
+            x_key="x",
+            batch_size=32,
+            shuffle={"buffer": "2 MiB"},
+            workers={"prefetch_factor": 2},
+        ),
+        capsys,
     )
     assert "The HDF5 library, which serves one thread at a time, is the bottleneck: lightning-h5 inspect" in line
 
 
 def test_the_start_of_workers_is_told_from_the_rest(make_h5, capsys):
     path = make_h5(x=np.zeros((32, 4), "f4"))
-    module = LazyH5DataModule(path, x_key="x", batch_size=2, num_workers=1, multiprocessing_context="spawn")
+    module = LazyH5DataModule(
+        path,
+        x_key="x",
+        batch_size=2,
+        num_workers=1,
+        workers={"start_method": "spawn"},
+    )
     line = limit_of_a_run(module, capsys)
     assert "for the first batches of epochs. A longer run spends a smaller share on them if" in line
     assert "persistent_workers" not in line  # they persist already
@@ -163,7 +191,7 @@ def test_the_shuffle_bytes_that_are_advised_hold_all_decoded_rows(make_h5, noise
     path = make_h5(x=Stored(np.tile(noise, (40, 1, 1)), "chunked", (8, 64, 64), {"compression": "gzip"}))
 
     def loader_of(**options):
-        datamodule = LazyH5DataModule(path, x_key="x", batch_size=8, num_workers=n_workers, **options)
+        datamodule = LazyH5DataModule(path, **nested(x_key="x", batch_size=8, num_workers=n_workers, **options))
         datamodule.setup("fit")
         return datamodule.train_dataloader()
 
@@ -182,7 +210,7 @@ def test_memory_that_shuffle_bytes_does_not_decide_is_advised_by_its_name(make_h
     path = make_h5(x=Stored(np.tile(noise, (40, 1, 1)), "chunked", (8, 64, 64), {"compression": "gzip"}))
 
     def loader_of(**more):
-        datamodule = LazyH5DataModule(path, x_key="x", batch_size=64, **(options | more))
+        datamodule = LazyH5DataModule(path, **nested(x_key="x", batch_size=64, **(options | more)))
         datamodule.setup("fit")
         return datamodule.train_dataloader()
 

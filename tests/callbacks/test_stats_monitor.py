@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from factories import Stored
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,7 +44,7 @@ def file(make_h5):
 
 
 def module(file, **options):
-    return LazyH5DataModule(file, file, x_key="x", y_key="y", batch_size=8, with_index=True, **options)
+    return LazyH5DataModule(file, file, **nested(x_key="x", y_key="y", batch_size=8, with_index=True, **options))
 
 
 class SlowStep(Recorder):
@@ -214,7 +215,7 @@ def test_rows_that_stay_decoded_are_hits_and_take_memory(make_h5, tmp_path, noth
 def test_rows_used_last_are_hits(make_h5, tmp_path, workers, nothing_held):
     path = make_h5(x=np.zeros((64, 256), "f4"))
     data = CombinedHDF5DataModule(
-        path, load_fields=["x"], batch_size=8, cache_size=64, num_workers=workers, shuffle=False, with_index=True
+        path, load_fields=["x"], batch_size=8, row_cache=64, num_workers=workers, shuffle=False, with_index=True
     )
     trainer = quiet_trainer(logger=CSVLogger(tmp_path), max_epochs=2)
     trainer.fit(Recorder(), datamodule=data)

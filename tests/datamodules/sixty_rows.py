@@ -1,6 +1,7 @@
 """The data that tests of trainers' options and of users' ways share: 60 rows to train on, 20 for all other stages."""
 
 import pytest
+from arguments import nested
 
 from lightning_h5 import LazyH5DataModule
 
@@ -14,4 +15,4 @@ def module(files, **options):
     train, val = files
     paths = {"train_path": train, "val_path": val, "test_path": val, "predict_path": val}
     common = {"batch_size": BATCH, "with_index": True}
-    return LazyH5DataModule(**(paths | common | options))
+    return LazyH5DataModule(**nested(**(paths | common | options)))

@@ -9,6 +9,7 @@ from itertools import combinations
 import h5py
 import numpy as np
 import pytest
+from arguments import nested
 from lightning_models import Recorder, quiet_trainer
 from processes import run_program
 
@@ -158,7 +159,7 @@ def test_it_is_refused_before_training_starts(folder, case, monkeypatch):
     path, options, kind, words = CASES[case]
     model = Recorder()
     with pytest.raises(kind) as caught:
-        quiet_trainer().fit(model, datamodule=LazyH5DataModule(path, **options))
+        quiet_trainer().fit(model, datamodule=LazyH5DataModule(path, **nested(**options)))
     assert isinstance(caught.value, H5Error)
     assert isinstance(caught.value, {H5FileError: OSError, H5KeyError: KeyError, H5ValueError: ValueError}[kind])
     assert not model.train_rows
@@ -172,12 +173,12 @@ def test_it_is_refused_before_training_starts(folder, case, monkeypatch):
 )
 def test_a_stage_without_data_says_what_to_pass(folder, stage, words):
     with pytest.raises(H5ValueError, match=words):
-        getattr(quiet_trainer(), stage)(Recorder(), datamodule=LazyH5DataModule(folder / "good.h5", **IMAGES))
+        getattr(quiet_trainer(), stage)(Recorder(), datamodule=LazyH5DataModule(folder / "good.h5", **nested(**IMAGES)))
 
 
 def test_fitting_without_training_data_says_what_to_pass(folder):
     with pytest.raises(H5ValueError, match="train_path"):
-        quiet_trainer().fit(Recorder(), datamodule=LazyH5DataModule(val_path=folder / "good.h5", **IMAGES))
+        quiet_trainer().fit(Recorder(), datamodule=LazyH5DataModule(**nested(val_path=folder / "good.h5", **IMAGES)))
 
 
 TWO_PACKAGES = """
@@ -251,7 +252,7 @@ def test_nothing_warns_in_an_ordinary_run(folder):
         warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         warnings.filterwarnings("ignore", message=".*logging interval.*")
-        datamodule = LazyH5DataModule(folder / "good.h5", folder / "good.h5", **IMAGES, with_index=True)
+        datamodule = LazyH5DataModule(folder / "good.h5", folder / "good.h5", **nested(**IMAGES, with_index=True))
         quiet_trainer(max_epochs=1).fit(Recorder(), datamodule=datamodule)
 
 
@@ -310,13 +311,13 @@ def test_a_loader_of_a_split_that_no_argument_names_says_what_its_setup_would(fo
 
 @pytest.mark.parametrize("options", [{"test_fraction": 0.5}, {"split_file": "split.json"}, {"x_key": "{split}/x"}])
 def test_a_split_that_the_arguments_may_name_asks_for_its_setup(folder, options):
-    datamodule = LazyH5DataModule(folder / "good.h5", **IMAGES | options)
+    datamodule = LazyH5DataModule(folder / "good.h5", **nested(**IMAGES | options))
     with pytest.raises(H5ValueError, match=r"Call setup\('test'\)"):
         datamodule.test_dataloader()
 
 
 def test_a_setup_that_failed_leaves_no_loader_without_rows(folder):
-    datamodule = LazyH5DataModule(folder / "good.h5", folder / "god.h5", **IMAGES)
+    datamodule = LazyH5DataModule(folder / "good.h5", folder / "god.h5", **nested(**IMAGES))
     for _ in range(2):
         with pytest.raises(H5FileError, match="god"):
             datamodule.setup("fit")
@@ -331,4 +332,4 @@ def test_a_setup_that_failed_leaves_no_loader_without_rows(folder):
 
 def test_an_unknown_stage_is_refused(folder):
     with pytest.raises(H5ValueError, match="'fit', 'validate'"):
-        LazyH5DataModule(folder / "good.h5", **IMAGES).setup("train")
+        LazyH5DataModule(folder / "good.h5", **nested(**IMAGES)).setup("train")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from arguments import nested, nested_files
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5DataModule, create_optimized_dataloader
 from lightning_h5.cli import main
@@ -13,20 +14,24 @@ from lightning_h5.datasets import CombinedHDF5Dataset, H5LazyDataset, RankMemCac
 from lightning_h5.errors import H5FileError
 
 USES = {
-    H5LazyDataset: lambda paths, **more: H5LazyDataset(paths, "x", **more),
-    RankMemCachedH5Dataset: lambda paths, **more: RankMemCachedH5Dataset(paths, "x", **more),
-    CombinedHDF5Dataset: lambda paths, **more: CombinedHDF5Dataset(paths, ["x"], **more),
-    "fields found": lambda paths, **more: CombinedHDF5Dataset(paths, **more),
+    H5LazyDataset: lambda paths, **more: H5LazyDataset(paths, "x", **nested_files(**more)),
+    RankMemCachedH5Dataset: lambda paths, **more: RankMemCachedH5Dataset(paths, "x", **nested_files(**more)),
+    CombinedHDF5Dataset: lambda paths, **more: CombinedHDF5Dataset(paths, ["x"], **nested_files(**more)),
+    "fields found": lambda paths, **more: CombinedHDF5Dataset(paths, **nested_files(**more)),
     create_optimized_dataloader: lambda paths, **more: create_optimized_dataloader(
         hdf5_files=paths, load_fields=["x"], num_workers=0, **more
     ),
-    LazyH5DataModule: lambda paths, **more: LazyH5DataModule(paths, x_key="x", **more).setup("fit"),
-    "guessed keys": lambda paths, **more: LazyH5DataModule(paths, **more).setup("fit"),
-    RankCachedH5DataModule: lambda paths, **more: RankCachedH5DataModule(paths, x_key="x", **more).setup("fit"),
-    CombinedHDF5DataModule: lambda paths, **more: CombinedHDF5DataModule(paths, load_fields=["x"], **more).setup("fit"),
-    "a cut": lambda paths, **more: CombinedHDF5DataModule(paths, load_fields=["x"], val_fraction=0.5, **more).setup(
+    LazyH5DataModule: lambda paths, **more: LazyH5DataModule(paths, **nested(x_key="x", **more)).setup("fit"),
+    "guessed keys": lambda paths, **more: LazyH5DataModule(paths, **nested(**more)).setup("fit"),
+    RankCachedH5DataModule: lambda paths, **more: RankCachedH5DataModule(paths, **nested(x_key="x", **more)).setup(
         "fit"
     ),
+    CombinedHDF5DataModule: lambda paths, **more: CombinedHDF5DataModule(
+        paths, **nested(load_fields=["x"], **more)
+    ).setup("fit"),
+    "a cut": lambda paths, **more: CombinedHDF5DataModule(
+        paths, **nested(load_fields=["x"], val_fraction=0.5, **more)
+    ).setup("fit"),
 }
 KINDS = {
     "fields found": CombinedHDF5Dataset,

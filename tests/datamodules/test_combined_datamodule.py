@@ -6,6 +6,7 @@ import re
 import h5py
 import numpy as np
 import pytest
+from arguments import nested
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 from processes import run_ranks, values
 
@@ -67,14 +68,14 @@ def test_each_epoch_has_the_rows_that_pass_once_and_from_the_second_on_they_are_
 @pytest.mark.parametrize("least", [0, 12])
 def test_another_filter_moves_no_row_between_training_and_test_and_groups_stay_whole(files, least):
     options = {"val_fraction": 0.2, "test_fraction": 0.2, "group_key": "guid", "batch_size": 4}
-    model, datamodule = RowRecorder(), CombinedHDF5DataModule(files, **options, where={"row": {"min": least}})
+    model, datamodule = RowRecorder(), CombinedHDF5DataModule(files, **nested(**options, where={"row": {"min": least}}))
     quiet_trainer(max_epochs=1, num_sanity_val_steps=0).fit(model, datamodule=datamodule)
     quiet_trainer().test(model, datamodule=datamodule, verbose=False)
     found = model.train_rows[0], model.rows["val"], model.rows["test"]
     assert sorted(row for rows in found for row in rows) == list(range(least, 3 * ROWS))
     groups = [{row % 6 for row in rows} for rows in found]
     assert sum(map(len, groups)) == len(set.union(*groups)) == 6
-    whole = CombinedHDF5DataModule(files, **options)
+    whole = CombinedHDF5DataModule(files, **nested(**options))
     whole.setup("fit")
     rows = whole.train_dataloader().dataset.read_batch(range(len_of(whole)))["row"].tolist()
     assert sorted(found[0]) == [row for row in rows if row >= least]
@@ -113,7 +114,7 @@ def test_a_checkpoint_of_other_filters_is_refused(files, tmp_path):
 def fit_on_ranks(rank, world_size, files, options):
     model = RowRecorder()
     trainer = quiet_trainer(max_epochs=2, devices=world_size, strategy="ddp", num_sanity_val_steps=0)
-    trainer.fit(model, datamodule=CombinedHDF5DataModule(files, val_paths=files[:1], batch_size=4, **options))
+    trainer.fit(model, datamodule=CombinedHDF5DataModule(files, **nested(val_paths=files[:1], batch_size=4, **options)))
     return model.train_rows, model.rows["val"]
 
 
@@ -143,7 +144,11 @@ def test_bad_files_are_errors_or_left_out_in_so_many_words(files, tmp_path, capl
     broken.write_bytes(b"nothing")
     with pytest.raises(H5FileError, match=r"broken\.h5"):
         CombinedHDF5DataModule([*files, str(broken)]).setup("fit")
-    datamodule = CombinedHDF5DataModule([*files, str(broken)], on_bad_file="skip", val_fraction=0.5)
+    datamodule = CombinedHDF5DataModule(
+        [*files, str(broken)],
+        on_bad_file="skip",
+        split=0.5,
+    )
     datamodule.setup("fit")
     assert len_of(datamodule) == 30
     assert "broken.h5" in caplog.text
@@ -153,7 +158,11 @@ def test_a_split_without_data_or_rows_says_what_to_pass(files):
     with pytest.raises(H5ValueError, match=r"Pass val_paths, or val_fraction"):
         CombinedHDF5DataModule(files).setup("validate")
     with pytest.raises(H5ValueError, match="not both"):
-        CombinedHDF5DataModule(files, val_paths=files, val_fraction=0.1)
+        CombinedHDF5DataModule(
+            files,
+            val_paths=files,
+            split=0.1,
+        )
     with pytest.raises(H5ValueError, match="'train': no row of 60 passes"):
         CombinedHDF5DataModule(files, where={"row": {"min": 1000}}).setup("fit")
 

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning_models import Ordinary, quiet_trainer
@@ -134,18 +135,18 @@ def test_unsigned_classes_are_explained(make_h5, dtype):
 def test_inputs_of_a_normalization_are_explained_and_the_advice_works(make_h5, layer, dtype):
     path = make_h5(x=np.ones((20, 4), dtype), y=np.zeros(20, dtype))
     options = {"x_key": "x", "y_key": "y", "batch_size": 4, "y_dtype": "float32"}
-    (note,) = notes_of(Loss(F.mse_loss, layer(4)), LazyH5DataModule(path, **options))
+    (note,) = notes_of(Loss(F.mse_loss, layer(4)), LazyH5DataModule(path, **nested(**options)))
     assert f"'x' comes as {np.dtype(dtype).name} since" in note
     assert "Pass x_dtype='float32'" in note
     quiet_trainer(fast_dev_run=True).fit(
-        Loss(F.mse_loss, layer(4)), datamodule=LazyH5DataModule(path, **options, x_dtype="float32")
+        Loss(F.mse_loss, layer(4)), datamodule=LazyH5DataModule(path, **nested(**options, x_dtype="float32"))
     )
 
 
 @pytest.mark.parametrize("name", ["transform", "batch_transform"])
 def test_an_array_that_a_transform_may_have_changed_is_not_blamed(make_h5, name):
     path = make_h5(x=np.ones((20, 4)))
-    module = LazyH5DataModule(path, x_key="x", batch_size=4, **{name: lambda x: x})
+    module = LazyH5DataModule(path, **nested(x_key="x", batch_size=4, **{name: lambda x: x}))
     assert notes_of(Ordinary(), module) == []
 
 
@@ -198,7 +199,7 @@ def test_an_array_of_a_split_is_explained(make_h5):
     ids=["another error", "a dtype that was asked for", "a model in float64, and a dtype that was asked for"],
 )
 def test_other_errors_are_left_alone(make_h5, model, x, options):
-    assert notes_of(model(), LazyH5DataModule(make_h5(x=x), x_key="x", batch_size=4, **options)) == []
+    assert notes_of(model(), LazyH5DataModule(make_h5(x=x), **nested(x_key="x", batch_size=4, **options))) == []
 
 
 def test_a_model_in_float64_is_told_so(make_h5):

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+from arguments import nested
 
 import lightning_h5
 from lightning_h5 import (
@@ -53,7 +54,7 @@ def home(make_h5, tmp_path, monkeypatch):
         lambda path: rows_of(LazyH5DataModule(path, x_key="x")),
         lambda path: rows_of(RankCachedH5DataModule(path, x_key="x")),
         lambda path: rows_of(CombinedHDF5DataModule(path, load_fields=["x"], on_bad_file="skip")),
-        lambda path: rows_of(CombinedHDF5DataModule(sources={"a": path}, load_fields=["x"])),
+        lambda path: rows_of(CombinedHDF5DataModule(mixture={"a": path}, load_fields=["x"])),
     ],
     ids=["lazy", "cached", "combined", "loader", "lazy module", "cached module", "combined module", "mixture"],
 )
@@ -68,7 +69,7 @@ def rows_of(datamodule):
 
 @pytest.mark.parametrize("split", ["val", "test", "predict"])
 def test_files_of_each_split_are_found(split):
-    datamodule = LazyH5DataModule(**{f"{split}_path": "~/runs/a.h5"}, x_key="x")
+    datamodule = LazyH5DataModule(**nested(**{f"{split}_path": "~/runs/a.h5"}, x_key="x"))
     datamodule.setup({"val": "validate"}.get(split, split))
     assert len(getattr(datamodule, f"{split}_dataloader")().dataset) == 40
 
@@ -123,7 +124,11 @@ def test_tools_take_paths_below_the_home_directory(home):
 )
 def test_the_command_line_takes_paths_below_the_home_directory(arguments, capsys):
     """A shell expands ``~`` itself, but not within ``--output=~/made.json``, nor in quotes."""
-    LazyH5DataModule("~/runs/a.h5", x_key="x", val_fraction=0.5, split_file="~/splits.json").setup("fit")
+    LazyH5DataModule(
+        "~/runs/a.h5",
+        x_key="x",
+        split={"val_fraction": 0.5, "file": "~/splits.json"},
+    ).setup("fit")
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 0, capsys.readouterr().err

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from arguments import nested
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.tuner import Tuner
+from lightning_h5.datamodules.settings import plain_settings
 from lightning_models import Recorder, quiet_trainer, together
 
 from lightning_h5 import CombinedHDF5DataModule, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.cli import main
-from lightning_h5.datamodules.settings import plain_settings
 
 ROWS = 24
 
@@ -127,7 +128,7 @@ def test_a_list_of_very_many_files_is_not_copied_into_every_checkpoint(path, tmp
     assert len(pickle.dumps(dict(datamodule.hparams))) < 4096
     assert "a list of 5,000" in repr(datamodule)
     with pytest.raises(H5ValueError, match="train_path was a list of 5,000"):
-        LazyH5DataModule(**datamodule.hparams)
+        LazyH5DataModule(**nested(**datamodule.hparams))
     few = [path] * 20
     assert LazyH5DataModule(few, x_key="x").hparams.train_path == few
 

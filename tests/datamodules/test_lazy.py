@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from factories import Stored
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning_models import Recorder, index_of, quiet_trainer
@@ -28,7 +29,9 @@ def file(make_h5):
 
 
 def module(file, **options):
-    return LazyH5DataModule(file, **({"x_key": "x", "y_key": "y", "batch_size": 8, "with_index": True} | options))
+    return LazyH5DataModule(
+        file, **nested(**({"x_key": "x", "y_key": "y", "batch_size": 8, "with_index": True} | options))
+    )
 
 
 def batches(datamodule, stage):

@@ -8,6 +8,7 @@ import lightning.pytorch as lightning
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from processes import run_ranks
 
 from lightning_h5 import (
@@ -51,9 +52,9 @@ def live(tmp_path):
 
 
 MODULES = {
-    "lazy": lambda path, **more: LazyH5DataModule(path, x_key="x", **more),
-    "cached": lambda path, **more: RankCachedH5DataModule(path, x_key="x", **more),
-    "combined": lambda path, **more: CombinedHDF5DataModule(path, load_fields=["x"], dtype=None, **more),
+    "lazy": lambda path, **more: LazyH5DataModule(path, **nested(x_key="x", **more)),
+    "cached": lambda path, **more: RankCachedH5DataModule(path, **nested(x_key="x", **more)),
+    "combined": lambda path, **more: CombinedHDF5DataModule(path, **nested(load_fields=["x"], dtype=None, **more)),
 }
 
 
@@ -85,7 +86,7 @@ def test_without_swmr_the_file_is_refused_and_the_cause_named(live, kind):
 
 
 def test_another_file_in_its_place_is_a_change_all_the_same(live, tmp_path):
-    module = LazyH5DataModule(live, x_key="x", swmr=True, batch_size=8)
+    module = LazyH5DataModule(live, x_key="x", files={"swmr": True}, batch_size=8)
     module.setup("fit")
     loader = module.train_dataloader()
     assert len(list(loader)) >= 8
@@ -98,10 +99,10 @@ def test_another_file_in_its_place_is_a_change_all_the_same(live, tmp_path):
 
 
 PAIRS = {
-    "lazy": lambda path, **more: LazyH5DataModule(path, x_key="x", y_key="y", group_key="y", **more),
-    "cached": lambda path, **more: RankCachedH5DataModule(path, x_key="x", y_key="y", group_key="y", **more),
+    "lazy": lambda path, **more: LazyH5DataModule(path, **nested(x_key="x", y_key="y", group_key="y", **more)),
+    "cached": lambda path, **more: RankCachedH5DataModule(path, **nested(x_key="x", y_key="y", group_key="y", **more)),
     "combined": lambda path, **more: CombinedHDF5DataModule(
-        path, load_fields=["x"], dtype=None, group_key="y", where=lambda columns: columns["y"] >= 0, **more
+        path, **nested(load_fields=["x"], dtype=None, group_key="y", where=lambda columns: columns["y"] >= 0, **more)
     ),
 }
 
@@ -148,7 +149,7 @@ def rank_of(rank, path):
             return torch.optim.SGD(self.parameters(), 0.0)
 
     time.sleep(0.05 * rank)  # the file is longer by then
-    module = LazyH5DataModule(path, x_key="x", y_key="y", swmr=True, with_index=True, batch_size=8)
+    module = LazyH5DataModule(path, x_key="x", y_key="y", files={"swmr": True}, with_index=True, batch_size=8)
     quiet = {
         "logger": False,
         "enable_checkpointing": False,

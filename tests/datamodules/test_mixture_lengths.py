@@ -5,6 +5,7 @@ from collections import Counter
 import h5py
 import numpy as np
 import pytest
+from arguments import nested
 
 from lightning_h5 import CombinedHDF5DataModule, H5ValueError
 
@@ -49,7 +50,7 @@ def any_mixture(rng, paths):
 
 def epoch_of(given, rank, world_size, epoch):
     """Each batch of a rank: for each of its rows the source and the number, and what was read of it."""
-    datamodule = CombinedHDF5DataModule(**given, rank=rank, world_size=world_size)
+    datamodule = CombinedHDF5DataModule(**nested(**given, rank=rank, world_size=world_size))
     datamodule.setup("fit")
     loader = datamodule.train_dataloader()
     loader.sampler.set_epoch(epoch)

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from lightning.pytorch.loggers import CSVLogger
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 
@@ -80,7 +81,7 @@ MIXTURES = {
 
 @pytest.fixture
 def module(sources):
-    return lambda **options: CombinedHDF5DataModule(**({"sources": sources, "batch_size": BATCH} | options))
+    return lambda **options: CombinedHDF5DataModule(**nested(**({"sources": sources, "batch_size": BATCH} | options)))
 
 
 def fitted(datamodule, model=None, **options):
@@ -132,7 +133,7 @@ def test_sources_go_on_over_epochs_and_give_each_row_once_before_any_comes_again
 
 
 def test_a_number_of_steps_is_the_length_of_an_epoch_without_sources_too(sources):
-    datamodule = CombinedHDF5DataModule(sources["a"], epoch_length=7, batch_size=BATCH, with_index=True)
+    datamodule = CombinedHDF5DataModule(sources["a"], mixture={"epoch_length": 7}, batch_size=BATCH, with_index=True)
     model = Recorder()
     quiet_trainer(max_epochs=4).fit(model, datamodule=datamodule)
     assert [len(model.train_rows[epoch]) for epoch in range(4)] == [28] * 4
@@ -179,7 +180,7 @@ def test_sources_may_have_filters_of_their_own_over_one_file(sources):
         "odd": {"paths": sources["a"], "where": {"parity": 1}},
         "few": {"paths": sources["a"], "where": {"row": {"max": 9}, "parity": 0}},
     }
-    datamodule = CombinedHDF5DataModule(sources=mixed, sampling_strategy="sequential", batch_size=BATCH)
+    datamodule = CombinedHDF5DataModule(mixture={"sources": mixed, "strategy": "sequential"}, batch_size=BATCH)
     datamodule.setup("fit")
     found = {"odd": [], "few": []}
     for batch in datamodule.train_dataloader():
@@ -311,7 +312,9 @@ def test_groups_that_are_in_several_sources_are_on_one_side(sources):
         "b": {"paths": [sources["b"], sources["c"]]},
     }
     datamodule = CombinedHDF5DataModule(
-        sources=mixed, sampling_strategy="sequential", val_fraction=0.3, group_key="guid", batch_size=BATCH
+        mixture={"sources": mixed, "strategy": "sequential"},
+        split={"val_fraction": 0.3, "group_key": "guid"},
+        batch_size=BATCH,
     )
     model = RowsAlone()
     quiet_trainer(max_epochs=1, num_sanity_val_steps=0).fit(model, datamodule=datamodule)
@@ -339,7 +342,7 @@ def test_a_row_of_two_sources_is_on_one_side(sources, tmp_path, link):
         again = str(tmp_path / "link.h5")
         link(sources["a"], again)
     mixed = {"all": sources["a"], "odd": {"paths": again, "where": {"parity": 1}}}
-    datamodule = CombinedHDF5DataModule(sources=mixed, val_fraction=0.3, batch_size=BATCH)
+    datamodule = CombinedHDF5DataModule(mixture=mixed, split=0.3, batch_size=BATCH)
     model = RowsAlone()
     quiet_trainer(max_epochs=1, num_sanity_val_steps=0).fit(model, datamodule=datamodule)
     train, val = sides_of(model)
@@ -401,7 +404,7 @@ def test_the_shares_that_are_logged_add_up_and_are_those_that_were_asked_for(mod
 
 
 def test_rows_of_one_set_of_files_are_no_share_of_nothing(sources, tmp_path):
-    datamodule = CombinedHDF5DataModule(sources["a"], epoch_length=6, batch_size=BATCH, with_index=True)
+    datamodule = CombinedHDF5DataModule(sources["a"], mixture={"epoch_length": 6}, batch_size=BATCH, with_index=True)
     trainer = quiet_trainer(logger=CSVLogger(tmp_path), log_every_n_steps=3)
     trainer.fit(Recorder(), datamodule=datamodule)
     shown = {name: value.item() for name, value in trainer.callback_metrics.items() if "/share/" in name}
@@ -505,7 +508,7 @@ def test_bad_input_is_refused_by_name_and_number_before_training_starts(sources,
     monkeypatch.chdir(tmp_path)
     options, words = BAD[case]
     with pytest.raises((H5ValueError, OSError)) as refused:
-        CombinedHDF5DataModule(**({"sources": FILES, "batch_size": BATCH} | options)).setup("fit")
+        CombinedHDF5DataModule(**nested(**({"sources": FILES, "batch_size": BATCH} | options))).setup("fit")
     assert [word for word in words if word not in str(refused.value)] == [], str(refused.value)
 
 
@@ -515,7 +518,7 @@ def two_shapes(tmp_path):
 
 
 def test_sources_with_rows_of_other_shapes_may_take_turns_by_batches(two_shapes):
-    datamodule = CombinedHDF5DataModule(sources=two_shapes, sampling_strategy="sequential", batch_size=BATCH)
+    datamodule = CombinedHDF5DataModule(mixture={"sources": two_shapes, "strategy": "sequential"}, batch_size=BATCH)
     datamodule.setup("fit")
     shapes = {"narrow": [], "wide": []}
     for batch in datamodule.train_dataloader():
@@ -528,14 +531,16 @@ def test_sources_with_rows_of_other_shapes_may_take_turns_by_batches(two_shapes)
 def test_sources_with_rows_of_other_shapes_cannot_be_in_one_batch(two_shapes, options):
     given = {"rows": ROUND | {"mix": "rows"}, "concat": {}, "validation": ROUND | {"val_fraction": 0.25}}[options]
     with pytest.raises(H5ValueError, match=r"'x' is .*3.* in the source 'narrow', and .*5.* in 'wide'"):
-        CombinedHDF5DataModule(sources=two_shapes, batch_size=BATCH, **given).setup("fit")
+        CombinedHDF5DataModule(**nested(sources=two_shapes, batch_size=BATCH, **given)).setup("fit")
 
 
 def test_sources_with_other_fields_are_refused_until_the_fields_are_named(sources, tmp_path):
     mixed = {"a": sources["a"], "more": write(tmp_path / "more.h5", 0, 8, extra=np.zeros(8))}
     with pytest.raises(H5ValueError, match=r"'a' has the fields .*, and 'more' has .*'extra'.*load_fields"):
-        CombinedHDF5DataModule(sources=mixed).setup("fit")
-    assert len(dataset_of(CombinedHDF5DataModule(sources=mixed, load_fields=["x", "row"]))) == 68
+        CombinedHDF5DataModule(
+            mixture=mixed,
+        ).setup("fit")
+    assert len(dataset_of(CombinedHDF5DataModule(mixture=mixed, load_fields=["x", "row"]))) == 68
 
 
 def test_sources_may_call_their_fields_otherwise(sources, tmp_path):
@@ -543,7 +548,7 @@ def test_sources_may_call_their_fields_otherwise(sources, tmp_path):
     with h5py.File(other, "w") as file:
         file["signal"], file["number"] = np.ones((6, 3), "f4"), np.arange(6)
     mixed = {"a": sources["a"], "other": {"paths": str(other), "field_map": {"x": "signal", "row": "number"}}}
-    dataset = dataset_of(CombinedHDF5DataModule(sources=mixed, load_fields=["x", "row"], batch_size=BATCH))
+    dataset = dataset_of(CombinedHDF5DataModule(mixture=mixed, load_fields=["x", "row"], batch_size=BATCH))
     batch = dataset.read_batch([59, 60, 65])
     assert batch["row"].tolist() == [59, 0, 5]
     assert list(batch["source"]) == ["a", "other", "other"]
@@ -554,7 +559,8 @@ def test_sources_may_call_their_fields_otherwise(sources, tmp_path):
 def test_weights_of_any_size_are_dealt_at_once(make_h5, weights, mix):
     sources = {name: make_h5({"x": np.arange(20.0)}, name=f"{name}.h5") for name in "abc"}
     module = CombinedHDF5DataModule(
-        sources=sources, sampling_strategy="weighted", weights=weights, mix=mix, epoch_length=50, batch_size=4
+        mixture={"sources": sources, "strategy": "weighted", "mix": mix, "epoch_length": 50, "weights": weights},
+        batch_size=4,
     )
     module.setup("fit")
     names = [name for batch in module.train_dataloader() for name in batch["source"]]
@@ -568,7 +574,7 @@ def test_rows_of_sources_are_mixed_whatever_their_dtype(make_h5, dtype):
         name: make_h5({"x": np.arange(first, first + 20).astype(dtype)}, name=f"{name}.h5")
         for name, first in (("a", 0), ("b", 100))
     }
-    module = CombinedHDF5DataModule(sources=sources, batch_size=8)
+    module = CombinedHDF5DataModule(mixture=sources, batch_size=8)
     module.setup("fit")
     batches = list(module.train_dataloader())
     assert sorted(int(x) for batch in batches for x in batch["x"].numpy()) == [*range(20), *range(100, 120)]
@@ -578,7 +584,7 @@ def test_rows_of_sources_are_mixed_whatever_their_dtype(make_h5, dtype):
 
 def test_batches_that_a_tuner_made_too_large_are_refused(make_h5):
     sources = {name: make_h5({"x": np.arange(20.0)}, name=f"{name}.h5") for name in "ab"}
-    module = CombinedHDF5DataModule(sources=sources, sampling_strategy="weighted", batch_size=4, drop_last=True)
+    module = CombinedHDF5DataModule(mixture={"sources": sources, "strategy": "weighted"}, batch_size=4, drop_last=True)
     module.setup("fit")
     module.batch_size = 32
     with pytest.raises(H5ValueError, match=r"'a' has 20 rows, and batch_size is 32"):
@@ -588,13 +594,15 @@ def test_batches_that_a_tuner_made_too_large_are_refused(make_h5):
 @pytest.mark.parametrize("sources", [[1, 2], {"a": 3}, {"a": {"paths": 3.5}}])
 def test_sources_that_are_no_files_are_refused(sources):
     with pytest.raises(H5ValueError, match=r"source"):
-        CombinedHDF5DataModule(sources=sources)
+        CombinedHDF5DataModule(
+            mixture=sources,
+        )
 
 
 def test_names_of_sources_may_be_numbers(make_h5):
     sources = {year: make_h5({"x": np.arange(20.0)}, name=f"{year}.h5") for year in (2020, 2021)}
     options = {"sampling_strategy": "weighted", "weights": {2020: 1, 2021: 3}, "epoch_length": 8, "batch_size": 2}
-    module = CombinedHDF5DataModule(sources=sources, **options)
+    module = CombinedHDF5DataModule(**nested(sources=sources, **options))
     module.setup("fit")
     names = [batch["source"][0] for batch in module.train_dataloader()]
     assert (names.count("2020"), names.count("2021")) == (2, 6)

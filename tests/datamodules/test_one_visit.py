@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from arguments import nested
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.hdf5 import open as opening
@@ -84,24 +85,27 @@ def test_each_file_is_opened_once_where_keys_are_guessed(tmp_path: Path, opened:
         paths.append(str(tmp_path / f"{number}.h5"))
         with h5py.File(paths[-1], "w") as file:
             file["images"], file["classes"] = np.zeros((9, 2)), np.arange(9)
-    LazyH5DataModule(paths, val_fraction=0.3, stratify_key="classes").setup()
+    LazyH5DataModule(
+        paths,
+        split={"val_fraction": 0.3, "stratify_key": "classes"},
+    ).setup()
     assert opened == dict.fromkeys(paths, 1)
 
 
 def test_files_with_a_live_writer_are_described_by_one_opening(paths: list[str], opened: Counter[str]) -> None:
-    LazyH5DataModule(paths, **KEYS, val_fraction=0.2, swmr=True).setup()
+    LazyH5DataModule(paths, **nested(**KEYS, val_fraction=0.2, swmr=True)).setup()
     assert opened == dict.fromkeys(paths, 1)
 
 
 def test_values_are_those_of_the_files(paths: list[str]) -> None:
-    datamodule = LazyH5DataModule(paths, **KEYS, **CUT)
+    datamodule = LazyH5DataModule(paths, **nested(**KEYS, **CUT))
     datamodule.setup("fit")
     indices = datamodule.datasets["train"].indices  # type: ignore[attr-defined]
     assert len({row // ROWS for row in indices.tolist()}) * ROWS == len(indices)  # no patient is cut apart
 
 
 def test_what_was_found_is_forgotten_after_setup(paths: list[str], opened: Counter[str]) -> None:
-    datamodule = LazyH5DataModule(paths, **KEYS)
+    datamodule = LazyH5DataModule(paths, **nested(**KEYS))
     datamodule.setup("fit")
     with h5py.File(paths[0], "a") as file:
         file["y"][0] = 7

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from arguments import nested
 from factories import Stored
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ def module(make_h5):
     def make(layout="gzip", **options):
         path = make_h5(x=LAYOUTS[layout])
         common = {"x_key": "x", "batch_size": 16, "with_index": True, "shuffle_bytes": 10 * BLOCK}
-        return LazyH5DataModule(path, **(common | options))
+        return LazyH5DataModule(path, **nested(**(common | options)))
 
     return make
 
@@ -151,7 +152,7 @@ def test_setting_what_is_advised_removes_the_advice(module, make_h5, caplog):
     def told(**options):
         caplog.clear()
         with caplog.at_level(logging.INFO):
-            order_of(LazyH5DataModule(path, x_key="x", batch_size=4, seed=1, **options))
+            order_of(LazyH5DataModule(path, **nested(x_key="x", batch_size=4, seed=1, **options)))
         return [record.getMessage() for record in caplog.records if "neighbours" in record.getMessage()]
 
     for more in ({}, {"num_workers": 2}, {"streams": 3}, {"shuffle": "window"}):
@@ -196,7 +197,13 @@ def test_given_lanes_fix_the_order_for_any_number_of_ranks_and_workers(module, w
 
 def test_labels_sorted_in_the_file_are_mixed_in_each_batch(make_h5):
     path = make_h5(x=LAYOUTS["gzip"], y=np.arange(ROWS) // (ROWS // 4))
-    datamodule = LazyH5DataModule(path, x_key="x", y_key="y", batch_size=16, shuffle_bytes=43 * BLOCK)
+    datamodule = LazyH5DataModule(
+        path,
+        x_key="x",
+        y_key="y",
+        batch_size=16,
+        shuffle={"buffer": 43 * BLOCK},
+    )
     datamodule.setup("fit")
     assert all(len(set(y.tolist())) > 1 for _, y in datamodule.train_dataloader())
 
@@ -220,7 +227,7 @@ def test_a_window_goes_on_exactly_where_it_was_broken_off(tmp_path, make_h5, sto
 
     def make(num_workers):
         return LazyH5DataModule(
-            path, x_key="x", batch_size=16, with_index=True, shuffle_bytes=10 * BLOCK, num_workers=num_workers
+            path, x_key="x", batch_size=16, with_index=True, shuffle={"buffer": 10 * BLOCK}, num_workers=num_workers
         )
 
     before = fit(make(workers[0]), tmp_path, fail_at=stop)
@@ -241,10 +248,10 @@ CHANGES = {
 def test_an_epoch_that_was_broken_off_keeps_its_own_order(tmp_path, make_h5, change):
     path = make_h5(x=LAYOUTS["gzip"])
     common = {"x_key": "x", "batch_size": 16, "with_index": True, "shuffle_bytes": 10 * BLOCK}
-    before = fit(LazyH5DataModule(path, **common), tmp_path, fail_at=(0, 9))
+    before = fit(LazyH5DataModule(path, **nested(**common)), tmp_path, fail_at=(0, 9))
     (saved,) = tmp_path.glob("*.ckpt")
-    after = fit(LazyH5DataModule(path, **(common | CHANGES[change])), ckpt_path=saved)
-    whole = fit(LazyH5DataModule(path, **common))
+    after = fit(LazyH5DataModule(path, **nested(**(common | CHANGES[change]))), ckpt_path=saved)
+    whole = fit(LazyH5DataModule(path, **nested(**common)))
     assert before[0] + after[0] == whole[0]
     assert sorted(after[1]) == list(range(ROWS))
 
@@ -252,7 +259,7 @@ def test_an_epoch_that_was_broken_off_keeps_its_own_order(tmp_path, make_h5, cha
 def test_another_order_that_was_asked_for_by_name_is_refused(tmp_path, make_h5):
     path = make_h5(x=LAYOUTS["gzip"])
     common = {"x_key": "x", "batch_size": 16, "with_index": True, "shuffle_bytes": 10 * BLOCK}
-    fit(LazyH5DataModule(path, **common), tmp_path, fail_at=(0, 9))
+    fit(LazyH5DataModule(path, **nested(**common)), tmp_path, fail_at=(0, 9))
     (saved,) = tmp_path.glob("*.ckpt")
     with pytest.raises(H5ResumeError, match="order: saved 'window', present 'global'"):
-        fit(LazyH5DataModule(path, shuffle="global", **common), ckpt_path=saved)
+        fit(LazyH5DataModule(path, **nested(shuffle="global", **common)), ckpt_path=saved)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed
+from arguments import nested
 from lightning.fabric import Fabric
 from lightning_models import index_of
 from processes import run_ranks, values
@@ -38,7 +39,7 @@ WORKERS = pytest.mark.parametrize(
 def loader_of(file, **options):
     """As a user without a Trainer gets it: from a data module that was set up by hand."""
     options = {"batch_size": BATCH, "with_index": True} | options
-    datamodule = LazyH5DataModule(file, **options)
+    datamodule = LazyH5DataModule(file, **nested(**options))
     datamodule.setup("fit")
     return datamodule.train_dataloader()
 

@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from factories import Stored, assert_same_rows, edit, rows_by_h5py
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -636,7 +637,12 @@ def test_shards_that_no_machine_could_hold_are_refused_by_what_the_system_says(m
     with h5py.File(path, "r+") as h5:
         h5.create_dataset("x", (1 << 15, 1 << 31), "u1", chunks=(1, 1 << 31))
     with pytest.raises(H5ValueError, match=r"the shards of 'train' take 65,536\.00 GiB on this rank"):
-        fit(RankCachedH5DataModule(path, allow_sparse=True, allow_large_chunks=True))
+        fit(
+            RankCachedH5DataModule(
+                path,
+                files={"trusted": True},
+            )
+        )
 
 
 # Workers ---------------------------------------------------------------------------------------------------------
@@ -694,7 +700,9 @@ def test_options_of_the_trainer_take_the_batches_they_should(file, num_workers):
 @pytest.mark.parametrize(("n_rows", "every"), [(13, 0), (12, 1)], ids=["a row sits out", "drawn anew"])
 def test_overfit_batches_repeats_the_same_batches_on_ranks(make_h5, n_rows, every):
     options = {"rank": 0, "world_size": 2, "mode": "interleave", "reshard_every_n_epochs": every}
-    datamodule = RankCachedH5DataModule(make_h5(x=np.arange(n_rows)), batch_size=2, with_index=True, **options)
+    datamodule = RankCachedH5DataModule(
+        make_h5(x=np.arange(n_rows)), **nested(batch_size=2, with_index=True, **options)
+    )
     rows = fit(datamodule, overfit_batches=2, max_epochs=3).train_rows
     assert rows[0] == rows[1] == rows[2]
 
@@ -716,7 +724,7 @@ def test_shards_of_a_small_file_are_drawn_anew_too(make_h5, mode):
     """Of 24 rows in chunks of two a rank of two meets others than its first twelve."""
     x = Stored(np.arange(24), "chunked", (2,), {"compression": "gzip"})
     options = {"rank": 0, "world_size": 2, "mode": mode, "reshard_every_n_epochs": 1, "with_index": True}
-    datamodule = RankCachedH5DataModule(make_h5(x=x), **options)
+    datamodule = RankCachedH5DataModule(make_h5(x=x), **nested(**options))
     shards = [{*rows_of(by_hand(datamodule, "fit", epoch))} for epoch in range(4)]
     assert [len(shard) for shard in shards] == [12] * 4
     assert len(set.union(*shards)) > 12
@@ -751,13 +759,15 @@ def test_ranks_take_equally_many_steps_and_each_row_once_but_for_fewer_than_rank
     for rank in range(world_size):
         datamodule = RankCachedH5DataModule(
             path,
-            batch_size=batch_size,
-            drop_last=drop_last,
-            reshard_every_n_epochs=every,
-            world_size=world_size,
-            rank=rank,
-            with_index=True,
-            **options,
+            **nested(
+                batch_size=batch_size,
+                drop_last=drop_last,
+                reshard_every_n_epochs=every,
+                world_size=world_size,
+                rank=rank,
+                with_index=True,
+                **options,
+            ),
         )
         datamodule.setup("fit")
         loader, epochs = datamodule.train_dataloader(), []
@@ -790,7 +800,7 @@ def test_evaluation_on_ranks_is_each_row_once_in_contiguous_shards(make_h5, mode
     found = []
     for rank in range(3):
         options = {"rank": rank, "world_size": 3, "mode": mode, "batch_size": 4, "with_index": True}
-        datamodule = RankCachedH5DataModule(path, path, path, path, **options)
+        datamodule = RankCachedH5DataModule(path, path, path, path, **nested(**options))
         found.append([rows_of(by_hand(datamodule, stage)) for stage in STAGES[1:]])
     assert found == [[[*range(6)]] * 3, [[*range(6, 12)]] * 3, [[*range(12, 17)]] * 3]
 
@@ -1010,7 +1020,7 @@ def test_at_an_epochs_end_another_number_of_ranks_goes_on_without_a_word(file, t
 )
 def test_arguments_that_make_no_sense_are_refused_at_once(file, options, told):
     with pytest.raises(H5ValueError, match=re.escape(told)):
-        RankCachedH5DataModule(file, x_key="x", **options)
+        RankCachedH5DataModule(file, **nested(x_key="x", **options))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -1044,7 +1054,13 @@ def test_a_damaged_chunk_ends_in_an_error_with_file_and_array_before_training(fi
 
 def test_fewer_rows_than_ranks_are_refused_with_the_numbers_but_can_be_predicted(make_h5):
     path = make_h5(x=np.arange(2))
-    of_rank = lambda rank: RankCachedH5DataModule(path, path, path, path, rank=rank, world_size=3)  # noqa: E731
+    of_rank = lambda rank: RankCachedH5DataModule(
+        path,
+        path,
+        path,
+        path,
+        distributed={"rank": rank, "world_size": 3},
+    )
     for stage, split in (("fit", "train"), ("validate", "val"), ("test", "test")):
         with pytest.raises(H5ValueError, match=f"the split '{split}' has 2 rows and there are 3 ranks"):
             of_rank(0).setup(stage)
@@ -1052,7 +1068,11 @@ def test_fewer_rows_than_ranks_are_refused_with_the_numbers_but_can_be_predicted
 
 
 def test_rows_that_sit_out_are_spoken_of(make_h5, caplog):
-    fit(RankCachedH5DataModule(make_h5(x=np.arange(8)), rank=0, world_size=3, batch_size=1, with_index=True))
+    fit(
+        RankCachedH5DataModule(
+            make_h5(x=np.arange(8)), distributed={"rank": 0, "world_size": 3}, batch_size=1, with_index=True
+        )
+    )
     assert "2 of 8 rows, other ones each epoch, sit out so that all 3 ranks take equally many steps" in caplog.text
 
 

@@ -39,7 +39,7 @@ def test_a_dataset_made_after_a_file_was_replaced_has_the_new_rows(tmp_path, sto
 @pytest.mark.parametrize("storage", STORAGE)
 def test_another_setup_has_weights_and_filters_of_the_new_file(tmp_path, storage, nothing_held):
     path = replace(tmp_path / "a.h5", 0, storage)
-    weighted = LazyH5DataModule(path, x_key="x", y_key="row", weight_key="w", batch_size=40)
+    weighted = LazyH5DataModule(path, x_key="x", y_key="row", weights="w", batch_size=40)
     filtered = CombinedHDF5DataModule(path, where={"w": 1}, batch_size=40)
     for first in (0, 1000, 2000):
         replace(path, first, storage)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 
@@ -18,7 +19,9 @@ def file(make_h5):
 
 @pytest.fixture
 def module(file):
-    return lambda **options: LazyH5DataModule(file, file, **({"batch_size": BATCH, "with_index": True} | options))
+    return lambda **options: LazyH5DataModule(
+        file, file, **nested(**({"batch_size": BATCH, "with_index": True} | options))
+    )
 
 
 class OneCycle(Recorder):
@@ -272,7 +275,7 @@ def test_the_named_way_round_starts_the_broken_epoch_over(saved, module, make_h5
         without_position(path)
     other = make_h5({"x": np.arange(ROWS) + 1}) if mismatch == "another file" else None
     again = lambda **more: (  # noqa: E731
-        LazyH5DataModule(other, batch_size=BATCH, with_index=True, **options, **more)
+        LazyH5DataModule(other, **nested(batch_size=BATCH, with_index=True, **options, **more))
         if other
         else module(**options, **more)
     )

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from arguments import nested
 from lightning.pytorch.cli import LightningCLI
 from lightning_models import Recorder
 
@@ -20,15 +21,15 @@ def file(make_h5):
 
 
 def lazy(file, **options):
-    return LazyH5DataModule(file, x_key={"x": "x"}, **options)
+    return LazyH5DataModule(file, **nested(x_key={"x": "x"}, **options))
 
 
 def cached(file, **options):
-    return RankCachedH5DataModule(file, x_key={"x": "x"}, x_dtype=None, **options)
+    return RankCachedH5DataModule(file, **nested(x_key={"x": "x"}, x_dtype=None, **options))
 
 
 def combined(file, **options):
-    return CombinedHDF5DataModule(file, load_fields=["x"], **options)
+    return CombinedHDF5DataModule(file, **nested(load_fields=["x"], **options))
 
 
 KINDS = pytest.mark.parametrize("make", [lazy, cached, combined], ids=["lazy", "cached", "combined"])

@@ -5,6 +5,7 @@ import itertools
 import h5py
 import numpy as np
 import pytest
+from arguments import nested
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,7 +69,7 @@ def test_sources_that_store_text_differently_are_mixed_in_one_batch(tmp_path, in
     key = "table/g" if in_table else "g"
     paths = {f"s{n}": write(tmp_path, one, WORDS, in_table=in_table) for n, one in enumerate(STORAGES)}
     datamodule = CombinedHDF5DataModule(
-        sources=paths, load_fields=["x", key], batch_size=24, shuffle=False, **arguments
+        **nested(sources=paths, load_fields=["x", key], batch_size=24, shuffle=False, **arguments)
     )
     datamodule.setup("fit")
     batches = list(datamodule.train_dataloader())

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from arguments import nested
 from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.tuner import Tuner
 from lightning_models import Recorder, index_of, quiet_trainer
@@ -45,7 +46,7 @@ def collector_rests(monkeypatch):
 def make(make_h5):
     train, val = make_h5({"x": np.arange(ROWS)}), make_h5({"x": np.arange(VAL_ROWS)})
     options = {"batch_size": 4, "with_index": True, "seed": 3}
-    return lambda val_path=val, **more: LazyH5DataModule(train, **(options | {"val_path": val_path} | more))
+    return lambda val_path=val, **more: LazyH5DataModule(train, **nested(**(options | {"val_path": val_path} | more)))
 
 
 def trainer_in(folder, callbacks=(), **options):

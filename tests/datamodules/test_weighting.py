@@ -4,6 +4,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from factories import Stored
 from lightning.pytorch.cli import LightningCLI
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
@@ -41,8 +42,8 @@ LABELS, WEIGHTS = arrays()["y"], arrays()["w"]
 def module(kind, file, **options):
     options = {"batch_size": BATCH, "with_index": True} | options
     if kind == "lazy":
-        return LazyH5DataModule(file, **({"x_key": {"x": "x", "row": "row"}} | options))
-    return CombinedHDF5DataModule(file, **({"load_fields": ["x", "row"]} | options))
+        return LazyH5DataModule(file, **nested(**({"x_key": {"x": "x", "row": "row"}} | options)))
+    return CombinedHDF5DataModule(file, **nested(**({"load_fields": ["x", "row"]} | options)))
 
 
 class RowRecorder(Recorder):
@@ -132,7 +133,9 @@ def test_weights_are_of_the_training_rows_of_a_split_and_evaluation_has_each_row
 
 def test_classes_are_balanced_among_the_rows_that_pass_filters_and_over_all_sources(file):
     sources = {"all": file, "ones": {"paths": file, "where": {"y": 1}}}
-    datamodule = CombinedHDF5DataModule(sources=sources, load_fields=["row", "y"], balance_key="y", batch_size=BATCH)
+    datamodule = CombinedHDF5DataModule(
+        mixture=sources, load_fields=["row", "y"], weights={"balance_key": "y"}, batch_size=BATCH
+    )
     datamodule.setup("fit")
     batches = list(datamodule.train_dataloader())
     labels = torch.cat([batch["y"] for batch in batches]).numpy()
@@ -178,7 +181,9 @@ def test_a_key_may_be_that_of_each_split(make_h5):
 
 
 def test_an_input_and_a_target_come_as_they_do_without_weights(file):
-    datamodule = LazyH5DataModule(file, x_key="x", y_key="y", balance_key="y", batch_size=BATCH, with_index=True)
+    datamodule = LazyH5DataModule(
+        file, x_key="x", y_key="y", weights={"balance_key": "y"}, batch_size=BATCH, with_index=True
+    )
     datamodule.setup("fit")
     labels = []
     for x, y, index in datamodule.train_dataloader():
@@ -339,7 +344,10 @@ def test_an_array_that_is_not_there_is_refused_with_its_name(file):
 
 def test_weights_and_a_mixture_that_both_say_how_often_rows_come_are_refused(file):
     with pytest.raises(H5ValueError, match="both say how often rows come"):
-        CombinedHDF5DataModule(sources={"a": file, "b": file}, sampling_strategy="round_robin", balance_key="y")
+        CombinedHDF5DataModule(
+            mixture={"sources": {"a": file, "b": file}, "strategy": "round_robin"},
+            weights={"balance_key": "y"},
+        )
 
 
 @pytest.mark.parametrize("classes", [[1234567, 1234568], ["1", "01"], [2**60, 2**60 + 1]])
@@ -348,7 +356,9 @@ def test_classes_that_look_alike_stay_apart(make_h5, classes):
     labels = np.array([classes[row % 2] for row in range(60)], dtype=h5py.string_dtype() if text else "i8")
     path = make_h5({"x": np.arange(60.0), "y": labels})
     weights = {classes[0]: 1, classes[1]: 1}
-    module = LazyH5DataModule(path, x_key={"x": "x", "y": "y"}, balance_key="y", class_weights=weights, batch_size=60)
+    module = LazyH5DataModule(
+        path, x_key={"x": "x", "y": "y"}, weights={"balance_key": "y", "class_weights": weights}, batch_size=60
+    )
     module.setup("fit")
     (batch,) = module.train_dataloader()
     found = [str(label) for label in (batch["y"] if isinstance(batch["y"], list) else batch["y"].tolist())]
@@ -358,7 +368,9 @@ def test_classes_that_look_alike_stay_apart(make_h5, classes):
 @pytest.mark.parametrize("weights", [{"0": 1, "1": 3}, {0: 1, 1.0: 3}, {False: 1, True: 3}, {"0.0": 1, "1": 3}])
 def test_a_class_may_be_written_in_any_way(make_h5, weights):
     path = make_h5({"x": np.arange(400.0), "y": np.arange(400) % 2})
-    module = LazyH5DataModule(path, x_key="x", y_key="y", balance_key="y", class_weights=weights, batch_size=400)
+    module = LazyH5DataModule(
+        path, x_key="x", y_key="y", weights={"balance_key": "y", "class_weights": weights}, batch_size=400
+    )
     module.setup("fit")
     ((_, y),) = module.train_dataloader()
     assert abs(float(y.double().mean()) - 0.75) < 0.04

@@ -27,7 +27,12 @@ def dataset(request, make_h5):
     if request.param == "two files":
         return H5LazyDataset([make_h5(x=VALUES[:40]), make_h5(x=VALUES[40:])], "x", with_index=True)
     stored = Stored(VALUES, "chunked", (8, WIDTH)) if request.param == "chunked" else VALUES
-    return H5LazyDataset(make_h5(x=stored), "x", with_index=True, mmap=request.param == "mmap")
+    return H5LazyDataset(
+        make_h5(x=stored),
+        "x",
+        with_index=True,
+        files={"mmap": request.param == "mmap"},
+    )
 
 
 def test_changing_a_batch_or_a_sample_in_place_never_changes_later_reads(dataset):

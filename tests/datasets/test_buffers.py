@@ -45,7 +45,13 @@ def test_a_loader_whose_batch_finds_no_room_says_so_from_a_worker_too(tmp_path, 
     path = tmp_path / "wide.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (6, 2**50), "f4")
-    module = LazyH5DataModule(path, x_key="x", batch_size=3, num_workers=num_workers, allow_sparse=True)
+    module = LazyH5DataModule(
+        path,
+        x_key="x",
+        batch_size=3,
+        num_workers=num_workers,
+        files={"trusted": True},
+    )
     module.setup("fit")
     try:
         with pytest.raises(MemoryError, match=ASKED):

@@ -80,7 +80,12 @@ BUDGETS = {"none": 0, "one byte": 1, "some": 20_000, "all": "64MB"}
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_one_row_several_rows_and_a_batch_give_the_same_values(paths, budget):
-    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=BUDGETS[budget])
+    dataset = H5LazyDataset(
+        paths,
+        FIELDS,
+        "labels",
+        files={"cache_bytes": BUDGETS[budget]},
+    )
 
     @given(st.lists(st.integers(-N, N - 1), min_size=1, max_size=20))
     @settings(max_examples=15)
@@ -108,7 +113,12 @@ def check_two_epochs(loader):
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_a_plain_loader_without_workers_gives_each_row_once_an_epoch(paths, budget):
-    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=BUDGETS[budget])
+    dataset = H5LazyDataset(
+        paths,
+        FIELDS,
+        "labels",
+        files={"cache_bytes": BUDGETS[budget]},
+    )
     loader = DataLoader(dataset, batch_size=9, shuffle=True)
     check_two_epochs(loader)
 
@@ -118,7 +128,12 @@ def test_a_plain_loader_without_workers_gives_each_row_once_an_epoch(paths, budg
     [("fork", False), ("fork", True), ("forkserver", False), pytest.param("spawn", False, marks=pytest.mark.slow)],
 )
 def test_a_plain_loader_with_workers_gives_each_row_once_an_epoch(paths, start_method, used):
-    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000)
+    dataset = H5LazyDataset(
+        paths,
+        FIELDS,
+        "labels",
+        files={"cache_bytes": 20_000},
+    )
     if used:
         check_batch(dataset.read_batch(range(N)), range(N))
     loader = DataLoader(
@@ -134,7 +149,12 @@ def test_a_plain_loader_with_workers_gives_each_row_once_an_epoch(paths, start_m
 
 
 def test_a_forked_child_and_its_parent_read_on_side_by_side(paths):
-    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000)
+    dataset = H5LazyDataset(
+        paths,
+        FIELDS,
+        "labels",
+        files={"cache_bytes": 20_000},
+    )
     check_batch(dataset.read_batch(range(N)), range(N))
     dataset.prefetch(np.arange(N))  # what the parent was about to do is not the child's
 
@@ -148,14 +168,24 @@ def test_a_forked_child_and_its_parent_read_on_side_by_side(paths):
 
 def test_a_child_that_was_forked_while_a_thread_was_counting_counts_for_itself(paths):
     """The lock that the thread held is locked for ever in the child."""
-    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000)
+    dataset = H5LazyDataset(
+        paths,
+        FIELDS,
+        "labels",
+        files={"cache_bytes": 20_000},
+    )
     check_batch(dataset.read_batch(range(N)), range(N))
     with dataset.counters._lock:
         assert run_forked(lambda: check_batch(dataset.read_batch(range(N)), range(N)), seconds=10) == 0
 
 
 def test_a_process_that_forks_while_its_threads_decode_does_not_hang_the_child(paths):
-    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000)
+    dataset = H5LazyDataset(
+        paths,
+        FIELDS,
+        "labels",
+        files={"cache_bytes": 20_000},
+    )
     check_batch(dataset.read_batch(range(N)), range(N))  # NumPy imports some of its modules when they are first used
     stop = threading.Event()
     team = dataset.work.start_team(2)
@@ -187,7 +217,7 @@ def test_a_process_that_forks_while_its_threads_decode_does_not_hang_the_child(p
 @pytest.mark.parametrize("how", ["pickle", "copy", "deepcopy"])
 @pytest.mark.parametrize("used", [False, True])
 def test_a_copy_reads_for_itself(paths, how, used):
-    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000, indices=np.arange(5, 60))
+    dataset = H5LazyDataset(paths, FIELDS, "labels", files={"cache_bytes": 20_000}, indices=np.arange(5, 60))
     rows = np.arange(5, 60)[::-1]
     if used:
         check_batch(dataset.read_batch(range(54, -1, -1)), rows)
@@ -217,7 +247,12 @@ def test_a_dataset_that_was_handed_to_workers_counts_on_where_it_did(paths):
 
 
 def test_many_threads_read_from_one_dataset(paths):
-    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=20_000)
+    dataset = H5LazyDataset(
+        paths,
+        FIELDS,
+        "labels",
+        files={"cache_bytes": 20_000},
+    )
 
     def read(seed):
         random = np.random.default_rng(seed)
@@ -235,7 +270,12 @@ def test_many_threads_read_from_one_dataset(paths):
 def test_decoded_rows_take_no_more_memory_than_the_budget_whatever_the_number_of_fields(
     paths, pools, cache_bytes, fields
 ):
-    dataset = H5LazyDataset(paths, {name: name for name in fields}, "labels", cache_bytes=cache_bytes)
+    dataset = H5LazyDataset(
+        paths,
+        {name: name for name in fields},
+        "labels",
+        files={"cache_bytes": cache_bytes},
+    )
     for _ in range(2):
         check_batch(dataset.read_batch(range(N)), range(N))
     assert sum(pool.rows.nbytes for pool in pools) <= cache_bytes
@@ -248,13 +288,23 @@ def test_workers_share_the_budget(paths, pools, monkeypatch, n_workers):
     monkeypatch.setattr(
         "lightning_h5.datasets.file_dataset.get_worker_info", lambda: SimpleNamespace(id=0, num_workers=n_workers)
     )
-    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=60_000)
+    dataset = H5LazyDataset(
+        paths,
+        FIELDS,
+        "labels",
+        files={"cache_bytes": 60_000},
+    )
     check_batch(dataset.read_batch(range(N)), range(N))
     assert 0 < sum(pool.rows.nbytes for pool in pools) <= 60_000 // n_workers
 
 
 def test_a_smaller_budget_takes_the_place_of_a_larger_one(paths, pools):
-    dataset = H5LazyDataset(paths, FIELDS, "labels", cache_bytes=10**7)
+    dataset = H5LazyDataset(
+        paths,
+        FIELDS,
+        "labels",
+        files={"cache_bytes": 10**7},
+    )
     check_batch(dataset.read_batch(range(N)), range(N))
     n_pools = len(pools)
     dataset.read_with(20_000, keeps=False)
@@ -291,7 +341,12 @@ def test_threads_that_begin_batches_in_their_order_and_read_them_at_their_leisur
     values = np.resize(np.arange(11), (40, 25))
     arrays = {"x": ((4, 25), ("gzip",)), "z": ((5, 10), ("lzf",))}
     path = make_h5({k: Stored(values, "chunked", c, filters=f) for k, (c, f) in arrays.items()} | {"y": np.arange(40)})
-    dataset = H5LazyDataset(path, keys, "y", cache_bytes=n_slabs * 5 * values[:1].nbytes * len(keys))
+    dataset = H5LazyDataset(
+        path,
+        keys,
+        "y",
+        files={"cache_bytes": n_slabs * 5 * values[:1].nbytes * len(keys)},
+    )
     orders = [np.random.default_rng(epoch).permutation(40) for epoch in range(4)]
     batches = iter([(epoch, order[at : at + 6]) for epoch, order in enumerate(orders) for at in range(0, 40, 6)])
     turn, team = threading.Lock(), dataset.work.start_team(1)
@@ -356,7 +411,11 @@ def test_a_file_that_was_replaced_by_a_smaller_one_is_a_change_not_damage(make_h
     stored = Stored(RNG.normal(size=(40, 25)), "chunked", (4, 25), {"compression": "gzip"})
     path = make_h5(x=stored)
     make_older(path)
-    dataset = H5LazyDataset(path, "x", cache_bytes=n_slabs * 4 * 25 * 8)
+    dataset = H5LazyDataset(
+        path,
+        "x",
+        files={"cache_bytes": n_slabs * 4 * 25 * 8},
+    )
     if started:
         dataset.read_batch([0])
     os.replace(make_h5(x=Stored(np.zeros((40, 25)), "chunked", (4, 25), {"compression": "gzip"})), path)

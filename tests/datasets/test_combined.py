@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested_files
 from factories import Stored, make_older
 from torch.utils.data import DataLoader, default_collate
 
@@ -281,7 +282,7 @@ def test_two_fields_never_get_one_name(make_h5):
 def test_an_array_that_is_not_there_is_named(recordings):
     for ask in ({"load_fields": ["fhr", "fhr_sst"]}, {"where": {"fhr_sst": 1}}):
         with pytest.raises(H5KeyError, match="'fhr_sst'"):
-            CombinedHDF5Dataset(recordings, **ask)
+            CombinedHDF5Dataset(recordings, **nested_files(**ask))
 
 
 def test_a_file_without_rows_is_no_trouble(make_h5):
@@ -321,7 +322,7 @@ def test_a_bad_file_is_an_error_or_is_left_out_and_logged(own, oracle, how, capl
     for ask in ({}, {"load_fields": ["fhr", "guid"]}):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "lightning_h5"):
-            dataset = CombinedHDF5Dataset(own, on_bad_file="skip", dtype=None, **ask)
+            dataset = CombinedHDF5Dataset(own, **nested_files(on_bad_file="skip", dtype=None, **ask))
         assert [bad in record.getMessage() for record in caplog.records] == [True]
         assert_holds(dataset, left)
         assert dataset.get_stats()["num_files"] == 2
@@ -417,11 +418,20 @@ def test_the_last_rows_of_a_batch_larger_than_the_cache_are_kept(recordings):
 
 def test_the_cache_is_bounded_by_bytes(make_h5):
     path = make_h5(x=np.zeros((50, 25), "f4"), names=np.array([b"name"] * 50))
-    dataset = CombinedHDF5Dataset(path, max_cache_bytes=1050)
+    dataset = CombinedHDF5Dataset(
+        path,
+        cache_size={"max_bytes": 1050},
+    )
     dataset.read_batch(range(50))
     assert len(dataset._cache) == 10
-    assert len(CombinedHDF5Dataset(path, max_cache_bytes="1 KiB", dtype="float16")._cache._columns[0]._bytes) == 20
-    too_large = CombinedHDF5Dataset(path, max_cache_bytes=99)
+    assert (
+        len(CombinedHDF5Dataset(path, cache_size={"max_bytes": "1 KiB"}, dtype="float16")._cache._columns[0]._bytes)
+        == 20
+    )
+    too_large = CombinedHDF5Dataset(
+        path,
+        cache_size={"max_bytes": 99},
+    )
     for _ in range(2):
         assert too_large.read_batch(range(50))["x"].shape == (50, 25)
     assert len(too_large._cache) == 0
@@ -429,7 +439,7 @@ def test_the_cache_is_bounded_by_bytes(make_h5):
 
 @pytest.mark.parametrize("none", [{"cache_size": 0}, {"max_cache_bytes": 0}, {"max_cache_bytes": 1}], ids=str)
 def test_without_a_cache_rows_asked_for_are_counted_all_the_same(recordings, oracle, none):
-    dataset = CombinedHDF5Dataset(recordings, dtype=None, **none)
+    dataset = CombinedHDF5Dataset(recordings, **nested_files(dtype=None, **none))
     for _ in range(2):
         assert_holds(dataset, oracle)
     found = dataset.get_stats()
@@ -674,7 +684,7 @@ ASKED = {"allowed_guids": ["patient_001", "patient_004", "patient_007"], "epoch_
 
 
 def asked(paths, folder, **more):
-    return CombinedHDF5Dataset(paths, **{**ASKED, **more}, cache_index=folder, dtype=None)
+    return CombinedHDF5Dataset(paths, **nested_files(**{**ASKED, **more}, cache_index=folder, dtype=None))
 
 
 def chosen_of(oracle, **more):

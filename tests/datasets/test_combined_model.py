@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested_files
 from factories import Stored, in_threads, run_forked
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -135,9 +136,13 @@ class Model(RuleBasedStateMachine):
         make = {**asked, "load_fields": list(ARRAYS), "cache_size": cache_size, "dtype": None}
         if not chosen:
             with pytest.raises(H5ValueError, match="no row"):
-                CombinedHDF5Dataset(self.paths, **make)
+                CombinedHDF5Dataset(self.paths, **nested_files(**make))
             return
-        self.dataset, self.rows, self.model = CombinedHDF5Dataset(self.paths, **make), chosen, LastUsed(cache_size)
+        self.dataset, self.rows, self.model = (
+            CombinedHDF5Dataset(self.paths, **nested_files(**make)),
+            chosen,
+            LastUsed(cache_size),
+        )
 
     @rule(data=st.data())
     def read_a_batch(self, data):

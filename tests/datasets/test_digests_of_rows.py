@@ -8,6 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from arguments import nested, nested_files
 from factories import Stored, random_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,10 +56,36 @@ def digest(path):
 def datasets(path, key):
     """Each kind of dataset that compares rows with digests; a function gives all rows of it."""
     return {
-        "lazy": lambda: all_rows(H5LazyDataset(path, key, verify="digest")),
-        "lazy, mapped": lambda: all_rows(H5LazyDataset(path, key, verify="digest", mmap=True)),
-        "cached": lambda: all_rows(RankMemCachedH5Dataset(path, key, dtype_x=None, verify="digest")),
-        "combined": lambda: all_rows(CombinedHDF5Dataset(path, [key], dtype=None, verify="digest"))[key],
+        "lazy": lambda: all_rows(
+            H5LazyDataset(
+                path,
+                key,
+                files={"verify": "digest"},
+            )
+        ),
+        "lazy, mapped": lambda: all_rows(
+            H5LazyDataset(
+                path,
+                key,
+                files={"verify": "digest", "mmap": True},
+            )
+        ),
+        "cached": lambda: all_rows(
+            RankMemCachedH5Dataset(
+                path,
+                key,
+                x_dtype=None,
+                files={"verify": "digest"},
+            )
+        ),
+        "combined": lambda: all_rows(
+            CombinedHDF5Dataset(
+                path,
+                [key],
+                dtype=None,
+                files={"verify": "digest"},
+            )
+        )[key],
     }
 
 
@@ -126,13 +153,28 @@ def test_text_is_compared_too(make_h5):
     text = np.array([f"name {i}" for i in range(N)], dtype=object)
     path = make_h5(x=ROWS, y=Stored(text, dtype=h5py.string_dtype()))
     digest(path)
-    assert list(H5LazyDataset(path, "x", "y", verify="digest").read_batch(range(N))[1]) == text.tolist()
+    assert (
+        list(
+            H5LazyDataset(
+                path,
+                "x",
+                "y",
+                files={"verify": "digest"},
+            ).read_batch(range(N))[1]
+        )
+        == text.tolist()
+    )
     place = Path(path).read_bytes().index(b"name 17")
     with open(path, "r+b") as file:
         file.seek(place)
         file.write(b"gone")
     with pytest.raises(H5CorruptError, match=r"rows 0 to 39 of 'y' in .* differ from the digest"):
-        H5LazyDataset(path, "x", "y", verify="digest").read_batch([3])
+        H5LazyDataset(
+            path,
+            "x",
+            "y",
+            files={"verify": "digest"},
+        ).read_batch([3])
 
 
 def flip(path, array="x", chunk=3):
@@ -165,7 +207,11 @@ def test_chunks_are_compared_when_they_are_read_and_not_before(make_h5, nothing_
     path = make_h5(x=KINDS["gzip"])
     digest(path)
     flip(path, chunk=3)
-    dataset = H5LazyDataset(path, "x", verify="digest")
+    dataset = H5LazyDataset(
+        path,
+        "x",
+        files={"verify": "digest"},
+    )
     assert dataset.counters.total()["bytes_read"] == 0
     np.testing.assert_array_equal(dataset.read_batch([0, 20, 39]).numpy(), ROWS[[0, 20, 39]])
     with pytest.raises(H5CorruptError, match="rows 21 to 27"):
@@ -179,7 +225,7 @@ def test_a_shard_is_compared_while_it_is_loaded_and_nothing_is_read_for_it(make_
     digest(path)
 
     def bytes_read(**how):
-        dataset = RankMemCachedH5Dataset(path, "x", mode=mode, rank=0, world_size=1, **how)
+        dataset = RankMemCachedH5Dataset(path, "x", **nested_files(mode=mode, rank=0, world_size=1, **how))
         return dataset.counters.total()["bytes_read"]
 
     assert bytes_read(verify="digest") == bytes_read() > 0
@@ -188,10 +234,19 @@ def test_a_shard_is_compared_while_it_is_loaded_and_nothing_is_read_for_it(make_
 def test_files_without_digests_are_refused_with_the_command_that_writes_them(make_h5):
     path = make_h5(x=ROWS, y=np.arange(N))
     with pytest.raises(H5FileError, match=r"digests.json'.*check --write-digests"):
-        H5LazyDataset(path, "x", verify="digest")
+        H5LazyDataset(
+            path,
+            "x",
+            files={"verify": "digest"},
+        )
     assert check_files(path, keys="x", write_digests=True).digested
     with pytest.raises(H5ValueError, match=r"no digests of 'y'.*check --write-digests"):
-        H5LazyDataset(path, "x", "y", verify="digest")
+        H5LazyDataset(
+            path,
+            "x",
+            "y",
+            files={"verify": "digest"},
+        )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +257,11 @@ def test_digests_that_are_none_are_refused(make_h5, text):
     with open(digests_path(path), "w") as file:
         file.write(text)
     with pytest.raises(H5ValueError, match="is not what `lightning-h5 check --write-digests` writes"):
-        H5LazyDataset(path, "x", verify="digest")
+        H5LazyDataset(
+            path,
+            "x",
+            files={"verify": "digest"},
+        )
 
 
 def test_an_array_of_the_same_bytes_and_another_meaning_is_refused(make_h5):
@@ -211,7 +270,11 @@ def test_an_array_of_the_same_bytes_and_another_meaning_is_refused(make_h5):
     other = make_h5(x=ROWS.view("<i4"))
     os.rename(digests_path(path), digests_path(other))
     with pytest.raises(H5CorruptError, match=r"not what its digests were made of.*<f4.*int32"):
-        H5LazyDataset(other, "x", verify="digest")
+        H5LazyDataset(
+            other,
+            "x",
+            files={"verify": "digest"},
+        )
 
 
 @pytest.mark.parametrize("kind", ["contiguous", "scale-offset"])
@@ -221,7 +284,11 @@ def test_rows_are_compared_when_they_are_read_and_other_rows_are_read(make_h5, n
     digest(path)
     right = expected(path, "x")
     flip(path, chunk=0)
-    dataset = H5LazyDataset(path, "x", verify="digest")
+    dataset = H5LazyDataset(
+        path,
+        "x",
+        files={"verify": "digest"},
+    )
     np.testing.assert_array_equal(dataset.read_batch([36, 39]).numpy(), right[[36, 39]])
     with pytest.raises(H5CorruptError, match="differ from the digest"):
         dataset.read_batch([0, 1, 36])
@@ -231,7 +298,14 @@ def test_a_run_goes_on_with_or_without_digests(make_h5):
     """They say whether rows are whole, and not which rows these are."""
     path = make_h5(x=KINDS["gzip"])
     digest(path)
-    assert H5LazyDataset(path, "x").identity() == H5LazyDataset(path, "x", verify="digest").identity()
+    assert (
+        H5LazyDataset(path, "x").identity()
+        == H5LazyDataset(
+            path,
+            "x",
+            files={"verify": "digest"},
+        ).identity()
+    )
 
 
 # Integrity levels ---------------------------------------------------------------------------------------------
@@ -249,25 +323,36 @@ LEVELS = {
 @pytest.mark.parametrize("level", LEVELS)
 def test_files_below_the_wanted_level_are_refused(make_h5, level, wanted):
     path = make_h5(x=LEVELS[level], libver="latest")
-    module = LazyH5DataModule(path, x_key="x", min_integrity=wanted)
+    module = LazyH5DataModule(
+        path,
+        x_key="x",
+        files={"min_integrity": wanted},
+    )
     if level >= wanted:
         module.setup("fit")
         return
     with pytest.raises(H5ValueError, match=rf"min_integrity={wanted} was asked, and 'x' .* has level {level}:"):
         module.setup("fit")
     digest(path)
-    LazyH5DataModule(path, x_key="x", min_integrity=wanted, verify="digest").setup("fit")
+    LazyH5DataModule(
+        path,
+        x_key="x",
+        files={"min_integrity": wanted, "verify": "digest"},
+    ).setup("fit")
 
 
 @pytest.mark.parametrize(("name", "value"), [("min_integrity", 5), ("min_integrity", -1), ("min_integrity", True)])
 def test_levels_that_are_none_are_refused_at_once(name, value):
     with pytest.raises(H5ValueError, match=r"min_integrity=.* there are 0 to 4"):
-        LazyH5DataModule("none.h5", **{name: value})
+        LazyH5DataModule("none.h5", **nested(**{name: value}))
 
 
 def test_other_ways_to_verify_are_refused_at_once():
     with pytest.raises(H5ValueError, match=r"verify='sha256' was given\. Pass 'digest'"):
-        LazyH5DataModule("none.h5", verify="sha256")
+        LazyH5DataModule(
+            "none.h5",
+            files={"verify": "sha256"},
+        )
 
 
 @pytest.mark.parametrize("module", [LazyH5DataModule, RankCachedH5DataModule])

@@ -6,6 +6,7 @@ import re
 import h5py
 import numpy as np
 import pytest
+from arguments import nested_files
 from factories import Stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,7 +92,7 @@ def oracle(recordings):
 def check(paths, oracle, names, **more):
     expected = [one for one in oracle if all(FILTERS[name][1](one[2]) for name in names)]
     assert 0 < len(expected) < len(oracle)
-    assert_holds(CombinedHDF5Dataset(paths, dtype=None, **together(*names), **more), expected)
+    assert_holds(CombinedHDF5Dataset(paths, **nested_files(dtype=None, **together(*names), **more)), expected)
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["held", "read each time"])
@@ -147,7 +148,7 @@ def test_filters_over_many_rows_keep_what_a_loop_keeps(tmp_path, kept):
 )
 def test_where_no_row_passes_each_filter_says_how_many_it_keeps(recordings, ask, texts):
     with pytest.raises(H5ValueError, match="no row") as error:
-        CombinedHDF5Dataset(recordings, **ask)
+        CombinedHDF5Dataset(recordings, **nested_files(**ask))
     assert all(text in str(error.value) for text in texts)
 
 
@@ -173,7 +174,7 @@ def test_one_guid_may_be_given_alone(recordings, oracle):
 
 def rows_kept(path, **ask):
     try:
-        return CombinedHDF5Dataset(path, **ask).index[1].tolist()
+        return CombinedHDF5Dataset(path, **nested_files(**ask)).index[1].tolist()
     except H5ValueError as error:
         if "passes all filters" not in str(error):
             raise
@@ -539,17 +540,17 @@ def test_one_hot_is_told_right_or_refused_never_taken_for_the_other(
 )
 def test_a_filter_that_makes_no_sense_is_refused(recordings, ask):
     with pytest.raises(H5ValueError) as error:
-        CombinedHDF5Dataset(recordings, **ask)
+        CombinedHDF5Dataset(recordings, **nested_files(**ask))
     assert "passes all filters" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["cs_label", "bg_label"])
 def test_a_flag_of_text_is_refused(make_h5, name):
     with pytest.raises(H5ValueError, match="flag"):
-        CombinedHDF5Dataset(make_h5({name: np.array([b"yes", b"no"])}), **{name: True})
+        CombinedHDF5Dataset(make_h5({name: np.array([b"yes", b"no"])}), **nested_files(**{name: True}))
 
 
 @pytest.mark.parametrize("ask", [{"epoch_min": 0}, {"allowed_guids": ["a"]}, {"cs_label": True}, {"label": 1}], ids=str)
 def test_a_filter_names_the_array_that_it_misses(make_h5, ask):
     with pytest.raises(H5KeyError):
-        CombinedHDF5Dataset(make_h5(x=np.zeros((3, 2))), **ask)
+        CombinedHDF5Dataset(make_h5(x=np.zeros((3, 2))), **nested_files(**ask))

@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested_files
 from factories import Stored, edit, make_older, random_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,7 +92,7 @@ def test_one_row_several_rows_and_a_batch_give_the_same_values_held_in_memory(ma
 
 
 def check_three_ways(make_h5, kind, n_files):
-    dataset = H5LazyDataset(write(make_h5, n_files), **KINDS[kind])
+    dataset = H5LazyDataset(write(make_h5, n_files), **nested_files(**KINDS[kind]))
     n = len(dataset)
 
     @given(st.lists(st.integers(-n, n - 1), min_size=1, max_size=12))
@@ -284,7 +285,7 @@ def test_what_cannot_be_trained_from_is_refused_at_construction(make_h5, arrays,
 )
 def test_arguments_that_make_no_sense_are_refused_by_name(make_h5, arguments, words):
     with pytest.raises(H5ValueError, match=words):
-        H5LazyDataset(write(make_h5), **{"x_key": "images", **arguments})
+        H5LazyDataset(write(make_h5), **nested_files(**{"x_key": "images", **arguments}))
 
 
 def test_arrays_outside_the_file_need_to_be_allowed(make_h5, tmp_path):
@@ -295,7 +296,12 @@ def test_arrays_outside_the_file_need_to_be_allowed(make_h5, tmp_path):
     with pytest.raises(H5ValueError, match="allow_external=True"):
         H5LazyDataset(path, "x")
     for mmap in (False, True):
-        dataset = H5LazyDataset(path, "x", "data", allow_external=True, mmap=mmap)
+        dataset = H5LazyDataset(
+            path,
+            "x",
+            "data",
+            files={"allow_external": True, "mmap": mmap},
+        )
         assert [part.tolist() for part in dataset.read_batch([5, 0])] == [[5.0, 0.0], [105.0, 100.0]]
 
 
@@ -347,7 +353,7 @@ def test_a_damaged_chunk_is_an_error_that_names_file_array_and_rows(make_h5):
 
 @pytest.mark.parametrize("kind", ["x, y", "text in a mapping", "subset", "transforms", "mmap"])
 def test_a_dataset_pickles_before_and_after_reading(make_h5, kind):
-    dataset = H5LazyDataset(write(make_h5, 2), **KINDS[kind])
+    dataset = H5LazyDataset(write(make_h5, 2), **nested_files(**KINDS[kind]))
     before = pickle.dumps(dataset)
     expected = dataset.read_batch([4, 0, 1])
     after = pickle.dumps(dataset)

@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested_files
 from factories import Stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,10 +63,10 @@ def by_numpy(values, stats):
 
 def dataset_of(kind, path, field="x", *, dtype=None, **options):
     if kind == "lazy":
-        return H5LazyDataset(path, {field: field}, x_dtype=dtype, **options)
+        return H5LazyDataset(path, {field: field}, **nested_files(x_dtype=dtype, **options))
     if kind == "combined":
-        return CombinedHDF5Dataset(path, [field], dtype=dtype, **options)
-    return RankMemCachedH5Dataset(path, {field: field}, dtype_x=dtype, rank=0, world_size=1, **options)
+        return CombinedHDF5Dataset(path, [field], **nested_files(dtype=dtype, **options))
+    return RankMemCachedH5Dataset(path, {field: field}, **nested_files(x_dtype=dtype, rank=0, world_size=1, **options))
 
 
 def stored(values, is_chunked):
@@ -182,11 +183,11 @@ def test_fields_without_statistics_are_untouched(make_h5, tmp_path, kind):
     options = {"normalize": stats_file(tmp_path, {"x": stats})}
     names = {name: name for name in arrays}
     if kind == "combined":
-        dataset = CombinedHDF5Dataset(path, list(arrays), **options)
+        dataset = CombinedHDF5Dataset(path, list(arrays), **nested_files(**options))
     elif kind == "lazy":
-        dataset = H5LazyDataset(path, names, **options)
+        dataset = H5LazyDataset(path, names, **nested_files(**options))
     else:
-        dataset = RankMemCachedH5Dataset(path, {"x": "x", "z": "z", "y": "y"}, dtype_x=None, **options)
+        dataset = RankMemCachedH5Dataset(path, {"x": "x", "z": "z", "y": "y"}, **nested_files(x_dtype=None, **options))
     batch = dataset.read_batch([5, 1])
     assert np.abs(batch["x"].numpy() - by_numpy(arrays["x"], stats)[[5, 1]]).max() < 1e-6
     for name in ("z", "y"):
@@ -582,9 +583,9 @@ def test_sources_of_other_dtypes_are_mixed_once_they_are_normalized(make_h5, tmp
         "bytes": make_h5({"x": np.full((9, 3), 6, dtype="u1")}, name="a.h5"),
         "floats": make_h5({"x": np.full((9, 3), 6, dtype="f4")}, name="b.h5"),
     }
-    module = CombinedHDF5DataModule(sources=sources, normalize=stats, batch_size=6)
+    module = CombinedHDF5DataModule(mixture=sources, normalize=stats, batch_size=6)
     module.setup("fit")
     assert all((batch["x"] == 1).all() for batch in module.train_dataloader())
-    other = CombinedHDF5DataModule(sources=sources, normalize=stats, batch_size=6, dtype="float16")
+    other = CombinedHDF5DataModule(mixture=sources, normalize=stats, batch_size=6, dtype="float16")
     with pytest.raises(H5ValueError, match="'x' is float32"):
         other.setup("fit")

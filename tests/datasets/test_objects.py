@@ -34,7 +34,11 @@ def mixture(path):
 DATASETS = {
     "lazy": lambda path: H5LazyDataset(path, "x", "y"),
     "lazy, compressed": lambda path: H5LazyDataset(path, ["x", "z"], indices=range(5)),
-    "lazy, mapped": lambda path: H5LazyDataset(path, "x", mmap=True),
+    "lazy, mapped": lambda path: H5LazyDataset(
+        path,
+        "x",
+        files={"mmap": True},
+    ),
     "cached": lambda path: RankMemCachedH5Dataset(path, "x", "y"),
     "cached, not loaded": lambda path: RankMemCachedH5Dataset(path, "x", "y", preload=False),
     "combined": lambda path: CombinedHDF5Dataset(path, where={"y": [1, 2, 3, 4]}),

@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import yaml
+from arguments import nested, nested_files
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +50,7 @@ def packed(write):
 
 
 def shard(path, *keys, **how):
-    return RankMemCachedH5Dataset(path, *keys, rank=0, world_size=1, **how)
+    return RankMemCachedH5Dataset(path, *keys, **nested_files(rank=0, world_size=1, **how))
 
 
 REFUSED = {
@@ -77,7 +78,7 @@ REFUSED = {
         "dtype={'t2m': 'int16'}",
     ),
     "mixture": (
-        lambda path: CombinedHDF5DataModule(sources={"a": path}, load_fields=["t2m"]).setup("fit"),
+        lambda path: CombinedHDF5DataModule(mixture={"a": path}, load_fields=["t2m"]).setup("fit"),
         "dtype={'t2m': 'int16'}",
     ),
 }
@@ -107,10 +108,23 @@ def test_the_stored_dtype_by_name_loads_integers_as_they_are_stored(packed):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda path: LazyH5DataModule(path, x_key="t2m", x_dtype="int16", val_fraction=0.5, group_key="y"),
-        lambda path: RankCachedH5DataModule(path, x_key="t2m", x_dtype="int16", val_fraction=0.5, group_key="y"),
+        lambda path: LazyH5DataModule(
+            path,
+            x_key="t2m",
+            x_dtype="int16",
+            split={"val_fraction": 0.5, "group_key": "y"},
+        ),
+        lambda path: RankCachedH5DataModule(
+            path,
+            x_key="t2m",
+            x_dtype="int16",
+            split={"val_fraction": 0.5, "group_key": "y"},
+        ),
         lambda path: CombinedHDF5DataModule(
-            path, load_fields=["t2m"], dtype={"t2m": "int16"}, val_fraction=0.5, group_key="y"
+            path,
+            load_fields=["t2m"],
+            dtype={"t2m": "int16"},
+            split={"val_fraction": 0.5, "group_key": "y"},
         ),
     ],
     ids=["lazy", "cached", "combined"],
@@ -126,7 +140,7 @@ def test_data_modules_load_them_as_they_are_stored_and_cut_them_into_splits(pack
 
 def test_filters_compare_decoded_values_and_no_missing_one_passes(packed):
     def rows(**how):
-        dataset = CombinedHDF5Dataset(packed, ["y"], **how)
+        dataset = CombinedHDF5Dataset(packed, ["y"], **nested_files(**how))
         return dataset.read_batch(range(len(dataset)))
 
     assert rows(where={"station": [1, -9]})["y"].tolist() == [0, 4, 6]
@@ -154,7 +168,7 @@ def test_a_missing_value_is_no_group_class_or_weight(packed, argument):
 
 def test_integers_with_a_mark_for_missing_values_and_none_are_columns_as_they_are(write):
     path = write({"station": {"_FillValue": np.int32(-77)}}, station=LABELS, y=np.arange(N))
-    datamodule = LazyH5DataModule(path, x_key="y", val_fraction=0.5, group_key="station", seed=1)
+    datamodule = LazyH5DataModule(path, x_key="y", split={"val_fraction": 0.5, "group_key": "station"}, seed=1)
     datamodule.setup("fit")
     sides = [
         {int(LABELS[y]) for y in batch} for batch in (*datamodule.train_dataloader(), *datamodule.val_dataloader())
@@ -179,10 +193,9 @@ def test_files_that_are_packed_differently_are_not_decoded_by_one_formula(write)
             LazyH5DataModule(paths[0], paths[1], x_key="t2m", x_dtype="int16").setup("fit")
         with pytest.raises(H5ValueError, match="one formula does not decode both"):
             CombinedHDF5DataModule(
-                sources={"a": paths[0], "b": paths[1]},
+                mixture={"sources": {"a": paths[0], "b": paths[1]}, "strategy": "round_robin"},
                 load_fields=["t2m"],
                 dtype={"t2m": "int16"},
-                sampling_strategy="round_robin",
             ).setup("fit")
 
 
@@ -237,7 +250,7 @@ def test_a_file_that_inspect_describes_trains_with_its_settings(write):
     assert any("x * 0.01 + 273.15; -4 means missing" in reason for reason in report.advice.reasons)
     arguments = yaml.safe_load(yaml_of(report.advice))["data"]["init_args"]
     assert arguments["x_dtype"] == "int16"
-    LazyH5DataModule(**arguments).setup("fit")
+    LazyH5DataModule(**nested(**arguments)).setup("fit")
 
 
 @pytest.mark.parametrize("stored", ["i1", "u1", "i2", "u2", "i4", "u4", "i8"])

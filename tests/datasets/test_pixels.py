@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from arguments import nested, nested_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,9 +54,9 @@ def read_by_all(paths, keys, **how):
     """The rows of all files, by each kind of data set, as a dict."""
     names = {key: key for key in keys}
     for make in (
-        lambda: H5LazyDataset(paths, names, **how),
-        lambda: RankMemCachedH5Dataset(paths, names, rank=0, world_size=1, **how),
-        lambda: CombinedHDF5Dataset(paths, list(keys), dtype=None, **how),
+        lambda: H5LazyDataset(paths, names, **nested_files(**how)),
+        lambda: RankMemCachedH5Dataset(paths, names, **nested_files(rank=0, world_size=1, **how)),
+        lambda: CombinedHDF5Dataset(paths, list(keys), **nested_files(dtype=None, **how)),
     ):
         dataset = make()
         yield dataset.read_batch(range(len(dataset)))
@@ -80,7 +81,7 @@ def test_an_image_in_each_file_is_not_taken_for_rows(make_h5, name):
         lambda: LazyH5DataModule(paths, x_key=keys).setup("fit"),
         lambda: RankCachedH5DataModule(paths, x_key=keys).setup("fit"),
         lambda: CombinedHDF5DataModule(paths, load_fields=list(keys)).setup("fit"),
-        lambda: CombinedHDF5DataModule(sources={"a": paths}, load_fields=list(keys)).setup("fit"),
+        lambda: CombinedHDF5DataModule(mixture={"a": paths}, load_fields=list(keys)).setup("fit"),
     ):
         with pytest.raises(H5ValueError, match=r"may be one image or volume.* pass sample='row'"):
             make()
@@ -99,9 +100,11 @@ def test_files_that_leave_no_doubt_are_rows(make_h5, name):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda paths, **how: LazyH5DataModule(paths, x_key="image", y_key="label", batch_size=24, **how),
-        lambda paths, **how: RankCachedH5DataModule(paths, x_key="image", y_key="label", batch_size=24, **how),
-        lambda paths, **how: CombinedHDF5DataModule(paths, load_fields=KEYS, batch_size=24, **how),
+        lambda paths, **how: LazyH5DataModule(paths, **nested(x_key="image", y_key="label", batch_size=24, **how)),
+        lambda paths, **how: RankCachedH5DataModule(
+            paths, **nested(x_key="image", y_key="label", batch_size=24, **how)
+        ),
+        lambda paths, **how: CombinedHDF5DataModule(paths, **nested(load_fields=KEYS, batch_size=24, **how)),
     ],
     ids=["lazy", "cached", "combined"],
 )
@@ -116,7 +119,7 @@ def test_data_modules_train_on_rows_if_the_user_says_so(make_h5, make):
 
 
 def combined_of_all(paths, **how):
-    datamodule = CombinedHDF5DataModule(paths, load_fields=KEYS, **how)
+    datamodule = CombinedHDF5DataModule(paths, **nested(load_fields=KEYS, **how))
     datamodule.setup("fit")
     return datamodule
 
@@ -124,7 +127,7 @@ def combined_of_all(paths, **how):
 @pytest.mark.parametrize("n_broken", [1, 2])
 @pytest.mark.parametrize(
     "make",
-    [lambda paths, **how: CombinedHDF5Dataset(paths, KEYS, **how), combined_of_all],
+    [lambda paths, **how: CombinedHDF5Dataset(paths, KEYS, **nested_files(**how)), combined_of_all],
     ids=["data set", "data module"],
 )
 def test_images_are_refused_if_one_file_of_several_can_be_read(make_h5, tmp_path, make, n_broken):
@@ -139,7 +142,9 @@ def test_images_are_refused_if_one_file_of_several_can_be_read(make_h5, tmp_path
 
 
 def mixture_of(sources, **how):
-    datamodule = CombinedHDF5DataModule(sources=sources, load_fields=KEYS, sampling_strategy="round_robin", **how)
+    datamodule = CombinedHDF5DataModule(
+        **nested(sources=sources, load_fields=KEYS, sampling_strategy="round_robin", **how)
+    )
     datamodule.setup("fit")
 
 

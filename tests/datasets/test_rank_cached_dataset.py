@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested_files
 from factories import H5Factory, Stored, edit, make_older, rows_by_h5py
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,7 +92,7 @@ def test_the_shards_of_all_ranks_are_the_rows_that_h5py_reads(
             x_key,
             y_key,
             mode=mode,
-            dtype_x=dtypes[0],
+            x_dtype=dtypes[0],
             indices=indices,
             share_memory=share_memory,
             rank=rank,
@@ -116,8 +117,10 @@ def test_samples_and_batches_are_those_of_the_lazy_dataset(files, kind, mode):
     """However they are asked for, and whatever they are made of."""
     path = files[0][3]
     options = {f"dtype_{name[0]}" if name.endswith("dtype") else name: o for name, o in KINDS[kind].items()}
-    lazy = H5LazyDataset(path, **KINDS[kind])
-    cached = RankMemCachedH5Dataset(path, **{"dtype_x": None} | options, mode=mode, rank=1, world_size=2)
+    lazy = H5LazyDataset(path, **nested_files(**KINDS[kind]))
+    cached = RankMemCachedH5Dataset(
+        path, **nested_files(**{"dtype_x": None} | options, mode=mode, rank=1, world_size=2)
+    )
     assert len(cached) == len(cached.rows) == len(lazy) // 2
     indices = [0, -1, 1, 1, len(cached) - 1]
     samples = [cached[i] for i in indices]
@@ -166,7 +169,7 @@ def test_a_single_row_of_single_numbers_is_a_shard_too(make_h5, mode, given_as, 
     """What is picked with a step has strides that mean nothing where one is picked."""
     path = make_h5(x=np.arange(3, dtype="i2"))
     options = {"dtype_x": given_as, "share_memory": share_memory, "rank": 1, "world_size": 4}
-    dataset = RankMemCachedH5Dataset(path, "x", mode=mode, **options)
+    dataset = RankMemCachedH5Dataset(path, "x", **nested_files(mode=mode, **options))
     assert same(dataset.read_batch([0]), torch.tensor([1], dtype=dtype or torch.int16))
     assert same(dataset.read_batch([]), torch.empty(0, dtype=dtype or torch.int16))
 
@@ -193,7 +196,7 @@ def test_files_with_a_live_writer_are_read_through_the_library(make_h5):
 def test_a_shard_that_is_drawn_anew_has_the_rows_of_that_draw(files, mode, world_size):
     options = {"mode": mode, "rank": 0, "world_size": world_size, "reshard_every_n_epochs": 1, "seed": 4}
     for y_key in ("labels", "names"):
-        dataset = RankMemCachedH5Dataset(files[0][3], "labels", y_key, dtype_x=None, **options)
+        dataset = RankMemCachedH5Dataset(files[0][3], "labels", y_key, **nested_files(x_dtype=None, **options))
         for draw in (2, 1, 0):
             dataset.reshard(draw)
             dataset.load()
@@ -225,7 +228,7 @@ def test_without_a_process_group_one_rank_holds_all(files):
 )
 def test_arguments_that_make_no_sense_are_refused(files, options, words):
     with pytest.raises(H5ValueError, match=words):
-        RankMemCachedH5Dataset(files[0][1], "images", **options)
+        RankMemCachedH5Dataset(files[0][1], "images", **nested_files(**options))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -243,7 +246,7 @@ def make_alone(make_h5):
 
     def make(**options):
         path = make_h5(x=np.arange(80.0).reshape(40, 2), y=np.array([f"{i}".encode() for i in range(40)]))
-        dataset = RankMemCachedH5Dataset(path, "x", "y", rank=1, world_size=2, **options)
+        dataset = RankMemCachedH5Dataset(path, "x", "y", **nested_files(rank=1, world_size=2, **options))
         process_pool().close()
         os.unlink(path)
         return dataset
@@ -285,7 +288,7 @@ def test_a_worker_that_is_not_given_the_rows_loads_them_again_and_says_so(make_h
 def test_a_pickled_dataset_carries_no_rows_and_loads_them_where_it_is_used(make_h5, share_memory):
     path = make_h5(x=np.random.default_rng(0).normal(size=(400, 50)), y=np.arange(400))
     options = {"mode": "interleave", "rank": 1, "world_size": 2, "share_memory": share_memory, "with_index": True}
-    dataset = RankMemCachedH5Dataset(path, "x", "y", preload=False, **options)
+    dataset = RankMemCachedH5Dataset(path, "x", "y", **nested_files(preload=False, **options))
     before = pickle.dumps(dataset)
     assert not dataset.is_loaded
     expected = dataset.read_batch([4, 0, 1])  # loads
@@ -420,7 +423,7 @@ def test_a_shard_that_does_not_fit_is_refused_with_the_sum_and_what_would(large,
         lambda: AvailableMemory((2 << 30) + shard_loading.HEADROOM, "the control group's memory.max"),
     )
     with pytest.raises(H5ValueError) as error:
-        RankMemCachedH5Dataset(large, "x", **options)
+        RankMemCachedH5Dataset(large, "x", **nested_files(**options))
     assert str(error.value).startswith(
         f"the shards take {taken}, and 256.0 MiB while they are loaded; 2.25 GiB are left (the control group's "
         "memory.max). 2.00 GiB would fit: take a smaller dtype"
@@ -433,11 +436,22 @@ def test_what_no_machine_has_is_refused_by_this_one_or_by_its_system(tmp_path, m
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (1 << 10, 1 << 40), "u1")
     with pytest.raises(H5ValueError, match=r"1,048,576\.00 GiB on this rank.* GiB would fit"):
-        RankMemCachedH5Dataset(path, "x", dtype_x=None, allow_sparse=True)
+        RankMemCachedH5Dataset(
+            path,
+            "x",
+            x_dtype=None,
+            files={"trusted": True},
+        )
     monkeypatch.setattr(shard_loading, "room", lambda: None)
     for share_memory in (False, True):
         with pytest.raises(H5Error, match=r"1,125,899,906,842,624 bytes.* Hold less"):
-            RankMemCachedH5Dataset(path, "x", dtype_x=None, share_memory=share_memory, allow_sparse=True)
+            RankMemCachedH5Dataset(
+                path,
+                "x",
+                x_dtype=None,
+                share_memory=share_memory,
+                files={"trusted": True},
+            )
         gc.collect()
 
 

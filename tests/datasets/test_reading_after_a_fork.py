@@ -28,7 +28,11 @@ def test_a_forked_process_reads_without_torchs_threads(tmp_path, two_threads, no
         packed = {"chunks": (64, SHAPE[1]), "compression": "lzf"} if kind == "decoded" else {}
         file.create_dataset("x", data=x, **packed)
     dataset = {
-        "mapped": lambda: H5LazyDataset(tmp_path / "rows.h5", "x", mmap=True),
+        "mapped": lambda: H5LazyDataset(
+            tmp_path / "rows.h5",
+            "x",
+            files={"mmap": True},
+        ),
         "decoded": lambda: H5LazyDataset(tmp_path / "rows.h5", "x"),
         "shard": lambda: RankMemCachedH5Dataset(tmp_path / "rows.h5", "x"),
     }[kind]()

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 import pytest
+from arguments import nested
 from factories import Stored
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,7 +30,7 @@ def named(monkeypatch):
 
 
 def loader_of(paths, **options):
-    module = LazyH5DataModule(paths, **({"x_key": "x", "batch_size": 32, "with_index": True} | options))
+    module = LazyH5DataModule(paths, **nested(**({"x_key": "x", "batch_size": 32, "with_index": True} | options)))
     module.setup("fit")
     return module, module.train_dataloader()
 

@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested, nested_files
 from factories import Stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,8 +65,8 @@ def by_h5py(paths, order="step"):
 
 
 def sequences(paths, order="step", *, transform=None, **options):
-    rows = CombinedHDF5Dataset(paths, transform=transform, **options)
-    plain = CombinedHDF5Dataset(paths, **options).read_batch(range(len(rows)))
+    rows = CombinedHDF5Dataset(paths, **nested_files(transform=transform, **options))
+    plain = CombinedHDF5Dataset(paths, **nested_files(**options)).read_batch(range(len(rows)))
     by = None if order is None else np.asarray(plain[order])
     return SequenceDataset(rows, Sequences.of(np.asarray(plain["guid"]), by, names=("guid", order)), "guid")
 
@@ -132,7 +133,7 @@ def paths(make_h5):
 
 def module(paths, **options):
     options = {"sequence_key": "guid", "sequence_order": "step", "batch_size": 4} | options
-    return CombinedHDF5DataModule(paths, **options)
+    return CombinedHDF5DataModule(paths, **nested(**options))
 
 
 def fitted(paths, **options):
@@ -326,7 +327,10 @@ def test_arguments_that_contradict_sequences_are_refused(paths, case):
 
 def test_a_split_file_that_cuts_sequences_apart_is_refused(paths, tmp_path):
     plan = tmp_path / "splits.json"
-    CombinedHDF5DataModule(paths, val_fraction=0.3, split_file=plan).setup("fit")
+    CombinedHDF5DataModule(
+        paths,
+        split={"val_fraction": 0.3, "file": plan},
+    ).setup("fit")
     with pytest.raises(H5ValueError):
         fitted(paths, split_file=plan)
 
@@ -486,7 +490,7 @@ def test_batches_that_are_kept_are_never_written_to(paths):
 
 
 def sequences_of(path, **options):
-    module = CombinedHDF5DataModule(path, sequence_key="g", batch_size=2, **options)
+    module = CombinedHDF5DataModule(path, **nested(sequence_key="g", batch_size=2, **options))
     module.setup("fit")
     return list(module.train_dataloader())
 
@@ -520,12 +524,12 @@ def test_sequences_have_fields_of_any_dtype(make_h5, dtype):
 def test_columns_with_axes_make_no_sequences(make_h5, options):
     path = make_h5({"x": np.arange(12.0), "g": np.repeat(np.arange(3), 4), "wide": np.zeros((12, 2))})
     with pytest.raises(H5ValueError, match="'wide'"):
-        CombinedHDF5DataModule(path, **options).setup("fit")
+        CombinedHDF5DataModule(path, **nested(**options)).setup("fit")
 
 
 def test_a_sampler_of_sequences_is_pickled_also_after_its_use(make_h5):
     path = make_h5({"x": np.arange(12.0), "g": np.repeat(np.arange(3), 4)})
-    module = CombinedHDF5DataModule(path, sequence_key="g", batch_size=2)
+    module = CombinedHDF5DataModule(path, segments={"key": "g", "bucket": True}, batch_size=2)
     module.setup("fit")
     loader = module.train_dataloader()
     n_steps = len(loader)
@@ -534,6 +538,6 @@ def test_a_sampler_of_sequences_is_pickled_also_after_its_use(make_h5):
 
 def test_the_group_may_be_named_by_its_array(make_h5):
     path = make_h5({"x": np.arange(12.0), "t": np.repeat(np.arange(3), 4)})
-    module = CombinedHDF5DataModule(path, field_map={"pat": "t"}, sequence_key="t", batch_size=3)
+    module = CombinedHDF5DataModule(path, field_map={"pat": "t"}, segments={"key": "t", "bucket": True}, batch_size=3)
     module.setup("fit")
     assert all(batch["pat"].ndim == 1 for batch in module.train_dataloader())

@@ -30,11 +30,13 @@ KINDS = {
     "cached": lambda path: RankMemCachedH5Dataset(path, "x", "y", with_index=True),
     "combined": lambda path: CombinedHDF5Dataset(path, ["x", "y"], with_index=True),
     "mixture": lambda path: dataset_of(
-        CombinedHDF5DataModule(sources={"all": path}, load_fields=["x", "y"], shuffle=False)
+        CombinedHDF5DataModule(mixture={"all": path}, load_fields=["x", "y"], shuffle=False)
     ),
-    "weighted": lambda path: dataset_of(LazyH5DataModule(path, x_key="x", y_key="y", weight_key="y", shuffle=False)),
+    "weighted": lambda path: dataset_of(LazyH5DataModule(path, x_key="x", y_key="y", weights="y", shuffle=False)),
     "sequences": lambda path: dataset_of(
-        CombinedHDF5DataModule(path, load_fields=["x", "group"], sequence_key="group", shuffle=False)
+        CombinedHDF5DataModule(
+            path, load_fields=["x", "group"], segments={"key": "group", "bucket": True}, shuffle=False
+        )
     ),
 }
 

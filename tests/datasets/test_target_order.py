@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested_files
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -164,7 +165,9 @@ def test_no_other_shard_warns(make, options):
     )
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        RankMemCachedH5Dataset(path, **{"x_key": "x", "y_key": "y", "rank": 1, "world_size": 2} | options)
+        RankMemCachedH5Dataset(
+            path, **nested_files(**{"x_key": "x", "y_key": "y", "rank": 1, "world_size": 2} | options)
+        )
     assert not told
 
 

@@ -4,6 +4,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning_models import quiet_trainer
@@ -61,7 +62,7 @@ def evaluate(rank, path, world_size, kind, batch_size):
     )
     model = Sharded() if kind == "sharded" else Judge()
     options = {"x_dtype": "float32", "with_index": True, "eval_batch_size": batch_size}
-    datamodule = LazyH5DataModule(None, path, path, path, x_key="x", y_key="y", **options)
+    datamodule = LazyH5DataModule(None, path, path, path, **nested(x_key="x", y_key="y", **options))
     trainer = quiet_trainer(devices=world_size, strategy=strategy)
     test = trainer.test(model, datamodule=datamodule, verbose=False)[0]["accuracy"]
     n_batches = model.n_batches

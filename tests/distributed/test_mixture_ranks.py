@@ -5,6 +5,7 @@ from contextlib import suppress
 import h5py
 import numpy as np
 import pytest
+from arguments import nested
 from lightning_models import Recorder, SaveOnException, quiet_trainer
 from processes import run_ranks, values
 
@@ -56,7 +57,7 @@ MIXTURES = {
 
 
 def fit(rank, world_size, sources, options, fail_at=None, save_to=None, ckpt_path=None):
-    datamodule = CombinedHDF5DataModule(sources=sources, batch_size=4, **options)
+    datamodule = CombinedHDF5DataModule(**nested(sources=sources, batch_size=4, **options))
     many = {"devices": world_size, "strategy": "ddp"} if world_size > 1 else {}
     callbacks = [] if save_to is None else [SaveAfterBatch(save_to, fail_at)]
     trainer = quiet_trainer(max_epochs=EPOCHS, num_sanity_val_steps=0, callbacks=callbacks, **many)
@@ -134,7 +135,7 @@ def refused(rank, sources, options):
     options = {"batch_size": 4} | options
     if options["batch_size"] == 50:
         sources = {"a": sources["a"]}
-    datamodule = CombinedHDF5DataModule(sources=sources, **options)
+    datamodule = CombinedHDF5DataModule(**nested(sources=sources, **options))
     quiet_trainer(devices=2, strategy="ddp").fit(BatchRecorder(), datamodule=datamodule)
 
 

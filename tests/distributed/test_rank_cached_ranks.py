@@ -16,6 +16,7 @@ import lightning
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from factories import assert_same_rows, edit
 from killing import Job, newest
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -50,7 +51,7 @@ def module(path, **options):
     """A data module with all splits from one file."""
     paths = dict.fromkeys(("train_path", "val_path", "test_path", "predict_path"), path)
     common = {"x_key": {"x": "x", "answer": "answer"}, "y_key": "y", "batch_size": 2, "with_index": True}
-    return RankCachedH5DataModule(**(paths | common | options))
+    return RankCachedH5DataModule(**nested(**(paths | common | options)))
 
 
 def ddp(world_size, **options):

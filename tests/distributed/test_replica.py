@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from arguments import nested
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning_models import Recorder, quiet_trainer
@@ -26,7 +27,7 @@ def file(tmp_path):
 
 
 def module(file, **options):
-    return LazyH5DataModule(file, file, file, file, **({"batch_size": BATCH, "with_index": True} | options))
+    return LazyH5DataModule(file, file, file, file, **nested(**({"batch_size": BATCH, "with_index": True} | options)))
 
 
 class Parallel(Recorder):

@@ -202,7 +202,11 @@ def rank_that_finds_none(rank, files):
     start(rank)
     with pytest.raises(H5ValueError) as caught:
         CombinedHDF5Dataset(files, where={"age": [1], "x": {"min": 1000}})
-    datamodule = CombinedHDF5DataModule(files, where={"age": [1], "x": {"min": 1000}}, world_size=3, rank=rank)
+    datamodule = CombinedHDF5DataModule(
+        files,
+        where={"age": [1], "x": {"min": 1000}},
+        distributed={"world_size": 3, "rank": rank},
+    )
     with pytest.raises(H5ValueError) as in_setup:
         datamodule.setup("fit")
     torch.distributed.destroy_process_group()
@@ -218,7 +222,11 @@ def test_where_no_row_passes_all_ranks_say_so(files, tmp_path):
 def rank_of_a_data_module(rank, files):
     counting = start(rank)
     datamodule = CombinedHDF5DataModule(
-        files, where={"age": [1, 2, 3]}, val_fraction=0.2, batch_size=2, world_size=3, rank=rank
+        files,
+        where={"age": [1, 2, 3]},
+        split=0.2,
+        batch_size=2,
+        distributed={"world_size": 3, "rank": rank},
     )
     datamodule.setup("fit")
     rows = [row for batch in datamodule.train_dataloader() for row in batch["x"].tolist()]

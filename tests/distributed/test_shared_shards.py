@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from arguments import nested_files
 from factories import edit, make_older
 from processes import run_ranks, values
 
@@ -83,7 +84,7 @@ def hold_together(rank, world_size, file):
     found = {}
     for name, options in CASES.items():
         chosen = np.array(options.get("indices", range(ROWS)))
-        dataset = RankMemCachedH5Dataset(file, "x", **options, with_index=True)
+        dataset = RankMemCachedH5Dataset(file, "x", **nested_files(**options, with_index=True))
         memory, decoded = shared_memory(), n_decoded(dataset)
         if rank > 0:
             dist.barrier()  # the first rank has given its part back; who made it need not live on
@@ -114,7 +115,7 @@ def test_ranks_hold_their_rows_in_one_memory_and_decode_each_chunk_once(file, tm
 def draw_anew(rank, world_size, file):
     join(rank, world_size)
     options = {"mode": "interleave", "reshard_every_n_epochs": 1, "with_index": True}
-    dataset = RankMemCachedH5Dataset(file, "x", **options)
+    dataset = RankMemCachedH5Dataset(file, "x", **nested_files(**options))
     decoded, found = n_decoded(dataset), []
     for draw in (1, 2, 0):
         assert dataset.reshard(draw)
@@ -188,7 +189,9 @@ def load(rank, world_size, paths, of_rank, trouble):
     join(rank, world_size)
     if (wrong := trouble.get(rank)) is not None:
         wrong(paths[rank])
-    dataset = RankMemCachedH5Dataset(paths[rank], "x", **({"mode": "interleave"} | of_rank.get(rank, {})))
+    dataset = RankMemCachedH5Dataset(
+        paths[rank], "x", **nested_files(**({"mode": "interleave"} | of_rank.get(rank, {})))
+    )
     dist.destroy_process_group()
     return len(dataset)
 

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from lightning.pytorch import LightningModule
 from lightning_models import quiet_trainer
 from processes import run_ranks, values
@@ -60,7 +61,7 @@ class Witness(LightningModule):
 
 def run(rank, file, options):
     options = {"val_fraction": 0.2, "test_fraction": 0.1, "batch_size": 8, "eval_batch_size": 8} | options
-    datamodule = LazyH5DataModule(file, predict_path=file, x_key="x", y_key="y", **options)
+    datamodule = LazyH5DataModule(file, **nested(predict_path=file, x_key="x", y_key="y", **options))
     trainer, model = quiet_trainer(devices=2, strategy="ddp"), Witness()
     trainer.fit(model, datamodule=datamodule)
     trainer.validate(model, datamodule=datamodule)

@@ -3,6 +3,7 @@
 import h5py
 import numpy as np
 import pytest
+from arguments import nested
 from lightning_models import Recorder, SaveOnException, quiet_trainer
 from processes import run_ranks, values
 
@@ -39,8 +40,8 @@ class RowRecorder(Recorder):
 def datamodule(kind, file, options):
     options = {"val_fraction": 0.2, "batch_size": 16} | options
     if kind == "lazy":
-        return LazyH5DataModule(file, x_key={"x": "x", "row": "row"}, **options)
-    return CombinedHDF5DataModule(file, load_fields=["x", "row"], **options)
+        return LazyH5DataModule(file, **nested(x_key={"x": "x", "row": "row"}, **options))
+    return CombinedHDF5DataModule(file, **nested(load_fields=["x", "row"], **options))
 
 
 def fit(rank, kind, file, options, stop=None, folder=None, ckpt_path=None, devices=2):

@@ -86,7 +86,11 @@ def test_two_arrays_that_could_both_be_the_input_are_listed(tmp_path):
 def test_a_function_of_a_module_goes_to_workers_and_a_lambda_does_not(signals, method):
     def batches(transform):
         datamodule = LazyH5DataModule(
-            signals, shuffle=False, transform=transform, num_workers=1, multiprocessing_context=method
+            signals,
+            shuffle=False,
+            transform=transform,
+            num_workers=1,
+            workers={"start_method": method},
         )
         datamodule.setup("fit")
         try:

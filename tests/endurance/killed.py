@@ -13,6 +13,7 @@ from pathlib import Path
 import processes
 import spaces
 import torch
+from arguments import nested
 from lightning.pytorch import Callback, LightningModule
 from lightning_models import quiet_trainer
 
@@ -21,26 +22,30 @@ from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5D
 PAUSE = 0.02  # seconds of a step: workers are ahead, and their pipe is full
 
 KINDS = {
-    "lazy": lambda file, **options: LazyH5DataModule(file, file, x_key="x", num_workers=2, **options),
+    "lazy": lambda file, **options: LazyH5DataModule(file, file, **nested(x_key="x", num_workers=2, **options)),
     "lazy, spawned": lambda file, **options: LazyH5DataModule(
-        file, file, x_key="x", num_workers=1, multiprocessing_context="spawn", **options
+        file, file, **nested(x_key="x", num_workers=1, multiprocessing_context="spawn", **options)
     ),
     "combined": lambda file, **options: CombinedHDF5DataModule(
-        file, load_fields=["x", "index"], val_fraction=0.1, num_workers=2, **options
+        file, **nested(load_fields=["x", "index"], val_fraction=0.1, num_workers=2, **options)
     ),
     "combined, index and split kept": lambda file, **options: CombinedHDF5DataModule(
         file,
-        load_fields=["x", "index"],
-        val_fraction=0.1,
-        num_workers=2,
-        cache_index=str(Path(file).parent / "kept"),
-        split_file=str(Path(file).parent / "split.json"),
-        where={"index": {"min": 3}},
-        **options,
+        **nested(
+            load_fields=["x", "index"],
+            val_fraction=0.1,
+            num_workers=2,
+            cache_index=str(Path(file).parent / "kept"),
+            split_file=str(Path(file).parent / "split.json"),
+            where={"index": {"min": 3}},
+            **options,
+        ),
     ),
-    "rank cached": lambda file, **options: RankCachedH5DataModule(file, file, x_key="x", num_workers=2, **options),
+    "rank cached": lambda file, **options: RankCachedH5DataModule(
+        file, file, **nested(x_key="x", num_workers=2, **options)
+    ),
     "rank cached, shared": lambda file, **options: RankCachedH5DataModule(
-        file, file, x_key="x", num_workers=2, share_memory=True, **options
+        file, file, **nested(x_key="x", num_workers=2, share_memory=True, **options)
     ),
 }
 

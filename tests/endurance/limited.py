@@ -9,6 +9,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import spaces
+from arguments import nested
 
 from lightning_h5 import (
     CombinedHDF5DataModule,
@@ -45,10 +46,10 @@ def assert_whole(loader, n_rows):
 
 def loader_of(kind, files, **options):
     kinds = {
-        "lazy": lambda: LazyH5DataModule(files, x_key="x", **options),
-        "combined": lambda: CombinedHDF5DataModule(files, **options),
-        "rank cached": lambda: RankCachedH5DataModule(files, x_key="x", **options),
-        "rank cached, shared": lambda: RankCachedH5DataModule(files, x_key="x", share_memory=True, **options),
+        "lazy": lambda: LazyH5DataModule(files, **nested(x_key="x", **options)),
+        "combined": lambda: CombinedHDF5DataModule(files, **nested(**options)),
+        "rank cached": lambda: RankCachedH5DataModule(files, **nested(x_key="x", **options)),
+        "rank cached, shared": lambda: RankCachedH5DataModule(files, **nested(x_key="x", share_memory=True, **options)),
     }
     module = kinds[kind]()
     module.setup("fit")
@@ -170,7 +171,7 @@ def splits(path, folder):
 
 def kept_index(path, folder):
     rows = {"where": {"index": {"min": 1}}, "cache_index": str(folder)}
-    module = CombinedHDF5DataModule(path, batch_size=16, **rows)
+    module = CombinedHDF5DataModule(path, **nested(batch_size=16, **rows))
     module.setup("fit")
     assert sum(len(batch["index"]) for batch in module.train_dataloader()) > 0
 

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from changes import DEEDS, SPAN, UNDONE, ByProcess, ByThread, Deed
 from factories import make_older
 
@@ -110,7 +111,7 @@ def module_of(case, paths):
     options = {"batch_size": BATCH, "num_workers": case.n_workers, "prefetch_factor": case.prefetch_factor}
     options |= {"rank": 0, "world_size": 1, "timeout": 60, "seed": case.number}
     if case.kind.startswith("combined"):
-        return CombinedHDF5DataModule(paths, cache_size=50 if "kept" in case.kind else 0, **options)
+        return CombinedHDF5DataModule(paths, **nested(cache_size=50 if "kept" in case.kind else 0, **options))
     return (RankCachedH5DataModule if case.kind == "rank cached" else LazyH5DataModule)(paths, x_key="x", **options)
 
 
@@ -222,7 +223,9 @@ def test_rows_are_right_once_a_file_is_put_back_that_another_one_was_read_for(
     path = str(shutil.copyfile(template / "a.h5", tmp_path / "a.h5"))
     make_older(path)
     monkeypatch.setattr(catalog, "HELD_BYTES", catalog.HELD_BYTES if is_held else -1)
-    module = LazyH5DataModule(path, x_key="x", batch_size=BATCH, shuffle=False, rank=0, world_size=1, **options)
+    module = LazyH5DataModule(
+        path, **nested(x_key="x", batch_size=BATCH, shuffle=False, rank=0, world_size=1, **options)
+    )
     module.setup("fit")
     loader = module.train_dataloader()
     os.rename(path, f"{path}.away")
@@ -344,7 +347,12 @@ def test_a_file_that_is_replaced_just_as_it_was_opened_is_refused_or_read_as_one
         return opened
 
     monkeypatch.setattr(catalog, "open_h5", open_and_replace)
-    module = LazyH5DataModule(path, x_key="x", batch_size=BATCH, rank=0, world_size=1)
+    module = LazyH5DataModule(
+        path,
+        x_key="x",
+        batch_size=BATCH,
+        distributed={"rank": 0, "world_size": 1},
+    )
     try:
         module.setup("fit")
         loader = module.train_dataloader()

@@ -6,6 +6,7 @@ import shutil
 import h5py
 import numpy as np
 import pytest
+from arguments import nested as nested_arguments
 from factories import make_older
 
 from lightning_h5 import H5DataChangedError, H5LazyDataset, LazyH5DataModule, RankMemCachedH5Dataset
@@ -75,7 +76,7 @@ def test_no_wrong_row_comes_of_another_file_that_changes_and_the_error_names_it(
     monkeypatch.setattr(catalog, "HELD_BYTES", -1)
     main, there, other = files
     options = {"batch_size": BATCH, "shuffle": False, "rank": 0, "world_size": 1, "num_workers": n_workers}
-    module = LazyH5DataModule(main, x_key="x", allow_external=True, **options)
+    module = LazyH5DataModule(main, **nested_arguments(x_key="x", allow_external=True, **options))
     module.setup("fit")
     loader = module.train_dataloader()
     act, words = CHANGES[change]
@@ -99,7 +100,14 @@ def test_no_wrong_row_comes_of_another_file_that_changes_and_the_error_names_it(
 def test_rows_are_right_once_another_file_is_put_back(files, monkeypatch, is_held):
     monkeypatch.setattr(catalog, "HELD_BYTES", catalog.HELD_BYTES if is_held else -1)
     main, there, other = files
-    dataset, rows = H5LazyDataset(main, "x", allow_external=True), np.arange(ROWS)
+    dataset, rows = (
+        H5LazyDataset(
+            main,
+            "x",
+            files={"allow_external": True},
+        ),
+        np.arange(ROWS),
+    )
     os.rename(there, f"{there}.away")
     shutil.copyfile(other, there)
     with pytest.raises(H5DataChangedError, match="there' was replaced by another file"):
@@ -111,7 +119,9 @@ def test_rows_are_right_once_another_file_is_put_back(files, monkeypatch, is_hel
 
 def test_a_shard_is_not_loaded_of_another_file_that_changed(files):
     main, there, other = files
-    dataset = RankMemCachedH5Dataset(main, "x", dtype_x=None, allow_external=True, rank=0, world_size=1, preload=False)
+    dataset = RankMemCachedH5Dataset(
+        main, "x", x_dtype=None, files={"allow_external": True}, rank=0, world_size=1, preload=False
+    )
     os.replace(other, there)
     with pytest.raises(H5DataChangedError, match="there' was replaced by another file"):
         dataset.load()
@@ -121,9 +131,27 @@ def test_a_shard_is_not_loaded_of_another_file_that_changed(files):
 def test_data_are_others_where_another_file_holds_other_rows(files):
     """What a run was saved with is compared by it on resume, and among ranks."""
     main, there, other = files
-    before = H5LazyDataset(main, "x", allow_external=True).identity()
+    before = H5LazyDataset(
+        main,
+        "x",
+        files={"allow_external": True},
+    ).identity()
     shutil.copyfile(there, f"{there}.copy")
     os.replace(f"{there}.copy", there)
-    assert H5LazyDataset(main, "x", allow_external=True).identity() == before
+    assert (
+        H5LazyDataset(
+            main,
+            "x",
+            files={"allow_external": True},
+        ).identity()
+        == before
+    )
     os.replace(other, there)
-    assert H5LazyDataset(main, "x", allow_external=True).identity() != before
+    assert (
+        H5LazyDataset(
+            main,
+            "x",
+            files={"allow_external": True},
+        ).identity()
+        != before
+    )

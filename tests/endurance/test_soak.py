@@ -12,6 +12,7 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 import pytest
+from arguments import nested
 from leftovers import nothing_is_left
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule
@@ -53,9 +54,9 @@ def write_files(folder, n_rows):
 
 
 MODULES = {
-    "lazy": lambda folder, **options: LazyH5DataModule(folder, x_key="x", y_key="row", **options),
+    "lazy": lambda folder, **options: LazyH5DataModule(folder, **nested(x_key="x", y_key="row", **options)),
     "combined": lambda folder, **options: CombinedHDF5DataModule(
-        folder, load_fields=["x", "row"], cache_size=500, **options
+        folder, **nested(load_fields=["x", "row"], cache_size=500, **options)
     ),
 }
 

@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import processes  # noqa: F401  # whose server of processes has imported everything
 import pytest
+from arguments import nested
 from leftovers import nothing_is_left
 
 from lightning_h5 import CombinedHDF5DataModule, H5WorkerError, LazyH5DataModule
@@ -156,10 +157,10 @@ def loader_of(run, files, told):
         "world_size": 1,
     }
     if run.kind == "lazy":
-        module = LazyH5DataModule(files, x_key=f"x{run.width}", **options)
+        module = LazyH5DataModule(files, **nested(x_key=f"x{run.width}", **options))
     else:
         fields = [f"x{run.width}", *([f"x{WIDTHS[1]}"] if run.width > WIDTHS[1] else []), "row"]
-        module = CombinedHDF5DataModule(files, load_fields=fields, **options)
+        module = CombinedHDF5DataModule(files, **nested(load_fields=fields, **options))
     module.setup("fit")
     return module, module.train_dataloader()
 

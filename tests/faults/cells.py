@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from arguments import nested
 from matrix_case import REFUSED, RIGHT, Case
 from tqdm import tqdm
 
@@ -208,7 +209,8 @@ def _module(kind, case, n_workers, options):
     names = {"x": case.x_key, "y": "y"}
     if kind == "combined":
         return CombinedHDF5DataModule(
-            case.paths, load_fields=list(names), field_map=names, dtype=None, cache_size=8, **common, **options
+            case.paths,
+            **nested(load_fields=list(names), field_map=names, dtype=None, cache_size=8, **common, **options),
         )
     options = {name: value for name, value in options.items() if name != "on_bad_file"}
     module = {"lazy": LazyH5DataModule, "cached": RankCachedH5DataModule}[kind]

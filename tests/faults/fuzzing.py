@@ -24,6 +24,7 @@ from zlib import crc32
 
 import h5py
 import numpy as np
+from arguments import nested, nested_files
 from factories import Stored, known_filters, write_array
 
 from lightning_h5 import H5LazyDataset, LazyH5DataModule, RankMemCachedH5Dataset, inspect_file
@@ -291,7 +292,7 @@ def mutant_of(base, number):
 
 
 def _by_lazy(path, **options):
-    dataset = H5LazyDataset(path, "x", "y", **options)
+    dataset = H5LazyDataset(path, "x", "y", **nested_files(**options))
     try:
         return dataset.read_batch(np.arange(len(dataset)))
     finally:
@@ -299,7 +300,7 @@ def _by_lazy(path, **options):
 
 
 def _by_module(path, **options):
-    module = LazyH5DataModule(path, x_key="x", y_key="y", shuffle=False, batch_size=48, **options)
+    module = LazyH5DataModule(path, **nested(x_key="x", y_key="y", shuffle=False, batch_size=48, **options))
     try:
         module.setup("fit")
         batches = list(module.train_dataloader())
@@ -316,7 +317,7 @@ def _joined(parts):
 
 def _by_cached(path, **options):
     quiet = {"pin_host_memory": False, "log_fn": lambda line: None}
-    dataset = RankMemCachedH5Dataset(path, "x", "y", dtype_x=None, **quiet, **options)
+    dataset = RankMemCachedH5Dataset(path, "x", "y", **nested_files(x_dtype=None, **quiet, **options))
     try:
         return dataset.read_batch(np.arange(len(dataset)))
     finally:

@@ -192,7 +192,15 @@ def test_every_tool_reads_an_array_that_grows_along_another_axis(tmp_path, compr
     np.testing.assert_allclose(stats.mean, expected.mean())
     assert check_files(path, write_digests=True).digested
     assert not check_files(path).errors
-    rows = H5LazyDataset(path, "x", verify="digest").read_batch(range(8)).numpy()
+    rows = (
+        H5LazyDataset(
+            path,
+            "x",
+            files={"verify": "digest"},
+        )
+        .read_batch(range(8))
+        .numpy()
+    )
     np.testing.assert_array_equal(rows, expected)
     ways = [{}, {"verify": True}, {"rows_per_chunk": 3, "verify": True}, {"shuffle_rows": 1, "verify": True}]
     if compression == "scale-offset":  # which may lose digits, and which HDF5 does not copy safely as it is stored

@@ -28,16 +28,30 @@ def link(path, tmp_path):
 
 
 def rows_of(path):
-    return np.stack(H5LazyDataset(path, "x", verify="digest").__getitems__(range(40)))
+    return np.stack(
+        H5LazyDataset(
+            path,
+            "x",
+            files={"verify": "digest"},
+        ).__getitems__(range(40))
+    )
 
 
 def test_a_level_that_no_copy_has_is_not_promised_of_one(path):
     with pytest.raises(H5ValueError) as error:
-        H5LazyDataset(path, "x", min_integrity=4)
+        H5LazyDataset(
+            path,
+            "x",
+            files={"min_integrity": 4},
+        )
     assert "repack" not in str(error.value)
     assert "Write digests by `lightning-h5 check --write-digests` and pass verify='digest'" in str(error.value)
     with pytest.raises(H5ValueError, match=r"Make a copy by `lightning-h5 repack .*; or write digests by"):
-        H5LazyDataset(path, "x", min_integrity=3)
+        H5LazyDataset(
+            path,
+            "x",
+            files={"min_integrity": 3},
+        )
 
 
 def test_digests_beside_the_target_of_a_link_are_found(path, link):
@@ -60,7 +74,11 @@ def test_digests_beside_a_link_go_before_those_beside_its_target(path, link):
 
 def test_where_digests_of_a_link_were_looked_for_is_said(path, link):
     with pytest.raises(H5FileError) as error:
-        H5LazyDataset(link, "x", verify="digest")
+        H5LazyDataset(
+            link,
+            "x",
+            files={"verify": "digest"},
+        )
     for part in (repr(link), repr(digests_path(link)), repr(digests_path(path)), "--write-digests"):
         assert part in str(error.value)
 

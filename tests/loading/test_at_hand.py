@@ -152,7 +152,7 @@ def test_rows_of_a_mapped_file_are_at_hand_where_the_page_cache_has_them(
     x = np.arange(4096.0).reshape(512, 8)
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file.create_dataset("x", data=x)
-    data = LazyH5DataModule(tmp_path / "rows.h5", batch_size=4, with_index=True, mmap=True, shuffle=shuffle)
+    data = LazyH5DataModule(tmp_path / "rows.h5", batch_size=4, with_index=True, files={"mmap": True}, shuffle=shuffle)
     data.setup("fit")
     loader, before = data.train_dataloader(), threading.active_count()
     assert loader.dataset.is_in_memory == is_cached
@@ -170,7 +170,11 @@ def test_rows_of_mapped_files_that_are_put_together_are_read_ahead(tmp_path, not
     for name in "ab":
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             file.create_dataset("x", data=np.zeros((512, 8)))
-    data = LazyH5DataModule([tmp_path / "a.h5", tmp_path / "b.h5"], batch_size=4, mmap=True)
+    data = LazyH5DataModule(
+        [tmp_path / "a.h5", tmp_path / "b.h5"],
+        batch_size=4,
+        files={"mmap": True},
+    )
     data.setup("fit")
     assert not data.train_dataloader().dataset.is_in_memory
     data.teardown("fit")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from arguments import nested
 from factories import Stored
 
 from lightning_h5 import LazyH5DataModule
@@ -26,7 +27,9 @@ def decodes(file, epochs, *, world_size=1, num_workers=0, n_expected=ROWS, **opt
     found = np.zeros(epochs)
     seen = [[] for _ in range(epochs)]
     for rank in range(world_size):
-        module = LazyH5DataModule(file, **(common | options), num_workers=num_workers, world_size=world_size, rank=rank)
+        module = LazyH5DataModule(
+            file, **nested(**(common | options), num_workers=num_workers, world_size=world_size, rank=rank)
+        )
         module.setup("fit")
         loader = module.train_dataloader()
         for epoch in range(epochs):
@@ -51,7 +54,13 @@ def test_one_rank_decodes_each_chunk_once_an_epoch(file, shuffle, together):
 
 
 def test_an_epoch_that_is_read_again_decodes_each_chunk_once_again(file):
-    module = LazyH5DataModule(file, x_key="x", batch_size=64, shuffle_bytes=BUDGET, cache_bytes=BUDGET)
+    module = LazyH5DataModule(
+        file,
+        x_key="x",
+        batch_size=64,
+        shuffle={"buffer": BUDGET},
+        files={"cache_bytes": BUDGET},
+    )
     module.setup("fit")
     loader = module.train_dataloader()
     for _ in range(3):
@@ -85,7 +94,12 @@ def test_where_all_decoded_rows_fit_later_epochs_decode_nothing(file):
 
 
 def test_evaluation_decodes_each_chunk_once_and_keeps_little(file):
-    module = LazyH5DataModule(val_path=file, x_key="x", batch_size=64, cache_bytes=BUDGET)
+    module = LazyH5DataModule(
+        val_path=file,
+        x_key="x",
+        batch_size=64,
+        files={"cache_bytes": BUDGET},
+    )
     module.setup("validate")
     loader = module.val_dataloader()
     for epoch in range(2):

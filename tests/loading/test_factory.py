@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested_files
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_h5 import (
@@ -186,7 +187,7 @@ def test_the_environment_names_the_rank(files, monkeypatch, source, world_size):
             "lazy": lambda: H5LazyDataset(files[0], {"row": "row"}),
             "torch": lambda: TensorDataset(torch.arange(ROWS)),
             "shard": lambda rank=rank: RankMemCachedH5Dataset(
-                files[0], {"row": "row"}, dtype_x=None, rank=rank, world_size=world_size
+                files[0], {"row": "row"}, x_dtype=None, rank=rank, world_size=world_size
             ),
         }[source]()
         loader = create_optimized_dataloader(dataset, 4, False, 0)
@@ -206,7 +207,7 @@ def test_an_environment_that_makes_no_sense_is_an_error(files, monkeypatch, rank
 
 
 def test_a_loader_of_another_rank_than_the_shards_is_an_error(files, monkeypatch):
-    given = RankMemCachedH5Dataset(files[0], {"row": "row"}, dtype_x=None, rank=1, world_size=2)
+    given = RankMemCachedH5Dataset(files[0], {"row": "row"}, x_dtype=None, rank=1, world_size=2)
     for rank, world_size in ((0, 2), (1, 3), (None, 1)):
         with pytest.raises(H5ValueError, match="holds the rows of rank 1 of 2"):
             create_optimized_dataloader(given, 4, world_size=world_size, rank=rank)
@@ -292,7 +293,7 @@ def test_evaluation_takes_rows_as_they_are_stored(files):
 
 
 def test_a_shard_in_memory_is_served_too(files):
-    dataset = RankMemCachedH5Dataset(files[0], {"row": "row"}, dtype_x=None, rank=1, world_size=2)
+    dataset = RankMemCachedH5Dataset(files[0], {"row": "row"}, x_dtype=None, rank=1, world_size=2)
     found = rows_of(create_optimized_dataloader(dataset, 4))
     assert set(found) <= set(dataset.rows.tolist())
     assert len(set(found)) == len(found) == dataset.rows_on_each_rank
@@ -332,7 +333,12 @@ def test_memory_for_decoded_rows_is_as_it_was_asked_for(files):
 @pytest.mark.parametrize(("method", "num_workers"), [("fork", 2), ("forkserver", 2), ("spawn", 1)])
 def test_workers_start_as_they_are_told(files, method, num_workers):
     dataset = CombinedHDF5Dataset(files)
-    loader = create_optimized_dataloader(dataset, 4, num_workers=num_workers, multiprocessing_context=method)
+    loader = create_optimized_dataloader(
+        dataset,
+        4,
+        num_workers=num_workers,
+        workers={"start_method": method},
+    )
     assert sorted(rows_of(loader)) == sorted([*range(ROWS), *range(100, 100 + ROWS)])
     assert loader.multiprocessing_context.get_start_method() == method
 
@@ -418,7 +424,7 @@ def test_a_deterministic_loader_gives_the_same_twice(files):
     [({}, "limit"), ({"transform": lambda x: time.sleep(0.005) or x}, "Transforms limit it")],
 )
 def test_a_diagnosis_says_what_limits_a_loader(files, options, advice):
-    loader = create_optimized_dataloader(CombinedHDF5Dataset(files, **options), 4)
+    loader = create_optimized_dataloader(CombinedHDF5Dataset(files, **nested_files(**options)), 4)
     report = diagnose_dataloader_speed(loader, 5, 1)
     assert (report.n_batches, report.n_rows) == (5, 20)
     assert advice in str(report)

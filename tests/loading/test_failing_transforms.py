@@ -7,6 +7,7 @@ import traceback
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from factories import Stored
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,15 +78,17 @@ def paths(make_h5):
 
 
 MODULES = {
-    "lazy": lambda paths, **options: LazyH5DataModule(paths, x_key="x", y_key="y", **options),
-    "weighted": lambda paths, **options: LazyH5DataModule(paths, x_key="x", y_key="y", balance_key="y", **options),
-    "cached": lambda paths, **options: RankCachedH5DataModule(paths, x_key="x", y_key="y", **options),
-    "combined": lambda paths, **options: CombinedHDF5DataModule(paths, load_fields=["x", "y"], **options),
+    "lazy": lambda paths, **options: LazyH5DataModule(paths, **nested(x_key="x", y_key="y", **options)),
+    "weighted": lambda paths, **options: LazyH5DataModule(
+        paths, **nested(x_key="x", y_key="y", balance_key="y", **options)
+    ),
+    "cached": lambda paths, **options: RankCachedH5DataModule(paths, **nested(x_key="x", y_key="y", **options)),
+    "combined": lambda paths, **options: CombinedHDF5DataModule(paths, **nested(load_fields=["x", "y"], **options)),
     "mixture": lambda paths, **options: CombinedHDF5DataModule(
-        sources={"one": paths[0], "two": paths[1]}, load_fields=["x", "y"], **options
+        **nested(sources={"one": paths[0], "two": paths[1]}, load_fields=["x", "y"], **options)
     ),
     "sequences": lambda paths, **options: CombinedHDF5DataModule(
-        paths, load_fields=["x", "y", "group"], sequence_key="group", **options
+        paths, **nested(load_fields=["x", "y", "group"], sequence_key="group", **options)
     ),
 }
 FUNCTIONS = {
@@ -165,7 +168,9 @@ class FailsForTarget:
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_under_a_trainer_it_is_the_same_error(stage, paths):
     split = {"validate": "val"}.get(stage, stage)
-    datamodule = LazyH5DataModule(**{f"{split}_path": paths}, x_key="x", eval_transform=Fails(), with_index=True)
+    datamodule = LazyH5DataModule(
+        **nested(**{f"{split}_path": paths}, x_key="x", eval_transform=Fails(), with_index=True)
+    )
     with pytest.raises(ValueError, match="no such row") as error:
         getattr(quiet_trainer(), stage)(Recorder(), datamodule=datamodule)
     assert f"'x', row {ROW} of {paths[1]!r}" in error.value.__notes__[0]

@@ -252,7 +252,7 @@ def fit(path, folder, num_workers, callbacks, ckpt_path=None, **options):
         batch_size=BATCH,
         with_index=True,
         num_workers=num_workers,
-        multiprocessing_context="fork" if num_workers else None,
+        workers={"start_method": "fork" if num_workers else None},
     )
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     options = {"max_epochs": 2, "num_sanity_val_steps": 0, "default_root_dir": folder} | quiet | options
@@ -328,13 +328,15 @@ def any_loader(rng, files, num_workers):
     kind = ["lazy", "cached", "mixture"][rng.integers(3)]
     if kind == "mixture":
         datamodule = CombinedHDF5DataModule(
-            sources=dict(files),
+            mixture={
+                "sources": dict(files),
+                "strategy": ["concat", "weighted", "round_robin"][rng.integers(3)],
+                "mix": ["batches", "rows"][rng.integers(2)],
+            },
             batch_size=batch_size,
             load_fields=["x", "y"],
-            sampling_strategy=["concat", "weighted", "round_robin"][rng.integers(3)],
-            mix=["batches", "rows"][rng.integers(2)],
             seed=int(rng.integers(9)),
-            cache_size=int(rng.integers(2)) * 40,
+            row_cache=int(rng.integers(2)) * 40,
         )
         datamodule.setup("fit")
         return with_settings(datamodule.train_dataloader(), settings), None
@@ -346,7 +348,7 @@ def any_loader(rng, files, num_workers):
         batch_size,
         training,
         seed=int(rng.integers(9)),
-        shuffle_bytes=[1, "512 MiB"][rng.integers(2)],
+        shuffle={"buffer": [1, "512 MiB"][rng.integers(2)]},
     )
     return with_settings(made, settings), 61
 

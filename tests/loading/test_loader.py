@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from arguments import nested_files
 
 from lightning_h5 import H5Error, H5LazyDataset, H5ResumeError
 from lightning_h5.loading import H5DataLoader
@@ -18,7 +19,7 @@ from lightning_h5.order import OrderParameters, PlanSampler
 def make_dataset(make_h5):
     rows = np.arange(50 * 4, dtype="f4").reshape(50, 4)
     path = make_h5({"x": rows, "y": np.arange(50)})
-    return lambda **options: H5LazyDataset(path, "x", "y", with_index=True, **options)
+    return lambda **options: H5LazyDataset(path, "x", "y", **nested_files(with_index=True, **options))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from arguments import nested, nested_files
 from draws import (
     draw_from_global_streams,
     draw_of_the_batch,
@@ -36,7 +37,7 @@ def draws(file):
     """``draws(transform, epochs, ...)``: for each epoch and row what was drawn for it, over all ranks of a loader."""
 
     def epochs_of_draws(epochs=(0,), seed=0, world_size=1, batch_size=BATCH, samples=False, loader=None, **dataset):
-        dataset = H5LazyDataset(file, "x", with_index=True, **dataset)
+        dataset = H5LazyDataset(file, "x", **nested_files(with_index=True, **dataset))
         seen = {epoch: {} for epoch in epochs}
         for rank in range(world_size):
             sampler = PlanSampler(
@@ -144,7 +145,7 @@ def train(rank, file, world_size, workers, **options):
     seed_everything(4, workers=workers)
     model = Augmented()
     datamodule = LazyH5DataModule(
-        file, x_key="x", batch_size=BATCH, with_index=True, transform=draw_from_global_streams, **options
+        file, **nested(x_key="x", batch_size=BATCH, with_index=True, transform=draw_from_global_streams, **options)
     )
     quiet_trainer(devices=world_size, strategy="ddp").fit(model, datamodule=datamodule)
     return model.drawn

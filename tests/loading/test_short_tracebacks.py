@@ -6,6 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from arguments import nested_files
 from torch.utils.data import DataLoader
 
 import lightning_h5
@@ -19,8 +20,8 @@ from lightning_h5 import (
 
 PACKAGE = str(Path(lightning_h5.__file__).parent)
 DATASETS = {
-    "lazy": lambda path, **options: H5LazyDataset(path, "x", **options),
-    "combined": lambda path, **options: CombinedHDF5Dataset(path, load_fields=["x"], **options),
+    "lazy": lambda path, **options: H5LazyDataset(path, "x", **nested_files(**options)),
+    "combined": lambda path, **options: CombinedHDF5Dataset(path, **nested_files(load_fields=["x"], **options)),
 }
 READS = {
     "one row": lambda dataset: dataset[17],

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from arguments import nested, nested_files
 from factories import Stored
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -93,14 +94,16 @@ def module_of(kind, path, place, function, **options):
     paths = given.pop("train_path")
     given |= {"load_fields": ["x", "group"]}
     if kind == "combined":
-        return CombinedHDF5DataModule(paths, **given)
+        return CombinedHDF5DataModule(paths, **nested(**given))
     if kind == "weighted":
-        return CombinedHDF5DataModule(paths, balance_key="group", **given)
+        return CombinedHDF5DataModule(paths, **nested(balance_key="group", **given))
     if kind == "sequences":
-        return CombinedHDF5DataModule(paths, sequence_key="group", **given)
+        return CombinedHDF5DataModule(paths, **nested(sequence_key="group", **given))
     mix = "rows" if kind == "rows of a mixture" else "batches"
     return CombinedHDF5DataModule(
-        sources={"a": paths, "b": paths}, sampling_strategy="round_robin", mix=mix, epoch_length="max", **given
+        **nested(
+            sources={"a": paths, "b": paths}, sampling_strategy="round_robin", mix=mix, epoch_length="max", **given
+        )
     )
 
 
@@ -126,7 +129,7 @@ def test_the_function_that_raised_it_is_named(path, kind, place, num_workers):
 def test_it_ends_no_plain_loop_either(path, kind, place):
     options = {place: Stops(ROWS // 2)}
     if kind == "combined":
-        dataset = CombinedHDF5Dataset(path, load_fields=["x"], **options)
+        dataset = CombinedHDF5Dataset(path, **nested_files(load_fields=["x"], **options))
     else:
         dataset = {"lazy": H5LazyDataset, "cached": RankMemCachedH5Dataset}[kind](path, "x", "y", **options)
     ways = [lambda: dataset.read_batch(range(ROWS)), lambda: list(create_optimized_dataloader(dataset, BATCH))]
@@ -226,7 +229,9 @@ def test_a_trainer_stops_with_the_error(path, tmp_path, stage, num_workers):
     place = "transform" if stage == "fit" else "eval_transform"
     paths = {f"{split}_path": path for split in ("train", "val", "test", "predict")}
     workers = {"num_workers": num_workers, "multiprocessing_context": "fork"} if num_workers else {}
-    module = LazyH5DataModule(**paths, x_key="x", y_key="y", batch_size=BATCH, **{place: Stops(20)}, **workers)
+    module = LazyH5DataModule(
+        **nested(**paths, x_key="x", y_key="y", batch_size=BATCH, **{place: Stops(20)}, **workers)
+    )
     trainer = Trainer(max_epochs=1, num_sanity_val_steps=0, default_root_dir=tmp_path, **QUIET)
     with pytest.raises(RuntimeError, match=r"transform 'Stops' raised StopIteration"):
         getattr(trainer, stage)(Model(), datamodule=module)

@@ -16,6 +16,7 @@ from multiprocessing import active_children
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from factories import Stored
 from torch.utils.data import DataLoader
 
@@ -67,7 +68,7 @@ def path(make_h5):
 
 def loader_of(path, transform, **options):
     options = {"batch_size": BATCH, "num_workers": 2, "persistent_workers": True} | options
-    module = LazyH5DataModule(path, x_key="x", transform=transform, rank=0, world_size=1, **options)
+    module = LazyH5DataModule(path, **nested(x_key="x", transform=transform, rank=0, world_size=1, **options))
     module.setup("fit")
     return module.train_dataloader()
 

@@ -5,6 +5,7 @@ import tracemalloc
 import h5py
 import numpy as np
 import pytest
+from arguments import nested_files
 from factories import Stored
 
 from lightning_h5 import H5CorruptError, H5FileError, H5LazyDataset, H5ValueError, check_files
@@ -180,7 +181,7 @@ def test_frames_of_many_pieces_are_read():
 
 def refusal(path, **asked):
     with pytest.raises(H5ValueError) as error:
-        H5LazyDataset(path, "x", **asked)
+        H5LazyDataset(path, "x", **nested_files(**asked))
     for part in (path, "is compressed with Blosc2, and only the HDF5 library could read it", "another compression"):
         assert part in str(error.value)
     return str(error.value)

@@ -146,8 +146,8 @@ def test_workers_that_are_forked_have_what_was_compiled_before(make_h5, nothing_
         x_key="x",
         batch_size=5,
         num_workers=2,
-        cache_bytes=4 * STEP * LENGTH * 4,  # of two workers: each has room for two chunks
-        multiprocessing_context="fork",
+        files={"cache_bytes": 4 * STEP * LENGTH * 4},
+        workers={"start_method": "fork"},
         transform=n_loops,
     )
     data.setup("fit")

@@ -59,7 +59,11 @@ def test_filters_that_chunks_passed_over_unseen_raise_no_integrity_level(tmp_pat
         array.write_direct_chunk((0,), np.arange(8, dtype="i4").tobytes(), filter_mask=3)
     assert inspect_file(path).arrays[0].integrity == 0
     with pytest.raises(H5ValueError, match=r"min_integrity=1 was asked, and 'x' .* has level 0"):
-        LazyH5DataModule(path, x_key="x", min_integrity=1).setup("fit")
+        LazyH5DataModule(
+            path,
+            x_key="x",
+            files={"min_integrity": 1},
+        ).setup("fit")
 
 
 @pytest.mark.parametrize("shape", [(10, 0), (10, 3, 0)])
@@ -125,7 +129,11 @@ def test_what_digests_say_is_quoted_and_cut(tmp_path, pattern, text):
     path = write_digested(tmp_path)
     change_digests(path, pattern, text)
     with pytest.raises((H5CorruptError, H5ValueError)) as error:
-        H5LazyDataset(path, "x", verify="digest")
+        H5LazyDataset(
+            path,
+            "x",
+            files={"verify": "digest"},
+        )
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 2000
 
@@ -134,4 +142,8 @@ def test_an_error_says_what_is_different_about_pieces(tmp_path):
     path = write_digested(tmp_path)
     change_digests(path, '"rows_per_piece": [0-9]*', '"rows_per_piece": 3')
     with pytest.raises(H5CorruptError, match=r"in 1 rows, now .* in 4"):
-        H5LazyDataset(path, "x", verify="digest")
+        H5LazyDataset(
+            path,
+            "x",
+            files={"verify": "digest"},
+        )

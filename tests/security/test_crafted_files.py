@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from arguments import nested
 from crafting import ANY, CASES, ESCAPE, MINE, ROWS, SECRET, Watch
 from factories import run_forked
 
@@ -77,15 +78,17 @@ def rows_of(module):
 
 QUIET = {"shuffle": False, "batch_size": 4}
 MODULES = {
-    "lazy": lambda path, key, **more: rows_of(LazyH5DataModule(path, x_key={"x": key}, **QUIET, **more)),
-    "cached": lambda path, key, **more: rows_of(RankCachedH5DataModule(path, x_key={"x": key}, **QUIET, **more)),
+    "lazy": lambda path, key, **more: rows_of(LazyH5DataModule(path, **nested(x_key={"x": key}, **QUIET, **more))),
+    "cached": lambda path, key, **more: rows_of(
+        RankCachedH5DataModule(path, **nested(x_key={"x": key}, **QUIET, **more))
+    ),
     "combined": lambda path, key, **more: rows_of(
-        CombinedHDF5DataModule(path, load_fields=["x"], field_map={"x": key}, dtype=None, **QUIET, **more)
+        CombinedHDF5DataModule(path, **nested(load_fields=["x"], field_map={"x": key}, dtype=None, **QUIET, **more))
     ),
 }
 OTHERS = {
-    "lazy, no key": lambda path, key: rows_of(LazyH5DataModule(path, **QUIET)),
-    "combined, no key": lambda path, key: rows_of(CombinedHDF5DataModule(path, **QUIET)),
+    "lazy, no key": lambda path, key: rows_of(LazyH5DataModule(path, **nested(**QUIET))),
+    "combined, no key": lambda path, key: rows_of(CombinedHDF5DataModule(path, **nested(**QUIET))),
     "a key that is not there": lambda path, key: H5LazyDataset(path, "no such key"),
     "inspect": lambda path, key: inspect_file(path),
     "check": lambda path, key: check_files(path),
@@ -328,7 +331,7 @@ def test_many_arrays_below_the_limit_are_no_way_around_it(tmp_path):
     def look():
         H5LazyDataset(path, names)[0]
         for load in (
-            lambda: RankMemCachedH5Dataset(path, names, dtype_x=None),
+            lambda: RankMemCachedH5Dataset(path, names, x_dtype=None),
             lambda: rows_of(RankCachedH5DataModule(str(path), x_key=names, batch_size=4)),
         ):
             with pytest.raises(H5Error):

@@ -8,6 +8,7 @@ import hdf5plugin  # noqa: F401  # its filters, so that h5py writes what it is a
 import numpy as np
 import pytest
 import yaml
+from arguments import nested
 from factories import Stored
 from lightning_models import Recorder, quiet_trainer
 
@@ -90,7 +91,11 @@ def test_a_row_costs_what_is_said(zoo, name, nothing_held):
     cost = next(array.row for array in inspect_file(zoo).arrays if array.name == name)
     read = decoded = 0
     for row in range(200):
-        dataset = lightning_h5.H5LazyDataset(zoo, name, cache_bytes=0)
+        dataset = lightning_h5.H5LazyDataset(
+            zoo,
+            name,
+            files={"cache_bytes": 0},
+        )
         before = dict.fromkeys(Counters().names, 0)
         dataset.read_batch([row])
         counted = {key: value - before[key] for key, value in dataset.counters.total().items()}
@@ -265,7 +270,7 @@ def test_the_shuffle_bytes_that_are_advised_mix_enough_blocks(make_h5, monkeypat
     monkeypatch.setattr("lightning_h5.datasets.room", lambda: None)
     stored = Stored(np.zeros((120, 1 << 18), "f4"), "chunked", (2, 1 << 18), {"compression": "gzip"})
     settings = inspect_file(make_h5({"x": stored, **more})).advice.settings
-    module = lightning_h5.LazyH5DataModule(**settings)
+    module = lightning_h5.LazyH5DataModule(**nested(**settings))
     module.setup("fit")
     assert module.train_dataloader().sampler.present_order().window >= FEW_BLOCKS
     module.teardown("fit")
@@ -291,7 +296,7 @@ def test_a_member_of_a_table_names_groups_and_is_no_input(make_h5, patient):
     settings = inspect_file(make_h5({"events": rows})).advice.settings
     keys = {"x_key": ["events/a", "events/b"], "y_key": "events/label", "stratify_key": "events/label"}
     assert settings.items() >= (keys | {"group_key": "events/patient"}).items()
-    module = lightning_h5.LazyH5DataModule(**settings)
+    module = lightning_h5.LazyH5DataModule(**nested(**settings))
     module.setup("fit")
     held = [set(patient[module._cut[split]].tolist()) for split in ("train", "val")]
     assert held[0]

@@ -394,7 +394,7 @@ def test_statistics_of_the_training_rows_normalise_what_the_data_module_trains_o
     datamodule = LazyH5DataModule(
         signals,
         x_key="signal",
-        split_file=str(tmp_path / "splits.json"),
+        split={"file": str(tmp_path / "splits.json")},
         normalize=str(tmp_path / "stats.json"),
         batch_size=50,
     )

@@ -105,7 +105,7 @@ def lazy(path, folder):
 
 
 def rank_cached(path, folder):
-    dataset = RankMemCachedH5Dataset(path, "x", rank=0, world_size=1, dtype_x=None)
+    dataset = RankMemCachedH5Dataset(path, "x", rank=0, world_size=1, x_dtype=None)
     return {"x": np.stack([dataset[row].numpy() for row in range(N)])}
 
 
@@ -146,7 +146,12 @@ def stats(path, folder):
 def digested(path, folder):
     check_files(path, keys=["x", "y"], write_digests=True)
     assert not check_files(path).errors
-    x, y = H5LazyDataset(path, "x", "y", verify="digest").read_batch(range(N))
+    x, y = H5LazyDataset(
+        path,
+        "x",
+        "y",
+        files={"verify": "digest"},
+    ).read_batch(range(N))
     return {"x": x.numpy(), "y": y}
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import plain
 import pytest
 import torch
+from arguments import nested
 from factories import H5Factory
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, seed_everything
 from lightning.pytorch.cli import LightningCLI
@@ -64,7 +65,7 @@ def data(kind, file, **options):
     options = {"batch_size": BATCH} | options
     if kind in PLAIN:
         return PLAIN[kind](file, **options)
-    return LazyH5DataModule(file, file, file, file, x_key="x", y_key="y", with_index=True, **options)
+    return LazyH5DataModule(file, file, file, file, **nested(x_key="x", y_key="y", with_index=True, **options))
 
 
 @pytest.fixture
@@ -510,7 +511,7 @@ def with_argument(kind, file, argument):
     fraction = np.float64(0.25) if argument == "fraction" else 0.25
     dtype = np.dtype("float64") if argument == "dtype" else "float64"
     if kind == "ours":
-        return LazyH5DataModule(path, x_key="x", y_key="y", x_dtype=dtype, val_fraction=fraction, with_index=True)
+        return LazyH5DataModule(path, x_key="x", y_key="y", x_dtype=dtype, split=fraction, with_index=True)
     return PLAIN[kind](path, fraction, dtype)
 
 

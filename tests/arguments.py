@@ -1,0 +1,83 @@
+"""Arguments of data modules and datasets, by one flat name each, so that tests can combine them freely."""
+
+GROUPS = {
+    "split": {
+        "val_fraction": "val_fraction",
+        "test_fraction": "test_fraction",
+        "group_key": "group_key",
+        "stratify_key": "stratify_key",
+        "num_folds": "num_folds",
+        "fold": "fold",
+        "split_seed": "seed",
+        "split_file": "file",
+    },
+    "weights": {"weight_key": "weight_key", "balance_key": "balance_key", "class_weights": "class_weights"},
+    "shuffle": {"shuffle_bytes": "buffer", "streams": "streams"},
+    "workers": {
+        "prefetch_factor": "prefetch_factor",
+        "persistent_workers": "persistent",
+        "multiprocessing_context": "start_method",
+        "timeout": "timeout",
+        "worker_init_fn": "init_fn",
+    },
+    "distributed": {
+        "rank": "rank",
+        "world_size": "world_size",
+        "setup_timeout": "setup_timeout",
+        "on_resume_mismatch": "on_resume_mismatch",
+    },
+    "memory": {
+        "mode": "mode",
+        "share_memory": "share",
+        "cache_device": "device",
+        "pin_host_memory": "pin",
+        "reshard_every_n_epochs": "reshard_every_n_epochs",
+    },
+    "mixture": {
+        "sources": "sources",
+        "sampling_strategy": "strategy",
+        "source_weights": "weights",
+        "epoch_length": "epoch_length",
+        "mix": "mix",
+        "pattern": "pattern",
+    },
+    "row_cache": {"cache_size": "size", "max_cache_bytes": "max_bytes"},
+    "segments": {"sequence_key": "key", "sequence_order": "sort_key", "bucket_by_length": "bucket"},
+}
+FILES = {
+    "files": {
+        "mmap": "mmap",
+        "cache_bytes": "cache_bytes",
+        "swmr": "swmr",
+        "allow_external": "allow_external",
+        "trusted": "trusted",
+        "min_integrity": "min_integrity",
+        "verify": "verify",
+    }
+}
+
+
+def nested(**flat):
+    """The arguments of a data module."""
+    found = _nested(flat, GROUPS | FILES)
+    if isinstance(found.get("shuffle"), dict) and "shuffle" in flat:
+        given = flat["shuffle"]
+        mode = given if isinstance(given, str) else "auto" if given else "none"
+        found["shuffle"] = given | found["shuffle"] if isinstance(given, dict) else {"mode": mode} | found["shuffle"]
+    return found
+
+
+def nested_files(**flat):
+    """The arguments of a dataset."""
+    return _nested(flat, FILES)
+
+
+def _nested(flat, groups):
+    homes = {name: (group, own) for group, names in groups.items() for name, own in names.items()}
+    found = {name: value for name, value in flat.items() if name not in homes}
+    for name, value in flat.items():
+        if name in homes:
+            group, own = homes[name]
+            inside = found.get(group)
+            found[group] = (inside if isinstance(inside, dict) else {}) | {own: value}
+    return found
