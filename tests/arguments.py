@@ -36,12 +36,13 @@ GROUPS = {
     "mixture": {
         "sources": "sources",
         "sampling_strategy": "strategy",
-        "source_weights": "weights",
+        "weights": "weights",
         "epoch_length": "epoch_length",
         "mix": "mix",
         "pattern": "pattern",
     },
     "row_cache": {"cache_size": "size", "max_cache_bytes": "max_bytes"},
+    "where": {"allowed_guids": "guid", "cs_label": "cs_label", "bg_label": "bg_label"},
     "segments": {"sequence_key": "key", "sequence_order": "sort_key", "bucket_by_length": "bucket"},
 }
 FILES = {
@@ -59,11 +60,12 @@ FILES = {
 
 def nested(**flat):
     """The arguments of a data module."""
-    found = _nested(flat, GROUPS | FILES)
-    if isinstance(found.get("shuffle"), dict) and "shuffle" in flat:
-        given = flat["shuffle"]
-        mode = given if isinstance(given, str) else "auto" if given else "none"
-        found["shuffle"] = given | found["shuffle"] if isinstance(given, dict) else {"mode": mode} | found["shuffle"]
+    groups = GROUPS | FILES
+    if not {"sources", "sampling_strategy"} & set(flat):  # weights are those of rows, then
+        groups = groups | {"mixture": {name: own for name, own in GROUPS["mixture"].items() if name != "weights"}}
+    found = _nested(flat, groups)
+    if isinstance(found.get("shuffle"), dict) and isinstance(mode := found["shuffle"].get("mode"), bool):
+        found["shuffle"]["mode"] = "auto" if mode else "none"
     return found
 
 
@@ -78,6 +80,8 @@ def _nested(flat, groups):
     for name, value in flat.items():
         if name in homes:
             group, own = homes[name]
-            inside = found.get(group)
-            found[group] = (inside if isinstance(inside, dict) else {}) | {own: value}
+            inside = found.get(group, {})
+            if not isinstance(inside, dict):  # a shorthand
+                inside = {{"split": "val_fraction", "weights": "weight_key", "shuffle": "mode"}[group]: inside}
+            found[group] = {own: value} | inside
     return found

@@ -94,7 +94,7 @@ def _sources(given: Any) -> tuple[Source, ...]:
         sources = []
     if not sources:
         raise H5ValueError(
-            f"mixture={given!r} names no source. Pass a mapping from names to files, or to mappings such as "
+            f"mixture.sources={given!r} names no source. Pass a mapping from names to files, or to mappings such as "
             "{'paths': 'site_a/*.h5', 'label': 2}."
         )
     names = [source.name for source in sources]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from ..errors import H5ValueError, listing, near
@@ -12,6 +12,7 @@ from ..sizes import whole
 __all__ = ["Options", "check_callable", "check_choice", "check_fraction", "check_whole"]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Base of the option classes: makes one from what an argument was given."""
 
@@ -31,7 +32,7 @@ class Options:
         given = {} if value is None else value
         if not isinstance(given, Mapping) or not cls._is_mapping_of_fields(given):
             given = cls._from_shorthand(value)
-        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # subclasses are dataclasses
+        names = [field.name for field in fields(cls)]
         if given is None:
             raise H5ValueError(
                 f"{argument}={value!r} was given. Pass {cls.__name__}({', '.join(f'{name}=...' for name in names)}), "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -218,7 +218,7 @@ class MixtureOptions(Options):
 
     @classmethod
     def _is_mapping_of_fields(cls, value: Mapping[Any, Any]) -> bool:
-        return not value or "sources" in value
+        return "sources" in value or set(value) <= {field.name for field in fields(cls)}
 
     @classmethod
     def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:

@@ -195,11 +195,11 @@ def test_the_shuffle_bytes_that_are_advised_hold_all_decoded_rows(make_h5, noise
         datamodule.setup("fit")
         return datamodule.train_dataloader()
 
-    loader = loader_of(shuffle_bytes="1 MiB")
+    loader = loader_of(shuffle={"buffer": "1 MiB"})
     assert loader.sampler.present_order().mode == "window"
     text = _limit_of("train", BUSY, [loader])
     advised = re.search(r"shuffle_bytes='(\d+ MiB)' holds all", text)[1]
-    fitting = loader_of(shuffle_bytes=advised)
+    fitting = loader_of(shuffle={"buffer": advised})
     assert fitting.sampler.present_order().mode == "global"
     assert "until all rows are in memory. Look at a later epoch" in _limit_of("train", BUSY, [fitting])
     assert "shuffle_bytes that holds all" in what_limits(BUSY, n_workers=n_workers, n_cores=2).text
@@ -216,7 +216,7 @@ def test_memory_that_shuffle_bytes_does_not_decide_is_advised_by_its_name(make_h
 
     text = _limit_of("train", BUSY, [loader_of()])
     assert "shuffle_bytes" not in text
-    loader = loader_of(cache_bytes=re.search(r"cache_bytes='(\d+ MiB)' holds all", text)[1])
+    loader = loader_of(files={"cache_bytes": re.search(r"cache_bytes='(\d+ MiB)' holds all", text)[1]})
     assert "Look at a later epoch" in _limit_of("train", BUSY, [loader])
     for _ in range(2):
         decoded = loader.counters.total()["bytes_decoded"]

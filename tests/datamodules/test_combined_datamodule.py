@@ -155,7 +155,7 @@ def test_bad_files_are_errors_or_left_out_in_so_many_words(files, tmp_path, capl
 
 
 def test_a_split_without_data_or_rows_says_what_to_pass(files):
-    with pytest.raises(H5ValueError, match=r"Pass val_paths, or val_fraction"):
+    with pytest.raises(H5ValueError, match=r"Pass val_paths, or split with val_fraction"):
         CombinedHDF5DataModule(files).setup("validate")
     with pytest.raises(H5ValueError, match="not both"):
         CombinedHDF5DataModule(
@@ -190,7 +190,7 @@ data:
     field_map: {{marks: row, target: {{key: target, layout: NT}}}}
     label: 1
     where: {{row: {{min: 3, max: 40}}, guid: [patient_1, patient_4]}}
-    cache_size: 10
+    row_cache: 10
     with_index: true
 """
     )

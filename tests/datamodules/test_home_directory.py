@@ -77,11 +77,11 @@ def test_files_of_each_split_are_found(split):
 @pytest.mark.parametrize("module", [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule])
 def test_split_files_are_written_and_read(module, home):
     names = {"load_fields": ["x"]} if module is CombinedHDF5DataModule else {"x_key": "x"}
-    module("~/runs/a.h5", val_fraction=0.5, split_file="~/splits/a.json", **names).setup("fit")
+    module("~/runs/a.h5", split={"val_fraction": 0.5, "file": "~/splits/a.json"}, **names).setup("fit")
     kept = json.loads((home / "splits" / "a.json").read_text())
     kept["splits"] = {"train": [[0, 30]], "val": [[30, 40]]}
     (home / "splits" / "a.json").write_text(json.dumps(kept))
-    assert len(rows_of(module("~/runs/a.h5", split_file="~/splits/a.json", **names))) == 30
+    assert len(rows_of(module("~/runs/a.h5", split={"file": "~/splits/a.json"}, **names))) == 30
 
 
 def test_statistics_are_read_and_written(home):

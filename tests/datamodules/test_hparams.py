@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from arguments import nested
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.tuner import Tuner
-from lightning_h5.datamodules.settings import plain_settings
 from lightning_models import Recorder, quiet_trainer, together
 
 from lightning_h5 import CombinedHDF5DataModule, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.cli import main
+from lightning_h5.datamodules.hparams import plain_settings
 
 ROWS = 24
 
@@ -37,15 +36,17 @@ def path(make_h5):
 
 
 CASES = {
-    "lazy": (LazyH5DataModule, {"x_key": {"image": "x"}, "y_key": "y", "x_dtype": "float16", "balance_key": "group"}),
-    "cached": (RankCachedH5DataModule, {"x_key": ["x", "y"], "mode": "interleave", "normalize": None}),
+    "lazy": (LazyH5DataModule, {"x_key": {"image": "x"}, "y_key": "y", "x_dtype": "float16", "weights": "group"}),
+    "cached": (RankCachedH5DataModule, {"x_key": ["x", "y"], "memory": "interleave", "normalize": None}),
     "combined": (CombinedHDF5DataModule, {"where": {"y": {"min": 3}}, "load_fields": ["x", "y"], "label": None}),
 }
 ALL = pytest.mark.parametrize(("kind", "options"), CASES.values(), ids=list(CASES))
 
 
 def make(kind, path, options):
-    return kind(path, val_fraction=0.25, group_key="group", batch_size=5, with_index=True, seed=3, **options)
+    return kind(
+        path, split={"val_fraction": 0.25, "group_key": "group"}, batch_size=5, with_index=True, seed=3, **options
+    )
 
 
 def fit(datamodule, folder, model=None, **options):
@@ -60,7 +61,7 @@ def test_hparams_are_the_arguments_of_the_constructor(kind, options, path):
     hparams = make(kind, path, options).hparams
     assert hparams["train_path" if kind is not CombinedHDF5DataModule else "train_paths"] == path
     assert {name: hparams[name] for name in options} == options
-    assert (hparams.batch_size, hparams.val_fraction, hparams.num_workers, hparams.seed) == (5, 0.25, 0, 3)
+    assert (hparams.batch_size, hparams.split["val_fraction"], hparams.num_workers, hparams.seed) == (5, 0.25, 0, 3)
     assert json.loads(json.dumps(hparams)) == hparams
 
 
@@ -94,7 +95,6 @@ FUNCTIONS = {
     "eval_transform": functools.partial(unchanged),
     "batch_transform": lambda batch: batch,
     "collate_fn": torch.utils.data.default_collate,
-    "worker_init_fn": print,
 }
 
 
@@ -128,7 +128,7 @@ def test_a_list_of_very_many_files_is_not_copied_into_every_checkpoint(path, tmp
     assert len(pickle.dumps(dict(datamodule.hparams))) < 4096
     assert "a list of 5,000" in repr(datamodule)
     with pytest.raises(H5ValueError, match="train_path was a list of 5,000"):
-        LazyH5DataModule(**nested(**datamodule.hparams))
+        LazyH5DataModule(**datamodule.hparams)
     few = [path] * 20
     assert LazyH5DataModule(few, x_key="x").hparams.train_path == few
 
@@ -187,7 +187,7 @@ def test_loggers_record_the_settings(kind, options, path, tmp_path, logger):
     fit(make(kind, path, options | {"transform": unchanged}), tmp_path, logger=logger)
     logger.finalize("success")
     found = yaml.safe_load(pathlib.Path(logger.log_dir, "hparams.yaml").read_text())
-    assert (found["batch_size"], found["seed"], found["val_fraction"]) == (5, 3, 0.25)
+    assert (found["batch_size"], found["seed"], found["split"]["val_fraction"]) == (5, 3, 0.25)
     assert found["transform"] == f"not stored: {__name__}.unchanged"
 
 
@@ -313,7 +313,7 @@ def test_a_data_module_prints_its_settings_and_what_it_holds(kind, options, path
     assert loaders == (datamodule._train_loader,) * 2
     assert text == repr(datamodule)
     assert text.startswith(f"{kind.__name__}(")
-    assert "val_fraction=0.25" in text
+    assert "split={'group_key': 'group', 'val_fraction': 0.25}" in text
     assert "num_workers" not in text  # as it is by default
     assert "batch_size 5, rank 0 of 1" in text
     assert [line.split(":")[0].strip() for line in text.splitlines()[2:]] == ["train", "val"]

@@ -74,26 +74,32 @@ def test_several_inputs_are_a_tuple_and_a_mapping_is_a_dict(file):
 
 
 def test_splits_by_fraction_share_no_row_and_cover_all(file):
-    splits = {s: targets(module(file, val_fraction=0.2, test_fraction=0.1), s) for s in ("fit", "validate", "test")}
+    splits = {
+        s: targets(module(file, split={"val_fraction": 0.2, "test_fraction": 0.1}), s)
+        for s in ("fit", "validate", "test")
+    }
     assert [len(rows) for rows in splits.values()] == [42, 12, 6]
     assert sorted(row for rows in splits.values() for row in rows) == list(range(ROWS))
 
 
 def test_a_new_training_seed_moves_no_row_between_splits(file):
-    cuts = [targets(module(file, val_fraction=0.2, seed=seed), "validate") for seed in (0, 1)]
-    assert cuts[0] == cuts[1] != targets(module(file, val_fraction=0.2, split_seed=1), "validate")
+    cuts = [targets(module(file, split=0.2, seed=seed), "validate") for seed in (0, 1)]
+    assert cuts[0] == cuts[1] != targets(module(file, split={"val_fraction": 0.2, "seed": 1}), "validate")
 
 
 def test_groups_are_never_cut_apart(file):
-    val = targets(module(file, val_fraction=0.3, group_key="patient"), "validate")
-    train = targets(module(file, val_fraction=0.3, group_key="patient"), "fit")
+    val = targets(module(file, split={"val_fraction": 0.3, "group_key": "patient"}), "validate")
+    train = targets(module(file, split={"val_fraction": 0.3, "group_key": "patient"}), "fit")
     assert not {row // 6 for row in val} & {row // 6 for row in train}
     assert sorted(val + train) == list(range(ROWS))
     assert len(val) == 18
 
 
 def test_the_folds_validate_every_row_once(file):
-    folds = [targets(module(file, num_folds=3, fold=fold, group_key="patient"), "validate") for fold in range(3)]
+    folds = [
+        targets(module(file, split={"num_folds": 3, "fold": fold, "group_key": "patient"}), "validate")
+        for fold in range(3)
+    ]
     assert sorted(row for rows in folds for row in rows) == list(range(ROWS))
 
 
@@ -157,7 +163,7 @@ def test_callbacks_are_inserted_once_and_before_checkpoints(file, tmp_path):
 
 
 def test_setup_can_be_called_again_for_each_stage_and_for_none(file):
-    datamodule = module(file, val_fraction=0.2, test_fraction=0.1, predict_path=file)
+    datamodule = module(file, split={"val_fraction": 0.2, "test_fraction": 0.1}, predict_path=file)
     for stage in ("fit", "fit", None, "test", None):
         datamodule.setup(stage)
         assert len(datamodule.train_dataloader().dataset) == 42

@@ -109,7 +109,7 @@ PAIRS = {
 
 def pairs_of(kind, path):
     """Rows of both splits, of each of some set-ups while the file grows."""
-    module = PAIRS[kind](path, swmr=True, with_index=True, batch_size=8, val_fraction=0.2)
+    module = PAIRS[kind](path, swmr=True, with_index=True, batch_size=8, split=0.2)
     found = []
     for _ in range(3):
         module.setup("fit")

@@ -132,8 +132,10 @@ def test_sources_go_on_over_epochs_and_give_each_row_once_before_any_comes_again
             assert sorted(found[start : start + SIZES[name]]) == rows_of(name)
 
 
-def test_a_number_of_steps_is_the_length_of_an_epoch_without_sources_too(sources):
-    datamodule = CombinedHDF5DataModule(sources["a"], mixture={"epoch_length": 7}, batch_size=BATCH, with_index=True)
+def test_a_number_of_steps_is_the_length_of_an_epoch_of_one_source_too(sources):
+    datamodule = CombinedHDF5DataModule(
+        mixture={"sources": {"a": sources["a"]}, "epoch_length": 7}, batch_size=BATCH, with_index=True
+    )
     model = Recorder()
     quiet_trainer(max_epochs=4).fit(model, datamodule=datamodule)
     assert [len(model.train_rows[epoch]) for epoch in range(4)] == [28] * 4
@@ -352,7 +354,7 @@ def test_a_row_of_two_sources_is_on_one_side(sources, tmp_path, link):
 
 
 def test_rows_that_validate_are_of_all_sources_and_never_trained_on(module):
-    model = fitted(module(sampling_strategy="round_robin", epoch_length="max", val_fraction=0.4), max_epochs=1)
+    model = fitted(module(sampling_strategy="round_robin", epoch_length="max", split=0.4), max_epochs=1)
     train, val = sides_of(model)
     assert sorted(train | val) == ALL_ROWS
     assert not train & val
@@ -362,7 +364,7 @@ def test_rows_that_validate_are_of_all_sources_and_never_trained_on(module):
 @pytest.mark.parametrize("split_seed", range(4))
 def test_a_small_source_may_have_no_row_that_passes_among_those_that_validate(module, sources, split_seed):
     mixed = sources | {"c": {"paths": sources["c"], "where": {"row": {"min": 2007}}}}
-    model = fitted(module(sources=mixed, val_fraction=0.1, split_seed=split_seed), max_epochs=1)
+    model = fitted(module(sources=mixed, split={"val_fraction": 0.1, "seed": split_seed}), max_epochs=1)
     train, val = sides_of(model)
     assert sorted(train | val) == [row for row in ALL_ROWS if row < 2000 or row >= 2007]
     assert not train & val
@@ -404,7 +406,9 @@ def test_the_shares_that_are_logged_add_up_and_are_those_that_were_asked_for(mod
 
 
 def test_rows_of_one_set_of_files_are_no_share_of_nothing(sources, tmp_path):
-    datamodule = CombinedHDF5DataModule(sources["a"], mixture={"epoch_length": 6}, batch_size=BATCH, with_index=True)
+    datamodule = CombinedHDF5DataModule(
+        mixture={"sources": {"a": sources["a"]}, "epoch_length": 6}, batch_size=BATCH, with_index=True
+    )
     trainer = quiet_trainer(logger=CSVLogger(tmp_path), log_every_n_steps=3)
     trainer.fit(Recorder(), datamodule=datamodule)
     shown = {name: value.item() for name, value in trainer.callback_metrics.items() if "/share/" in name}
@@ -424,14 +428,15 @@ model: {{class_path: lightning_models.Recorder}}
 data:
   class_path: CombinedHDF5DataModule
   init_args:
-    sources:
-      first: {sources["a"]}
-      second: {{paths: [{sources["b"]}, {sources["c"]}], where: {{parity: 0}}, load_fields: [x, row]}}
     load_fields: [x, row]
-    sampling_strategy: alternating
-    pattern: [first, first, second]
-    epoch_length: 9
-    mix: rows
+    mixture:
+      sources:
+        first: {sources["a"]}
+        second: {{paths: [{sources["b"]}, {sources["c"]}], where: {{parity: 0}}, load_fields: [x, row]}}
+      strategy: alternating
+      pattern: [first, first, second]
+      epoch_length: 9
+      mix: rows
     batch_size: 10
     with_index: true
 """
@@ -469,18 +474,18 @@ BAD = {
     "a pattern where nothing alternates": (ROUND | {"pattern": ["a"]}, ["pattern=['a']", "'round_robin'"]),
     "a name twice": (
         {"sources": [{"name": "a", "paths": "a.h5"}, {"name": "a", "paths": "b.h5"}]},
-        ["several of the name 'a'"],
+        ["several sources of the name 'a'"],
     ),
     "a name twice in a mapping": (
         {"sources": {"a": "a.h5", "b": {"name": "a", "paths": "b.h5"}}},
-        ["several of the name 'a'"],
+        ["several sources of the name 'a'"],
     ),
     "an argument that no source has": (
         {"sources": FILES | {"b": {"paths": "b.h5", "batch_size": 3}}},
         ["'b' has 'batch_size'", "'label'", "'where'"],
     ),
-    "files beside sources": ({"train_paths": "a.h5"}, ["train_paths and sources"]),
-    "no source": ({"sources": {}}, ["sources={}", "names none"]),
+    "files beside sources": ({"train_paths": "a.h5"}, ["train_paths and mixture"]),
+    "no source": ({"sources": {}}, ["sources={}", "names no source"]),
     "text as sources": ({"sources": "a.h5"}, ["sources='a.h5'"]),
     "an unknown strategy": ({"sampling_strategy": "roundrobin"}, ["'roundrobin'", "'round_robin'"]),
     "an unknown unit": (ROUND | {"mix": "files"}, ["mix='files'", "'batches'", "'rows'"]),
@@ -490,7 +495,7 @@ BAD = {
         ROUND | {"batch_size": 10, "drop_last": True},
         ["'c' has 9 rows", "batch_size is 10", "drop_last"],
     ),
-    "a mixture of nothing": ({"sources": None, "train_paths": "a.h5"} | ROUND, ["'round_robin'", "sources"]),
+    "a mixture of nothing": ({"sources": None} | ROUND, ["sources=None", "names no source"]),
     "a field of the source's name": (
         {"sources": FILES, "field_map": {"source": "parity"}},
         ["'source'", "the name of their source", "field_map"],
@@ -537,9 +542,7 @@ def test_sources_with_rows_of_other_shapes_cannot_be_in_one_batch(two_shapes, op
 def test_sources_with_other_fields_are_refused_until_the_fields_are_named(sources, tmp_path):
     mixed = {"a": sources["a"], "more": write(tmp_path / "more.h5", 0, 8, extra=np.zeros(8))}
     with pytest.raises(H5ValueError, match=r"'a' has the fields .*, and 'more' has .*'extra'.*load_fields"):
-        CombinedHDF5DataModule(
-            mixture=mixed,
-        ).setup("fit")
+        CombinedHDF5DataModule(mixture=mixed).setup("fit")
     assert len(dataset_of(CombinedHDF5DataModule(mixture=mixed, load_fields=["x", "row"]))) == 68
 
 
@@ -594,9 +597,7 @@ def test_batches_that_a_tuner_made_too_large_are_refused(make_h5):
 @pytest.mark.parametrize("sources", [[1, 2], {"a": 3}, {"a": {"paths": 3.5}}])
 def test_sources_that_are_no_files_are_refused(sources):
     with pytest.raises(H5ValueError, match=r"source"):
-        CombinedHDF5DataModule(
-            mixture=sources,
-        )
+        CombinedHDF5DataModule(mixture=sources)
 
 
 def test_names_of_sources_may_be_numbers(make_h5):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 
-from lightning_h5 import H5ResumeError, LazyH5DataModule
+from lightning_h5 import H5ResumeError, LazyH5DataModule, ShuffleOptions
 from lightning_h5.datasets.base import ReadCost
 from lightning_h5.loading.choose_order import FEW_BLOCKS, choose_order
 
@@ -67,12 +67,12 @@ def test_true_takes_the_global_order_where_single_rows_cost_no_more(module, layo
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_true_takes_the_global_order_where_all_rows_fit(module, layout):
-    assert order_of(module(layout, shuffle_bytes=VALUES.nbytes)).mode == "global"
+    assert order_of(module(layout, shuffle={"buffer": VALUES.nbytes})).mode == "global"
 
 
 def test_workers_that_each_have_a_cache_of_their_own_do_not_hold_all_rows(module):
-    assert order_of(module(shuffle_bytes=VALUES.nbytes, num_workers=2)).mode == "window"
-    assert order_of(module(shuffle_bytes=2 * VALUES.nbytes, num_workers=2)).mode == "global"
+    assert order_of(module(shuffle={"buffer": VALUES.nbytes}, num_workers=2)).mode == "window"
+    assert order_of(module(shuffle={"buffer": 2 * VALUES.nbytes}, num_workers=2)).mode == "global"
 
 
 @pytest.mark.parametrize("mode", ["global", "window"])
@@ -110,36 +110,33 @@ def test_the_order_is_logged_with_its_reason(module, caplog, layout, reason):
 def test_a_small_window_is_named_with_its_cure(module, caplog):
     with caplog.at_level(logging.INFO):
         order_of(module())
-        order_of(module(shuffle_bytes=43 * BLOCK))
-    told = [record.getMessage() for record in caplog.records if "neighbours" in record.getMessage()]
+        order_of(module(shuffle={"buffer": 43 * BLOCK}))
+    told = [record.getMessage() for record in caplog.records if "neighbors" in record.getMessage()]
     assert len(told) == 1  # 33 blocks of the 43 are enough
     assert "mixes 8 blocks" in told[0]
-    assert "Raise shuffle_bytes to 1 MiB" in told[0]
+    assert "Raise shuffle.buffer to '1 MiB'" in told[0]
 
 
 @given(
     rows_per_chunk=st.integers(1, 3),
     n_chunks=st.integers(10, 80),
-    shuffle_bytes=st.integers(1, 64 << 20),
+    buffer=st.integers(1, 64 << 20),
     num_workers=st.integers(0, 3),
     streams=st.none() | st.integers(1, 4),
-    shuffle=st.sampled_from([True, "window"]),
+    mode=st.sampled_from(["auto", "window"]),
 )
-def test_the_shuffle_bytes_that_are_advised_are_enough(
-    rows_per_chunk, n_chunks, shuffle_bytes, num_workers, streams, shuffle
-):
+def test_the_buffer_that_is_advised_is_enough(rows_per_chunk, n_chunks, buffer, num_workers, streams, mode):
     cost = ReadCost(1 << 20, False, rows_per_chunk << 20, n_chunks * rows_per_chunk << 20)
     dataset = SimpleNamespace(cost=cost)
 
-    def order(shuffle_bytes):
-        return choose_order(
-            dataset, shuffle, shuffle_bytes=shuffle_bytes, streams=streams, world_size=2, num_workers=num_workers
-        )
+    def order(buffer):
+        shuffle = ShuffleOptions(mode=mode, buffer=buffer, streams=streams)
+        return choose_order(dataset, shuffle, world_size=2, num_workers=num_workers)
 
     def is_advised(order):
         return order.mode == "window" and order.window < FEW_BLOCKS
 
-    if is_advised(found := order(shuffle_bytes)):
+    if is_advised(found := order(buffer)):
         advised = -(-found.enough >> 20) << 20
         assert not is_advised(order(advised))
         assert is_advised(order(found.enough - 1))  # no less is enough
@@ -153,25 +150,25 @@ def test_setting_what_is_advised_removes_the_advice(module, make_h5, caplog):
         caplog.clear()
         with caplog.at_level(logging.INFO):
             order_of(LazyH5DataModule(path, **nested(x_key="x", batch_size=4, seed=1, **options)))
-        return [record.getMessage() for record in caplog.records if "neighbours" in record.getMessage()]
+        return [record.getMessage() for record in caplog.records if "neighbors" in record.getMessage()]
 
     for more in ({}, {"num_workers": 2}, {"streams": 3}, {"shuffle": "window"}):
-        (advice,) = told(shuffle_bytes="4 MiB", **more)
-        advised = re.search(r"Raise shuffle_bytes to (\d+ MiB)", advice)[1]
-        assert told(shuffle_bytes=advised, **more) == []
+        (advice,) = told(shuffle={"buffer": "4 MiB"}, **more)
+        advised = re.search(r"Raise shuffle.buffer to '(\d+ MiB)'", advice)[1]
+        assert told(shuffle={"buffer": advised}, **more) == []
 
 
-def test_shuffle_bytes_decides_how_many_blocks_are_mixed_and_cache_bytes_does_not(module):
+def test_the_buffer_decides_how_many_blocks_are_mixed_and_cache_bytes_does_not(module):
     assert order_of(module()).window == 8
-    assert order_of(module(shuffle_bytes=20 * BLOCK)).window == 15
-    assert order_of(module(shuffle_bytes=1)).window == 1
+    assert order_of(module(shuffle={"buffer": 20 * BLOCK})).window == 15
+    assert order_of(module(shuffle={"buffer": 1})).window == 1
     for cache_bytes in (0, BLOCK, 10**6):
-        assert rows_of(module(cache_bytes=cache_bytes)) == rows_of(module())
+        assert rows_of(module(files={"cache_bytes": cache_bytes})) == rows_of(module())
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 3 * BLOCK])
 def test_given_cache_bytes_are_what_train_and_validation_data_may_take(module, make_h5, cache_bytes):
-    datamodule = module(cache_bytes=cache_bytes, val_fraction=0.5)
+    datamodule = module(files={"cache_bytes": cache_bytes}, split=0.5)
     datamodule.setup("fit")
     for loader in (datamodule.train_dataloader(), datamodule.val_dataloader()):
         assert loader.dataset.cache_bytes == cache_bytes
@@ -180,7 +177,7 @@ def test_given_cache_bytes_are_what_train_and_validation_data_may_take(module, m
 
 
 def test_each_consumer_has_a_lane_and_shares_the_window(module):
-    order = order_of(module(num_workers=2, world_size=3, rank=1, shuffle_bytes=40 * BLOCK))
+    order = order_of(module(num_workers=2, world_size=3, rank=1, shuffle={"buffer": 40 * BLOCK}))
     assert (order.streams, order.window) == (6, 15)
 
 

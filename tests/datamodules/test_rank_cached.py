@@ -65,7 +65,7 @@ def module(file, kind=RankCachedH5DataModule, **options):
     paths = dict.fromkeys(("train_path", "val_path", "test_path", "predict_path"), file)
     if any(name.endswith("_fraction") or name == "num_folds" for name in options):
         paths |= {"val_path": None, "test_path": None}
-    return kind(**(paths | common | options))
+    return kind(**nested(**(paths | common | options)))
 
 
 def lazy(file, **options):
@@ -191,9 +191,8 @@ def test_batches_are_even_and_drop_last_drops_the_ragged_end(file):
 def test_it_takes_every_argument_of_the_lazy_one_with_the_same_default_but_for_weights():
     """Weights are of all rows: a rank that holds a shard alone could not draw by them."""
     lazy, cached = (dict(inspect.signature(kind).parameters) for kind in (LazyH5DataModule, RankCachedH5DataModule))
-    for name in ("weight_key", "balance_key", "class_weights"):
-        assert lazy.pop(name)
-        assert name not in cached
+    assert lazy.pop("weights")
+    assert "weights" not in cached
     assert {name: str(cached[name]) for name in lazy} == {name: str(parameter) for name, parameter in lazy.items()}
     assert [*lazy] == [name for name in cached if name in lazy]
 
@@ -916,7 +915,7 @@ def test_a_position_of_other_data_or_settings_is_refused_with_both_values(file, 
     with pytest.raises(H5ResumeError, match=f"belongs to other data or settings:\n(.*\n)*  .*{told}"):
         quiet_trainer(max_epochs=3).fit(Recorder(), datamodule=other(file, **options), ckpt_path=path)
     model = Recorder()
-    willing = other(file, **options, on_resume_mismatch="restart_epoch")
+    willing = other(file, **options, distributed={"on_resume_mismatch": "restart_epoch"})
     with pytest.warns(UserWarning, match="epoch 1 starts over"):
         quiet_trainer(max_epochs=3).fit(model, datamodule=willing, ckpt_path=path)
     whole = fit(other(file, **options), max_epochs=3).train_rows
@@ -930,7 +929,7 @@ def of_ranks(file, world_size, **options):
 @pytest.mark.parametrize("make", [module, lazy])
 @pytest.mark.parametrize("stop", [(1, 3), (1, 7)], ids=["in the middle", "in the last batch"])
 def test_an_epoch_that_is_to_start_over_is_trained_on_whole(file, tmp_path, make, stop):
-    other = lambda: make(file, seed=1, on_resume_mismatch="restart_epoch")  # noqa: E731
+    other = lambda: make(file, seed=1, distributed={"on_resume_mismatch": "restart_epoch"})  # noqa: E731
     with pytest.warns(UserWarning, match="epoch 1 starts over"):
         _, resumed = stop_and_go_on(tmp_path, lambda: make(file), stop, on_exception(tmp_path), go_on=other)
     whole = fit(make(file, seed=1), max_epochs=3).train_rows
@@ -1010,8 +1009,8 @@ def test_at_an_epochs_end_another_number_of_ranks_goes_on_without_a_word(file, t
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"mode": "striped"}, "mode='striped' was given. Pass 'contiguous' or 'interleave'"),
-        ({"cache_device": "cuda", "num_workers": 2}, "worker processes do not read a GPU's memory. Pass num_workers=0"),
+        ({"mode": "striped"}, "mode='striped' was given. Pass 'contiguous', 'interleave'"),
+        ({"cache_device": "cuda", "num_workers": 2}, "worker processes cannot read a GPU's memory. Pass num_workers=0"),
         ({"reshard_every_n_epochs": -1}, "reshard_every_n_epochs=-1 was given. Pass a whole number of at least 0"),
         ({"reshard_every_n_epochs": 1.5}, "reshard_every_n_epochs=1.5 was given"),
         ({"batch_size": 0}, "batch_size=0 was given"),
@@ -1098,11 +1097,7 @@ data:
     x_key: {{signal: x, who: patient}}
     y_key: y
     y_dtype: float32
-    mode: interleave
-    share_memory: true
-    pin_host_memory: false
-    cache_device: cpu
-    reshard_every_n_epochs: 1
+    memory: {{mode: interleave, share: true, pin: false, device: cpu, reshard_every_n_epochs: 1}}
     with_index: true
 """
     )
@@ -1119,7 +1114,7 @@ def test_each_verb_runs_from_a_config(config, verb, capsys):
 
 def test_a_mode_that_there_is_not_is_wrong_usage(config, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["fit", "--config", str(config), "--data.mode=striped"])
+        main(["fit", "--config", str(config), "--data.memory.mode=striped"])
     assert ended.value.code == 2
     assert "striped" in capsys.readouterr().err
 
@@ -1129,5 +1124,6 @@ def test_the_help_explains_what_is_its_own(capsys):
         main(["fit", "--data.help=RankCachedH5DataModule"])
     text = capsys.readouterr().out
     assert "Untyped" not in text
-    for name in ("mode", "share_memory", "pin_host_memory", "cache_device", "reshard_every_n_epochs"):
-        assert f"--data.init_args.{name}" in text or f"--data.{name}" in text
+    assert "--data.memory MEMORY" in text
+    for name in ("mode", "share", "device", "pin", "reshard_every_n_epochs"):
+        assert f"``{name}``" in text

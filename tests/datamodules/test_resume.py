@@ -284,7 +284,7 @@ def test_the_named_way_round_starts_the_broken_epoch_over(saved, module, make_h5
     resumed = Recorder()
     with pytest.warns(UserWarning, match=r"epoch 1 starts over"):
         quiet_trainer(max_epochs=EPOCHS).fit(
-            resumed, datamodule=again(on_resume_mismatch="restart_epoch"), ckpt_path=path
+            resumed, datamodule=again(distributed={"on_resume_mismatch": "restart_epoch"}), ckpt_path=path
         )
     whole = rows_of_a_whole_run(again)
     assert resumed.train_rows == {1: whole[1], 2: whole[2]}
@@ -293,7 +293,7 @@ def test_the_named_way_round_starts_the_broken_epoch_over(saved, module, make_h5
 def test_the_named_way_round_changes_nothing_where_the_position_fits(saved, module):
     path, before = saved
     resumed = Recorder()
-    willing = module(on_resume_mismatch="restart_epoch")
+    willing = module(distributed={"on_resume_mismatch": "restart_epoch"})
     quiet_trainer(max_epochs=EPOCHS).fit(resumed, datamodule=willing, ckpt_path=path)
     assert together(before, resumed.train_rows) == rows_of_a_whole_run(module)
 

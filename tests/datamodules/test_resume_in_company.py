@@ -240,8 +240,10 @@ def alone_among_ranks(rank, file):
     quiet_trainer(devices=2, strategy="ddp", max_epochs=1).fit(Recorder(), datamodule=module(file))
     model = Recorder()
     if rank == 0:
-        quiet_trainer(devices=1).validate(model, datamodule=module(file, setup_timeout=5), verbose=False)
-        quiet_trainer(devices=1, max_epochs=1).fit(model, datamodule=module(file, setup_timeout=5))
+        quiet_trainer(devices=1).validate(
+            model, datamodule=module(file, distributed={"setup_timeout": 5}), verbose=False
+        )
+        quiet_trainer(devices=1, max_epochs=1).fit(model, datamodule=module(file, distributed={"setup_timeout": 5}))
     torch.distributed.barrier()
     return model.rows["val"], model.train_rows
 

@@ -38,7 +38,7 @@ KINDS = pytest.mark.parametrize("make", [lazy, cached, combined], ids=["lazy", "
 def rows_of(datamodule):
     """The rows of each split that there is."""
     datamodule.setup("fit")
-    datamodule.setup("test" if datamodule._split.may_cut("test") and datamodule.build_dataset("test") else "fit")
+    datamodule.setup("test" if datamodule._split.may_fill("test") and datamodule.build_dataset("test") else "fit")
     rows = {}
     for split, loader in (
         ("train", datamodule.train_dataloader()),
@@ -52,7 +52,9 @@ def rows_of(datamodule):
 
 @KINDS
 def test_shares_of_a_class_are_alike_and_groups_whole(file, make):
-    rows = rows_of(make(file, val_fraction=0.25, test_fraction=0.25, group_key="guid", stratify_key="label"))
+    rows = rows_of(
+        make(file, split={"val_fraction": 0.25, "test_fraction": 0.25, "group_key": "guid", "stratify_key": "label"})
+    )
     assert sorted(row for mine in rows.values() for row in mine) == list(range(ROWS))
     for split, share in (("train", 0.5), ("val", 0.25), ("test", 0.25)):
         assert abs(LABELS[rows[split]].sum() - share * LABELS.sum()) <= 6
@@ -63,7 +65,8 @@ def test_shares_of_a_class_are_alike_and_groups_whole(file, make):
 @KINDS
 def test_stratified_folds_are_everything_once(file, make):
     held_out = [
-        rows_of(make(file, num_folds=4, fold=fold, group_key="guid", stratify_key="label"))["val"] for fold in range(4)
+        rows_of(make(file, split={"num_folds": 4, "fold": fold, "group_key": "guid", "stratify_key": "label"}))["val"]
+        for fold in range(4)
     ]
     assert sorted(row for rows in held_out for row in rows) == list(range(ROWS))
     assert {int(LABELS[rows].sum()) for rows in held_out} == {6}
@@ -77,7 +80,7 @@ def test_a_file_that_was_written_says_the_same_whatever_is_drawn_now(file, make,
     first = rows_of(make(file, **options))
     monkeypatch.setattr("lightning_h5.datamodules.sources.group_split", None)  # nothing is cut any more
     assert rows_of(make(file, **options)) == first
-    assert rows_of(make(file, group_key=group_key, split_file=str(path))) == first
+    assert rows_of(make(file, split={"group_key": group_key, "file": str(path)})) == first
     assert [one.name for one in path.parent.iterdir()] == ["splits.json"]
 
 
@@ -87,7 +90,7 @@ def test_a_file_of_ones_own_need_not_have_all_splits(file, make, tmp_path):
     splits = {"train": guids[:15], "val": [*guids[15:], "a patient of another file"]}
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"format": "lightning_h5 splits", "group_key": "guid", "splits": splits}))
-    rows = rows_of(make(file, group_key="guid", split_file=path))
+    rows = rows_of(make(file, split={"group_key": "guid", "file": path}))
     assert {split: sorted(set(GUIDS[mine])) for split, mine in rows.items()} == {
         "train": guids[:15],
         "val": guids[15:],
@@ -98,7 +101,7 @@ def test_a_file_of_ones_own_need_not_have_all_splits(file, make, tmp_path):
 def test_groups_may_be_numbers(make_h5, tmp_path):
     file = make_h5(x=np.arange(30), guid=np.arange(30) // 3)
     options = {"group_key": "guid", "split_file": tmp_path / "s.json"}
-    first = rows_of(lazy(file, val_fraction=0.3, **options))
+    first = rows_of(lazy(file, split=0.3, **options))
     assert json.loads((tmp_path / "s.json").read_text())["splits"]["val"] == sorted({row // 3 for row in first["val"]})
     assert rows_of(lazy(file, **options)) == first
 
@@ -141,24 +144,24 @@ def test_a_file_that_does_not_fit_is_refused(file, tmp_path, text, options, word
     if "val_path" in options:
         options = {"val_path": file}
     with pytest.raises(H5ValueError) as caught:
-        lazy(file, split_file=tmp_path / "s.json", **options).setup("fit")
+        lazy(file, split={"file": tmp_path / "s.json"}, **options).setup("fit")
     assert words in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_made_only_where_it_is_said_how(file, tmp_path):
-    with pytest.raises(H5FileError, match="is not there, and nothing says how to make it"):
-        lazy(file, split_file=tmp_path / "s.json").setup("fit")
+    with pytest.raises(H5FileError, match="does not exist, and nothing says how to make it"):
+        lazy(file, split={"file": tmp_path / "s.json"}).setup("fit")
     (tmp_path / "not a folder").write_text("")
     with pytest.raises(H5FileError, match="cannot be written"):
-        lazy(file, val_fraction=0.5, split_file=tmp_path / "not a folder" / "s.json").setup("fit")
+        lazy(file, split={"val_fraction": 0.5, "file": tmp_path / "not a folder" / "s.json"}).setup("fit")
 
 
 def test_labels_that_are_missing_are_refused(make_h5):
     file = make_h5(x=np.arange(4), label=np.array([0.0, 1.0, np.nan, 1.0]))
     with pytest.raises(H5ValueError, match=r"the label is missing .* row 2"):
-        lazy(file, val_fraction=0.5, stratify_key="label").setup("fit")
-    with pytest.raises(H5ValueError, match="stratify_key='label' was given, but nothing is cut"):
-        lazy(file, stratify_key="label")
+        lazy(file, split={"val_fraction": 0.5, "stratify_key": "label"}).setup("fit")
+    with pytest.raises(H5ValueError, match="stratify_key='label' was given, but nothing is split"):
+        lazy(file, split={"stratify_key": "label"})
 
 
 def test_names_of_ours_are_found_in_the_files(make_h5):
@@ -166,9 +169,7 @@ def test_names_of_ours_are_found_in_the_files(make_h5):
     datamodule = combined(
         file,
         field_map={"guid": "meta/patient", "class": "meta/class"},
-        val_fraction=0.2,
-        group_key="guid",
-        stratify_key="class",
+        split={"val_fraction": 0.2, "group_key": "guid", "stratify_key": "class"},
     )
     rows = rows_of(datamodule)
     assert sum(row < 20 for row in rows["val"]) == sum(row >= 20 for row in rows["val"]) == 4
@@ -177,8 +178,8 @@ def test_names_of_ours_are_found_in_the_files(make_h5):
 def test_from_yaml(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text(
-        f"data:\n  train_path: {file}\n  x_key: x\n  val_fraction: 0.2\n  group_key: guid\n  stratify_key: label\n"
-        "  split_file: splits.json\n  with_index: true\n"
+        f"data:\n  train_path: {file}\n  x_key: x\n  with_index: true\n"
+        "  split:\n    val_fraction: 0.2\n    group_key: guid\n    stratify_key: label\n    file: splits.json\n"
         "trainer:\n  max_epochs: 1\n  logger: false\n  enable_progress_bar: false\n  accelerator: cpu\n"
         "  enable_checkpointing: false\n  enable_model_summary: false\n"
     )

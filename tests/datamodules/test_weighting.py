@@ -75,7 +75,7 @@ def shares(rows, n=3):
 @EVERY_KIND
 @EVERY_SHUFFLE
 def test_balanced_classes_come_equally_often_and_all_rows_of_one_about_as_often(file, kind, shuffle):
-    for rows in trained(module(kind, file, balance_key="y", **SHUFFLES[shuffle])):
+    for rows in trained(module(kind, file, weights={"balance_key": "y"}, **SHUFFLES[shuffle])):
         assert len(rows) == ROWS
         assert np.abs(shares(rows) - 1 / 3).max() < 0.02
         counts, expected = np.bincount(rows, minlength=ROWS), ROWS / 3 / np.bincount(LABELS)[LABELS]
@@ -85,7 +85,7 @@ def test_balanced_classes_come_equally_often_and_all_rows_of_one_about_as_often(
 
 @EVERY_KIND
 def test_epochs_draw_other_rows_in_another_order(file, kind):
-    first, second = trained(module(kind, file, balance_key="y"))
+    first, second = trained(module(kind, file, weights={"balance_key": "y"}))
     assert sorted(first) != sorted(second)
     assert sum(a == b for a, b in zip(first, second, strict=True)) < 0.1 * ROWS
 
@@ -94,7 +94,7 @@ def test_epochs_draw_other_rows_in_another_order(file, kind):
 @pytest.mark.parametrize("weights", [{0: 1, 1: 1, 2: 2}, {"0": 1.0, "1": 0, "2": 3.0}], ids=["numbers", "texts"])
 def test_classes_come_as_often_as_class_weights_say(file, kind, weights):
     wanted = np.array([float(weight) for weight in weights.values()])
-    for rows in trained(module(kind, file, balance_key="y", class_weights=weights)):
+    for rows in trained(module(kind, file, weights={"balance_key": "y", "class_weights": weights})):
         assert np.abs(shares(rows) - wanted / wanted.sum()).max() < 0.02
         assert shares(rows)[wanted == 0].sum() == 0
 
@@ -102,7 +102,7 @@ def test_classes_come_as_often_as_class_weights_say(file, kind, weights):
 @EVERY_KIND
 def test_classes_may_be_text(file, kind):
     weights = {"none": 1, "some": 2, "rare": 1}
-    (rows, _) = trained(module(kind, file, balance_key="name", class_weights=weights))
+    (rows, _) = trained(module(kind, file, weights={"balance_key": "name", "class_weights": weights}))
     assert np.abs(shares(rows) - [0.25, 0.5, 0.25]).max() < 0.02
 
 
@@ -110,7 +110,7 @@ def test_classes_may_be_text(file, kind):
 @EVERY_SHUFFLE
 def test_rows_come_as_often_as_a_column_of_weights_says(file, kind, shuffle):
     expected = WEIGHTS / WEIGHTS.sum() * ROWS
-    for rows in trained(module(kind, file, weight_key="w", **SHUFFLES[shuffle])):
+    for rows in trained(module(kind, file, weights="w", **SHUFFLES[shuffle])):
         counts = np.bincount(rows, minlength=ROWS)
         assert len(rows) == ROWS
         assert not counts[WEIGHTS == 0].any()
@@ -119,7 +119,10 @@ def test_rows_come_as_often_as_a_column_of_weights_says(file, kind, shuffle):
 
 @EVERY_KIND
 def test_weights_are_of_the_training_rows_of_a_split_and_evaluation_has_each_row_once(file, kind):
-    datamodule, model = module(kind, file, balance_key="y", val_fraction=0.2, test_fraction=0.1), RowRecorder()
+    datamodule, model = (
+        module(kind, file, weights={"balance_key": "y"}, split={"val_fraction": 0.2, "test_fraction": 0.1}),
+        RowRecorder(),
+    )
     quiet_trainer(num_sanity_val_steps=0).fit(model, datamodule=datamodule)
     quiet_trainer().test(model, datamodule=datamodule, verbose=False)
     train, val, test = {*model.train_rows[0], *model.train_rows[1]}, model.rows["val"], model.rows["test"]
@@ -159,8 +162,7 @@ data:
   init_args:
     {"train_path" if kind == "lazy" else "train_paths"}: {file}
     {"x_key: {row: row}" if kind == "lazy" else "load_fields: [row]"}
-    balance_key: y
-    class_weights: {{0: 1, 1: 2, 2: 1.0}}
+    weights: {{balance_key: y, class_weights: {{0: 1, 1: 2, 2: 1.0}}}}
 """)
     cli = LightningCLI(args=["--config", str(config)], run=False, save_config_callback=None)
     cli.datamodule.setup("fit")
@@ -169,7 +171,9 @@ data:
 
 
 def test_a_key_may_have_another_name_in_the_files(file):
-    datamodule = module("combined", file, load_fields=["x", "row"], field_map={"label": "y"}, balance_key="label")
+    datamodule = module(
+        "combined", file, load_fields=["x", "row"], field_map={"label": "y"}, weights={"balance_key": "label"}
+    )
     assert np.abs(shares(trained(datamodule)[0]) - 1 / 3).max() < 0.02
 
 
@@ -198,7 +202,7 @@ def test_an_input_and_a_target_come_as_they_do_without_weights(file):
 def test_ranks_together_have_the_sequence_of_one(file, world_size, shuffle):
     def steps(rank, world_size):
         options = {"streams": 1, **SHUFFLES[shuffle]}
-        datamodule = module("lazy", file, balance_key="y", rank=rank, world_size=world_size, **options)
+        datamodule = module("lazy", file, weights={"balance_key": "y"}, rank=rank, world_size=world_size, **options)
         datamodule.setup("fit")
         return [batch["row"].tolist() for batch in datamodule.train_dataloader()]
 
@@ -212,7 +216,7 @@ def test_ranks_together_have_the_sequence_of_one(file, world_size, shuffle):
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_exactly(file, tmp_path, kind, shuffle, num_workers):
     def data():
-        return module(kind, file, balance_key="y", num_workers=num_workers, **SHUFFLES[shuffle])
+        return module(kind, file, weights={"balance_key": "y"}, num_workers=num_workers, **SHUFFLES[shuffle])
 
     whole, broken, resumed = RowRecorder(), RowRecorder(fail_at=(1, 5)), RowRecorder()
     quiet_trainer().fit(whole, datamodule=data())
@@ -235,7 +239,7 @@ def test_going_on_with_other_weights_is_refused(file, tmp_path, other):
     saving = SaveOnException(tmp_path)
     with pytest.raises(RuntimeError, match="stop here"):
         quiet_trainer(callbacks=[saving]).fit(
-            RowRecorder(fail_at=(1, 5)), datamodule=module("lazy", file, balance_key="y")
+            RowRecorder(fail_at=(1, 5)), datamodule=module("lazy", file, weights={"balance_key": "y"})
         )
     with pytest.raises(H5ResumeError):
         quiet_trainer().fit(RowRecorder(), datamodule=module("lazy", file, **OTHERS[other]), ckpt_path=saving.path)
@@ -249,7 +253,7 @@ def noise(sample, rng):
 def test_a_transform_draws_anew_for_a_row_that_comes_again_and_the_same_with_workers(file, kind):
     drawn = []
     for num_workers in (0, 2):
-        datamodule = module(kind, file, balance_key="y", transform=noise, num_workers=num_workers)
+        datamodule = module(kind, file, weights={"balance_key": "y"}, transform=noise, num_workers=num_workers)
         datamodule.setup("fit")
         batches = list(datamodule.train_dataloader())
         rows = np.concatenate([batch["row"].numpy() for batch in batches])
@@ -268,7 +272,7 @@ def of_samples(samples):
 
 @EVERY_KIND
 def test_a_collate_fn_gets_samples_with_the_numbers_of_rows(file, kind):
-    datamodule = module(kind, file, balance_key="y", collate_fn=of_samples)
+    datamodule = module(kind, file, weights={"balance_key": "y"}, collate_fn=of_samples)
     datamodule.setup("fit")
     pairs = [pair for batch in datamodule.train_dataloader() for pair in batch]
     assert len(pairs) == ROWS
@@ -277,14 +281,14 @@ def test_a_collate_fn_gets_samples_with_the_numbers_of_rows(file, kind):
 
 @EVERY_KIND
 def test_overfitting_repeats_the_same_batches_of_balanced_rows(file, kind):
-    first, second, third = trained(module(kind, file, balance_key="y"), overfit_batches=12, max_epochs=3)
+    first, second, third = trained(module(kind, file, weights={"balance_key": "y"}), overfit_batches=12, max_epochs=3)
     assert first == second == third
     assert len(first) == 12 * BATCH
 
 
 @EVERY_KIND
 def test_batches_come_whole_where_the_end_is_dropped(file, kind):
-    rows, _ = trained(module(kind, file, balance_key="y", batch_size=35, drop_last=True))
+    rows, _ = trained(module(kind, file, weights={"balance_key": "y"}, batch_size=35, drop_last=True))
     assert len(rows) == ROWS // 35 * 35
 
 
@@ -338,12 +342,12 @@ def test_weights_that_make_no_sense_are_refused(make_h5, kind, case):
 
 def test_an_array_that_is_not_there_is_refused_with_its_name(file):
     with pytest.raises(Exception, match="absent") as refused:
-        module("lazy", file, balance_key="absent").setup("fit")
+        module("lazy", file, weights={"balance_key": "absent"}).setup("fit")
     assert "H5" in type(refused.value).__name__
 
 
 def test_weights_and_a_mixture_that_both_say_how_often_rows_come_are_refused(file):
-    with pytest.raises(H5ValueError, match="both say how often rows come"):
+    with pytest.raises(H5ValueError, match="both decide how often rows are drawn"):
         CombinedHDF5DataModule(
             mixture={"sources": {"a": file, "b": file}, "strategy": "round_robin"},
             weights={"balance_key": "y"},

@@ -201,7 +201,7 @@ def test_data_modules_of_a_k_fold_loop_train_on_what_they_do_not_validate(files)
     for _ in range(2):
         validated = []
         for fold in range(3):
-            datamodule = module(files, val_path=None, num_folds=3, fold=fold, with_index=False)
+            datamodule = module(files, val_path=None, split={"num_folds": 3, "fold": fold}, with_index=False)
             model = fit(datamodule, RowValues(), max_epochs=2)
             assert [sorted(rows) for rows in model.train_rows.values()] == [sorted({*ALL} - {*model.rows["val"]})] * 2
             assert model.rows["val"][:20] == model.rows["val"][20:]

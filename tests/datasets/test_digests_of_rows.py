@@ -358,7 +358,7 @@ def test_other_ways_to_verify_are_refused_at_once():
 @pytest.mark.parametrize("module", [LazyH5DataModule, RankCachedH5DataModule])
 def test_integrity_levels_are_logged_once_and_for_debugging_alone(module, make_h5, caplog):
     path = make_h5(x=LEVELS[1], y=np.arange(N), libver="latest")
-    data = module(path, x_key="x", y_key="y", val_fraction=0.5)
+    data = module(path, x_key="x", y_key="y", split=0.5)
     with caplog.at_level("DEBUG", "lightning_h5"):
         data.setup("fit")
         data.setup("validate")

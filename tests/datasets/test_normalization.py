@@ -543,7 +543,7 @@ def test_rows_that_are_decoded_in_company_are_normalized_once(
         kind,
         paths,
         normalize=stats_file(tmp_path, {"x": stats}),
-        cache_bytes=cache_bytes,
+        files={"cache_bytes": cache_bytes},
         **({"cache_size": 7} if kind == "combined" else {}),
     )
     expected = by_numpy(values, stats)

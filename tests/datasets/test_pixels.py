@@ -110,7 +110,7 @@ def test_files_that_leave_no_doubt_are_rows(make_h5, name):
 )
 def test_data_modules_train_on_rows_if_the_user_says_so(make_h5, make):
     paths, values = write(make_h5, LOOKS_LIKE_AN_IMAGE["image and label"])
-    datamodule = make(paths, sample="row", val_fraction=0.25, shuffle=False)
+    datamodule = make(paths, sample="row", split=0.25, shuffle=False)
     datamodule.setup("fit")
     found = []
     for batch in (*datamodule.train_dataloader(), *datamodule.val_dataloader()):

@@ -39,7 +39,7 @@ def loader_of(paths, **options):
 @pytest.mark.parametrize("n_files", [1, 2])
 def test_each_run_is_named_once_an_epoch(make_h5, named, mmap, n_files):
     paths = [make_h5(x=VALUES) for _ in range(n_files)]
-    module, loader = loader_of(paths, shuffle="window", mmap=mmap)
+    module, loader = loader_of(paths, shuffle="window", files={"mmap": mmap})
     for epoch in range(2):
         named.clear()
         loader.sampler.set_epoch(epoch)
@@ -60,7 +60,7 @@ def test_other_orders_name_none(make_h5, named, shuffle):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("fraction", [0, 0.3])
 def test_rows_are_those_of_the_file_whoever_reads(make_h5, num_workers, fraction):
-    module, loader = loader_of([make_h5(x=VALUES)], shuffle="window", num_workers=num_workers, val_fraction=fraction)
+    module, loader = loader_of([make_h5(x=VALUES)], shuffle="window", num_workers=num_workers, split=fraction)
     seen = []
     for x, rows in loader:
         own = rows if loader.dataset.indices is None else loader.dataset.indices[rows]

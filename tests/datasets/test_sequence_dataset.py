@@ -290,12 +290,12 @@ def test_a_group_that_is_nan_is_refused(make_h5):
     groups = np.repeat([1.0, 2.0, np.nan], 5)
     path = make_h5(x=np.zeros((15, 2)), group=groups)
     with pytest.raises(H5ValueError, match=r"'group' has no value .* in 5 of 15 rows, first in row 10"):
-        fitted(path, sequence_key="group", sequence_order=None)
+        fitted(path, segments={"key": "group", "sort_key": None})
 
 
 def test_rows_without_a_group_can_be_left_out_by_a_filter(make_h5):
     path = make_h5(x=np.zeros((15, 2)), group=np.repeat([1.0, 2.0, np.nan], 5))
-    datamodule = fitted(path, sequence_key="group", sequence_order=None, where={"group": {"min": 0}})
+    datamodule = fitted(path, segments={"key": "group", "sort_key": None}, where={"group": {"min": 0}})
     (batch,) = datamodule.train_dataloader()
     assert sorted(batch["group"].tolist()) == [1.0, 2.0]
     assert batch["lengths"].tolist() == [5, 5]
@@ -305,7 +305,7 @@ def test_rows_without_a_group_can_be_left_out_by_a_filter(make_h5):
 def test_a_field_of_a_name_that_batches_have_is_refused(make_h5, name):
     path = make_h5({"x": np.zeros((6, 2)), "guid": np.repeat([0, 1], 3), name: np.zeros(6)})
     with pytest.raises(H5ValueError, match=rf"has a field '{name}'"):
-        fitted(path, sequence_order=None)
+        fitted(path, segments={"sort_key": None})
 
 
 REFUSED = {
@@ -332,7 +332,7 @@ def test_a_split_file_that_cuts_sequences_apart_is_refused(paths, tmp_path):
         split={"val_fraction": 0.3, "file": plan},
     ).setup("fit")
     with pytest.raises(H5ValueError):
-        fitted(paths, split_file=plan)
+        fitted(paths, split={"file": plan})
 
 
 # Training --------------------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def test_a_split_file_that_cuts_sequences_apart_is_refused(paths, tmp_path):
 @pytest.mark.parametrize("options", [{"val_fraction": 0.2, "test_fraction": 0.2}, {"num_folds": 3, "fold": 1}])
 def test_splits_keep_sequences_whole_and_evaluation_has_each_once(paths, options):
     expected = by_h5py(paths)
-    datamodule = module(paths, group_key="guid", with_index=False, **options)
+    datamodule = module(paths, split={"group_key": "guid"}, with_index=False, **options)
     datamodule.setup()
     loaders = [datamodule.train_dataloader(), datamodule.val_dataloader()]
     loaders += [datamodule.test_dataloader()] if "test_fraction" in options else []
@@ -382,7 +382,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_as_an_unbroken_one(paths, tmp_path, kind):
     def data():
-        return module(paths, group_key="guid", val_fraction=0.2, batch_size=2, **KINDS[kind])
+        return module(paths, split={"group_key": "guid", "val_fraction": 0.2}, batch_size=2, **KINDS[kind])
 
     whole, broken, resumed = GuidRecorder(), GuidRecorder(fail_at=(1, 3)), GuidRecorder()
     quiet_trainer(max_epochs=3, num_sanity_val_steps=0).fit(whole, datamodule=data())
@@ -418,7 +418,7 @@ def test_bucketed_batches_have_little_padding_and_others_have_more(make_h5):
     path, lengths = uneven(make_h5)
 
     def padding(**options):
-        loader = fitted(path, sequence_key="group", sequence_order=None, batch_size=8, **options).train_dataloader()
+        loader = fitted(path, segments={"key": "group", "sort_key": None}, batch_size=8, **options).train_dataloader()
         batches = list(loader)
         assert sorted(number for batch in batches for number in batch["group"].tolist()) == list(range(300))
         for batch in batches:
@@ -426,7 +426,7 @@ def test_bucketed_batches_have_little_padding_and_others_have_more(make_h5):
         return 1 - sum(int(batch["mask"].sum()) for batch in batches) / sum(batch["mask"].numel() for batch in batches)
 
     assert padding() < 0.08
-    assert padding(bucket_by_length=False) > 0.3
+    assert padding(segments={"bucket": False}) > 0.3
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -589,7 +589,7 @@ def slowly(rank, path, seconds):
             [task._replace(run=partial(late, task, seconds)) for task in tasks], *others
         )
     model = Judge()
-    datamodule = module(path, val_path=None, setup_timeout=1)
+    datamodule = module(path, val_path=None, distributed={"setup_timeout": 1})
     ddp(2, max_epochs=1).fit(model, datamodule=datamodule)
     return model.train_rows[0]
 

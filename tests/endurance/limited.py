@@ -166,7 +166,7 @@ def load_into_little_memory(rank, path, n_rows):
 
 
 def splits(path, folder):
-    loader_of("lazy", path, val_fraction=0.5, split_seed=1, split_file=str(folder / "split.json"), batch_size=16)
+    loader_of("lazy", path, split={"val_fraction": 0.5, "seed": 1, "file": str(folder / "split.json")}, batch_size=16)
 
 
 def kept_index(path, folder):

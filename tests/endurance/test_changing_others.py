@@ -76,7 +76,7 @@ def test_no_wrong_row_comes_of_another_file_that_changes_and_the_error_names_it(
     monkeypatch.setattr(catalog, "HELD_BYTES", -1)
     main, there, other = files
     options = {"batch_size": BATCH, "shuffle": False, "rank": 0, "world_size": 1, "num_workers": n_workers}
-    module = LazyH5DataModule(main, **nested_arguments(x_key="x", allow_external=True, **options))
+    module = LazyH5DataModule(main, **nested_arguments(x_key="x", files={"allow_external": True}, **options))
     module.setup("fit")
     loader = module.train_dataloader()
     act, words = CHANGES[change]

@@ -131,26 +131,37 @@ linked(
     "external_link_to_a_missing_file_that_is_allowed",
     REFUSED,
     put(lambda case: h5py.ExternalLink("gone.h5", "/x")),
-    allow_external=True,
+    files={"allow_external": True},
 )
 linked(
     "external_link_to_itself",
     REFUSED,
     put(lambda case: h5py.ExternalLink(case.path, "/x")),
-    allow_external=True,
+    files={"allow_external": True},
     slow=True,
 )
 linked("external_link_that_is_allowed", RIGHT, put(lambda case: h5py.ExternalLink(foreign(case), "/x")),
-       allow_external=True)  # fmt: skip
+       files={"allow_external": True})  # fmt: skip
 linked("rows_outside_by_absolute_path", REFUSED, outside("absolute"))
 linked("rows_outside_by_relative_path", REFUSED, outside("relative"))
 linked("rows_in_the_list_of_users", REFUSED, passwords, slow=True)
 linked("virtual_array_over_another_file", REFUSED, virtual("foreign.h5"))
-linked("virtual_array_over_another_file_that_is_allowed", RIGHT, virtual("foreign.h5"), allow_external=True, slow=True)
+linked(
+    "virtual_array_over_another_file_that_is_allowed",
+    RIGHT,
+    virtual("foreign.h5"),
+    files={"allow_external": True},
+    slow=True,
+)
 linked("virtual_array_over_a_missing_file", REFUSED, virtual("gone.h5"), slow=True)
-linked("virtual_array_over_a_missing_file_that_is_allowed", REFUSED, virtual("gone.h5"), allow_external=True)
+linked("virtual_array_over_a_missing_file_that_is_allowed", REFUSED, virtual("gone.h5"), files={"allow_external": True})
 linked("virtual_array_over_a_missing_array", REFUSED, virtual(".", "gone"))
-linked("virtual_array_over_a_missing_array_elsewhere", REFUSED, virtual("foreign.h5", "gone"), allow_external=True)
+linked(
+    "virtual_array_over_a_missing_array_elsewhere",
+    REFUSED,
+    virtual("foreign.h5", "gone"),
+    files={"allow_external": True},
+)
 linked("virtual_array_over_one_that_leaves_the_file", REFUSED, virtual_over_virtual)
 linked("virtual_array_over_itself", REFUSED, virtual(".", "x"))
 linked("soft_link_loop", REFUSED, soft_loop)

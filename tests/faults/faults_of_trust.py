@@ -126,7 +126,7 @@ def lacks(name, level, **storage):
         case.write(**storage)
 
     write.__name__ = name
-    fault(REFUSED, key="x", cause=f"min_integrity={level}", min_integrity=level)(write)
+    fault(REFUSED, key="x", cause=f"min_integrity={level}", files={"min_integrity": level})(write)
 
 
 lacks("rows_without_any_checksum_where_one_is_asked", 1)
@@ -135,7 +135,7 @@ lacks("a_checksum_that_zeros_pass_where_more_is_asked", 3, **CHECKED, libver="la
 lacks("no_digests_where_they_are_asked", 4, **BOTH, libver="latest")
 
 
-@fault(RIGHT, min_integrity=3)
+@fault(RIGHT, files={"min_integrity": 3})
 def all_checksums_where_they_are_asked(case):
     case.write(**BOTH, libver="latest")
     with h5py.File(case.path, "r+", libver="latest") as file:

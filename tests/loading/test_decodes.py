@@ -89,7 +89,7 @@ def test_however_workers_start(file, method):
 
 
 def test_where_all_decoded_rows_fit_later_epochs_decode_nothing(file):
-    found = decodes(file, 3, shuffle_bytes=VALUES.nbytes + BLOCK, cache_bytes="auto")
+    found = decodes(file, 3, shuffle={"buffer": VALUES.nbytes + BLOCK}, files={"cache_bytes": "auto"})
     assert found.tolist() == [CHUNKS, 0, 0]
 
 

@@ -263,7 +263,7 @@ def test_a_map_of_chunks_that_lie_apart_is_refused(make_h5):
     values = np.arange(40).reshape(10, 4)
     layout = look(make_h5(x=Stored(values, "chunked", (3, 4))))
     assert layout.is_placed
-    assert type(open_reader(layout, OPTIONS, mmap=True)) is ContiguousReader
+    assert type(open_reader(layout, OPTIONS, files={"mmap": True})) is ContiguousReader
     with pytest.raises(ValueError, match="'x'"):
         MappedReader(layout)
 

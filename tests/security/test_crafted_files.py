@@ -194,7 +194,7 @@ def test_the_watch_sees_what_is_opened_with_leave(name, tmp_path):
     case, path = CASES[name], crafting.write(CASES[name], tmp_path)
     watch = Watch(str(tmp_path / "elsewhere"))
     for module in MODULES.values():
-        values = module(path, case.key, allow_external=True)
+        values = module(path, case.key, files={"allow_external": True})
         assert watch.opened() & {"secret.h5", "secret.bin"}
         np.testing.assert_array_equal(values, SECRET)
     watch.close()
@@ -233,7 +233,7 @@ def test_no_system_call_opens_another_file(tmp_path):
                 with suppress(H5Error):
                     way(path, cases[name].key)
         os.close(os.open(tmp_path, os.O_RDONLY))  # from here on it is allowed
-        MODULES["lazy"](control, "x", allow_external=True)
+        MODULES["lazy"](control, "x", files={"allow_external": True})
 
     pid = os.fork()
     if pid == 0:
