@@ -16,7 +16,6 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-from arguments import nested
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
@@ -78,15 +77,13 @@ def shapes(path: Path, **options: Any) -> LazyH5DataModule:
     """The data module of this example."""
     return LazyH5DataModule(
         path,
-        **nested(
-            x_key="images",
-            y_key="labels",
-            val_fraction=0.25,
-            transform=augment,
-            eval_transform=as_they_are,
-            batch_transform=to_float,
-            **options,
-        ),
+        x_key="images",
+        y_key="labels",
+        split=0.25,
+        transform=augment,
+        eval_transform=as_they_are,
+        batch_transform=to_float,
+        **options,
     )
 
 

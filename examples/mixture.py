@@ -18,7 +18,6 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-from arguments import nested
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
 
@@ -27,10 +26,10 @@ from lightning_h5 import CombinedHDF5DataModule, H5StatsMonitor
 DATA = Path(__file__).parent / "data"
 SOURCES = {"clinic": 3000, "home": 300}
 WAYS: dict[str, dict[str, Any]] = {
-    "concat": {"sampling_strategy": "concat"},  # all rows shuffled as one: shares by size
-    "weighted 0.7 : 0.3": {"sampling_strategy": "weighted", "weights": {"clinic": 0.7, "home": 0.3}},
-    "the same, in each batch": {"sampling_strategy": "weighted", "weights": [0.7, 0.3], "mix": "rows"},
-    "round_robin": {"sampling_strategy": "round_robin"},  # a batch of each in turn
+    "concat": {"strategy": "concat"},  # all rows shuffled as one: shares by size
+    "weighted 0.7 : 0.3": {"strategy": "weighted", "weights": {"clinic": 0.7, "home": 0.3}},
+    "the same, in each batch": {"strategy": "weighted", "weights": [0.7, 0.3], "mix": "rows"},
+    "round_robin": {"strategy": "round_robin"},  # a batch of each in turn
 }
 
 
@@ -72,13 +71,9 @@ def train(folder: Path, way: dict[str, Any]) -> LinearModel:
     """Trains for five epochs of 100 batches, and evaluates once, on rows that were kept apart."""
     seed_everything(1, verbose=False)
     datamodule = CombinedHDF5DataModule(
-        **nested(
-            sources={name: folder / f"{name}.h5" for name in SOURCES},
-            val_fraction=0.2,  # of the rows of all sources
-            epoch_length=100,
-            batch_size=20,
-            **way,
-        )
+        mixture={"sources": {name: folder / f"{name}.h5" for name in SOURCES}, "epoch_length": 100, **way},
+        split=0.2,  # of the rows of all sources
+        batch_size=20,
     )
     model = LinearModel()
     trainer = Trainer(

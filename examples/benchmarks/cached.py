@@ -26,7 +26,6 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-from arguments import nested_files
 from common import (
     BATCH_SIZE,
     N_EPOCHS,
@@ -93,7 +92,7 @@ def loaded(data: Data, **options: Any) -> Epoch:
     """All rows in memory, as one rank has them; copied out of it where they are checked."""
 
     def epoch(number: int) -> Iterator[tuple[Any, Tensor]]:
-        dataset = RankMemCachedH5Dataset(data.path, "x", "labels", **nested_files(**options))
+        dataset = RankMemCachedH5Dataset(data.path, "x", "labels", **options)
         yield dataset.read_batch(np.arange(len(dataset))) if number == 0 else (None, torch.from_numpy(data.labels))
         dataset.close()
 
@@ -150,9 +149,9 @@ def loaders(data: Data, stack: ExitStack) -> list[Contender]:
         Contender(name=INTERLEAVE, epoch=ranks.epoch("interleave")),
         Contender(name=PLAIN, epoch=h5py_slice(data)),
         bare,
-        Contender(name=OURS, epoch=loaded(data, dtype_x=None)),
-        Contender(name=SHARED, epoch=loaded(data, dtype_x=None, share_memory=True)),
-        Contender(name=FLOAT, epoch=loaded(data, dtype_x="float32")),
+        Contender(name=OURS, epoch=loaded(data, x_dtype=None)),
+        Contender(name=SHARED, epoch=loaded(data, x_dtype=None, share_memory=True)),
+        Contender(name=FLOAT, epoch=loaded(data, x_dtype="float32")),
     ]
 
 

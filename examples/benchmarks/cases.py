@@ -12,7 +12,7 @@ from rows import IMAGES, SIGNALS, RowKind
 
 PLAIN, WHOLE = "plain h5py", "h5py, whole batches"
 OURS, FITS = "lightning_h5", "lightning_h5, 512 MiB"
-MAPPED, WINDOW = "lightning_h5, mmap=True", "lightning_h5, window"
+MAPPED, WINDOW = "lightning_h5, mmap", "lightning_h5, window"
 MAPPED_WINDOW = f"{MAPPED}, window"
 DECODE, PREADV, MEMORY = "bare decode loop", "bare preadv", "index_select in memory"
 
@@ -38,8 +38,9 @@ class Way:
     n_epochs: int = 1
 
 
-BUDGET = {"shuffle_bytes": "64 MiB", "cache_bytes": "64 MiB"}
-LARGE = {"shuffle_bytes": "512 MiB", "cache_bytes": "512 MiB"}
+BUDGET = {"shuffle": {"buffer": "64 MiB"}, "files": {"cache_bytes": "64 MiB"}}
+LARGE = {"shuffle": {"buffer": "512 MiB"}, "files": {"cache_bytes": "512 MiB"}}
+WINDOWED = {"mode": "window", "buffer": "64 MiB"}
 BOUND = (
     Way(name="lightning_h5, first epoch", team=OURS, options=BUDGET, is_first=True),
     Way(name="lightning_h5, tenth epoch on", team=OURS, options=BUDGET, n_warm=8),
@@ -47,10 +48,18 @@ BOUND = (
 AMPLE = (Way(name="lightning_h5, 512 MiB, second epoch on", team=FITS, options=LARGE, n_epochs=N_EPOCHS),)
 UNCHUNKED = (
     Way(name=OURS, team=OURS, n_epochs=N_EPOCHS),
-    Way(name=MAPPED, team=MAPPED, options={"mmap": True}, n_epochs=N_EPOCHS),
-    Way(name=WINDOW, team=WINDOW, options={"shuffle": "window", **BUDGET}, n_epochs=N_EPOCHS),
+    Way(name=MAPPED, team=MAPPED, options={"files": {"mmap": True}}, n_epochs=N_EPOCHS),
     Way(
-        name=MAPPED_WINDOW, team=MAPPED_WINDOW, options={"shuffle": "window", "mmap": True, **BUDGET}, n_epochs=N_EPOCHS
+        name=WINDOW,
+        team=WINDOW,
+        options={"shuffle": WINDOWED, "files": {"cache_bytes": "64 MiB"}},
+        n_epochs=N_EPOCHS,
+    ),
+    Way(
+        name=MAPPED_WINDOW,
+        team=MAPPED_WINDOW,
+        options={"shuffle": WINDOWED, "files": {"cache_bytes": "64 MiB", "mmap": True}},
+        n_epochs=N_EPOCHS,
     ),
 )
 

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 PLAIN = "plain h5py"
 OURS = "lightning_h5"
-MAPPED = "lightning_h5, mmap=True"
+MAPPED = "lightning_h5, mmap"
 PREADV = "bare preadv"
 MEMORY = "index_select in memory"
 N_CONTENDERS = 7
@@ -40,7 +40,7 @@ TARGETS = (
 
 def contenders(data: Data, stack: ExitStack) -> list[Contender]:
     """All contenders; what they hold open is closed with the stack."""
-    unmapped, mapped = Ours(data), Ours(data, mmap=True)
+    unmapped, mapped = Ours(data), Ours(data, files={"mmap": True})
     stack.callback(unmapped.close)
     stack.callback(mapped.close)
     return [

@@ -81,7 +81,7 @@ def lines(rows: Rows) -> Iterator[tuple[str, ...]]:
 
 def table(rows: Rows) -> str:
     """The table in Markdown."""
-    header = ("`shuffle_bytes`", *(f"{n} consumer{'s' * (n > 1)} a rank" for n in CONSUMERS))
+    header = ("`shuffle.buffer`", *(f"{n} consumer{'s' * (n > 1)} a rank" for n in CONSUMERS))
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines(rows))
     return f"| {' | '.join(header)} |\n|{'---|' * len(header)}\n{body}\n"
 

@@ -23,7 +23,6 @@ from typing import Any
 import h5py
 import numpy as np
 import numpy.typing as npt
-from arguments import nested
 from common import BATCH_SIZE, N_EPOCHS, Contender, environment, line_of, met, seconds_of, table, write_json
 from rows import IMAGES, SIGNALS, RowKind, lifelike
 from tqdm import tqdm
@@ -51,12 +50,12 @@ class Case:
 
 
 # Decoded bytes do not stay: each chunk is decoded once an epoch.
-WINDOW = {"shuffle": "window", "shuffle_bytes": "16 MiB", "cache_bytes": "24 MiB"}
+WINDOW = {"shuffle": {"mode": "window", "buffer": "16 MiB"}, "files": {"cache_bytes": "24 MiB"}}
 LONG = RowKind(name="recordings", shape=(43, 1760), dtype="f4")  # 300 KB a row, as recordings of hours are
 
 CASES = (
     Case("recordings, LZF, 1 row a chunk", LONG, {"chunks": (1, 43, 1760), "compression": "lzf"}, LazyH5DataModule,
-         {"shuffle_bytes": "16 MiB", "cache_bytes": "16 MiB"}, True),
+         {"shuffle": {"buffer": "16 MiB"}, "files": {"cache_bytes": "16 MiB"}}, True),
     Case("signals, gzip and shuffle, 32 rows a chunk", SIGNALS,
          {"chunks": (32, 4, 1024), "compression": "gzip", "shuffle": True}, LazyH5DataModule, WINDOW, True),
     Case("signals, the same, all decoded rows in memory", SIGNALS,
@@ -233,24 +232,20 @@ def mixing(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         _write(Path(sources[name]), lifelike(SIGNALS, n_rows)[0], {"chunks": (32, 4, 1024), "compression": "gzip"})
     strategies: dict[str, dict[str, Any]] = {
         "concat": {},
-        "sequential": {"sampling_strategy": "sequential"},
-        "round_robin": {"sampling_strategy": "round_robin"},
-        "weighted": {"sampling_strategy": "weighted", "weights": WEIGHTS},
-        "weighted, rows mixed": {"sampling_strategy": "weighted", "weights": WEIGHTS, "mix": "rows"},
+        "sequential": {"strategy": "sequential"},
+        "round_robin": {"strategy": "round_robin"},
+        "weighted": {"strategy": "weighted", "weights": WEIGHTS},
+        "weighted, rows mixed": {"strategy": "weighted", "weights": WEIGHTS, "mix": "rows"},
     }
     n_steps = max(1, options.rows // BATCH_SIZE)
     loaders = {}
     for name, settings in strategies.items():
         module = CombinedHDF5DataModule(
-            **nested(
-                sources=sources,
-                epoch_length=n_steps,
-                batch_size=BATCH_SIZE,
-                drop_last=True,
-                cache_size=0,
-                **WINDOW,
-                **settings,
-            )
+            mixture={"sources": sources, "epoch_length": n_steps, **settings},
+            batch_size=BATCH_SIZE,
+            drop_last=True,
+            row_cache=0,
+            **WINDOW,
         )
         module.setup("fit")
         loaders[name] = module.train_dataloader()

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 MIB = 2**20
 BUDGET_MIB = 64
-BUDGET = {"shuffle_bytes": f"{BUDGET_MIB} MiB", "cache_bytes": f"{BUDGET_MIB} MiB"}
+BUDGET = {"shuffle": {"buffer": f"{BUDGET_MIB} MiB"}, "files": {"cache_bytes": f"{BUDGET_MIB} MiB"}}
 N_TOGETHER = 32  # rows of a chunk
 N_EPOCHS, N_ROUNDS = 5, 3  # of the loop that waits; of the comparison with more rows
 
@@ -51,7 +51,7 @@ def lines_of_waiting(path: Path, options: argparse.Namespace) -> Iterator[Line]:
 def lines_of_memory(path: Path, options: argparse.Namespace, name: str) -> Iterator[Line]:
     """Memory with a small budget, and with one that holds everything."""
     for budget in (BUDGET_MIB, 512):
-        bounds = {"shuffle_bytes": budget * MIB, "cache_bytes": budget * MIB}
+        bounds = {"shuffle": {"buffer": budget * MIB}, "files": {"cache_bytes": budget * MIB}}
         seen = apart(memory, path, options.rows, bounds, options.epochs)
         what = f"{name}, budget {budget} MiB"
         yield Line(name=f"peak memory, {what}", seen=seen["peak_mib"], unit="MiB", target=budget + 150)

@@ -125,7 +125,7 @@ def test_a_command_ends_with_one_message_and_a_code(command, folder, monkeypatch
         ["--data.train_path=gone.h5"],
         ["--data.train_path=cut.h5"],
         ["--data.train_path=a.h5", "--data.x_key=z"],
-        ["--data.train_path=a.h5", "--data.val_fraction=2"],
+        ["--data.train_path=a.h5", "--data.split.val_fraction=2"],
     ],
     ids=" ".join,
 )
