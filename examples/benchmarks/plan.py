@@ -30,14 +30,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10**9)
     parser.add_argument("--blocks", type=int, default=10**6)
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--world-size", type=int, default=64, help="also the number of lanes of 'window'")
+    parser.add_argument("--world-size", type=int, default=64, help="also the number of streams of 'window'")
     parser.add_argument("--window", type=int, default=512, help="blocks that 'window' mixes at a time")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     sizes = np.full(options.blocks, options.rows // options.blocks)
     sizes[: options.rows % options.blocks] += 1
     print(f"{options.rows:,} rows in {options.blocks:,} blocks, batches of {options.batch_size} on each of", end=" ")
-    print(f"{options.world_size} ranks, as many lanes, windows of {options.window} blocks;", end=" ")
+    print(f"{options.world_size} ranks, as many streams, windows of {options.window} blocks;", end=" ")
     print(f"{date.today()}, Python {platform.python_version()}, NumPy {np.__version__}\n")
     print(
         f"{'order':>8} {'open':>10} {'memory':>10} {'any batch':>12} {'slowest':>10} {'next one':>10} {'slowest':>10}"

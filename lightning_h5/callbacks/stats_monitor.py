@@ -283,8 +283,7 @@ class H5StatsMonitor(Callback):
                 continue
             meter.stop()
             loaders = _loaders(trainer, stage)
-            amounts, _ = meter.since(meter.baseline, loaders, waits=True)
-            amounts["memory"] = _peak_memory()
+            amounts = meter.whole(loaders) | {"memory": _peak_memory()}
             sums, ranks[stage] = over_ranks(amounts, trainer.strategy.root_device, own=own or _is_alone(trainer))
             limit = limit or _limit_of(stage, sums, loaders)
         if ranks and self.print_summary and trainer.is_global_zero:

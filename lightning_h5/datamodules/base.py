@@ -30,9 +30,18 @@ from ..datasets import RowDataset, different_packing, visiting
 from ..distributed import exchange
 from ..errors import H5Error, H5ResumeError, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
-from ..loading import H5DataLoader, OtherShardsError, SampleCollate
+from ..loading import H5DataLoader, SampleCollate
 from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
-from ..order import OrderParameters, PlanSampler, Replica, SourceOrder, TrainBatches, WeightedRecipe, resolve_replica
+from ..order import (
+    OrderParameters,
+    OtherShardsError,
+    PlanSampler,
+    Replica,
+    SourceOrder,
+    TrainBatches,
+    WeightedRecipe,
+    resolve_replica,
+)
 from .checks import check_equal_batches, check_rows, whole
 from .options import SPLITS, LoaderOptions, Split
 from .resume import RunPosition
@@ -335,7 +344,7 @@ class BaseH5DataModule(LightningDataModule):
         self._train_loader = self._loader("train")
         if self._train_loader is None:
             return NoRows()
-        self._position.reopen()
+        self._position.resume_last_epoch()
         return self._train_loader
 
     def val_dataloader(self) -> Any:
@@ -369,10 +378,10 @@ class BaseH5DataModule(LightningDataModule):
         return bool(getattr(self.trainer, "overfit_batches", False))
 
     def start_epoch(self, sampler: PlanSampler) -> int | None:
-        """The trainer's epoch, for an iteration that starts now; None where no trainer trains.
+        """Return the trainer's epoch, for an iteration that starts now; None if no trainer trains.
 
         Raises:
-            H5ResumeError: a position was restored and nobody applied it.
+            H5ResumeError: a position was loaded and not applied.
         """
         return self._position.start(sampler) if self.is_attached else None
 
@@ -527,7 +536,7 @@ class BaseH5DataModule(LightningDataModule):
                 self._say_few(each)
             return
         mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "window" else ""
-        streams = f" in each of {order.streams} lanes" if order.streams > 1 else ""
+        streams = f" in each of {order.streams} streams" if order.streams > 1 else ""
         what = self.mixed_rows(n_rows) if order.recipe is None else order.recipe.text
         self._say(f"training order: {order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})")
         self._say_few(order)

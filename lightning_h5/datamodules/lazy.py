@@ -96,7 +96,7 @@ class LazyH5DataModule(KeyedH5DataModule):
             decides the order, and is the same on all ranks; the more blocks it holds, the better a batch is mixed.
         streams: streams of blocks that "window" deals to ranks and workers. None is one for each of them, so that none
             decodes what another does. A number fixes the order for any number of ranks and workers;
-            ``shuffle_bytes`` is then what all lanes mix together.
+            ``shuffle_bytes`` is then what all streams mix together.
         cache_bytes: memory for decoded rows on a rank, shared by its workers; it decides speed alone. "auto" is what
             ``shuffle_bytes`` and reading ahead need for decoding each chunk once an epoch.
         on_resume_mismatch: what to do where a checkpoint's position does not fit: other files, another seed, no

@@ -10,14 +10,11 @@ from .diagnosis import (
 )
 from .factory import create_multi_dataloaders, create_optimized_dataloader, get_optimal_num_workers
 from .loader import H5DataLoader
-from .position import OtherShardsError, Position, is_position, steps_left
 
 __all__ = [
     "FEW_BLOCKS",
     "H5DataLoader",
     "LoaderReport",
-    "OtherShardsError",
-    "Position",
     "SampleCollate",
     "blocks_mixed",
     "bytes_to_mix",
@@ -26,7 +23,5 @@ __all__ = [
     "diagnose_dataloader_speed",
     "ensure_deterministic_dataloader",
     "get_optimal_num_workers",
-    "is_position",
     "set_reproducible_training",
-    "steps_left",
 ]

@@ -25,7 +25,7 @@ class Order(NamedTuple):
     Attributes:
         mode: of the plan.
         streams: independent streams of blocks.
-        window: blocks of a lane that are mixed at a time; 0 outside of ``window``.
+        window: blocks of a stream that are mixed at a time; 0 outside of ``window``.
         why: the reason, for the user.
         cache_bytes: memory for decoded rows on a rank with which each chunk is decoded once an epoch.
         enough: ``shuffle_bytes`` with which ``FEW_BLOCKS`` blocks or all rows are mixed at a time; 0 outside of
@@ -59,8 +59,8 @@ def choose_order(
         dataset: what is trained on.
         shuffle: what the user asked for.
         shuffle_bytes: decoded bytes that are mixed at a time on a rank.
-        streams: the user's number of lanes; then ``shuffle_bytes`` is what all of them mix together, so that the order
-            is the same for any number of ranks and workers.
+        streams: the user's number of streams; then ``shuffle_bytes`` is what all of them mix together, so that the
+            order is the same for any number of ranks and workers.
         world_size: number of ranks.
         num_workers: worker processes of a rank, each with a cache of its own.
     """
@@ -79,14 +79,14 @@ def choose_order(
         else:
             why = f"all decoded rows ({_size(total)}) fit shuffle_bytes"
         return Order("global", 1, 0, why, max(few, total * consumers if fits else shuffle_bytes))
-    n_lanes = streams or world_size * consumers
-    on_a_rank = -(-n_lanes // world_size)
+    n_streams = streams or world_size * consumers
+    on_a_rank = -(-n_streams // world_size)
     sharers = on_a_rank if streams is None else streams
     window, enough = blocks_mixed(shuffle_bytes, block, sharers), bytes_to_mix(FEW_BLOCKS, block, sharers)
     if shuffle is True:  # all rows that fit are mixed
         enough = min(enough, total * consumers)
     why = "as shuffle='window' asks" if shuffle == "window" else f"a single row costs a block of {_size(block)}"
-    return Order("window", n_lanes, window, why, max(shuffle_bytes, 2 * on_a_rank * block) + few, enough)
+    return Order("window", n_streams, window, why, max(shuffle_bytes, 2 * on_a_rank * block) + few, enough)
 
 
 def choose_mixed_order(
@@ -106,13 +106,13 @@ def choose_mixed_order(
         datasets: the sources; all of them as one for ``concat``.
         shuffle: see ``choose_order``, as all of these.
         shuffle_bytes: decoded bytes of all sources that are mixed at a time on a rank.
-        streams: the user's number of lanes.
+        streams: the user's number of streams.
         world_size: number of ranks.
         num_workers: worker processes of a rank.
     """
     costs = [dataset.cost for dataset in datasets]
     total = sum(0 if cost.has_cheap_random_access else cost.block_bytes for cost in costs)
-    # Whose turn it is goes by batches: a lane is one consumer's own where these come in a fixed turn.
+    # Whose turn it is goes by batches: a stream is one consumer's own where these come in a fixed turn.
     in_turn = mixture.in_batches and mixture.strategy != "weighted"
     chosen = (
         choose_order(
@@ -138,19 +138,19 @@ def choose_mixed_order(
 
 
 def blocks_mixed(shuffle_bytes: int, block_bytes: int, streams: int) -> int:
-    """Blocks of a lane that are mixed at a time.
+    """Blocks of a stream that are mixed at a time.
 
     Args:
-        shuffle_bytes: decoded bytes of all lanes that are mixed or being loaded.
+        shuffle_bytes: decoded bytes of all streams that are mixed or being loaded.
         block_bytes: of a block.
-        streams: lanes that share them.
+        streams: streams that share them.
     """
     room = shuffle_bytes // (block_bytes * streams)
     return max(1, room - max(1, room // ROOM_AHEAD))
 
 
 def bytes_to_mix(n_blocks: int, block_bytes: int, streams: int) -> int:
-    """The least ``shuffle_bytes`` with which so many blocks of a lane are mixed at a time (see ``blocks_mixed``)."""
+    """The least ``shuffle_bytes`` with which so many blocks of a stream are mixed at a time (see ``blocks_mixed``)."""
     room = n_blocks + max(1, n_blocks // (ROOM_AHEAD - 1))
     while room > 1 and (room - 1) - max(1, (room - 1) // ROOM_AHEAD) >= n_blocks:
         room -= 1

@@ -14,15 +14,13 @@ from torch.utils.data import DataLoader
 
 from ..counters import Counters, WaitTimes
 from ..datasets import RawBatch, RowDataset, own_streams
-from ..order import EpochPlan, PlanSampler
+from ..order import EpochPlan, PlanSampler, Position
 from ..readers import usable_cores
 from ..types import BatchToken
-from .collate import Collate, pin
-from .in_memory_iterator import InMemoryIterator
+from .collate import Collate, PinnedBatches, pin
 from .iteration import Batches, Iteration, Passes, Progress
-from .position import Position
-from .prefetch import ReadAhead
-from .workers import PinnedBatches, WorkerPool
+from .prefetch import InMemoryIterator, ReadAhead
+from .worker_pool import WorkerPool
 
 __all__ = ["H5DataLoader"]
 
@@ -115,7 +113,7 @@ class H5DataLoader(DataLoader[Any]):
         self._pins = pin_memory and torch.accelerator.is_available()  # torch's own loader warns where it cannot
         dataset.reads_pinned = self._pins and not num_workers
         self._iterator: Any = None  # torch's name, which Lightning sets to None when a stage ends: persistent workers
-        self.passes = Passes()
+        self.passes = Passes(sampler)
         self.waits = WaitTimes()
         self._reading: weakref.WeakSet[ReadAhead | InMemoryIterator] = weakref.WeakSet()
         self.running: weakref.WeakSet[Iteration] = weakref.WeakSet()  # began, and neither ended nor failed
@@ -156,7 +154,7 @@ class H5DataLoader(DataLoader[Any]):
         """
         epoch = self.sampler.starting_epoch()
         plan = self.sampler.plan(epoch)
-        progress = self.passes.begin(epoch, self.sampler)
+        progress = self.passes.begin(epoch)
         tokens = self.sampler.tokens(epoch)
         return self._from_workers(tokens) if self.num_workers else self._from_threads(tokens), plan, progress
 
@@ -241,20 +239,19 @@ class H5DataLoader(DataLoader[Any]):
             H5ResumeError: several iterations of the epoch came to different batches, and which of them trains is not
                 known (see the class).
         """
-        kept = self.sampler.kept_state()
-        if kept is not None:
-            return kept
-        position = self.passes.position(self.sampler, [one.progress for one in list(self.running)])
+        if (source := self.sampler.epoch_source) is not None:
+            return source.state_dict()
+        position = self.passes.position([one.progress for one in list(self.running)])
         return position.state(self.sampler, self._identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where ``state_dict`` was taken; sets the sampler's epoch. Does nothing under a Trainer.
+        """Continue where ``state_dict`` was taken; sets the sampler's epoch. Has no effect under a Trainer.
 
         Raises:
             H5ResumeError: the state is not one of ours, or does not fit the present data or settings.
         """
-        if not self.sampler.is_kept and state:
-            self.passes.load(Position.from_state(state, self.sampler, self._identity), self.sampler)
+        if self.sampler.epoch_source is None and state:
+            self.passes.load(Position.from_state(state, self.sampler, self._identity))
 
     @cached_property
     def _identity(self) -> str:

@@ -1,4 +1,4 @@
-"""The plan of an epoch: one sequence of batches, the same on every rank, as a pure function of a few numbers.
+"""The batches of an epoch: one sequence, the same on every rank, as a pure function of a few numbers.
 
 Rank ``r`` of ``W`` takes batch ``t * W + r`` at step ``t``. What has been consumed is therefore always a prefix
 of the sequence, and the position of a run is a list of segments ``(batch_size, world_size, batches)``.
@@ -6,15 +6,15 @@ of the sequence, and the position of a run is a list of segments ``(batch_size, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..errors import H5ValueError
-from ..types import BatchToken, IntArray
+from ..types import IntArray
 from .permutation import permutation
 from .shards import balanced_contiguous_shard
 from .window import BlockTable, WindowOrder
@@ -22,18 +22,15 @@ from .window import BlockTable, WindowOrder
 __all__ = [
     "PLAN_VERSION",
     "EpochPlan",
-    "EvaluationCut",
-    "EvaluationPlan",
+    "EvaluationBatches",
     "Mode",
     "Order",
     "OrderParameters",
     "Segment",
     "SourceOrder",
     "TrainBatches",
-    "TrainingPlan",
     "consumed_rows",
     "order_rows",
-    "tokens_of",
 ]
 
 PLAN_VERSION = 1
@@ -59,9 +56,9 @@ class OrderParameters:
         mode: ``global`` (one permutation of all rows), ``window`` (blocks mixed a window at a time) or
             ``none`` (storage order).
         seed: seed of the run.
-        batch_size: rows of a batch when the epoch began; lanes take turns by batches.
+        batch_size: rows of a batch when the epoch began; streams take turns by batches.
         streams: independent streams of blocks (``window``).
-        window: blocks of a lane that are mixed at a time (``window``).
+        window: blocks of a stream that are mixed at a time (``window``).
         version: of the orders' definition.
         recipe: what an epoch visits (see ``EpochRecipe``); "" for each row once.
         n_units: batches or rows of the epoch when it began; 0 for each row once.
@@ -93,39 +90,20 @@ class Segment(NamedTuple):
     n_batches: int
 
 
-class EpochPlan(Protocol):
-    """What one rank does in one epoch."""
+@dataclass(frozen=True, eq=False)
+class EpochPlan:
+    """What one rank does in the rest of an epoch.
 
-    @property
-    def n_steps(self) -> int:
-        """Batches that are left for this rank."""
-        ...
-
-    def rows(self, step: int) -> IntArray:
-        """Indices into the dataset for a step, counted from 0 at the first that is left."""
-        ...
-
-    def bounds(self, step: int) -> tuple[int, int]:
-        """First position in the epoch's sequence, and the one after the last, of a step's rows."""
-        ...
-
-
-def tokens_of(
-    plan: EpochPlan, *, epoch: int, first_step: int, first_position: int, samples: bool, seed: int
-) -> Iterator[BatchToken]:
-    """Yield what is to be read at each step.
-
-    Args:
-        plan: what is left of an epoch on this rank.
-        epoch: which epoch it is.
-        first_step: steps of the epoch before the plan's first one.
-        first_position: place in the epoch's sequence that the plan counts from.
-        samples: ask for lists of samples instead of collated batches.
-        seed: seed of the run.
+    Attributes:
+        n_steps: batches that are left for this rank.
+        bounds: first position in the epoch's sequence, and the one after the last, of a step's rows; steps count from
+            0 at the first that is left.
+        rows: indices into the dataset for a step, shape ``(batch,)``.
     """
-    for step in range(plan.n_steps):
-        position = first_position + plan.bounds(step)[0]
-        yield BatchToken(epoch, first_step + step, plan.rows(step), samples, seed, position)
+
+    n_steps: int
+    bounds: Callable[[int], tuple[int, int]]
+    rows: Callable[[int], IntArray]
 
 
 def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, place: int = 0) -> Order:
@@ -251,7 +229,7 @@ class TrainBatches:
 
 
 @dataclass(frozen=True)
-class EvaluationCut:
+class EvaluationBatches:
     """A contiguous shard for each rank, cut into the same number of batches on every rank; every row exactly once.
 
     With ``batch_size`` 1 and a remainder some ranks get one batch more: there is no row left to make one of.
@@ -290,6 +268,19 @@ class EvaluationCut:
         low, high = balanced_contiguous_shard(last - start, self.n_steps - full, step - full)
         return start + low, start + high
 
+    def plan(self, first: int = 0) -> EpochPlan:
+        """Return this rank's plan: its shard in storage order.
+
+        Args:
+            first: row that is index 0 of the dataset.
+        """
+
+        def rows(step: int) -> IntArray:
+            start, stop = self.bounds(step)
+            return np.arange(start - first, stop - first, dtype=np.int64)
+
+        return EpochPlan(self.n_steps, self.bounds, rows)
+
 
 def consumed_rows(n_rows: int, segments: Sequence[Segment], drop_last: bool, epoch: int = 0) -> int:
     """Rows of the sequence that the segments have used up.
@@ -312,62 +303,3 @@ def consumed_rows(n_rows: int, segments: Sequence[Segment], drop_last: bool, epo
             )
         done += cut.stop(segment.n_batches - 1)
     return done
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingPlan:
-    """This rank's share of what is left of the sequence.
-
-    Attributes:
-        order: the epoch's sequence of rows.
-        cut: how the rest of it is cut into batches.
-        rank: this rank.
-        consumed: rows of the sequence that are used up already.
-    """
-
-    order: Order
-    cut: TrainBatches
-    rank: int
-    consumed: int = 0
-
-    @property
-    def n_steps(self) -> int:
-        """Steps that are left, equal on all ranks."""
-        return self.cut.n_steps
-
-    def rows(self, step: int) -> IntArray:
-        """Indices into the dataset for a step, shape ``(batch,)``."""
-        return self.order(*self.bounds(step))
-
-    def bounds(self, step: int) -> tuple[int, int]:
-        """First position in the epoch's sequence, and the one after the last, of a step's rows."""
-        batch = step * self.cut.world_size + self.rank
-        start, stop = self.cut.bounds(batch)
-        return self.consumed + start, self.consumed + stop
-
-
-@dataclass(frozen=True, eq=False)
-class EvaluationPlan:
-    """This rank's contiguous shard in storage order.
-
-    Attributes:
-        cut: how the shard is cut into batches.
-        first: row that is index 0 of the dataset.
-    """
-
-    cut: EvaluationCut
-    first: int = 0
-
-    @property
-    def n_steps(self) -> int:
-        """Batches of this rank."""
-        return self.cut.n_steps
-
-    def rows(self, step: int) -> IntArray:
-        """Indices into the dataset for a step, shape ``(batch,)``."""
-        start, stop = self.bounds(step)
-        return np.arange(start - self.first, stop - self.first, dtype=np.int64)
-
-    def bounds(self, step: int) -> tuple[int, int]:
-        """First row, and the row after the last, of a step, counted over all ranks."""
-        return self.cut.bounds(step)

@@ -13,6 +13,7 @@ from lightning_h5 import EpochShuffleSampler, H5ValueError
 from lightning_h5.order import (
     BlockTable,
     OrderParameters,
+    Position,
     RankShard,
     Segment,
     ShardSampler,
@@ -203,7 +204,7 @@ def test_a_run_broken_off_goes_on_with_exactly_the_rest_of_each_shard(n_rows, wo
         seen, segments = [], []
         for batch_size, steps in [*stretches, (3, 10**6)]:
             one = samplers(n_rows, batch_size, world_size, mode=mode, epoch=epoch)[rank]
-            one.restore(epoch, segments)
+            one.restore(Position(epoch, tuple(segments), one.present_order()))
             tokens = list(one)[:steps]
             seen += [row for token in tokens for row in token.rows.tolist()]
             segments.append(Segment(batch_size, 1, len(tokens)))
