@@ -13,9 +13,8 @@ from .._lightning import Callback, LightningModule, Trainer, drop_logged, is_log
 from ..datasets import SequenceDataset
 from ..datasets.file_dataset import FileDataset
 from ..errors import H5Error, H5ValueError
-from ..loading import H5DataLoader
+from ..loading import H5DataLoader, what_limits
 from ..readers import usable_cores
-from .bottleneck import what_limits
 from .metrics import Meter, TransferTimer, chart_of, figures_of, over_ranks, shares_of, table_of
 
 if TYPE_CHECKING:

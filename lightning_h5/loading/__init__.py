@@ -2,13 +2,14 @@
 
 from .choose_order import FEW_BLOCKS, blocks_mixed, bytes_to_mix
 from .collate import SampleCollate
-from .diagnosis import (
-    LoaderReport,
-    diagnose_dataloader_speed,
+from .diagnosis import LoaderReport, diagnose_dataloader_speed, what_limits
+from .factory import (
+    create_multi_dataloaders,
+    create_optimized_dataloader,
     ensure_deterministic_dataloader,
+    get_optimal_num_workers,
     set_reproducible_training,
 )
-from .factory import create_multi_dataloaders, create_optimized_dataloader, get_optimal_num_workers
 from .loader import H5DataLoader
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "ensure_deterministic_dataloader",
     "get_optimal_num_workers",
     "set_reproducible_training",
+    "what_limits",
 ]

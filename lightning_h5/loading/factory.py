@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import os
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
@@ -21,7 +23,13 @@ from .choose_order import choose_order
 from .collate import SampleCollate
 from .loader import H5DataLoader
 
-__all__ = ["create_multi_dataloaders", "create_optimized_dataloader", "get_optimal_num_workers"]
+__all__ = [
+    "create_multi_dataloaders",
+    "create_optimized_dataloader",
+    "ensure_deterministic_dataloader",
+    "get_optimal_num_workers",
+    "set_reproducible_training",
+]
 
 MAX_WORKERS = 16  # more wait for storage, or for each other
 
@@ -333,3 +341,33 @@ def get_optimal_num_workers(device_type: str | torch.device = "cuda", *, root: s
     except (RuntimeError, TypeError) as error:
         raise H5ValueError(f"device_type={device_type!r} was given. Pass 'cpu', 'cuda' or 'mps'.") from error
     return 0 if kind == "cpu" else max(0, min(MAX_WORKERS, cores_of_a_rank(root) - 1))
+
+
+def set_reproducible_training(seed: int = 42) -> tuple[Callable[[int], object], torch.Generator]:
+    """Seed Python, NumPy and torch on all devices, and make cuDNN choose the same algorithms in every run.
+
+    Args:
+        seed: of all of them.
+
+    Returns:
+        A ``worker_init_fn`` and a ``generator``, for a plain ``DataLoader``.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # users' transforms draw from the global stream
+    torch.manual_seed(seed)  # of all devices
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    return h5_worker_init_fn, torch.Generator().manual_seed(seed)
+
+
+def ensure_deterministic_dataloader(dataset: Dataset[Any], batch_size: int, seed: int = 42) -> DataLoader[Any]:
+    """Return a training loader with the same batches in every run; makes torch use deterministic algorithms only.
+
+    Args:
+        dataset: what to read.
+        batch_size: rows of a batch.
+        seed: see ``set_reproducible_training``.
+    """
+    set_reproducible_training(seed)
+    torch.use_deterministic_algorithms(True)
+    return create_optimized_dataloader(dataset, batch_size, num_workers=0, seed=seed, drop_last=True)
