@@ -63,7 +63,7 @@ MUTANTS = [
         "batches.bounds(step * world_size)",
         SAMPLING,
     ),
-    Mutant("segments do not add up", "order/plan.py", "done += cut.stop(", "done = cut.stop(", SAMPLING),
+    Mutant("segments do not add up", "order/plan.py", "done += batches.stop(", "done = batches.stop(", SAMPLING),
     Mutant(
         "the ragged end is left out",
         "order/plan.py",

@@ -237,7 +237,7 @@ def shares_of(amounts: Mapping[str, float], loaders: Iterable[H5DataLoader]) -> 
         if isinstance(recipe := loader.sampler.recipe, MixtureRecipe):
             expected = recipe.expected_shares(loader.sampler.batch_size, drop_last=loader.sampler.drop_last)
             counted = {name: amounts[rows_of(name)] for name in expected if rows_of(name) in amounts}
-            for name, n_rows in counted.items():  # none where sources have no names
+            for name, n_rows in counted.items():  # none if sources have no names
                 shares[f"share/{name}"] = n_rows / max(1.0, sum(counted.values()))
                 shares[f"expected_share/{name}"] = expected[name]
     return shares

@@ -1,4 +1,4 @@
-"""Which order a training epoch takes, from how dear single rows are and how much memory may mix them."""
+"""The order of a training epoch, chosen from the cost of single rows and the memory for mixing them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Order(NamedTuple):
         cache_bytes: memory for decoded rows on a rank with which each chunk is decoded once an epoch.
         enough: ``shuffle_bytes`` with which ``FEW_BLOCKS`` blocks or all rows are mixed at a time; 0 outside of
             ``window``.
-        recipe: what epochs go through where that is more than each row once.
+        recipe: what epochs visit, if that is not each row once.
         sources: the orders of a mixture's sources.
     """
 
@@ -53,7 +53,7 @@ def choose_order(
     world_size: int,
     num_workers: int,
 ) -> Order:
-    """The order of training epochs.
+    """Return the order of training epochs.
 
     Args:
         dataset: what is trained on.
@@ -99,12 +99,12 @@ def choose_mixed_order(
     world_size: int,
     num_workers: int,
 ) -> Order:
-    """The order of a mixture's epochs: one for each source. They share the memory by the size of their blocks.
+    """Return the order of a mixture's epochs: one for each source. They share the memory by the size of their blocks.
 
     Args:
         mixture: how sources are mixed.
         datasets: the sources; all of them as one for ``concat``.
-        shuffle: see ``choose_order``, as all of these.
+        shuffle: see ``choose_order``.
         shuffle_bytes: decoded bytes of all sources that are mixed at a time on a rank.
         streams: the user's number of streams.
         world_size: number of ranks.
@@ -112,7 +112,7 @@ def choose_mixed_order(
     """
     costs = [dataset.cost for dataset in datasets]
     total = sum(0 if cost.has_cheap_random_access else cost.block_bytes for cost in costs)
-    # Whose turn it is goes by batches: a stream is one consumer's own where these come in a fixed turn.
+    # Sources take turns by batches: each consumer has its own stream only if these come in a fixed order.
     in_turn = mixture.in_batches and mixture.strategy != "weighted"
     chosen = (
         choose_order(
@@ -138,7 +138,7 @@ def choose_mixed_order(
 
 
 def blocks_mixed(shuffle_bytes: int, block_bytes: int, streams: int) -> int:
-    """Blocks of a stream that are mixed at a time.
+    """Return how many blocks of a stream are mixed at a time.
 
     Args:
         shuffle_bytes: decoded bytes of all streams that are mixed or being loaded.
@@ -150,7 +150,7 @@ def blocks_mixed(shuffle_bytes: int, block_bytes: int, streams: int) -> int:
 
 
 def bytes_to_mix(n_blocks: int, block_bytes: int, streams: int) -> int:
-    """The least ``shuffle_bytes`` with which so many blocks of a stream are mixed at a time (see ``blocks_mixed``)."""
+    """Return the least ``shuffle_bytes`` with which so many blocks are mixed at a time (see ``blocks_mixed``)."""
     room = n_blocks + max(1, n_blocks // (ROOM_AHEAD - 1))
     while room > 1 and (room - 1) - max(1, (room - 1) // ROOM_AHEAD) >= n_blocks:
         room -= 1

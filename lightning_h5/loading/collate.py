@@ -47,7 +47,7 @@ class SampleCollate:
             raise
 
     def _generators(self) -> dict[str, Any]:
-        # The stream that fresh draws come from begins anew with each batch, so these follow the batch as well.
+        # The stream of fresh draws is seeded for each batch, so these follow the batch as well.
         return generators(self._asks_for, fresh_draws()) if self._asks_for else {}
 
 
@@ -137,6 +137,6 @@ def _pin_all(
         batch = None
         try:
             batch = pin(next(batches))
-        except BaseException as raised:  # it belongs to the one who takes this batch
+        except BaseException as raised:  # it is raised when this batch is taken
             error = raised
         pinned.put((batch, error))

@@ -139,7 +139,7 @@ class LoaderReport:
 
     Attributes:
         n_batches: batches that were timed.
-        n_rows: rows of these, as far as batches say.
+        n_rows: rows of these, as far as they can be counted.
         seconds: that they took.
         advice: what limits the loader, and what to try.
     """

@@ -82,7 +82,7 @@ class _Reading:
                     raise
                 for token in self._tokens:  # those before the one that cannot be read are fine
                     self._raws.append(source.begin(token.rows, token.epoch)())
-        except BaseException as error:  # it belongs to the one who takes this batch
+        except BaseException as error:  # it is raised when this batch is taken
             self._error = error
             if not isinstance(error, Exception):
                 raise  # an interrupt ends the loop at once
@@ -297,7 +297,7 @@ class _Queue:
                 error = None
                 try:
                     tokens.extend(islice(self._tokens or (), self._together))
-                except Exception as raised:  # it belongs to the one who takes this batch
+                except Exception as raised:  # it is raised when this batch is taken
                     self._tokens, error = None, raised
                 if not tokens and error is None:
                     return False

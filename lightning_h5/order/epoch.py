@@ -143,7 +143,7 @@ class ShardRows(EachRowOnce):
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
         """See ``EpochRecipe``."""
         rows = order_rows(self.blocks, order, epoch, place=1 + self.shard.rank)
-        absent = self.shard.sits_out(epoch if self.rotates else 0)
+        absent = self.shard.left_out(epoch if self.rotates else 0)
         if absent is None:
             return RowSequence(rows, self.blocks.n_rows, epoch)
 

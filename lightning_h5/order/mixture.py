@@ -1,10 +1,10 @@
-"""Several sources in one sequence: which of them comes when, and each one's rows in an order of its own.
+"""Several sources in one sequence, each in orders of its own.
 
 A source is a stream that never ends: all its rows in an order, then all of them in another, and so on. An epoch of the
 mixture takes up each stream where the epoch before it stopped, so that epochs of a thousand steps go through all rows
 of a source before any comes again. Epochs that are as long as the longest source, or the shortest, begin a new order.
 
-Where a row comes again, a transform should draw anew, and a reader should not take it for the one it had. So the row
+If a row comes again, a transform must draw other numbers, and a cache must not serve the earlier sample. So the row
 numbers of a mixture carry the cycle: number ``cycle * n_rows + row`` is ``row`` of the dataset.
 
 ``schedules`` says which source comes when.
@@ -51,7 +51,7 @@ class Mixture:
         weights: of the sources (``weighted``); None goes by their size.
         pattern: numbers of sources (``alternating``).
         epoch_length: ``sum`` (as much as all sources have), ``max`` (until each was seen whole), ``min`` (until the
-            first one is used up, or a unit before that where shares are rounded), or a number of steps.
+            first one is used up, or a unit before that if shares are rounded), or a number of steps.
     """
 
     names: tuple[str, ...]
@@ -69,14 +69,14 @@ class Mixture:
 
     @property
     def _turns(self) -> IntArray | None:
-        """The sources in their turn, where that is the same again and again."""
+        """The sources in their turn, if the same turns are repeated."""
         if self.strategy == "round_robin":
             return np.arange(len(self.names))
         return np.asarray(self.pattern, dtype=np.int64) if self.strategy == "alternating" else None
 
     @property
     def text(self) -> str:
-        """What a saved position depends on; the lengths of an epoch apart."""
+        """What a saved position depends on, apart from the length of an epoch."""
         by = {
             "concat": "",
             "weighted": f" (exact, {'by size' if self.weights is None else list(self.weights)})",
@@ -87,13 +87,13 @@ class Mixture:
         return f"{self.strategy}{by} of {unit} of {{{sources}}}"
 
     def n_cycle(self, batch_size: int, drop_last: bool) -> list[int]:
-        """Units in all of each source's rows: in one cycle of its stream."""
+        """Return the units in all of each source's rows: in one cycle of its stream."""
         if not self.in_batches:
             return list(self.n_rows)
         return [n // batch_size if drop_last else -(-n // batch_size) for n in self.n_rows]
 
     def shares(self, n_cycle: Sequence[int]) -> list[Fraction]:
-        """The share of units that each source is to have.
+        """Return the share of units that each source is to have.
 
         Args:
             n_cycle: units in all of each source's rows.
@@ -111,7 +111,7 @@ class Mixture:
         return [amount / total for amount in amounts]
 
     def n_units(self, n_cycle: Sequence[int], units_per_step: int) -> int:
-        """Units of an epoch.
+        """Return the units of an epoch.
 
         Args:
             n_cycle: units in all of each source's rows.
@@ -147,7 +147,7 @@ class Mixture:
         elif self.strategy == "sequential":
             schedule = Runs(largest_remainder(shares, n_units))
         elif isinstance(self.epoch_length, int):
-            # The same turns whatever an epoch is, which continues in them where the last one stopped.
+            # One endless sequence of turns: an epoch continues in it after the last one.
             whole = lcm(*(share.denominator for share in shares))
             endless = even_schedule([int(share * whole) for share in shares])
             return EpochSchedule(endless, n_units, epoch * n_units, np.zeros(len(shares), dtype=np.int64))
@@ -161,11 +161,11 @@ class Mixture:
 
 
 def _end_of(turns: IntArray, n_turns: int, n_units: int) -> int:
-    """Units of a mixture with the last of which a source was seen whole; 0 where it has no turn.
+    """Return the units of a mixture after which a source was seen whole; 0 if it has no turn.
 
     Args:
-        turns: its turns among all that are taken again and again.
-        n_turns: how many these are.
+        turns: its turns in the pattern.
+        n_turns: units of the pattern.
         n_units: in all of its rows.
     """
     if not len(turns):
@@ -197,7 +197,7 @@ class MixtureRecipe:
         return self.mixture.n_units(n_cycle, world_size * (1 if self.mixture.in_batches else batch_size))
 
     def expected_shares(self, batch_size: int, *, drop_last: bool) -> dict[str, float]:
-        """The share of units (batches, or rows) that each source is to have, by name."""
+        """Return the share of units (batches, or rows) that each source is to have, by name."""
         shares = self.mixture.shares(self.mixture.n_cycle(batch_size, drop_last))
         return dict(zip(self.mixture.names, map(float, shares), strict=True))
 
@@ -217,7 +217,7 @@ class MixtureRecipe:
 
 
 def _parameters(parameters: OrderParameters, order: SourceOrder, number: int) -> OrderParameters:
-    """Those of one source. Sources of the same size should not be in step with each other."""
+    """Return those of one source. Sources of the same size must not be in step with each other."""
     seed = int(stream(parameters.seed, 0, SEEDS, number).random_raw())
     return OrderParameters(
         mode=order.mode,
@@ -315,7 +315,7 @@ class _MixedBatches:
 
 
 def check_mixture(mixture: Mixture, batch_size: int, drop_last: bool) -> None:
-    """Refuses what cannot be mixed.
+    """Raise if the sources cannot be mixed.
 
     Args:
         mixture: how sources are mixed.
@@ -323,7 +323,7 @@ def check_mixture(mixture: Mixture, batch_size: int, drop_last: bool) -> None:
         drop_last: drop ragged ends.
 
     Raises:
-        H5ValueError: a source has no rows, or no full batch where nothing else is kept.
+        H5ValueError: a source has no rows, or no full batch with ``drop_last``.
     """
     for name, n_rows in zip(mixture.names, mixture.n_rows, strict=True):
         if not n_rows:

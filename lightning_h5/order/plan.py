@@ -107,7 +107,7 @@ class EpochPlan:
 
 
 def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, place: int = 0) -> Order:
-    """The sequence of an epoch's rows, as a function from positions ``[start, stop)`` to row indices.
+    """Return the sequence of an epoch's rows, as a function from positions ``[start, stop)`` to row indices.
 
     Args:
         blocks: the rows.
@@ -126,7 +126,7 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, plac
     if parameters.mode == "none":
         return lambda start, stop: np.arange(start, stop, dtype=np.int64)
     if parameters.mode == "global":
-        # Drawn when the first rows are asked for: who counts steps or batches' sizes pays for no permutation.
+        # Drawn when the first rows are asked for: counting steps or rows of batches costs no permutation.
         drawn = cache(lambda: permutation(blocks.n_rows, parameters.seed, epoch, place=place))
         return lambda start, stop: drawn()(start, stop)
     return WindowOrder(
@@ -143,9 +143,9 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, plac
 class TrainBatches:
     """One sequence of rows cut into rounds of ``world_size`` batches; rank ``r`` takes batch ``t * world_size + r``.
 
-    Whole rounds come first. A ragged end is dropped with ``drop_last``; else the last two rounds are cut anew
+    Whole rounds come first. A ragged end is dropped with ``drop_last``. Otherwise the last two rounds are cut again
     into batches whose sizes differ by one row, so that nothing is dropped, nothing repeated and none is tiny.
-    Where even that cannot be (``batch_size`` 1 and a remainder), the remainder sits out: the sequence's end in
+    If that is impossible (``batch_size`` 1 and a remainder), the remainder is left out: the sequence's end in
     epoch 0, the rows before those in epoch 1, and so on to the sequence's start, and again from its end.
 
     Attributes:
@@ -153,8 +153,8 @@ class TrainBatches:
         batch_size: rows of a batch on one rank.
         world_size: number of ranks.
         drop_last: drop the ragged end.
-        epoch: decides who sits out.
-        consumed: rows of the epoch that came before this sequence, so that a resumed run leaves out the same.
+        epoch: decides which rows are left out.
+        consumed: rows of the epoch that came before this sequence, so that a resumed run leaves out the same rows.
     """
 
     n_rows: int
@@ -181,18 +181,18 @@ class TrainBatches:
         return rest if self.n_steps == full else 0
 
     def bounds(self, batch: int) -> tuple[int, int]:
-        """Position in the sequence of the first row of a batch, and of the one after the last."""
+        """Return the position in the sequence of the first row of a batch, and of the one after the last."""
         if batch < self._n_plain:
             return batch * self.batch_size, (batch + 1) * self.batch_size
         return self.start(batch), self.stop(batch)
 
     def start(self, batch: int) -> int:
-        """Position in the sequence of the first row of a batch (0 to ``n_steps * world_size``)."""
-        return self._past_those_who_sit_out(self._before(batch))
+        """Return the position in the sequence of the first row of a batch (0 to ``n_steps * world_size``)."""
+        return self._skip_left_out(self._before(batch))
 
     def stop(self, batch: int) -> int:
-        """Position after the last row of a batch; 0 for batch -1."""
-        return self._past_those_who_sit_out(self._before(batch + 1) - 1) + 1 if batch >= 0 else 0
+        """Return the position after the last row of a batch; 0 for batch -1."""
+        return self._skip_left_out(self._before(batch + 1) - 1) + 1 if batch >= 0 else 0
 
     @cached_property
     def _n_even_rounds(self) -> int:
@@ -202,18 +202,18 @@ class TrainBatches:
 
     @cached_property
     def _n_plain(self) -> int:
-        """Full batches at the sequence's start, before any row that sits out."""
-        return min(self._n_even_rounds * self.world_size, self._first_who_sits_out // self.batch_size)
+        """Full batches at the sequence's start, before any row that is left out."""
+        return min(self._n_even_rounds * self.world_size, self._first_left_out // self.batch_size)
 
     @cached_property
-    def _first_who_sits_out(self) -> int:
+    def _first_left_out(self) -> int:
         if self.drop_last or not self.n_left_out:
             return self.n_rows
         last_place = self.consumed + self.n_rows - self.n_left_out
         return max(0, (last_place - self.epoch * self.n_left_out) % (last_place + 1) - self.consumed)
 
     def _before(self, batch: int) -> int:
-        """Rows in the batches before a batch."""
+        """Return the rows in the batches before a batch."""
         even = self._n_even_rounds * self.world_size
         if batch <= even:
             return batch * self.batch_size
@@ -223,9 +223,9 @@ class TrainBatches:
             even * self.batch_size + balanced_contiguous_shard(n_rows, n_batches, min(batch - even, n_batches) - 1)[1]
         )
 
-    def _past_those_who_sit_out(self, position: int) -> int:
-        """From a position among the rows in batches to one in the sequence."""
-        return position + self.n_left_out if position >= self._first_who_sits_out else position
+    def _skip_left_out(self, position: int) -> int:
+        """Return the position in the sequence of a position among the rows in batches."""
+        return position + self.n_left_out if position >= self._first_left_out else position
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class EvaluationBatches:
         return min(-(-largest // self.batch_size), last - first)
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """First row, and the row after the last, of a batch: full ones first, the last two share what is left."""
+        """Return the first row of a batch, and the row after the last: full ones first, the last two share the rest."""
         first, last = self.shard
         full = max(0, self.n_steps - 2)
         if step < full:
@@ -283,11 +283,11 @@ class EvaluationBatches:
 
 
 def consumed_rows(n_rows: int, segments: Sequence[Segment], drop_last: bool, epoch: int = 0) -> int:
-    """Rows of the sequence that the segments have used up.
+    """Return the rows of the sequence that the segments have consumed.
 
     Args:
         n_rows: rows of the epoch.
-        segments: what was consumed, in the order of time; each cuts what the ones before it left.
+        segments: what was consumed, in the order of time; each is a part of what the ones before it left.
         drop_last: whether a ragged end is dropped.
         epoch: which epoch.
 
@@ -296,10 +296,10 @@ def consumed_rows(n_rows: int, segments: Sequence[Segment], drop_last: bool, epo
     """
     done = 0
     for segment in segments:
-        cut = TrainBatches(n_rows - done, segment.batch_size, segment.world_size, drop_last, epoch, done)
-        if segment.n_batches > cut.n_steps * cut.world_size:
+        batches = TrainBatches(n_rows - done, segment.batch_size, segment.world_size, drop_last, epoch, done)
+        if segment.n_batches > batches.n_steps * batches.world_size:
             raise H5ValueError(
                 f"{segment} was asked for, and {n_rows - done} rows are left of {n_rows}. Ask for fewer batches."
             )
-        done += cut.stop(segment.n_batches - 1)
+        done += batches.stop(segment.n_batches - 1)
     return done

@@ -165,7 +165,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     @property
     def shards(self) -> dict[str, Any] | None:
-        """If ranks hold shards, what a position depends on besides, as plain values."""
+        """If ranks hold shards, what else a position depends on, as plain values."""
         return None
 
     @property

@@ -27,7 +27,7 @@ PIECE_UNITS = 1 << 14
 """Units of such a piece: 25 ms."""
 
 COUNTED_TOGETHER = 1 << 10
-"""Units of a pattern whose counts are kept: none is reached by counting more than these."""
+"""Units of a pattern whose counts are kept: no unit is reached by counting more than these."""
 
 
 class Schedule(Protocol):
@@ -50,7 +50,7 @@ class EpochSchedule:
         schedule: the schedule.
         n_units: units of the epoch.
         first: unit of the schedule at which the epoch begins.
-        taken: units of each source that earlier epochs took besides those before ``first``.
+        taken: units of each source that earlier epochs took, apart from those before ``first``.
     """
 
     schedule: Schedule

@@ -88,7 +88,7 @@ class ShardSampler(PlanSampler):
 
     @property
     def shards(self) -> dict[str, Any]:
-        """What a position in a shard depends on besides, as plain values."""
+        """What else a position in a shard depends on, as plain values."""
         shard = self.shard
         return {"mode": shard.mode, "world_size": shard.world_size, "reshard_every": shard.reshard_every}
 
@@ -123,7 +123,7 @@ class EpochShuffleSampler(DistributedSampler[Any]):
     Args:
         data_len: rows of this rank, ``len(dataset)``.
         seed: of the order. Orders of neighboring seeds, epochs and ranks are unrelated.
-        shuffle: False gives the rows in storage order.
+        shuffle: if False, rows come in storage order.
         num_samples: rows of an epoch. If ranks hold different numbers of rows and must make equally many steps, pass
             ``dataset.rows_on_each_rank``. Other rows are left out each epoch. None takes all.
 

@@ -116,7 +116,7 @@ def test_shards_are_drawn_anew_every_so_many_epochs_or_never(epoch, every):
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 100))
 def test_each_row_of_a_larger_shard_sits_out_once_in_as_many_epochs(n_rows, world_size, epoch):
     for shard in all_ranks(n_rows, world_size):
-        out = [shard.sits_out(epoch + later) for later in range(shard.n_held)]
+        out = [shard.left_out(epoch + later) for later in range(shard.n_held)]
         is_larger = shard.n_held > n_rows // world_size
         assert sorted(out) == list(range(shard.n_held)) if is_larger else set(out) <= {None}
 
