@@ -116,7 +116,7 @@ def test_the_guess_where_rows_lie_decides_nothing(sizes, streams, window, power)
     """Here it is far too high, or too low."""
     with pytest.MonkeyPatch.context() as patch:
         guess = lambda self: sum(sizes) * np.linspace(0, 1, 2 * self._n_pieces + 1) ** power  # noqa: E731
-        patch.setattr(module._Lane, "_expect", guess)
+        patch.setattr(module._BlockStream, "_expect", guess)
         patch.setattr(module, "AHEAD", 0)
         patched = window_order(sizes, 4, streams, window)
         rows = [row for start in range(0, sum(sizes), 4) for row in patched(start, start + 4).tolist()]
@@ -124,8 +124,8 @@ def test_the_guess_where_rows_lie_decides_nothing(sizes, streams, window, power)
 
 
 def test_rows_are_made_ahead_only_where_a_stream_is_read_on(monkeypatch):
-    made, make = [], module._Lane._make
-    monkeypatch.setattr(module._Lane, "_make", lambda self, *bounds: made.append(bounds) or make(self, *bounds))
+    made, make = [], module._BlockStream._make
+    monkeypatch.setattr(module._BlockStream, "_make", lambda self, *bounds: made.append(bounds) or make(self, *bounds))
     monkeypatch.setattr(module, "AHEAD", 1024)
     order = window_order([50] * 200, 64)
     for start in (6400, 6464, 6528, 7700, 0, 9984):
