@@ -72,10 +72,10 @@ if not TYPE_CHECKING:
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuses a Trainer of the other Lightning package.
+    """Raise for a Trainer of the other Lightning package.
 
     Raises:
-        H5ValueError: it is one; the text says which is which.
+        H5ValueError: it is one.
     """
     theirs = type(trainer).__module__.split(".")[0]
     ours = PACKAGE.split(".")[0]
@@ -90,7 +90,7 @@ def check_trainer(trainer: Any) -> None:
 
 
 def models_of_the_other_package() -> list[str]:
-    """Names of model classes that were made for the Lightning package which is not in use."""
+    """Return names of model classes that were made for the Lightning package which is not in use."""
     other = "pytorch_lightning" if PACKAGE == "lightning.pytorch" else "lightning.pytorch"
     if other not in sys.modules:
         return []
@@ -100,27 +100,27 @@ def models_of_the_other_package() -> list[str]:
 
 
 def training_loaders(trainer: Any) -> list[Any]:
-    """The loaders that a trainer trains on, as a flat list; ``trainer.train_dataloader`` has them as given."""
+    """Return the loaders that a trainer trains on, as a flat list; ``trainer.train_dataloader`` has them as given."""
     combined = trainer.fit_loop._combined_loader
     return [] if combined is None else list(combined.flattened)
 
 
 # The step that Lightning logs counts batches that end with an optimizer step. It has no public name: Lightning's own
 # LearningRateMonitor and DeviceStatsMonitor read it from the same attribute. ``global_step`` is another number: one
-# more after a batch, and several more where a model has several optimizers.
+# more after a batch, and several more if a model has several optimizers.
 
 
 def logged_step(trainer: Any) -> int:
-    """The step that Lightning logs for the batch that is being trained on."""
+    """Return the step that Lightning logs for the batch that is being trained on."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
 def is_logging_step(trainer: Any, every: int | None = None) -> bool:
-    """Whether values are to be logged after a batch; for ``on_train_batch_end``.
+    """Return whether values are to be logged after a batch; for ``on_train_batch_end``.
 
     Args:
         trainer: that trains.
-        every: so many optimizer steps. None: whether Lightning logs, which a rank also does that is asked to stop.
+        every: so many optimizer steps. None returns whether Lightning logs, as it also does when asked to stop.
     """
     if trainer.fit_loop._should_accumulate() and trainer.lightning_module.automatic_optimization:
         return False

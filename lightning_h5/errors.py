@@ -57,7 +57,7 @@ class H5CorruptError(H5FileError):
 
 
 class H5WorkerError(H5Error, RuntimeError):
-    """A worker process was killed, crashed, or gave nothing for too long."""
+    """A worker process was killed, crashed, or returned nothing for too long."""
 
 
 class H5MemoryError(H5Error, MemoryError):

@@ -45,7 +45,7 @@ MUTANTS = [
     Mutant(
         "the sampler drops set_epoch",
         "order/samplers.py",
-        "self.epoch = self._first_epoch + epoch",
+        "self.epoch = self._epoch_offset + epoch",
         "pass",
         SAMPLING,
     ),
@@ -58,12 +58,12 @@ MUTANTS = [
     ),
     Mutant(
         "all ranks take the same batches",
-        "order/plan.py",
-        "batch = step * self.cut.world_size + self.rank",
-        "batch = step * self.cut.world_size",
+        "order/epoch.py",
+        "batches.bounds(step * world_size + rank)",
+        "batches.bounds(step * world_size)",
         SAMPLING,
     ),
-    Mutant("segments do not add up", "order/plan.py", "done += cut.stop(", "done = cut.stop(", SAMPLING),
+    Mutant("segments do not add up", "order/plan.py", "done += batches.stop(", "done = batches.stop(", SAMPLING),
     Mutant(
         "the ragged end is left out",
         "order/plan.py",
@@ -94,18 +94,18 @@ MUTANTS = [
         "while False:\n            values",
         SAMPLING,
     ),
-    Mutant("the state forgets the epoch", "loading/position.py", '"epoch": self.epoch,', '"epoch": 0,', STATE + RESUME),
+    Mutant("the state forgets the epoch", "order/position.py", '"epoch": self.epoch,', '"epoch": 0,', STATE + RESUME),
     Mutant(
         "the state counts one batch too few",
-        "loading/position.py",
+        "order/position.py",
         "before[-1].n_batches + more.n_batches)",
         "before[-1].n_batches + more.n_batches - 1)",
         STATE + RESUME,
     ),
-    Mutant("a damaged state is taken", "loading/position.py", 'if state.get("digest") != digest:', "if False:", STATE),
+    Mutant("a damaged state is taken", "order/position.py", 'if state.get("digest") != digest:', "if False:", STATE),
     Mutant(
         "another file is taken",
-        "loading/position.py",
+        "order/position.py",
         '"files": (state["identity"], identity),',
         "",
         STATE + RESUME,
@@ -120,7 +120,7 @@ MUTANTS = [
     Mutant(
         "the trainer's counter is not moved",
         "datamodules/resume.py",
-        "            move(trainer, done)\n",
+        "            set_batch_count(trainer, done)\n",
         "            pass\n",
         RESUME,
     ),
@@ -140,7 +140,7 @@ MUTANTS = [
     ),
     Mutant(
         "the batches of other ranks do not count",
-        "loading/position.py",
+        "order/position.py",
         "n_steps * world_size)",
         "n_steps)",
         RESUME,
@@ -176,8 +176,8 @@ MUTANTS = [
     Mutant(
         "a new loader does not know what is consumed",
         "datamodules/resume.py",
-        "            restored.restore(sampler)\n        return",
-        "            pass\n        return",
+        "sampler.restore(restored)\n        return",
+        "sampler.restore(None)\n        return",
         RESUME,
     ),
     Mutant(
@@ -225,8 +225,8 @@ MUTANTS = [
     ),
     Mutant(
         "shards are resumed on other ranks",
-        "loading/position.py",
-        "        if world_sizes[0] == world_sizes[1]:\n",
+        "order/position.py",
+        "        if saved_ranks == ranks:\n",
         "        if True:\n",
         ("tests/datamodules/test_rank_cached.py",),
     ),
@@ -269,8 +269,8 @@ MUTANTS = [
     Mutant(
         "an epoch of a mixture begins each source anew",
         "order/mixture.py",
-        "return schedule, [epoch * quota for quota in schedule.counts(n_units).tolist()]",
-        "return schedule, [0 * quota for quota in schedule.counts(n_units).tolist()]",
+        "each = schedule.counts(n_units)",
+        "each = 0 * schedule.counts(n_units)",
         MIXTURES,
     ),
     Mutant(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from shutil import get_terminal_size
 from textwrap import wrap
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
-from torchmetrics import Metric
+import torch.distributed
 
 from ..counters import COUNTED, WaitTimes
 from ..datasets import rows_of
@@ -34,195 +35,154 @@ class Meter:
     """Totals of one stage: counters of its loaders, and how long it ran.
 
     Attributes:
-        seconds: that it ran, while it does not run.
+        seconds: that it ran, up to the last ``stop``.
         transfer_seconds: that copying batches to the device took.
         n_slow: batches that were waited for too long.
         baseline: what loaders had counted before the stage began.
+        baseline_waits: how many batches they had waited for how long.
+        at_lap: what was counted when figures were last logged by step.
+        at_epoch: what was counted when figures were last logged by epoch.
     """
 
     seconds: float = 0.0
     transfer_seconds: float = 0.0
     n_slow: int = 0
     baseline: dict[str, float] = field(default_factory=dict)
+    baseline_waits: dict[str, float] = field(default_factory=dict)
     at_lap: dict[str, float] = field(default_factory=dict)
     at_epoch: dict[str, float] = field(default_factory=dict)
     _running_since: float | None = None
 
     @classmethod
-    def of(cls, loaders: Iterable[H5DataLoader]) -> Meter:
-        """A meter that begins with what these loaders have counted so far."""
+    def of(cls, loaders: Sequence[H5DataLoader]) -> Meter:
+        """Return a meter that begins with what these loaders have counted so far."""
         meter = cls()
-        meter.baseline = meter.now(loaders, waits=True)
-        meter.at_lap, meter.at_epoch = dict(meter.baseline), dict(meter.baseline)
+        meter.baseline = meter.at_lap = meter.at_epoch = meter.now(loaders)
+        meter.baseline_waits = waits_of(loaders)
         return meter
 
     def start(self) -> None:
-        """Runs on; does nothing where it runs."""
+        """Start the clock; has no effect if it runs."""
         self._running_since = self._running_since or perf_counter()
 
     def stop(self) -> None:
-        """Stands still; does nothing where it does."""
+        """Stop the clock; has no effect if it stands."""
         if self._running_since is not None:
             self.seconds += perf_counter() - self._running_since
             self._running_since = None
 
-    def now(self, loaders: Iterable[H5DataLoader], *, waits: bool = False) -> dict[str, float]:
-        """Totals so far; ``bytes_given`` are those of the rows that were handed out.
-
-        Args:
-            loaders: of the stage.
-            waits: how many batches took how long, as well.
-        """
+    def now(self, loaders: Iterable[H5DataLoader]) -> dict[str, float]:
+        """Return the totals so far; ``bytes_given`` are those of the rows that were handed out."""
         if self._running_since is not None:
             self.stop()
             self.start()
         sums = dict.fromkeys((*COUNTED, "bytes_given"), 0.0)
-        counts = [0.0] * len(WAITS)
         for loader in loaders:
             total = loader.counters.total()
             for name, amount in total.items():
                 sums[name] = sums.get(name, 0.0) + amount
             sums["bytes_given"] += total["rows"] * loader.dataset.cost.row_bytes
-            if waits:
-                counts = [a + b for a, b in zip(counts, loader.waits.counts, strict=True)]
-        sums |= {"seconds": self.seconds, "transfer_seconds": self.transfer_seconds, "n_slow": float(self.n_slow)}
-        return sums | dict(zip(WAITS, counts, strict=True)) if waits else sums
+        return sums | {
+            "seconds": self.seconds,
+            "transfer_seconds": self.transfer_seconds,
+            "n_slow": float(self.n_slow),
+        }
 
     def since(
-        self, mark: Mapping[str, float], loaders: Sequence[H5DataLoader], *, waits: bool = False
+        self, mark: Mapping[str, float], loaders: Sequence[H5DataLoader]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """What was counted since a mark, and a mark for the next time. Bytes that are kept are those of now.
+        """Return what was counted since a mark, and a mark for the next time. Bytes that are kept are those of now.
 
         Args:
-            mark: what ``now`` gave then.
+            mark: what ``now`` returned then.
             loaders: of the stage.
-            waits: see ``now``.
         """
-        now = self.now(loaders, waits=waits)
+        now = self.now(loaders)
         amounts = {name: value - mark.get(name, 0.0) for name, value in now.items()}
         amounts["kept_bytes"] = float(sum(loader.kept_bytes for loader in loaders))
         return amounts, now
 
+    def whole(self, loaders: Sequence[H5DataLoader]) -> dict[str, float]:
+        """Return what was counted in the whole stage, waiting times included."""
+        amounts, _ = self.since(self.baseline, loaders)
+        waits = waits_of(loaders)
+        return amounts | {name: waits[name] - self.baseline_waits[name] for name in WAITS}
 
-class _Clock(Protocol):
-    def around(self, copy: Callable[[], Any]) -> Any:
-        """Times a copy, and gives what it gives."""
 
-    def seconds(self) -> float:
-        """Seconds of all copies that are known to be over."""
+def waits_of(loaders: Iterable[H5DataLoader]) -> dict[str, float]:
+    """Return how many batches were waited for how long, by the names in ``WAITS``."""
+    counts = np.zeros(len(WAITS))
+    for loader in loaders:
+        counts += loader.waits.counts
+    return dict(zip(WAITS, counts.tolist(), strict=True))
 
 
 class TransferTimer:
     """Times what a strategy copies to its device, without waiting for the device.
 
     Lightning has no hook around that copy that a user's own may not take; so the strategy's method is wrapped for as
-    long as a stage runs.
+    long as a stage runs. On CUDA it records events in the stream of the copies, which are read once they are over. On
+    other devices it takes the time of the call, which is right if the call waits for the copy.
 
     Args:
         strategy: a Trainer's.
-        clock: what times; None takes events of the device's stream on CUDA, and the time of the call elsewhere.
     """
 
-    def __init__(self, strategy: Any, clock: _Clock | None = None) -> None:
+    def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
-        on_cuda = strategy.root_device.type == "cuda"
-        self._clock: _Clock = clock or (_EventClock() if on_cuda else _CallClock())
-        copy = strategy.batch_to_device
+        self._seconds = 0.0
+        self._events: deque[tuple[Any, Any]] = deque()  # of copies that may not be over
+        copy, event = strategy.batch_to_device, cast("Any", torch.cuda.Event)  # torch leaves it unannotated
 
         def timed(*arguments: Any, **named: Any) -> Any:
-            return self._clock.around(lambda: copy(*arguments, **named))
+            began = perf_counter()
+            copied = copy(*arguments, **named)
+            self._seconds += perf_counter() - began
+            return copied
 
-        strategy.batch_to_device = timed
+        def timed_by_events(*arguments: Any, **named: Any) -> Any:
+            first, last = event(enable_timing=True), event(enable_timing=True)
+            first.record()
+            copied = copy(*arguments, **named)
+            last.record()
+            self._events.append((first, last))
+            self.seconds()  # so that few events are kept
+            return copied
+
+        strategy.batch_to_device = timed_by_events if strategy.root_device.type == "cuda" else timed
 
     def seconds(self) -> float:
-        """Seconds so far."""
-        return self._clock.seconds()
+        """Return the seconds of all copies that are known to be over."""
+        while self._events and self._events[0][1].query():
+            first, last = self._events.popleft()
+            self._seconds += first.elapsed_time(last) / 1000
+        return self._seconds
 
     def remove(self) -> None:
-        """Gives the strategy its own method back."""
+        """Restore the strategy's own method."""
         self._strategy.__dict__.pop("batch_to_device", None)
-
-
-class _CallClock:
-    """The time that the call takes; right where it waits for the copy."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-
-    def around(self, copy: Callable[[], Any]) -> Any:
-        began = perf_counter()
-        given = copy()
-        self._seconds += perf_counter() - began
-        return given
-
-    def seconds(self) -> float:
-        return self._seconds
-
-
-class _EventClock:
-    """Events in the stream of the copies; read once they are over, so that nothing waits for the device."""
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._pending: deque[tuple[Any, Any]] = deque()
-
-    def around(self, copy: Callable[[], Any]) -> Any:
-        event: Any = torch.cuda.Event  # torch leaves it unannotated
-        events = event(enable_timing=True), event(enable_timing=True)
-        events[0].record()
-        given = copy()
-        events[1].record()
-        self._pending.append(events)
-        self._collect()
-        return given
-
-    def seconds(self) -> float:
-        self._collect()
-        return self._seconds
-
-    def _collect(self) -> None:
-        while self._pending and self._pending[0][1].query():
-            first, last = self._pending.popleft()
-            self._seconds += first.elapsed_time(last) / 1000
-
-
-class _RankTotals(Metric):
-    """A vector of each rank; the sums are formed from it, exactly, with the ranks' own beside them."""
-
-    full_state_update = False
-    totals: torch.Tensor
-
-    def __init__(self, n: int, **options: Any) -> None:
-        super().__init__(**options)
-        self.add_state("totals", torch.zeros(n, dtype=torch.float64), dist_reduce_fx=None)
-
-    def update(self, totals: torch.Tensor) -> None:
-        self.totals = totals
-
-    def compute(self) -> torch.Tensor:
-        return self.totals if self.totals.ndim == 2 else self.totals[None]
 
 
 def over_ranks(
     amounts: Mapping[str, float], device: torch.device, *, own: bool = False
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Sums over all ranks, in one collective; and each rank's amounts.
+    """Return the sums over all ranks, from one collective; and each rank's amounts.
 
     All ranks call it with the same names in the same order, unless ``own``.
 
     Args:
         amounts: this rank's.
         device: where collectives run.
-        own: ask nobody else.
+        own: use this rank's amounts alone.
     """
     values = torch.tensor(list(amounts.values()), dtype=torch.float64)
-    metric = _RankTotals(len(amounts), sync_on_compute=not own)
+    totals = [values]
     if torch.distributed.is_available() and torch.distributed.is_initialized() and not own:
-        metric, values = metric.to(device), values.to(device)
-    metric.update(values)
-    totals = metric.compute().cpu()
-    each = [dict(zip(amounts, rank, strict=True)) for rank in totals.tolist()]
-    return dict(zip(amounts, totals.sum(dim=0).tolist(), strict=True)), each
+        values = values.to(device)
+        totals = [torch.empty_like(values) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(totals, values)
+    each = [dict(zip(amounts, rank.tolist(), strict=True)) for rank in totals]
+    return {name: sum(rank[name] for rank in each) for name in amounts}, each
 
 
 MIB = 1 << 20
@@ -234,11 +194,11 @@ READ, DECODED = "MiB/s read", "MiB/s decoded"
 
 
 def figures_of(amounts: Mapping[str, float], n_ranks: int) -> dict[str, float]:
-    """Rates over all ranks. Seconds were summed over ranks as well, so a rank's mean time counts.
+    """Return rates over all ranks. Seconds were summed over ranks as well, so a rank's mean time counts.
 
     Args:
         amounts: sums over ranks.
-        n_ranks: so many.
+        n_ranks: number of ranks.
     """
     seconds = max(amounts["seconds"] / max(1, n_ranks), 1e-9)
     return {
@@ -257,7 +217,7 @@ def _waiting(amounts: Mapping[str, float]) -> float:
 
 
 def _hit_rate(amounts: Mapping[str, float]) -> float:
-    """Share of what was asked for that was in memory: among rows used last, in decoded slabs, or held whole."""
+    """Return the share of requests served from memory: recently used rows, decoded chunks, or rows held whole."""
     asked, used, given = amounts["cache_hits"] + amounts["cache_misses"], amounts["slabs_used"], amounts["bytes_given"]
     used_last = amounts["cache_hits"] / asked if asked else 0.0
     missing, of = (amounts["slabs_loaded"], used) if used else (amounts["bytes_decoded"], given)
@@ -266,18 +226,18 @@ def _hit_rate(amounts: Mapping[str, float]) -> float:
 
 
 def _has_cache(amounts: Mapping[str, float]) -> bool:
-    """Whether rows came out of a cache. Otherwise they were held whole, or none was kept: a hit rate means nothing."""
+    """Return whether rows came from a cache. Otherwise (held whole, or none kept) a hit rate means nothing."""
     return amounts["cache_hits"] + amounts["cache_misses"] + amounts["slabs_used"] > 0
 
 
 def shares_of(amounts: Mapping[str, float], loaders: Iterable[H5DataLoader]) -> dict[str, float]:
-    """Of each mixture the share of rows that each source had, and was to have."""
+    """Return the share of rows that each source of a mixture had, and was to have."""
     shares: dict[str, float] = {}
     for loader in loaders:
         if isinstance(recipe := loader.sampler.recipe, MixtureRecipe):
             expected = recipe.expected_shares(loader.sampler.batch_size, drop_last=loader.sampler.drop_last)
             counted = {name: amounts[rows_of(name)] for name in expected if rows_of(name) in amounts}
-            for name, n_rows in counted.items():  # none where sources have no names
+            for name, n_rows in counted.items():  # none if sources have no names
                 shares[f"share/{name}"] = n_rows / max(1.0, sum(counted.values()))
                 shares[f"expected_share/{name}"] = expected[name]
     return shares
@@ -310,7 +270,7 @@ def table_of(title: str, stages: Mapping[str, Sequence[Mapping[str, float]]], re
 
 
 def _column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
-    """A stage's figures by name."""
+    """Return a stage's figures by name."""
     amounts = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
     figures = figures_of(amounts, len(ranks))
     most, worst = max((_waiting(rank), -number) for number, rank in enumerate(ranks))
@@ -332,7 +292,7 @@ def _column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
 
 
 def _number(value: float) -> str:
-    """A number to three digits; 0 alone is written as 0."""
+    """Return a number to three digits; only 0 is written as 0."""
     if value == 0 or value >= 100:
         return f"{value:,.0f}"
     return "<0.01" if value < 0.01 else f"{value:.{1 if value >= 10 else 2}f}"
@@ -342,10 +302,10 @@ BLUE, RED, GRAY = "#2b6cb0", "#c53030", "#4a5568"
 
 
 def chart_of(history: Sequence[tuple[int, Mapping[str, float]]]) -> Figure:
-    """Rows a second, waiting, and MiB a second over the steps of a run.
+    """Plot rows per second, waiting, and MiB per second over the steps of a run.
 
     Args:
-        history: for each time that figures were logged the global step, and the figures without prefix.
+        history: the global step and the figures, without prefix, each time that figures were logged.
 
     Raises:
         H5Error: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""``SetEpochCallback``: applies a restored position, and tells samplers and datasets the epoch."""
+"""``SetEpochCallback``: applies a restored position, and sets the epoch of samplers and datasets."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ class SetEpochCallback(Callback):
     """Applies the position of a resumed run before its first batch, and calls ``set_epoch`` each epoch.
 
     The data modules of this package insert it themselves. It has no state. Loaders of this package read the
-    epoch from the trainer, so that nothing goes wrong in silence without it: a restored position that nobody
-    applied stops the run at the first batch. ``set_epoch`` is for samplers and datasets of one's own.
+    epoch from the trainer, so nothing goes wrong in silence without it: a restored position that was not
+    applied stops the run at the first batch. ``set_epoch`` is for your own samplers and datasets.
     """
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Finds the position that a data module of another name saved; Lightning would drop it without a word."""
+        """Find the position that a data module of another name saved; Lightning would drop it in silence."""
         find = getattr(getattr(trainer, "datamodule", None), "find_position", None)
         if find is not None:
             find(checkpoint)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Applies the restored position, where there is one."""
+        """Apply the restored position, if there is one."""
         apply = getattr(getattr(trainer, "datamodule", None), "apply_position", None)
         if apply is not None:
             apply()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tells every training sampler and dataset the epoch."""
+        """Set the epoch of every training sampler and dataset."""
         for loader in training_loaders(trainer):
             for part in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
                 set_epoch = getattr(part, "set_epoch", None)

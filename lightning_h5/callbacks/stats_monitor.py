@@ -13,9 +13,8 @@ from .._lightning import Callback, LightningModule, Trainer, drop_logged, is_log
 from ..datasets import SequenceDataset
 from ..datasets.file_dataset import FileDataset
 from ..errors import H5Error, H5ValueError
-from ..loading import H5DataLoader
+from ..loading import H5DataLoader, what_limits
 from ..readers import usable_cores
-from .bottleneck import what_limits
 from .metrics import Meter, TransferTimer, chart_of, figures_of, over_ranks, shares_of, table_of
 
 if TYPE_CHECKING:
@@ -26,31 +25,31 @@ __all__ = ["H5StatsMonitor"]
 logger = logging.getLogger(__name__)
 
 MAX_POINTS = 4096
-"""Points of a plot; every other one is left out where there are more."""
+"""Points of a plot; with more, every other one is left out."""
 
 IN_PROGRESS_BAR = ("samples_per_second", "wait_fraction")
 
 
 class H5StatsMonitor(Callback):
-    """Shows how fast rows come, how long training waits for them, and what to change.
+    """Reports how fast rows come, how long training waits for them, and what to change.
 
     The data modules of this package insert it themselves; pass one to set its options. It works without a
-    logger (then the table alone), and with any number of them. Sums are exact and taken over all ranks, but for
-    prediction, where ranks may have nothing to do: there rank 0 shows its own.
+    logger (then the table alone), and with any number of them. Sums are exact and taken over all ranks, except
+    in prediction, in which ranks may have no rows: there rank 0 shows its own.
 
     Logged each ``log_every_n_steps`` optimizer steps, over the time since the last log, and for each epoch with the
-    suffix ``_epoch``. Steps have the numbers that Lightning logs, and where Lightning logs at the same step the values
+    suffix ``_epoch``. Steps have the numbers that Lightning logs, and if Lightning logs at the same step the values
     are part of its row:
 
     - ``h5/samples_per_second``: rows handed to training, per second.
-    - ``h5/read_mib_per_second``: MiB taken from files, per second (an estimate where the HDF5 library reads).
+    - ``h5/read_mib_per_second``: MiB taken from files, per second (an estimate if the HDF5 library reads).
     - ``h5/decoded_mib_per_second``: MiB of these after decoding, per second.
     - ``h5/wait_fraction``: share of the time spent waiting for a batch, transforms in this process included; 0 to 1.
     - ``h5/wait_ms``: milliseconds waited for a batch, on average.
-    - ``h5/cache_hit_rate``: share of what was asked for that was in memory: among rows used last, in decoded slabs,
-      or held whole; 0 to 1.
+    - ``h5/cache_hit_rate``: share of what was asked for that was in memory: recently used rows, decoded chunks,
+      or rows held whole; 0 to 1.
     - ``h5/cache_mib``: MiB of rows that are kept in memory, over all ranks and workers.
-    - ``h5/transfer_ms``: milliseconds for copying a batch to the device, where there is one besides the CPU.
+    - ``h5/transfer_ms``: milliseconds for copying a batch to the device, unless that is the CPU.
     - ``h5/share/NAME``: share of the rows that were of a source of a mixture, 0 to 1.
     - ``h5/expected_share/NAME``: the share that it is to have.
 
@@ -123,28 +122,28 @@ class H5StatsMonitor(Callback):
     # Training ------------------------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begins anew; a second fit does not show the first one's figures."""
+        """Forget earlier figures, so that a second fit does not show the first one's."""
         self._meters, self._history, self._logged = {}, [], ()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock; not at the epoch's start, which is not called when one goes on in its middle."""
+        """Start the clock; not at the epoch's start, which is not called if an epoch resumes in its middle."""
         self._begin("train", trainer)
         self._training = _loaders(trainer, "train")
         if self._transfer is None and trainer.strategy.root_device.type != "cpu":
             self._transfer = TransferTimer(trainer.strategy)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes note of the epoch's loaders, which may be new ones."""
+        """Take the epoch's loaders, which may be new ones."""
         self._training = _loaders(trainer, "train")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Reports a batch that was waited for too long."""
+        """Report a batch that was waited for too long."""
         most = self.slow_batch_seconds
         if most is None:
             return
         for loader in self._training:
             if (waited := loader.waits.last) > most:
-                loader.waits.last = 0.0  # told once, where another loader's batch is next
+                loader.waits.last = 0.0  # reported once, also if another loader's batch is next
                 self._meters["train"].n_slow += 1
                 logger.warning(
                     "rank %d waited %.1f s for batch %d of epoch %d (step %d); more than slow_batch_seconds=%g.",
@@ -159,7 +158,7 @@ class H5StatsMonitor(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Logs if the figures are due."""
+        """Log if the figures are due."""
         drop_logged(trainer, "on_train_batch_end", self._logged)
         self._logged = ()
         every = self.log_every_n_steps or getattr(trainer, "log_every_n_steps", 50)  # Lightning does not declare it
@@ -180,40 +179,40 @@ class H5StatsMonitor(Callback):
                 each.log_metrics(named, step=step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Logs the epoch's figures."""
+        """Log the epoch's figures."""
         # A progress bar asks for what was logged, which ranks then reduce together: on rank 0, in this hook, before or
-        # after this callback. So all ranks ask for it here, and nobody is in one collective and others in another.
+        # after this callback. So all ranks ask for it here, and all are in the same collective.
         _ = trainer.progress_bar_metrics
         meter = self._meters["train"]
         figures, meter.at_epoch = self._lap(trainer, meter, meter.at_epoch)
-        # The value is the same on all ranks by now; Lightning wants to hear that it is reduced. It reduces once more,
-        # when it is asked for the value: by all ranks here, before anybody goes on to collectives of their own.
+        # The value is the same on all ranks by now, but Lightning wants `sync_dist`. It reduces once more when it is
+        # asked for the value: by all ranks here, before any of them starts another collective.
         for name, value in self._named(figures).items():
             pl_module.log(f"{name}_epoch", value, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
         _ = trainer.progress_bar_metrics
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prints the table, and saves the plot."""
+        """Print the table, and save the plot."""
         self._end(trainer, "train", "validate")
         if self.save_plot and trainer.is_global_zero and self._history:
             folder = trainer.log_dir or trainer.default_root_dir
             os.makedirs(folder, exist_ok=True)
             try:
                 self.plot().savefig(os.path.join(folder, "h5_stats.png"), dpi=120)
-            except (H5Error, OSError) as error:  # a run that is over is not to fail for want of a picture
+            except (H5Error, OSError) as error:  # a finished run must not fail for lack of a picture
                 logger.warning("the plot was not saved: %s", error)
 
     # Evaluation ----------------------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stops the training clock and starts the other."""
+        """Stop the training clock and start the other."""
         if "train" in self._meters:
             self._meters["train"].stop()
         if not trainer.sanity_checking:
             self._begin("validate", trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the training clock again; prints the table where nothing trains."""
+        """Start the training clock again; print the table if nothing trains."""
         if trainer.sanity_checking:
             return
         self._meters["validate"].stop()
@@ -223,30 +222,30 @@ class H5StatsMonitor(Callback):
             self._end(trainer, "validate")
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock."""
+        """Start the clock."""
         self._begin("test", trainer)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prints the table."""
+        """Print the table."""
         self._end(trainer, "test")
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts the clock."""
+        """Start the clock."""
         self._begin("predict", trainer)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prints the table."""
+        """Print the table."""
         self._end(trainer, "predict")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leaves the strategy and the loaders as they were."""
+        """Leave the strategy and the loaders as they were."""
         if self._transfer is not None:
             self._transfer.remove()
         self._transfer, self._training = None, []
-        self._meters = {}  # what was broken off says nothing of what comes next
+        self._meters = {}  # an interrupted stage does not count for the next
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Forgets what was broken off."""
+        """Forget the interrupted stage."""
         self._meters = {}
 
     # Parts ---------------------------------------------------------------------------------------------------
@@ -259,7 +258,7 @@ class H5StatsMonitor(Callback):
     def _lap(
         self, trainer: Trainer, meter: Meter, mark: Mapping[str, float]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Figures since a mark, over all ranks; and the next mark."""
+        """Return figures since a mark, over all ranks; and the next mark."""
         loaders = _loaders(trainer, "train")
         if self._transfer is not None:
             meter.transfer_seconds = self._transfer.seconds()
@@ -274,7 +273,7 @@ class H5StatsMonitor(Callback):
         return {self.prefix + name: value for name, value in figures.items()}
 
     def _end(self, trainer: Trainer, *stages: str) -> None:
-        """Prints the table of these stages, and forgets them."""
+        """Print the table of these stages, and forget them."""
         ranks: dict[str, list[dict[str, float]]] = {}
         limit = None
         own = "predict" in stages  # a rank without a row to predict skips its loop and this hook
@@ -283,8 +282,7 @@ class H5StatsMonitor(Callback):
                 continue
             meter.stop()
             loaders = _loaders(trainer, stage)
-            amounts, _ = meter.since(meter.baseline, loaders, waits=True)
-            amounts["memory"] = _peak_memory()
+            amounts = meter.whole(loaders) | {"memory": _peak_memory()}
             sums, ranks[stage] = over_ranks(amounts, trainer.strategy.root_device, own=own or _is_alone(trainer))
             limit = limit or _limit_of(stage, sums, loaders)
         if ranks and self.print_summary and trainer.is_global_zero:
@@ -303,7 +301,7 @@ _LOADERS = {
 
 
 def _loaders(trainer: Trainer, stage: str) -> list[H5DataLoader]:
-    """Our loaders of a stage, however the user nested them."""
+    """Return this package's loaders of a stage, however the user nested them."""
     flat: list[H5DataLoader] = []
     todo = [getattr(trainer, _LOADERS[stage])]
     while todo:
@@ -318,12 +316,12 @@ def _loaders(trainer: Trainer, stage: str) -> list[H5DataLoader]:
 
 
 def _is_alone(trainer: Trainer) -> bool:
-    """Whether the trainer has one process, whatever others are about."""
+    """Return whether the trainer has one process, whatever other processes exist."""
     return bool(trainer.world_size == 1)
 
 
 def _limit_of(stage: str, amounts: Mapping[str, float], loaders: list[H5DataLoader]) -> str | None:
-    """What limits a stage, as a remark."""
+    """Return what limits a stage, as a remark."""
     n_workers = max((loader.num_workers for loader in loaders), default=0)
     to_keep = _to_keep(loaders) if stage == "train" else None  # other stages read each row once
     limit = what_limits(amounts, n_workers=n_workers, n_cores=usable_cores(), to_keep=to_keep)
@@ -331,7 +329,7 @@ def _limit_of(stage: str, amounts: Mapping[str, float], loaders: list[H5DataLoad
 
 
 def _to_keep(loaders: list[H5DataLoader]) -> str:
-    """What to pass so that all decoded rows of training stay in memory; empty if they do."""
+    """Return what to pass so that all decoded rows of training stay in memory; empty if they do."""
     missing = []  # for each loader whose rows do not fit: bytes for all of them, and the argument
     for loader in loaders:
         dataset = loader.dataset.dataset if isinstance(loader.dataset, SequenceDataset) else loader.dataset
@@ -349,7 +347,7 @@ def _to_keep(loaders: list[H5DataLoader]) -> str:
 
 
 def _remarks(ranks: Mapping[str, list[dict[str, float]]], most: float | None) -> list[str]:
-    """Slow batches, and the memory of the largest rank."""
+    """Return remarks on slow batches, and on the memory of the largest rank."""
     amounts = [rank for stage in ranks.values() for rank in stage]
     n_slow = sum(rank["n_slow"] for rank in amounts)
     batches = f"{n_slow:,.0f} batch{'es' if n_slow != 1 else ''}"
@@ -359,5 +357,5 @@ def _remarks(ranks: Mapping[str, list[dict[str, float]]], most: float | None) ->
 
 
 def _peak_memory() -> float:
-    """Bytes that this process had in memory at most."""
+    """Return the most bytes that this process had in memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -20,8 +20,8 @@ from ..datasets import RowDataset, different_packing, visiting
 from ..distributed import exchange
 from ..errors import H5Error, H5ResumeError, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
-from ..loading import H5DataLoader, OtherShardsError
-from ..order import PlanSampler
+from ..loading import H5DataLoader
+from ..order import OtherShardsError, PlanSampler
 from .arguments import SPLITS, Split
 from .checks import check_equal_batches, check_rows
 from .loaders import MakesLoaders, NoRows
@@ -192,7 +192,7 @@ class BaseH5DataModule(MakesLoaders):
         self._train_loader = self._loader("train")
         if self._train_loader is None:
             return NoRows()
-        self._position.reopen()
+        self._position.resume_last_epoch()
         return self._train_loader
 
     def val_dataloader(self) -> Any:
@@ -221,10 +221,10 @@ class BaseH5DataModule(MakesLoaders):
         return _is_fitting(self._position.trainer) and not self._position.is_over
 
     def start_epoch(self, sampler: PlanSampler) -> int | None:
-        """The trainer's epoch, for an iteration that starts now; None where no trainer trains.
+        """Return the trainer's epoch, for an iteration that starts now; None if no trainer trains.
 
         Raises:
-            H5ResumeError: a position was restored and nobody applied it.
+            H5ResumeError: a position was loaded and not applied.
         """
         return self._position.start(sampler) if self.is_attached else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import H5ValueError
-from ..order import EvaluationCut, TrainBatches
+from ..order import EvaluationBatches, TrainBatches
 
 __all__ = ["check_equal_batches", "check_rows"]
 
@@ -60,7 +60,7 @@ def check_equal_batches(split: str, n_rows: int, batch_size: int, world_size: in
     Raises:
         H5ValueError: the counts differ, under a strategy that gathers parameters in ``forward``.
     """
-    cuts = [EvaluationCut(n_rows, batch_size, world_size, rank) for rank in (0, world_size - 1)]
+    cuts = [EvaluationBatches(n_rows, batch_size, world_size, rank) for rank in (0, world_size - 1)]
     most, least = (cut.n_steps for cut in cuts)  # the first ranks have the larger shards
     names = {kind.__name__ for kind in type(strategy).__mro__}
     if most != least and names & _GATHER_IN_FORWARD:

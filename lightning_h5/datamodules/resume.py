@@ -1,4 +1,4 @@
-"""Where a run is, under a trainer: from its own counter of processed batches, never from counting what was fetched."""
+"""The position of a run under a Trainer: from its own counter of processed batches, never from counting fetches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 from .._lightning import rank_zero_info, rank_zero_warn
 from ..errors import H5ResumeError
-from ..loading import Position, is_position, steps_left
-from ..order import PlanSampler, Segment
+from ..order import PlanSampler, Position, Segment, is_position
 from .trainer_progress import (
     begin_epoch_again,
     begin_next_epoch,
@@ -19,10 +18,10 @@ from .trainer_progress import (
     epoch_of_batches,
     has_loader,
     is_alone,
-    is_broken_off,
-    move,
+    is_interrupted,
     processed,
     resume_epoch,
+    set_batch_count,
     sync_counters,
 )
 
@@ -30,13 +29,13 @@ __all__ = ["RunPosition"]
 
 
 class RunPosition:
-    """The position of one fit: taken for a checkpoint, and applied when training goes on.
+    """The position of one fit: saved in checkpoints, and applied when training resumes.
 
-    A checkpoint's state is *loaded*, then *applied* when training starts; from then on the trainer's counters tell
-    where the run is. Iterations that others begin read it and move nothing.
+    A checkpoint's state is *loaded*, then *checked* against the data and *applied* when training starts; from then on
+    the trainer's counters say where the run is. Iterations that callbacks begin read it and change nothing.
 
     Args:
-        trainer: whose fit it is; None where there is none yet.
+        trainer: whose fit it is; None before there is one.
     """
 
     def __init__(self, trainer: Any = None) -> None:
@@ -54,33 +53,33 @@ class RunPosition:
 
     @property
     def trainer(self) -> Any:
-        """Whose fit it is; None where nobody holds it any more."""
+        """Whose fit it is; None once it was deleted."""
         return None if self._trainer is None else self._trainer()
 
     @property
     def saved(self) -> str | None:
-        """What tells one saved position from another; None where none was loaded."""
+        """What tells one saved position from another; None if none was loaded."""
         return None if self._pending is None else str(self._pending.get("digest"))
 
     @property
     def is_unused(self) -> bool:
-        """Whether an epoch that was broken off was loaded, and training never came to it."""
+        """Whether an interrupted epoch was loaded, and training never came to it."""
         return self._pending is not None and not self._pending.get("finished") and bool(self._pending.get("segments"))
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Takes a saved position.
+        """Take a saved position.
 
-        Not once training began: a tuner then restores what it saved a moment before, and the counters are right.
+        Has no effect once training began: a tuner then restores what it saved just before, and the counters are right.
         """
         self._is_resumed = True
         if state and not self.is_applied:
             self._pending = dict(state)
 
     def find(self, checkpoint: Mapping[str, Any]) -> str | None:
-        """Takes the position that a data module of another name saved, where there is just one.
+        """Take the position that a data module of another name saved, if there is exactly one.
 
         Returns:
-            The name under which it stood.
+            The name under which it was saved.
         """
         self._is_resumed = True
         found = [name for name, value in checkpoint.items() if is_position(value)]
@@ -89,16 +88,16 @@ class RunPosition:
         self.load(checkpoint[found[0]])
         return found[0]
 
-    def reopen(self) -> None:
-        """Has the trainer train on where ``max_steps`` broke off the last epoch, which it counts as done.
+    def resume_last_epoch(self) -> None:
+        """Make the trainer resume an epoch that ``max_steps`` interrupted, which it counts as done.
 
-        Without this it would end at once where that epoch is the last one.
+        Without this it would end at once if that epoch is the last one.
         """
         if self._pending is not None and self._pending.get("finished") is False:
             resume_epoch(self.trainer, self._pending.get("epoch"))
 
     def check(self, sampler: PlanSampler, identity: str) -> None:
-        """Looks whether training can go on where the checkpoint says.
+        """Check that training can continue from the checkpoint.
 
         Raises:
             H5ResumeError: it has no position, or one that does not fit the present data or settings.
@@ -112,22 +111,22 @@ class RunPosition:
                     f"{trainer.current_epoch}; they do not belong together. Resume from another checkpoint."
                 )
             if restored.segments and not restored.finished and not is_alone(trainer):
-                _check_same_cut(restored.segments[-1], sampler.batch_size, sampler.replica.world_size)
-        elif is_broken_off(trainer) and not self._is_resumed:
+                _check_same_batches(restored.segments[-1], sampler.batch_size, sampler.replica.world_size)
+        elif is_interrupted(trainer) and not self._is_resumed:
             rank_zero_warn(
-                f"the last epoch of this Trainer was broken off after {processed(trainer)} batches, and is not gone on "
-                "with. Pass ckpt_path to fit to train on exactly the rest."
+                f"the previous fit of this Trainer stopped after {processed(trainer)} batches of an epoch; this fit "
+                "starts a new epoch. Pass ckpt_path to resume with the remaining rows."
             )
-        elif is_broken_off(trainer):
+        elif is_interrupted(trainer):
             raise H5ResumeError(
                 f"the checkpoint was saved after {processed(trainer)} batches of an epoch, and holds no position of "
                 "this data module: which rows were trained on is not known. Resume from a checkpoint that was saved "
                 "with this data module, or at an epoch's end. Or pass on_resume_mismatch='restart_epoch' to it: "
-                "weights and counters are taken up, and the epoch that was broken off starts over."
+                "weights and counters are restored, and the interrupted epoch starts over."
             )
 
     def apply(self, sampler: PlanSampler) -> None:
-        """Makes the sampler, and the trainer's counter, go on where the position says that was checked."""
+        """Make the sampler, and the trainer's counter, continue from the position that was checked."""
         self.is_applied, self._pending = True, None
         trainer, restored = self.trainer, self._restored
         if restored is None:
@@ -137,16 +136,16 @@ class RunPosition:
             begin_next_epoch(trainer, restored.epoch)
             return
         resume_epoch(trainer, restored.epoch)
-        restored.restore(sampler)
-        self._left = steps_left(sampler, restored.epoch)
+        sampler.restore(restored)
+        self._left = sampler.plan(restored.epoch).n_steps
         if not self._left and not sampler.drop_last:
             n_left = sampler.n_left(restored.epoch)
-            rank_zero_info(f"{n_left} rows of epoch {restored.epoch} are left, fewer than ranks, and sit out")
+            rank_zero_info(f"{n_left} rows of epoch {restored.epoch} are left, fewer than ranks, and are left out")
         done = len(sampler) - self._left
         if not is_alone(trainer):
             done = processed(trainer)
         elif done < trainer.num_training_batches:
-            move(trainer, done)
+            set_batch_count(trainer, done)
         else:  # of batches of the present size there are as many as the epoch may have
             self._restored = replace(restored, finished=True)
             end_epoch(trainer)
@@ -154,20 +153,20 @@ class RunPosition:
         self._base = done
 
     def restart(self, reason: H5ResumeError) -> None:
-        """Begins the epoch anew that was broken off, as the user asked for where the position cannot be used."""
+        """Start the interrupted epoch over, as the user asked for if the position cannot be used."""
         trainer = self.trainer
         rank_zero_warn(f"epoch {trainer.current_epoch} starts over: {reason}")
         if self._pending is not None and self._pending.get("finished") is True:
             begin_next_epoch(trainer, trainer.current_epoch - 1)
-        elif is_broken_off(trainer):
+        elif is_interrupted(trainer):
             begin_epoch_again(trainer)
         self._pending = self._restored = None
 
     def start(self, sampler: PlanSampler) -> int:
-        """Tells a sampler whose iteration begins what is consumed; gives the epoch.
+        """Restore the position of a sampler whose iteration begins, and return the epoch.
 
         Raises:
-            H5ResumeError: training goes on from a checkpoint, and nobody applied its position.
+            H5ResumeError: training resumes from a checkpoint, and its position was not applied.
         """
         trainer = self.trainer
         epoch = int(trainer.current_epoch)
@@ -175,19 +174,17 @@ class RunPosition:
             raise H5ResumeError(
                 "a batch was asked for after a checkpoint was loaded, and before its position was applied: training "
                 "would repeat rows. Leave SetEpochCallback in trainer.callbacks. To look at a batch first, do it in "
-                "on_train_start. Where a batch size or learning rate finder runs in this fit, run it before, without "
+                "on_train_start. If a batch size or learning rate finder runs in this fit, run it before, without "
                 "ckpt_path."
             )
-        if (restored := self._restored_in(epoch)) is None:
-            sampler.forget()
-        elif processed(trainer) - self._base >= self._left and cycles(trainer):
-            sampler.forget()  # another loader is longer: ours begins again, as a whole
-        else:
-            restored.restore(sampler)
+        restored = self._restored_in(epoch)
+        if restored is not None and processed(trainer) - self._base >= self._left and cycles(trainer):
+            restored = None  # another loader is longer: ours begins again, as a whole
+        sampler.restore(restored)
         return epoch
 
     def state(self, sampler: PlanSampler, identity: str) -> dict[str, Any]:
-        """The position as plain values."""
+        """Return the position as plain values."""
         if self._pending is not None:
             return dict(self._pending)
         trainer, restored = self.trainer, self._restored
@@ -205,15 +202,16 @@ class RunPosition:
         return replace(begun.after(sampler, min(n_steps, left)), finished=finished).state(sampler, identity)
 
     def _restored_in(self, epoch: int) -> Position | None:
-        """The restored position, where an epoch is the one that was broken off."""
+        """Return the restored position if it is in the middle of an epoch."""
         restored = self._restored
         return restored if restored and not restored.finished and epoch == restored.epoch else None
 
 
-def _check_same_cut(saved: Segment, batch_size: int, world_size: int) -> None:
+def _check_same_batches(saved: Segment, batch_size: int, world_size: int) -> None:
     if (saved.batch_size, saved.world_size) != (batch_size, world_size):
         raise H5ResumeError(
             f"the saved position is in the middle of an epoch of batches of {saved.batch_size} rows on "
-            f"{saved.world_size} ranks; the present run has batches of {batch_size} on {world_size} ranks beside "
-            "another loader, whose batches cannot be cut anew. Resume with the saved batch_size and number of ranks."
+            f"{saved.world_size} ranks; the present run has batches of {batch_size} on {world_size} ranks together "
+            "with another loader, whose batches cannot be cut again. Resume with the saved batch_size and number of "
+            "ranks."
         )

@@ -17,11 +17,11 @@ __all__ = [
     "epoch_of_batches",
     "has_loader",
     "is_alone",
-    "is_broken_off",
+    "is_interrupted",
     "loaders",
-    "move",
     "processed",
     "resume_epoch",
+    "set_batch_count",
     "sync_counters",
 ]
 
@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _counters(function: F) -> F:
-    """Says which version is the trouble, should a later one keep its counters elsewhere."""
+    """Name the version in the error if a later one keeps its counters elsewhere."""
 
     @wraps(function)
     def checked(trainer: Any, *arguments: Any) -> Any:
@@ -46,7 +46,7 @@ def _counters(function: F) -> F:
 
 @_counters
 def processed(trainer: Any) -> int:
-    """Batches of the running epoch whose training step is done.
+    """Return the batches of the running epoch whose training step is done.
 
     Not ``completed``, which lags behind while batch-end callbacks save; not ``ready``, which counts a batch
     whose step then fails.
@@ -56,10 +56,10 @@ def processed(trainer: Any) -> int:
 
 @_counters
 def sync_counters(trainer: Any) -> None:
-    """Makes the restored counters of batches agree with each other.
+    """Make the restored counters of batches agree with each other.
 
     A batch that was begun and not done when the checkpoint was saved is not done; one whose callbacks had not all run
-    is. Else Lightning takes a later stop for another kind of stop than it was, and loses or repeats a batch.
+    is done. Otherwise Lightning mistakes a later stop for another kind of stop, and loses or repeats a batch.
     """
     loop = trainer.fit_loop.epoch_loop
     if getattr(loop, "restarted_on_train_batch_end", False):  # Lightning 2.5 and newer will do it
@@ -69,8 +69,8 @@ def sync_counters(trainer: Any) -> None:
 
 
 @_counters
-def move(trainer: Any, batches: int) -> None:
-    """Sets the counter of batches: under another world size or batch size the same rows are other batches."""
+def set_batch_count(trainer: Any, batches: int) -> None:
+    """Set the counter of batches: under another world size or batch size the same rows are other batches."""
     current = trainer.fit_loop.epoch_loop.batch_progress.current
     delta = batches - processed(trainer)
     for name in ("ready", "started", "processed", "completed") if delta else ():
@@ -79,23 +79,23 @@ def move(trainer: Any, batches: int) -> None:
 
 @_counters
 def begin_epoch_again(trainer: Any) -> None:
-    """Makes the epoch that was broken off start over."""
+    """Make the interrupted epoch start over."""
     sync_counters(trainer)
-    move(trainer, 0)
-    trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False  # as Lightning had it, where that one failed
+    set_batch_count(trainer, 0)
+    trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False  # as Lightning had it, if that one failed
 
 
 @_counters
 def epoch_of_batches(trainer: Any) -> int:
-    """The epoch whose batches the trainer has counted; between two epochs it is the one before."""
+    """Return the epoch whose batches the trainer has counted; between two epochs it is the one before."""
     progress = trainer.fit_loop.epoch_progress.current
     is_running = progress.started > progress.completed
     return int(progress.completed) if is_running else max(0, int(progress.completed) - 1)
 
 
 @_counters
-def is_broken_off(trainer: Any) -> bool:
-    """Whether the last epoch was left in its middle; also in its last batch, which Lightning counts as begun."""
+def is_interrupted(trainer: Any) -> bool:
+    """Return whether the last epoch was left in its middle; also in its last batch, which Lightning counts as begun."""
     progress = trainer.fit_loop.epoch_loop.batch_progress
     is_done = progress.is_last_batch and progress.current.processed >= progress.current.ready
     return processed(trainer) > 0 and not is_done
@@ -103,20 +103,20 @@ def is_broken_off(trainer: Any) -> bool:
 
 @_counters
 def resume_epoch(trainer: Any, epoch: object) -> None:
-    """Goes back into an epoch that was broken off by ``max_steps``, where the trainer counted it as done."""
+    """Go back into an epoch that ``max_steps`` interrupted, if the trainer counted it as done."""
     loop = trainer.fit_loop
     if trainer.current_epoch - 1 != epoch:
         return
     for counts in (loop.epoch_progress.total, loop.epoch_progress.current):
         counts.processed = counts.completed = counts.started - 1
-    loop.restarting = True  # hands on to the loops inside that their counts are to be kept
+    loop.restarting = True  # makes the inner loops keep their counts
     if hasattr(loop, "update_restart_stage"):  # Lightning 2.5 and newer
         loop.update_restart_stage()
 
 
 @_counters
 def end_epoch(trainer: Any) -> None:
-    """Counts the epoch that was broken off as done."""
+    """Count the interrupted epoch as done."""
     progress = trainer.fit_loop.epoch_progress
     for counts in (progress.total, progress.current):
         counts.ready = counts.started = counts.processed = counts.completed = counts.processed + 1
@@ -124,10 +124,10 @@ def end_epoch(trainer: Any) -> None:
 
 @_counters
 def begin_next_epoch(trainer: Any, finished: int) -> None:
-    """Begins the epoch after a finished one as any other.
+    """Begin the epoch after a finished one as any other.
 
-    Else a trainer that counts by ``max_steps`` passes through the finished epoch once more, and one whose checkpoint
-    was saved in the last batch's callbacks does not count that the next epoch began.
+    Otherwise a trainer that counts by ``max_steps`` passes through the finished epoch once more, and one whose
+    checkpoint was saved in the last batch's callbacks does not count that the next epoch began.
     """
     loop = trainer.fit_loop
     if trainer.current_epoch != finished + 1:
@@ -139,7 +139,7 @@ def begin_next_epoch(trainer: Any, finished: int) -> None:
 
 @_counters
 def has_loader(trainer: Any) -> bool:
-    """Whether the trainer has made its training loader: what is iterated before is not for training."""
+    """Return whether the trainer has made its training loader: what is iterated before is not for training."""
     return trainer.fit_loop._combined_loader is not None
 
 
@@ -148,11 +148,11 @@ loaders = _counters(training_loaders)
 
 @_counters
 def is_alone(trainer: Any) -> bool:
-    """Whether the training loader is one loader, so that a batch of the trainer is a batch of ours."""
+    """Return whether the training loader is one loader, so that a batch of the trainer is a batch of ours."""
     return len(loaders(trainer)) <= 1
 
 
 @_counters
 def cycles(trainer: Any) -> bool:
-    """Whether loaders that are shorter than others begin again within an epoch."""
+    """Return whether loaders that are shorter than others begin again within an epoch."""
     return not is_alone(trainer) and trainer.fit_loop._combined_loader._mode == "max_size_cycle"

@@ -25,7 +25,7 @@ from .user_functions import (
     own_streams,
 )
 from .visits import current_visits, visiting
-from .workers import (
+from .worker_buffers import (
     WorkerMemory,
     h5_worker_init_fn,
     naming_shared_memory,

@@ -17,7 +17,7 @@ import torch
 
 from ..errors import H5MemoryError
 from ..sizes import bytes_text
-from .workers import this_worker_buffers
+from .worker_buffers import this_worker_buffers
 
 __all__ = ["BufferPool"]
 
@@ -42,7 +42,7 @@ class BufferPool:
         Raises:
             H5MemoryError: there is no memory for it.
         """
-        if (outbox := this_worker_buffers()) is not None and (shared := outbox.array(shape, dtype)) is not None:
+        if (buffers := this_worker_buffers()) is not None and (shared := buffers.array(shape, dtype)) is not None:
             return shared
         n_bytes = math.prod(shape) * dtype.itemsize
         try:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..distributed import Question
+from ..distributed import OncePerNode
 from ..errors import H5Error
 from ..hdf5 import expand_user
 from ..order import resolve_replica
@@ -122,9 +122,9 @@ class SharedIndex:
     """
 
     def __init__(self, name: str, find: Callable[[Callable[[], None], bool], IntArray]) -> None:
-        question = Question(f"rows that pass/{name}")
+        question = OncePerNode(f"rows that pass/{name}")
         self._memory: ShardMemory | None = None  # its descriptor stays open: others may come later
-        taken = None if question.is_first else self._take(question.first, question.answer())
+        taken = None if question.is_first else self._take(question.first, question.value())
         if taken is not None:
             self.rows = taken
             return
@@ -135,7 +135,7 @@ class SharedIndex:
             told = self._share() if question.has_others else None
         finally:
             if question.has_others:
-                question.tell(told)
+                question.publish(told)
 
     def _share(self) -> list[Any] | None:
         """Moves the rows to shared memory; says where they are."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..distributed import first_told
+from ..distributed import first_value
 from ..errors import H5DataChangedError, H5Error, H5FileError, H5KeyError
 from ..hdf5 import (
     AlikeArrays,
@@ -162,7 +162,7 @@ class Visits:
         shortest = min(layout.n_rows for layout in found)
         keys = [(path, layout.key) for layout in found]
         if not (seen := [self._n_rows[key] for key in keys if key in self._n_rows]):
-            seen = [first_told(f"rows of {keys}", shortest) if _current.get() is self else shortest]
+            seen = [first_value(f"rows of {keys}", shortest) if _current.get() is self else shortest]
         self._n_rows.update(dict.fromkeys(keys, min(seen)))
         return as_long_as(min(seen), found, look)
 

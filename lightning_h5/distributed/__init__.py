@@ -1,6 +1,6 @@
-"""What ranks tell each other outside of training. Knows torch's processes, not Lightning."""
+"""Agreement between ranks outside of training. Knows torch's processes, not Lightning."""
 
 from .agreement import Exchange, are_near, exchange, own_store, this_process
-from .once_per_node import Question, first_told
+from .once_per_node import OncePerNode, first_value
 
-__all__ = ["Exchange", "Question", "are_near", "exchange", "first_told", "own_store", "this_process"]
+__all__ = ["Exchange", "OncePerNode", "are_near", "exchange", "first_value", "own_store", "this_process"]

@@ -22,24 +22,24 @@ from ..errors import H5Error, H5ValueError
 
 __all__ = ["Exchange", "are_near", "exchange", "is_alive", "own_store", "pauses", "this_process"]
 
-GRACE = 5.0  # seconds for the others to read what went wrong, before this process ends and perhaps the store with it
-POLL = 0.5  # seconds between looks of a rank that is late
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02  # and of one that waits: most come within milliseconds
+GRACE = 5.0  # seconds for other ranks to read what went wrong, before this process ends and perhaps the store with it
+POLL = 0.5  # seconds between checks of a rank that is late
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02  # and of one that waits: most ranks arrive within milliseconds
 _numbers: defaultdict[str, count[int]] = defaultdict(count)  # of this process's exchanges of each kind
 
 
 @contextmanager
 def exchange(what: str, patience: float, is_alone: bool = False) -> Iterator[Exchange]:
-    """An exchange between all ranks: work inside, and end it with ``agree``.
+    """Yield an exchange between all ranks: work inside, and end it with ``agree``.
 
-    A rank that has not come to ``agree`` when the patience of the first one there ends is late: all others raise, and
-    it ends as well, so that no process is left behind: by a thread that watches for that, and where it hangs in a place
-    that lets no thread run (a library that waits for storage), by those of its machine that came.
+    A rank that has not reached ``agree`` when the patience of the first rank there ends is late: all others raise, and
+    it ends as well, so that no process is left behind. A thread of it watches for that. If it hangs in a place that
+    lets no thread run (a library that waits for storage), the other ranks of its machine end it.
 
     Args:
         what: what the ranks do, for messages.
         patience: seconds to wait for the slowest rank.
-        is_alone: there is nobody to exchange with, although other processes are about.
+        is_alone: this rank has its own data, although other processes exist.
     """
     store = None if is_alone else own_store()
     if store is None:
@@ -57,7 +57,7 @@ def exchange(what: str, patience: float, is_alone: bool = False) -> Iterator[Exc
 
 
 def pauses() -> Iterator[float]:
-    """Seconds between looks of a rank that waits: longer each time, since all of them ask the same store."""
+    """Yield seconds between checks of a rank that waits: longer each time, since all ranks ask the same store."""
     pause = FIRST_PAUSE
     while True:
         yield pause
@@ -65,7 +65,7 @@ def pauses() -> Iterator[float]:
 
 
 class Exchange:
-    """An exchange where there is one rank alone.
+    """An exchange of one rank alone.
 
     Args:
         what: what the ranks do, for messages.
@@ -80,26 +80,26 @@ class Exchange:
         self._what = what
 
     def progress(self) -> None:
-        """Says that this rank goes on with its work: those who wait for it have patience anew."""
+        """Report that this rank makes progress: the time that others wait for it begins again."""
 
-    def agree(self, facts: Mapping[str, Any], failure: Exception | None, told: Any = None) -> list[Any]:
-        """Tells what this rank found, and raises on all ranks where one failed, differs, or does not come.
+    def agree(self, facts: Mapping[str, Any], failure: Exception | None, message: Any = None) -> list[Any]:
+        """Share what this rank found, and raise on all ranks if one failed, differs, or does not arrive.
 
         Args:
             facts: what must be equal on all ranks; plain values.
             failure: what went wrong on this rank, if anything.
-            told: what all others should know, and may differ; as JSON has it.
+            message: JSON values for the other ranks; may differ between ranks.
 
         Returns:
-            What each rank told, in the order of ranks.
+            The messages, in the order of ranks.
 
         Raises:
-            Exception: this rank's own failure, as it is, where there is one rank.
-            H5Error: a rank failed, found something else or did not come; the same text on all, with rank and values.
+            Exception: this rank's own failure, as it is, if there is one rank.
+            H5Error: a rank failed, found something else or did not arrive; the same text on all, with rank and values.
         """
         if failure is not None:
             raise failure
-        return [told]
+        return [message]
 
 
 class _RankExchange(Exchange):
@@ -110,71 +110,71 @@ class _RankExchange(Exchange):
         self.rank, self._world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         self._keys = [f"{self._name}/{rank}" for rank in range(self._world_size)]
         self._patience = patience
-        self._is_here = False  # whether this rank has come to `agree`
+        self._is_here = False  # whether this rank has reached `agree`
         self._store.set(f"{self._keys[self.rank]}/process", json.dumps(this_process()))
 
     def progress(self) -> None:
         """See ``Exchange.progress``."""
-        with suppress(torch.distributed.DistError):  # said by who needs it
+        with suppress(torch.distributed.DistError):  # reported when an answer is needed
             self._store.add(f"{self._name}/progress", 1)
 
-    def agree(self, facts: Mapping[str, Any], failure: Exception | None, told: Any = None) -> list[Any]:
+    def agree(self, facts: Mapping[str, Any], failure: Exception | None, message: Any = None) -> list[Any]:
         """See ``Exchange.agree``."""
         self._is_here = True
         mine = {
             "error": None if failure is None else [type(failure).__name__, str(failure)],
             "facts": {name: repr(value) for name, value in facts.items()},
-            "told": told,
+            "message": message,
         }
-        all_told: list[Any] = []
+        every: list[Any] = []
         try:
             self._store.set(self._keys[self.rank], json.dumps(mine))
             late = self._wait()
             if late:
-                kind, text = H5Error, self._told_of(late)
+                kind, text = H5Error, self._late_text(late)
             else:
-                all_told = [json.loads(self._store.get(key)) for key in self._keys]
-                kind, text = self._verdict(all_told)
+                every = [json.loads(self._store.get(key)) for key in self._keys]
+                kind, text = self._verdict(every)
         except torch.distributed.DistError as error:
-            raise H5Error(self._told_of_the_end()) from (failure or error)
+            raise H5Error(self._ended_text()) from (failure or error)
         self._leave(late)
         if text:
             raise kind(text) from failure
-        return [one["told"] for one in all_told]
+        return [one["message"] for one in every]
 
     def watch(self, over: threading.Event) -> None:
-        """Ends this process where the others have ended without it; runs in a thread."""
+        """End this process if the others have ended without it; runs in a thread."""
         while not over.wait(POLL) and not self._is_here:
             try:
                 decided = self._store.check([f"{self._name}/late"])
                 late = json.loads(self._store.get(f"{self._name}/late")) if decided else []
-                text = self._told_of(late) if self.rank in late else ""
+                text = self._late_text(late) if self.rank in late else ""
                 if text:
-                    self._wait_for_those_who_leave(late)
+                    self._wait_for_others_to_leave(late)
             except torch.distributed.DistError:
-                text = self._told_of_the_end()
+                text = self._ended_text()
             if text and not self._is_here:
                 sys.stderr.write(f"H5Error: {text}\n")
                 sys.stderr.flush()
                 os._exit(1)  # the main thread hangs, perhaps inside a library: it cannot be asked to raise
 
     def _wait(self) -> list[int]:
-        """Waits until all ranks have told; gives those that had not when the first rank's patience ended."""
+        """Wait until all ranks have arrived; return those that had not when the first rank's patience ended."""
         end, seen, pause = time.monotonic() + self._patience, 0, pauses()
         while not (all_here := self._store.check(self._keys)) and time.monotonic() < end:
             time.sleep(next(pause))
             if (progress := self._store.add(f"{self._name}/progress", 0)) != seen:
                 end, seen = time.monotonic() + self._patience, progress
         late = [] if all_here else [rank for rank, key in enumerate(self._keys) if not self._store.check([key])]
-        # Who comes first decides for all: a rank that is late by a hair must not go on without the others.
+        # The first rank decides for all: a rank that is just late must not continue without the others.
         decided: list[int] = json.loads(self._store.compare_set(f"{self._name}/late", "", json.dumps(late)))
         return decided
 
     def _leave(self, late: Sequence[int]) -> None:
-        """Waits a moment, so that all can read what was told: the store ends with the process that holds it."""
+        """Wait a moment, so that all can read the messages: the store ends with the process that holds it."""
         with suppress(torch.distributed.DistError):  # that process was the first to leave
             self._store.add(f"{self._name}/left", 1)
-        self._wait_for_those_who_leave(late)
+        self._wait_for_others_to_leave(late)
         if late:
             time.sleep(2 * POLL)  # for their watches to see it
         for key in (f"{self._keys[rank]}/process" for rank in late):
@@ -182,22 +182,22 @@ class _RankExchange(Exchange):
                 if self._store.check([key]):
                     end_process(json.loads(self._store.get(key)))
 
-    def _wait_for_those_who_leave(self, late: Sequence[int]) -> None:
+    def _wait_for_others_to_leave(self, late: Sequence[int]) -> None:
         here = self._world_size - len(late)
         end, pause = time.monotonic() + GRACE, pauses()
         with suppress(torch.distributed.DistError):
             while self._store.add(f"{self._name}/left", 0) < here and time.monotonic() < end:
                 time.sleep(next(pause))
 
-    def _verdict(self, told: Sequence[Mapping[str, Any]]) -> tuple[type[H5Error], str]:
-        """The error that all ranks raise; no text where there is none."""
-        failed = {rank: one["error"] for rank, one in enumerate(told) if one["error"] is not None}
+    def _verdict(self, every: Sequence[Mapping[str, Any]]) -> tuple[type[H5Error], str]:
+        """Return the error that all ranks raise; no text if there is none."""
+        failed = {rank: one["error"] for rank, one in enumerate(every) if one["error"] is not None}
         if failed:
             lines = "".join(f"\n  rank {rank}: {kind}: {text}" for rank, (kind, text) in failed.items())
             kind = getattr(errors, next(iter(failed.values()))[0], H5ValueError)
-            return kind, f"{self._what} failed on {len(failed)} of {len(told)} ranks:{lines}"
-        facts = [one["facts"] for one in told]
-        names = dict.fromkeys(name for one in facts for name in one)  # all ranks must look at the same ones
+            return kind, f"{self._what} failed on {len(failed)} of {len(every)} ranks:{lines}"
+        facts = [one["facts"] for one in every]
+        names = dict.fromkeys(name for one in facts for name in one)  # all ranks must compare the same ones
         differing = [name for name in names if len({one.get(name) for one in facts}) > 1]
         if not differing:
             return H5Error, ""
@@ -206,31 +206,28 @@ class _RankExchange(Exchange):
             for name in differing
         )
         return H5ValueError, (
-            f"the ranks do not see the same data:{lines}\nGive all ranks the same files (complete copies, where each "
+            f"the ranks do not see the same data:{lines}\nGive all ranks the same files (complete copies, if each "
             "node has its own) and the same arguments. A seed that differs comes from seed_everything; pass seed= to "
             "the data module, or the same number there."
         )
 
-    def _told_of(self, late: Sequence[int]) -> str:
+    def _late_text(self, late: Sequence[int]) -> str:
+        ranks = ", ".join(f"rank {rank}" for rank in late)
         return (
-            f"{self._what} had not ended on {', '.join(f'rank {rank}' for rank in late)} of {self._world_size} ranks "
-            f"when others had waited {self._patience:g} seconds. Look at what hangs there; where it is only slow, "
-            "pass a larger setup_timeout. All ranks have to come here: call setup neither in prepare_data nor under "
-            "`if rank == 0`."
+            f"{self._what} did not finish on {ranks} of {self._world_size} ranks within {self._patience:g} s "
+            "(setup_timeout). Look at what hangs there; if it is only slow, pass a larger setup_timeout. All ranks "
+            "must call setup: call it neither in prepare_data nor under `if rank == 0`."
         )
 
-    def _told_of_the_end(self) -> str:
-        return (
-            f"the other ranks ended while rank {self.rank} was {self._what}. Look at what they printed: what went "
-            "wrong stands there."
-        )
+    def _ended_text(self) -> str:
+        return f"the other ranks ended while rank {self.rank} was {self._what}. Their output says what went wrong."
 
 
 _inherited: list[Any] = []
 
 
 def own_store() -> Any:
-    """The store of this process's group; None where there is one rank alone.
+    """Return the store of this process's group; None if there is one rank alone.
 
     A child that a rank forked has its parent's group and store. Both would talk through one connection, and each would
     get the other's answers: such a child is no rank.
@@ -248,19 +245,19 @@ def _store() -> Any:
     return torch.distributed.distributed_c10d._get_default_store()
 
 
-def _remember() -> None:
+def _remember_inherited() -> None:
     _inherited[:] = [_store()]
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_remember)
+    os.register_at_fork(after_in_child=_remember_inherited)
 
 
 # Processes of this machine --------------------------------------------------------------------------------------
 
 
 def this_process() -> list[str]:
-    """What tells this process from all others, on any machine; empty where the system does not say (not Linux)."""
+    """Return what identifies this process among all, on any machine; empty if the system does not say (not Linux)."""
     with suppress(OSError):
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return [machine, str(Path("/proc/self/ns/pid").readlink()), str(os.getpid()), _stat(os.getpid())[1]]
@@ -268,20 +265,20 @@ def this_process() -> list[str]:
 
 
 def are_near(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two processes are of one machine, and see each other by their numbers.
+    """Return whether two processes are of one machine, and see each other by their process ids.
 
     Args:
-        one: what ``this_process`` gave there.
-        other: likewise.
+        one: what ``this_process`` returned in one process.
+        other: what it returned in the other.
     """
     return bool(one) and list(one[:2]) == list(other[:2])
 
 
 def end_process(process: Sequence[str]) -> None:
-    """Kills a process, where it is one of this machine and of the same namespace, and still the same.
+    """Kill a process, if it is one of this machine and of the same namespace, and still the same.
 
     Args:
-        process: what ``this_process`` gave there.
+        process: what ``this_process`` returned there.
     """
     if are_near(process, this_process()) and is_alive(process):
         with suppress(OSError):
@@ -289,19 +286,19 @@ def end_process(process: Sequence[str]) -> None:
 
 
 def is_alive(process: Sequence[str]) -> bool:
-    """Whether a process of this machine and namespace goes on.
+    """Return whether a process of this machine and namespace is running.
 
     Args:
-        process: what ``this_process`` gave there.
+        process: what ``this_process`` returned there.
     """
     try:
         state, start = _stat(int(process[2]))
     except OSError:
         return False
-    return start == process[3] and state != "Z"  # a zombie has ended, and its parent has not looked yet
+    return start == process[3] and state != "Z"  # a zombie has ended, and its parent has not waited for it yet
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """A process's state, and when it began, in ticks since the machine did: numbers of processes are used again."""
+    """Return a process's state, and when it began, in ticks since boot: process ids are used again."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return fields[0], fields[19]

@@ -2,22 +2,20 @@
 
 from .choose_order import FEW_BLOCKS, blocks_mixed, bytes_to_mix
 from .collate import SampleCollate
-from .diagnosis import (
-    LoaderReport,
-    diagnose_dataloader_speed,
+from .diagnosis import LoaderReport, diagnose_dataloader_speed, what_limits
+from .factory import (
+    create_multi_dataloaders,
+    create_optimized_dataloader,
     ensure_deterministic_dataloader,
+    get_optimal_num_workers,
     set_reproducible_training,
 )
-from .factory import create_multi_dataloaders, create_optimized_dataloader, get_optimal_num_workers
 from .loader import H5DataLoader
-from .position import OtherShardsError, Position, is_position, steps_left
 
 __all__ = [
     "FEW_BLOCKS",
     "H5DataLoader",
     "LoaderReport",
-    "OtherShardsError",
-    "Position",
     "SampleCollate",
     "blocks_mixed",
     "bytes_to_mix",
@@ -26,7 +24,6 @@ __all__ = [
     "diagnose_dataloader_speed",
     "ensure_deterministic_dataloader",
     "get_optimal_num_workers",
-    "is_position",
     "set_reproducible_training",
-    "steps_left",
+    "what_limits",
 ]

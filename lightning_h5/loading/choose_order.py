@@ -1,4 +1,4 @@
-"""Which order a training epoch takes, from how dear single rows are and how much memory may mix them."""
+"""The order of a training epoch, chosen from the cost of single rows and the memory for mixing them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Order(NamedTuple):
     Attributes:
         mode: of the plan.
         streams: independent streams of blocks.
-        window: blocks of a lane that are mixed at a time; 0 outside of ``window``.
+        window: blocks of a stream that are mixed at a time; 0 outside of ``window``.
         why: the reason, for the user.
         cache_bytes: memory for decoded rows on a rank with which each chunk is decoded once an epoch.
         enough: ``shuffle.buffer`` with which ``FEW_BLOCKS`` blocks or all rows are mixed at a time; 0 outside of
             ``window``.
-        recipe: what epochs go through where that is more than each row once.
+        recipe: what epochs visit, if that is not each row once.
         sources: the orders of a mixture's sources.
     """
 
@@ -53,7 +53,7 @@ def choose_order(
     world_size: int,
     num_workers: int,
 ) -> Order:
-    """The order of training epochs.
+    """Return the order of training epochs.
 
     Args:
         dataset: what is trained on.
@@ -96,7 +96,7 @@ def choose_mixed_order(
     world_size: int,
     num_workers: int,
 ) -> Order:
-    """The order of a mixture's epochs: one for each source. They share the memory by the size of their blocks.
+    """Return the order of a mixture's epochs: one for each source. They share the memory by the size of their blocks.
 
     Args:
         mixture: how sources are mixed.
@@ -136,19 +136,19 @@ def choose_mixed_order(
 
 
 def blocks_mixed(buffer_bytes: int, block_bytes: int, streams: int) -> int:
-    """Blocks of a lane that are mixed at a time.
+    """Blocks of a stream that are mixed at a time.
 
     Args:
         buffer_bytes: decoded bytes of all streams that are mixed or being loaded.
         block_bytes: of a block.
-        streams: lanes that share them.
+        streams: streams that share them.
     """
     room = buffer_bytes // (block_bytes * streams)
     return max(1, room - max(1, room // ROOM_AHEAD))
 
 
 def bytes_to_mix(n_blocks: int, block_bytes: int, streams: int) -> int:
-    """The least ``shuffle.buffer`` with which so many blocks of a lane are mixed at a time (see ``blocks_mixed``)."""
+    """The least ``shuffle.buffer`` with which so many blocks of a stream are mixed at a time (see ``blocks_mixed``)."""
     room = n_blocks + max(1, n_blocks // (ROOM_AHEAD - 1))
     while room > 1 and (room - 1) - max(1, (room - 1) // ROOM_AHEAD) >= n_blocks:
         room -= 1

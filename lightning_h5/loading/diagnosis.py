@@ -1,67 +1,165 @@
-"""What limits a loader, and loaders that give the same in every run."""
+"""What limits a loader, from what was counted: a sentence that names the bottleneck, and what to change."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from ..datasets import h5_worker_init_fn
 from ..errors import H5ValueError
-from .factory import create_optimized_dataloader
+from ..readers import usable_cores
 from .loader import H5DataLoader
 
-__all__ = [
-    "LoaderReport",
-    "diagnose_dataloader_speed",
-    "ensure_deterministic_dataloader",
-    "set_reproducible_training",
-]
+__all__ = ["Limit", "LoaderReport", "diagnose_dataloader_speed", "what_limits"]
+
+MIN_WAITING = 0.1
+"""Waiting below this share of the time is not worth a change: no loader would gain more than that."""
+
+MIN_START = 0.6
+"""From this share of the waiting on, the first batches of epochs are the bottleneck."""
+
+MIN_BATCHES = 10
+"""Fewer are measured all the same, and the sentence has their number."""
+
+IN_MEMORY = 1 << 30
+"""Bytes per second that a thread gets from a file only if the system has them in memory already."""
+
+MIN_EXPLAINED = 0.2
+"""Work that takes less than this share of the waiting does not explain it."""
+
+Kind = Literal["model", "transfer", "start", "transforms", "decode", "library", "disk", "copies"]
+
+
+class Limit(NamedTuple):
+    """The bottleneck, and a sentence that says what to change."""
+
+    kind: Kind
+    text: str
+
+
+def what_limits(
+    amounts: Mapping[str, float], *, n_workers: int, n_cores: int, to_keep: str | None = "shuffle_bytes that holds all"
+) -> Limit | None:
+    """Return what limits a stage; None if no batch was measured.
+
+    Work that several threads or processes share is divided by their number, since waiting is not: what then takes
+    longest is what is waited for.
+
+    Args:
+        amounts: what a stage counted, over all ranks (``COUNTED``, ``seconds``, ``transfer_seconds``).
+        n_workers: worker processes of a rank.
+        n_cores: cores of a rank, used if it has no workers.
+        to_keep: what to pass so that all decoded rows stay in memory; empty if they do, None if that would not help,
+            since the stage reads each row once.
+    """
+    n_batches = amounts["batches"]
+    if not n_batches or amounts["seconds"] <= 0:
+        return None
+    limit = _limit(amounts, n_workers, n_cores, to_keep)
+    if n_batches >= MIN_BATCHES:
+        return limit
+    more = "" if "longer run" in limit.text else " A longer run is more certain."
+    return limit._replace(text=f"{limit.text} (Batches measured: {n_batches:.0f}.{more})")
+
+
+def _limit(amounts: Mapping[str, float], n_workers: int, n_cores: int, to_keep: str | None) -> Limit:
+    seconds, waited = amounts["seconds"], amounts["wait_seconds"]
+    share = min(1.0, waited / seconds)
+    if amounts["transfer_seconds"] > max(MIN_WAITING * seconds, waited):
+        part = amounts["transfer_seconds"] / seconds
+        return Limit(
+            "transfer",
+            f"{part:.0%} of the time was spent copying batches to the device. Use smaller dtypes (uint8, float16) and "
+            "cast on the device, or pin_memory=True.",
+        )
+    if share < MIN_WAITING:
+        return Limit("model", f"{share:.1%} of the time was spent waiting for data. The model is the bottleneck.")
+    begin = f"{share:.0%} of the time was spent waiting for data"
+    start = amounts["start_seconds"]
+    if start > MIN_START * waited:
+        text = f"{begin}, {start / waited:.0%} of that for the first batches of epochs"
+        return Limit("start", text + _start_advice(amounts, n_workers))
+    kind = _slowest_work(amounts, n_workers, n_cores)
+    return Limit(kind, f"{begin}. {_advice(kind, n_workers, n_cores, to_keep)}")
+
+
+def _slowest_work(amounts: Mapping[str, float], n_workers: int, n_cores: int) -> Kind:
+    group = n_workers or n_cores
+    work: dict[Kind, float] = {
+        "transforms": amounts["finish_seconds"] / max(1, n_workers),
+        "decode": amounts["decode_seconds"] / group,
+        "library": amounts["library_seconds"] / max(1, n_workers),
+        "disk": amounts["read_seconds"] / group,
+    }
+    kind = max(work, key=lambda name: work[name])
+    is_cached = kind == "disk" and amounts["bytes_read"] > IN_MEMORY * amounts["read_seconds"]
+    return "copies" if is_cached or work[kind] < MIN_EXPLAINED * amounts["wait_seconds"] else kind
+
+
+def _start_advice(amounts: Mapping[str, float], n_workers: int) -> str:
+    if amounts["decode_seconds"] + amounts["library_seconds"] > amounts["start_seconds"] / 2:
+        return ", whose rows had to be decoded. Look at a later epoch before you change anything."
+    if n_workers:
+        return ". A longer run spends a smaller share on them if workers persist, and num_workers=0 starts none."
+    return ". A longer run spends a smaller share on them."
+
+
+def _advice(kind: Kind, n_workers: int, n_cores: int, to_keep: str | None) -> str:
+    if kind == "transforms":
+        more = f"more workers than {n_workers}" if n_workers else "workers for them (num_workers=2 or more)"
+        return f"Transforms are the bottleneck: use {more}, transform whole batches (batch_transform), or on the GPU."
+    if kind == "decode":
+        group, n = ("worker", n_workers) if n_workers else ("core", n_cores)
+        begin = f"Decoding on {n} {group}{'s' if n != 1 else ''} is the bottleneck"
+        if to_keep == "":
+            return f"{begin} until all rows are in memory. Look at a later epoch before you change anything."
+        faster = "repack with a faster compression (lightning-h5 repack IN OUT --compression lzf)"
+        if to_keep is None:
+            return f"{begin}: {faster}, or use more {group}s."
+        return f"{begin}: keep decoded rows in memory ({to_keep}, or RankCachedH5DataModule), or {faster}."
+    if kind == "library":
+        return (
+            "The HDF5 library, which serves one thread at a time, is the bottleneck: lightning-h5 inspect FILE shows "
+            "why it is needed. Repack the file, or use workers (num_workers=2 or more)."
+        )
+    if kind == "disk":
+        once = "" if to_keep is None else ", or read them once (RankCachedH5DataModule)"
+        return f"Reading files is the bottleneck: put them on a closer or faster disk{once}."
+    return "Copying rows that are in memory is the bottleneck: use smaller dtypes or larger batches."
 
 
 @dataclass(frozen=True)
 class LoaderReport:
-    """How fast batches come when nothing else is done.
+    """How fast batches come if nothing else is done.
 
     Attributes:
         n_batches: batches that were timed.
-        n_rows: rows of these, as far as batches say.
+        n_rows: rows of these, as far as they can be counted.
         seconds: that they took.
-        reading: seconds of reading and decoding alone, in this thread; None where the loader cannot tell.
-        finishing: seconds of transforms and collating alone, likewise.
-        advice: what limits, and what to try.
+        advice: what limits the loader, and what to try.
     """
 
     n_batches: int
     n_rows: int
     seconds: float
-    reading: float | None
-    finishing: float | None
     advice: str
 
     def __str__(self) -> str:
-        each = self.seconds / max(1, self.n_batches)
         rate = f", {self.n_rows / self.seconds:,.0f} rows/s" if self.seconds else ""
-        parts = ""
-        if self.reading is not None and self.finishing is not None:
-            per = 1000 / max(1, self.n_batches)
-            parts = f"; alone, reading takes {self.reading * per:.2f} and transforms {self.finishing * per:.2f} ms"
-        return f"{each * 1000:.2f} ms a batch{rate}{parts}. {self.advice}"
+        return f"{1000 * self.seconds / max(1, self.n_batches):.2f} ms per batch{rate}. {self.advice}"
 
 
 def diagnose_dataloader_speed(dataloader: DataLoader[Any], n_batches: int = 50, n_warm: int = 3) -> LoaderReport:
-    """Times a loader whose workers have started and whose first batches are out, and says what limits it.
+    """Time a loader after its workers have started, without a model, and return what limits it.
 
     Args:
         dataloader: any loader.
-        n_batches: batches to time, as far as there are so many.
+        n_batches: batches to time, at most.
         n_warm: batches before these.
 
     Returns:
@@ -73,6 +171,8 @@ def diagnose_dataloader_speed(dataloader: DataLoader[Any], n_batches: int = 50, 
     batches = iter(dataloader)
     for _ in islice(batches, n_warm):
         pass
+    ours = dataloader if isinstance(dataloader, H5DataLoader) else None
+    before = {} if ours is None else ours.counters.total()
     n_timed, n_rows, began = 0, 0, perf_counter()
     for batch in islice(batches, n_batches):
         n_timed, n_rows = n_timed + 1, n_rows + _rows_of(batch)
@@ -80,51 +180,19 @@ def diagnose_dataloader_speed(dataloader: DataLoader[Any], n_batches: int = 50, 
     del batches
     if not n_timed:
         raise H5ValueError(f"the loader has no batch after the first {n_warm}. Diagnose it on more rows.")
-    if not isinstance(dataloader, H5DataLoader):
-        return LoaderReport(n_timed, n_rows, seconds, None, None, _advice_for_others(dataloader, seconds / n_timed))
-    dataloader.close()
-    reading, finishing = _halves(dataloader, n_warm + n_timed, n_timed)
-    return LoaderReport(n_timed, n_rows, seconds, reading, finishing, _advice(dataloader, reading, finishing))
-
-
-def _halves(loader: H5DataLoader, n_done: int, n_batches: int) -> tuple[float, float]:
-    """Seconds of reading so many batches in this thread, and of finishing them.
-
-    They are those after the ones that were given out, as far as there are so many: these may be in memory now.
-    """
-    tokens = list(islice(loader.sampler.tokens(loader.sampler.epoch), n_done + n_batches))
-    warm, *timed = [tokens[0], *tokens[-n_batches:]]
-    loader.dataset.gather(warm.rows)  # files open
-    reading = finishing = 0.0
-    for token in timed:
-        start = perf_counter()
-        raw = loader.dataset.gather(token.rows)
-        read = perf_counter()
-        loader.collate_fn(loader.dataset.finish(raw, samples=token.samples, draws=token.draws))
-        reading, finishing = reading + read - start, finishing + perf_counter() - read
-    return reading, finishing
-
-
-def _advice(loader: H5DataLoader, reading: float, finishing: float) -> str:
-    if finishing > reading:
-        if loader.num_workers == 0:
-            return "Transforms limit it: move them into batch_transform or onto the GPU, or take num_workers > 0."
-        return "Transforms limit it: move them into batch_transform or onto the GPU, or take more workers."
-    if loader.dataset.is_in_memory:
-        return "All rows are in memory: copying them limits it."
-    if loader.dataset.cost.rows_per_chunk:
-        workers = "" if loader.num_workers == 0 else ", num_workers=0 (threads decode on all cores, without copies)"
-        return (
-            "Reading and decoding limit it: try shuffle=True (rows of a chunk come together), a larger cache_bytes"
-            f"{workers}, or RankCachedH5DataModule where the rows fit into memory."
-        )
-    return "Reading limits it: storage, or mmap=True for contiguous arrays that nobody truncates."
-
-
-def _advice_for_others(loader: DataLoader[Any], each: float) -> str:
-    if loader.num_workers == 0:
-        return "It reads in the training process: take num_workers > 0, or a dataset of this package."
-    return f"With {loader.num_workers} workers a batch comes every {each * 1000:.1f} ms; profile the dataset itself."
+    n_workers = dataloader.num_workers
+    if ours is not None:
+        amounts = {name: amount - before[name] for name, amount in ours.counters.total().items()}
+        if not (ours.dataset.has_transforms or ours.sampler.samples):
+            amounts["finish_seconds"] = 0.0  # of collating alone, which no setting changes
+        ours.close()
+        kind = _slowest_work(amounts, n_workers, usable_cores())
+        advice = _advice(kind, n_workers, usable_cores(), "shuffle_bytes that holds all")
+    elif n_workers == 0:
+        advice = "It reads in the training process: use num_workers > 0, or a dataset of this package."
+    else:
+        advice = f"It has {n_workers} workers: profile the dataset itself."
+    return LoaderReport(n_timed, n_rows, seconds, advice)
 
 
 def _rows_of(batch: Any) -> int:
@@ -135,33 +203,3 @@ def _rows_of(batch: Any) -> int:
     if isinstance(batch, tuple | list) and batch and not isinstance(batch[0], str):
         return _rows_of(batch[0])
     return len(batch) if isinstance(batch, Sized) else 0
-
-
-def set_reproducible_training(seed: int = 42) -> tuple[Callable[[int], object], torch.Generator]:
-    """Seeds Python, NumPy and torch on all devices, and has cuDNN choose the same algorithms in every run.
-
-    Args:
-        seed: of all of them.
-
-    Returns:
-        A ``worker_init_fn`` and a ``generator``, for a plain ``DataLoader``.
-    """
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002  # users' transforms draw from the global stream
-    torch.manual_seed(seed)  # of all devices
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
-    return h5_worker_init_fn, torch.Generator().manual_seed(seed)
-
-
-def ensure_deterministic_dataloader(dataset: Dataset[Any], batch_size: int, seed: int = 42) -> DataLoader[Any]:
-    """A training loader that gives the same batches in every run; torch may then use deterministic algorithms alone.
-
-    Args:
-        dataset: what to read.
-        batch_size: rows of a batch.
-        seed: see ``set_reproducible_training``.
-    """
-    set_reproducible_training(seed)
-    torch.use_deterministic_algorithms(True)
-    return create_optimized_dataloader(dataset, batch_size, num_workers=0, seed=seed, drop_last=True)

@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import inspect
 import os
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
-import numpy.typing as npt
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from ..cores import cores_of_a_rank
-from ..datasets import CombinedHDF5Dataset, FieldMap, RankMemCachedH5Dataset, RowDataset, Transform, h5_worker_init_fn
+from ..datasets import CombinedHDF5Dataset, FieldMap, RankMemCachedH5Dataset, RowDataset, h5_worker_init_fn
 from ..datasets.row_filters import Where
 from ..errors import H5ValueError, listing
 from ..options import FileOptions, RowCacheOptions, ShuffleOptions, WorkerOptions
 from ..order import OrderParameters, PlanSampler, Replica, ShardSampler, launched_replica, resolve_replica
 from ..sizes import whole
-from ..types import DTypeLike, PathLike, Paths
-from .choose_order import Order, choose_order
+from ..types import DTypeLike, Paths
+from .choose_order import choose_order
 from .collate import SampleCollate
 from .loader import H5DataLoader
 
-__all__ = ["create_multi_dataloaders", "create_optimized_dataloader", "get_optimal_num_workers"]
+__all__ = [
+    "create_multi_dataloaders",
+    "create_optimized_dataloader",
+    "ensure_deterministic_dataloader",
+    "get_optimal_num_workers",
+    "set_reproducible_training",
+]
 
 MAX_WORKERS = 16  # more wait for storage, or for each other
+
+_SAMPLES = (Mapping, tuple, list, torch.Tensor)
+_COLLECTIONS = ("builtins", "numpy", "torch", "h5py", "pandas")
 
 
 def create_optimized_dataloader(
@@ -50,14 +60,7 @@ def create_optimized_dataloader(
     dtype: DTypeLike = "float32",
     where: Where | None = None,
     field_map: FieldMap | None = None,
-    valid_mask: str | None = None,
-    cache_index: bool | PathLike = False,
     on_bad_file: Literal["error", "skip"] = "error",
-    indices: Sequence[int] | npt.NDArray[Any] | None = None,
-    transform: Transform | None = None,
-    batch_transform: Transform | None = None,
-    with_index: bool = False,
-    sample: Literal["row"] | None = None,
     files: FileOptions | Mapping[str, Any] | None = None,
     drop_last: bool = False,
     shuffle: bool | str | ShuffleOptions | Mapping[str, Any] = True,
@@ -70,55 +73,38 @@ def create_optimized_dataloader(
 
     Args:
         dataset: a map-style dataset; a list of samples (dicts, tuples, lists or tensors); or files (a path, a glob, a
-            directory, or a list of these), which are read as a ``CombinedHDF5Dataset`` that the arguments after
-            ``hdf5_files`` describe.
+            directory, or a list of these), which are read as a ``CombinedHDF5Dataset``. Pass a dataset for options of
+            it that are not listed here.
         batch_size: rows of a batch on one rank.
-        is_training: shuffle, and have all ranks take equally many steps. Else contiguous shards, each row once.
+        is_training: shuffle, with equally many steps on all ranks. If False, contiguous shards, each row once.
         num_workers: worker processes. "auto" is none for the datasets of this package, which read in threads; for
-            others as many as ``get_optimal_num_workers`` says.
+            others as many as ``get_optimal_num_workers`` returns.
         world_size: number of ranks. If None, that of ``torch.distributed`` if it is initialized, else that of the
             environment (``RANK`` and ``WORLD_SIZE``, as ``torchrun`` sets them), else 1.
         rank: this rank, from the same source. Pass both or neither; ``world_size=1`` needs no rank.
         seed: of the order.
         hdf5_files: the files by name instead of as ``dataset``.
-        drop_last: drop the ragged end of a training epoch. False, since all ranks take equally many steps without.
-        shuffle: how training rows are shuffled: ``ShuffleOptions``, or a shorthand (see ``LazyH5DataModule``).
-        collate_fn: makes a batch of a list of samples. None stacks.
-        workers: how worker processes are run: ``WorkerOptions``, or a mapping of its fields.
-        load_fields: arrays to load, in the order of the sample; their names are the sample's keys. None loads all that
-            share axis 0 (see ``CombinedHDF5Dataset``).
+        load_fields: see ``CombinedHDF5Dataset``, like the arguments up to ``on_bad_file``.
         allowed_guids: keep rows whose ``guid`` is one of these.
         cs_label: keep rows whose flag ``cs_label`` is set (True), or is not (False).
-        bg_label: likewise of ``bg_label``.
+        bg_label: keep rows whose flag ``bg_label`` is set (True), or is not (False).
         epoch_min: smallest value of ``epoch`` to keep.
         epoch_max: largest value of ``epoch`` to keep.
-        label: keep rows that have this class at any step of ``target``: class ids ``(N,)`` and ``(N, T)``, or one-hot
-            ``(N, T, C)`` and ``(N, C, T)``, told apart by shape and values. Steps that were padded with 0 are of class
-            0: name a ``valid_mask`` to look for that one.
-        cache_size: how many recently used rows each process keeps; 0 keeps none. ``RowCacheOptions`` limits their
+        label: keep rows that have this class at any step of ``target``.
+        cache_size: most recently used rows that each process keeps; 0 keeps none. ``RowCacheOptions`` limits their
             bytes.
         pin_memory: copy batches into page-locked memory if CUDA is available, and the dataset's own ``pin_memory``, if
             it has one, is not False.
-        dtype: of floating fields with an axis beside the rows, the target excepted. Ids, labels, flags and columns stay
-            as stored, since 16 bits would change them. None leaves all as stored. A mapping from fields to dtypes names
-            those of some, and leaves the others as stored; the stored dtype by name takes packed integers as they are.
-        where: conditions on any one-dimensional arrays, by name: a value, a list of values, a range
-            ``{"min": 3, "max": 5}`` (bounds included, either may be left out), or a function from the column to a mask.
-            Or one function from the columns of a file, by name, to a mask.
-        field_map: names of ours for arrays that are called otherwise: ``{"guid": "meta/patient"}``. What the axes of a
-            target are can be said here too: ``{"target": {"key": "y", "layout": "NCT"}}``.
-        valid_mask: array that is not 0 at steps that count for ``label``, one value a step or one a row.
-        cache_index: keep which rows pass on disk, for the next time: True, or a folder. It is made anew where a file
-            or a filter changed.
+        dtype: of floating fields with an axis besides the rows, the target excepted. None leaves all as stored.
+        where: conditions on one-dimensional arrays, by name.
+        field_map: names for arrays that are called otherwise: ``{"guid": "meta/patient"}``.
         on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged.
-        indices: rows to choose among, counted over all files (shape ``(n,)``, or a mask). None are all.
-        transform: runs on each sample, a dict (see ``H5LazyDataset``).
-        batch_transform: runs once on each batch that ``read_batch`` collates.
-        with_index: add each row's index in this dataset, as ``"index"``.
-        sample: "row" says that an index along axis 0 is a sample, for files that look like an image or volume each
-            (see ``H5LazyDataset``).
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields. A
             ``cache_bytes`` of "auto" is what decoding each chunk once an epoch needs.
+        drop_last: drop the ragged end of a training epoch. Without it all ranks take equally many steps as well.
+        shuffle: how training rows are shuffled: ``ShuffleOptions``, or a shorthand (see ``LazyH5DataModule``).
+        collate_fn: makes a batch of a list of samples. None stacks.
+        workers: how worker processes are run: ``WorkerOptions``, or a mapping of its fields.
 
     Raises:
         H5ValueError: ``batch_size`` is less than 1; both ``dataset`` and ``hdf5_files`` were given, or neither, or
@@ -126,7 +112,10 @@ def create_optimized_dataloader(
             is not the one whose shard the dataset holds.
         H5Error: the files are not as they should be.
     """
-    given = {
+    if (dataset is None) == (hdf5_files is None):
+        raise H5ValueError("create_optimized_dataloader takes a dataset or hdf5_files. Pass one of the two.")
+    batch_size = whole(batch_size, "batch_size", least=1)
+    of_files = {
         "load_fields": load_fields,
         "allowed_guids": allowed_guids,
         "cs_label": cs_label,
@@ -138,48 +127,36 @@ def create_optimized_dataloader(
         "dtype": dtype,
         "where": where,
         "field_map": field_map,
-        "valid_mask": valid_mask,
-        "cache_index": cache_index,
         "on_bad_file": on_bad_file,
-        "indices": indices,
-        "transform": transform,
-        "batch_transform": batch_transform,
-        "with_index": with_index,
-        "sample": sample,
         "files": files,
     }
-    if (dataset is None) == (hdf5_files is None):
-        raise H5ValueError("create_optimized_dataloader takes a dataset or hdf5_files. Pass one of the two.")
-    batch_size = whole(batch_size, "batch_size", least=1)
     shuffle, workers = ShuffleOptions.parse(shuffle, "shuffle"), WorkerOptions.parse(workers, "workers")
     if dataset is None or _are_paths(dataset):
         paths = cast("Paths", hdf5_files if dataset is None else dataset)
-        dataset = CombinedHDF5Dataset(paths, **given, pin_memory=pin_memory)
+        dataset = CombinedHDF5Dataset(paths, **of_files, pin_memory=pin_memory)
     else:
         dataset = _checked_dataset(dataset)
-        _refuse(given)
+        defaults = inspect.signature(CombinedHDF5Dataset).parameters
+        if given := [name for name, value in of_files.items() if value != defaults[name].default]:
+            raise H5ValueError(
+                f"a dataset and {listing(given)} were given; these make a dataset of hdf5_files. Pass one."
+            )
     replica = _replica(rank, world_size)
-    there = replica or resolve_replica()
-    if isinstance(dataset, RankMemCachedH5Dataset):
-        _check_shard(dataset, there, is_given=rank is not None or world_size is not None)
+    present = replica or resolve_replica()
     pins = torch.cuda.is_available() and pin_memory and getattr(dataset, "pin_memory", True)
+    drop_last = drop_last and is_training
     if not isinstance(dataset, RowDataset):
         n_workers = get_optimal_num_workers() if num_workers == "auto" else num_workers
         sampler: DistributedSampler[Any] = DistributedSampler(
-            dataset,
-            there.world_size,
-            there.rank,
-            shuffle=is_training,
-            seed=seed,
-            drop_last=is_training and drop_last,
+            dataset, present.world_size, present.rank, shuffle=is_training, seed=seed, drop_last=drop_last
         )
-        return _WholeEpochLoader(  # somebody else's dataset, as the best practice has it
+        return _WholeEpochLoader(  # another library's dataset: torch's loader, with the usual settings
             dataset,
             batch_size=batch_size,
             sampler=sampler,
             num_workers=n_workers,
             pin_memory=pins,
-            drop_last=is_training and drop_last,
+            drop_last=drop_last,
             collate_fn=collate_fn and SampleCollate(collate_fn, None),
             worker_init_fn=h5_worker_init_fn,
             persistent_workers=n_workers > 0,
@@ -190,9 +167,24 @@ def create_optimized_dataloader(
     order = choose_order(
         dataset,
         shuffle if is_training else ShuffleOptions(mode="none"),
-        world_size=there.world_size,
+        world_size=present.world_size,
         num_workers=n_workers,
     )
+    parameters = OrderParameters(
+        mode=order.mode, seed=seed, batch_size=batch_size, streams=order.streams, window=order.window
+    )
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "drop_last": drop_last,
+        "evaluation": not is_training,
+        "samples": collate_fn is not None,
+    }
+    if isinstance(dataset, RankMemCachedH5Dataset):
+        _check_shard(dataset, present, is_given=rank is not None or world_size is not None)
+        plan: PlanSampler = ShardSampler(dataset.shard, parameters, **options)
+    else:
+        rank, world_size = (None, None) if replica is None else replica
+        plan = PlanSampler(dataset.blocks(), parameters, rank=rank, world_size=world_size, **options)
     dataset.read_with(
         order.cache_bytes if dataset.asked_cache_bytes is None else dataset.asked_cache_bytes,
         keeps=None if is_training else False,
@@ -200,7 +192,7 @@ def create_optimized_dataloader(
     )
     return H5DataLoader(
         dataset,
-        sampler=_sampler(dataset, order, batch_size, is_training, drop_last, seed, replica, collate_fn),
+        sampler=plan,
         num_workers=n_workers,
         collate_fn=collate_fn and SampleCollate(collate_fn, dataset.batch_transform),
         pin_memory=pins,
@@ -238,13 +230,13 @@ def create_multi_dataloaders(
     is_training: bool = True,
     seed: int = 42,
 ) -> tuple[list[DataLoader[Any]], list[str]]:
-    """Loaders for several datasets, which share one budget of worker processes.
+    """Return loaders for several datasets, which share one budget of worker processes.
 
     Args:
         datasets_dict: datasets, or files, by name; or pairs of one of these and its batch size.
         batch_sizes: batch size of each, by name or in order, or one for all. Not needed if ``datasets_dict`` has them.
-        num_workers: worker processes of all loaders together; loaders that get none read in this process. "auto" shares
-            out what ``create_optimized_dataloader`` would take for one: none for the datasets of this package.
+        num_workers: worker processes of all loaders together; loaders that get none read in this process. "auto"
+            shares out what ``create_optimized_dataloader`` would use for one: none for the datasets of this package.
         is_training: see ``create_optimized_dataloader``.
         seed: of the orders; each dataset has an order of its own.
 
@@ -271,27 +263,18 @@ def create_multi_dataloaders(
                 f"batch_sizes={batch_sizes!r} was given, and {name!r} has the batch size {of_pair!r}. Pass one of them."
             )
     each, rest = divmod(get_optimal_num_workers() if num_workers == "auto" else num_workers, max(1, len(names)))
-    loaders = [
-        create_optimized_dataloader(
-            dataset,
-            cast("int", size),
-            is_training,
-            0 if num_workers == "auto" and _is_read_in_threads(dataset) else each + (at < rest),
-            seed=seed + at,
-        )
-        for at, ((dataset, _), size) in enumerate(zip(pairs, sizes, strict=True))
-    ]
+    loaders = []
+    for at, ((dataset, _), size) in enumerate(zip(pairs, sizes, strict=True)):
+        needs_none = num_workers == "auto" and (isinstance(dataset, RowDataset) or _are_paths(dataset))
+        n_workers = 0 if needs_none else each + (at < rest)
+        loaders.append(create_optimized_dataloader(dataset, cast("int", size), is_training, n_workers, seed=seed + at))
     return loaders, names
 
 
 def _with_batch_size(given: Any) -> tuple[Any, int | None]:
-    """A dataset or files, and the batch size that came with them, if any: a tuple of paths comes with none."""
+    """Return a dataset or files, and the batch size that came with them, if any: a tuple of paths comes with none."""
     is_pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], int | None)
     return given if is_pair else (given, None)
-
-
-def _is_read_in_threads(given: Any) -> bool:
-    return isinstance(given, RowDataset) or _are_paths(given)
 
 
 def _are_paths(given: Any) -> bool:
@@ -301,7 +284,7 @@ def _are_paths(given: Any) -> bool:
 
 
 def _checked_dataset(given: Any) -> Dataset[Any]:
-    """Refuses what is not a map-style dataset; one need not inherit from torch's class."""
+    """Raise if this is not a map-style dataset, which need not inherit from torch's class."""
     inside = ""
     if isinstance(given, Dataset):
         is_dataset = not isinstance(given, IterableDataset)
@@ -323,12 +306,8 @@ def _checked_dataset(given: Any) -> Dataset[Any]:
     return cast("Dataset[Any]", given)
 
 
-_SAMPLES = (Mapping, tuple, list, torch.Tensor)
-_COLLECTIONS = ("builtins", "numpy", "torch", "h5py", "pandas")
-
-
 def _replica(rank: int | None, world_size: int | None) -> Replica | None:
-    """The replica given, or that of the environment; None leaves it to ``torch.distributed`` when iteration starts."""
+    """Return the replica given, or that of the environment; None leaves it to ``torch.distributed`` later."""
     if rank is not None or world_size is not None:
         return resolve_replica(0 if rank is None and world_size == 1 else rank, world_size)
     return launched_replica()
@@ -341,47 +320,6 @@ def _check_shard(dataset: RankMemCachedH5Dataset, asked: Replica, *, is_given: b
             f"a loader for rank {asked.rank} of {asked.world_size} was asked for, and the dataset holds the rows of "
             f"rank {held.rank} of {held.world_size}. Pass the same rank and world_size to both."
         )
-
-
-def _sampler(
-    dataset: RowDataset,
-    order: Order,
-    batch_size: int,
-    is_training: bool,
-    drop_last: bool,
-    seed: int,
-    replica: Replica | None,
-    collate_fn: Callable[[Any], Any] | None,
-) -> PlanSampler:
-    parameters = OrderParameters(
-        mode=order.mode, seed=seed, batch_size=batch_size, streams=order.streams, window=order.window
-    )
-    if isinstance(dataset, RankMemCachedH5Dataset):
-        return ShardSampler(
-            dataset.shard,
-            parameters,
-            batch_size=batch_size,
-            drop_last=is_training and drop_last,
-            evaluation=not is_training,
-            samples=collate_fn is not None,
-        )
-    return PlanSampler(
-        dataset.blocks(),
-        parameters,
-        batch_size=batch_size,
-        drop_last=is_training and drop_last,
-        evaluation=not is_training,
-        rank=None if replica is None else replica.rank,
-        world_size=None if replica is None else replica.world_size,
-        samples=collate_fn is not None,
-    )
-
-
-def _refuse(given: Mapping[str, Any]) -> None:
-    takes = inspect.signature(CombinedHDF5Dataset).parameters
-    other = [name for name, value in given.items() if value is not takes[name].default and value != takes[name].default]
-    if other:
-        raise H5ValueError(f"a dataset and {listing(other)} were given; these make a dataset of hdf5_files. Pass one.")
 
 
 def get_optimal_num_workers(device_type: str | torch.device = "cuda", *, root: str | os.PathLike[str] = "/") -> int:
@@ -406,3 +344,33 @@ def get_optimal_num_workers(device_type: str | torch.device = "cuda", *, root: s
     except (RuntimeError, TypeError) as error:
         raise H5ValueError(f"device_type={device_type!r} was given. Pass 'cpu', 'cuda' or 'mps'.") from error
     return 0 if kind == "cpu" else max(0, min(MAX_WORKERS, cores_of_a_rank(root) - 1))
+
+
+def set_reproducible_training(seed: int = 42) -> tuple[Callable[[int], object], torch.Generator]:
+    """Seed Python, NumPy and torch on all devices, and make cuDNN choose the same algorithms in every run.
+
+    Args:
+        seed: of all of them.
+
+    Returns:
+        A ``worker_init_fn`` and a ``generator``, for a plain ``DataLoader``.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  # users' transforms draw from the global stream
+    torch.manual_seed(seed)  # of all devices
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    return h5_worker_init_fn, torch.Generator().manual_seed(seed)
+
+
+def ensure_deterministic_dataloader(dataset: Dataset[Any], batch_size: int, seed: int = 42) -> DataLoader[Any]:
+    """Return a training loader with the same batches in every run; makes torch use deterministic algorithms only.
+
+    Args:
+        dataset: what to read.
+        batch_size: rows of a batch.
+        seed: see ``set_reproducible_training``.
+    """
+    set_reproducible_training(seed)
+    torch.use_deterministic_algorithms(True)
+    return create_optimized_dataloader(dataset, batch_size, num_workers=0, seed=seed, drop_last=True)

@@ -1,4 +1,4 @@
-"""One pass over a loader, from its first batch on, and how far the passes of a loader have come."""
+"""One pass over a loader, and the position of loops without a Trainer, which is that of a loader's passes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import MAX_LETTERS, H5Error, H5ResumeError, listing
-from ..order import EpochPlan, PlanSampler
-from .position import Position, steps_left
+from ..order import EpochPlan, PlanSampler, Position
 from .prefetch import CLOSED
 
 if TYPE_CHECKING:
@@ -25,16 +24,16 @@ class Batches(Protocol):
     """
 
     def __next__(self) -> Any:
-        """The next batch. Raises H5Error if it was closed before the last one."""
+        """Return the next batch. Raises H5Error if it was closed before the last one."""
         ...
 
     def close(self) -> None:
-        """Ends the pass; calling it again has no effect."""
+        """End the pass; calling it again has no effect."""
         ...
 
 
 class Iteration:
-    """Starts reading at the first ``next()``; times each one. After an error it gives errors only.
+    """Starts reading at the first ``next()``; times each one. After an error it raises errors only.
 
     Args:
         loader: what to iterate over.
@@ -45,7 +44,6 @@ class Iteration:
         self._batches: Batches | None = None
         self._plan: EpochPlan
         self.progress: Progress
-        self._step = self._n_steps = 0
         self._failed: str | None = None
         self._is_over = False
 
@@ -54,7 +52,7 @@ class Iteration:
 
     def __next__(self) -> Any:
         loader, began = self._loader, perf_counter()
-        if self._failed is not None:  # else a loop that passes over errors would take the rest for an epoch
+        if self._failed is not None:  # otherwise a loop that ignores errors would take the rest for an epoch
             raise H5Error(self._failed)
         if self._is_over:
             raise StopIteration
@@ -62,13 +60,12 @@ class Iteration:
         try:
             if self._batches is None:
                 self._batches, self._plan, self.progress = loader.start()
-                self._n_steps = self._plan.n_steps
                 loader.running.add(self)
             batch = self._next_of(self._batches)
         except StopIteration:
             self._batches, self._is_over = None, True
             loader.running.discard(self)
-            loader.passes.end(self.progress, loader.sampler)
+            loader.passes.end(self.progress)
             raise
         except H5Error as error:
             self._fail(error)
@@ -78,26 +75,26 @@ class Iteration:
         except BaseException as error:
             self._fail(error)
             raise
+        start, stop = self._plan.bounds(self.progress.n_given)
         loader.passes.advance(self.progress)
-        start, stop = self._plan.bounds(self._step)
         waited = perf_counter() - began
         loader.counters.add_batch(stop - start, waited)
         loader.waits.add(waited)
         if is_first:
             loader.counters.add(start_seconds=waited)
-        self._step += 1
         return batch
 
     def _next_of(self, batches: Batches) -> Any:
-        """The next batch; StopIteration after the last step of the plan, and never before it."""
+        """Return the next batch; raise StopIteration after the last step of the plan, and never before it."""
         try:
             return next(batches)
         except StopIteration as error:
-            if self._step == self._n_steps:
+            n_steps, n_given = self._plan.n_steps, self.progress.n_given
+            if n_given == n_steps:
                 raise
             raise H5Error(
-                f"the epoch has {self._n_steps} batches left, and none came after {self._step} of them: making the "
-                "next one raised StopIteration. Have the code that raised it (see above) raise another error."
+                f"the epoch has {n_steps} batches left, and none came after {n_given} of them: making the next one "
+                "raised StopIteration. Have the code that raised it (see above) raise another error."
             ) from error
 
     def _fail(self, error: BaseException) -> None:
@@ -117,7 +114,7 @@ class Iteration:
 
 @dataclass(eq=False)
 class Progress:
-    """How far one iteration of a loader is.
+    """The progress of one iteration of a loader.
 
     Attributes:
         began: the position at which it began.
@@ -133,77 +130,71 @@ class Progress:
 
     @property
     def n_rows(self) -> int:
-        """Rows of the epoch that were consumed, but for a last batch that is not full."""
+        """Rows of the epoch that are consumed; a last batch that is not full counts as full."""
         return self.began.n_rows + self.step_rows * self.n_given
-
-    def is_where(self, other: Progress) -> bool:
-        """Whether another one has come equally far."""
-        return (self.began, self.n_given) == (other.began, other.n_given)
 
 
 class Passes:
-    """Knows which iteration of a loader trains, and its position; for loops without a Trainer."""
+    """Keeps the position of a loader without a Trainer: that of the iteration which trains.
 
-    def __init__(self) -> None:
-        self._last: Progress | None = None  # that yielded a batch
+    Args:
+        sampler: the loader's.
+    """
+
+    def __init__(self, sampler: PlanSampler) -> None:
+        self._sampler = sampler
+        self._last: Progress | None = None  # the one that yielded the last batch
         self._furthest: Progress | None = None  # of the same epoch
-        self._loaded: int | None = None  # an epoch that was loaded, until an iteration goes on with it
+        self._loaded_epoch: int | None = None  # until an iteration begins
         self._n_loaded = 0
 
-    def begin(self, epoch: int, sampler: PlanSampler) -> Progress:
+    def begin(self, epoch: int) -> Progress:
         """Begin an iteration of an epoch.
 
         Raises:
             H5ResumeError: the rest of another epoch was loaded and would be left out.
         """
-        loaded, self._loaded = self._loaded, None
-        if loaded not in (None, epoch) and not sampler.is_kept and (left := steps_left(sampler, loaded)):
+        sampler, loaded = self._sampler, self._loaded_epoch
+        self._loaded_epoch = None
+        if loaded not in (None, epoch) and sampler.epoch_source is None and (left := sampler.plan(loaded).n_steps):
             raise H5ResumeError(
                 f"a position in epoch {loaded} was loaded, which has {left} batches left, and an iteration of epoch "
                 f"{epoch} was begun. Call loader.sampler.set_epoch({loaded}) first, or do not load the position."
             )
-        step_rows = sampler.batch_size * sampler.replica.world_size
-        return Progress(Position.of(sampler, epoch), self._n_loaded, step_rows)
+        return Progress(sampler.position(epoch), self._n_loaded, sampler.batch_size * sampler.replica.world_size)
 
     def advance(self, one: Progress) -> None:
-        """Count one more batch. What an iteration yields that began before a position was loaded does not count."""
+        """Count one more batch. Batches of an iteration that began before a position was loaded do not count."""
         one.n_given += 1
         if one.n_loaded == self._n_loaded:
             self._last, furthest = one, self._furthest
             if furthest is None or furthest.began.epoch != one.began.epoch or furthest.n_rows < one.n_rows:
                 self._furthest = one
 
-    def end(self, one: Progress, sampler: PlanSampler) -> None:
-        """An iteration came to its end: the next one of the same epoch is a whole one again."""
+    def end(self, one: Progress) -> None:
+        """End an iteration: the next one of the same epoch is a whole one again."""
         if self._furthest is one:  # what comes after it is another pass
             self._furthest = None
-        if one.n_loaded == self._n_loaded and not sampler.is_kept:
-            sampler.forget()
+        if one.n_loaded == self._n_loaded and self._sampler.epoch_source is None:
+            self._sampler.restore(None)
 
-    def position(self, sampler: PlanSampler, running: Iterable[Progress]) -> Position:
+    def position(self, running: Iterable[Progress]) -> Position:
         """Return the position of the iteration which yielded the last batch.
 
         Args:
-            sampler: the loader's.
             running: iterations that began, and neither ended nor failed.
 
         Raises:
             H5ResumeError: others of the epoch are at other batches, so that it is not known which of them trains.
         """
-        epoch, last = sampler.epoch, self._last
+        epoch, last, furthest = self._sampler.epoch, self._last, self._furthest
         here = [one for one in running if one.n_given and (one.began.epoch, one.n_loaded) == (epoch, self._n_loaded)]
         if last is None or last.began.epoch != epoch:
             last = here[0] if here else None
         if last is None:  # no iteration of it began here
-            return Position.of(sampler, epoch)
-        others = [one for one in here if not last.is_where(one)]
-        furthest = self._furthest
-        if (
-            last not in here
-            and furthest is not None
-            and furthest.began.epoch == epoch
-            and furthest.n_rows > last.n_rows
-        ):
+            return self._sampler.position(epoch)
+        others = [one for one in here if (one.began, one.n_given) != (last.began, last.n_given)]
+        if last not in here and furthest and furthest.began.epoch == epoch and furthest.n_rows > last.n_rows:
             others.append(furthest)
         if others:
             raise H5ResumeError(
@@ -213,12 +204,12 @@ class Passes:
                 "first, call loader.sampler.set_epoch(epoch) before each epoch, or look at batches through a loader "
                 "of its own."
             )
-        return last.began.after(sampler, last.n_given)
+        return last.began.after(self._sampler, last.n_given)
 
-    def load(self, position: Position, sampler: PlanSampler) -> None:
-        """Takes over a saved position."""
-        position.restore(sampler)
-        sampler.go_on_from(position.epoch)
+    def load(self, position: Position) -> None:
+        """Continue from a saved position."""
+        self._sampler.restore(position)
+        self._sampler.resume_epoch(position.epoch)
         self._last = self._furthest = None
         self._n_loaded += 1
-        self._loaded = position.epoch
+        self._loaded_epoch = position.epoch

@@ -1,4 +1,4 @@
-"""The loader: a torch ``DataLoader`` that reads batches by token, starts late, and knows where it is."""
+"""The loader: a torch ``DataLoader`` that reads batches by token, starts late, and has a position."""
 
 from __future__ import annotations
 
@@ -14,23 +14,21 @@ from torch.utils.data import DataLoader
 
 from ..counters import Counters, WaitTimes
 from ..datasets import RawBatch, RowDataset, own_streams
-from ..order import EpochPlan, PlanSampler
+from ..order import EpochPlan, PlanSampler, Position
 from ..readers import usable_cores
 from ..types import BatchToken
-from .collate import Collate, pin
-from .in_memory_iterator import InMemoryIterator
+from .collate import Collate, PinnedBatches, pin
 from .iteration import Batches, Iteration, Passes, Progress
-from .position import Position
-from .prefetch import ReadAhead
-from .workers import PinnedBatches, WorkerPool
+from .prefetch import InMemoryIterator, ReadAhead
+from .worker_pool import WorkerPool
 
 __all__ = ["H5DataLoader"]
 
 DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few to hold in memory
-MAX_TOGETHER = 16  # batches looked up at a time: what that costs is no longer seen beside copying them
+MAX_TOGETHER = 16  # batches looked up at a time: more would not be faster
 TOGETHER_BYTES = 3 << 20  # what is being read and was not taken yet stays in the cores' shared cache
-TOGETHER_BYTES_MORE = 8 << 20  # of many slabs or runs, where looking up costs more; in memory, where copying costs less
-MAX_LOOKAHEAD = 512  # batches after these that are looked at for what to decode; a token takes a kilobyte
+TOGETHER_BYTES_MORE = 8 << 20  # of many chunks or runs, which cost more to look up; in memory, which costs less to copy
+MAX_LOOKAHEAD = 512  # batches after these that are decoded ahead; a token takes a kilobyte
 
 
 class H5DataLoader(DataLoader[Any]):
@@ -38,7 +36,7 @@ class H5DataLoader(DataLoader[Any]):
 
     ``iter(loader)`` starts nothing; the first ``next()`` starts workers and asks for the epoch. That is after
     everything that Lightning restores or sets between the two. ``len(loader)`` is the length of a whole epoch,
-    also where an iteration goes on with the rest of one.
+    also if an iteration continues in the middle of one.
 
     Batches come collated, so ``batch_size`` stays None; shuffling is the sampler's.
 
@@ -48,31 +46,31 @@ class H5DataLoader(DataLoader[Any]):
     started for the other one and persist in their place.
 
     Under a Trainer the saved position is the Trainer's. Otherwise it is that of the iteration which yielded the last
-    batch, and ``state_dict`` raises if it cannot know that this one trains: another iterator of the same epoch exists
-    that did not come to its end and is at a different batch, or the last batch was yielded by an iterator that exists
-    no more, and another one that did not come to its end had come further. So save the position before you look at
-    ``next(iter(loader))``, or after the loop took its next batch. An iterator that begins after the end of an epoch
-    counts as its next pass. Call ``loader.sampler.set_epoch(epoch)`` before each pass, which tells them apart.
+    batch, and ``state_dict`` raises if it cannot know that this one trains: another unfinished iterator of the same
+    epoch exists at a different batch, or the last batch was yielded by an iterator that was deleted, and another
+    unfinished one had come further. So save the position before you look at ``next(iter(loader))``, or after the loop
+    took its next batch. An iterator that begins after the end of an epoch counts as its next pass. Call
+    ``loader.sampler.set_epoch(epoch)`` before each pass, which keeps passes apart.
 
     Args:
         dataset: what to read.
         sampler: which rows, in which order, on which rank.
-        batch_size: None. Here since Lightning builds loaders anew with the arguments of torch's.
-        shuffle: None or False, likewise.
-        batch_sampler: None, likewise.
-        drop_last: False, likewise; ask the sampler.
-        num_workers: worker processes; with 0 a thread of this process reads ahead, without a copy (rows in memory: from
-            when the consumer is longer elsewhere than copying them takes).
-        collate_fn: runs on what the dataset gives for a token.
+        batch_size: None. Exists since Lightning remakes loaders with the arguments of torch's.
+        shuffle: None or False, for the same reason.
+        batch_sampler: None, for the same reason.
+        drop_last: False, for the same reason; the sampler decides.
+        num_workers: worker processes. With 0 a thread of this process reads ahead, without a copy; rows in memory are
+            read ahead once the consumer is away longer than copying them takes.
+        collate_fn: runs on what the dataset returns for a token.
         pin_memory: put batches into page-locked memory.
-        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 a worker; here 4, or
-            twice as many as are read together: up to 16 that take 3 MiB; 8 MiB of rows in memory, and in the order
-            ``window``.
+        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 per worker. In this
+            process it means 4, or twice as many as are read together: up to 16 batches of 3 MiB in all, or of 8 MiB
+            for rows in memory and in the order ``window``.
         persistent_workers: keep workers between epochs.
         multiprocessing_context: how workers start.
-        timeout: seconds to wait for a worker; 0 waits for ever.
+        timeout: seconds to wait for a worker; 0 waits forever.
         worker_init_fn: runs in each worker, after its handles and seeds are set.
-        generator: where torch draws the workers' base seed from.
+        generator: source of the workers' base seed.
     """
 
     dataset: RowDataset
@@ -112,10 +110,10 @@ class H5DataLoader(DataLoader[Any]):
             worker_init_fn=worker_init_fn or _do_nothing,
             generator=generator,
         )
-        self._pins = pin_memory and torch.accelerator.is_available()  # torch's own loader warns where it cannot
+        self._pins = pin_memory and torch.accelerator.is_available()  # torch's own loader warns if it cannot
         dataset.reads_pinned = self._pins and not num_workers
         self._iterator: Any = None  # torch's name, which Lightning sets to None when a stage ends: persistent workers
-        self.passes = Passes()
+        self.passes = Passes(sampler)
         self.waits = WaitTimes()
         self._reading: weakref.WeakSet[ReadAhead | InMemoryIterator] = weakref.WeakSet()
         self.running: weakref.WeakSet[Iteration] = weakref.WeakSet()  # began, and neither ended nor failed
@@ -144,19 +142,19 @@ class H5DataLoader(DataLoader[Any]):
         )
 
     def start(self) -> tuple[Batches, EpochPlan, Progress]:
-        """Starts reading an epoch; called by the first ``next()``.
+        """Start to read an epoch; called by the first ``next()``.
 
         Returns:
             The batches, the plan they follow, and the count of those that were yielded.
 
         Raises:
             H5Error: workers cannot be started: the system has no shared memory, descriptors or processes left.
-            H5ValueError: a function of the user's cannot travel to workers.
-            H5ResumeError: a position was loaded and nobody applied it.
+            H5ValueError: a function of the user's cannot be pickled for workers.
+            H5ResumeError: a position was loaded and not applied.
         """
         epoch = self.sampler.starting_epoch()
         plan = self.sampler.plan(epoch)
-        progress = self.passes.begin(epoch, self.sampler)
+        progress = self.passes.begin(epoch)
         tokens = self.sampler.tokens(epoch)
         return self._from_workers(tokens) if self.num_workers else self._from_threads(tokens), plan, progress
 
@@ -198,7 +196,7 @@ class H5DataLoader(DataLoader[Any]):
         )
 
     def _finish(self, raw: Any, token: BatchToken) -> Any:
-        """What a worker process, and torch's pinning thread, would do with what was read."""
+        """Do what a worker process, and torch's pinning thread, would do with what was read."""
         began = perf_counter()
         if self.dataset.has_transforms or token.samples:
             with own_streams(token.draws):
@@ -209,7 +207,7 @@ class H5DataLoader(DataLoader[Any]):
         return pin(batch) if self._pins else batch
 
     def _finish_all(self, raw: RawBatch, tokens: Sequence[BatchToken]) -> Iterator[Any]:
-        """The same for batches that were read together; each is finished when it is taken."""
+        """Do the same for batches that were read together; each is finished when it is taken."""
         sizes = [len(token.rows) for token in tokens]
         as_read = self.dataset.is_passthrough and getattr(self.collate_fn, "user", True) is None
         if as_read and not self._pins and not tokens[0].samples:
@@ -218,14 +216,14 @@ class H5DataLoader(DataLoader[Any]):
         return (self._finish(each, token) for each, token in zip(raw.split(sizes), tokens, strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Neither threads nor processes travel; they start again where they are needed.
+        # Threads and processes are not pickled; they start again when they are needed.
         return self.__dict__ | {"_reading": None, "running": None, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state | {"_reading": weakref.WeakSet(), "running": weakref.WeakSet()})
 
     def close(self) -> None:
-        """Ends reading ahead, so that nobody opens the files again behind the reader's back; and persistent workers."""
+        """End reading ahead, which would open the files again, and persistent workers."""
         for reading in list(self._reading):
             reading.close()
         if self._iterator is not None:
@@ -233,28 +231,27 @@ class H5DataLoader(DataLoader[Any]):
             self._iterator = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop is: plain values, less than 4 KiB, whatever the number of rows.
+        """Return the position of the loop as plain values, less than 4 KiB for any number of rows.
 
-        Without a Trainer it is what was given out. Under a data module's Trainer it is the data module's state.
+        Without a Trainer it counts the batches that were yielded. Under a Trainer it is the data module's state.
 
         Raises:
             H5ResumeError: several iterations of the epoch came to different batches, and which of them trains is not
                 known (see the class).
         """
-        kept = self.sampler.kept_state()
-        if kept is not None:
-            return kept
-        position = self.passes.position(self.sampler, [one.progress for one in list(self.running)])
+        if (source := self.sampler.epoch_source) is not None:
+            return source.state_dict()
+        position = self.passes.position([one.progress for one in list(self.running)])
         return position.state(self.sampler, self._identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where ``state_dict`` was taken; sets the sampler's epoch. Does nothing under a Trainer.
+        """Continue where ``state_dict`` was taken; sets the sampler's epoch. Has no effect under a Trainer.
 
         Raises:
-            H5ResumeError: the state is not one of ours, or does not fit the present data or settings.
+            H5ResumeError: it is not such a state, or does not fit the present data or settings.
         """
-        if not self.sampler.is_kept and state:
-            self.passes.load(Position.from_state(state, self.sampler, self._identity), self.sampler)
+        if self.sampler.epoch_source is None and state:
+            self.passes.load(Position.from_state(state, self.sampler, self._identity))
 
     @cached_property
     def _identity(self) -> str:
@@ -262,4 +259,4 @@ class H5DataLoader(DataLoader[Any]):
 
 
 def _do_nothing(worker: int) -> None:
-    """In place of a user's ``worker_init_fn``: Lightning puts its own there if there is none, and ours seed by rank."""
+    """Stand in for a user's ``worker_init_fn``: Lightning sets its own if there is none, and ours seed by rank."""

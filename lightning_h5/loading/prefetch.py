@@ -1,10 +1,9 @@
-"""Reading ahead in this process: threads decode and gather batches, the consumer transforms them.
+"""Batches read in this process: ahead of use by threads, or on demand if their rows are in memory.
 
-What is decoded is looked up ahead of the batches that need it, a slab at a time, by a team of threads. One thread more
-gathers batches. A consumer that comes too early does not wait: it gathers a batch itself that the thread has not begun,
-and decodes for it. While a model trains, the threads have the next batches ready; where nothing is trained, all cores
-read. (Measured on two cores, rows of 12 KiB from a contiguous array, rows a second: one thread and helping 445,000, two
-threads and helping 350,000, two threads without 310,000, four threads 250,000: they wait for the interpreter's lock.)
+A team of threads decodes ahead of the batches that need it, a chunk at a time. One more thread gathers batches. If no
+batch is ready, the consumer reads the next unstarted batch itself instead of waiting. So while a model trains, threads
+have the next batches ready; without one, all cores read. (More gathering threads are slower: they wait for the
+interpreter's lock.)
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from queue import SimpleQueue
+from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..errors import H5Error
 from ..readers import TaskQueue
 from ..types import BatchToken, IntArray
 
-__all__ = ["BatchSource", "ReadAhead"]
+__all__ = ["CLOSED", "BatchSource", "InMemoryIterator", "ReadAhead"]
 
 CLOSED = "reading was closed in the middle of an epoch. Start a new iteration of the loader."
 
@@ -36,18 +36,22 @@ class BatchSource(Protocol):
     work: TaskQueue
 
     def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
-        """Begins to read rows; called for one batch, or several together, after the other. What it gives reads them."""
+        """Begin to read rows, in the order of the batches; return what reads them."""
         ...
 
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
-        """Has what rows need decoded or read; False where there was not room for all of it."""
+        """Start to decode or read what rows need; return False if there was not room for all of it."""
+        ...
+
+    def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
+        """Read rows in the caller's thread, on all cores."""
         ...
 
 
 class _Reading:
-    """Some batches that are read together: what looking up and copying cost besides is the same for eight as for one.
+    """Some batches that are read together: the overhead of looking up and copying is the same for eight as for one.
 
-    A lock tells when they are read; the standard library's executor and futures would cost 24 microseconds, not 11.
+    A lock marks when they are read; an executor's futures would cost 24 microseconds, not 11.
 
     Args:
         tokens: what to read.
@@ -64,21 +68,21 @@ class _Reading:
         self.done.acquire()
 
     def rows(self) -> IntArray:
-        """Rows of all batches."""
+        """Return the rows of all batches."""
         rows = [token.rows for token in self._tokens]
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
     def read(self, source: BatchSource, turn: threading.Lock) -> None:
-        """Reads them; gives up the turn once all that they need is on its way."""
+        """Read them; release the turn once all that they need is under way."""
         try:
             try:
                 self._read_all(source, turn)
             except Exception:
                 if len(self._tokens) == 1:
                     raise
-                for token in self._tokens:  # those before the one that cannot be read are as good as ever
+                for token in self._tokens:  # those before the one that cannot be read are fine
                     self._raws.append(source.begin(token.rows, token.epoch)())
-        except BaseException as error:  # it belongs to the one who takes this batch
+        except BaseException as error:  # it is raised when this batch is taken
             self._error = error
             if not isinstance(error, Exception):
                 raise  # an interrupt ends the loop at once
@@ -94,24 +98,24 @@ class _Reading:
             self._raws.extend(complete().split([len(token.rows) for token in self._tokens]))
 
     def prefetch(self, source: BatchSource) -> bool:
-        """Has what they need decoded or read; False where there was not room for all of it."""
+        """Start to decode or read what they need; return False if there was not room for all of it."""
         return not self._tokens or source.prefetch(self.rows(), self._tokens[0].epoch)
 
     def is_done(self) -> bool:
-        """Whether they are read."""
+        """Return whether they are read."""
         return not self.done.locked()
 
     def wait(self) -> None:
-        """Waits until they are."""
+        """Wait until they are read."""
         with self.done:
             pass
 
     def is_used_up(self) -> bool:
-        """Whether all was taken, once they are read."""
+        """Return whether all were taken, once they are read."""
         return not self._raws and self._error is None
 
     def take(self) -> tuple[Any, BatchToken]:
-        """The next batch, as it was read; raises what went wrong with it."""
+        """Return the next batch, as it was read; raise what went wrong with it."""
         if not self._raws and self._error is not None:
             raise self._error
         return self._raws.popleft(), self._tokens.popleft()
@@ -121,15 +125,15 @@ class ReadAhead:
     """Iterates over batches while threads read the next ones.
 
     Batches come in the order of the tokens. The threads end with the iteration, with an error, with ``close``,
-    and when this object is forgotten. An error while reading is raised by the ``next()`` whose batch it was.
+    and when this object is collected. An error while reading is raised by the ``next()`` whose batch it was.
 
     Args:
         source: what to read from.
-        finish: makes a batch of what was read for a token; called where the batch is taken.
-        tokens: what to read. The first are asked for here, the others by whoever is about to read, one at a time.
+        finish: makes a batch of what was read for a token; called when the batch is taken.
+        tokens: what to read. The first are taken here, the others by the thread that reads next, one thread at a time.
         depth: batches that are read ahead, at least; those that are read together may be one round more.
         together: batches that are read together.
-        lookahead: batches after these whose slabs are decoded ahead, as far as there is room.
+        lookahead: batches after these whose chunks are decoded ahead, as far as there is room.
         team: threads that decode.
     """
 
@@ -149,7 +153,7 @@ class ReadAhead:
         self._current: _Reading | None = None
         self._ended = self._closed = False
         self._n_team = team
-        # The threads must not hold this object, or it would never be forgotten.
+        # The threads must not hold this object, or it would never be collected.
         self._threads = source.work.start_team(team)
         self._threads.append(
             threading.Thread(target=_work, args=(self._queue,), name="lightning_h5-read-ahead", daemon=True)
@@ -192,7 +196,7 @@ class ReadAhead:
         self.close()
 
     def close(self) -> None:
-        """Ends the threads; waits for what they are reading."""
+        """End the threads; wait for what they are reading."""
         self._dismiss()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -212,10 +216,10 @@ class ReadAhead:
 
 
 class _Queue:
-    """What is to be read, in order, by the thread and by a consumer who has to wait.
+    """What is to be read, in order, by the thread and by a consumer that would have to wait.
 
-    Whoever has the turn begins to read the oldest, and gives the turn up once that has begun: so all begin in order.
-    Tokens are asked for outside of it, so that the thread can do so ahead while the consumer reads.
+    The thread that has the turn begins to read the oldest, and releases the turn once that has begun: so all begin in
+    order. Tokens are taken outside of it, so that the thread can do so ahead while the consumer reads.
     """
 
     def __init__(
@@ -224,42 +228,42 @@ class _Queue:
         self.source = source
         self._tokens: Iterator[BatchToken] | None = tokens
         self._together, self._depth, self._lookahead = together, depth, lookahead
-        self._later: deque[_Reading] = deque()  # what comes next, as far as tokens were asked for
-        self._n_decoded = 0  # of these, those whose slabs are all on their way
+        self._later: deque[_Reading] = deque()  # what comes next, as far as tokens were taken
+        self._n_decoded = 0  # of these, those whose chunks are all under way
         self._begun: deque[_Reading] = deque()  # and not taken yet
-        self._asking, self._turn = threading.Lock(), threading.Lock()
+        self._taking, self._turn = threading.Lock(), threading.Lock()
         self._is_ended = False
         self._calls: SimpleQueue[bool] = SimpleQueue()  # wakes the thread; False ends it
-        self._ask_for(1)
+        self._take_tokens(1)
 
     def take(self) -> _Reading | None:
-        """The oldest that was begun, by the caller if by nobody else; None after the last one."""
+        """Return the oldest that was begun, by the caller if necessary; None after the last one."""
         while not self._begun:
             if not self.read_next() and not self._begun:
                 return None
         try:
             reading = self._begun.popleft()
-        except IndexError:  # forgotten meanwhile
+        except IndexError:  # dropped meanwhile
             return None
         self._calls.put(True)
         return reading
 
     def end(self) -> None:
-        """Forgets all, and ends the thread. Waits for nothing: the collector may call it from anywhere."""
+        """Drop all, and end the thread. Waits for nothing: the collector may call it from anywhere."""
         self._is_ended = True
         self._begun.clear()
         self._calls.put(False)
 
     def wait_for_call(self) -> bool:
-        """Waits until there may be more to do; False where there never will be."""
+        """Wait until there may be more to do; return False if there never will be."""
         return self._calls.get() and not self._is_ended
 
     def read_next(self) -> bool:
-        """Reads the next batches; False where there are none, or as many are begun as are wanted."""
+        """Read the next batches; return False if there are none, or enough are begun."""
         reading = None
         self._turn.acquire()
         try:
-            if len(self._begun) < self._depth and not self._is_ended and self._ask_for(1):
+            if len(self._begun) < self._depth and not self._is_ended and self._take_tokens(1):
                 reading = self._later.popleft()
                 self._n_decoded = max(0, self._n_decoded - 1)
                 self._begun.append(reading)
@@ -271,29 +275,29 @@ class _Queue:
         return reading is not None
 
     def decode_ahead(self) -> None:
-        """Has slabs decoded in the order in which batches need them, until there is no room for more."""
+        """Start to decode chunks in the order in which batches need them, until there is no room for more."""
         while not self._is_ended and (place := self._n_decoded) <= self._lookahead:
-            if not self._ask_for(place + 1) or not self._turn.acquire(blocking=False):
+            if not self._take_tokens(place + 1) or not self._turn.acquire(blocking=False):
                 return
             try:
-                if place == self._n_decoded and place < len(self._later):  # nobody was faster
+                if place == self._n_decoded and place < len(self._later):  # no other thread was faster
                     if not self._later[place].prefetch(self.source):
                         return
                     self._n_decoded += 1
             finally:
                 self._turn.release()
 
-    def _ask_for(self, n: int) -> bool:
-        """Asks for tokens until so many readings come next; False where there are no more."""
+    def _take_tokens(self, n: int) -> bool:
+        """Take tokens until so many readings come next; return False if there are no more."""
         if len(self._later) >= n:
             return True
-        with self._asking:
+        with self._taking:
             while len(self._later) < n:
                 tokens: list[BatchToken] = []
                 error = None
                 try:
                     tokens.extend(islice(self._tokens or (), self._together))
-                except Exception as raised:  # it belongs to the one who takes this batch
+                except Exception as raised:  # it is raised when this batch is taken
                     self._tokens, error = None, raised
                 if not tokens and error is None:
                     return False
@@ -306,3 +310,71 @@ def _work(queue: _Queue) -> None:
     while is_wanted:
         queue.decode_ahead()
         is_wanted = queue.read_next() or queue.wait_for_call()
+
+
+class InMemoryIterator:
+    """Iterates over batches of rows in memory; reads ahead once the consumer was away longer than copying rows took.
+
+    Rows of a batch are copied in some fifty microseconds on all cores. A thread that did it ahead of a consumer that
+    returns at once would only compete with it for the interpreter's lock, and keep a core from the copying.
+
+    Args:
+        source: what to read from.
+        finish_all: makes batches of what was read for some tokens, each when it is taken.
+        tokens: what to read.
+        together: batches that are read together: Python's work for one is noticeable next to copying it.
+        start_ahead: begins to read ahead what is left of the tokens.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        finish_all: Callable[[RawBatch, Sequence[BatchToken]], Iterator[Any]],
+        tokens: Iterator[BatchToken],
+        together: int,
+        start_ahead: Callable[[Iterator[BatchToken]], ReadAhead],
+    ) -> None:
+        self._source, self._finish_all, self._tokens, self._together = source, finish_all, tokens, together
+        self._start_ahead = start_ahead
+        self._batches: Iterator[Any] = iter(())
+        self._ahead: ReadAhead | None = None
+        self._is_over = self._is_closed = False
+        self._left: float | None = None
+        self._reading = self._elsewhere = 0.0  # seconds
+
+    def __iter__(self) -> InMemoryIterator:
+        return self
+
+    def __next__(self) -> Any:
+        for batch in self._batches:
+            return batch
+        if self._ahead is None and not self._is_over:
+            if self._is_closed:
+                raise H5Error(CLOSED)
+            self._read_some()
+            for batch in self._batches:
+                return batch
+        raise StopIteration
+
+    def _read_some(self) -> None:
+        came = perf_counter()
+        if self._left is not None:
+            self._elsewhere += came - self._left
+            if self._elsewhere > self._reading:
+                self._batches = self._ahead = self._start_ahead(self._tokens)
+                return
+        self._is_over = True  # with an error too
+        if tokens := list(islice(self._tokens, self._together)):
+            raw = self._source.gather(np.concatenate([token.rows for token in tokens]), tokens[0].epoch)
+            self._batches = self._finish_all(raw, tokens)
+            self._is_over = False
+        self._left = perf_counter()
+        self._reading += self._left - came
+
+    def close(self) -> None:
+        """End the iteration, and the threads if any."""
+        self._is_closed = True
+        if self._ahead is None:
+            self._batches = iter(())
+        else:
+            self._ahead.close()

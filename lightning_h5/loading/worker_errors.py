@@ -1,4 +1,4 @@
-"""What is said when workers cannot be started, end or hang."""
+"""Messages about workers that cannot be started, end or hang."""
 
 from __future__ import annotations
 
@@ -15,29 +15,36 @@ from ..datasets import RowDataset
 from ..errors import listing
 from ..types import BatchToken
 
-__all__ = ["close_pipes_of_fork", "how_it_ended", "what_it_did", "what_ran_out", "which_cannot_be_pickled"]
+__all__ = [
+    "close_pipes_of_fork",
+    "how_it_ended",
+    "resource_that_ran_out",
+    "unpicklable_arguments",
+    "what_it_was_loading",
+    "why_it_ended",
+    "why_it_was_killed",
+]
 
 MAX_ROWS = 8  # of a batch, in a message
 
 _CAUSES: dict[int, str] = {
-    signal.SIGKILL: "by somebody, or by the system for want of memory (`dmesg` tells; take fewer workers, or a smaller "
+    signal.SIGKILL: "by a user, or by the system for lack of memory (see `dmesg`; use fewer workers, or a smaller "
     "cache_bytes)",
-    signal.SIGBUS: "memory behind a file was not there: /dev/shm is full, or a file that is mapped was truncated",
+    signal.SIGBUS: "memory behind a file is missing: /dev/shm is full, or a file that is mapped was truncated",
     signal.SIGSEGV: "a library crashed: run `lightning-h5 check --sandbox` on the files, and look at transforms with "
     "native code",
     signal.SIGABRT: "a library gave up: look at what it wrote above, and run `lightning-h5 check --sandbox` on the "
     "files",
-    signal.SIGTERM: "somebody asked it to end",
+    signal.SIGTERM: "another process asked it to end",
 }
 
 _RAN_OUT = {
-    errno.EMFILE: "this process has no descriptors left ({}). Take fewer workers, or raise the limit: "
-    "`ulimit -n 4096`.",
-    errno.ENFILE: "this machine has no descriptors left ({}). Take fewer workers.",
-    errno.EAGAIN: "the limit of processes is reached ({}). Take fewer workers, or raise the limit: `ulimit -u`, or "
+    errno.EMFILE: "this process has no descriptors left ({}). Use fewer workers, or raise the limit: `ulimit -n 4096`.",
+    errno.ENFILE: "this machine has no descriptors left ({}). Use fewer workers.",
+    errno.EAGAIN: "the limit of processes is reached ({}). Use fewer workers, or raise the limit: `ulimit -u`, or "
     "pids.max of the container.",
-    errno.ENOMEM: "there is no memory left ({}). Take fewer workers, or hold fewer rows in memory.",
-    errno.ENOSPC: "there is no room for what processes share ({}). Make /dev/shm larger, or take fewer workers.",
+    errno.ENOMEM: "there is no memory left ({}). Use fewer workers, or hold fewer rows in memory.",
+    errno.ENOSPC: "there is no space left for shared memory ({}). Make /dev/shm larger, or use fewer workers.",
 }
 
 
@@ -56,29 +63,70 @@ def how_it_ended(code: int | None) -> str:
     return f"was ended by {name}{f': {cause}' if cause else ''};"
 
 
-def what_it_did(tokens: Sequence[BatchToken], dataset: RowDataset, begun: tuple[int, int] | None) -> str:
-    """Return which batch a worker was at: the one that it began last, or what it would have begun next.
+def why_it_ended(worker: str, code: int | None, loading: str, *, has_begun: bool, method: str) -> str:
+    """Return the message about a worker that has ended.
 
     Args:
-        tokens: what it was asked for and has not answered, in order.
+        worker: its name.
+        code: its exit code.
+        loading: what it was loading.
+        has_begun: whether it had begun a batch.
+        method: how workers start.
+    """
+    if has_begun or code is None or code < 0:
+        return f"{worker} {how_it_ended(code)} {loading} The files are closed; start again to continue."
+    look_at = "Look at what it wrote above, and at worker_init_fn."
+    if method != "fork":
+        look_at = (
+            f"Look at what it wrote above. Workers that start by {method} import the script: what trains must stand "
+            'under `if __name__ == "__main__":` there.'
+        )
+    return f"{worker} ended with exit code {code} while it started; {loading} {look_at}"
+
+
+def why_it_was_killed(worker: str, seconds: float, loading: str, *, has_begun: bool) -> str:
+    """Return the message about a worker that took too long.
+
+    Args:
+        worker: its name.
+        seconds: how long it was waited for.
+        loading: what it was loading.
+        has_begun: whether it had begun a batch.
+    """
+    if has_begun:
+        return (
+            f"{worker} returned no batch for {seconds:g} s (timeout) and was killed; {loading} The storage or a "
+            "transform hangs: look at both, or raise timeout."
+        )
+    return (
+        f"{worker} has not started after {seconds:g} s and was killed; {loading} worker_init_fn hangs, or what a "
+        "worker imports, or the machine is overloaded: look at these, or use fewer workers."
+    )
+
+
+def what_it_was_loading(tokens: Sequence[BatchToken], dataset: RowDataset, begun: tuple[int, int] | None) -> str:
+    """Return which batch a worker was loading: the one that it began last, or what it would have begun next.
+
+    Args:
+        tokens: what it was asked for and has not returned, in order.
         dataset: what it reads.
         begun: epoch and step of the batch that it began last.
     """
     if not tokens:
-        return "it had nothing to read."
+        return "it had nothing to load."
     token = next((token for token in tokens if (token.epoch, token.step) >= (begun or (0, 0))), tokens[0])
     rows = token.rows.tolist()
     more = f" and {len(rows) - MAX_ROWS} more" if rows[MAX_ROWS:] else ""
     files = dataset.files_of(token.rows)
     where = f" of {listing(files, 3)}" if files else ""
     return (
-        f"it was to give step {token.step} of epoch {token.epoch}, rows {', '.join(map(str, rows[:MAX_ROWS]))}{more}"
+        f"it was loading step {token.step} of epoch {token.epoch}, rows {', '.join(map(str, rows[:MAX_ROWS]))}{more}"
         f"{where}."
     )
 
 
-def what_ran_out(error: BaseException, n_workers: int) -> str | None:
-    """Return what the system had no more of when workers were started; None if it was something else.
+def resource_that_ran_out(error: BaseException, n_workers: int) -> str | None:
+    """Return the message about what the system had no more of when workers were started; None if it was another error.
 
     Args:
         error: of starting them.
@@ -94,8 +142,8 @@ def what_ran_out(error: BaseException, n_workers: int) -> str | None:
     return f"{n_workers} workers were to be started, and {_RAN_OUT[number].format(error)}"
 
 
-def which_cannot_be_pickled(loader: Any, method: str, error: BaseException) -> str | None:
-    """Return which of the user's functions cannot be pickled; None if that was not the matter.
+def unpicklable_arguments(loader: Any, method: str, error: BaseException) -> str | None:
+    """Return the message about the user's functions that cannot be pickled; None if it was another error.
 
     Args:
         loader: whose workers were to be started.
@@ -131,7 +179,7 @@ def _is_picklable(value: Any) -> bool:
 
 
 def close_pipes_of_fork(error: BaseException) -> None:
-    """Closes the pipes that ``multiprocessing`` opens and forgets if the system refuses to fork.
+    """Close the pipes that ``multiprocessing`` opens and forgets if the system refuses to fork.
 
     Args:
         error: of starting a process.

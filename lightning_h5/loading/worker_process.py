@@ -1,4 +1,10 @@
-"""What a worker process does: it makes the batches that it is asked for, and ends when the main process does."""
+"""What a worker process does, and the messages between it and the main process.
+
+Each worker has a socket of its own. torch has one pipe for all workers, and a lock for writing to it: a worker that is
+killed while it writes leaves the lock taken and half of a message behind, and the main process would wait for the other
+half forever. Here the main process sends and takes messages a piece at a time, and the end of a worker is the end of
+its socket, which is seen at once. The end of the main process closes the sockets, too: workers never outlive it.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +29,71 @@ from ..datasets import RowDataset, WorkerFailure, WorkerMemory, naming_shared_me
 from ..errors import stop_iteration
 from ..types import BatchToken
 
-__all__ = ["HEADER", "WorkerJob", "serve"]
+__all__ = ["HEADER", "WorkerJob", "WorkerQueue", "serve"]
 
 HEADER = struct.Struct("!QQ")  # before each message: its bytes, and the number of its task
+
+
+class WorkerQueue:
+    """The main process's end of a worker's socket; never waits.
+
+    Args:
+        connection: the socket.
+
+    Attributes:
+        has_answered: whether a message has come.
+        is_closed: whether the worker has ended.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        connection.setblocking(False)
+        self.has_answered = self.is_closed = False
+        self._out = bytearray()
+        self._expect(HEADER.size)
+
+    def _expect(self, n_bytes: int, number: int | None = None) -> None:
+        self._number, self._buffer = number, bytearray(n_bytes)
+        self._left = memoryview(self._buffer)
+
+    def send(self, number: int, message: bytes) -> None:
+        """Send a message, as much of it as the socket takes now."""
+        self._out += HEADER.pack(len(message), number) + message
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send what was left; return whether something still is."""
+        try:
+            while self._out:
+                del self._out[: self.connection.send(self._out)]
+        except BlockingIOError:
+            return True
+        except OSError:  # the worker has ended, which is found when its answer is read
+            self._out.clear()
+        return False
+
+    def read(self) -> tuple[int, bytearray] | None:
+        """Return the next message and its number if all of it has come; set ``is_closed`` at the worker's end."""
+        while True:
+            try:
+                n_bytes = self.connection.recv_into(self._left)
+            except BlockingIOError:
+                return None
+            except OSError:
+                n_bytes = 0
+            if not n_bytes:
+                self.is_closed = True
+                return None
+            self._left = self._left[n_bytes:]
+            if self._left:
+                continue
+            if self._number is None:
+                self._expect(*HEADER.unpack(self._buffer))
+            else:
+                number, message = self._number, self._buffer
+                self._expect(HEADER.size)
+                self.has_answered = True
+                return number, message
 
 
 @dataclass(frozen=True)
@@ -42,22 +110,21 @@ class WorkerJob:
 
 
 def serve(job: WorkerJob, connection: socket.socket, worker: int) -> None:
-    """What a worker runs: makes the batches that it is asked for, until the main process closes the socket."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # an interrupt that all processes get ends this one without a traceback
+    """Make the batches that are asked for, until the main process closes the socket; what a worker runs."""
+    # An interrupt that all processes get ends this one without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     threading.Thread(target=_exit_with_trainer, args=(connection,), daemon=True, name="h5_exit_with_trainer").start()
     answers: SimpleQueue[bytes] = SimpleQueue()  # sent by a thread: the next batch does not wait for a full socket
     threading.Thread(target=_send_all, args=(connection, answers), daemon=True, name="h5_send").start()
-    pack = _prepare(job, worker)
+    answer = _prepare(job, worker)
     while len(header := connection.recv(HEADER.size, socket.MSG_WAITALL)) == HEADER.size:
         n_bytes, number = HEADER.unpack(header)
-        message = pack(pickle.loads(connection.recv(n_bytes, socket.MSG_WAITALL)))
+        message = answer(pickle.loads(connection.recv(n_bytes, socket.MSG_WAITALL)))
         answers.put(HEADER.pack(len(message), number) + message)
 
 
 def _prepare(job: WorkerJob, worker: int) -> Callable[[BatchToken | None], bytes]:
-    """Prepares this process; returns what makes the answer to a token."""
+    """Prepare this process; return what makes the answer to a token."""
     torch.set_num_threads(1)
     torch_worker._worker_info = torch_worker.WorkerInfo(  # what `get_worker_info` returns
         id=worker, num_workers=job.n_workers, seed=job.seed + worker, dataset=job.dataset
@@ -95,7 +162,7 @@ def _send_all(connection: socket.socket, answers: SimpleQueue[bytes]) -> None:
 
 
 def _exit_with_trainer(connection: socket.socket) -> None:
-    """Ends this process when the main process has ended: a transform may hang, threads wait for what never comes."""
+    """End this process when the main process has ended: a transform may hang, threads may wait forever."""
     poll = select.poll()
     poll.register(connection, 0)  # POLLHUP alone
     poll.poll()

@@ -1,24 +1,24 @@
 """Pure functions for orders, shards and splits, and thin torch samplers over them. Reads no file."""
 
 from .buckets import LengthRecipe
-from .epoch import EpochRecipe, EpochSequence
+from .epoch import EpochRecipe
 from .mixture import EpochLength, Mixture, MixtureRecipe, Strategy, check_mixture
 from .permutation import KeyedPermutation, TablePermutation, permutation, stream
 from .plan import (
     PLAN_VERSION,
     EpochPlan,
-    EvaluationCut,
-    EvaluationPlan,
+    EvaluationBatches,
     Mode,
     OrderParameters,
     Segment,
     SourceOrder,
     TrainBatches,
-    TrainingPlan,
     consumed_rows,
     order_rows,
 )
-from .samplers import EpochShuffleSampler, PlanSampler, Replica, ShardSampler, launched_replica, resolve_replica
+from .position import OtherShardsError, Position, is_position
+from .samplers import PlanSampler, Replica, launched_replica, resolve_replica
+from .shard_samplers import EpochShuffleSampler, ShardSampler
 from .shards import (
     RankShard,
     Rows,
@@ -42,17 +42,17 @@ __all__ = [
     "EpochLength",
     "EpochPlan",
     "EpochRecipe",
-    "EpochSequence",
     "EpochShuffleSampler",
-    "EvaluationCut",
-    "EvaluationPlan",
+    "EvaluationBatches",
     "KeyedPermutation",
     "LengthRecipe",
     "Mixture",
     "MixtureRecipe",
     "Mode",
     "OrderParameters",
+    "OtherShardsError",
     "PlanSampler",
+    "Position",
     "RankShard",
     "Replica",
     "RowWeights",
@@ -64,7 +64,6 @@ __all__ = [
     "Strategy",
     "TablePermutation",
     "TrainBatches",
-    "TrainingPlan",
     "WeightedRecipe",
     "WindowOrder",
     "as_array",
@@ -73,6 +72,7 @@ __all__ = [
     "consumed_rows",
     "group_split",
     "interleaved_indices",
+    "is_position",
     "k_fold",
     "launched_replica",
     "order_rows",

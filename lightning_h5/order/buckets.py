@@ -1,7 +1,7 @@
-"""Batches of sequences that are about as long, so that little of a batch is padding.
+"""Batches of sequences of similar length, so that little of a batch is padding.
 
 In the order ``global`` all sequences are sorted by length, cut into batches, and these are shuffled. In the order
-``window`` that is done to one stretch of the order after the other, so that what is decoded together stays together.
+``window`` that is done to one stretch of the order after another, so that what is decoded together stays together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["AlikeBatches", "LengthBuckets", "LengthRecipe", "alike_sizes"]
 LENGTHS, BATCHES = 13, 14  # purposes of the random streams
 
 JITTER = 0.02
-"""By how much of itself a length is varied, up or down, before it is sorted: who shares a batch changes each epoch."""
+"""Relative noise added to lengths before they are sorted, so that other sequences share a batch each epoch."""
 
 MAX_PADDING = 0.05
 """A batch is made smaller before more of it than this is padding: the longest few, which differ most."""
@@ -39,11 +39,11 @@ padding."""
 
 
 def alike_sizes(lengths: IntArray, batch_size: int) -> IntArray:
-    """How many sequences each batch has, from the longest ones to the shortest.
+    """Return how many sequences each batch has, from the longest ones to the shortest.
 
     Args:
         lengths: of all sequences, in any order.
-        batch_size: the most that a batch may have.
+        batch_size: the largest batch.
     """
     longest_first = np.sort(lengths)[::-1]
     sums = np.concatenate([[0], np.cumsum(longest_first)])
@@ -55,7 +55,7 @@ def alike_sizes(lengths: IntArray, batch_size: int) -> IntArray:
         enough = np.flatnonzero(used >= 1 - MAX_PADDING)
         sizes.append(int(max(counts[enough[-1]], min(least, counts[-1]))))
         start += sizes[-1]
-    if 2 * len(sizes) > len(lengths) + 1:  # of single sequences ranks could not make equally many batches
+    if 2 * len(sizes) > len(lengths) + 1:  # ranks could not make equally many batches of single sequences
         full, rest = divmod(len(lengths), batch_size)
         sizes = [batch_size] * full + [rest] * (rest > 0)
     return np.asarray(sizes, dtype=np.int64)
@@ -63,7 +63,7 @@ def alike_sizes(lengths: IntArray, batch_size: int) -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class AlikeBatches:
-    """All sequences of an epoch, in batches of about the same length each, in a random order.
+    """All sequences of an epoch, in batches of similar length, in a random order.
 
     Attributes:
         lengths: of each sequence, shape ``(n_sequences,)``.
@@ -112,7 +112,7 @@ class AlikeBatches:
 
 @dataclass(frozen=True, eq=False)
 class LengthBuckets:
-    """Stretches of an order, each in batches of about the same length, in a random order.
+    """Stretches of an order, each in batches of similar length, in a random order.
 
     Attributes:
         order: the epoch's sequence, whatever the lengths are.
@@ -167,9 +167,9 @@ class LengthBuckets:
 
 
 def _longest_first(rows: IntArray, lengths: IntArray, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """An order in which lengths fall, but for the jitter."""
+    """Return an order of falling lengths, except for the jitter."""
     word = np.asarray(stream(seed, epoch, LENGTHS).random_raw(1), dtype=np.uint64)[0]
-    # Whole numbers, so that every machine sorts alike.
+    # Whole numbers, so that every machine sorts the same.
     noise = (mix(word + rows.astype(np.uint64) * GAMMA) >> np.uint64(44)).astype(np.int64)
     one, spread = 1 << 20, int(2 * JITTER * (1 << 20))
     return np.argsort(-(lengths * (one - spread // 2) + (lengths * noise >> 20) * spread), kind="stable")
@@ -177,7 +177,7 @@ def _longest_first(rows: IntArray, lengths: IntArray, seed: int, epoch: int) -> 
 
 @dataclass(frozen=True, eq=False)
 class LengthRecipe:
-    """Epochs of batches of sequences of about the same length.
+    """Epochs of batches of sequences of similar length.
 
     Attributes:
         lengths: of each sequence, shape ``(n_sequences,)``.

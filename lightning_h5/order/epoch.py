@@ -1,7 +1,12 @@
-"""What an epoch goes through on all ranks together: rows to be cut into batches, or batches that are made already."""
+"""What an epoch visits on all ranks together: rows to be cut into batches, or batches that are made already.
+
+An ``EpochRecipe`` makes the ``EpochSequence`` of each epoch. The recipes here visit each row once, of the dataset or of
+a rank's shard; ``weights``, ``buckets`` and ``mixture`` have the others. Samplers and loaders never ask which it is.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,27 +14,16 @@ from typing import NamedTuple, Protocol
 
 from ..errors import H5ValueError
 from ..types import IntArray
-from .plan import (
-    EpochPlan,
-    Order,
-    OrderParameters,
-    Segment,
-    TrainBatches,
-    TrainingPlan,
-    consumed_rows,
-    order_rows,
-)
+from .plan import EpochPlan, Order, OrderParameters, Segment, TrainBatches, consumed_rows, order_rows
 from .shards import RankShard, balanced_contiguous_shard
 from .window import BlockTable
 
 __all__ = [
-    "BatchCut",
     "BatchSequence",
-    "BatchesPlan",
+    "DealtBatches",
     "EachRowOnce",
     "EpochRecipe",
     "EpochSequence",
-    "FirstSteps",
     "MadeBatches",
     "RowSequence",
     "ShardRows",
@@ -41,11 +35,11 @@ class EpochSequence(Protocol):
 
     @property
     def n_rows(self) -> int:
-        """Rows that it goes through; some may come more than once."""
+        """Number of rows in the sequence; some may come more than once."""
         ...
 
     def n_consumed(self, segments: Sequence[Segment], *, drop_last: bool) -> int:
-        """Rows that the segments have used up.
+        """Return the number of rows that the segments have consumed.
 
         Raises:
             H5ValueError: a segment has more batches than were left.
@@ -55,12 +49,12 @@ class EpochSequence(Protocol):
     def plan(
         self, segments: Sequence[Segment], *, batch_size: int, world_size: int, rank: int, drop_last: bool
     ) -> EpochPlan:
-        """A rank's share of what the segments have left."""
+        """Return a rank's share of what the segments have left."""
         ...
 
 
 class EpochRecipe(Protocol):
-    """What an epoch visits: each row once, rows by their weights, batches of about one length, or several sources."""
+    """What epochs visit: each row once, rows by their weights, batches of similar length, or several sources."""
 
     @property
     def text(self) -> str:
@@ -68,11 +62,11 @@ class EpochRecipe(Protocol):
         ...
 
     def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
-        """Batches, or rows, of an epoch that begins now; 0 if the number of rows says it."""
+        """Return the batches, or rows, of an epoch that begins now; 0 if the number of rows decides it."""
         ...
 
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> EpochSequence:
-        """What an epoch goes through.
+        """Return the sequence of an epoch.
 
         Args:
             order: what decides the order.
@@ -84,7 +78,7 @@ class EpochRecipe(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class RowSequence:
-    """Rows in an order, cut into batches wherever those before them ended.
+    """Rows in an order, cut into batches from wherever the consumed part ends.
 
     Attributes:
         order: from positions to rows.
@@ -102,11 +96,16 @@ class RowSequence:
 
     def plan(
         self, segments: Sequence[Segment], *, batch_size: int, world_size: int, rank: int, drop_last: bool
-    ) -> TrainingPlan:
+    ) -> EpochPlan:
         """See ``EpochSequence``."""
         done = self.n_consumed(segments, drop_last=drop_last)
-        cut = TrainBatches(self.n_rows - done, batch_size, world_size, drop_last, self.epoch, done)
-        return TrainingPlan(self.order, cut, rank, done)
+        batches = TrainBatches(self.n_rows - done, batch_size, world_size, drop_last, self.epoch, done)
+
+        def bounds(step: int) -> tuple[int, int]:
+            start, stop = batches.bounds(step * world_size + rank)
+            return done + start, done + stop
+
+        return EpochPlan(batches.n_steps, bounds, lambda step: self.order(*bounds(step)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,11 +130,11 @@ class EachRowOnce:
 
 @dataclass(frozen=True, eq=False)
 class ShardRows(EachRowOnce):
-    """Epochs of the rows of one rank's shard, in an order of this rank's own; as many on each rank.
+    """Epochs of the rows of one rank's shard, in an order of its own; equally many on each rank.
 
     Attributes:
-        shard: what the rank holds.
-        rotates: another row of a larger shard sits out each epoch.
+        shard: the rows that the rank holds.
+        rotates: another row of a larger shard is left out each epoch.
     """
 
     shard: RankShard
@@ -144,52 +143,31 @@ class ShardRows(EachRowOnce):
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
         """See ``EpochRecipe``."""
         rows = order_rows(self.blocks, order, epoch, place=1 + self.shard.rank)
-        absent = self.shard.sits_out(epoch if self.rotates else 0)
+        absent = self.shard.left_out(epoch if self.rotates else 0)
         if absent is None:
             return RowSequence(rows, self.blocks.n_rows, epoch)
 
-        def others(start: int, stop: int) -> IntArray:
+        def without_absent(start: int, stop: int) -> IntArray:
             found = rows(start, stop)
             return found + (found >= absent)
 
-        return RowSequence(others, self.blocks.n_rows, epoch)
-
-
-@dataclass(frozen=True)
-class FirstSteps:
-    """The first steps of a plan.
-
-    Attributes:
-        plan: the whole plan.
-        n_steps: how many of its steps.
-    """
-
-    plan: EpochPlan
-    n_steps: int
-
-    def rows(self, step: int) -> IntArray:
-        """See ``EpochPlan``."""
-        return self.plan.rows(step)
-
-    def bounds(self, step: int) -> tuple[int, int]:
-        """See ``EpochPlan``."""
-        return self.plan.bounds(step)
+        return RowSequence(without_absent, self.blocks.n_rows, epoch)
 
 
 class MadeBatches(Protocol):
-    """Batches that belong together as they are: of one source, or of one length."""
+    """Batches whose rows belong together: of one source, or of similar length."""
 
     @property
     def n_batches(self) -> int:
-        """How many there are."""
+        """Number of batches."""
         ...
 
     def start(self, batch: int) -> int:
-        """Rows in the batches before this one; of all where it is ``n_batches``."""
+        """Return the number of rows in the batches before this one; of all rows for ``n_batches``."""
         ...
 
     def rows(self, batch: int) -> IntArray:
-        """A batch's rows."""
+        """Return a batch's rows."""
         ...
 
 
@@ -202,18 +180,18 @@ class _Piece(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class BatchCut:
-    """What is left of some batches, in rounds of ``world_size``; rank ``r`` takes piece ``t * world_size + r``.
+class DealtBatches:
+    """The rest of some batches, dealt in rounds of ``world_size``; rank ``r`` takes piece ``t * world_size + r``.
 
-    Where they are no multiple of the ranks, some of the last ones are halved, so that nothing is dropped, nothing is
-    repeated, and no piece is of two batches. Where there is nothing to halve (single rows), the last ones sit out.
+    If their number is no multiple of the ranks, some of the last ones are halved, so that nothing is dropped, nothing
+    is repeated, and no piece is of two batches. If there is nothing to halve (single rows), the last ones are left out.
 
     Attributes:
         batches: all of them.
         world_size: number of ranks.
-        drop_last: leave out those that make no whole round, instead.
+        drop_last: leave out the batches that make no whole round, instead.
         first: the batch that comes first.
-        offset: rows of it that came already.
+        offset: rows of it that are consumed.
     """
 
     batches: MadeBatches
@@ -228,36 +206,31 @@ class BatchCut:
         return (self._n_whole + len(self._last)) // self.world_size
 
     def piece(self, place: int) -> _Piece:
-        """The piece at a place of what is left."""
-        if place >= self._n_whole:
-            return self._last[place - self._n_whole]
-        batch = self.first + place
-        low = self.offset if place == 0 else 0
-        return _Piece(batch, low, self.batches.start(batch + 1) - self.batches.start(batch))
+        """Return the piece at a place of what is left."""
+        return self._last[place - self._n_whole] if place >= self._n_whole else self._rest_of(self.first + place)
 
     def after(self, n_pieces: int) -> tuple[int, int]:
-        """The batch that comes first once so many pieces are used up, and how many rows of it came already."""
+        """Return the batch that comes first after so many pieces, and how many rows of it are consumed."""
         if n_pieces == 0:
             return self.first, self.offset
         batch, _, high = self.piece(n_pieces - 1)
-        is_whole = high == self.batches.start(batch + 1) - self.batches.start(batch)
-        return (batch + 1, 0) if is_whole else (batch, high)
+        return (batch + 1, 0) if high == self._rest_of(batch).high else (batch, high)
 
-    @property
-    def _n_left(self) -> int:
-        return self.batches.n_batches - self.first
+    def _rest_of(self, batch: int) -> _Piece:
+        low = self.offset if batch == self.first else 0
+        return _Piece(batch, low, self.batches.start(batch + 1) - self.batches.start(batch))
 
     def _n_rows(self, n_batches: int) -> int:
-        """Rows of the last so many batches, but for those that came already."""
+        """Return the rows of the last so many batches that are not consumed."""
         end, batch = self.batches.n_batches, self.batches.n_batches - n_batches
-        offset = self.offset if batch == self.first else 0
-        return self.batches.start(end) - self.batches.start(batch) - offset
+        return self.batches.start(end) - self.batches.start(batch) - (self.offset if batch == self.first else 0)
 
     @cached_property
     def _n_whole(self) -> int:
         """Batches before those that are halved, or left out."""
-        full, rest = divmod(self._n_left, self.world_size)
-        if not rest or self.drop_last or self._n_rows(self._n_left) < (full + 1) * self.world_size:
+        n_left = self.batches.n_batches - self.first
+        full, rest = divmod(n_left, self.world_size)
+        if not rest or self.drop_last or self._n_rows(n_left) < (full + 1) * self.world_size:
             return full * self.world_size
         rounds = min(1, full)
         while self._n_rows(rest + rounds * self.world_size) < (rounds + 1) * self.world_size:
@@ -266,8 +239,8 @@ class BatchCut:
 
     @cached_property
     def _last(self) -> list[_Piece]:
-        """Pieces that make whole rounds of the batches after those."""
-        pieces = [self._piece_of(batch) for batch in range(self.first + self._n_whole, self.batches.n_batches)]
+        """The pieces of the other batches: whole rounds of them."""
+        pieces = [self._rest_of(batch) for batch in range(self.first + self._n_whole, self.batches.n_batches)]
         n_wanted = -(-len(pieces) // self.world_size) * self.world_size
         n_rows = [piece.high - piece.low for piece in pieces]
         if self.drop_last or sum(n_rows) < n_wanted:
@@ -281,42 +254,6 @@ class BatchCut:
             for piece, n, size in zip(pieces, parts, n_rows, strict=True)
             for low, high in (balanced_contiguous_shard(size, n, part) for part in range(n))
         ]
-
-    def _piece_of(self, batch: int) -> _Piece:
-        low = self.offset if batch == self.first else 0
-        return _Piece(batch, low, self.batches.start(batch + 1) - self.batches.start(batch))
-
-
-@dataclass(frozen=True, eq=False)
-class BatchesPlan:
-    """A rank's share of batches that are made already.
-
-    Attributes:
-        cut: how they are dealt.
-        rank: this rank.
-    """
-
-    cut: BatchCut
-    rank: int
-
-    @property
-    def n_steps(self) -> int:
-        """Steps that are left, equal on all ranks."""
-        return self.cut.n_steps
-
-    def rows(self, step: int) -> IntArray:
-        """Indices into the dataset for a step, shape ``(batch,)``."""
-        batch, low, high = self._piece(step)
-        return self.cut.batches.rows(batch)[low:high]
-
-    def bounds(self, step: int) -> tuple[int, int]:
-        """First position in the epoch's sequence, and the one after the last, of a step's rows."""
-        batch, low, high = self._piece(step)
-        start = self.cut.batches.start(batch)
-        return start + low, start + high
-
-    def _piece(self, step: int) -> _Piece:
-        return self.cut.piece(step * self.cut.world_size + self.rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,40 +280,49 @@ class BatchSequence:
 
     def plan(
         self, segments: Sequence[Segment], *, batch_size: int, world_size: int, rank: int, drop_last: bool
-    ) -> BatchesPlan:
+    ) -> EpochPlan:
         """See ``EpochSequence``.
 
         Raises:
-            H5ValueError: also where ``batch_size`` is another than that of these batches.
+            H5ValueError: also if a part is consumed and ``batch_size`` is not that of these batches.
         """
         if segments and batch_size != self.batch_size:
             raise H5ValueError(
                 f"an epoch of batches of {self.batch_size} rows was begun, and the rest of it was asked for in batches "
-                f"of {batch_size}: batches of one source, or of one length, cannot be cut anew. Go on with "
+                f"of {batch_size}: batches of one source, or of one length, cannot be cut again. Continue with "
                 f"batch_size={self.batch_size}, and change it at the end of an epoch."
             )
-        return BatchesPlan(BatchCut(self.batches, world_size, drop_last, *self._after(segments, drop_last)), rank)
+        batches = self.batches
+        dealt = DealtBatches(batches, world_size, drop_last, *self._after(segments, drop_last))
+
+        def bounds(step: int) -> tuple[int, int]:
+            batch, low, high = dealt.piece(step * world_size + rank)
+            start = batches.start(batch)
+            return start + low, start + high
+
+        def rows(step: int) -> IntArray:
+            batch, low, high = dealt.piece(step * world_size + rank)
+            return batches.rows(batch)[low:high]
+
+        return EpochPlan(dealt.n_steps, bounds, rows)
 
     def _after(self, segments: Sequence[Segment], drop_last: bool) -> tuple[int, int]:
         batch, offset = 0, 0
         for segment in segments:
-            if segment[:2] == (1, 1) and self.batch_size != 1:  # rows of many segments, told in one
+            if segment[:2] == (1, 1) and self.batch_size != 1:  # rows of many segments, saved as one
                 batch, offset = self._locate(self.batches.start(batch) + offset + segment.n_batches)
                 continue
-            cut = BatchCut(self.batches, segment.world_size, drop_last, batch, offset)
-            if segment.n_batches > cut.n_steps * cut.world_size:
+            dealt = DealtBatches(self.batches, segment.world_size, drop_last, batch, offset)
+            if segment.n_batches > dealt.n_steps * dealt.world_size:
                 raise H5ValueError(
                     f"{segment} was asked for, and {self.batches.n_batches - batch} batches are left of "
                     f"{self.batches.n_batches}. Ask for fewer batches."
                 )
-            batch, offset = cut.after(segment.n_batches)
+            batch, offset = dealt.after(segment.n_batches)
         return batch, offset
 
     def _locate(self, row: int) -> tuple[int, int]:
         if row > self.n_rows:
-            raise H5ValueError(f"{row} rows were said to be consumed, and there are {self.n_rows}. Ask for fewer.")
-        low, high = 0, self.batches.n_batches
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.batches.start(middle) <= row else (low, middle - 1)
-        return low, row - self.batches.start(low)
+            raise H5ValueError(f"{row} consumed rows were given, and there are {self.n_rows}. Ask for fewer.")
+        batch = bisect_right(range(self.batches.n_batches + 1), row, key=self.batches.start) - 1
+        return batch, row - self.batches.start(batch)

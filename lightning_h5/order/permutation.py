@@ -28,8 +28,8 @@ TABLE_ROWS = 10_000_000
 """Above this many rows nothing of their size is held: 160 MB and a second of sorting an epoch."""
 
 SORTED_ROWS = 128
-"""Up to so many rows a permutation is made whole, by sorting: in all their orders alike, and for 32 rows at a seventh
-of the cost of a network. 500 of 128 rows take 0.35 ms: longer ones would keep a batch from being reached in one.
+"""Up to so many rows a permutation is made whole, by sorting: with all orders equally likely, and for 32 rows at a
+seventh of the cost of a network. 500 of 128 rows take 0.35 ms: longer ones would take too long for one batch.
 """
 
 PLACE_ROUNDS = 10
@@ -41,7 +41,7 @@ GAMMA = U64(0x9E3779B97F4A7C15)  # what SplitMix64 counts by
 
 
 def stream(seed: int, epoch: int, purpose: int, place: int = 0) -> np.random.Philox:
-    """The bit stream for one use of randomness.
+    """Return the bit stream for one use of randomness.
 
     Args:
         seed: the run's seed, any integer.
@@ -61,7 +61,7 @@ class TablePermutation:
 
     Args:
         n: number of rows; 8 bytes of memory each.
-        bits: where the keys come from.
+        bits: source of the keys.
     """
 
     def __init__(self, n: int, bits: np.random.Philox) -> None:
@@ -72,19 +72,19 @@ class TablePermutation:
         self._table: IntArray = (keys & _mask(width)).astype(np.int64)
 
     def __call__(self, start: int, stop: int) -> IntArray:
-        """Rows at the positions ``[start, stop)`` of the order; not to be written to."""
+        """Return the rows at the positions ``[start, stop)`` of the order; not to be written to."""
         return self._table[start:stop]
 
 
 class KeyedPermutation:
-    """A permutation that is computed where it is asked: nothing of the size of ``n`` is held.
+    """A permutation that is computed on demand: nothing of the size of ``n`` is held.
 
     A Feistel network over the next power of two, with cycle walking (Black and Rogaway, "Ciphers with
     arbitrary finite domains", CT-RSA 2002): values that fall outside ``[0, n)`` are encrypted again.
 
     Args:
         n: number of rows.
-        bits: where the round keys come from.
+        bits: source of the round keys.
     """
 
     def __init__(self, n: int, bits: np.random.Philox) -> None:
@@ -95,7 +95,7 @@ class KeyedPermutation:
         self._keys = np.asarray(bits.random_raw(ROUNDS), dtype=U64)
 
     def __call__(self, start: int, stop: int) -> IntArray:
-        """Rows at the positions ``[start, stop)`` of the order."""
+        """Return the rows at the positions ``[start, stop)`` of the order."""
         values = self._encrypt(np.arange(start, stop, dtype=U64))
         outside = np.flatnonzero(values >= self._n)
         while len(outside):
@@ -114,7 +114,7 @@ class KeyedPermutation:
 
 
 def permutation(n: int, seed: int, epoch: int, purpose: int = 0, place: int = 0) -> TablePermutation | KeyedPermutation:
-    """The permutation of ``n`` rows for an epoch: a table for small ``n``, keyed above ``TABLE_ROWS``."""
+    """Return the permutation of ``n`` rows for an epoch: a table for small ``n``, keyed above ``TABLE_ROWS``."""
     bits = stream(seed, epoch, purpose, place)
     return TablePermutation(n, bits) if n <= TABLE_ROWS else KeyedPermutation(n, bits)
 
@@ -126,11 +126,11 @@ def shuffled_places(
     keys: npt.NDArray[np.uint64],
     round_keys: npt.NDArray[np.uint64],
 ) -> IntArray:
-    """Many permutations at once: each rank's place in one of ``range(size)``.
+    """Compute many permutations at once: each rank's place in one of ``range(size)``.
 
-    Those of up to ``SORTED_ROWS`` are the orders of random words. Longer ones are computed only where they are asked,
+    Those of up to ``SORTED_ROWS`` are the orders of random words. Longer ones are computed as far as they are asked,
     by a Feistel network with cycle walking, as in ``KeyedPermutation``, over two digits of about ``sqrt(size)`` values
-    each (the generalised Feistel of Black and Rogaway): few values fall outside, whatever the size.
+    each (the generalized Feistel of Black and Rogaway): few values fall outside, whatever the size.
 
     Args:
         ranks: from 0 to ``size - 1``, shape ``(n,)``.
@@ -153,9 +153,9 @@ def shuffled_places(
 
 
 def _sorted_places(sizes: IntArray, keys: npt.NDArray[np.uint64]) -> IntArray:
-    """Whole permutations, one a row; what is behind a shorter one's end means nothing."""
+    """Return whole permutations, one per row; values after a shorter one's end mean nothing."""
     n = int(sizes.max(initial=1))
-    # The same bits whatever the longest is: a permutation must not depend on those beside it.
+    # The same bits whatever the longest is: a permutation must not depend on the others.
     ranks, width = np.arange(n, dtype=U64), U64((SORTED_ROWS - 1).bit_length())
     words = mix(keys[:, None] + ranks * GAMMA) >> width << width | ranks
     words[ranks >= sizes[:, None].astype(U64)] = ~U64(0)
@@ -180,7 +180,7 @@ def _encrypt_digits(
     keys: npt.NDArray[np.uint64],
     round_keys: npt.NDArray[np.uint64],
 ) -> npt.NDArray[np.uint64]:
-    # IEEE 754 rounds square roots alike on every machine. One base is even: with two odd ones all permutations are.
+    # IEEE 754 rounds square roots the same on every machine. One base is even: with two odd ones all permutations are.
     bases = np.ceil(np.sqrt(sizes)).astype(np.int64)
     bases += bases & 1
     a, b = bases.astype(U64), (-(-sizes // bases)).astype(U64)

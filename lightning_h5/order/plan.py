@@ -1,4 +1,4 @@
-"""The plan of an epoch: one sequence of batches, the same on every rank, as a pure function of a few numbers.
+"""The batches of an epoch: one sequence, the same on every rank, as a pure function of a few numbers.
 
 Rank ``r`` of ``W`` takes batch ``t * W + r`` at step ``t``. What has been consumed is therefore always a prefix
 of the sequence, and the position of a run is a list of segments ``(batch_size, world_size, batches)``.
@@ -6,15 +6,15 @@ of the sequence, and the position of a run is a list of segments ``(batch_size, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..errors import H5ValueError
-from ..types import BatchToken, IntArray
+from ..types import IntArray
 from .permutation import permutation
 from .shards import balanced_contiguous_shard
 from .window import BlockTable, WindowOrder
@@ -22,18 +22,15 @@ from .window import BlockTable, WindowOrder
 __all__ = [
     "PLAN_VERSION",
     "EpochPlan",
-    "EvaluationCut",
-    "EvaluationPlan",
+    "EvaluationBatches",
     "Mode",
     "Order",
     "OrderParameters",
     "Segment",
     "SourceOrder",
     "TrainBatches",
-    "TrainingPlan",
     "consumed_rows",
     "order_rows",
-    "tokens_of",
 ]
 
 PLAN_VERSION = 1
@@ -59,9 +56,9 @@ class OrderParameters:
         mode: ``global`` (one permutation of all rows), ``window`` (blocks mixed a window at a time) or
             ``none`` (storage order).
         seed: seed of the run.
-        batch_size: rows of a batch when the epoch began; lanes take turns by batches.
+        batch_size: rows of a batch when the epoch began; streams take turns by batches.
         streams: independent streams of blocks (``window``).
-        window: blocks of a lane that are mixed at a time (``window``).
+        window: blocks of a stream that are mixed at a time (``window``).
         version: of the orders' definition.
         recipe: what an epoch visits (see ``EpochRecipe``); "" for each row once.
         n_units: batches or rows of the epoch when it began; 0 for each row once.
@@ -93,43 +90,24 @@ class Segment(NamedTuple):
     n_batches: int
 
 
-class EpochPlan(Protocol):
-    """What one rank does in one epoch."""
+@dataclass(frozen=True, eq=False)
+class EpochPlan:
+    """What one rank does in the rest of an epoch.
 
-    @property
-    def n_steps(self) -> int:
-        """Batches that are left for this rank."""
-        ...
-
-    def rows(self, step: int) -> IntArray:
-        """Indices into the dataset for a step, counted from 0 at the first that is left."""
-        ...
-
-    def bounds(self, step: int) -> tuple[int, int]:
-        """First position in the epoch's sequence, and the one after the last, of a step's rows."""
-        ...
-
-
-def tokens_of(
-    plan: EpochPlan, *, epoch: int, first_step: int, first_position: int, samples: bool, seed: int
-) -> Iterator[BatchToken]:
-    """Yield what is to be read at each step.
-
-    Args:
-        plan: what is left of an epoch on this rank.
-        epoch: which epoch it is.
-        first_step: steps of the epoch before the plan's first one.
-        first_position: place in the epoch's sequence that the plan counts from.
-        samples: ask for lists of samples instead of collated batches.
-        seed: seed of the run.
+    Attributes:
+        n_steps: batches that are left for this rank.
+        bounds: first position in the epoch's sequence, and the one after the last, of a step's rows; steps count from
+            0 at the first that is left.
+        rows: indices into the dataset for a step, shape ``(batch,)``.
     """
-    for step in range(plan.n_steps):
-        position = first_position + plan.bounds(step)[0]
-        yield BatchToken(epoch, first_step + step, plan.rows(step), samples, seed, position)
+
+    n_steps: int
+    bounds: Callable[[int], tuple[int, int]]
+    rows: Callable[[int], IntArray]
 
 
 def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, place: int = 0) -> Order:
-    """The sequence of an epoch's rows, as a function from positions ``[start, stop)`` to row indices.
+    """Return the sequence of an epoch's rows, as a function from positions ``[start, stop)`` to row indices.
 
     Args:
         blocks: the rows.
@@ -148,7 +126,7 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, plac
     if parameters.mode == "none":
         return lambda start, stop: np.arange(start, stop, dtype=np.int64)
     if parameters.mode == "global":
-        # Drawn when the first rows are asked for: who counts steps or batches' sizes pays for no permutation.
+        # Drawn when the first rows are asked for: counting steps or rows of batches costs no permutation.
         drawn = cache(lambda: permutation(blocks.n_rows, parameters.seed, epoch, place=place))
         return lambda start, stop: drawn()(start, stop)
     return WindowOrder(
@@ -165,9 +143,9 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, plac
 class TrainBatches:
     """One sequence of rows cut into rounds of ``world_size`` batches; rank ``r`` takes batch ``t * world_size + r``.
 
-    Whole rounds come first. A ragged end is dropped with ``drop_last``; else the last two rounds are cut anew
+    Whole rounds come first. A ragged end is dropped with ``drop_last``. Otherwise the last two rounds are cut again
     into batches whose sizes differ by one row, so that nothing is dropped, nothing repeated and none is tiny.
-    Where even that cannot be (``batch_size`` 1 and a remainder), the remainder sits out: the sequence's end in
+    If that is impossible (``batch_size`` 1 and a remainder), the remainder is left out: the sequence's end in
     epoch 0, the rows before those in epoch 1, and so on to the sequence's start, and again from its end.
 
     Attributes:
@@ -175,8 +153,8 @@ class TrainBatches:
         batch_size: rows of a batch on one rank.
         world_size: number of ranks.
         drop_last: drop the ragged end.
-        epoch: decides who sits out.
-        consumed: rows of the epoch that came before this sequence, so that a resumed run leaves out the same.
+        epoch: decides which rows are left out.
+        consumed: rows of the epoch that came before this sequence, so that a resumed run leaves out the same rows.
     """
 
     n_rows: int
@@ -203,18 +181,18 @@ class TrainBatches:
         return rest if self.n_steps == full else 0
 
     def bounds(self, batch: int) -> tuple[int, int]:
-        """Position in the sequence of the first row of a batch, and of the one after the last."""
+        """Return the position in the sequence of the first row of a batch, and of the one after the last."""
         if batch < self._n_plain:
             return batch * self.batch_size, (batch + 1) * self.batch_size
         return self.start(batch), self.stop(batch)
 
     def start(self, batch: int) -> int:
-        """Position in the sequence of the first row of a batch (0 to ``n_steps * world_size``)."""
-        return self._past_those_who_sit_out(self._before(batch))
+        """Return the position in the sequence of the first row of a batch (0 to ``n_steps * world_size``)."""
+        return self._skip_left_out(self._before(batch))
 
     def stop(self, batch: int) -> int:
-        """Position after the last row of a batch; 0 for batch -1."""
-        return self._past_those_who_sit_out(self._before(batch + 1) - 1) + 1 if batch >= 0 else 0
+        """Return the position after the last row of a batch; 0 for batch -1."""
+        return self._skip_left_out(self._before(batch + 1) - 1) + 1 if batch >= 0 else 0
 
     @cached_property
     def _n_even_rounds(self) -> int:
@@ -224,18 +202,18 @@ class TrainBatches:
 
     @cached_property
     def _n_plain(self) -> int:
-        """Full batches at the sequence's start, before any row that sits out."""
-        return min(self._n_even_rounds * self.world_size, self._first_who_sits_out // self.batch_size)
+        """Full batches at the sequence's start, before any row that is left out."""
+        return min(self._n_even_rounds * self.world_size, self._first_left_out // self.batch_size)
 
     @cached_property
-    def _first_who_sits_out(self) -> int:
+    def _first_left_out(self) -> int:
         if self.drop_last or not self.n_left_out:
             return self.n_rows
         last_place = self.consumed + self.n_rows - self.n_left_out
         return max(0, (last_place - self.epoch * self.n_left_out) % (last_place + 1) - self.consumed)
 
     def _before(self, batch: int) -> int:
-        """Rows in the batches before a batch."""
+        """Return the rows in the batches before a batch."""
         even = self._n_even_rounds * self.world_size
         if batch <= even:
             return batch * self.batch_size
@@ -245,13 +223,13 @@ class TrainBatches:
             even * self.batch_size + balanced_contiguous_shard(n_rows, n_batches, min(batch - even, n_batches) - 1)[1]
         )
 
-    def _past_those_who_sit_out(self, position: int) -> int:
-        """From a position among the rows in batches to one in the sequence."""
-        return position + self.n_left_out if position >= self._first_who_sits_out else position
+    def _skip_left_out(self, position: int) -> int:
+        """Return the position in the sequence of a position among the rows in batches."""
+        return position + self.n_left_out if position >= self._first_left_out else position
 
 
 @dataclass(frozen=True)
-class EvaluationCut:
+class EvaluationBatches:
     """A contiguous shard for each rank, cut into the same number of batches on every rank; every row exactly once.
 
     With ``batch_size`` 1 and a remainder some ranks get one batch more: there is no row left to make one of.
@@ -281,7 +259,7 @@ class EvaluationCut:
         return min(-(-largest // self.batch_size), last - first)
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """First row, and the row after the last, of a batch: full ones first, the last two share what is left."""
+        """Return the first row of a batch, and the row after the last: full ones first, the last two share the rest."""
         first, last = self.shard
         full = max(0, self.n_steps - 2)
         if step < full:
@@ -290,13 +268,26 @@ class EvaluationCut:
         low, high = balanced_contiguous_shard(last - start, self.n_steps - full, step - full)
         return start + low, start + high
 
+    def plan(self, first: int = 0) -> EpochPlan:
+        """Return this rank's plan: its shard in storage order.
+
+        Args:
+            first: row that is index 0 of the dataset.
+        """
+
+        def rows(step: int) -> IntArray:
+            start, stop = self.bounds(step)
+            return np.arange(start - first, stop - first, dtype=np.int64)
+
+        return EpochPlan(self.n_steps, self.bounds, rows)
+
 
 def consumed_rows(n_rows: int, segments: Sequence[Segment], drop_last: bool, epoch: int = 0) -> int:
-    """Rows of the sequence that the segments have used up.
+    """Return the rows of the sequence that the segments have consumed.
 
     Args:
         n_rows: rows of the epoch.
-        segments: what was consumed, in the order of time; each cuts what the ones before it left.
+        segments: what was consumed, in the order of time; each is a part of what the ones before it left.
         drop_last: whether a ragged end is dropped.
         epoch: which epoch.
 
@@ -305,69 +296,10 @@ def consumed_rows(n_rows: int, segments: Sequence[Segment], drop_last: bool, epo
     """
     done = 0
     for segment in segments:
-        cut = TrainBatches(n_rows - done, segment.batch_size, segment.world_size, drop_last, epoch, done)
-        if segment.n_batches > cut.n_steps * cut.world_size:
+        batches = TrainBatches(n_rows - done, segment.batch_size, segment.world_size, drop_last, epoch, done)
+        if segment.n_batches > batches.n_steps * batches.world_size:
             raise H5ValueError(
                 f"{segment} was asked for, and {n_rows - done} rows are left of {n_rows}. Ask for fewer batches."
             )
-        done += cut.stop(segment.n_batches - 1)
+        done += batches.stop(segment.n_batches - 1)
     return done
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingPlan:
-    """This rank's share of what is left of the sequence.
-
-    Attributes:
-        order: the epoch's sequence of rows.
-        cut: how the rest of it is cut into batches.
-        rank: this rank.
-        consumed: rows of the sequence that are used up already.
-    """
-
-    order: Order
-    cut: TrainBatches
-    rank: int
-    consumed: int = 0
-
-    @property
-    def n_steps(self) -> int:
-        """Steps that are left, equal on all ranks."""
-        return self.cut.n_steps
-
-    def rows(self, step: int) -> IntArray:
-        """Indices into the dataset for a step, shape ``(batch,)``."""
-        return self.order(*self.bounds(step))
-
-    def bounds(self, step: int) -> tuple[int, int]:
-        """First position in the epoch's sequence, and the one after the last, of a step's rows."""
-        batch = step * self.cut.world_size + self.rank
-        start, stop = self.cut.bounds(batch)
-        return self.consumed + start, self.consumed + stop
-
-
-@dataclass(frozen=True, eq=False)
-class EvaluationPlan:
-    """This rank's contiguous shard in storage order.
-
-    Attributes:
-        cut: how the shard is cut into batches.
-        first: row that is index 0 of the dataset.
-    """
-
-    cut: EvaluationCut
-    first: int = 0
-
-    @property
-    def n_steps(self) -> int:
-        """Batches of this rank."""
-        return self.cut.n_steps
-
-    def rows(self, step: int) -> IntArray:
-        """Indices into the dataset for a step, shape ``(batch,)``."""
-        start, stop = self.bounds(step)
-        return np.arange(start - self.first, stop - self.first, dtype=np.int64)
-
-    def bounds(self, step: int) -> tuple[int, int]:
-        """First row, and the row after the last, of a step, counted over all ranks."""
-        return self.cut.bounds(step)

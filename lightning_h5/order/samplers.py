@@ -1,37 +1,30 @@
-"""Which replica this process is, and thin torch samplers over its plans."""
+"""The replica of this process, and torch samplers over its plans."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch.distributed
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 from ..errors import H5ValueError
 from ..types import BatchToken
-from .epoch import EachRowOnce, EpochRecipe, EpochSequence, FirstSteps, ShardRows
-from .permutation import permutation
-from .plan import EpochPlan, EvaluationCut, EvaluationPlan, OrderParameters, Segment, tokens_of
-from .shards import RankShard
+from .epoch import EachRowOnce, EpochRecipe, EpochSequence
+from .plan import EpochPlan, EvaluationBatches, OrderParameters
+from .position import Position
 from .window import BlockTable
 
 __all__ = [
-    "EpochShuffleSampler",
     "EpochSource",
     "PlanSampler",
     "Replica",
-    "ShardSampler",
     "launched_replica",
     "resolve_replica",
 ]
-
-
-EPOCH_SHUFFLE = 9  # purpose of the random stream
 
 
 class Replica(NamedTuple):
@@ -47,7 +40,7 @@ class Replica(NamedTuple):
 
 
 def resolve_replica(rank: int | None = None, world_size: int | None = None) -> Replica:
-    """The replica given, else that of an initialised ``torch.distributed``, else 0 of 1.
+    """Return the replica given, or that of an initialized ``torch.distributed``, or 0 of 1.
 
     Raises:
         H5ValueError: only one of the two is given, or they make no sense.
@@ -66,7 +59,7 @@ def resolve_replica(rank: int | None = None, world_size: int | None = None) -> R
 
 
 def launched_replica() -> Replica | None:
-    """The replica that the environment names in ``RANK`` and ``WORLD_SIZE``, as ``torchrun`` sets them.
+    """Return the replica that the environment names in ``RANK`` and ``WORLD_SIZE``, as ``torchrun`` sets them.
 
     Returns:
         None if it names none, or if ``torch.distributed`` is initialized, which knows better.
@@ -86,27 +79,30 @@ def launched_replica() -> Replica | None:
 
 
 class EpochSource(Protocol):
-    """Who knows the epoch better than the sampler: a data module, from its trainer."""
+    """What knows the epoch better than the sampler: a data module, from its trainer."""
 
     @property
     def is_attached(self) -> bool:
-        """Whether there is a trainer."""
+        """Whether it has a trainer that trains."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as plain values."""
+        """Return the position as plain values."""
         ...
 
     def start_epoch(self, sampler: PlanSampler) -> int | None:
-        """The epoch of an iteration that starts now, or None; may raise to refuse the start.
+        """Return the epoch of an iteration that starts now, and restore the sampler's position in it.
 
-        Tells the sampler what of the epoch is consumed.
+        Return None if no trainer keeps them.
+
+        Raises:
+            H5ResumeError: a position was loaded and not applied.
         """
         ...
 
 
 class PlanSampler(DistributedSampler[Any], SequentialSampler):
-    """Yields one ``BatchToken`` a step: the rows of this rank's batches, in the order of the plan.
+    """Yields one ``BatchToken`` per step: the rows of this rank's batches, in the order of the plan.
 
     By type it is both a ``DistributedSampler`` and a ``SequentialSampler``: by the first Lightning knows not to
     shard it again, by the second not to replace it under ``overfit_batches``.
@@ -118,11 +114,11 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         drop_last: drop the ragged end of an epoch (training only).
         evaluation: contiguous shards, unpadded, instead of the training plan.
         rank: this replica; None resolves it when iteration starts.
-        world_size: number of replicas; None likewise.
+        world_size: number of replicas; None resolves it when iteration starts.
         samples: ask for lists of samples instead of collated batches.
-        epoch_source: who keeps the epoch (a data module under a trainer), if anybody.
-        chooses: the mode was chosen for the user: an epoch that was broken off may have had another.
-        recipe: what epochs go through; None for each row once.
+        epoch_source: what keeps epoch and position (a data module under a trainer), if anything.
+        chooses: the package chose the mode: an interrupted epoch may have had another.
+        recipe: what epochs visit; None for each row once.
         repeats: all epochs of a recipe are like the first (``overfit_batches``).
     """
 
@@ -156,12 +152,11 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         self.shuffle = parameters.mode != "none"
         self.seed = parameters.seed
         self._given = (rank, world_size)
-        self._keeper = (
-            None if epoch_source is None else weakref.ref(epoch_source)
-        )  # which holds its loader, and so this
-        self._consumed: tuple[int, OrderParameters, tuple[Segment, ...]] | None = None
-        self._go_on_from: int | None = None
-        self._first_epoch = 0  # of who counts epochs from the process's start
+        # Weak, since the source holds its loader, and so this.
+        self._epoch_source = None if epoch_source is None else weakref.ref(epoch_source)
+        self._restored: Position | None = None
+        self._resumed_epoch: int | None = None
+        self._epoch_offset = 0  # for callers that count epochs from the process's start
 
     @property
     def n_rows(self) -> int:
@@ -170,7 +165,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     @property
     def shards(self) -> dict[str, Any] | None:
-        """What a position depends on besides where ranks hold shards, as plain values; None where they do not."""
+        """If ranks hold shards, what else a position depends on, as plain values."""
         return None
 
     @property
@@ -201,89 +196,59 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
             f"batch_size {self.batch_size}, {order})"
         )
 
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch for the next iteration, where no trainer keeps it.
-
-        Fabric calls this with the number of iterations since the process began. So where a position was loaded, and
-        the first call after it names an earlier epoch, that call means the loaded epoch, and later ones those after.
-        """
-        if self._go_on_from is not None:
-            self._first_epoch = max(0, self._go_on_from - epoch)
-            self._go_on_from = None
-        self.epoch = self._first_epoch + epoch
-
-    def go_on_from(self, epoch: int) -> None:
-        """The next iteration is of this epoch, which was broken off in an earlier process."""
-        self.epoch, self._first_epoch, self._go_on_from = epoch, 0, epoch
-
-    def starting_epoch(self) -> int:
-        """The epoch that an iteration started now would be."""
-        kept = epoch_source.start_epoch(self) if (epoch_source := self._kept_by()) is not None else None
-        return self.epoch if kept is None else kept
+    # Epoch and position ----------------------------------------------------------------------------------------
 
     @property
-    def is_kept(self) -> bool:
-        """Whether somebody else keeps epoch and position."""
-        return (epoch_source := self._kept_by()) is not None and epoch_source.is_attached
+    def epoch_source(self) -> EpochSource | None:
+        """What keeps epoch and position, while it is attached; None if this sampler keeps them itself."""
+        source = self._source()
+        return source if source is not None and source.is_attached else None
 
-    def kept_state(self) -> dict[str, Any] | None:
-        """The keeper's position; None where nobody else keeps it."""
-        return (
-            epoch_source.state_dict()
-            if (epoch_source := self._kept_by()) is not None and epoch_source.is_attached
-            else None
-        )
-
-    def _kept_by(self) -> EpochSource | None:
-        return None if self._keeper is None else self._keeper()
+    def _source(self) -> EpochSource | None:
+        return None if self._epoch_source is None else self._epoch_source()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Nobody keeps a copy's epoch; the one in another process has no trainer.
-        return self.__dict__ | {"_keeper": None}
+        return self.__dict__ | {"_epoch_source": None}  # a copy in another process has no trainer
 
-    def restore(self, epoch: int, segments: Sequence[Segment], order: OrderParameters | None = None) -> None:
-        """Marks a part of an epoch as consumed; the iteration of that epoch goes on with the rest.
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration, if no trainer keeps it.
 
-        Args:
-            epoch: the epoch that was broken off.
-            segments: what of it is consumed.
-            order: what decided its order; None takes the present parameters.
+        Fabric calls this with the number of iterations since the process began. So if a position was loaded, and the
+        first call after it names an earlier epoch, that call means the loaded epoch, and later ones those after.
         """
-        self._consumed = (epoch, order or self.parameters, tuple(segments))
+        if self._resumed_epoch is not None:
+            self._epoch_offset = max(0, self._resumed_epoch - epoch)
+            self._resumed_epoch = None
+        self.epoch = self._epoch_offset + epoch
 
-    def forget(self) -> None:
-        """No part of any epoch is consumed."""
-        self._consumed = None
+    def resume_epoch(self, epoch: int) -> None:
+        """Make the next iteration one of this epoch, which an earlier process left in its middle."""
+        self.epoch, self._epoch_offset, self._resumed_epoch = epoch, 0, epoch
 
-    def consumed(self, epoch: int) -> tuple[Segment, ...]:
-        """What of an epoch is marked as consumed."""
-        return self._consumed[2] if self._consumed and self._consumed[0] == epoch else ()
+    def starting_epoch(self) -> int:
+        """Return the epoch of an iteration that starts now."""
+        source = self._source()
+        epoch = None if source is None else source.start_epoch(self)
+        return self.epoch if epoch is None else epoch
 
-    def order_of(self, epoch: int) -> OrderParameters:
-        """What decides the order of an epoch: as saved for one that was broken off, else the present."""
-        return self._consumed[1] if self._consumed and self._consumed[0] == epoch else self.present_order()
+    def restore(self, position: Position | None) -> None:
+        """Set the position from which iterations of its epoch go on; None for the start of every epoch."""
+        self._restored = position
 
-    def plan(self, epoch: int) -> EpochPlan:
-        """This rank's plan of what is left of an epoch."""
-        if self.evaluation:
-            return self.evaluation_plan()
-        plan = self._plan(self.sequence(epoch, self.order_of(epoch)), self.consumed(epoch))
-        # An epoch of a fixed number of steps that more ranks began has more of them left for fewer.
-        return plan if plan.n_steps <= len(self) else FirstSteps(plan, len(self))
+    def position(self, epoch: int) -> Position:
+        """Return the position at which an iteration of an epoch begins: as restored, or the epoch's start."""
+        restored = self._restored
+        return restored if restored and restored.epoch == epoch else Position(epoch, (), self.present_order())
 
-    def _plan(self, sequence: EpochSequence, consumed: Sequence[Segment]) -> EpochPlan:
-        rank, world_size = self.replica
-        return sequence.plan(
-            consumed, batch_size=self.batch_size, world_size=world_size, rank=rank, drop_last=self.drop_last
-        )
+    def present_order(self) -> OrderParameters:
+        """Return what decides the order of an epoch that begins now."""
+        n_units = self.recipe.n_units(self.batch_size, self.replica.world_size, drop_last=self.drop_last)
+        return replace(self.parameters, batch_size=self.batch_size, recipe=self.recipe.text, n_units=n_units)
 
-    def evaluation_plan(self) -> EvaluationPlan:
-        """This rank's plan of every evaluation."""
-        rank, world_size = self.replica
-        return EvaluationPlan(EvaluationCut(self.blocks.n_rows, self.batch_size, world_size, rank))
+    # Plans -----------------------------------------------------------------------------------------------------
 
     def sequence(self, epoch: int, order: OrderParameters) -> EpochSequence:
-        """What an epoch of training goes through, on all ranks together.
+        """Return what an epoch of training visits, on all ranks together.
 
         Args:
             epoch: from 0.
@@ -291,10 +256,29 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         """
         return self.recipe.sequence(order, 0 if self._repeats else epoch, drop_last=self.drop_last)
 
+    def plan(self, epoch: int) -> EpochPlan:
+        """Return this rank's plan of what is left of an epoch."""
+        if self.evaluation:
+            return self._evaluation_plan()
+        plan = self._training_plan(self.position(epoch))
+        # An epoch of a fixed number of steps that more ranks began has more of them left for fewer.
+        return plan if plan.n_steps <= len(self) else replace(plan, n_steps=len(self))
+
+    def _training_plan(self, position: Position) -> EpochPlan:
+        rank, world_size = self.replica
+        return self.sequence(position.epoch, position.order).plan(
+            position.segments, batch_size=self.batch_size, world_size=world_size, rank=rank, drop_last=self.drop_last
+        )
+
+    def _evaluation_plan(self) -> EpochPlan:
+        rank, world_size = self.replica
+        return EvaluationBatches(self.blocks.n_rows, self.batch_size, world_size, rank).plan()
+
     def n_left(self, epoch: int) -> int:
-        """Rows of an epoch that are not consumed, over all ranks."""
-        sequence = self.sequence(epoch, self.order_of(epoch))
-        return sequence.n_rows - sequence.n_consumed(self.consumed(epoch), drop_last=self.drop_last)
+        """Return the rows of an epoch that are not consumed, over all ranks."""
+        position = self.position(epoch)
+        sequence = self.sequence(epoch, position.order)
+        return sequence.n_rows - sequence.n_consumed(position.segments, drop_last=self.drop_last)
 
     def __iter__(self) -> Iterator[BatchToken]:  # type: ignore[override]  # a token is what our datasets take
         return self.tokens(self.starting_epoch())
@@ -305,185 +289,23 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         return 0
 
     def tokens(self, epoch: int) -> Iterator[BatchToken]:
-        """What is left of an epoch on this rank; steps are counted from the start of the whole epoch."""
+        """Yield what is left of an epoch on this rank; steps are counted from the start of the whole epoch."""
         plan = self.plan(epoch)
-        return tokens_of(
-            plan,
-            epoch=epoch,
-            first_step=len(self) - plan.n_steps,
-            first_position=self.first_position,
-            samples=self.samples,
-            seed=self.seed,
-        )
-
-    def __len__(self) -> int:
-        """Steps of a whole epoch on this rank, also where a part of it is consumed."""
-        if self.evaluation:
-            return self.evaluation_plan().n_steps
-        return self._plan(self.sequence(0, self.present_order()), ()).n_steps
-
-    def present_order(self) -> OrderParameters:
-        """What decides the order of an epoch that begins now."""
-        n_units = self.recipe.n_units(self.batch_size, self.replica.world_size, drop_last=self.drop_last)
-        return replace(self.parameters, batch_size=self.batch_size, recipe=self.recipe.text, n_units=n_units)
-
-
-class ShardSampler(PlanSampler):
-    """Yields one ``BatchToken`` a step of rows that this rank holds, counted from 0 in its shard.
-
-    All ranks take equally many steps. A position is one within each rank's own order, so it holds for the same number
-    of ranks alone.
-
-    Args:
-        shard: what this rank holds.
-        parameters: what decides the order: the seed, and whether rows are shuffled.
-        batch_size: rows of a batch on one rank.
-        drop_last: drop the ragged end of an epoch (training only).
-        evaluation: all rows of the shard in storage order, instead of the training plan.
-        samples: ask for lists of samples instead of collated batches.
-        epoch_source: who keeps the epoch, if anybody.
-        rotates: other rows sit out each epoch; else all epochs have the same.
-        is_given: somebody said which replica this is. Else it is looked at when iteration starts: rows that are held
-            cannot become another rank's.
-
-    Raises:
-        H5ValueError: when iteration starts, where the shard is not this rank's.
-    """
-
-    def __init__(
-        self,
-        shard: RankShard,
-        parameters: OrderParameters,
-        *,
-        batch_size: int,
-        drop_last: bool = False,
-        evaluation: bool = False,
-        samples: bool = False,
-        epoch_source: EpochSource | None = None,
-        rotates: bool = True,
-        is_given: bool = True,
-    ) -> None:
-        self.shard, self._is_given = shard, is_given
-        blocks = BlockTable.of_sizes([shard.n_trained])
-        super().__init__(
-            blocks,
-            parameters,
-            batch_size=batch_size,
-            drop_last=drop_last,
-            evaluation=evaluation,
-            rank=0,  # of one: what others hold is none of its business
-            world_size=1,
-            samples=samples,
-            epoch_source=epoch_source,
-            recipe=ShardRows(blocks, shard, rotates),
-        )
-
-    @property
-    def n_rows(self) -> int:
-        """Rows of all ranks."""
-        return self.shard.n_rows
-
-    @property
-    def rank(self) -> int:  # type: ignore[override]  # of torch, an attribute
-        """Number of the replica that holds these rows, from 0."""
-        return self.shard.rank
-
-    @property
-    def num_replicas(self) -> int:  # type: ignore[override]  # of torch, an attribute
-        """Number of replicas that hold a shard each."""
-        return self.shard.world_size
-
-    @property
-    def shards(self) -> dict[str, Any]:
-        """What a position in a shard depends on besides, as plain values."""
-        shard = self.shard
-        return {"mode": shard.mode, "world_size": shard.world_size, "reshard_every": shard.reshard_every}
-
-    def starting_epoch(self) -> int:
-        """See ``PlanSampler.starting_epoch``."""
-        now, held = resolve_replica(), Replica(self.shard.rank, self.shard.world_size)
-        if not self._is_given and now != held:
-            raise H5ValueError(
-                f"batches were asked for by rank {now.rank} of {now.world_size}, and the rows were loaded for rank "
-                f"{held.rank} of {held.world_size}. Pass the data module to the Trainer (datamodule=), which sets it "
-                "up once there are ranks; or pass rank and world_size to it."
-            )
-        return super().starting_epoch()
-
-    @property
-    def first_position(self) -> int:
-        """Places in the epoch's sequence count over all ranks, one after the other."""
-        return 0 if self.evaluation else self.shard.rank * self.blocks.n_rows
-
-    def evaluation_plan(self) -> EvaluationPlan:
-        """This rank's plan of every evaluation: of all rows that it holds."""
-        shard = self.shard
-        cut = EvaluationCut(shard.n_rows, self.batch_size, shard.world_size, shard.rank)
-        return EvaluationPlan(cut, first=cut.shard[0])
-
-
-class EpochShuffleSampler(DistributedSampler[Any]):
-    """Indices of a dataset that holds one rank's rows, in an order of their own for each epoch and rank.
-
-    For ``DataLoader(dataset, sampler=...)``; the data modules of this package have a sampler of theirs. By type it is a
-    ``DistributedSampler``, so that Lightning does not shard the rank's rows once more, and calls ``set_epoch``.
-
-    Args:
-        data_len: rows of this rank, ``len(dataset)``.
-        seed: of the order. Neighbouring seeds, epochs and ranks have orders that have nothing in common.
-        shuffle: False gives the rows in storage order.
-        num_samples: rows that an epoch takes, where ranks hold different numbers of them and must make equally many
-            steps: pass ``dataset.rows_on_each_rank``. Those that sit out are others each epoch. None takes all.
-
-    Raises:
-        H5ValueError: a number makes no sense.
-    """
-
-    # The parent's constructor wants a sized dataset, and a rank at once.
-    def __init__(  # pylint: disable=super-init-not-called
-        self, data_len: int, seed: int = 0, shuffle: bool = True, *, num_samples: int | None = None
-    ) -> None:
-        if data_len < 0 or not 0 <= (data_len if num_samples is None else num_samples) <= data_len:
-            raise H5ValueError(
-                f"EpochShuffleSampler(data_len={data_len}, num_samples={num_samples}) was asked for. Pass the number "
-                "of rows of this rank, and at most as many for an epoch."
-            )
-        self.data_len, self.seed, self.shuffle = data_len, seed, shuffle
-        self.num_samples = data_len if num_samples is None else num_samples
-        self.epoch = 0
-
-    # The rank is looked at when it is needed: a sampler may be made before the process group is.
-
-    @property
-    def rank(self) -> int:  # type: ignore[override]  # of torch, an attribute
-        """Rank of this process in the process group; 0 without one. The order depends on it."""
-        return resolve_replica().rank
-
-    @property
-    def num_replicas(self) -> int:  # type: ignore[override]  # of torch, an attribute
-        """Number of ranks in the process group; 1 without one."""
-        return resolve_replica().world_size
-
-    def __repr__(self) -> str:
-        order = f"shuffled with seed {self.seed}, epoch {self.epoch}" if self.shuffle else "in storage order"
+        first_step = len(self) - plan.n_steps
         return (
-            f"{type(self).__name__}({self.num_samples:,} of {self.data_len:,} rows, rank {self.rank} of "
-            f"{self.num_replicas}, {order})"
+            BatchToken(
+                epoch,
+                first_step + step,
+                plan.rows(step),
+                self.samples,
+                self.seed,
+                self.first_position + plan.bounds(step)[0],
+            )
+            for step in range(plan.n_steps)
         )
 
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch for the next iteration."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        n_absent = self.data_len - self.num_samples
-        rows = np.arange(self.data_len)
-        if n_absent:
-            rows = np.sort(np.roll(rows, -self.epoch * n_absent)[n_absent:])
-        if self.shuffle:
-            place = 1 + self.rank
-            rows = rows[permutation(len(rows), self.seed, self.epoch, EPOCH_SHUFFLE, place)(0, len(rows))]
-        return iter(rows.tolist())
-
     def __len__(self) -> int:
-        return self.num_samples
+        """Steps of a whole epoch on this rank, also if a part of it is consumed."""
+        if self.evaluation:
+            return self._evaluation_plan().n_steps
+        return self._training_plan(Position(0, (), self.present_order())).n_steps

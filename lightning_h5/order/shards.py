@@ -31,7 +31,7 @@ Rows: TypeAlias = range | IntArray
 
 
 def union(each: Sequence[Rows]) -> Rows:
-    """All rows of some sets that are disjoint, in ascending order; a range where they are one.
+    """Return all rows of some disjoint sets, in ascending order; a range if they are one.
 
     Args:
         each: the sets.
@@ -49,12 +49,12 @@ def union(each: Sequence[Rows]) -> Rows:
 
 
 def as_array(rows: Rows) -> IntArray:
-    """Rows as an array, none of them too."""
+    """Return rows as an array."""
     return np.asarray(rows, dtype=np.int64)
 
 
 def places_in(held: Rows, rows: Rows) -> Rows:
-    """Where rows stand among those that are held.
+    """Return the places of rows among those that are held.
 
     Args:
         held: in ascending order.
@@ -71,11 +71,11 @@ def places_in(held: Rows, rows: Rows) -> Rows:
 
 ShardMode = Literal["contiguous", "interleave"]
 
-DRAWN_ANEW = 8  # purpose of the random stream
+RESHARD = 8  # purpose of the random stream
 
 
 def balanced_contiguous_shard(total: int, world_size: int, rank: int) -> tuple[int, int]:
-    """A rank's contiguous piece of ``total`` rows; the pieces of two ranks differ by at most one row.
+    """Return a rank's contiguous piece of ``total`` rows; the pieces of two ranks differ by at most one row.
 
     Args:
         total: number of rows.
@@ -86,7 +86,7 @@ def balanced_contiguous_shard(total: int, world_size: int, rank: int) -> tuple[i
         First row, and the row after the last. The first ``total % world_size`` ranks have one row more.
 
     Raises:
-        H5ValueError: the numbers make no sense.
+        H5ValueError: a number is out of range.
     """
     _check(total, world_size, rank)
     size, rest = divmod(total, world_size)
@@ -95,7 +95,7 @@ def balanced_contiguous_shard(total: int, world_size: int, rank: int) -> tuple[i
 
 
 def interleaved_indices(total: int, world_size: int, rank: int) -> IntArray:
-    """Every ``world_size``-th of ``total`` rows, starting at ``rank``; shape ``(n,)``.
+    """Return every ``world_size``-th of ``total`` rows, starting at ``rank``; shape ``(n,)``.
 
     Args:
         total: number of rows.
@@ -103,7 +103,7 @@ def interleaved_indices(total: int, world_size: int, rank: int) -> IntArray:
         rank: this rank, from 0.
 
     Raises:
-        H5ValueError: the numbers make no sense.
+        H5ValueError: a number is out of range.
     """
     _check(total, world_size, rank)
     return np.arange(rank, total, world_size, dtype=np.int64)
@@ -113,16 +113,16 @@ def interleaved_indices(total: int, world_size: int, rank: int) -> IntArray:
 class RankShard:
     """The rows that one rank holds, and which of them it trains on in an epoch.
 
-    Shards differ by one row where the rows do not divide by the ranks. Training takes equally many of each, so one row
-    of each larger shard sits out, another one each epoch.
+    Shards differ by one row if the rows do not divide by the ranks. Training takes equally many of each, so one row
+    of each larger shard is left out, another one each epoch.
 
     Attributes:
         blocks: all rows, cut into blocks.
         world_size: number of ranks.
         rank: this rank.
         mode: ``contiguous`` (neighbours in storage order) or ``interleave`` (every ``world_size``-th row).
-        reshard_every: draw the shards anew every so many epochs; 0 keeps them.
-        seed: decides the shards that are drawn anew.
+        reshard_every: draw new shards every so many epochs; 0 keeps them.
+        seed: decides the new shards.
     """
 
     blocks: BlockTable
@@ -149,7 +149,7 @@ class RankShard:
         return self.n_rows // self.world_size
 
     def is_like(self, other: RankShard) -> bool:
-        """Whether another rank, or this one in another run, holds and draws the same."""
+        """Return whether another rank, or this one in another run, holds and draws the same."""
         pairs = [
             (getattr(self, name), getattr(other, name)) for name in ("world_size", "rank", "mode", "reshard_every")
         ]
@@ -158,15 +158,15 @@ class RankShard:
         return all(a == b for a, b in pairs) and np.array_equal(self.blocks.starts, other.blocks.starts)
 
     def draw(self, epoch: int) -> int:
-        """How often the shards were drawn anew before an epoch."""
+        """Return how often new shards were drawn before an epoch."""
         return epoch // self.reshard_every if self.reshard_every and self.world_size > 1 else 0
 
     def rows(self, draw: int = 0, rank: int | None = None) -> Rows:
-        """The rows that a rank holds, in ascending order.
+        """Return the rows that a rank holds, in ascending order.
 
         Args:
-            draw: how often the shards were drawn anew. The first, 0, is as the mode says. Later ones take whole blocks
-                at random (``contiguous``, so that each is still decoded on one rank, but for those at the cuts), or
+            draw: how often new shards were drawn. The first, 0, follows from the mode. Later ones take whole blocks at
+                random (``contiguous``, so that each is still decoded on one rank, except those at the borders), or
                 single rows (``interleave``).
             rank: another rank than this one.
         """
@@ -174,16 +174,14 @@ class RankShard:
         if self.mode == "interleave":
             if not draw:
                 return range(rank, self.n_rows, self.world_size)
-            return np.sort(
-                permutation(self.n_rows, self.seed, draw, DRAWN_ANEW)(0, self.n_rows)[rank :: self.world_size]
-            )
+            return np.sort(permutation(self.n_rows, self.seed, draw, RESHARD)(0, self.n_rows)[rank :: self.world_size])
         start, stop = balanced_contiguous_shard(self.n_rows, self.world_size, rank)
         return self._rows_of_drawn_blocks(draw, start, stop) if draw else range(start, stop)
 
     def _rows_of_drawn_blocks(self, draw: int, start: int, stop: int) -> IntArray:
-        """Rows at places ``start`` to ``stop - 1`` of all blocks, one after the other in a drawn order."""
+        """Return the rows at places ``start`` to ``stop - 1`` of all blocks, in a drawn order."""
         n_blocks, starts = self.blocks.n_blocks, self.blocks.starts
-        order = permutation(n_blocks, self.seed, draw, DRAWN_ANEW)(0, n_blocks)
+        order = permutation(n_blocks, self.seed, draw, RESHARD)(0, n_blocks)
         firsts, sizes = starts[order], np.diff(starts)[order]
         stops = np.cumsum(sizes)
         low, high = np.maximum(stops - sizes, start), np.minimum(stops, stop)  # of each block, the places in this shard
@@ -195,8 +193,8 @@ class RankShard:
         rows: IntArray = np.repeat(offsets, counts) + within
         return rows
 
-    def sits_out(self, epoch: int) -> int | None:
-        """Which of this rank's rows, counted from 0, sits out an epoch of training; None where none does."""
+    def left_out(self, epoch: int) -> int | None:
+        """Return which of this rank's rows, from 0, is left out of an epoch of training; None if none is."""
         return epoch % self.n_held if self.n_held > self.n_trained else None
 
 

@@ -1,4 +1,4 @@
-"""Cutting rows, or whole groups of rows, into splits that never share one."""
+"""Splits and folds of rows, or of whole groups of rows."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def group_split(
     *,
     labels: npt.ArrayLike | None = None,
 ) -> list[IntArray]:
-    """Cuts rows into splits of about these fractions; rows of one group stay together.
+    """Split rows by these fractions; rows of one group stay together.
 
     Args:
         groups: each row's group (any values), shape ``(n_rows,)``; or a number of rows, each its own group.
         fractions: share of the rows for each split; they add up to 1.
-        split_seed: another seed draws another cut.
-        labels: each row's class, shape ``(n_rows,)``: each class is cut by these fractions. None looks at no class.
+        split_seed: another seed gives another split.
+        labels: each row's class, shape ``(n_rows,)``: each class is split by these fractions. None ignores classes.
 
     Returns:
-        For each split the indices of its rows in ascending order. Splits are disjoint and cover all rows. With
-        rows of their own the sizes are the fractions rounded (those of each class, where there are labels); with groups
-        they come as near as whole groups allow: no further than the largest group, where groups are of one class each.
+        For each split the indices of its rows in ascending order. Splits are disjoint and cover all rows. Without
+        groups the sizes are the fractions rounded (for each class, if there are labels). With groups they come as near
+        as whole groups allow: no further than the largest group, if each group has one class.
 
     Raises:
         H5ValueError: fractions that do not add up, or values that are missing (NaN or empty).
@@ -47,7 +47,7 @@ def group_split(
         )
     codes, sizes = _codes(groups)
     kinds, n_of_kind = _kinds(labels, codes)
-    # Groups in a random order; each goes where it keeps all splits closest to their share so far.
+    # Groups in a random order; each goes to the split that keeps all splits closest to their share so far.
     order = np.argsort(np.asarray(stream(split_seed, 0, SPLIT).random_raw(len(sizes))), kind="stable")
     if len(sizes) == len(codes):
         split_of_group = np.empty(len(sizes), dtype=np.int64)
@@ -70,14 +70,14 @@ def k_fold(
     *,
     labels: npt.ArrayLike | None = None,
 ) -> tuple[IntArray, IntArray]:
-    """One fold of a k-fold cut; rows of one group stay together.
+    """Return one fold of a k-fold split; rows of one group stay together.
 
     Args:
         n_or_groups: a number of rows, or each row's group, shape ``(n_rows,)``.
         num_folds: number of folds, at least 2.
         fold: the fold that is held out, from 0.
         split_seed: the same for all folds of one study.
-        labels: each row's class, shape ``(n_rows,)``: all folds get as many of each. None looks at no class.
+        labels: each row's class, shape ``(n_rows,)``: all folds get as many of each. None ignores classes.
 
     Returns:
         Indices of the rows to train on, and of the rows held out, in ascending order.
@@ -106,14 +106,14 @@ def k_fold(
 
 
 def _codes(groups: int | npt.ArrayLike) -> tuple[IntArray, IntArray]:
-    """Each row's group as a number from 0, and the rows of each group."""
+    """Return each row's group as a number from 0, and the number of rows of each group."""
     if isinstance(groups, int | np.integer):
         return np.arange(groups, dtype=np.int64), np.ones(int(groups), dtype=np.int64)
     return _numbered(groups, "group")
 
 
 def _numbered(given: npt.ArrayLike, what: str) -> tuple[IntArray, IntArray]:
-    """Values as numbers from 0, and how often each comes."""
+    """Return values as numbers from 0, and how often each comes."""
     values: npt.NDArray[Any] = np.asarray(given)
     if values.ndim != 1:
         raise H5ValueError(
@@ -132,7 +132,7 @@ def _numbered(given: npt.ArrayLike, what: str) -> tuple[IntArray, IntArray]:
 
 
 def _kinds(labels: npt.ArrayLike | None, codes: IntArray) -> tuple[IntArray, IntArray]:
-    """Each row's class as a number from 0, and the rows of each; all of one where there are no labels."""
+    """Return each row's class as a number from 0, and the rows of each; one class without labels."""
     if labels is None:
         return np.zeros(len(codes), dtype=np.int64), np.array([len(codes)], dtype=np.int64)
     kinds, n_of_kind = _numbered(labels, "label")
@@ -142,23 +142,23 @@ def _kinds(labels: npt.ArrayLike | None, codes: IntArray) -> tuple[IntArray, Int
 
 
 def _of_groups(kinds: IntArray, codes: IntArray) -> IntArray:
-    """The class of each group, where groups have one row each."""
+    """Return the class of each group of one row."""
     of_groups = np.empty_like(kinds)
     of_groups[codes] = kinds
     return of_groups
 
 
 def _count(codes: IntArray, kinds: IntArray, n_groups: int, n_kinds: int) -> IntArray:
-    """How many rows of each class a group has, shape ``(n_groups, n_kinds)``."""
+    """Return how many rows of each class a group has, shape ``(n_groups, n_kinds)``."""
     flat = np.bincount(codes * n_kinds + kinds, minlength=n_groups * n_kinds)
     return flat.astype(np.int64).reshape(n_groups, n_kinds)
 
 
 def _fill(order: IntArray, counts: IntArray, shares: npt.NDArray[np.float64]) -> IntArray:
-    """Puts each group into the split that is furthest behind its share of all groups so far.
+    """Put each group into the split that is furthest behind its share of all groups so far.
 
-    Groups come large ones first, so that the last ones settle what is uneven; but those of about the same size come in
-    random order, and each split gets its share of them: one with the small groups alone would be another population.
+    Large groups come first, so that the small ones even out the rest. But groups of similar size come in random order,
+    and each split gets its share of them: a split of small groups alone would be another population.
     """
     sizes = counts.sum(axis=1)
     splits = np.flatnonzero(shares)  # one of share zero gets nothing

@@ -1,9 +1,9 @@
-"""Rows that come as often as their weights say: an epoch's draws laid out in storage order, then mixed as any rows are.
+"""Rows drawn by their weights: an epoch's draws laid out in storage order, then mixed as any rows are.
 
 An epoch draws as many rows as there are. The sum of all weights is cut into as many equal parts, and one row is drawn
 in each (stratified resampling: Kitagawa, "Monte Carlo filter and smoother", Journal of Computational and Graphical
-Statistics 5, 1996). So each row comes as often as its weight says on average, and within two times of that always;
-single draws with replacement would leave out a third of all rows where their weights are equal.
+Statistics 5, 1996). So each row comes as often as its weight asks on average, and always within two times of that;
+single draws with replacement would leave out a third of all rows if weights are equal.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class _Draws:
         self._n_bits = 52 - len(weights.ends).bit_length()  # so that no place is rounded up to the next draw's
 
     def before(self, rows: IntArray) -> IntArray:
-        """How many draws there are of all rows before these."""
+        """Return the number of draws of all rows before these."""
         starts = np.where(rows > 0, self._ends[rows - 1], 0.0)
         draws = starts.astype(np.int64)
         return draws + (self._places(draws) < starts)
 
     def rows(self, draws: IntArray) -> IntArray:
-        """The row of each draw."""
+        """Return the row of each draw."""
         return np.searchsorted(self._ends, self._places(draws), side="right").astype(np.int64)
 
     def _places(self, draws: IntArray) -> npt.NDArray[np.float64]:
@@ -94,7 +94,7 @@ class _Draws:
 
 
 def weighted_order(blocks: BlockTable, weights: RowWeights, parameters: OrderParameters, epoch: int) -> Order:
-    """The sequence of an epoch's draws. A row that comes again has the number ``n_rows`` larger, each time.
+    """Return the sequence of an epoch's draws. A row that comes again has a number larger by ``n_rows``, each time.
 
     Args:
         blocks: the rows.

@@ -39,7 +39,7 @@ class BlockTable:
 
     @classmethod
     def of_sizes(cls, sizes: Sequence[int] | npt.NDArray[Any]) -> BlockTable:
-        """Blocks of these many rows each, one after the other; blocks without rows are left out."""
+        """Return blocks of these many rows each, one after the other; blocks without rows are left out."""
         kept = np.asarray(sizes, dtype=np.int64)
         kept = kept[kept > 0]
         return cls(np.concatenate([[0], np.cumsum(kept)]).astype(np.int64))
@@ -58,13 +58,13 @@ class BlockTable:
 BLOCKS, KEYS, REST = 6, 7, 8  # purposes of the random streams
 
 FRACTION = 32
-"""Bits of a key below the point. Above it are places in a lane, in halves of a block: enough for 2^30 blocks."""
+"""Bits of a key below the point. Above it are places in a stream, in halves of a block: enough for 2^30 blocks."""
 
 MAX_BLOCK_ROWS = 1 << FRACTION
 """Rows of the largest block: the narrowest window, half a block, has a key for each."""
 
 AHEAD = 4096
-"""Rows that are made at a time where a lane is read on, at most: an epoch of 20,000 rows in batches of 64 takes 3.2 ms
+"""Rows that are made at a time if a stream is read on, at most: an epoch of 20,000 rows in batches of 64 takes 3.2 ms
 then, and its slowest batch 0.7 ms. (1024 at a time: 5.6 and 0.6 ms; 32,768: 2.5 and 1.5 ms.)"""
 
 MIN_AHEAD = 1024
@@ -75,9 +75,9 @@ MIN_AHEAD = 1024
 class WindowOrder:
     """The sequence of an epoch's rows, blocks mixed a window at a time.
 
-    With several lanes batch ``q`` comes from lane ``q % streams``, for all rounds of full batches but the last. What is
-    left then, one to two rounds, is shuffled together and ends the epoch: it comes from few blocks, so that whoever
-    reads it reads few blocks more than those of its lane.
+    With several streams batch ``q`` comes from stream ``q % streams``, for all rounds of full batches but the last.
+    What is left then, one to two rounds, is shuffled together and ends the epoch: it comes from few blocks, so that a
+    reader of it reads few blocks besides those of its stream.
 
     The first call takes time and memory of the number of blocks. A batch then costs time in ``window`` and its rows,
     wherever it is and however many rows a block has. Calls may come from several threads.
@@ -86,9 +86,9 @@ class WindowOrder:
         blocks: which rows belong together.
         seed: seed of the run.
         epoch: from 0.
-        batch_size: rows of a batch; lanes take turns by batches.
+        batch_size: rows of a batch; streams take turns by batches.
         streams: streams that share no block but one at each boundary, and the epoch's end.
-        window: blocks of a lane that are mixed at a time; 1 mixes within each block only.
+        window: blocks of a stream that are mixed at a time; 1 mixes within each block only.
 
     Raises:
         H5ValueError: a number below 1; at the first call, a block of more than ``MAX_BLOCK_ROWS`` rows.
@@ -100,39 +100,39 @@ class WindowOrder:
     batch_size: int
     streams: int
     window: int
-    _made_lanes: dict[int, _Lane] = field(default_factory=dict, init=False, repr=False)
+    _block_streams: dict[int, _BlockStream] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if min(self.batch_size, self.streams, self.window) < 1:
             raise H5ValueError(
-                f"shuffle='window' was asked for with window={self.window}, lanes={self.streams} and "
+                f"shuffle='window' was asked for with window={self.window}, streams={self.streams} and "
                 f"batch_size={self.batch_size}; each is at least 1. Pass a window of 32 blocks or more."
             )
 
     def __call__(self, start: int, stop: int) -> IntArray:
-        """Rows at the positions ``[start, stop)`` of the sequence, shape ``(stop - start,)``."""
+        """Return the rows at the positions ``[start, stop)`` of the sequence, shape ``(stop - start,)``."""
         parts, end = [np.empty(0, dtype=np.int64)], min(stop, self._end)
         while start < end:
             round_, inside = divmod(start, self.streams * self.batch_size)
-            lane, inside = divmod(inside, self.batch_size)
+            number, inside = divmod(inside, self.batch_size)
             n_rows = end - start if self.streams == 1 else min(end - start, self.batch_size - inside)
             place = round_ * self.batch_size + inside
-            parts.append(self._lane(lane)(place, place + n_rows))
+            parts.append(self._block_stream(number)(place, place + n_rows))
             start += n_rows
         if stop > self._end:
             rest = self._end + self._rest(start - self._end, stop - self._end)
             parts.append(self._pieces.rows_at(rest))
-        return np.concatenate(parts)  # a copy: what the caller does with it leaves the lane alone
+        return np.concatenate(parts)  # a copy: the caller may change it
 
     @cached_property
-    def _lane_rows(self) -> int:
+    def _stream_rows(self) -> int:
         n_rows = self.blocks.n_rows
         return n_rows if self.streams == 1 else max(0, n_rows // (self.streams * self.batch_size) - 1) * self.batch_size
 
     @cached_property
     def _end(self) -> int:
-        """Position where the lanes end and the rest begins."""
-        return self.streams * self._lane_rows
+        """Position where the streams end and the rest begins."""
+        return self.streams * self._stream_rows
 
     @cached_property
     def _pieces(self) -> _Pieces:
@@ -144,7 +144,7 @@ class WindowOrder:
                 "most. Pass shuffle='global', or a block table that is cut finer."
             )
         order = permutation(n_blocks, self.seed, self.epoch, BLOCKS)(0, n_blocks)
-        return _cut(self.blocks, order, self._lane_rows * np.arange(1, self.streams + 1))
+        return _cut(self.blocks, order, self._stream_rows * np.arange(1, self.streams + 1))
 
     @cached_property
     def _rest(self) -> TablePermutation | KeyedPermutation:
@@ -154,18 +154,18 @@ class WindowOrder:
     def _words(self) -> npt.NDArray[np.uint64]:
         return np.asarray(stream(self.seed, self.epoch, KEYS).random_raw(1 + PLACE_ROUNDS), dtype=np.uint64)
 
-    def _lane(self, lane: int) -> _Lane:
-        # Two threads may make the same lane; either may be kept.
-        if lane not in self._made_lanes:
-            bounds = [lane * self._lane_rows, (lane + 1) * self._lane_rows]
+    def _block_stream(self, number: int) -> _BlockStream:
+        # Two threads may make the same one; either may be kept.
+        if number not in self._block_streams:
+            bounds = [number * self._stream_rows, (number + 1) * self._stream_rows]
             first, last = np.searchsorted(self._pieces.begins, bounds).tolist()
             pieces = _Pieces(self._pieces.begins[first : last + 1], self._pieces.firsts[first:last])
-            self._made_lanes[lane] = _Lane(pieces, self.window, self._words)
-        return self._made_lanes[lane]
+            self._block_streams[number] = _BlockStream(pieces, self.window, self._words)
+        return self._block_streams[number]
 
 
 class _Pieces(NamedTuple):
-    """Blocks one after the other, in two pieces or more where lanes' boundaries go through them.
+    """Blocks one after the other, in two pieces or more if streams' boundaries go through them.
 
     Attributes:
         begins: position of each piece's first row, and the end; shape ``(n_pieces + 1,)``.
@@ -176,7 +176,7 @@ class _Pieces(NamedTuple):
     firsts: IntArray
 
     def rows_at(self, positions: IntArray) -> IntArray:
-        """Row indices at positions of the sequence as it is before it is mixed."""
+        """Return row indices at positions of the sequence as it is before it is mixed."""
         pieces = np.searchsorted(self.begins, positions, side="right") - 1
         return self.firsts[pieces] + (positions - self.begins[pieces])
 
@@ -201,18 +201,18 @@ class _Strata(NamedTuple):
     seed: npt.NDArray[np.uint64]
 
     def take(self, pieces: IntArray) -> _Strata:
-        """Those of some pieces, in any order and number."""
+        """Return those of some pieces, in any order and number."""
         return _Strata._make(values[pieces] for values in self)
 
     def keys(self, ranks: IntArray) -> IntArray:
-        """Keys of the rows with these ranks, counted from the window's first key: one anywhere in each stratum."""
+        """Return keys of the rows with these ranks, from the window's first key on: one anywhere in each stratum."""
         hashes = mix(self.seed + ranks.astype(np.uint64) * GAMMA)
         widths = self.width + (ranks < self.n_wider)
         within = (hashes % widths.astype(np.uint64)).astype(np.int64)
         return ranks * self.width + np.minimum(ranks, self.n_wider) + within
 
     def below(self, keys: IntArray) -> IntArray:
-        """How many rows of each piece have smaller keys, counted from the lane's first key."""
+        """Return how many rows of each piece have smaller keys, counted from the stream's first key."""
         keys = np.clip(keys - self.low, 0, self.n_rows * self.width + self.n_wider)
         wide = self.n_wider * (self.width + 1)
         ranks = np.where(keys < wide, keys // (self.width + 1), self.n_wider + (keys - wide) // self.width)
@@ -220,13 +220,13 @@ class _Strata(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """Rows of a lane from a position on."""
+    """Rows of a stream from a position on."""
 
     start: int
     rows: IntArray
 
 
-class _Lane:
+class _BlockStream:
     """The order of the rows of some pieces; keeps the stretch of it that was made last.
 
     Args:
@@ -244,7 +244,7 @@ class _Lane:
         self._made = _Stretch(0, np.empty(0, dtype=np.int64))
 
     def __call__(self, start: int, stop: int) -> IntArray:
-        """Rows at the positions ``[start, stop)`` of the lane; not to be written to."""
+        """Return the rows at the positions ``[start, stop)`` of the stream; not to be written to."""
         made = self._made  # looked at once: another thread may put another one there
         begin, end = made.start, made.start + len(made.rows)
         if start < begin or stop > end:
@@ -255,7 +255,7 @@ class _Lane:
         return made.rows[start - made.start : stop - made.start]
 
     def _make(self, start: int, stop: int) -> _Stretch:
-        """The rows between two keys that enclose the stretch, sorted."""
+        """Return the rows between two keys that enclose the stretch, sorted."""
         # Each of the pieces that are mixed is less than one row off what is expected, half a row at most in the
         # mean square: four standard deviations.
         margin = 2 * isqrt(self._window) + 2
@@ -278,7 +278,7 @@ class _Lane:
         return _Stretch(start, strata.firsts[pieces] + places)
 
     def _between(self, low: int, high: int) -> tuple[int, _Strata]:
-        """The pieces whose windows may reach into ``[low, high)``, and how many rows are in those before them."""
+        """Return the pieces whose windows may reach into ``[low, high)``, and the number of rows before them."""
         first = max(0, ((low >> FRACTION) - self._window) // 2 + 1)
         last = min(self._n_pieces, ((high >> FRACTION) + self._window) // 2 + 1)
         begins, firsts = self._pieces.begins[first : last + 1], self._pieces.firsts[first:last]
@@ -290,11 +290,11 @@ class _Lane:
         return int(begins[0] - self._pieces.begins[0]), strata
 
     def _windows(self, pieces: IntArray) -> tuple[IntArray, IntArray]:
-        """Where the windows of pieces begin and end, in halves of a piece."""
+        """Return where the windows of pieces begin and end, in halves of a piece."""
         return np.maximum(2 * pieces - self._window, 0), np.minimum(2 * pieces + self._window, 2 * self._n_pieces)
 
     def _expect(self) -> npt.NDArray[np.float64]:
-        """How many rows lie below each place, on average; shape ``(2 * n_pieces + 1,)``."""
+        """Return how many rows lie below each place, on average; shape ``(2 * n_pieces + 1,)``."""
         low, high = self._windows(np.arange(self._n_pieces))
         density = np.diff(self._pieces.begins) / (high - low)
         n_places = 2 * self._n_pieces + 1
@@ -303,7 +303,7 @@ class _Lane:
         return np.maximum.accumulate(np.concatenate([[0.0], np.cumsum(np.cumsum(change[:-1]))]))
 
     def _key_near(self, n_rows: int) -> int:
-        """A key that has about so many rows below it: a guess, by numbers that are rounded and decide nothing."""
+        """Return a key that has about so many rows below it: a guess, by rounded numbers that decide nothing."""
         last = 2 * self._n_pieces
         place = int(np.searchsorted(self._expected, n_rows, side="right")) - 1
         if not 0 <= place < last:
@@ -313,7 +313,7 @@ class _Lane:
 
 
 def _cut(blocks: BlockTable, order: IntArray, cuts: IntArray) -> _Pieces:
-    """The blocks in an order, cut at these positions of the sequence of their rows."""
+    """Return the blocks in an order, cut at these positions of the sequence of their rows."""
     begins = np.concatenate([[0], np.cumsum(np.diff(blocks.starts)[order])])
     firsts = blocks.starts[order]
     where = np.searchsorted(begins, cuts)

@@ -183,7 +183,7 @@ def test_each_consumer_has_a_lane_and_shares_the_window(module):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_given_lanes_fix_the_order_for_any_number_of_ranks_and_workers(module, world_size, num_workers):
+def test_given_streams_fix_the_order_for_any_number_of_ranks_and_workers(module, world_size, num_workers):
     batches = {}
     for rank in range(world_size):
         mine = rows_of(module(streams=4, num_workers=num_workers, world_size=world_size, rank=rank, drop_last=True))

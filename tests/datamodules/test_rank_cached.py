@@ -1053,13 +1053,16 @@ def test_a_damaged_chunk_ends_in_an_error_with_file_and_array_before_training(fi
 
 def test_fewer_rows_than_ranks_are_refused_with_the_numbers_but_can_be_predicted(make_h5):
     path = make_h5(x=np.arange(2))
-    of_rank = lambda rank: RankCachedH5DataModule(
-        path,
-        path,
-        path,
-        path,
-        distributed={"rank": rank, "world_size": 3},
-    )
+
+    def of_rank(rank):
+        return RankCachedH5DataModule(
+            path,
+            path,
+            path,
+            path,
+            distributed={"rank": rank, "world_size": 3},
+        )
+
     for stage, split in (("fit", "train"), ("validate", "val"), ("test", "test")):
         with pytest.raises(H5ValueError, match=f"the split '{split}' has 2 rows and there are 3 ranks"):
             of_rank(0).setup(stage)

@@ -207,7 +207,7 @@ def test_a_fit_that_leaves_out_a_rest_says_so(file):
     trainer, datamodule = quiet_trainer(max_epochs=-1, max_steps=STEPS + 3), module(file)
     trainer.fit(Recorder(), datamodule=datamodule)
     trainer.fit_loop.epoch_loop.max_steps = 3 * STEPS
-    with pytest.warns(UserWarning, match=r"broken off after 3 batches.*Pass ckpt_path"):
+    with pytest.warns(UserWarning, match=r"stopped after 3 batches.*Pass ckpt_path"):
         trainer.fit(Recorder(), datamodule=datamodule)
 
 

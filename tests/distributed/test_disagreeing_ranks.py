@@ -128,7 +128,7 @@ def die():
 @pytest.mark.parametrize("hanging", [0, 1, 2])
 def test_a_rank_that_hangs_is_named_by_the_others_and_ends_too(file, tmp_path, hanging):
     outcomes = run_ranks(fit, 3, tmp_path, file, {"setup_timeout": 2}, {}, 3, {hanging: hang})
-    told = f"setting up the data (fit) had not ended on rank {hanging} of 3 ranks when others had waited 2 seconds"
+    told = f"setting up the data (fit) did not finish on rank {hanging} of 3 ranks within 2 s"
     assert [outcome.exitcode for outcome in outcomes] == [1, 1, 1]
     assert all(told in outcome.output for outcome in outcomes)
     assert all(told in outcome.error for rank, outcome in enumerate(outcomes) if rank != hanging)
@@ -139,7 +139,7 @@ def test_a_rank_that_hangs_is_named_by_the_others_and_ends_too(file, tmp_path, h
 def test_a_rank_that_hangs_inside_a_library_is_ended_by_the_others(file, tmp_path, hanging):
     """As in an HDF5 call on storage that does not answer: no thread of Python runs meanwhile."""
     outcomes = run_ranks(fit, 3, tmp_path, file, {"setup_timeout": 2}, {}, 3, {hanging: hang_in_a_library})
-    told = f"setting up the data (fit) had not ended on rank {hanging} of 3 ranks when others had waited 2 seconds"
+    told = f"setting up the data (fit) did not finish on rank {hanging} of 3 ranks within 2 s"
     for rank, outcome in enumerate(outcomes):
         assert outcome.exitcode == (-signal.SIGKILL if rank == hanging else 1)
         assert rank == hanging or told in outcome.error
@@ -153,7 +153,7 @@ def test_a_rank_that_is_slow_is_waited_for(file, tmp_path):
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_comes_too_late_stops_with_the_same_words(file, tmp_path, late):
     outcomes = run_ranks(fit, 2, tmp_path, file, {"setup_timeout": 0.5}, {}, 2, {late: be_slow})
-    told = f"setting up the data (fit) had not ended on rank {late} of 2 ranks when others had waited 0.5 seconds"
+    told = f"setting up the data (fit) did not finish on rank {late} of 2 ranks within 0.5 s"
     assert [outcome.exitcode for outcome in outcomes] == [1, 1]
     assert all(told in outcome.output for outcome in outcomes)
 
@@ -206,7 +206,7 @@ def test_lightnings_own_launcher_leaves_no_process_behind(file, tmp_path, hangin
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode != 0
-    assert f"had not ended on rank {hanging} of 2 ranks" in done.stderr
+    assert f"did not finish on rank {hanging} of 2 ranks" in done.stderr
     deadline = time.monotonic() + 20
     while left := list(processes_of(script)):
         assert time.monotonic() < deadline, f"processes {left} are left"

@@ -11,7 +11,7 @@ from processes import run_ranks, values
 
 from lightning_h5 import CombinedHDF5DataModule, CombinedHDF5Dataset, H5ValueError
 from lightning_h5.datasets import combined, row_index
-from lightning_h5.distributed import Question, once_per_node
+from lightning_h5.distributed import OncePerNode, once_per_node
 
 ROWS = 50
 
@@ -244,7 +244,7 @@ def test_a_data_module_filters_once_a_split_and_machine(files, tmp_path):
 
 
 def test_alone_there_is_nobody_to_tell(files):
-    question = Question("anything")
+    question = OncePerNode("anything")
     assert question.is_first
     assert not question.has_others
     CombinedHDF5Dataset(files, where={"age": 1})

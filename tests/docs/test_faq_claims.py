@@ -120,7 +120,7 @@ import sys, time
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning_h5 import RankCachedH5DataModule
-from lightning_h5.datasets import bulk
+from lightning_h5.readers import bulk
 
 def never_done(tasks, *arguments, **options):
     print("loading", flush=True)
@@ -146,6 +146,7 @@ def test_ctrl_c_while_rows_are_loaded_ends_the_program(signals, tmp_path):
             said = ""
             while "loading" not in said and process.poll() is None:
                 said += process.stdout.readline()
+            assert "loading" in said, said
             process.send_signal(signal.SIGINT)
             rest, _ = process.communicate(timeout=60)
         finally:

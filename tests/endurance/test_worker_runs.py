@@ -78,7 +78,7 @@ FATES = {
 RAISED = {"no memory": MemoryError, "an error of its own": OwnError}
 CAUSES = {
     "exit": "ended with exit code 7",
-    "hang": f"gave nothing for {HANG_SECONDS} s (timeout)",
+    "hang": f"returned no batch for {HANG_SECONDS} s (timeout)",
     "SIGKILL from outside": "was ended by SIGKILL",
 }
 
@@ -237,7 +237,7 @@ def judge(run, error, expected, n_given, files, told):
     assert isinstance(error, H5WorkerError), text
     told.n_named += CAUSES.get(run.fate, f"was ended by {run.fate}") in text
     assert re.match(r"worker [0-2] ", text)
-    step, rows = re.search(r"it was to give step (\d+) of epoch 0, rows ([\d, ]+) of ", text).groups()
+    step, rows = re.search(r"it was loading step (\d+) of epoch 0, rows ([\d, ]+) of ", text).groups()
     assert int(step) >= n_given, text
     named = [int(row) for row in rows.split(",")]
     assert named == expected[int(step)].tolist(), text

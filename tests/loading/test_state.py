@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_h5 import H5ResumeError
-from lightning_h5.loading import Position
-from lightning_h5.order import BlockTable, OrderParameters, PlanSampler, Segment, consumed_rows
+from lightning_h5.order import BlockTable, OrderParameters, PlanSampler, Position, Segment, consumed_rows
 
 
 def sampler(n_rows=1000, **options):
@@ -90,7 +89,7 @@ def test_a_changed_state_is_refused_wherever_it_was_changed(data):
         Position.from_state(changed, sampler(), "abc")
 
 
-@pytest.mark.parametrize("given", [{}, {"version": 1}, {"version": 99}, {"version": "1"}, {"version": np.int64(1)}])
+@pytest.mark.parametrize("given", [{}, {"version": 2}, {"version": 99}, {"version": "2"}, {"version": np.int64(2)}])
 def test_what_is_no_position_of_ours_is_refused(given):
     with pytest.raises(H5ResumeError):
         Position.from_state(given, sampler(), "abc")

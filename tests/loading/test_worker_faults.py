@@ -21,7 +21,7 @@ from factories import Stored
 from torch.utils.data import DataLoader
 
 from lightning_h5 import H5Error, H5ValueError, H5WorkerError, LazyH5DataModule
-from lightning_h5.loading import workers
+from lightning_h5.loading import collate, worker_pool
 
 ROWS, BATCH = 96, 8
 BAD = 41  # the row at which a worker meets its end
@@ -145,7 +145,7 @@ def test_a_worker_that_ends_is_named_with_cause_file_and_rows(path, tmp_path, ho
 def test_a_worker_that_hangs_is_ended_at_the_limit(path, tmp_path, method, timeout, leaves_nothing):
     loader = loader_of(path, Hang(tmp_path / "done"), multiprocessing_context=method, timeout=timeout)
     with pytest.raises(
-        H5WorkerError, match=rf"gave nothing for {timeout} s \(timeout\) and was ended; it was to give step"
+        H5WorkerError, match=rf"returned no batch for {timeout} s \(timeout\) and was killed; it was loading step"
     ):
         list(loader)
     assert sorted(int(row) for batch in loader for row in batch[:, 0]) == list(range(ROWS))
@@ -190,7 +190,7 @@ def test_a_worker_killed_from_outside_while_idle_is_told_at_the_next_batch(path,
     next(batches)
     os.kill(loader._iterator.processes[0].pid, signal.SIGKILL)
     os.kill(loader._iterator.processes[1].pid, signal.SIGKILL)
-    with pytest.raises(H5WorkerError, match=r"SIGKILL: by somebody, or by the system for want of memory"):
+    with pytest.raises(H5WorkerError, match=r"SIGKILL: by a user, or by the system for lack of memory"):
         list(batches)
 
 
@@ -275,7 +275,7 @@ def test_a_worker_that_stands_still_in_the_middle_of_a_message_is_ended_at_the_l
     next(batches)
     time.sleep(0.3)
     os.kill(loader._iterator.processes[0].pid, signal.SIGSTOP)
-    with pytest.raises(H5WorkerError, match="gave nothing for 1 s"):
+    with pytest.raises(H5WorkerError, match="returned no batch for 1 s"):
         list(batches)
 
 
@@ -301,7 +301,7 @@ def pinning(monkeypatch):
         "set_device_index": None,
     }.items():
         monkeypatch.setattr(torch.accelerator, name, lambda *_, value=value: value)
-    monkeypatch.setattr(workers, "pin", lambda batch: batch)
+    monkeypatch.setattr(collate, "pin", lambda batch: batch)
 
 
 @pytest.mark.timeout(60)
@@ -346,7 +346,7 @@ def test_workers_that_end_while_an_epoch_starts_are_started_again(path, monkeypa
     loader = loader_of(path, None)
     assert sum(map(len, loader)) == ROWS
     os.kill(loader._iterator.processes[0].pid, signal.SIGKILL)
-    monkeypatch.setattr(workers.WorkerPool, "_are_well", lambda _: True)  # it ends after that was asked
+    monkeypatch.setattr(worker_pool.WorkerPool, "_are_alive", lambda _: True)  # it ends after that was asked
     assert sum(map(len, loader)) == ROWS
     loader.close()
 
@@ -359,7 +359,7 @@ def test_an_interrupt_while_a_batch_is_awaited_leaves_a_loader_that_works(
     batches = iter(loader)
     next(batches)
     with monkeypatch.context() as patch:
-        patch.setattr(workers.WorkerPool, "wait_for", interrupt)
+        patch.setattr(worker_pool.WorkerPool, "wait_for", interrupt)
         with pytest.raises(KeyboardInterrupt):
             list(batches)
     with pytest.raises(H5Error, match="has ended with an error"):
@@ -410,16 +410,16 @@ def test_a_worker_that_ends_while_it_starts_is_said_to(path, leaves_nothing):
 def test_a_worker_that_ends_while_others_are_started_is_said_to(path, monkeypatch, leaves_nothing):
     """Torch's signal handler would raise in the middle of that."""
     list(DataLoader(range(4), num_workers=1))  # torch has set its handler
-    start = workers.WorkerPool._start
+    start = worker_pool.WorkerPool._start
 
     def late(pool, *arguments):
         if pool.processes:
             pool.processes[0].join(20)
         return start(pool, *arguments)
 
-    monkeypatch.setattr(workers.WorkerPool, "_start", late)
+    monkeypatch.setattr(worker_pool.WorkerPool, "_start", late)
     loader = loader_of(path, None, worker_init_fn=leave)
-    with pytest.raises(H5WorkerError, match=r"worker 0 .*ended with exit code 1 while it started; it was to"):
+    with pytest.raises(H5WorkerError, match=r"worker 0 .*ended with exit code 1 while it started; it was loading"):
         list(loader)
 
 
@@ -429,15 +429,15 @@ def leave(_):
 
 def test_where_the_script_is_imported_its_guard_is_named(path, monkeypatch, leaves_nothing):
     loader = loader_of(path, None, worker_init_fn=leave)
-    monkeypatch.setattr(workers.WorkerPool, "_how_it_went", as_if_spawned(workers.WorkerPool._how_it_went))
+    monkeypatch.setattr(worker_pool.WorkerPool, "_why_it_ended", as_if_spawned(worker_pool.WorkerPool._why_it_ended))
     with pytest.raises(H5WorkerError, match=r'stand under `if __name__ == "__main__":` there'):
         list(loader)
 
 
-def as_if_spawned(how_it_went):
+def as_if_spawned(why_it_ended):
     def of_spawn(pool, worker):
         pool.method = "spawn"
-        return how_it_went(pool, worker)
+        return why_it_ended(pool, worker)
 
     return of_spawn
 
@@ -477,7 +477,7 @@ def test_workers_that_cannot_be_started_leave_nothing_and_say_what_ran_out(
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fork", refuse_the_second(number))
-        with pytest.raises(H5Error, match=f"2 workers were to be started, and .*{said}.*Take fewer workers"):
+        with pytest.raises(H5Error, match=f"2 workers were to be started, and .*{said}.*Use fewer workers"):
             list(loader)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -532,7 +532,7 @@ def test_the_time_that_a_worker_takes_to_start_is_not_that_of_its_batches(path, 
 
 
 def test_a_worker_that_never_starts_is_said_to(path, monkeypatch, leaves_nothing):
-    monkeypatch.setattr(workers, "START_SECONDS", 2.0)
+    monkeypatch.setattr(worker_pool, "START_SECONDS", 2.0)
     loader = loader_of(path, None, worker_init_fn=lambda _: hang(), timeout=1)
-    with pytest.raises(H5WorkerError, match="worker 0 has not started after 2 s and was ended"):
+    with pytest.raises(H5WorkerError, match="worker 0 has not started after 2 s and was killed"):
         list(loader)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5 import H5ValueError
-from lightning_h5.order import BlockTable, LengthRecipe, OrderParameters, PlanSampler, Segment
+from lightning_h5.order import BlockTable, LengthRecipe, OrderParameters, PlanSampler, Position, Segment
 
 MODES = ["global", "window"]
 modes = st.sampled_from(MODES)
@@ -97,7 +97,7 @@ def test_an_epoch_broken_off_anywhere_goes_on_with_exactly_the_rest(lengths, siz
     for world_size, steps in [*stretches, (1, 10**6)]:
         ranks = [sampler(lengths, rank, world_size, **options) for rank in range(world_size)]
         for one in ranks:
-            one.restore(1, segments, order)
+            one.restore(Position(1, tuple(segments), order))
             assert one.n_left(1) == len(lengths) - sum(map(len, seen))
         if ranks[0].n_left(1) < world_size:
             break
@@ -120,7 +120,8 @@ def test_resumed_on_as_many_ranks_each_batch_is_the_one_of_an_unbroken_epoch(len
     steps = data.draw(st.integers(0, len(whole) // world_size))
     ranks = [sampler(lengths, rank, world_size, **options) for rank in range(world_size)]
     for one in ranks:
-        one.restore(3, [Segment(size, world_size, steps * world_size)] if steps else [], one.present_order())
+        segments = (Segment(size, world_size, steps * world_size),) if steps else ()
+        one.restore(Position(3, segments, one.present_order()))
         assert len(one) * world_size == len(whole)
         assert [token.step for token in one.tokens(3)] == list(range(steps, len(one)))
     assert dealt(ranks, 3) == whole[steps * world_size :]
@@ -198,6 +199,6 @@ def test_the_rest_of_an_epoch_in_other_batches_is_refused():
     one = sampler(np.arange(1, 41), batch_size=4)
     begun = one.present_order()
     other = sampler(np.arange(1, 41), batch_size=5)
-    other.restore(0, [Segment(4, 1, 3)], begun)
+    other.restore(Position(0, (Segment(4, 1, 3),), begun))
     with pytest.raises(H5ValueError, match="batches of 4 rows was begun"):
         list(other.tokens(0))

@@ -8,8 +8,16 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from lightning_h5 import H5ValueError
-from lightning_h5.loading import Position
-from lightning_h5.order import BlockTable, Mixture, MixtureRecipe, OrderParameters, PlanSampler, Segment, SourceOrder
+from lightning_h5.order import (
+    BlockTable,
+    Mixture,
+    MixtureRecipe,
+    OrderParameters,
+    PlanSampler,
+    Position,
+    Segment,
+    SourceOrder,
+)
 from lightning_h5.order.mixture import check_mixture
 
 STRATEGIES = ("concat", "weighted", "round_robin", "alternating", "sequential")
@@ -291,7 +299,7 @@ def rest_of(case, order, segments, world_size, steps, batch_size=None, epoch=1):
     """Rows of the next steps after what the segments have used up, and the segments with them."""
     ranks = [sampler(case, rank, world_size, batch_size) for rank in range(world_size)]
     for one in ranks:
-        one.restore(epoch, segments, order)
+        one.restore(Position(epoch, tuple(segments), order))
     tokens = [list(one.tokens(epoch)) for one in ranks]
     assert len({len(each) for each in tokens}) == 1
     taken = [each[:steps] for each in tokens]
@@ -316,7 +324,7 @@ def test_a_run_broken_off_goes_on_with_exactly_the_rest(case, stretches):
     mixture = case[0]
     first_size, first_world = (None if mixture.in_batches else stretches[0][0]), stretches[0][1]
     began = sampler(case, 0, first_world, first_size)
-    order = began.order_of(1)
+    order = began.position(1).order
     whole, seen, segments = whole_of(case, order), [], []
     for batch_size, world_size, steps in stretches:
         batch_size = None if mixture.in_batches else batch_size
@@ -336,7 +344,7 @@ def test_a_run_broken_off_goes_on_with_exactly_the_rest(case, stretches):
     mixtures(units=("batches",), strategies=STRATEGIES[1:]), st.integers(1, 4), st.integers(1, 3), st.integers(13, 15)
 )
 def test_batches_of_one_source_cannot_be_cut_anew_in_mid_epoch(case, world_size, steps, batch_size):
-    order = sampler(case, 0, world_size).order_of(1)
+    order = sampler(case, 0, world_size).position(1).order
     _, segments = rest_of(case, order, [], world_size, steps)
     assume(segments)
     with pytest.raises(H5ValueError, match=rf"batches of {case[2]} rows .* batches of {batch_size}.* cannot be cut"):
@@ -346,7 +354,7 @@ def test_batches_of_one_source_cannot_be_cut_anew_in_mid_epoch(case, world_size,
 @pytest.mark.parametrize("unit", ["batches", "rows"])
 def test_a_run_broken_off_more_often_than_a_position_tells_goes_on_exactly(unit):
     case = plain((300, 90, 41), strategy="weighted", weights=(3.0, 2.0, 1.0), batch_size=4, unit=unit)
-    order = sampler(case).order_of(1)
+    order = sampler(case).position(1).order
     whole, seen, position = whole_of(case, order), [], Position(1, (), order)
     for stop in range(50):
         world_size = 1 + stop % 3
@@ -364,7 +372,7 @@ def test_a_run_broken_off_more_often_than_a_position_tells_goes_on_exactly(unit)
 
 def test_an_epoch_that_more_ranks_began_ends_for_fewer_with_as_many_steps_as_any_other():
     case = plain((30, 10), strategy="round_robin", epoch_length=6)
-    order = sampler(case, 0, 4).order_of(1)
+    order = sampler(case, 0, 4).position(1).order
     _, segments = rest_of(case, order, [], 4, 1)
     _, segments = rest_of(case, order, segments, 1, 10**6)
     assert segments[-1].n_batches == 6

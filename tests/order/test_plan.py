@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 from lightning_h5 import H5ValueError
-from lightning_h5.order import BlockTable, OrderParameters, PlanSampler, Segment, consumed_rows, order_rows
+from lightning_h5.order import BlockTable, OrderParameters, PlanSampler, Position, Segment, consumed_rows, order_rows
 
 modes = st.sampled_from(["global", "window", "none"])
 
@@ -74,7 +74,7 @@ def test_a_run_broken_off_goes_on_with_exactly_the_rest(n_rows, stretches, mode)
             break
         for one in ranks:
             one.set_epoch(1)
-            one.restore(1, segments, order)
+            one.restore(Position(1, tuple(segments), order))
         tokens = [list(one)[:steps] for one in ranks]
         seen += [row for step in zip(*tokens, strict=True) for token in step for row in token.rows.tolist()]
         if tokens[0]:
@@ -87,7 +87,7 @@ def test_a_run_broken_off_goes_on_with_exactly_the_rest(n_rows, stretches, mode)
 
 def test_a_restored_position_belongs_to_its_epoch_alone():
     one = sampler(20, 4)
-    one.restore(2, [Segment(4, 1, 3)])
+    one.restore(Position(2, (Segment(4, 1, 3),), one.present_order()))
     one.set_epoch(2)
     assert [token.step for token in one] == [3, 4]
     assert len(one) == 5
@@ -159,6 +159,7 @@ def test_with_batches_of_one_row_a_resumed_epoch_leaves_out_the_same_rows(n_rows
     steps = data.draw(st.integers(0, len(whole) // world_size))
     ranks = [sampler(n_rows, 1, rank, world_size, mode="none") for rank in range(world_size)]
     for one in ranks:
-        one.restore(epoch, [Segment(1, world_size, steps * world_size)] if steps else [])
+        segments = (Segment(1, world_size, steps * world_size),) if steps else ()
+        one.restore(Position(epoch, segments, one.present_order()))
     rest = [token.rows[0] for tokens in zip(*(one.tokens(epoch) for one in ranks), strict=True) for token in tokens]
     assert whole[: steps * world_size] + rest == whole

@@ -13,6 +13,7 @@ from lightning_h5 import EpochShuffleSampler, H5ValueError
 from lightning_h5.order import (
     BlockTable,
     OrderParameters,
+    Position,
     RankShard,
     Segment,
     ShardSampler,
@@ -115,7 +116,7 @@ def test_shards_are_drawn_anew_every_so_many_epochs_or_never(epoch, every):
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 100))
 def test_each_row_of_a_larger_shard_sits_out_once_in_as_many_epochs(n_rows, world_size, epoch):
     for shard in all_ranks(n_rows, world_size):
-        out = [shard.sits_out(epoch + later) for later in range(shard.n_held)]
+        out = [shard.left_out(epoch + later) for later in range(shard.n_held)]
         is_larger = shard.n_held > n_rows // world_size
         assert sorted(out) == list(range(shard.n_held)) if is_larger else set(out) <= {None}
 
@@ -203,7 +204,7 @@ def test_a_run_broken_off_goes_on_with_exactly_the_rest_of_each_shard(n_rows, wo
         seen, segments = [], []
         for batch_size, steps in [*stretches, (3, 10**6)]:
             one = samplers(n_rows, batch_size, world_size, mode=mode, epoch=epoch)[rank]
-            one.restore(epoch, segments)
+            one.restore(Position(epoch, tuple(segments), one.present_order()))
             tokens = list(one)[:steps]
             seen += [row for token in tokens for row in token.rows.tolist()]
             segments.append(Segment(batch_size, 1, len(tokens)))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5 import H5ValueError
-from lightning_h5.order import BlockTable, OrderParameters, PlanSampler, RowWeights, Segment, WeightedRecipe
+from lightning_h5.order import BlockTable, OrderParameters, PlanSampler, Position, RowWeights, Segment, WeightedRecipe
 
 MODES = ["none", "global", "window"]
 EPOCHS = 200
@@ -144,7 +144,7 @@ def test_an_epoch_broken_off_anywhere_goes_on_with_exactly_the_rest(weights, str
         if len(weights) - len(seen) < world_size:
             break
         for one in ranks:
-            one.restore(2, segments, order)
+            one.restore(Position(2, tuple(segments), order))
             assert one.n_left(2) == len(whole) - len(seen)
         tokens = [list(one.tokens(2))[:steps] for one in ranks]
         seen += [number for step in zip(*tokens, strict=True) for token in step for number in token.rows.tolist()]

@@ -16,7 +16,7 @@ from lightning_h5.order.permutation import mix, shuffled_places, stream
 
 block_sizes = st.lists(st.integers(1, 40) | st.just(1), max_size=30)
 batch_sizes = st.integers(1, 12)
-lane_counts = st.integers(1, 5)
+stream_counts = st.integers(1, 5)
 windows = st.integers(1, 12) | st.sampled_from([100, 10**12])
 epochs = st.integers(0, 3)
 
@@ -37,7 +37,7 @@ def permuted_rows(sizes, seed=0, epoch=0):
     return [(row, place) for place, block in enumerate(blocks) for row in range(starts[block], starts[block + 1])]
 
 
-def n_rows_of_a_lane(n_rows, batch_size, streams):
+def n_rows_of_a_stream(n_rows, batch_size, streams):
     return n_rows if streams == 1 else max(0, n_rows // (batch_size * streams) - 1) * batch_size
 
 
@@ -45,11 +45,11 @@ def plain_order(sizes, batch_size, streams, window, seed, epoch):
     """The same order by the shortest way to say it: draw all keys, sort."""
     sequence = permuted_rows(sizes, seed, epoch)
     words = stream(seed, epoch, module.KEYS).random_raw(11)
-    n_rows = n_rows_of_a_lane(len(sequence), batch_size, streams)
+    n_rows = n_rows_of_a_stream(len(sequence), batch_size, streams)
     mixed = []
-    for lane in range(streams):
+    for number in range(streams):
         pieces = {}
-        for row, place in sequence[lane * n_rows : (lane + 1) * n_rows]:
+        for row, place in sequence[number * n_rows : (number + 1) * n_rows]:
             pieces.setdefault(place, []).append(row)
         keyed = []
         for piece, rows in enumerate(pieces.values()):
@@ -66,24 +66,24 @@ def plain_order(sizes, batch_size, streams, window, seed, epoch):
         mixed.append([row for _, _, row in sorted(keyed)])
     rest = permutation(len(sequence) - streams * n_rows, seed, epoch, module.REST)(0, len(sequence) - streams * n_rows)
     batches = [
-        mixed[lane][start : start + batch_size] for start in range(0, n_rows, batch_size) for lane in range(streams)
+        mixed[number][start : start + batch_size] for start in range(0, n_rows, batch_size) for number in range(streams)
     ]
     return [row for batch in batches for row in batch] + [sequence[streams * n_rows + i][0] for i in rest.tolist()]
 
 
-@given(block_sizes, batch_sizes, lane_counts, windows, epochs)
+@given(block_sizes, batch_sizes, stream_counts, windows, epochs)
 def test_every_row_comes_exactly_once(sizes, batch_size, streams, window, epoch):
     assert sorted(whole(sizes, batch_size, streams, window, epoch=epoch)) == list(range(sum(sizes)))
 
 
-@given(block_sizes, batch_sizes, lane_counts, windows, epochs, st.integers(0, 2**70))
+@given(block_sizes, batch_sizes, stream_counts, windows, epochs, st.integers(0, 2**70))
 def test_it_is_the_order_that_drawing_and_sorting_all_keys_gives(sizes, batch_size, streams, window, epoch, seed):
     assert whole(sizes, batch_size, streams, window, seed, epoch) == plain_order(
         sizes, batch_size, streams, window, seed, epoch
     )
 
 
-@given(st.lists(st.integers(1, 4), max_size=40), batch_sizes, lane_counts, windows)
+@given(st.lists(st.integers(1, 4), max_size=40), batch_sizes, stream_counts, windows)
 def test_rows_of_equal_keys_are_in_the_order_of_their_pieces(sizes, batch_size, streams, window):
     """With two bits below the point instead of 32 nearly all keys are met more than once."""
     with pytest.MonkeyPatch.context() as patch:
@@ -91,7 +91,7 @@ def test_rows_of_equal_keys_are_in_the_order_of_their_pieces(sizes, batch_size, 
         assert whole(sizes, batch_size, streams, window) == plain_order(sizes, batch_size, streams, window, 0, 0)
 
 
-@given(block_sizes, batch_sizes, lane_counts, windows, st.data())
+@given(block_sizes, batch_sizes, stream_counts, windows, st.data())
 def test_any_calls_in_any_order_give_the_same_rows(sizes, batch_size, streams, window, data):
     n_rows = sum(sizes)
     expected = whole(sizes, batch_size, streams, window)
@@ -111,21 +111,21 @@ def test_reading_ahead_changes_nothing(ahead, monkeypatch):
     assert [row for start in range(0, 780, 5) for row in order(start, start + 5).tolist()] == expected
 
 
-@given(block_sizes, lane_counts, windows, st.sampled_from([0.6, 1.6]))
+@given(block_sizes, stream_counts, windows, st.sampled_from([0.6, 1.6]))
 def test_the_guess_where_rows_lie_decides_nothing(sizes, streams, window, power):
     """Here it is far too high, or too low."""
     with pytest.MonkeyPatch.context() as patch:
         guess = lambda self: sum(sizes) * np.linspace(0, 1, 2 * self._n_pieces + 1) ** power  # noqa: E731
-        patch.setattr(module._Lane, "_expect", guess)
+        patch.setattr(module._BlockStream, "_expect", guess)
         patch.setattr(module, "AHEAD", 0)
         patched = window_order(sizes, 4, streams, window)
         rows = [row for start in range(0, sum(sizes), 4) for row in patched(start, start + 4).tolist()]
     assert rows == whole(sizes, 4, streams, window)
 
 
-def test_rows_are_made_ahead_only_where_a_lane_is_read_on(monkeypatch):
-    made, make = [], module._Lane._make
-    monkeypatch.setattr(module._Lane, "_make", lambda self, *bounds: made.append(bounds) or make(self, *bounds))
+def test_rows_are_made_ahead_only_where_a_stream_is_read_on(monkeypatch):
+    made, make = [], module._BlockStream._make
+    monkeypatch.setattr(module._BlockStream, "_make", lambda self, *bounds: made.append(bounds) or make(self, *bounds))
     monkeypatch.setattr(module, "AHEAD", 1024)
     order = window_order([50] * 200, 64)
     for start in (6400, 6464, 6528, 7700, 0, 9984):
@@ -149,7 +149,7 @@ def test_threads_may_share_an_order():
     assert [row for batch in batches for row in batch] == expected * 4
 
 
-@given(block_sizes, st.integers(2, 12), lane_counts, windows, st.integers(1, 6), epochs)
+@given(block_sizes, st.integers(2, 12), stream_counts, windows, st.integers(1, 6), epochs)
 def test_ranks_take_turns_in_one_sequence_whatever_their_number(sizes, batch_size, streams, window, world_size, epoch):
     if sum(sizes) < world_size:
         return
@@ -181,22 +181,22 @@ def test_the_order_of_version_1_never_changes(streams, golden):
 
 
 @given(block_sizes, batch_sizes, st.integers(2, 5), windows)
-def test_each_batch_comes_from_one_lane_and_lanes_share_no_rows(sizes, batch_size, streams, window):
+def test_each_batch_comes_from_one_stream_and_streams_share_no_rows(sizes, batch_size, streams, window):
     rows = whole(sizes, batch_size, streams, window)
     sequence = [row for row, _ in permuted_rows(sizes)]
-    n_rows = n_rows_of_a_lane(len(rows), batch_size, streams)
+    n_rows = n_rows_of_a_stream(len(rows), batch_size, streams)
     batches = [rows[start : start + batch_size] for start in range(0, streams * n_rows, batch_size)]
-    for lane in range(streams):
-        of_lane = [row for batch in batches[lane::streams] for row in batch]
-        assert sorted(of_lane) == sorted(sequence[lane * n_rows : (lane + 1) * n_rows])
+    for number in range(streams):
+        of_stream = [row for batch in batches[number::streams] for row in batch]
+        assert sorted(of_stream) == sorted(sequence[number * n_rows : (number + 1) * n_rows])
 
 
 @given(block_sizes, batch_sizes, st.integers(2, 5), windows)
-def test_a_consumer_with_a_lane_of_its_own_shares_no_block_but_at_its_ends(sizes, batch_size, streams, window):
+def test_a_consumer_with_a_stream_of_its_own_shares_no_block_but_at_its_ends(sizes, batch_size, streams, window):
     """Of the rounds of full batches; the rest, below two rounds, is in the last blocks alone."""
     rows = whole(sizes, batch_size, streams, window)
     place = dict(permuted_rows(sizes))
-    end = streams * n_rows_of_a_lane(len(rows), batch_size, streams)
+    end = streams * n_rows_of_a_stream(len(rows), batch_size, streams)
     needed = {(place[row], position // batch_size % streams) for position, row in enumerate(rows[:end])}
     assert len(needed) <= len({block for block, _ in needed}) + streams - 1
     assert len(rows) - end < 2 * streams * batch_size

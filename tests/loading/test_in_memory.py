@@ -9,8 +9,8 @@ import pytest
 from lightning_h5 import LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.datasets import RawBatch
 from lightning_h5.errors import H5Error
-from lightning_h5.loading import in_memory_iterator
-from lightning_h5.loading.in_memory_iterator import InMemoryIterator
+from lightning_h5.loading import prefetch
+from lightning_h5.loading.prefetch import InMemoryIterator
 from lightning_h5.readers import contiguous
 from lightning_h5.types import BatchToken
 
@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(in_memory_iterator, "perf_counter", clock)
+    monkeypatch.setattr(prefetch, "perf_counter", clock)
     return clock
 
 
@@ -112,7 +112,7 @@ def test_an_iteration_that_was_closed_says_so(clock, n_taken):
 
 
 def test_an_epoch_out_of_memory_starts_no_thread_for_a_consumer_who_is_fast(make_h5, monkeypatch):
-    monkeypatch.setattr(in_memory_iterator, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(prefetch, "perf_counter", lambda: 0.0)
     data = RankCachedH5DataModule(make_h5({"x": np.arange(64.0)}), x_key="x", batch_size=4, with_index=True)
     data.setup("fit")
     before, rows = threading.active_count(), []
@@ -129,7 +129,7 @@ def test_an_epoch_out_of_memory_is_the_same_whoever_reads_it(make_h5, monkeypatc
     monkeypatch.setattr("lightning_h5.loading.loader.MAX_TOGETHER", 2)
     for pace in (0.0, 1.0):  # of a clock that stands still, and one that goes on at each look
         looks = iter(range(10_000))
-        monkeypatch.setattr(in_memory_iterator, "perf_counter", lambda pace=pace, looks=looks: pace * next(looks) ** 2)
+        monkeypatch.setattr(prefetch, "perf_counter", lambda pace=pace, looks=looks: pace * next(looks) ** 2)
         data = RankCachedH5DataModule(path, x_key="x", batch_size=4, with_index=True)
         data.setup("fit")
         n_threads, order = threading.active_count(), []
@@ -144,10 +144,10 @@ def test_an_epoch_out_of_memory_is_the_same_whoever_reads_it(make_h5, monkeypatc
 
 @pytest.mark.parametrize("shuffle", ["global", "window"])
 @pytest.mark.parametrize("is_cached", [True, False])
-def test_rows_of_a_mapped_file_are_at_hand_where_the_page_cache_has_them(
+def test_rows_of_a_mapped_file_are_in_memory_where_the_page_cache_has_them(
     tmp_path, nothing_held, monkeypatch, is_cached, shuffle
 ):
-    monkeypatch.setattr(in_memory_iterator, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(prefetch, "perf_counter", lambda: 0.0)
     monkeypatch.setattr(contiguous, "_is_cached", lambda fd, place: is_cached)
     x = np.arange(4096.0).reshape(512, 8)
     with h5py.File(tmp_path / "rows.h5", "w") as file:
@@ -180,8 +180,8 @@ def test_rows_of_mapped_files_that_are_put_together_are_read_ahead(tmp_path, not
     data.teardown("fit")
 
 
-def test_decoded_rows_that_all_fit_are_at_hand_from_the_second_epoch_on(tmp_path, nothing_held, monkeypatch):
-    monkeypatch.setattr(in_memory_iterator, "perf_counter", lambda: 0.0)
+def test_decoded_rows_that_all_fit_are_in_memory_from_the_second_epoch_on(tmp_path, nothing_held, monkeypatch):
+    monkeypatch.setattr(prefetch, "perf_counter", lambda: 0.0)
     x = np.arange(4096.0).reshape(512, 8)
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file.create_dataset("x", data=x, chunks=(16, 8), compression="gzip")

@@ -20,7 +20,7 @@ from torch.utils.data import get_worker_info
 
 from lightning_h5 import H5Error, H5LazyDataset
 from lightning_h5.datasets import starting_workers, worker_memory
-from lightning_h5.datasets.workers import SMALL, TICKETS, WorkerMemory
+from lightning_h5.datasets.worker_buffers import SMALL, TICKETS, WorkerMemory
 from lightning_h5.loading import H5DataLoader
 from lightning_h5.order import OrderParameters, PlanSampler
 
@@ -29,19 +29,19 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared 
 LARGE = SMALL + 1000
 
 
-def through(outbox, tensor):
+def through(buffers, tensor):
     """A tensor, or a batch, as the receiver gets it."""
-    return pickle.loads(outbox.packed(tensor))
+    return pickle.loads(buffers.packed(tensor))
 
 
-def place_of(outbox, tensor):
+def place_of(buffers, tensor):
     """Where a tensor is sent from; None where it does not lie in the block."""
-    reduced = outbox.reduced(tensor)
+    reduced = buffers.reduced(tensor)
     return None if reduced is NotImplemented or len(reduced[1]) != 2 else reduced[1][1]
 
 
-def leased(outbox, n_bytes, value=0):
-    array = outbox.array((n_bytes,), np.dtype("u1"))
+def leased(buffers, n_bytes, value=0):
+    array = buffers.array((n_bytes,), np.dtype("u1"))
     return None if array is None else torch.from_numpy(array).fill_(value)
 
 
@@ -57,7 +57,7 @@ class Post(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.memory = WorkerMemory(2, 3 * LARGE)
-        self.outbox = self.memory.outbox(1)
+        self.buffers = self.memory.buffers(1)
         self.held = {}
         self.number = 0
 
@@ -68,7 +68,7 @@ class Post(RuleBasedStateMachine):
 
     @rule(target=here, size=st.sampled_from([1, 64, 1000, LARGE, 2 * LARGE]), value=st.integers(0, 255))
     def lease(self, size, value):
-        tensor = leased(self.outbox, size, value)
+        tensor = leased(self.buffers, size, value)
         if tensor is None:  # no room: as with torch
             tensor = torch.full((size,), value, dtype=torch.uint8)
         return self.hold(tensor, value)
@@ -76,7 +76,7 @@ class Post(RuleBasedStateMachine):
     @rule(target=there, one=here, cut=st.sampled_from([slice(None), slice(3, None), slice(None, None, 2)]))
     def send(self, one, cut):
         tensor, value = self.held[one]
-        return self.hold(through(self.outbox, tensor[cut]), value)
+        return self.hold(through(self.buffers, tensor[cut]), value)
 
     @rule(one=consumes(here))
     def forget_here(self, one):
@@ -101,33 +101,33 @@ class TestPost(Post.TestCase):
 
 def test_parts_are_used_again_once_nobody_has_them():
     memory = WorkerMemory(1, 100 * LARGE)
-    outbox, kept, starts = memory.outbox(0), [], set()
+    buffers, kept, starts = memory.buffers(0), [], set()
     for number in range(300):
-        tensor = leased(outbox, LARGE, number % 256)
+        tensor = leased(buffers, LARGE, number % 256)
         starts.add(tensor.data_ptr())
-        kept = [*kept[-2:], through(outbox, tensor)]
+        kept = [*kept[-2:], through(buffers, tensor)]
     assert len(starts) <= 4
 
 
 def test_a_forked_child_that_forgets_a_batch_gives_nothing_back():
     memory = WorkerMemory(1, 4 * LARGE)
-    outbox = memory.outbox(0)
-    received = through(outbox, leased(outbox, LARGE, 7))
+    buffers = memory.buffers(0)
+    received = through(buffers, leased(buffers, LARGE, 7))
     with starting_workers():
         if (child := os.fork()) == 0:
             del received
             gc.collect()
             os._exit(0)
     os.waitpid(child, 0)
-    again = leased(outbox, LARGE, 9)
+    again = leased(buffers, LARGE, 9)
     assert bool((received == 7).all())
     assert bool((again == 9).all())
 
 
 def test_what_a_forked_child_looks_at_is_not_written_to():
     memory = WorkerMemory(1, 4 * LARGE)
-    outbox = memory.outbox(0)
-    received = through(outbox, leased(outbox, LARGE, 7))
+    buffers = memory.buffers(0)
+    received = through(buffers, leased(buffers, LARGE, 7))
 
     batch = [received]
 
@@ -141,7 +141,7 @@ def test_what_a_forked_child_looks_at_is_not_written_to():
     del received
     gc.collect()
     for value in range(20):
-        through(outbox, leased(outbox, LARGE, value))
+        through(buffers, leased(buffers, LARGE, value))
     memory.close()
     child.join()
     assert child.exitcode == 0
@@ -181,7 +181,7 @@ def test_what_a_forked_child_looks_at_is_not_written_to():
 )
 def test_any_tensor_can_be_sent(tensor):
     memory = WorkerMemory(1, 1 << 20)
-    received = through(memory.outbox(0), tensor)
+    received = through(memory.buffers(0), tensor)
     assert type(received) is type(tensor)
     assert received.requires_grad == tensor.requires_grad
     assert torch.equal(received.to_dense(), tensor.to_dense())
@@ -192,7 +192,7 @@ def test_any_tensor_can_be_sent(tensor):
 def test_nested_tensors_can_be_sent():
     memory = WorkerMemory(1, 1 << 20)
     nested = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)])
-    received = through(memory.outbox(0), nested)
+    received = through(memory.buffers(0), nested)
     assert [part.tolist() for part in received.unbind()] == [[1, 1], [0, 0, 0]]
 
 
@@ -217,7 +217,7 @@ class Rows(list):
 @pytest.mark.parametrize("n", [4, LARGE])
 def test_batches_come_as_what_they_were(n):
     memory = WorkerMemory(1, 40 * LARGE)
-    outbox = memory.outbox(0)
+    buffers = memory.buffers(0)
     x = torch.arange(n)
     lengths = torch.tensor([n - 1, 2])
     packed = torch.nn.utils.rnn.pack_padded_sequence(torch.ones(2, n, 1), lengths, batch_first=True)
@@ -233,7 +233,7 @@ def test_batches_come_as_what_they_were(n):
     }
     batch["itself"] = [batch["text"]]
     batch["itself"].append(batch["itself"])
-    received = through(outbox, batch)
+    received = through(buffers, batch)
     assert {name: type(value) for name, value in received.items()} == {name: type(v) for name, v in batch.items()}
     for value in (received["ordered"]["x"], received["default"]["x"][0], received["attributes"].x):
         assert torch.equal(value, x)
@@ -246,38 +246,38 @@ def test_batches_come_as_what_they_were(n):
 
 def test_a_batch_that_cannot_be_pickled_gives_its_places_back():
     memory = WorkerMemory(1, 4 * LARGE)
-    outbox = memory.outbox(0)
+    buffers = memory.buffers(0)
     for _ in range(30):
         with pytest.raises((AttributeError, pickle.PicklingError)):
-            through(outbox, [leased(outbox, LARGE), lambda: None])
+            through(buffers, [leased(buffers, LARGE), lambda: None])
     gc.collect()
-    assert leased(outbox, 3 * LARGE) is not None
+    assert leased(buffers, 3 * LARGE) is not None
 
 
 def test_more_tensors_than_tickets_go_the_usual_way(monkeypatch):
     memory = WorkerMemory(1, 40 * LARGE)
-    outbox = memory.outbox(0)
-    del outbox._tickets[3:]
+    buffers = memory.buffers(0)
+    del buffers._tickets[3:]
     sent = [torch.full((LARGE,), number, dtype=torch.uint8) for number in range(6)]
-    assert [place_of(outbox, tensor) is None for tensor in sent] == [False] * 3 + [True] * 3
+    assert [place_of(buffers, tensor) is None for tensor in sent] == [False] * 3 + [True] * 3
 
 
 def test_many_small_tensors_travel_with_the_message():
     memory = WorkerMemory(1, 1 << 20)
-    outbox = memory.outbox(0)
+    buffers = memory.buffers(0)
     batch = [torch.tensor([number]) for number in range(3 * TICKETS)]
-    assert [int(value) for value in through(outbox, batch)] == list(range(3 * TICKETS))
-    assert len(outbox._tickets) == TICKETS
-    assert not outbox._parts
+    assert [int(value) for value in through(buffers, batch)] == list(range(3 * TICKETS))
+    assert len(buffers._tickets) == TICKETS
+    assert not buffers._parts
 
 
 def test_a_tensor_that_is_kept_lets_the_rest_go_without_a_collection():
     memory = WorkerMemory(1, 64 << 20)
     descriptor = os.dup(memory._memory.descriptor)
-    outbox = memory.outbox(0)
-    kept = through(outbox, leased(outbox, LARGE, 5))
-    through(outbox, leased(outbox, 32 << 20, 6))
-    del outbox
+    buffers = memory.buffers(0)
+    kept = through(buffers, leased(buffers, LARGE, 5))
+    through(buffers, leased(buffers, 32 << 20, 6))
+    del buffers
     gc.disable()
     try:
         del memory
@@ -291,13 +291,13 @@ def test_a_tensor_that_is_kept_lets_the_rest_go_without_a_collection():
 def test_what_is_kept_stays_and_the_rest_goes_when_workers_end():
     memory = WorkerMemory(2, 64 << 20)
     descriptor = os.dup(memory._memory.descriptor)
-    outbox = memory.outbox(1)
-    kept = through(outbox, leased(outbox, LARGE, 5))
-    passing = through(outbox, leased(outbox, 32 << 20, 6))
+    buffers = memory.buffers(1)
+    kept = through(buffers, leased(buffers, LARGE, 5))
+    passing = through(buffers, leased(buffers, 32 << 20, 6))
     del passing
     before = os.fstat(descriptor).st_blocks * 512
     memory.close()
-    del memory, outbox
+    del memory, buffers
     gc.collect()
     assert before > 32 << 20
     assert os.fstat(descriptor).st_blocks * 512 < 2 * LARGE + (4 << 20)  # pages may be of two mebibytes
@@ -381,8 +381,8 @@ def test_batches_of_workers_lie_in_their_memory_and_stay_as_they_are(make_h5, me
 
 
 def test_more_batches_than_have_room_are_all_as_read(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.loading.workers.N_SHARED", 0)
-    monkeypatch.setattr("lightning_h5.loading.workers.MIN_SHARED", 3 * 8 * ROW * 4)
+    monkeypatch.setattr("lightning_h5.loading.worker_pool.N_SHARED", 0)
+    monkeypatch.setattr("lightning_h5.loading.worker_pool.MIN_SHARED", 3 * 8 * ROW * 4)
     assert check(list(loader_of(make_h5, num_workers=2))) == list(range(ROWS))
 
 

@@ -1,9 +1,8 @@
-"""Worker processes: what they do first, and the memory through which their batches reach the main process.
+"""Shared memory through which workers hand batches to the main process without a copy, and what workers do first.
 
-torch sends each tensor through memory of its own, which the worker makes, the system clears, and the receiver maps.
+torch sends each tensor through memory of its own, which the worker allocates, the system clears, and the receiver maps.
 Here a worker's batches lie in one block that both sides have mapped from the start, and whose parts are used again once
-the receiver has forgotten their tensors. (Measured on two cores, batches of 64 rows of 300 KB, rows a second: torch
-5,000 with four workers, read 3,500.) A part that is in use is never written to, however long a batch is kept.
+the receiver has freed their tensors. A part that is in use is never written to, however long a batch is kept.
 """
 
 from __future__ import annotations
@@ -54,16 +53,16 @@ _numbers = count()  # of this process's memories
 
 
 class WorkerMemory:
-    """A block of memory for each worker; made by the process that starts them, and sent to them with the start.
+    """A block of memory for each worker, allocated by the process that starts them.
 
     It is not bounded by the size of ``/dev/shm``, and takes what was ever in use at a time, not its size.
 
     Args:
-        n_workers: workers.
+        n_workers: number of workers.
         n_bytes: bytes of each block.
 
     Raises:
-        H5Error: the system does not give so much.
+        H5Error: the system has not so much.
     """
 
     def __init__(self, n_workers: int, n_bytes: int) -> None:
@@ -75,12 +74,12 @@ class WorkerMemory:
         self._kept: list[_Sent] = []  # that a forked child may look at
         _memories[self._key] = self
 
-    def outbox(self, worker: int) -> WorkerBuffers:
-        """A worker's side."""
+    def buffers(self, worker: int) -> WorkerBuffers:
+        """Return a worker's side."""
         return WorkerBuffers(self._key, worker, self._memory.columns[0][worker])
 
     def receive(self, sent: _Sent) -> torch.Tensor:
-        """The tensor that a worker sent. Its memory goes back when the last tensor that looks at it is freed."""
+        """Return the tensor that a worker sent. Its memory goes back when the last tensor that uses it is freed."""
         block = self._memory.columns[0][sent.worker]
         lease = block[TICKETS + sent.start : TICKETS + sent.start + sent.n_bytes]
         reference = weakref.ref(lease, _giver(self._in_use, self._pid))
@@ -89,13 +88,13 @@ class WorkerMemory:
         return torch.empty(0, dtype=sent.dtype).set_(storage, sent.offset, sent.shape, sent.stride)
 
     def keep(self) -> None:
-        """Never takes back what is in use now."""
+        """Never take back what is in use now."""
         in_use = list(self._in_use.values())
         self._in_use.clear()
         self._kept += [sent for _, _, sent in in_use]
 
     def close(self) -> None:
-        """Gives the memory back, but for what tensors look at. Nothing is sent or received any more."""
+        """Free the memory, except what tensors use. Nothing is sent or received any more."""
         if self._pid == os.getpid() and self._memory.columns:
             for worker in range(len(self._memory.columns[0])):
                 first, end = worker * self._block_bytes, (worker + 1) * self._block_bytes
@@ -140,11 +139,11 @@ _InUse: TypeAlias = dict[int, tuple[weakref.ref[Any], npt.NDArray[np.uint8], _Se
 
 
 def _giver(in_use: _InUse, pid: int) -> Callable[[weakref.ref[Any]], None]:
-    """What happens when a lease ends. It must not hold the memory, which would then wait for a collection."""
+    """Return what runs when a lease ends. It must not hold the memory, which would then wait for a collection."""
 
     def give_back(reference: weakref.ref[Any]) -> None:
         entry = in_use.pop(id(reference), None)
-        if entry is not None and pid == os.getpid():  # a forked child forgets its copy; the tensor is in use here
+        if entry is not None and pid == os.getpid():  # a forked child drops its copy; the tensor is in use here
             _, block, sent = entry
             block[sent.ticket] = RETURNED
 
@@ -153,12 +152,10 @@ def _giver(in_use: _InUse, pid: int) -> Callable[[weakref.ref[Any]], None]:
 
 @contextmanager
 def naming_shared_memory() -> Iterator[None]:
-    """Meanwhile, where torch finds no room in ``/dev/shm``, that is what the error says, and nothing is left of it.
-
-    Torch leaves the file that it could not fill, under its name, until the machine is started anew.
+    """Name ``/dev/shm`` in the error if torch finds no space there, and remove the file that torch leaves in it.
 
     Raises:
-        H5Error: there is no room.
+        H5Error: there is no space.
     """
     try:
         yield
@@ -171,7 +168,7 @@ def naming_shared_memory() -> Iterator[None]:
                 os.unlink(f"/dev/shm{found[1]}")
         raise H5Error(
             f"workers share memory with the process that started them, and the system has none left: {found[3]}. "
-            "Make /dev/shm larger (docker run --shm-size), take smaller batches or fewer workers, or num_workers=0."
+            "Make /dev/shm larger (docker run --shm-size), use smaller batches or fewer workers, or num_workers=0."
         ) from error
 
 
@@ -180,7 +177,7 @@ _is_starting_workers = False
 
 @contextmanager
 def starting_workers() -> Iterator[None]:
-    """Meanwhile forked children are a loader's workers, which look at no batch of this process."""
+    """Mark forked children as a loader's workers, which use no batch of this process."""
     global _is_starting_workers
     _is_starting_workers = True
     try:
@@ -190,7 +187,7 @@ def starting_workers() -> Iterator[None]:
 
 
 def _keep_all() -> None:
-    """What is in use when a user forks may be in use by the child: it is never written to again."""
+    """What is in use when a user forks may be in use by the child: never write to it again."""
     for memory in [] if _is_starting_workers else list(_memories.values()):
         memory.keep()
 
@@ -208,19 +205,19 @@ def _from_bytes(data: bytes, dtype: torch.dtype, shape: tuple[int, ...], stride:
 
 
 class _Pickler(ForkingPickler):
-    """Pickles all as torch's loader does, but for tensors that have a place in the outbox, or are small."""
+    """Pickles all as torch's loader does, except tensors that have a place in the buffers, or are small."""
 
-    def __init__(self, file: io.BytesIO, outbox: WorkerBuffers) -> None:
+    def __init__(self, file: io.BytesIO, buffers: WorkerBuffers) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._outbox = outbox
+        self._buffers = buffers
 
     def reducer_override(self, value: Any) -> Any:
-        """How a value is pickled; NotImplemented leaves it to torch."""
-        return self._outbox.reduced(value) if type(value) is torch.Tensor else NotImplemented
+        """Return how a value is pickled; NotImplemented leaves it to torch."""
+        return self._buffers.reduced(value) if type(value) is torch.Tensor else NotImplemented
 
 
 class _Part:
-    """A piece of a block that a lease, or the receiver of a tensor, has."""
+    """A piece of a block that a lease, or the receiver of a tensor, uses."""
 
     def __init__(self, start: int, n_bytes: int) -> None:
         self.start, self.stop, self.n_bytes = start, start + n_bytes, n_bytes
@@ -248,9 +245,9 @@ class WorkerBuffers:
         self._given: list[int] = []  # tickets of the batch that is being packed, one at a time
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-        """An array with arbitrary content, to be wrapped in one tensor and then forgotten.
+        """Return an uninitialized array, to be wrapped in one tensor; None if it is small, or no space is left.
 
-        None where it is small, and where no room is left.
+        The caller must not keep the array.
         """
         n_bytes = math.prod(shape) * dtype.itemsize
         part = None if dtype.hasobject or n_bytes <= SMALL else self._new_part(n_bytes)
@@ -261,10 +258,10 @@ class WorkerBuffers:
         return lease
 
     def packed(self, batch: Any) -> bytes:
-        """A batch as bytes: everything as it is, tensors in place of which the receiver finds its own.
+        """Return a batch as bytes, in which tensors are references to this memory.
 
         Raises:
-            H5Error: a tensor has no place here, and ``/dev/shm`` has no room for it.
+            H5Error: a tensor has no place here, and ``/dev/shm`` has no space for it.
             Exception: something in the batch cannot be pickled.
         """
         file = io.BytesIO()
@@ -278,7 +275,7 @@ class WorkerBuffers:
         return file.getvalue()
 
     def reduced(self, tensor: torch.Tensor) -> Any:
-        """How a tensor is pickled; NotImplemented where it is none of plain memory, or no room is left."""
+        """Return how a tensor is pickled; NotImplemented if it is not in plain memory, or no space is left."""
         if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_nested:
             return NotImplemented
         if tensor.requires_grad or tensor.is_quantized or not tensor.numel():
@@ -302,7 +299,7 @@ class WorkerBuffers:
         return _receive, (self._key, sent)
 
     def _copied(self, tensor: torch.Tensor) -> Any:
-        """A tensor that lies elsewhere, or is small: in a new part, or with the message."""
+        """Return how a tensor that lies elsewhere, or is small, is pickled: in a new part, or with the message."""
         n_bytes = tensor.numel() * tensor.element_size()
         if n_bytes > tensor.untyped_storage().nbytes():  # an expanded one is larger than what it looks at
             return NotImplemented
@@ -332,7 +329,7 @@ class WorkerBuffers:
             return part
 
     def _sweep(self) -> None:
-        """Forgets parts that nobody has any more, here or there."""
+        """Drop parts that neither side uses any more."""
         kept = []
         for part in self._parts:
             # A part that is being handed out has no lease yet.
@@ -344,23 +341,23 @@ class WorkerBuffers:
         self._parts = kept
 
 
-_outbox: WorkerBuffers | None = None
+_buffers: WorkerBuffers | None = None
 
 
 def open_worker_buffers(memory: WorkerMemory, worker: int) -> WorkerBuffers:
-    """Has this process, a worker, take memory for batches from its block."""
-    global _outbox  # a worker process serves one loader for as long as it lives
-    _outbox = memory.outbox(worker)
-    return _outbox
+    """Make this process, a worker, take memory for batches from its block."""
+    global _buffers  # a worker process serves one loader for as long as it lives
+    _buffers = memory.buffers(worker)
+    return _buffers
 
 
 def this_worker_buffers() -> WorkerBuffers | None:
-    """That of this process, where it is a worker with one."""
-    return _outbox if _outbox is not None and _outbox.pid == os.getpid() else None
+    """Return the buffers of this process, if it is a worker that has them."""
+    return _buffers if _buffers is not None and _buffers.pid == os.getpid() else None
 
 
 def worker_memory(n_workers: int, n_bytes: int) -> WorkerMemory | None:
-    """Memory for workers; None where the system has no such thing, or not so much: torch's way is left."""
+    """Return memory for workers; None if the system has none, or not so much: torch's way is left."""
     if not hasattr(os, "memfd_create"):
         return None
     try:
@@ -373,10 +370,10 @@ def worker_memory(n_workers: int, n_bytes: int) -> WorkerMemory | None:
 
 
 def h5_worker_init_fn(worker_id: int) -> None:
-    """Prepares a ``DataLoader`` worker: no inherited file handles, and random streams of its own.
+    """Prepare a ``DataLoader`` worker: no inherited file handles, and random streams of its own.
 
     Pass it as ``DataLoader(worker_init_fn=h5_worker_init_fn)``. Handles are also guarded by process id, so
-    forgetting it is harmless for files. Seeds differ between workers, epochs and, if the environment has
+    omitting it is harmless for files. Seeds differ between workers, epochs and, if the environment has
     the rank (``RANK`` or ``LOCAL_RANK``), ranks: Lightning does not seed workers that have a function.
 
     Args:
@@ -386,25 +383,16 @@ def h5_worker_init_fn(worker_id: int) -> None:
 
 
 def start_worker(rank: int) -> None:
-    """Drops what belongs to the process that started this one, leaves its memory shared, and seeds.
+    """Drop what belongs to the process that started this one, and seed Python, NumPy and torch.
 
     Args:
-        rank: see ``seed_worker``.
+        rank: this process's rank; torch's seed for a worker is the same on every rank after ``seed_everything``.
     """
     drop_inherited()
     if get_worker_info() is not None:
         # A collection writes to each object that it looks at, and the system then copies its page: of what torch and
         # Lightning import, 40 to 95 MiB for each forked worker.
         gc.freeze()
-    seed_worker(rank)
-
-
-def seed_worker(rank: int) -> None:
-    """Seeds Python, NumPy and torch in a worker from torch's own seed for it, mixed with the rank.
-
-    Args:
-        rank: this process's rank; torch's seed for a worker is the same on every rank after ``seed_everything``.
-    """
     words = np.random.SeedSequence([torch.initial_seed() % 2**64, rank]).generate_state(4, np.uint64)
     torch.manual_seed(int(words[0]) % 2**63)
     np.random.seed(words[1:3].view(np.uint32))  # noqa: NPY002  # users' transforms draw from the global stream

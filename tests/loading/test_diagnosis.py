@@ -10,9 +10,9 @@ from factories import Stored
 from lightning_models import Recorder, quiet_trainer
 
 from lightning_h5 import LazyH5DataModule
-from lightning_h5.callbacks.bottleneck import what_limits
 from lightning_h5.callbacks.stats_monitor import _limit_of
 from lightning_h5.counters import COUNTED
+from lightning_h5.loading import what_limits
 from lightning_h5.readers import contiguous
 
 QUIET = dict.fromkeys(COUNTED, 0.0) | {"transfer_seconds": 0.0, "seconds": 10.0, "batches": 100.0, "rows": 6400.0}

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_h5.order import EvaluationCut, TrainBatches
+from lightning_h5.order import EvaluationBatches, TrainBatches
 
 sizes = st.tuples(st.integers(0, 400), st.integers(1, 20), st.integers(1, 9))
 
@@ -80,7 +80,7 @@ def test_evaluation_takes_every_row_once_in_storage_order(size):
     n_rows, batch_size, world_size = size
     rows = []
     for rank in range(world_size):
-        cut = EvaluationCut(n_rows, batch_size, world_size, rank)
+        cut = EvaluationBatches(n_rows, batch_size, world_size, rank)
         for step in range(cut.n_steps):
             start, stop = cut.bounds(step)
             assert 0 < stop - start <= batch_size
@@ -91,7 +91,7 @@ def test_evaluation_takes_every_row_once_in_storage_order(size):
 @given(sizes)
 def test_evaluation_takes_equally_many_batches_on_all_ranks(size):
     n_rows, batch_size, world_size = size
-    counts = {EvaluationCut(n_rows, batch_size, world_size, rank).n_steps for rank in range(world_size)}
+    counts = {EvaluationBatches(n_rows, batch_size, world_size, rank).n_steps for rank in range(world_size)}
     if batch_size > 1 and n_rows >= world_size:
         assert len(counts) == 1
     else:

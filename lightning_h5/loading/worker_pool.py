@@ -1,0 +1,382 @@
+"""The worker processes of a loader: started once, asked for batches in turn, ended with everything they hold."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed
+
+from ..datasets import WorkerFailure, naming_shared_memory, starting_workers, worker_memory
+from ..errors import H5Error, H5ValueError, H5WorkerError
+from ..types import BatchToken
+from .prefetch import CLOSED
+from .worker_errors import (
+    close_pipes_of_fork,
+    how_it_ended,
+    resource_that_ran_out,
+    unpicklable_arguments,
+    what_it_was_loading,
+    why_it_ended,
+    why_it_was_killed,
+)
+from .worker_process import WorkerJob, WorkerQueue, serve
+
+if TYPE_CHECKING:
+    from .loader import H5DataLoader
+
+__all__ = ["WorkerBatches", "WorkerPool"]
+
+POLL_SECONDS = 0.2
+"""How often a wait for a batch checks whether time is over or the loader was closed."""
+
+GRACE_SECONDS = 1.0
+"""A socket may close before the system reports how the process at its other end ended."""
+
+START_SECONDS = 300.0
+"""How long a worker may take to start, at least: on a busy machine that does not depend on how long it reads."""
+
+END_SECONDS = 5.0
+"""How long workers may take to finish their batch when they are to end; then they are killed."""
+
+MIN_SHARED = 16 << 20  # bytes of memory for a worker's batches, taken when they are used
+N_SHARED = 8  # times the batches that are read ahead: the consumer has some, transforms may make them larger
+
+_log = logging.getLogger(__name__)
+_sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # the main process's ends
+
+
+def _close_inherited() -> None:
+    for each in list(_sockets):
+        each.close()
+
+
+# A forked child that kept these open would keep workers from seeing the end of the main process.
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+@dataclass(eq=False)
+class _Task:
+    """A batch that a worker is to make.
+
+    Attributes:
+        worker: its number.
+        token: which batch; None asks the worker for a sign of life.
+        answer: what came.
+        is_done: whether it came.
+    """
+
+    worker: int
+    token: BatchToken | None
+    answer: Any = None
+    is_done: bool = False
+
+
+class WorkerPool:
+    """Worker processes of a loader, for one pass at a time.
+
+    Args:
+        loader: whose workers to start.
+
+    Attributes:
+        persists: whether they wait for another pass when one has ended.
+        processes: of the workers.
+
+    Raises:
+        H5Error: workers cannot be started: the system has no shared memory, descriptors or processes left.
+        H5ValueError: a function of the user's cannot be pickled for workers.
+    """
+
+    def __init__(self, loader: H5DataLoader) -> None:
+        context: Any = loader.multiprocessing_context or multiprocessing.get_context()
+        self.method: str = context.get_start_method()
+        self.persists, self.timeout = loader.persistent_workers, loader.timeout
+        self.dataset = loader.dataset
+        self.is_ended, self._pid = False, os.getpid()
+        self.processes: list[BaseProcess] = []
+        self._queues: list[WorkerQueue] = []
+        self._tasks: dict[int, _Task] = {}  # not answered yet, by number
+        self._n_sent = 0
+        self._pass: weakref.ref[WorkerBatches] | None = None
+        self._lock = threading.RLock()  # the thread that pins and the main thread may both use it
+        self._poll = select.poll()
+        depth = loader.prefetch_factor or 2
+        n_bytes = max(MIN_SHARED, loader.sampler.batch_size * self.dataset.cost.row_bytes * N_SHARED * depth)
+        self._memory = worker_memory(loader.num_workers, n_bytes)
+        job = WorkerJob(
+            self.dataset,
+            loader.collate_fn,
+            loader.worker_init_fn,
+            loader.sampler.replica.rank,
+            int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator)),
+            loader.num_workers,
+            self._memory,
+        )
+        try:
+            if self.method == "fork":
+                self.dataset.prepare_workers(loader.num_workers)
+            with naming_shared_memory(), starting_workers():
+                self.dataset.counters.share(loader.num_workers)
+                _let_threads_leave_python()
+                for worker in range(loader.num_workers):
+                    self._start(context, job, worker)
+        except BaseException as error:
+            self.end(at_once=True)
+            close_pipes_of_fork(error)
+            if (text := unpicklable_arguments(loader, self.method, error)) is not None:
+                raise H5ValueError(text) from error
+            if (text := resource_that_ran_out(error, loader.num_workers)) is not None:
+                raise H5Error(text) from error
+            raise
+
+    def _start(self, context: Any, job: WorkerJob, worker: int) -> None:
+        ours, theirs = socket.socketpair()
+        _sockets.add(ours)  # before the worker is forked: it must not keep this end open
+        with theirs:
+            try:
+                process = context.Process(target=serve, args=(job, theirs, worker), daemon=True)
+                process.start()
+            except BaseException:
+                ours.close()
+                raise
+        self.processes.append(process)
+        self._queues.append(WorkerQueue(ours))
+        self._poll.register(ours, select.POLLIN)
+
+    # Passes --------------------------------------------------------------------------------------------------
+
+    def can_begin(self) -> bool:
+        """Return whether these workers are ready for another pass; end those that are not."""
+        current = None if self._pass is None else self._pass()
+        if self.is_ended:
+            return False
+        if current is not None and current.is_running:
+            self.persists = False  # they stay with their pass, whose batches would be lost
+            return False
+        if self._are_alive():
+            try:
+                with self._lock:
+                    self._tasks.clear()  # of a pass that was left
+                    for task in [self.ask(worker, None) for worker in range(len(self.processes))]:
+                        self.wait_for(task)
+                return True
+            except H5WorkerError as error:  # they were ending, as by an interrupt that all processes got
+                _log.warning("persistent workers are started again: %s", str(error))
+        self.end(at_once=True)
+        return False
+
+    def begin(self, tokens: Iterator[BatchToken], depth: int) -> WorkerBatches:
+        """Begin a pass.
+
+        Args:
+            tokens: which batches.
+            depth: batches that each worker makes ahead.
+        """
+        batches = WorkerBatches(self, tokens, depth * len(self.processes))
+        self._pass = weakref.ref(batches)
+        return batches
+
+    def _are_alive(self) -> bool:
+        ended = [(at, process.exitcode) for at, process in enumerate(self.processes) if not process.is_alive()]
+        for worker, code in ended:
+            if code is not None and code < 0 and code != -signal.SIGINT:
+                _log.warning("between two iterations worker %d %s others are started.", worker, how_it_ended(code))
+        return not ended
+
+    # Tasks ---------------------------------------------------------------------------------------------------
+
+    def ask(self, worker: int, token: BatchToken | None) -> _Task:
+        """Ask a worker for a batch."""
+        with self._lock:
+            task = self._tasks[self._n_sent] = _Task(worker, token)
+            if not self.is_ended:
+                self._queues[worker].send(self._n_sent, pickle.dumps(token, pickle.HIGHEST_PROTOCOL))
+            self._n_sent += 1
+        return task
+
+    def wait_for(self, task: _Task, is_closed: Callable[[], bool] = lambda: False) -> None:
+        """Wait until a task is done, and take what else comes meanwhile.
+
+        Args:
+            task: which one.
+            is_closed: whether to stop waiting.
+
+        Raises:
+            H5WorkerError: its worker has ended, or takes longer than allowed.
+            H5Error: the workers were ended meanwhile.
+        """
+        with self._lock:
+            since, has_begun, worker = monotonic(), False, task.worker
+            while not task.is_done:
+                if self.is_ended or is_closed():
+                    raise H5Error(CLOSED)
+                if self._queues[worker].is_closed:
+                    raise H5WorkerError(self._why_it_ended(worker))
+                if self._take_answers() or not self.timeout:
+                    continue
+                if not has_begun and self._has_begun(worker):
+                    since, has_begun = monotonic(), True
+                seconds = self.timeout if has_begun else max(self.timeout, START_SECONDS)
+                if monotonic() - since >= seconds:
+                    name, loading = f"worker {worker}", self._what_it_was_loading(worker)
+                    raise H5WorkerError(why_it_was_killed(name, seconds, loading, has_begun=has_begun))
+
+    def _take_answers(self) -> bool:
+        """Wait a moment for answers; return whether any came."""
+        some = False
+        for queue in self._queues:
+            if not queue.is_closed:
+                wanted = select.POLLIN | select.POLLOUT if queue.flush() else select.POLLIN
+                self._poll.modify(queue.connection, wanted)
+        ready = {descriptor for descriptor, _ in self._poll.poll(POLL_SECONDS * 1000)}
+        for queue in self._queues:
+            if queue.connection.fileno() not in ready:
+                continue
+            if (came := queue.read()) is not None:
+                answer = pickle.loads(came[1])  # also of a pass that was left: its memory goes back
+                if (task := self._tasks.pop(came[0], None)) is not None:
+                    task.answer, task.is_done = answer, True
+                some = True
+            if queue.is_closed:
+                self._poll.unregister(queue.connection)
+        return some
+
+    def _has_begun(self, worker: int) -> bool:
+        return self._queues[worker].has_answered or self.dataset.counters.begun_by(worker) is not None
+
+    def _what_it_was_loading(self, worker: int) -> str:
+        tokens = [task.token for task in self._tasks.values() if task.worker == worker and task.token is not None]
+        return what_it_was_loading(tokens, self.dataset, self.dataset.counters.begun_by(worker))
+
+    def _why_it_ended(self, worker: int) -> str:
+        process = self.processes[worker]
+        process.join(GRACE_SECONDS)
+        n_more = sum(not one.is_alive() for one in self.processes) - 1
+        return why_it_ended(
+            f"worker {worker}" + (f" ({n_more} more ended, too)" if n_more > 0 else ""),
+            process.exitcode,
+            self._what_it_was_loading(worker),
+            has_begun=self._has_begun(worker),
+            method=self.method,
+        )
+
+    # The end -------------------------------------------------------------------------------------------------
+
+    def end(self, *, at_once: bool = False) -> None:
+        """End the workers; calling it again has no effect.
+
+        Args:
+            at_once: kill them, instead of letting each finish its batch.
+        """
+        if self.is_ended or self._pid != os.getpid():  # a forked child does not own them
+            return
+        self.is_ended = True  # a thread that waits for a batch sees it
+        with self._lock:
+            for process, queue in zip(self.processes, self._queues, strict=True):
+                if at_once:
+                    process.kill()
+                else:
+                    with suppress(OSError):
+                        queue.connection.shutdown(socket.SHUT_WR)
+            end = monotonic() + END_SECONDS
+            for process, queue in zip(self.processes, self._queues, strict=True):
+                process.join(max(0.0, end - monotonic()))
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+                queue.connection.close()
+            if self._memory is not None:
+                self._memory.close()
+
+    def __del__(self) -> None:
+        # While Python shuts down, ``multiprocessing`` ends daemons itself.
+        if hasattr(self, "_lock") and not sys.is_finalizing():
+            self.end()
+
+
+class WorkerBatches:
+    """One pass: the batches of some tokens, in their order, made by workers in turn.
+
+    Args:
+        pool: the workers.
+        tokens: which batches.
+        n_ahead: batches that are asked for before the first one is taken.
+    """
+
+    def __init__(self, pool: WorkerPool, tokens: Iterator[BatchToken], n_ahead: int) -> None:
+        self._pool, self._tokens, self._n_workers = pool, tokens, len(pool.processes)
+        self._tasks: deque[_Task] = deque()
+        self._n_asked, self._is_closed = 0, False
+        for _ in range(n_ahead):
+            self._ask()
+
+    def _ask(self) -> None:
+        if (token := next(self._tokens, None)) is not None:
+            self._tasks.append(self._pool.ask(self._n_asked % self._n_workers, token))
+            self._n_asked += 1
+
+    @property
+    def is_running(self) -> bool:
+        """Whether batches are to come."""
+        return bool(self._tasks) and not self._is_closed
+
+    def __iter__(self) -> WorkerBatches:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._tasks:
+            self._leave()
+            raise StopIteration
+        if self._is_closed or self._pool.is_ended:
+            raise H5Error(CLOSED)
+        try:
+            self._pool.wait_for(self._tasks[0], lambda: self._is_closed)
+            answer = self._tasks.popleft().answer
+            self._ask()
+            if isinstance(answer, WorkerFailure):
+                answer.raise_again()
+        except BaseException as error:
+            # Workers that persist end, too: some may have failed to start as their user wants.
+            self._is_closed = True
+            self._pool.end(at_once=isinstance(error, H5WorkerError) or not isinstance(error, Exception))
+            raise
+        return answer
+
+    def _leave(self) -> None:
+        if not self._pool.persists:
+            self._pool.end()
+
+    def close(self) -> None:
+        """End the pass."""
+        self._is_closed = True
+        self._leave()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_is_closed") and not sys.is_finalizing():
+            self.close()
+
+
+def _let_threads_leave_python() -> None:
+    """Wait a moment before workers are forked if a thread of torch's may be inside the interpreter.
+
+    Before Python 3.11.10 a fork at the instant when another thread enters or leaves the interpreter gives a child
+    that hangs forever (https://github.com/python/cpython/issues/112275; seen here with gloo, whose thread cleans up
+    after the collective of the step before). There is nothing to wait for but time.
+    """
+    if sys.version_info < (3, 11, 10) and torch.distributed.is_available() and torch.distributed.is_initialized():
+        sleep(0.05)
