@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,8 +28,8 @@ from ..hdf5 import write_digests as write_digest_file
 from ..progress_bar import progress_bar
 from ..readers import BulkTask, digest_tasks, do_tasks, empty_digests, usable_cores, verify_tasks
 from ..types import Paths
+from .decode_check import ArrayDecoder
 from .file_checks import FILE_CHECKS, FileFacts, Problem, error, is_of_memory, look_at, warning
-from .read_checks import ArrayReading
 from .sandbox import SandboxError, SandboxLimits, run_in_sandbox
 from .set_checks import SET_CHECKS, same_arrays
 
@@ -37,9 +37,6 @@ __all__ = ["CheckReport", "Findings", "Problem", "Wanted", "check_files", "check
 
 ONCE = ("slow", "no field", "rows")
 """Kinds of warnings that are reported of one file for all: they follow from how the files were written."""
-
-GROUP_BYTES = 1 << 30  # decoded bytes of files that are read together, so that cores do not wait at the end of each
-GROUP_FILES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,15 +167,21 @@ def check_files(
         )
     limits = SandboxLimits.of(sandbox_memory, sandbox_seconds)
     names = None if keys is None else tuple(key.strip("/") for key in field_names(keys, "keys").keys)
-    wanted = Wanted(names=names, decode=decode, finite=finite, folder=_working_folder())
+    folder = ""
+    with suppress(OSError):  # it was removed
+        folder = os.getcwd()
+    wanted = Wanted(names=names, decode=decode, finite=finite, folder=folder)
     files, problems = _expand(paths)
     guards = {path: ChangeGuard.of(path) for path in files if os.path.isfile(path)}
     n_bytes = sum(guard.n_bytes for guard in guards.values())
-    with closing(progress_bar(n_bytes, "checking", shows_progress=shows_progress)) as bar:
-        if sandbox:
-            found = _check_in_sandbox(files, wanted, limits, bar.update)
-        else:
-            found = check_here(files, wanted, usable_cores(), bar.update)
+    found = []
+    with progress_bar(n_bytes, "checking", shows_progress=shows_progress) as bar:
+        for path in files:
+            if sandbox:
+                found.append(_check_in_sandbox(path, wanted, limits))
+                bar.update(guards[path].n_bytes if path in guards else 0)
+            else:
+                found.append(check_here(path, wanted, usable_cores(), bar.update))
     opened = [each for each in found if each.is_open]
     problems += [problem for each in found for problem in each.problems]
     for check in SET_CHECKS:
@@ -194,11 +197,7 @@ def check_files(
         if os.path.lexists(digests_path(path)):
             problems += _compare_digests(path, wanted)
     levels = [(name, level) for each in found for name, level in each.integrity.items()]
-    rank = {(each.path, name): (at, i) for at, each in enumerate(found) for i, name in enumerate(("", *each.order))}
-    place = {path: at for at, path in enumerate(files)}
-    ordered = sorted(
-        _reported_once(problems), key=lambda p: rank.get((p.file, p.array or ""), (place[p.file], len(rank)))
-    )
+    ordered = _in_order(_reported_once(problems), found)
     return CheckReport(
         files=files,
         n_arrays=sum(len(each.arrays) for each in opened),
@@ -212,11 +211,11 @@ def check_files(
     )
 
 
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed
-        return ""
+def _in_order(problems: Iterable[Problem], found: Sequence[Findings]) -> list[Problem]:
+    """Return problems in the order of files, and of the arrays in each."""
+    place = {each.path: at for at, each in enumerate(found)}
+    rank = {(each.path, name): at for each in found for at, name in enumerate(("", *each.order))}
+    return sorted(problems, key=lambda p: (place[p.file], rank.get((p.file, p.array or ""), len(rank))))
 
 
 def _expand(paths: Paths) -> tuple[tuple[str, ...], list[Problem]]:
@@ -267,69 +266,50 @@ def _reported_once(problems: Sequence[Problem]) -> Iterator[Problem]:
             yield replace(problem, text=f"{problem.text}{more}")
 
 
-def check_here(files: Sequence[str], wanted: Wanted, n_cores: int, report: Callable[[int], object]) -> list[Findings]:
-    """Check files in this process, each for itself: what their metadata say, then all their rows.
+def check_here(path: str, wanted: Wanted, n_cores: int, report: Callable[[int], object]) -> Findings:
+    """Check a file in this process: what its metadata say, then all its rows.
 
     Args:
-        files: which.
+        path: the file.
         wanted: what to look at.
         n_cores: threads that decode.
-        report: called now and then, in this thread, with the bytes of files that were done since the last time.
+        report: called now and then, in this thread, with the bytes of the file that were done since the last time.
     """
-    found: list[Findings] = []
-    waiting: list[tuple[Findings, FileFacts, list[ArrayReading]]] = []
-    tasks: list[BulkTask] = []
-
-    def read() -> None:
-        do_tasks(tasks, n_cores, report)
-        report(max(0, sum(facts.n_bytes for _, facts, _ in waiting) - sum(task.n_bytes for task in tasks)))
-        for each, facts, readings in waiting:
-            for reading in readings:
-                each.n_decoded += reading.n_decoded
-                each.problems += reading.problems()
-            process_pool().close(facts.path)
-            try:
-                facts.guard.check()
-            except H5Error as why:
-                each.problems.append(error(facts.path, None, "changed", why))
-        tasks.clear()
-        waiting.clear()
-
-    for path in files:
-        found.append(each := Findings(path=path))
-        try:
-            facts = look_at(path, wanted.names, wanted.folder)
-        except Exception as why:  # of any kind: the other files are checked all the same
-            text = f"{why}" if isinstance(why, H5Error) else f"{path!r} cannot be opened: {type(why).__name__}: {why}"
-            each.problems.append(error(path, None, "memory" if is_of_memory(why) else "open", text))
-            continue
-        _note(each, facts)
-        readings = [ArrayReading(a, finite=wanted.finite) for a in facts.layouts.values() if wanted.decode]
-        tasks += [task for reading in readings for task in reading.tasks()]
-        waiting.append((each, facts, readings))
-        if len(waiting) >= GROUP_FILES or sum(task.n_decoded for task in tasks) >= GROUP_BYTES:
-            read()
-    read()
+    found = Findings(path=path)
+    try:
+        facts = look_at(path, wanted.names, wanted.folder)
+    except Exception as why:  # of any kind: the other files are checked all the same
+        text = f"{why}" if isinstance(why, H5Error) else f"{path!r} cannot be opened: {type(why).__name__}: {why}"
+        found.problems.append(error(path, None, "memory" if is_of_memory(why) else "open", text))
+        return found
+    _note(found, facts)
+    if wanted.decode:
+        misplaced = {problem.array for problem in found.problems if problem.kind == "place"}
+        decoders = [ArrayDecoder(a, finite=wanted.finite) for key, a in facts.layouts.items() if key not in misplaced]
+        tasks = [task for decoder in decoders for task in decoder.tasks()]
+        _do(path, tasks, n_cores, report)
+        report(max(0, facts.n_bytes - sum(task.n_bytes for task in tasks)))
+        for decoder in decoders:
+            found.n_decoded += decoder.n_decoded
+            found.problems += decoder.problems()
+    try:
+        facts.guard.check()
+    except H5Error as why:
+        found.problems.append(error(path, None, "changed", why))
     return found
 
 
-def _check_in_sandbox(
-    files: Sequence[str], wanted: Wanted, limits: SandboxLimits, report: Callable[[int], object]
-) -> list[Findings]:
-    """Check each file in a subprocess. They are not opened in this process."""
-    found = []
-    for path in files:
-        try:
-            each = _findings(path, run_in_sandbox(path, wanted, limits, usable_cores()))
-            more = f". If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
-            each.problems = [replace(p, text=p.text + more) if p.kind == "memory" else p for p in each.problems]
-            found.append(each)
-        except SandboxError as why:
-            found.append(Findings(path=path, problems=[error(path, None, why.kind, why)]))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as why:
-            text = f"its check reported what makes no sense ({type(why).__name__}). Do not open it."
-            found.append(Findings(path=path, problems=[error(path, None, "died", text)]))
-        report(os.path.getsize(path) if os.path.isfile(path) else 0)
+def _check_in_sandbox(path: str, wanted: Wanted, limits: SandboxLimits) -> Findings:
+    """Check a file in a subprocess. It is not opened in this process."""
+    try:
+        found = _findings(path, run_in_sandbox(path, wanted, limits, usable_cores()))
+    except SandboxError as why:
+        return Findings(path=path, problems=[error(path, None, why.kind, why)])
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as why:
+        text = f"its check reported what makes no sense ({type(why).__name__}). Do not open it."
+        return Findings(path=path, problems=[error(path, None, "died", text)])
+    more = f". If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
+    found.problems = [replace(p, text=p.text + more) if p.kind == "memory" else p for p in found.problems]
     return found
 
 
@@ -400,7 +380,7 @@ def _write_digests(path: str, wanted: Wanted, guard: ChangeGuard) -> Iterator[Pr
         else:
             made[layout.name] = empty
             tasks += digest_tasks(layout, OpenOptions(), empty)
-    _do(path, tasks)
+    _do(path, tasks, usable_cores())
     guard.check()
     write_digest_file(path, made)
 
@@ -418,13 +398,15 @@ def _compare_digests(path: str, wanted: Wanted) -> Iterator[Problem]:
         yield error(path, name.strip("/"), "digest", "it has digests, and is missing, or cannot be looked at")
     for name in known.keys() & layouts.keys():
         try:
-            _do(path, verify_tasks(with_digests(layouts[name], known), OpenOptions()))
+            _do(path, verify_tasks(with_digests(layouts[name], known), OpenOptions()), usable_cores())
         except H5Error as why:
             yield error(path, layouts[name].key, "digest", why)
 
 
-def _do(path: str, tasks: Sequence[BulkTask]) -> None:
+def _do(
+    path: str, tasks: Sequence[BulkTask], n_cores: int, report: Callable[[int], object] = lambda n_bytes: None
+) -> None:
     try:
-        do_tasks(tasks, usable_cores(), lambda _: None)
+        do_tasks(tasks, n_cores, report)
     finally:
         process_pool().close(path)

@@ -241,5 +241,4 @@ def _limit(task: Mapping[str, Any]) -> None:
 def _check(task: Mapping[str, Any]) -> dict[str, Any]:
     from .check import Wanted, check_here
 
-    wanted = Wanted(**task["wanted"])
-    return asdict(check_here([task["path"]], wanted, task["threads"], lambda n_bytes: None)[0])
+    return asdict(check_here(task["path"], Wanted(**task["wanted"]), task["threads"], lambda n_bytes: None))

@@ -154,7 +154,7 @@ def test_a_verb_that_finds_no_memory_says_so_in_a_line(make_h5, capsys, monkeypa
     def fail(options):
         raise MemoryError
 
-    monkeypatch.setattr("lightning_h5.cli.inspect.run", fail)
+    monkeypatch.setattr("lightning_h5.cli.inspect_command.run", fail)
     with pytest.raises(SystemExit) as ended:
         main(["inspect", make_h5(x=np.zeros(3))])
     assert ended.value.code == 1

@@ -209,7 +209,7 @@ def test_ctrl_c_is_one_line_and_exit_130(file):
     code = (
         "import os, signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "import lightning_h5.cli.inspect as verb\n"
+        "import lightning_h5.cli.inspect_command as verb\n"
         "verb.inspect_file = lambda path: os.kill(os.getpid(), signal.SIGINT)\n"
         "from lightning_h5.cli import main\n"
         f"main(['inspect', {file!r}])\n"
@@ -232,6 +232,7 @@ def test_a_name_cannot_reach_the_terminal(make_h5, capsys):
 def test_a_full_disk_behind_the_output_is_one_line(file):
     done = shell(f"$PY -m lightning_h5 inspect {file} > /dev/full")
     assert done.returncode == 1
-    assert done.stderr.splitlines() == [
-        "lightning_h5: inspect could not write its output: No space left on device. What it did is done; look for room."
-    ]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "lightning_h5: inspect could not write its output: No space left on device. Its work is done"
+    )

@@ -216,7 +216,7 @@ def test_memory_over_the_limit_is_named_with_the_argument(make_h5):
     report = check_files(path, sandbox=True, sandbox_memory="512 MiB")
     (problem,) = report.errors
     assert (problem.array, problem.kind) == ("x", "memory")
-    assert "Unable to allocate 768. MiB" in problem.text
+    assert "no memory is left to read it from row 0 on" in problem.text
     assert "more than sandbox_memory=536,870,912 bytes" in problem.text
     assert report.n_bytes == VALUES.nbytes
 
@@ -545,7 +545,7 @@ def reported(tmp_path_factory):
         file["g/y"] = np.arange(100.0)
         file["out"] = h5py.ExternalLink("gone.h5", "/x")
         file.create_dataset("never", (99,), "f4")
-    (found,) = check_here([path], Wanted(), 1, lambda n: None)
+    found = check_here(path, Wanted(), 1, lambda n: None)
     assert found.problems
     return path, json.loads(json.dumps(asdict(found)))
 
@@ -573,7 +573,7 @@ def test_whatever_is_reported_becomes_plain_values_or_a_problem(reported, data):
         value = with_changed(value, data.draw(st.sampled_from(list(places_in(value)))), data.draw(ANYTHING))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check, "run_in_sandbox", lambda *arguments: value)
-        (found,) = check._check_in_sandbox([path], Wanted(), sandbox.SandboxLimits.of("4 GiB", 60), lambda n: None)
+        found = check._check_in_sandbox(path, Wanted(), sandbox.SandboxLimits.of("4 GiB", 60))
     assert all(problem.file == path for problem in found.problems)
     assert_plain(found)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 
 from ..hdf5 import Entry, expand_user
-from ..tools.advice import Advice, yaml_of
-from ..tools.inspection import ArrayReport, FileReport, FolderReport, inspect_file, inspect_folder
+from ..tools.advice import Advice
+from ..tools.inspect import ArrayReport, FileReport, FolderReport, inspect_file, inspect_folder
 from .terminal import bold, bytes_text, faint, line_width, paragraphs, safe, table, write, write_json
 
 SUMMARY = "Shows what is in a file, how it is stored, what a random row costs, and what to train it with."
@@ -172,4 +172,4 @@ def _advice(advice: Advice, integrity: str | None) -> Iterator[str]:
     yield paragraphs("use        ", advice.reasons)
     if advice.datamodule is not None:
         yield ""
-        yield yaml_of(advice)
+        yield advice.yaml

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..errors import H5Error, H5ValueError
 from ..hdf5 import expand_paths, expand_user
-from ..tools.statistics import ArrayStats, ChannelAxis, StatsReport, compute_stats, ensure_writable, named_keys
+from ..tools.output_files import check_output
+from ..tools.stats import ArrayStats, ChannelAxis, StatsReport, compute_stats, named_keys
 from ..types import IntArray
 from .terminal import bold, faint, table, warn, write, write_json
 
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     """Compute the statistics, and write them."""
     paths = expand_paths(options.paths, "PATH")
     if options.output is not None:
-        ensure_writable(options.output, paths, overwrite=options.force)  # before hours of reading
+        check_output(expand_user(options.output), paths, overwrite=options.force)  # before hours of reading
     report = compute_stats(
         paths,
         options.keys,
