@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_rows,
         metavar="N",
         help="rows of a chunk, or 'auto': as many as make 256 to 512 KiB (default: auto, if there are chunks). Labels "
-        "and other columns of a file with larger rows stay as they are, unless --keys names them; so do arrays of "
-        "which N rows take less than 4 KiB and a row less than 1/16 of the largest",
+        "and other columns of a file with larger rows stay as they are, unless --keys names them",
     )
     known = f"one of {', '.join(COMPRESSIONS)} (default: keep)"
     add("--compression", choices=COMPRESSIONS, metavar="NAME", help=known)

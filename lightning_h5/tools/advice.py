@@ -40,8 +40,7 @@ MAX_SHUFFLE = 4 << 30
 MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS = 64, 64 << 20, 4
 MIN_ROWS = 10  # of which a tenth validates
 
-FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
-"""Shares of the rows to validate on, the first of which leaves rows, and rows of all classes, on both sides."""
+FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)  # of rows to validate on; the first with all classes on both sides
 
 MAX_CLASSES = 0.2  # of the rows: more different numbers are no classes
 
@@ -284,13 +283,7 @@ def _fraction(n_rows: int, groups: Column, classes: Column) -> tuple[float, bool
 
 
 def group_key_in(columns: Mapping[str, int], n_rows: int, taken: Sequence[str]) -> str | None:
-    """Return a column that seems to name patients, recordings and the like.
-
-    Args:
-        columns: columns by name, and their rows.
-        n_rows: rows that there are.
-        taken: arrays that are trained from.
-    """
+    """Return the first of some columns with ``n_rows`` rows that seems to name patients, recordings and the like."""
     named = (name for name, length in columns.items() if length == n_rows and name not in taken)
     return next((name for name in named if words_in(name) & GROUP_WORDS), None)
 
@@ -370,11 +363,7 @@ def _choose_module(
 ) -> tuple[str, dict[str, Any], str]:
     """Return the data module, more choices for it, and why.
 
-    Args:
-        fields: the arrays of one file.
-        path: the first file, for a command.
-        n_files: all rows over those of ``fields``.
-        held_bytes: what all rows take in memory, in the dtypes they are trained in.
+    There are ``n_files`` times the rows of ``fields``, which take ``held_bytes`` in the dtypes they are trained in.
     """
     lazy = "LazyH5DataModule"
     costly = [array for array in fields if not array.is_placed and array.n_bytes * n_files > SHUFFLE_BYTES]

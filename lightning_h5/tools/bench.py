@@ -33,15 +33,11 @@ from .inspect import columns_of, inspect_with_layouts, read_column
 
 __all__ = ["BenchReport", "BenchResult", "bench_file"]
 
-NEARLY = 0.95
-"""A setting with this share of the fastest rate counts as equally fast: runs differ by as much."""
+NEARLY = 0.95  # of the fastest rate counts as equally fast: runs differ by as much
 
-WARM_UP = 5
-"""Times ``seconds`` that the first epoch may take before measuring begins."""
+WARM_UP = 5  # times ``seconds`` that the first epoch may take before measuring begins
 
 MAX_LABELS = 64 << 20  # bytes: people keep their labels in memory
-
-PLAIN = "plain h5py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +88,10 @@ class BenchReport:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A way to read the rows: a data module (None for plain h5py), with its own choices beside those that all share.
+    """A way to read the rows.
 
     Attributes:
-        datamodule: its name.
+        datamodule: the data module; None for plain h5py.
         choices: arguments of ``make_settings`` that no other candidate has.
         n_bytes: of rows that it holds in memory beyond what the defaults do.
         note: what to know before using it, a sentence.
@@ -109,7 +105,8 @@ class Candidate:
     @property
     def name(self) -> str:
         """The data module and its own choices."""
-        return ", ".join([self.datamodule or PLAIN, *(f"{name}={value}" for name, value in self.choices.items())])
+        choices = [f"{name}={value}" for name, value in self.choices.items()]
+        return ", ".join([self.datamodule or "plain h5py", *choices])
 
 
 def bench_file(
@@ -150,10 +147,6 @@ def bench_file(
         H5KeyError: an array is missing; before anything is measured.
         H5FileError: a file is missing, damaged, or needs a filter that is not installed; before anything is measured.
         H5CorruptError: rows do not decode.
-
-    Example:
-        >>> report = bench_file("digits.h5", "train/images", "train/labels")
-        >>> print(report.yaml)
     """
     batch_size = None if batch_size is None else whole(batch_size, "batch_size", least=1)
     num_workers, rounds = whole(num_workers, "num_workers", least=0), whole(rounds, "rounds", least=1)
@@ -351,8 +344,7 @@ def _rows_in(batch: Any) -> int:
 def _plain_batches(table: FileCatalog, choices: Mapping[str, Any]) -> Generator[int]:
     """Read one ``array[i]`` per sample and field, as people do in a ``Dataset``, and collate batches; yield 1 per row.
 
-    Rows come one by one, since a row that decodes many chunks takes long. They are drawn with replacement, which costs
-    the same and needs no permutation.
+    Rows are drawn with replacement, which costs the same and needs no permutation.
     """
     starts, rng = table.starts.tolist(), np.random.default_rng(0)
     keys = [*keys_in(choices["x_key"]), *keys_in(choices["y_key"])]
@@ -368,7 +360,7 @@ def _plain_batches(table: FileCatalog, choices: Mapping[str, Any]) -> Generator[
             batch.append(tuple(_value(*each, row - starts[at]) for each in files[at]))
             if len(batch) == choices["batch_size"]:
                 default_collate(batch)
-                batch = []
+                batch.clear()
             yield 1
 
 

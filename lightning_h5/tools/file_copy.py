@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ __all__ = [
     "was_written",
 ]
 
-VALUE_ROWS = 1 << 10  # rows of text, lists and references that are Python objects at a time
+MAX_OBJECTS = 1 << 16  # texts, lists and references that are Python objects at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class Link(NamedTuple):
         info: h5py's record of the link.
         value: what a soft or external link names.
         item: h5py's low-level object, for hard links.
-        address: where the object lies in its file, for hard links.
+        address: of the object in its file, for hard links.
         is_first: whether the object has no other name before this one.
     """
 
@@ -122,7 +123,7 @@ def links_in(file: Any) -> Iterator[Link]:
 
 
 def address_of(item: Any) -> int:
-    """Return where an object lies in its file.
+    """Return the address of an object in its file.
 
     ``H5Oget_info`` would look at an array's chunk index on its way: a damaged one ends the process.
 
@@ -206,7 +207,10 @@ def object_pieces(array: Any, name: str) -> Iterator[tuple[Any, Any]]:
     Raises:
         H5FileError: h5py has no such type.
     """
-    parts = [()] if not array.shape else [slice(at, at + VALUE_ROWS) for at in range(0, len(array), VALUE_ROWS)]
+    parts: list[Any] = [()]
+    if array.shape:
+        step = max(1, MAX_OBJECTS // max(1, math.prod(array.shape[1:])))
+        parts = [slice(at, at + step) for at in range(0, len(array), step)]
     for part in parts:
         try:
             yield part, array[part]
@@ -267,7 +271,7 @@ class FileCopy:
     def _make(self, link: Link, into: Any, options: Any) -> None:
         plan = self.plans.get(link.address)
         if isinstance(link.item, h5py.h5g.GroupID):
-            # HDF5's own list of options says where the links lie in the old file: not as a whole.
+            # Not HDF5's own list of options as a whole: it holds the places of links in the old file.
             found, group_options = link.item.get_create_plist(), h5py.h5p.create(h5py.h5p.GROUP_CREATE)
             group_options.set_link_creation_order(found.get_link_creation_order())
             group_options.set_attr_creation_order(found.get_attr_creation_order())

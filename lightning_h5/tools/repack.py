@@ -137,8 +137,7 @@ def repack_file(
         rows_per_chunk: rows of a chunk, which holds them whole; "auto" takes a power of two that makes 256 to 512 KiB
             of them, decoded, or a single row. Arrays with rows above 32 MiB stay as they are. A number is for arrays
             with rows. Columns (one-dimensional arrays, but for tables) stay contiguous, or in their chunks, if the file
-            has other arrays; so do arrays of which so many rows take less than 4 KiB and a row less than 1/16 of the
-            largest row of the file. Their ``note`` in the report says so. If filters are asked for, those that were
+            has other arrays. Their ``note`` in the report mentions it. If filters are asked for, those that were
             contiguous get "auto". Name them in ``keys`` to cut them, too. None is "auto" for arrays that have chunks;
             others stay without, if nothing that is asked needs chunks.
         compression: ``gzip``, ``lzf``, ``none``, or with the extra ``filters`` ``zstd``, ``lz4``, ``blosc``,
@@ -146,8 +145,8 @@ def repack_file(
         level: how hard to compress: gzip 1 to 9 (default 4), zstd 1 to 22 (3), Blosc 0 to 9 (5).
         shuffle_filter: shuffle bytes before compressing, which helps with numbers of several bytes.
         checksum: store a checksum with each chunk, which is verified whenever the chunk is read.
-        shuffle_rows: a seed: rows are permuted, all arrays alike. Row ``i`` goes where
-            ``permutation(n_rows, seed, 0, 15)`` of ``lightning_h5.order.permutation`` says, which never changes.
+        shuffle_rows: a seed: rows are permuted, all arrays alike. The new places are
+            ``permutation(n_rows, seed, 0, 15)`` of ``lightning_h5.order.permutation``, which never changes.
             Decoded rows above 64 MiB pass through a temporary file of their size in the target's folder. Text is
             written row by row, about 20 microseconds each. Virtual arrays and references cannot be shuffled.
         shuffle_keys: the arrays that belong together. Needed if not all arrays of the file have equally many rows.

@@ -29,12 +29,6 @@ A random row costs a chunk, so chunks should be small; but each costs some time 
 fewer bytes. The rows are a power of two, so that chunks of one field begin where those of another do.
 """
 
-MIN_CHUNK_BYTES = 4 << 10
-"""Arrays with small rows are not cut into chunks of ``rows_per_chunk`` rows with fewer decoded bytes than a page."""
-
-MUCH_LARGER = 16
-"""Rows are small if the largest rows of the file have more than so many times their bytes."""
-
 MAX_CHUNK_BYTES = 32 << 20
 """What a chunk may have decoded: each thread holds one, and each random row costs one."""
 
@@ -100,11 +94,11 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
             arrays[link.address] = _Array(link.shown, link.item, shape, row_bytes, is_column)
     named = arrays.keys() if options.keys is None else _named(file, options.keys, "keys")
     shuffled = _shuffled(file, arrays, options)
-    largest = max((each.row_bytes for each in arrays.values() if not each.is_column and all(each.shape)), default=0)
+    has_rows = any(not each.is_column and each.row_bytes and all(each.shape) for each in arrays.values())
     plans = {}
     for address, array in arrays.items():
         is_named = address in named
-        plan = _plan(array, options if is_named else None, options, address in shuffled, largest)
+        plan = _plan(array, options if is_named else None, options, address in shuffled, has_rows)
         if plan.note and options.keys is not None and is_named:
             cure = "Repack the other files by themselves, and leave" if "other files" in plan.note else "Leave"
             raise H5ValueError(f"{array.name!r} was named in keys and {plan.note}. {cure} it out of keys.")
@@ -171,7 +165,7 @@ def _shuffled(file: Any, arrays: Mapping[int, _Array], options: RepackOptions) -
 
 
 def _plan(
-    array: _Array, asked: RepackOptions | None, options: RepackOptions, is_shuffled: bool, largest: int
+    array: _Array, asked: RepackOptions | None, options: RepackOptions, is_shuffled: bool, has_rows: bool
 ) -> ArrayPlan:
     """Return the plan for an array.
 
@@ -180,7 +174,7 @@ def _plan(
         asked: what is asked of its layout; None if ``keys`` leaves it out.
         options: what is asked of the copy.
         is_shuffled: whether its rows are permuted.
-        largest: bytes of the largest row of the file's arrays, without columns.
+        has_rows: whether the file has other arrays than columns.
     """
     stored, plist, shape = array.id.get_type(), array.id.get_create_plist(), array.shape
     n_bytes = array.row_bytes * shape[0] if shape else 0
@@ -212,7 +206,7 @@ def _plan(
     if why:
         return replace(as_stored, note=f"{why} and stays as it is")
     if n_bytes and (is_shuffled or (asked and layout != h5py.h5d.COMPACT)):
-        return _plan_rows(array, asked, plan, as_stored, largest)
+        return _plan_rows(array, asked, plan, as_stored, has_rows)
     return as_stored
 
 
@@ -235,7 +229,7 @@ def _plan_elsewhere(plan: ArrayPlan, array: Any, options: RepackOptions) -> Arra
 
 
 def _plan_rows(
-    array: _Array, asked: RepackOptions | None, plan: ArrayPlan, as_stored: ArrayPlan, largest: int
+    array: _Array, asked: RepackOptions | None, plan: ArrayPlan, as_stored: ArrayPlan, has_rows: bool
 ) -> ArrayPlan:
     """Plan for rows that are written again, in chunks unless nothing asks for any."""
     shape, row_bytes, old_chunks = array.shape, array.row_bytes, chunks_of(array.id)
@@ -251,9 +245,7 @@ def _plan_rows(
             itemsize=array.id.get_type().get_size(),
             kept=kept,
         )
-        if wanted is not None and asked.keys is None:
-            is_small = wanted * row_bytes < MIN_CHUNK_BYTES and row_bytes * MUCH_LARGER < largest
-            is_left = is_small or bool(largest and array.is_column)
+        is_left = wanted is not None and asked.keys is None and array.is_column and has_rows
     if is_left:
         note = f"does not get chunks of {wanted} rows, which are meant for arrays with larger rows; name it in keys"
         plan, as_stored = replace(plan, note=f"{note} to get them"), replace(as_stored, note=f"{note} to get them")

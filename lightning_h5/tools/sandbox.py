@@ -100,7 +100,7 @@ def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int
 
     Args:
         path: the file.
-        wanted: what to look at (``Wanted`` of ``check.py``).
+        wanted: what to look at (``Wanted`` of ``check_file``).
         limits: what the check may take.
         n_threads: threads that decode.
 
@@ -239,6 +239,6 @@ def _limit(task: Mapping[str, Any]) -> None:
 
 
 def _check(task: Mapping[str, Any]) -> dict[str, Any]:
-    from .check import Wanted, check_here
+    from .check_file import Wanted, check_file
 
-    return asdict(check_here(task["path"], Wanted(**task["wanted"]), task["threads"], lambda n_bytes: None))
+    return asdict(check_file(task["path"], Wanted(**task["wanted"]), task["threads"], lambda n_bytes: None))

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from lightning_h5 import H5LazyDataset
 from lightning_h5.errors import H5FileError, H5KeyError, H5ValueError
 from lightning_h5.hdf5 import process_pool
-from lightning_h5.tools import decode_check
+from lightning_h5.tools import check_file
 from lightning_h5.tools.check import check_files
-from lightning_h5.tools.decode_check import ArrayDecoder
+from lightning_h5.tools.check_file import ArrayDecoder
 
 ROWS, STEP = 40, 5
 VALUES = np.resize(np.arange(11, dtype="i4"), (ROWS, 50))
@@ -185,7 +185,7 @@ def test_many_damaged_chunks_are_counted(make_h5):
     for number in range(ROWS):
         edit(path, chunk_at(path, number).byte_offset)
     report = check_files(path)
-    assert found(report) == [("error", "decode", "x")] * (decode_check.MAX_PROBLEMS + 1)
+    assert found(report) == [("error", "decode", "x")] * (check_file.MAX_PROBLEMS + 1)
     assert report.errors[-1].text == "30 more pieces of it cannot be read"
 
 
@@ -424,11 +424,11 @@ def test_links_that_lead_nowhere_or_out_of_the_file_are_warnings(make_h5, tmp_pa
     texts = {problem.array: problem.text for problem in report.warnings}
     assert not report.errors
     assert set(texts) == {"dead", "circle", "out", "lost", "virtual lost", "virtual out", "external"}
-    assert "leads to '/g/y', which is not there" in texts["dead"]
+    assert "leads to '/g/y', which does not exist" in texts["dead"]
     assert "'other.h5': it was not followed" in texts["out"]
-    assert texts["lost"].endswith("'gone.h5': which is not there")
+    assert texts["lost"].endswith("'gone.h5': which does not exist")
     for lost in ("virtual lost", "external"):
-        assert "not there: HDF5 itself would read them as fill values" in texts[lost]
+        assert "is missing: HDF5 itself would read them as fill values" in texts[lost]
     assert "its rows lie in 'other.h5', and were not read" in texts["virtual out"]
     assert os.stat(other).st_atime_ns == before
     assert report.n_bytes == VALUES.nbytes

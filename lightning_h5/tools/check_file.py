@@ -1,9 +1,10 @@
-"""Reading all rows of an array, to see whether every chunk decodes, and whether its numbers are finite."""
+"""All checks of one file: its metadata, whether every chunk decodes, and whether values are finite."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -11,17 +12,148 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..errors import H5CorruptError
-from ..hdf5 import ArrayLayout, OpenOptions, kind_of
-from ..readers import BulkTask, SlabSource, bulk_tasks, open_reader, open_source
-from .file_checks import Problem, error, is_of_memory
+from ..errors import H5CorruptError, H5Error, H5KeyError
+from ..hdf5 import ArrayLayout, OpenOptions, kind_of, process_pool
+from ..readers import BulkTask, SlabSource, bulk_tasks, do_tasks, open_reader, open_source
+from .file_checks import FILE_CHECKS, FileFacts, Problem, error, is_of_memory, look_at, warning
 
-__all__ = ["ArrayDecoder"]
+__all__ = ["ArrayDecoder", "Findings", "Wanted", "check_file", "do_reading", "findings_from_json"]
 
 OPTIONS = OpenOptions()
 STEP_BYTES = 4 << 20  # decoded bytes of a task
 MAX_ROWS_BYTES = 1 << 30  # of rows that share their chunks and are put together
 MAX_PROBLEMS = 10  # of an array that are reported one by one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is to be looked at.
+
+    Attributes:
+        names: arrays that each file has to have; None takes all.
+        decode: read all rows.
+        finite: count what is not finite.
+        folder: the working directory of the process that will read the files.
+    """
+
+    names: tuple[str, ...] | None = None
+    decode: bool = True
+    finite: bool = False
+    folder: str = ""
+
+
+@dataclass(eq=False, kw_only=True)
+class Findings:
+    """What was found in one file, as plain data.
+
+    Attributes:
+        path: the file.
+        is_open: whether it could be looked at.
+        arrays: for each array with rows, its dtype and shape of a row in words, and its number of rows.
+        problems: in the order in which they are reported.
+        order: names in the file's order.
+        integrity: how surely damage to each array shows, 0 to 3 (see ``INTEGRITY``).
+        identity: of what the file holds; None if that is unknown.
+        unknown: the error about an array that was named and that the file lacks.
+        n_decoded: bytes that were decoded.
+    """
+
+    path: str
+    is_open: bool = False
+    arrays: dict[str, tuple[str, int]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    integrity: dict[str, int] = field(default_factory=dict)
+    identity: str | None = None
+    unknown: str | None = None
+    n_decoded: int = 0
+
+
+def check_file(path: str, wanted: Wanted, n_cores: int, report: Callable[[int], object]) -> Findings:
+    """Check a file in this process: first its metadata, then all its rows.
+
+    Args:
+        path: the file.
+        wanted: what to look at.
+        n_cores: threads that decode.
+        report: called now and then, in this thread, with the bytes of the file that were done since the last time.
+    """
+    found = Findings(path=path)
+    try:
+        facts = look_at(path, wanted.names, wanted.folder)
+    except Exception as why:  # of any kind: the other files are checked all the same
+        text = f"{why}" if isinstance(why, H5Error) else f"{path!r} cannot be opened: {type(why).__name__}: {why}"
+        found.problems.append(error(path, None, "memory" if is_of_memory(why) else "open", text))
+        return found
+    _note(found, facts)
+    if wanted.decode:
+        misplaced = {problem.array for problem in found.problems if problem.kind == "place"}
+        decoders = [ArrayDecoder(a, finite=wanted.finite) for key, a in facts.layouts.items() if key not in misplaced]
+        tasks = [task for decoder in decoders for task in decoder.tasks()]
+        do_reading(path, tasks, n_cores, report)
+        report(max(0, facts.n_bytes - sum(task.n_bytes for task in tasks)))
+        for decoder in decoders:
+            found.n_decoded += decoder.n_decoded
+            found.problems += decoder.problems()
+    try:
+        facts.guard.check()
+    except H5Error as why:
+        found.problems.append(error(path, None, "changed", why))
+    return found
+
+
+def _note(found: Findings, facts: FileFacts) -> None:
+    """Add what the metadata of a file contain."""
+    found.is_open, found.identity = True, facts.identity
+    for entry in facts.entries:
+        if entry.kind == "array" and entry.shape and (entry.name in facts.layouts or entry.name in facts.refused):
+            # Text of any length becomes a list of str.
+            dtype = "text" if entry.dtype.startswith("text") else entry.dtype
+            found.arrays[entry.name] = f"{dtype} {entry.shape[1:]}", entry.shape[0]
+    for key, layout in facts.layouts.items():
+        if layout.n_stored_bytes:
+            found.integrity[key] = layout.integrity
+        if key not in found.arrays:  # a member of a table, which is no entry of its own
+            dtype = "text" if kind_of(layout.dtype) == "text" else str(layout.dtype)
+            found.arrays[key] = f"{dtype} {layout.row_shape}", layout.n_rows
+    found.order = list(dict.fromkeys([*(entry.name for entry in facts.entries), *facts.layouts, *facts.refused]))
+    found.unknown = next((f"{why}" for why in facts.refused.values() if isinstance(why, H5KeyError)), None)
+    for check in FILE_CHECKS:
+        found.problems += check(facts)
+
+
+def findings_from_json(path: str, reported: Any) -> Findings:
+    """Return findings from values that JSON has. They can be anything, and become text and numbers here."""
+
+    def text(value: Any) -> str | None:
+        return None if value is None else str(value)
+
+    return Findings(
+        path=path,
+        is_open=bool(reported["is_open"]),
+        arrays={str(name): (str(look), int(n_rows)) for name, (look, n_rows) in reported["arrays"].items()},
+        problems=[
+            (error if one["severity"] == "error" else warning)(
+                path, text(one["array"]), str(one["kind"]), str(one["text"])
+            )
+            for one in reported["problems"]
+        ],
+        order=[str(name) for name in reported["order"]],
+        integrity={str(name): min(max(0, int(level)), 3) for name, level in reported["integrity"].items()},
+        identity=text(reported["identity"]),
+        unknown=text(reported["unknown"]),
+        n_decoded=int(reported["n_decoded"]),
+    )
+
+
+def do_reading(
+    path: str, tasks: Sequence[BulkTask], n_cores: int, report: Callable[[int], object] = lambda n_bytes: None
+) -> None:
+    """Do tasks that read a file, and close it."""
+    try:
+        do_tasks(tasks, n_cores, report)
+    finally:
+        process_pool().close(path)
 
 
 class ArrayDecoder:
