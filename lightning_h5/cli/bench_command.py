@@ -6,10 +6,9 @@ import argparse
 import logging
 from collections.abc import Iterator
 
+from ..sizes import bytes_text
 from ..tools.bench import BenchReport, bench_file
-from .terminal import bold, bytes_text, faint, paragraphs, table, write, write_json
-
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+from .terminal import bold, faint, paragraphs, table, write, write_json
 
 SUMMARY = (
     "Measures how fast shuffled batches come from your files on this machine: plain h5py against the data modules with "

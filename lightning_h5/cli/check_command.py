@@ -8,10 +8,9 @@ from itertools import groupby
 
 from ..errors import H5ValueError
 from ..hdf5 import INTEGRITY
+from ..sizes import bytes_text
 from ..tools.check import CheckReport, check_files
-from .terminal import bold, bytes_text, faint, safe, write, write_json
-
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+from .terminal import bold, faint, safe, write, write_json
 
 SUMMARY = (
     "Checks that files can be trained from: all open, have the same arrays, dtypes, shapes and numbers of rows, and "

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from ..hdf5 import Entry, expand_user
+from ..sizes import bytes_text
 from ..tools.inspect import ArrayReport, FileReport, FolderReport, inspect_file, inspect_folder
-from .terminal import bold, bytes_text, faint, line_width, paragraphs, safe, table, write, write_json
-
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+from .terminal import bold, faint, line_width, paragraphs, safe, table, write, write_json
 
 SUMMARY = "Shows what is in a file, how it is stored, what a random row costs, and what to train it with."
 EXAMPLES = """  lightning-h5 inspect signals.h5

@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from types import FrameType
 
 from ..errors import listing
+from ..sizes import bytes_text
 from ..tools.compression import COMPRESSIONS
 from ..tools.repack import RepackReport, StoredAs, repack_file
-from .terminal import bytes_text, faint, table, write, write_json
-
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+from .terminal import faint, table, write, write_json
 
 SUMMARY = "Copies an HDF5 file, its arrays in chunks for training, so that a random row costs little more than itself."
 EXAMPLES = """\

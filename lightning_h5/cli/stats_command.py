@@ -16,8 +16,6 @@ from ..tools.stats import ArrayStats, ChannelAxis, StatsReport, compute_stats, n
 from ..types import IntArray
 from .terminal import bold, faint, table, warn, write, write_json
 
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
-
 SUMMARY = (
     "Computes mean, standard deviation, minimum and maximum of arrays, over one file or several, in one pass, on all "
     "cores. NaN and infinite values are counted and left out of the rest."

@@ -16,23 +16,6 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from ..errors import H5Error
-from ..sizes import bytes_text
-
-__all__ = [
-    "INTERRUPTED",
-    "Verb",
-    "bold",
-    "bytes_text",
-    "faint",
-    "line_width",
-    "paragraphs",
-    "run_verb",
-    "safe",
-    "table",
-    "warn",
-    "write",
-    "write_json",
-]
 
 INTERRUPTED = 130  # what a shell shows for a process that Ctrl-C ended
 PROBLEM = 1

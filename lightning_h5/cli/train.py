@@ -11,8 +11,6 @@ from importlib.util import find_spec
 from .._lightning import PACKAGE, LightningDataModule, LightningModule, models_of_the_other_package
 from ..errors import H5Error
 
-__all__ = ["run_training"]
-
 
 def run_training(arguments: Sequence[str]) -> None:
     """Run LightningCLI; model and data are classes named in the config.

@@ -17,17 +17,6 @@ from ..readers import fallback_reason
 from ..sizes import bytes_text, parse_bytes
 from .config_yaml import make_settings, yaml_of
 
-__all__ = [
-    "MEMORY_SHARE",
-    "SHUFFLE_BYTES",
-    "Advice",
-    "advise",
-    "group_key_in",
-    "sample_setting",
-    "suggest",
-    "trained_row_bytes",
-]
-
 SHUFFLE_BYTES = parse_bytes("512 MiB", "shuffle_bytes")
 """What the data modules mix at a time by default."""
 

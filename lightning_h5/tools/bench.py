@@ -31,8 +31,6 @@ from .advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, sample_setting, s
 from .config_yaml import make_settings, yaml_of
 from .inspect import columns_of, inspect_with_layouts, read_column
 
-__all__ = ["BenchReport", "BenchResult", "bench_file"]
-
 NEARLY = 0.95  # of the fastest rate counts as equally fast: runs differ by as much
 
 WARM_UP = 5  # times ``seconds`` that the first epoch may take before measuring begins

@@ -30,8 +30,6 @@ from .check_file import Findings, Wanted, check_file, do_reading, findings_from_
 from .file_checks import Problem, error, look_at, warning
 from .sandbox import SandboxError, SandboxLimits, run_in_sandbox
 
-__all__ = ["CheckReport", "Problem", "check_files"]
-
 NEARLY = 0.011
 """Two arrays of one file whose numbers of rows differ by less than this share were probably meant to have the same."""
 

@@ -17,8 +17,6 @@ from ..hdf5 import ArrayLayout, OpenOptions, kind_of, process_pool
 from ..readers import BulkTask, SlabSource, bulk_tasks, do_tasks, open_reader, open_source
 from .file_checks import FILE_CHECKS, FileFacts, Problem, error, is_of_memory, look_at, warning
 
-__all__ = ["ArrayDecoder", "Findings", "Wanted", "check_file", "do_reading", "findings_from_json"]
-
 OPTIONS = OpenOptions()
 STEP_BYTES = 4 << 20  # decoded bytes of a task
 MAX_ROWS_BYTES = 1 << 30  # of rows that share their chunks and are put together

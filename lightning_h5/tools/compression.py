@@ -16,18 +16,6 @@ import numpy.typing as npt
 from ..errors import H5ValueError, near
 from ..readers.filters.decoders import fletcher32
 
-__all__ = [
-    "COMPRESSIONS",
-    "Bytes",
-    "FilterStep",
-    "check_compression",
-    "encoder_of",
-    "filter_steps",
-    "kept_steps",
-    "loses_digits",
-    "set_filters",
-]
-
 GZIP, SHUFFLE, FLETCHER32, SZIP, NBIT, LZF = 1, 2, 3, 4, 5, 32000
 BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
 LOSSLESS = {GZIP, SHUFFLE, FLETCHER32, SZIP, NBIT, LZF, 307, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2}

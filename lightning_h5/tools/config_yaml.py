@@ -11,8 +11,6 @@ import yaml
 
 from ..hdf5 import keys_in
 
-__all__ = ["make_settings", "yaml_of"]
-
 
 def make_settings(**choices: Any) -> dict[str, Any]:
     """Return the arguments of a data module for what was chosen; the only place that knows their form.

@@ -27,8 +27,6 @@ from ..hdf5 import (
 )
 from ..readers import fallback_reason
 
-__all__ = ["FILE_CHECKS", "FileFacts", "Problem", "error", "is_of_memory", "look_at", "warning"]
-
 MANY_CHUNKS = 16  # of one row: reading a row is as many reads, and as many decodings
 LARGE_BLOCK = 16 << 20  # decoded bytes of the chunks that a row shares
 SLOW_BYTES = 16 << 20  # arrays below are read once and held

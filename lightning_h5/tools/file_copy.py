@@ -17,20 +17,6 @@ from ..hdf5.headers import ensure_opens
 from .compression import FilterStep, kept_steps, set_filters
 from .row_io import Order, pipeline_of, read_rows, row_bytes_of, shuffle_pieces, write_rows
 
-__all__ = [
-    "ArrayPlan",
-    "FileCopy",
-    "Link",
-    "address_of",
-    "attributes_of",
-    "has_class",
-    "is_variable",
-    "links_in",
-    "object_pieces",
-    "read_attribute",
-    "was_written",
-]
-
 MAX_OBJECTS = 1 << 16  # texts, lists and references that are Python objects at a time
 
 

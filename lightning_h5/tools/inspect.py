@@ -35,8 +35,6 @@ from ..readers import fallback_reason, open_reader
 from ..types import PathLike
 from .advice import Advice, advise
 
-__all__ = ["ArrayReport", "FileReport", "FolderReport", "RowCost", "inspect_file", "inspect_folder"]
-
 MAX_COLUMN_ROWS = 1_000_000
 """Longer columns are not read for a suggestion."""
 

@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 
 from ..errors import H5FileError
 
-__all__ = ["check_output", "new_file"]
-
 NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 
 

@@ -27,8 +27,6 @@ from .repack_plan import RepackOptions, plan_arrays
 from .repack_verify import CopyVerifier
 from .row_io import chunks_of
 
-__all__ = ["RepackReport", "RepackedArray", "StoredAs", "repack_file"]
-
 REPACK = 15  # purpose of the random stream
 CACHE_BYTES = 64 << 20  # of the HDF5 library for the array that it reads
 

@@ -20,8 +20,6 @@ from .compression import check_compression, filter_steps, kept_steps, loses_digi
 from .file_copy import ArrayPlan, address_of, has_class, is_variable, links_in
 from .row_io import chunks_of, pipeline_of, row_bytes_of
 
-__all__ = ["MAX_CHUNK_BYTES", "RepackOptions", "plan_arrays"]
-
 CHUNK_BYTES = 512 << 10
 """A chunk's decoded bytes are this, or down to half of it.
 

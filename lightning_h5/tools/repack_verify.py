@@ -39,8 +39,6 @@ from .row_io import (
     shuffle_pieces,
 )
 
-__all__ = ["CopyVerifier"]
-
 
 class CopyVerifier:
     """Compares a copy with its source.

@@ -24,22 +24,6 @@ from ..readers.filters.pipeline import Pipeline
 from ..types import IntArray
 from .compression import Bytes, encoder_of
 
-__all__ = [
-    "PIECE_BYTES",
-    "Box",
-    "Order",
-    "Pieces",
-    "boxes_of",
-    "chunks_of",
-    "pipeline_of",
-    "read_box",
-    "read_rows",
-    "row_bytes_of",
-    "rows_box",
-    "shuffle_pieces",
-    "write_rows",
-]
-
 PIECE_BYTES = 32 << 20  # rows that are read, permuted or written at a time
 MAX_IN_MEMORY = 64 << 20  # rows that are held together and take more go to a temporary file
 MAX_SHARED = 1 << 30  # rows that share chunks and take more are read in parts, their chunks decoded repeatedly

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from ..types import IntArray
 
-__all__ = ["RunningStats", "empty_stats", "merge_stats", "stats_of", "std_of"]
-
 Floats = npt.NDArray[np.float64]
 
 FEW = 32

@@ -22,8 +22,6 @@ from typing import Any
 from ..errors import H5ValueError, H5WorkerError
 from ..sizes import parse_bytes
 
-__all__ = ["SandboxError", "SandboxLimits", "main", "run_in_sandbox"]
-
 MIN_MEMORY = 256 << 20
 """Python, NumPy, HDF5 and the decoders take 130 MB of address space before a file is opened."""
 

@@ -36,8 +36,6 @@ from ..types import IntArray, PathLike, Paths
 from .output_files import check_output
 from .running_stats import RunningStats, empty_stats, merge_stats, stats_of, std_of
 
-__all__ = ["ArrayStats", "ChannelAxis", "StatsReport", "compute_stats", "named_keys"]
-
 ChannelAxis: TypeAlias = int | Mapping[str, int | None] | None
 """The axis of a row that has the channels, or that for each array; None takes all values of a row together."""
 
