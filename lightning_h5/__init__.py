@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from .order import EpochShuffleSampler, balanced_contiguous_shard, group_split, interleaved_indices, k_fold
     from .tools.bench import bench_file
     from .tools.check import check_files
-    from .tools.inspection import inspect_file, inspect_folder
+    from .tools.inspect import inspect_file, inspect_folder
     from .tools.repack import repack_file
-    from .tools.statistics import compute_stats
+    from .tools.stats import compute_stats
 
 _HOMES = {
     "callbacks": ("H5StatsMonitor", "SetEpochCallback"),
@@ -99,9 +99,9 @@ _HOMES = {
     "order": ("EpochShuffleSampler", "balanced_contiguous_shard", "group_split", "interleaved_indices", "k_fold"),
     "tools.bench": ("bench_file",),
     "tools.check": ("check_files",),
-    "tools.inspection": ("inspect_file", "inspect_folder"),
+    "tools.inspect": ("inspect_file", "inspect_folder"),
     "tools.repack": ("repack_file",),
-    "tools.statistics": ("compute_stats",),
+    "tools.stats": ("compute_stats",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

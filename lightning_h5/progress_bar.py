@@ -1,4 +1,4 @@
-"""Progress of work that takes a while: a bar on a terminal or in a notebook, now and then a line elsewhere."""
+"""Progress of long work: a bar on a terminal or in a notebook, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sizes import bytes_text
 __all__ = ["Progress", "progress_bar", "with_bar"]
 
 SECONDS = 30.0
-"""Seconds between lines in a log file: what takes less has none."""
+"""Seconds between lines in a log file. Shorter work writes none."""
 
 T = TypeVar("T")
 
@@ -31,9 +31,12 @@ def progress_bar(total: int, what: str, *, shows_progress: bool, unit: str = "iB
         delay: seconds before a bar is shown.
     """
     file: Any = sys.stderr
-    if file is not None and type(file).__module__.startswith("ipykernel"):
-        file = sys.stdout  # a notebook has what comes from the other one on a red ground
-    elif shows_progress and file is not None and not _is_terminal(file):
+    is_terminal = False
+    with suppress(AttributeError, OSError, ValueError):  # a logger's stream without `isatty`, or a closed one
+        is_terminal = bool(file.isatty())
+    if type(file).__module__.startswith("ipykernel"):
+        file = sys.stdout  # a notebook shows the standard error on red
+    elif shows_progress and file is not None and not is_terminal:
         return _Lines(total, what, unit, file)
     counts_bytes = unit == "iB"  # tqdm puts a K, an M or a G before it
     return tqdm(
@@ -49,14 +52,6 @@ def progress_bar(total: int, what: str, *, shows_progress: bool, unit: str = "iB
     )
 
 
-def _is_terminal(file: Any) -> bool:
-    """Return whether a stream is a terminal; one without ``isatty``, such as a logger's, and a closed one are not."""
-    try:
-        return bool(file.isatty())
-    except (AttributeError, OSError, ValueError):
-        return False
-
-
 def with_bar(items: Sequence[T], what: str, *, shows_progress: bool, unit: str, delay: float = 1.0) -> Iterator[T]:
     """Yield the items, with a bar of how many were done (see ``progress_bar``)."""
     with progress_bar(len(items), what, shows_progress=shows_progress, unit=unit, delay=delay) as bar:
@@ -68,7 +63,7 @@ def with_bar(items: Sequence[T], what: str, *, shows_progress: bool, unit: str, 
 class _Lines:
     """Progress in a log file: whole lines, none for short work."""
 
-    def __init__(self, total: float | None, what: str, unit: str, file: TextIO) -> None:
+    def __init__(self, total: float, what: str, unit: str, file: TextIO) -> None:
         self.total, self._what, self._unit, self._file = total, what, unit, file
         self._done: float = 0
         self._began = self._last = time.monotonic()
@@ -77,7 +72,7 @@ class _Lines:
         self._done += n
         if time.monotonic() >= self._last + SECONDS:
             self._last = time.monotonic()
-            self._write(f"{self._amount(self._done)} of {self._amount(self.total or 0)}")
+            self._write(f"{self._amount(self._done)} of {self._amount(self.total)}")
 
     def set_postfix_str(self, text: str, /) -> None:
         pass
@@ -85,8 +80,7 @@ class _Lines:
     def close(self) -> None:
         if self._last > self._began:
             self._last = self._began  # once
-            is_done = self.total is None or self._done >= self.total
-            self._write(f"{'done' if is_done else 'ended'}, {self._amount(self._done)}")
+            self._write(f"{'done' if self._done >= self.total else 'ended'}, {self._amount(self._done)}")
 
     def _amount(self, n: float) -> str:
         return bytes_text(n) if self._unit == "iB" else f"{n:,.0f} {self._unit}{'' if n == 1 else 's'}"

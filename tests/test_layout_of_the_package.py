@@ -42,7 +42,7 @@ MAY_USE_LIGHTNING = {"_lightning", "datamodules", "callbacks", "cli"}
 LIGHTNING = {"lightning", "pytorch_lightning", "lightning_fabric"}
 # A copy of a file, of which everything has to be kept.
 WRITES = {
-    f"tools/{name}.py" for name in ("compression", "copying", "copying_rows", "repack", "repack_plan", "verifying")
+    f"tools/{name}.py" for name in ("compression", "file_copy", "repack", "repack_plan", "repack_verify", "row_io")
 }
 
 

@@ -135,7 +135,7 @@ def main() -> None:
                 )
                 repacked.append(perf_counter() - began)
         is_equal = compare(source, target)
-        n_mib = report.n_bytes_decoded / 2**20
+        n_mib = sum(array.n_bytes for array in report.arrays if array.is_rewritten) / 2**20
     result = {
         "cores": usable_cores(),
         "decoded_mib": n_mib,

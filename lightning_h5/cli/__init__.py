@@ -13,18 +13,18 @@ TOOLS = {
     "check": "problems in one file or many: fields, rows, chunks that do not decode",
     "bench": "how fast rows come from a file with the settings that matter",
     "repack": "a copy of a file with other chunks or another compression",
-    "stats": "mean, deviation, least and largest value of arrays",
+    "stats": "mean, standard deviation, minimum and maximum of arrays",
 }
 TRAINING = {
     "fit": "train a model: LightningCLI, with the data modules of this package by their short names",
-    "validate": "likewise: one epoch of validation",
-    "test": "likewise: one epoch of testing",
-    "predict": "likewise: one epoch of prediction",
+    "validate": "the same for one epoch of validation",
+    "test": "the same for one epoch of testing",
+    "predict": "the same for one epoch of prediction",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a verb.
+    """Run a verb.
 
     Args:
         arguments: what follows the program's name; None takes the process's.
@@ -49,27 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from .terminal import INTERRUPTED, run_verb, warn
 
         try:
-            module = import_module(f".{verb}", __name__)
+            module = import_module(f".{verb}_command", __name__)
         except KeyboardInterrupt:
             warn(f"{verb} was interrupted.")
             raise SystemExit(INTERRUPTED) from None
         run_verb(verb, module, given[1:])
     else:
         names = ", ".join([*TOOLS, *TRAINING])
-        sys.stderr.write(f"lightning_h5: there is no verb {verb!r}; there are {names}.\n\n{_usage()}")
+        sys.stderr.write(f"lightning_h5: {verb!r} is no verb; there are {names}.\n\n{_usage()}")
         raise SystemExit(2)
 
 
 def _usage() -> str:
-    lines = [f"  {name:<10}{summary}" for name, summary in (TOOLS | TRAINING).items()]
-    return "\n".join(
-        [
-            "usage: lightning-h5 VERB ...  (or python -m lightning_h5 VERB ...)",
-            "",
-            *lines,
-            "",
-            "  VERB --help   what a verb takes",
-            "  --version     the version of this package",
-            "",
-        ]
-    )
+    verbs = "\n".join(f"  {name:<10}{summary}" for name, summary in (TOOLS | TRAINING).items())
+    return f"""usage: lightning-h5 VERB ...  (or python -m lightning_h5 VERB ...)
+
+{verbs}
+
+  VERB --help   the arguments of a verb
+  --version     the version of this package
+"""

@@ -1,4 +1,4 @@
-"""What the verbs share: arguments, exit codes, JSON, tables, colours that give way, sizes as people read them."""
+"""What the verbs share: running them, exit codes, JSON, tables, and colors for terminals that have them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,6 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from ..errors import H5Error
-from ..sizes import bytes_text
-
-__all__ = [
-    "INTERRUPTED",
-    "Verb",
-    "bold",
-    "bytes_text",
-    "faint",
-    "line_width",
-    "paragraphs",
-    "run_verb",
-    "safe",
-    "table",
-    "warn",
-    "write",
-    "write_json",
-]
 
 INTERRUPTED = 130  # what a shell shows for a process that Ctrl-C ended
 PROBLEM = 1
@@ -50,14 +33,14 @@ class Verb(Protocol):
     """Commands to try, a line each."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Adds what the verb takes; ``--json`` is there already."""
+        """Add the verb's arguments; ``--json`` is added for all."""
 
     def run(self, options: argparse.Namespace) -> int:
-        """Does it, writes what was found, and gives the exit code: 0, or 1 for a problem found."""
+        """Run it, write the results, and return the exit code: 0, or 1 if a problem was found."""
 
 
 def run_verb(name: str, verb: Verb, arguments: Sequence[str]) -> None:
-    """Runs a verb; what it could not do is said on the standard error.
+    """Run a verb, and write errors to the standard error.
 
     Args:
         name: of the verb.
@@ -76,25 +59,26 @@ def run_verb(name: str, verb: Verb, arguments: Sequence[str]) -> None:
     verb.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="write the result as JSON instead of text")
     options = parser.parse_args(arguments)
+    code = PROBLEM
     try:
         code = verb.run(options)
         sys.stdout.flush()
     except H5Error as error:
-        warn(f"{error}{_but_not_here(name, f'{error}')}")
-        code = PROBLEM
+        text = f"{error}"
+        if "allow_external=True" in text:
+            text += f" (Data modules and datasets take that; `lightning-h5 {name}` opens no file that you do not name.)"
+        warn(text)
     except MemoryError as error:
-        warn(f"{name} found no memory{f': {error}' if f'{error}' else ''}. Run it where there is more of it.")
-        code = PROBLEM
+        warn(f"{name} ran out of memory{f': {error}' if f'{error}' else ''}. Run it on a machine with more.")
     except KeyboardInterrupt:
         warn(f"{name} was interrupted.")
         code = INTERRUPTED
-    except BrokenPipeError:  # `... | head` has seen enough
-        _write_nowhere()
+    except BrokenPipeError:  # `... | head` has read enough
+        _discard_output()
         code = 0
-    except OSError as error:  # files' are errors of ours, above
-        _write_nowhere()
-        warn(f"{name} could not write its output: {error.strerror or error}. What it did is done; look for room.")
-        code = PROBLEM
+    except OSError as error:  # errors of files are H5Errors, above
+        _discard_output()
+        warn(f"{name} could not write its output: {error.strerror or error}. Its work is done; look for disk space.")
     raise SystemExit(code)
 
 
@@ -105,41 +89,28 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
-def _but_not_here(name: str, text: str) -> str:
-    """What errors advise that no verb takes."""
-    if "allow_external=True" not in text:
-        return ""
-    return f" (Data modules and datasets take that; `lightning-h5 {name}` opens no file that you do not name.)"
-
-
-def _write_nowhere() -> None:
+def _discard_output() -> None:
     """Python would complain once more at its end of what it could not write."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def line_width() -> int:
-    """Columns of a line: the terminal's (or ``COLUMNS``), 60 to 120 of them; 80 if there is no terminal."""
+    """Return the columns of a line: the terminal's (or ``COLUMNS``), 60 to 120; 80 if there is no terminal."""
     return min(MAX_WIDTH, max(MIN_WIDTH, shutil.get_terminal_size((80, 24)).columns))
 
 
 def paragraphs(head: str, lines: Iterable[str]) -> str:
-    """Lines that are wrapped, after a head in bold.
-
-    Args:
-        head: what stands before the first line.
-        lines: the others begin below it.
-    """
-    indent = " " * len(head)
+    """Return wrapped lines, after a head in bold and below each other."""
     room = line_width() - len(head)
     found = [each for line in lines for each in textwrap.wrap(safe(line), room, break_long_words=False)]
-    return f"{bold(head.rstrip())}{' ' * (len(head) - len(head.rstrip()))}" + f"\n{indent}".join(found)
+    return bold(head.rstrip()) + " " * (len(head) - len(head.rstrip())) + f"\n{' ' * len(head)}".join(found)
 
 
 def write(text: str = "") -> None:
-    """Writes lines to the standard output.
+    """Write lines to the standard output.
 
-    What it has no letters for, and whatever of a file's names would move the cursor, is written as an escape.
+    What its encoding lacks, and whatever of a file's names would move the cursor, is written as an escape.
     """
     encoding = sys.stdout.encoding or "utf-8"
     parts = [part if _OURS.fullmatch(part) else safe(part) for part in _OURS.split(text)]
@@ -147,28 +118,28 @@ def write(text: str = "") -> None:
 
 
 def safe(name: str) -> str:
-    """A name out of a file without what moves a terminal's cursor, changes its colours, or ends a line."""
+    """Return a name out of a file without what moves a terminal's cursor, changes its colors, or ends a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def warn(text: str) -> None:
-    """Writes a message to the standard error; lines after its first are indented, as no other message is."""
-    first, *more = (safe(line.strip()) for line in text.split("\n"))
-    sys.stderr.write("\n  ".join([f"lightning_h5: {first}", *more]) + "\n")
+    """Write a message to the standard error; lines after its first are indented, as no other message is."""
+    lines = [safe(line.strip()) for line in text.split("\n")]
+    sys.stderr.write("lightning_h5: " + "\n  ".join(lines) + "\n")
 
 
 def write_json(report: Any) -> None:
-    """Writes a report of the package's dataclasses as JSON; what is no number there (NaN, infinity) is null."""
+    """Write a report of the package's dataclasses as JSON; what is no number there (NaN, infinity) is null."""
     write(json.dumps(_plain(report), indent=1))
 
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if hasattr(value, "tolist"):  # NumPy's arrays and numbers
         value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -177,12 +148,12 @@ def _plain(value: Any) -> Any:
 
 
 def bold(text: str) -> str:
-    """The text in bold, where the terminal shows it."""
+    """Return the text in bold, if the terminal shows it."""
     return _coded(text, "1")
 
 
 def faint(text: str) -> str:
-    """The text in a fainter colour, where the terminal shows it."""
+    """Return the text in a fainter color, if the terminal shows it."""
     return _coded(text, "2")
 
 
@@ -193,7 +164,7 @@ def _coded(text: str, code: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Lines of cells under each other: the first row the heads, the first column flush left, numbers flush right."""
+    """Return lines of cells under each other: the first row the heads, the first column left, all others right."""
     rows = [[safe(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -11,11 +11,9 @@ from importlib.util import find_spec
 from .._lightning import PACKAGE, LightningDataModule, LightningModule, models_of_the_other_package
 from ..errors import H5Error
 
-__all__ = ["run_training"]
-
 
 def run_training(arguments: Sequence[str]) -> None:
-    """Runs LightningCLI; model and data are classes named in the config.
+    """Run LightningCLI; model and data are classes named in the config.
 
     A config is code: it names classes that are imported and called.
 
@@ -23,7 +21,7 @@ def run_training(arguments: Sequence[str]) -> None:
         arguments: the verb, and what follows it.
 
     Raises:
-        SystemExit: with 2 for a wrong config, with 1 for data that are not as they should be.
+        SystemExit: with 2 for a wrong config, with 1 for an error of this package.
     """
     try:
         lightning_cli = import_module(f"{PACKAGE}.cli").LightningCLI
@@ -35,10 +33,10 @@ def run_training(arguments: Sequence[str]) -> None:
         )
         raise SystemExit(1) from error
     import_module("lightning_h5.datamodules")  # subclasses are found by their short names once they are imported
-    if os.getcwd() not in sys.path:  # the console script, unlike `python -m`, does not look where it is started
+    if os.getcwd() not in sys.path:  # unlike `python -m`, the console script does not import from the working directory
         sys.path.insert(0, os.getcwd())
     given = _with_comments(arguments)
-    # LightningCLI takes the process's own arguments where it is given none, and warns where it is given others.
+    # LightningCLI takes the process's own arguments if it is given none, and warns if it is given others.
     are_own = list(arguments) == sys.argv[1:]
     if are_own:
         sys.argv[1:] = given
@@ -69,13 +67,13 @@ def run_training(arguments: Sequence[str]) -> None:
 
 
 def _error_of_ours(error: BaseException | None) -> H5Error | None:
-    """The error of this package that led to another one: jsonargparse wraps what a class raises in its constructor."""
+    """Return the error of this package behind another one: jsonargparse wraps what a constructor raises."""
     while error is not None and not isinstance(error, H5Error):
         error = error.__cause__
     return error
 
 
 def _with_comments(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with a configuration that is to be printed explained, where jsonargparse can."""
+    """Return the arguments, with comments in a printed configuration if jsonargparse can write them."""
     can = any(find_spec(name.split(".")[0]) and find_spec(name) for name in ("ruamel.yaml", "ruyaml"))
     return [f"{each}=comments" if can and each == "--print_config" else each for each in arguments]

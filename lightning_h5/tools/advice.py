@@ -2,51 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from textwrap import wrap
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
-import yaml
 
-from ..errors import listing
-from ..hdf5 import GROUP_WORDS, ArrayLayout, names_rows, words_in
+from ..errors import H5ValueError, listing
+from ..hdf5 import GROUP_WORDS, ArrayLayout, kind_of, names_rows, words_in
 from ..readers import fallback_reason
 from ..sizes import bytes_text, parse_bytes
-from .suggestions import batch_size_for, suggest_dtypes, suggest_split, trained_row_bytes
-
-__all__ = [
-    "MAX_OF_ROOM",
-    "SHUFFLE_BYTES",
-    "Advice",
-    "advise",
-    "further_settings",
-    "group_key_in",
-    "map_files",
-    "mix_bytes",
-    "sample_setting",
-    "use_workers",
-    "yaml_of",
-]
+from .config_yaml import make_settings, yaml_of
 
 SHUFFLE_BYTES = parse_bytes("512 MiB", "shuffle_bytes")
-"""What the data modules mix at a time unless told otherwise."""
+"""What the data modules mix at a time by default."""
 
-MAX_OF_ROOM = 2
+MEMORY_SHARE = 2
 """One in so many of the bytes that are free may hold cached rows: the model wants some, and so do its batches."""
 
 MAX_SHUFFLE = 4 << 30
 """Up to so many bytes to mix rows in are better asked for than a copy of the file."""
 
+MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS = 64, 64 << 20, 4
+MIN_ROWS = 10  # of which a tenth validates
+
+FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)  # of rows to validate on; the first with all classes on both sides
+
+MAX_CLASSES = 0.2  # of the rows: more different numbers are no classes
 
 TARGET_WORDS = {word.removesuffix("s") for word in ("label", "target", "mask", "y", "class", "classes")}
 """Words in the name of an array that is no input if there is another, as ``words_in`` returns them."""
 
-NOTHING = "No array of numbers with rows is there to train from."
+Column = npt.NDArray[Any] | None
+ReadColumn = Callable[[str], Column]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +45,7 @@ class Advice:
     """The data module and settings for a file.
 
     Attributes:
-        datamodule: its name; None where nothing in the file can be trained from.
+        datamodule: its name; None if nothing in the file can be trained from.
         settings: its arguments.
         x_keys: the arrays that are taken as input.
         y_keys: the array that is taken as target, if one is.
@@ -71,75 +62,88 @@ class Advice:
     reasons: tuple[str, ...] = ()
     comments: tuple[str, ...] = ()
 
+    @property
+    def x_key(self) -> str | list[str] | None:
+        """What a data module takes as ``x_key``; None without advice."""
+        return list(self.x_keys) if len(self.x_keys) > 1 else next(iter(self.x_keys), None)
+
+    @property
+    def y_key(self) -> str | None:
+        """What a data module takes as ``y_key``."""
+        return next(iter(self.y_keys), None)
+
+    @property
+    def yaml(self) -> str:
+        """The ``data`` part of a configuration."""
+        return yaml_of(self.datamodule or "", self.settings, self.comments)
+
 
 def advise(
     path: str | list[str],
     layouts: Sequence[ArrayLayout],
     *,
     n_rows: int | None = None,
-    columns: Mapping[str, int] | None = None,
-    texts: Sequence[str] = (),
-    problem: str | None = None,
-    read_column: Callable[[str], npt.NDArray[Any] | None] = lambda _: None,
+    columns: Mapping[str, int],
+    texts: Sequence[str],
+    problem: str | None,
+    read_column: ReadColumn,
 ) -> Advice:
-    """What to use for one file. Looks at how much memory is free here.
+    """Return what to use for one file. Looks at how much memory is free here.
 
     Args:
         path: the file, or the files as their user names them.
         layouts: the arrays of numbers of one file that have rows, members of tables among them.
-        n_rows: rows of all files; None where there is one.
+        n_rows: rows of all files; None if there is one.
         columns: arrays and members of tables with one value a row, text among them, and their rows. One may
             name groups.
         texts: arrays of text with one value a row.
-        problem: why an array that there is cannot be read, if so.
-        read_column: gives the values of such an array, of all files; None if they cannot be read, or are too many.
+        problem: why an array of the file cannot be read, if so.
+        read_column: returns the values of such an array, of all files; None if they cannot be read, or are too many.
     """
-    sparse = _sparse(layouts)
+    names = {array.key for array in layouts}
+    groups = {name.removesuffix("/indptr") for name in names if name.endswith("/indptr")}
+    sparse = sorted(group for group in groups if {f"{group}/data", f"{group}/indices"} <= names)
     layouts = [array for array in layouts if array.key.rpartition("/")[0] not in sparse]
     if all(array.members and names_rows(array.key) for array in layouts):
-        return Advice(datamodule=None, settings={}, reasons=(problem or NOTHING,))
-    xs, y, others = _choose(layouts)
+        reason = problem or "The file has no array of numbers with rows to train from."
+        return Advice(datamodule=None, settings={}, reasons=(reason,))
+    x, y, others = _choose(layouts)
     if y and (labels := read_column(y[0].key)) is not None and _misses_some(y[0].key, labels):
-        # Class numbers of AnnData and pandas, which no loss takes.
-        others, y = [*others, *y], []
-    fields = [*xs, *y]
-    x_keys, y_key = [x.key for x in xs], y[0].key if y else None
-    settings: dict[str, Any] = {"train_path": path, "x_key": x_keys[0] if len(x_keys) == 1 else x_keys}
-    settings |= {} if y_key is None else {"y_key": y_key}
-    rows = xs[0].n_rows if n_rows is None else n_rows
-    group_key = group_key_in(columns or {}, xs[0].n_rows, [*x_keys, y_key])
-    more, reasons = further_settings(xs, y, rows, group_key, read_column)
-    settings |= more
-    reasons = [_why_these(xs, y, others), *reasons]
+        others, y = [*others, *y], []  # class numbers of AnnData and pandas, which no loss takes
+    rows = x[0].n_rows if n_rows is None else n_rows
+    x_keys, y_keys = [each.key for each in x], [each.key for each in y]
+    group_key = group_key_in(columns, x[0].n_rows, [*x_keys, *y_keys])
+    choices, why = suggest(x, y, rows, group_key, read_column)
+    reasons = [_why_these(x, y, others), *why]
     reasons += [
         f"{group!r} is a sparse matrix, whose rows are no rows of an array: write it dense." for group in sparse
     ]
     comments = [] if y else [_why_no_target(key) for key in texts if _names_target(key)][:1]
-    held = trained_row_bytes(xs, settings.get("x_dtype")) + trained_row_bytes(y, settings.get("y_dtype"))
-    name, more, why = _module(fields, path if isinstance(path, str) else path[0], rows / xs[0].n_rows, held * rows)
-    settings, reasons = settings | more, reasons + comments + why
+    row_bytes = trained_row_bytes(x, choices.get("x_dtype")) + trained_row_bytes(y, choices.get("y_dtype"))
+    first_path = path if isinstance(path, str) else path[0]
+    name, more, why_module = _choose_module([*x, *y], first_path, rows / x[0].n_rows, row_bytes * rows)
+    slow = [each for each in (*x, *y) if fallback_reason(each) is not None and each.n_bytes > SHUFFLE_BYTES]
+    reasons += [*comments, why_module]
     reasons += [
-        _why_slow(array) for array in fields if fallback_reason(array) is not None and array.n_bytes > SHUFFLE_BYTES
+        f"{each.key!r} is read through the HDF5 library, one thread at a time: {fallback_reason(each)}."
+        for each in slow
     ]
+    keys = {"x_key": x_keys[0] if len(x_keys) == 1 else x_keys, "y_key": next(iter(y_keys), None)}
     return Advice(
         datamodule=name,
-        settings=settings,
+        settings=make_settings(train_path=path, **keys, **choices, **more),
         x_keys=tuple(x_keys),
-        y_keys=tuple(array.key for array in y),
-        cached_bytes=rows * held,
+        y_keys=tuple(y_keys),
+        cached_bytes=rows * row_bytes,
         reasons=tuple(reasons),
         comments=tuple(comments),
     )
 
 
-def further_settings(
-    x: Sequence[ArrayLayout],
-    y: Sequence[ArrayLayout],
-    n_rows: int,
-    group_key: str | None,
-    read_column: Callable[[str], npt.NDArray[Any] | None],
+def suggest(
+    x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], n_rows: int, group_key: str | None, read_column: ReadColumn
 ) -> tuple[dict[str, Any], list[str]]:
-    """Dtypes, split and batch size for arrays to train from, and why.
+    """Return dtypes, split and batch size for arrays to train from (see ``make_settings``), and why.
 
     Args:
         x: the input's arrays.
@@ -150,16 +154,131 @@ def further_settings(
     """
     y_key = y[0].key if len(y) == 1 and not y[0].row_shape else None
     labels, groups = (None if key is None else read_column(key) for key in (y_key, group_key))
-    dtypes, why_dtypes = suggest_dtypes(x, y, labels)
-    split, why_split = suggest_split(n_rows, y_key, labels, group_key, groups)
+    dtypes, why_dtypes = _suggest_dtypes(x, y, labels)
+    split, why_split = _suggest_split(n_rows, y_key, labels, group_key, groups)
     n_train = round(n_rows * (1 - split.get("val_fraction", 0)))
     row_bytes = trained_row_bytes(x, dtypes.get("x_dtype")) + trained_row_bytes(y, dtypes.get("y_dtype"))
-    batch_size = batch_size_for(n_train, row_bytes)
+    most = max(1, min(MAX_BATCH, n_train // MIN_STEPS, MAX_BATCH_BYTES // max(1, row_bytes)))
+    batch_size = 1 << (most.bit_length() - 1)  # a power of two
     return dtypes | split | {"batch_size": batch_size}, [*why_dtypes, *why_split]
 
 
+def _suggest_dtypes(
+    x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], labels: Column
+) -> tuple[dict[str, Any], list[str]]:
+    """Return dtypes for a model in float32, if the arrays need them, and a sentence for each."""
+    dtypes: dict[str, Any] = {}
+    reasons = []
+    if inputs := _to_cast(x, "biuf", "float32"):
+        dtypes["x_dtype"] = "float32"
+        names = ", ".join(dict.fromkeys(str(array.dtype) for array in inputs))
+        text = f"x_dtype: float32, since the input is stored as {names} and most models compute in float32"
+        if any(array.dtype == np.uint8 for array in inputs):
+            text += " (values stay 0 to 255: scale them, or see `lightning-h5 stats`)"
+        elif any(array.dtype.kind in "iu" for array in inputs):
+            text += " (leave it out if they are indices, as for an embedding)"
+        reasons.append(f"{text}.")
+    fits_int64 = labels is None or not (labels > np.iinfo("i8").max).any()
+    for kinds, dtype, use in (("biu", "int64", "torch takes class numbers"), ("f", "float32", "losses compare")):
+        if (targets := _to_cast(y, kinds, dtype)) and (dtype == "float32" or fits_int64):
+            dtypes["y_dtype"] = dtype
+            reasons.append(f"y_dtype: {dtype}, since the target is stored as {targets[0].dtype} and {use} in {dtype}.")
+    for argument, arrays in (("x_dtype", x), ("y_dtype", y)):
+        stored = {array.key: str(array.dtype) for array in arrays if array.packing is not None}
+        if stored:
+            dtypes[argument] = stored if len(arrays) > 1 else next(iter(stored.values()))
+        reasons += [
+            f"{array.key!r} holds packed integers, loaded as they are stored: decode them in a transform "
+            f"({array.packing.formula})."
+            for array in arrays
+            if array.packing is not None
+        ]
+    return dtypes, reasons
+
+
+def _to_cast(arrays: Sequence[ArrayLayout], kinds: str, dtype: str) -> list[ArrayLayout]:
+    """Return arrays that are stored otherwise; none if some are not of these kinds, since a dtype is of all of them."""
+    if not all(kind_of(a.dtype) == "number" and a.dtype.kind in kinds and a.packing is None for a in arrays):
+        return []
+    return [array for array in arrays if array.dtype != dtype]
+
+
+def trained_row_bytes(arrays: Sequence[ArrayLayout], dtype: str | Mapping[str, str] | None) -> int:
+    """Return the bytes of a row of some arrays, as stored or in another dtype (for some, by key), whichever is more."""
+    n_bytes = 0
+    for array in arrays:
+        wanted = dtype.get(array.key) if isinstance(dtype, Mapping) else dtype
+        itemsize = 0 if wanted is None else np.dtype(wanted).itemsize
+        n_bytes += max(array.row_bytes, math.prod(array.row_shape) * itemsize)
+    return n_bytes
+
+
+def _suggest_split(
+    n_rows: int, y_key: str | None, labels: Column, group_key: str | None, groups: Column
+) -> tuple[dict[str, Any], list[str]]:
+    """Return how to split validation rows off: by group, by class, with a share that leaves rows on both sides."""
+    if n_rows < MIN_ROWS:
+        there_are = "There is 1 row" if n_rows == 1 else f"There are {n_rows} rows"
+        return {}, [f"{there_are}, too few to validate on some of them."]
+    reasons = []
+    if groups is not None and (problem := _why_no_groups(groups)) is not None:
+        reasons.append(f"{group_key!r} is no group_key: {problem}.")
+        group_key = groups = None
+    classes = None
+    if labels is not None and labels.dtype.kind in "biu" and (groups is not None or not group_key):
+        classes = labels if 2 <= len(np.unique(labels)) <= MAX_CLASSES * len(labels) else None
+    fraction, has_all = _fraction(n_rows, groups, classes)
+    split: dict[str, Any] = {"val_fraction": fraction}
+    if group_key is not None:
+        split["group_key"] = group_key
+        reasons.append(
+            f"group_key: {group_key}, which seems to name what rows belong to: rows of one {group_key!r} are all in "
+            "training or all in validation."
+        )
+    if classes is not None:
+        split["stratify_key"] = y_key
+        some = "" if has_all else " as far as possible"
+        reasons.append(f"stratify_key: {y_key}, so that training and validation have rows of all classes{some}.")
+    return split, reasons
+
+
+def _why_no_groups(groups: npt.NDArray[Any]) -> str | None:
+    from ..order import group_split  # brings torch, which takes longer to import than a look at most files
+
+    try:
+        group_split(groups, [0.5, 0.5])
+    except H5ValueError as error:
+        return f"{error}".rstrip(".")
+    n_groups = len(np.unique(groups.astype(str) if groups.dtype.kind == "O" else groups))
+    if n_groups == len(groups):
+        return "each row has a value of its own"
+    return "all rows have the same value" if n_groups == 1 else None
+
+
+def _fraction(n_rows: int, groups: Column, classes: Column) -> tuple[float, bool]:
+    """Return the share to validate on, and whether both sides have all classes with it."""
+    if groups is None and classes is None:
+        return FRACTIONS[0], True
+    from ..order import group_split
+
+    able = []
+    for fraction in FRACTIONS:
+        parts = group_split(n_rows if groups is None else groups, [1 - fraction, fraction], labels=classes)
+        if all(map(len, parts)):
+            able.append(fraction)
+            if classes is None or all(len(np.unique(classes[rows])) == len(np.unique(classes)) for rows in parts):
+                return fraction, True
+    return min(able, default=FRACTIONS[0]), False
+
+
+def group_key_in(columns: Mapping[str, int], n_rows: int, taken: Sequence[str]) -> str | None:
+    """Return the first of some columns with ``n_rows`` rows that seems to name patients, recordings and the like."""
+    named = (name for name, length in columns.items() if length == n_rows and name not in taken)
+    return next((name for name in named if words_in(name) & GROUP_WORDS), None)
+
+
 def sample_setting(arrays: Sequence[ArrayLayout], rows_of_files: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
-    """``sample``, if these files are refused without it, and why.
+    """Return ``sample``, if these files are refused without it, and why.
 
     ``advise`` has no use for it: its target has one value a row, so that it takes no files that are refused.
 
@@ -179,114 +298,25 @@ def sample_setting(arrays: Sequence[ArrayLayout], rows_of_files: Sequence[int]) 
     return {"sample": "row"}, [why]
 
 
-def map_files() -> dict[str, Any]:
-    """Return the setting that maps contiguous arrays into memory."""
-    return {"mmap": True}
-
-
-def mix_bytes(n_bytes: int) -> dict[str, Any]:
-    """Return the setting that mixes at least so many decoded bytes at a time."""
-    return {"shuffle_bytes": f"{-(-n_bytes >> 20)} MiB"}
-
-
-def use_workers(n: int) -> dict[str, Any]:
-    """Return the setting that takes so many worker processes."""
-    return {"num_workers": n}
-
-
-def yaml_of(advice: Advice) -> str:
-    """The advice as the ``data`` part of a configuration."""
-    forms = {name: _form_in_yaml(name, value) for name, value in advice.settings.items()}
-    settings = {name: form for name, form in forms.items() if form is not None}
-    comments = [
-        *advice.comments,
-        *(_why_left_out(name, advice.settings[name]) for name in forms if name not in settings),
-    ]
-    data = {"class_path": advice.datamodule, "init_args": settings}
-    text = yaml.dump({"data": data}, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
-    lines = [line for comment in comments for line in wrap(_printable(comment), 78, break_long_words=False)]
-    return "\n".join([*(f"# {line}" for line in lines), text.rstrip()])
-
-
-def _quoted(dumper: Any, text: str) -> Any:
-    """A string, in quotes if YAML 1.2 reads it as a number, such as 1e3, which PyYAML leaves plain."""
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if _is_number(text) else None)
-
-
-_Dumper: Any = type("_Dumper", (yaml.SafeDumper,), {})
-_Dumper.add_representer(str, _quoted)
-
-
-def _is_number(text: str) -> bool:
-    for read in (float, partial(int, base=0)):
-        with suppress(ValueError):
-            read(text.replace("_", ""))
-            return True
-    return False
-
-
-def _form_in_yaml(name: str, value: Any) -> Any:
-    """A setting as a configuration can have it; None if it cannot."""
-    keys = list(_keys_in(value)) if name.endswith("_key") else []
-    if any("{split}" in key for key in keys):
-        return None
-    if not isinstance(value, str) or _survives(value):
-        return value
-    if name == "train_path":
-        return [value]
-    return f"/{value}" if _survives(f"/{value}") else None  # the same array
-
-
-def _survives(text: str) -> bool:
-    """Whether jsonargparse, which reads a string of YAML once more as YAML, leaves it a string."""
-    try:
-        read = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # no YAML, no date
-        return True
-    if isinstance(read, dict):
-        return text in (f"{key}:" for key in read)
-    return read is not None and not isinstance(read, list)
-
-
-def _keys_in(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        return [value]
-    return value.values() if isinstance(value, Mapping) else value
-
-
-def _why_left_out(name: str, value: Any) -> str:
-    if any("{split}" in key for key in _keys_in(value)):
-        return f"{name} is left out: {{split}} in {value!r} would be replaced by a split's name. Rename the array."
-    return f"{name} is left out: a configuration cannot name {value!r}. Use Python: {name}={value!r}."
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
 def _choose(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[ArrayLayout], list[ArrayLayout]]:
-    """Input, target (if one stands out) and what else has as many rows."""
+    """Return input, target (if one stands out) and what else has as many rows."""
+
+    def size_as_input(array: ArrayLayout) -> tuple[bool, int]:
+        return bool(array.row_shape), array.n_bytes
+
     able = [array for array in layouts if not (array.members and names_rows(array.key))]
-    # If no row has many values, the largest array has to do.
-    x = max(able, key=_size_as_input)
+    x = max(able, key=size_as_input)  # if no row has many values, the largest array has to do
     if words_in(x.key) & TARGET_WORDS:
-        instead = [
-            a for a in able if a.n_rows == x.n_rows and not words_in(a.key) & TARGET_WORDS and not names_rows(a.key)
-        ]
-        x = max(instead, key=_size_as_input, default=x)
+        instead = [a for a in able if a.n_rows == x.n_rows and not words_in(a.key) & TARGET_WORDS]
+        x = max((a for a in instead if not names_rows(a.key)), key=size_as_input, default=x)
     others = [array for array in layouts if array.n_rows == x.n_rows and array is not x]
     single = [a for a in others if not a.row_shape and not names_rows(a.key)]
     named = [array for array in single if _names_target(array.key)]
     y = named[:1] or [a for a in single if a.key.casefold() == "y"] or (single if len(single) == 1 else [])
     xs = [x]
     if x.members and not x.row_shape:  # columns of a table
-        xs = [a for a in layouts if a.name == x.name and a not in y and not a.row_shape]
-        xs = [a for a in xs if not names_rows(a.key)]
+        xs = [a for a in layouts if a.name == x.name and a not in y and not a.row_shape and not names_rows(a.key)]
     return xs, y, [array for array in others if array not in (*xs, *y)]
-
-
-def _size_as_input(array: ArrayLayout) -> tuple[bool, int]:
-    return bool(array.row_shape), array.n_bytes
 
 
 def _names_target(key: str) -> bool:
@@ -294,7 +324,7 @@ def _names_target(key: str) -> bool:
 
 
 def _misses_some(key: str, labels: npt.NDArray[Any]) -> bool:
-    """Whether these are codes of categories, -1 for none."""
+    """Return whether these are codes of categories, -1 for none."""
     return key.endswith("/codes") and labels.dtype.kind == "i" and bool((labels < 0).any())
 
 
@@ -305,77 +335,54 @@ def _why_no_target(key: str) -> str:
     )
 
 
-def _sparse(layouts: Sequence[ArrayLayout]) -> list[str]:
-    """Groups that hold a compressed sparse matrix, as SciPy and AnnData write it."""
-    names = {array.key for array in layouts}
-    groups = [name.rpartition("/")[0] for name in names if name.rpartition("/")[2] == "indptr"]
-    return sorted(group for group in groups if {f"{group}/data", f"{group}/indices"} <= names)
-
-
-def _why_these(xs: list[ArrayLayout], y: list[ArrayLayout], others: list[ArrayLayout]) -> str:
+def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], others: Sequence[ArrayLayout]) -> str:
     target = f", and {y[0].key!r} has one value for each" if y else ""
-    more = (
-        f" Arrays with as many rows, to take as you need them: {listing((o.key for o in others), 4)}." if others else ""
-    )
-    if xs[0].members:
-        name, inputs = xs[0].name.strip("/"), listing(x.key for x in xs)
-        several = " (a tuple)" if len(xs) > 1 else ""
+    more = ""
+    if others:
+        more = f" Arrays with as many rows, to take as you need them: {listing((o.key for o in others), 4)}."
+    if x[0].members:
+        name, inputs = x[0].name.strip("/"), listing(each.key for each in x)
+        several = " (a tuple)" if len(x) > 1 else ""
         return f"{name!r} is a table: the input is {inputs}{several}{target}.{more}"
-    return f"{xs[0].key!r} is the largest array{target}.{more}"
+    return f"{x[0].key!r} is the largest array{target}.{more}"
 
 
-def group_key_in(columns: Mapping[str, int], n_rows: int, taken: Sequence[str | None]) -> str | None:
-    """A column that seems to name patients, recordings and the like.
+def _choose_module(
+    fields: Sequence[ArrayLayout], path: str, n_files: float, held_bytes: int
+) -> tuple[str, dict[str, Any], str]:
+    """Return the data module, more choices for it, and why.
 
-    Args:
-        columns: columns by name, and their rows.
-        n_rows: rows that there are.
-        taken: arrays that are trained from.
+    There are ``n_files`` times the rows of ``fields``, which take ``held_bytes`` in the dtypes they are trained in.
     """
-    named = (name for name, length in columns.items() if length == n_rows and name not in taken)
-    return next((name for name in named if words_in(name) & GROUP_WORDS), None)
-
-
-def _module(
-    fields: list[ArrayLayout], path: str, n_files: float, held_bytes: int
-) -> tuple[str, dict[str, Any], list[str]]:
-    """The data module, what it is to be told, and why; for so many times the rows of these arrays.
-
-    Args:
-        fields: the arrays.
-        path: the first file, for a command.
-        n_files: all rows over those of ``fields``.
-        held_bytes: what all rows take in memory, in the dtypes they are trained in.
-    """
-    dear = [array for array in fields if not array.is_placed and array.n_bytes * n_files > SHUFFLE_BYTES]
-    if not dear:
-        placed = all(array.is_placed for array in fields)
-        why = "single rows are read by position" if placed else "all decoded rows fit shuffle_bytes"
-        return "LazyH5DataModule", {}, [f"Rows are read on demand: {why}, so that any order costs the same."]
+    lazy = "LazyH5DataModule"
+    costly = [array for array in fields if not array.is_placed and array.n_bytes * n_files > SHUFFLE_BYTES]
+    if not costly:
+        is_placed = all(array.is_placed for array in fields)
+        why = "single rows are read by position" if is_placed else "all decoded rows fit shuffle_bytes"
+        return lazy, {}, f"Rows are read on demand: {why}, so that any order costs the same."
     # These bring torch, which takes longer to import than a look at most files.
     from ..datasets import room
     from ..loading import FEW_BLOCKS, blocks_mixed, bytes_to_mix
 
     free = room()
-    if free is not None and held_bytes <= free.n_bytes // MAX_OF_ROOM:
+    if free is not None and held_bytes <= free.n_bytes // MEMORY_SHARE:
         why = f"All rows take {_size(held_bytes)} decoded and fit the memory of this machine: decode them once."
-        return "RankCachedH5DataModule", {}, [why]
-    block = max(array.rows_per_chunk for array in dear) * sum(array.row_bytes for array in fields)
+        return "RankCachedH5DataModule", {}, why
+    block = max(array.rows_per_chunk for array in costly) * sum(array.row_bytes for array in fields)
     if blocks_mixed(SHUFFLE_BYTES, block, 1) >= FEW_BLOCKS:
         why = f"A row costs a block of {_size(block)}; blocks are mixed a window at a time, each decoded once an epoch."
-        return "LazyH5DataModule", {}, [why]
+        return lazy, {}, why
     wanted = -(-bytes_to_mix(FEW_BLOCKS, block, 1) >> 20)  # MiB
     if wanted << 20 <= MAX_SHUFFLE:
         why = f"A row costs a block of {_size(block)}: {wanted} MiB of shuffle_bytes mix {FEW_BLOCKS} at a time."
-        return "LazyH5DataModule", mix_bytes(wanted << 20), [why]
-    rows = max(1, (1 << 20) // max(1, dear[0].row_bytes))
+        return lazy, {"shuffle_bytes": f"{wanted} MiB"}, why
+    rows = max(1, (1 << 20) // max(1, costly[0].row_bytes))
     command = f"lightning-h5 repack {os.path.basename(path)} repacked.h5 --rows-per-chunk {rows} --compression gzip"
-    why = f"A row costs a block of {_size(block)}, of which {_size(SHUFFLE_BYTES)} mix few. Repack: {command}"
-    return "LazyH5DataModule", {}, [why]
-
-
-def _why_slow(array: ArrayLayout) -> str:
-    return f"{array.key!r} is read through the HDF5 library, one thread at a time, since {fallback_reason(array)}."
+    return (
+        lazy,
+        {},
+        f"A row costs a block of {_size(block)}, of which {_size(SHUFFLE_BYTES)} mix few. Repack: {command}",
+    )
 
 
 def _size(n_bytes: int) -> str:

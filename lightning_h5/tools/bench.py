@@ -4,45 +4,57 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
+from itertools import count
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import default_collate
 
 from ..datasets import LazyFileDataset, room
-from ..datasets.catalog import held_fields
+from ..datasets.catalog import FileCatalog, held_fields
 from ..errors import H5Error, H5ValueError
-from ..hdf5 import OpenOptions, expand_paths, guess_keys, keys_in
-from ..progress_bar import progress_bar
+from ..hdf5 import OpenOptions, expand_paths, find_array, guess_keys, keys_in, open_h5, process_pool
+from ..progress_bar import Progress, progress_bar
 from ..readers import is_pooled
 from ..sizes import bytes_text, whole
 from ..types import Keys, Paths
-from .advice import (
-    MAX_OF_ROOM,
-    SHUFFLE_BYTES,
-    Advice,
-    further_settings,
-    group_key_in,
-    map_files,
-    mix_bytes,
-    sample_setting,
-    use_workers,
-    yaml_of,
-)
-from .inspection import about_columns, column_of, inspect_with_layouts
-from .measuring import BenchResult, Candidate, measure_in_turn
-from .suggestions import trained_row_bytes
+from .advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, sample_setting, suggest, trained_row_bytes
+from .config_yaml import make_settings, yaml_of
+from .inspect import columns_of, inspect_with_layouts, read_column
 
-__all__ = ["BenchReport", "bench_file"]
+NEARLY = 0.95  # of the fastest rate counts as equally fast: runs differ by as much
 
-NEARLY = 0.95
-"""A setting with this share of the fastest rate counts as equally fast: runs differ by as much."""
+WARM_UP = 5  # times ``seconds`` that the first epoch may take before measuring begins
 
-NOISY = 0.25
-"""A spread above this says more about the machine than about the settings."""
+MAX_LABELS = 64 << 20  # bytes: people keep their labels in memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchResult:
+    """The rates of one setting.
+
+    Attributes:
+        name: the data module and what its settings change, or ``plain h5py``.
+        datamodule: the data module; None for plain h5py.
+        settings: all its arguments, as they were measured.
+        rows_per_second: median of ``rates``.
+        rates: rows per second in each round.
+    """
+
+    name: str
+    datamodule: str | None
+    settings: dict[str, Any]
+    rows_per_second: float
+    rates: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +84,29 @@ class BenchReport:
     yaml: str
 
 
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A way to read the rows.
+
+    Attributes:
+        datamodule: the data module; None for plain h5py.
+        choices: arguments of ``make_settings`` that no other candidate has.
+        n_bytes: of rows that it holds in memory beyond what the defaults do.
+        note: what to know before using it, a sentence.
+    """
+
+    datamodule: str | None
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    n_bytes: int = 0
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """The data module and its own choices."""
+        choices = [f"{name}={value}" for name, value in self.choices.items()]
+        return ", ".join([self.datamodule or "plain h5py", *choices])
+
+
 def bench_file(
     path: Paths,
     x_key: Keys | None = None,
@@ -92,13 +127,16 @@ def bench_file(
     module has exactly the settings that are reported: dtypes, split and batch size are those that ``inspect`` suggests.
     Transforms, the model and copies to a GPU are not measured.
 
+    Takes about a minute with the defaults. All settings together take at most half of the free memory besides what the
+    default settings take; what needs more is left out.
+
     Args:
         path: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these.
         x_key: the input array, a list of arrays, or a mapping. None takes the arrays that ``inspect`` suggests.
         y_key: the target, in the same forms. None gives inputs alone.
         batch_size: rows of a batch. None takes what ``inspect`` suggests: 64, fewer if rows are few or large.
         num_workers: worker processes of the setting that has some; 0 leaves it out.
-        seconds: time for each measurement; up to twice as long if an epoch ends by then.
+        seconds: time for each measurement.
         rounds: measurements of each setting.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
@@ -107,14 +145,6 @@ def bench_file(
         H5KeyError: an array is missing; before anything is measured.
         H5FileError: a file is missing, damaged, or needs a filter that is not installed; before anything is measured.
         H5CorruptError: rows do not decode.
-
-    Cost:
-        About a minute with the defaults. All settings together take at most half of the free memory besides what the
-        default settings take; what needs more is left out.
-
-    Example:
-        >>> report = bench_file("digits.h5", "train/images", "train/labels")
-        >>> print(report.yaml)
     """
     batch_size = None if batch_size is None else whole(batch_size, "batch_size", least=1)
     num_workers, rounds = whole(num_workers, "num_workers", least=0), whole(rounds, "rounds", least=1)
@@ -124,113 +154,245 @@ def bench_file(
         raise H5ValueError(f"y_key={y_key!r} was given without x_key. Pass both.")
     paths = expand_paths(path)
     if x_key is None:
-        suggested = inspect_with_layouts(paths[0])[0].advice.settings
-        x_key, y_key = (suggested["x_key"], suggested.get("y_key")) if suggested else guess_keys(paths[0])
+        advice = inspect_with_layouts(paths[0])[0].advice
+        x_key, y_key = (advice.x_key, advice.y_key) if advice.x_key is not None else guess_keys(paths[0])
     with closing(LazyFileDataset(paths, x_key, y_key, sample="row")) as dataset:
-        settings, comments = _settings(dataset, keys_in(x_key), keys_in(y_key), batch_size)
-        given = {"train_path": path, "x_key": x_key} | ({} if y_key is None else {"y_key": y_key})
-        settings = {name: _plain(value) for name, value in given.items()} | settings
-        candidates, left_out = _candidates(dataset, settings, len(keys_in(x_key)), num_workers)
+        choices, comments = _choices(dataset, keys_in(x_key), keys_in(y_key), batch_size)
+        choices |= {
+            "train_path": _plain(path),
+            "x_key": _plain(x_key),
+            "y_key": None if y_key is None else _plain(y_key),
+        }
+        candidates, left_out = _candidates(dataset, choices, len(keys_in(x_key)), num_workers)
     with progress_bar(len(candidates) * (1 + rounds), "bench", shows_progress=shows_progress, unit="run") as bar:
-        found, failed = measure_in_turn(candidates, dataset.table, seconds=seconds, rounds=rounds, bar=bar)
+        rates, failed = _measure(candidates, choices, dataset.table, seconds=seconds, rounds=rounds, bar=bar)
+    results = {
+        each: BenchResult(
+            name=each.name,
+            datamodule=each.datamodule,
+            settings=make_settings(**choices, **each.choices),
+            rows_per_second=median(rates[each]),
+            rates=tuple(rates[each]),
+        )
+        for each in candidates
+        if each in rates
+    }
     left_out |= failed
-    ours = {each: found[each] for each in candidates if each.datamodule is not None and each in found}
+    ours = {each: result for each, result in results.items() if each.datamodule is not None}
     if not ours:
         why = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise H5Error(f"no data module could be measured: {why}. Pass other arrays or files.")
     fastest = max(ours.values(), key=lambda result: result.rows_per_second)
     simplest = next(each for each in ours if ours[each].rows_per_second >= NEARLY * fastest.rows_per_second)
     chosen = ours[simplest]
-    plain = next((result for each, result in found.items() if each.datamodule is None), None)
+    plain = next((result for each, result in results.items() if each.datamodule is None), None)
+    reasons = [*_reasons(chosen, fastest, plain), *([simplest.note] if simplest.note else []), *comments]
     return BenchReport(
         files=dataset.table.paths,
         n_rows=len(dataset),
         row_bytes=dataset.cost.row_bytes,
-        batch_size=settings["batch_size"],
-        results=tuple(found[each] for each in candidates if each in found),
+        batch_size=choices["batch_size"],
+        results=tuple(results.values()),
         left_out=left_out,
         chosen=chosen,
-        reasons=(*_reasons(chosen, simplest.note, fastest, plain), *comments),
-        yaml=yaml_of(Advice(datamodule=chosen.datamodule, settings=chosen.settings, comments=tuple(comments))),
+        reasons=tuple(reasons),
+        yaml=yaml_of(chosen.datamodule or "", chosen.settings, comments),
     )
 
 
-def _settings(
+def _choices(
     dataset: LazyFileDataset, x_keys: list[str], y_keys: list[str], batch_size: int | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The settings that ``inspect`` suggests for these arrays, and sentences that belong into the configuration."""
+    """Return what ``inspect`` suggests for these arrays, and sentences that belong into the configuration."""
     table, n_rows = dataset.table, len(dataset)
     if not n_rows or (batch_size or 0) > n_rows:
         there_are = "there is 1 row" if n_rows == 1 else f"there are {n_rows} rows"
         to_do = f"Pass a batch_size of at most {n_rows}." if n_rows else "Pass files that have some."
         raise H5ValueError(f"batch_size={batch_size} was asked for, and {there_are}. {to_do}")
     arrays = table.layouts[0]
-    columns = about_columns(inspect_with_layouts(table.paths[0], reads_columns=False)[0].arrays)["columns"]
+    columns = columns_of(inspect_with_layouts(table.paths[0], reads_columns=False)[0].arrays)
     group_key = group_key_in(columns, arrays[0].n_rows, [*x_keys, *y_keys])
     x, y = arrays[: len(x_keys)], arrays[len(x_keys) :]
-    settings, _ = further_settings(x, y, n_rows, group_key, partial(column_of, table.paths))
+    choices, _ = suggest(x, y, n_rows, group_key, partial(read_column, table.paths))
     sample, comments = sample_setting(arrays, np.diff(table.starts).tolist())
-    return settings | ({} if batch_size is None else {"batch_size": batch_size}) | sample, comments
+    return choices | ({} if batch_size is None else {"batch_size": batch_size}) | sample, comments
 
 
 def _candidates(
-    dataset: LazyFileDataset, settings: dict[str, Any], n_inputs: int, num_workers: int
+    dataset: LazyFileDataset, choices: Mapping[str, Any], n_inputs: int, num_workers: int
 ) -> tuple[list[Candidate], dict[str, str]]:
-    """The settings to measure, the simplest first, and why others do not fit the free memory."""
+    """Return what to measure, the simplest first, and why others do not fit the free memory."""
     lazy, table = "LazyH5DataModule", dataset.table
     fields = zip(zip(*table.layouts, strict=True), held_fields(table), strict=True)
-    loose = [layout for layouts, is_held in fields if not is_held for layout in layouts]
-    found = [Candidate(None, settings), Candidate(lazy, settings)]
-    if any(layout.offset is not None and layout.is_placed for layout in loose):
+    on_demand = [layout for layouts, is_held in fields if not is_held for layout in layouts]
+    found = [Candidate(None), Candidate(lazy)]
+    if any(layout.offset is not None and layout.is_placed for layout in on_demand):
         note = "mmap needs files that nothing truncates while they are read: that ends the process."
-        found.append(Candidate(lazy, settings, map_files(), note=note))
+        found.append(Candidate(lazy, {"mmap": True}, note=note))
     large = []
-    if dataset.cost.decoded_bytes > SHUFFLE_BYTES and any(is_pooled(layout, OpenOptions()) for layout in loose):
+    if (n_bytes := dataset.cost.decoded_bytes) > SHUFFLE_BYTES and any(
+        is_pooled(layout, OpenOptions()) for layout in on_demand
+    ):
         note = "All rows are decoded in the first epoch and stay in memory, on each rank."
-        large.append(Candidate(lazy, settings, mix_bytes(dataset.cost.decoded_bytes), dataset.cost.decoded_bytes, note))
+        large.append(Candidate(lazy, {"shuffle_bytes": f"{-(-n_bytes >> 20)} MiB"}, n_bytes, note))
     x, y = table.layouts[0][:n_inputs], table.layouts[0][n_inputs:]
-    row_bytes = trained_row_bytes(x, settings.get("x_dtype")) + trained_row_bytes(y, settings.get("y_dtype"))
+    row_bytes = trained_row_bytes(x, choices.get("x_dtype")) + trained_row_bytes(y, choices.get("y_dtype"))
     n_bytes = row_bytes * len(dataset)
     note = f"All rows are loaded before the first step: {bytes_text(n_bytes)}, divided over the ranks."
-    large.append(Candidate("RankCachedH5DataModule", settings, {}, n_bytes, note))
+    large.append(Candidate("RankCachedH5DataModule", {}, n_bytes, note))
     left_out, memory = {}, room()
-    free = 0 if memory is None else memory.n_bytes // MAX_OF_ROOM
+    free = 0 if memory is None else memory.n_bytes // MEMORY_SHARE
     for each in large:
-        if each.memory <= free:
+        if each.n_bytes <= free:
             found.append(each)
-            free -= each.memory
+            free -= each.n_bytes
         elif memory is None:
             left_out[each.name] = "the system does not report its free memory"
         else:
             left_out[each.name] = (
-                f"it holds {bytes_text(each.memory)} of rows, and {bytes_text(free)} of memory are left for it"
+                f"it holds {bytes_text(each.n_bytes)} of rows, and {bytes_text(free)} of memory are left for it"
             )
     if num_workers:
-        found.append(Candidate(lazy, settings, use_workers(num_workers)))
+        found.append(Candidate(lazy, {"num_workers": num_workers}))
     return found, left_out
 
 
-def _reasons(chosen: BenchResult, note: str, fastest: BenchResult, plain: BenchResult | None) -> list[str]:
-    """Why a result is recommended, and what to know about it."""
+def _measure(
+    candidates: Sequence[Candidate],
+    choices: Mapping[str, Any],
+    table: FileCatalog,
+    *,
+    seconds: float,
+    rounds: int,
+    bar: Progress,
+) -> tuple[dict[Candidate, list[float]], dict[str, str]]:
+    """Return the rates of candidates, which take turns once all have warmed up, and why others have none."""
+    running: dict[Candidate, Generator[int]] = {}
+    rates: dict[Candidate, list[float]] = {}
+    failed: dict[str, str] = {}
+    with ExitStack() as stack:
+
+        @contextmanager
+        def leaving_out(candidate: Candidate) -> Iterator[None]:
+            bar.set_postfix_str(candidate.name)
+            try:
+                yield
+            except H5Error:
+                raise
+            except Exception as error:
+                lines = f"{error}".strip().splitlines()
+                failed[candidate.name] = f"it failed: {type(error).__name__}: {lines[-1] if lines else ''}"
+                rates.pop(candidate, None)
+            bar.update()
+
+        # A process that has threads is better not forked: workers start first. What loads all rows comes last.
+        for each in sorted(candidates, key=lambda each: ("num_workers" not in each.choices, each.n_bytes)):
+            with leaving_out(each):
+                batches = _plain_batches(table, choices) if each.datamodule is None else _batches(each, choices)
+                running[each] = stack.enter_context(closing(batches))
+                _rate(running[each], WARM_UP * seconds, ends_with_epoch=True)
+                rates[each] = []
+        for number in range(rounds):
+            turn = list(rates)
+            for each in turn[number % max(1, len(turn)) :] + turn[: number % max(1, len(turn))]:
+                with leaving_out(each):
+                    _rate(running[each], seconds / 4)  # what was read ahead in the meantime
+                    rates[each].append(_rate(running[each], seconds))
+    for path in table.paths:
+        process_pool().close(path)
+    return rates, failed
+
+
+def _rate(batches: Iterator[int], seconds: float, *, ends_with_epoch: bool = False) -> float:
+    """Return the rows per second of the batches that fit in a time."""
+    n_rows, began = 0, perf_counter()
+    for n in batches:
+        n_rows += n
+        passed = perf_counter() - began
+        if passed >= seconds or (ends_with_epoch and not n):
+            break
+    return n_rows / max(1e-9, passed)
+
+
+def _batches(candidate: Candidate, choices: Mapping[str, Any]) -> Generator[int]:
+    """Yield the rows of each batch of a data module, epoch after epoch; 0 at the end of each."""
+    modules = import_module("lightning_h5.datamodules")  # brings Lightning, which no other tool needs
+    module = getattr(modules, candidate.datamodule or "")(**make_settings(**choices, **candidate.choices))
+    try:
+        module.setup("fit")
+        loader = module.train_dataloader()
+        for epoch in count():
+            loader.sampler.set_epoch(epoch)
+            for batch in loader:
+                yield _rows_in(batch)
+            yield 0
+    finally:
+        module.teardown("fit")
+
+
+def _rows_in(batch: Any) -> int:
+    while isinstance(batch, dict | tuple | list):
+        first = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+        if isinstance(first, str | bytes):
+            break
+        batch = first
+    return len(batch)
+
+
+def _plain_batches(table: FileCatalog, choices: Mapping[str, Any]) -> Generator[int]:
+    """Read one ``array[i]`` per sample and field, as people do in a ``Dataset``, and collate batches; yield 1 per row.
+
+    Rows are drawn with replacement, which costs the same and needs no permutation.
+    """
+    starts, rng = table.starts.tolist(), np.random.default_rng(0)
+    keys = [*keys_in(choices["x_key"]), *keys_in(choices["y_key"])]
+    files: dict[int, list[tuple[Any, Sequence[str]]]] = {}
+    batch: list[Any] = []
+    with ExitStack() as stack:
+        while True:
+            row = int(rng.integers(starts[-1]))
+            at = bisect_right(starts, row) - 1
+            if at not in files:
+                file = stack.enter_context(open_h5(table.paths[at]))
+                files[at] = [_opened(find_array(file, key)) for key in keys]
+            batch.append(tuple(_value(*each, row - starts[at]) for each in files[at]))
+            if len(batch) == choices["batch_size"]:
+                default_collate(batch)
+                batch.clear()
+            yield 1
+
+
+def _opened(handle: Any) -> tuple[Any, Sequence[str]]:
+    """Return an array, in memory if it has labels, and the names of the member that is wanted of its rows."""
+    array = handle.array
+    is_label = len(array.shape) == 1 and array.dtype.kind in "iufb" and array.nbytes <= MAX_LABELS
+    return array[:] if is_label else array, handle.members
+
+
+def _value(array: Any, members: Sequence[str], row: int) -> Any:
+    value = array[row]
+    for name in members:
+        value = value[name]
+    if isinstance(value, bytes | str):
+        return value
+    found = np.asarray(value)
+    return torch.from_numpy(np.array(found, found.dtype.newbyteorder("=")))
+
+
+def _reasons(chosen: BenchResult, fastest: BenchResult, plain: BenchResult | None) -> Iterator[str]:
+    """Yield why a result is recommended."""
     rate = chosen.rows_per_second
     if chosen is fastest:
-        found = [f"{chosen.name} is the fastest: {rate:,.0f} rows/s."]
+        yield f"{chosen.name} is the fastest: {rate:,.0f} rows/s."
     else:
         share = 100 * rate / fastest.rows_per_second
-        found = [f"{chosen.name} is the simplest of the fastest: {share:.0f} % of {fastest.name}."]
-    found += [note] if note else []
+        yield f"{chosen.name} is the simplest of the fastest: {share:.0f} % of {fastest.name}."
     if plain is not None and rate < plain.rows_per_second / NEARLY:
-        found.append("Plain h5py is as fast here: a data module shards, shuffles and resumes, and saves no time.")
-    if max(chosen.spread, fastest.spread) > NOISY:
-        found.append(
-            f"Its rounds differ by {100 * max(chosen.spread, fastest.spread):.0f} %: other programs use the machine. "
-            "Measure again when it is quiet."
-        )
-    return found
+        yield "Plain h5py is as fast here: a data module shards, shuffles and resumes, and saves no time."
 
 
 def _plain(value: Paths | Keys) -> Any:
-    """Paths or keys as YAML can have them."""
+    """Return paths or keys as YAML can have them."""
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
     return dict(value) if isinstance(value, Mapping) else [os.fspath(each) for each in value]

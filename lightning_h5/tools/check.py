@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from ..errors import H5Error, H5FileError, H5KeyError, H5ValueError
 from ..hdf5 import (
@@ -19,27 +19,25 @@ from ..hdf5 import (
     expand_user,
     field_names,
     file_number,
-    kind_of,
-    process_pool,
     read_digests,
     with_digests,
 )
 from ..hdf5 import write_digests as write_digest_file
 from ..progress_bar import progress_bar
-from ..readers import BulkTask, digest_tasks, do_tasks, empty_digests, usable_cores, verify_tasks
+from ..readers import BulkTask, digest_tasks, empty_digests, usable_cores, verify_tasks
 from ..types import Paths
-from .file_checks import FILE_CHECKS, FileFacts, Problem, error, is_of_memory, look_at, warning
-from .read_checks import ArrayReading
+from .check_file import Findings, Wanted, check_file, do_reading, findings_from_json
+from .file_checks import Problem, error, look_at, warning
 from .sandbox import SandboxError, SandboxLimits, run_in_sandbox
-from .set_checks import SET_CHECKS, same_arrays
 
-__all__ = ["CheckReport", "Findings", "Problem", "Wanted", "check_files", "check_here"]
+NEARLY = 0.011
+"""Two arrays of one file whose numbers of rows differ by less than this share were probably meant to have the same."""
+
+FEW = 90
+"""Up to so many rows such a small difference may be chance."""
 
 ONCE = ("slow", "no field", "rows")
 """Kinds of warnings that are reported of one file for all: they follow from how the files were written."""
-
-GROUP_BYTES = 1 << 30  # decoded bytes of files that are read together, so that cores do not wait at the end of each
-GROUP_FILES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +50,7 @@ class CheckReport:
         n_bytes: bytes that were decoded.
         errors: what keeps rows from being read as they were written, in the order of files and arrays.
         warnings: what is worth knowing.
-        unchecked: arrays whose values have no checksum in any filter: most damage to them would show nowhere.
+        unchecked: arrays whose values have no checksum in any filter: most damage to them would not show.
         integrity: how surely damage to the arrays shows, 0 to 3, the least of all; None if no array stores anything.
         sandboxed: each file was opened in a process of its own, and never in this one.
         digested: files of which digests were written.
@@ -67,50 +65,6 @@ class CheckReport:
     integrity: int | None = None
     sandboxed: bool = False
     digested: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What is to be looked at.
-
-    Attributes:
-        names: arrays that each file has to have; None takes all there are.
-        decode: read all rows.
-        finite: count what is not finite.
-        folder: the working directory of the process that will read the files.
-    """
-
-    names: tuple[str, ...] | None = None
-    decode: bool = True
-    finite: bool = False
-    folder: str = ""
-
-
-@dataclass(eq=False, kw_only=True)
-class Findings:
-    """What was found in one file, as plain data.
-
-    Attributes:
-        path: the file.
-        is_open: whether it could be looked at.
-        arrays: for each array with rows, its dtype and shape of a row in words, and its number of rows.
-        problems: in the order in which they are reported.
-        order: names in the file's order.
-        integrity: how surely damage to each array shows, 0 to 3 (see ``INTEGRITY``).
-        identity: of what the file holds; None if that is unknown.
-        unknown: the error about an array that was named and that the file lacks.
-        n_decoded: bytes that were decoded.
-    """
-
-    path: str
-    is_open: bool = False
-    arrays: dict[str, tuple[str, int]] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-    order: list[str] = field(default_factory=list)
-    integrity: dict[str, int] = field(default_factory=dict)
-    identity: str | None = None
-    unknown: str | None = None
-    n_decoded: int = 0
 
 
 def check_files(
@@ -130,8 +84,8 @@ def check_files(
     All files open; their arrays, dtypes, shapes of rows and numbers of rows fit each other (the majority is right);
     chunk tables make sense; every chunk decodes, on all cores, and fits its checksum if it has one. Links out of
     a file are named, not followed. Virtual arrays are read like others, through the HDF5 library, as training would;
-    those over other files are not read, which the report says. Without decoding, metadata alone are read: about a
-    millisecond an array.
+    those over other files are not read, and the report names them. Without decoding, only metadata are read: about
+    a millisecond an array.
 
     Memory stays at some chunks for each core. What a file has no checksum for can be wrong all the same:
     ``unchecked`` names these arrays. Digests that lie beside a file are compared with it, too.
@@ -139,14 +93,14 @@ def check_files(
     A file that is damaged in an unlucky place, or on purpose, can crash or hang the HDF5 library, and the process with
     it. ``sandbox`` runs the same checks of each file in a subprocess with limits, one file after the other, and costs
     0.2 s a file. A file that exceeds its limits is a problem of the kind "crashed" (the text names the signal), "hung",
-    "memory" or "died", and the others are checked all the same. The documentation's page on security says what this
-    does not do.
+    "memory" or "died", and the others are checked all the same. The documentation's page on security lists what
+    this does not do.
 
     Args:
         paths: a file, a glob, a directory, or a list of these.
         decode: read all rows.
         finite: look for NaN and infinite values, too, which are errors then.
-        keys: arrays to look at, of which each file has to have all; None takes all there are.
+        keys: arrays to look at, of which each file has to have all; None takes all.
         sandbox: never open a file in this process. Made for Linux.
         sandbox_memory: address space of the subprocess, in bytes or as a text; more than 256 MiB, which Python and the
             libraries take themselves.
@@ -170,19 +124,25 @@ def check_files(
         )
     limits = SandboxLimits.of(sandbox_memory, sandbox_seconds)
     names = None if keys is None else tuple(key.strip("/") for key in field_names(keys, "keys").keys)
-    wanted = Wanted(names=names, decode=decode, finite=finite, folder=_working_folder())
+    folder = ""
+    with suppress(OSError):  # it was removed
+        folder = os.getcwd()
+    wanted = Wanted(names=names, decode=decode, finite=finite, folder=folder)
     files, problems = _expand(paths)
     guards = {path: ChangeGuard.of(path) for path in files if os.path.isfile(path)}
     n_bytes = sum(guard.n_bytes for guard in guards.values())
-    with closing(progress_bar(n_bytes, "checking", shows_progress=shows_progress)) as bar:
-        if sandbox:
-            found = _check_in_sandbox(files, wanted, limits, bar.update)
-        else:
-            found = check_here(files, wanted, usable_cores(), bar.update)
+    found = []
+    with progress_bar(n_bytes, "checking", shows_progress=shows_progress) as bar:
+        for path in files:
+            if sandbox:
+                found.append(_check_in_sandbox(path, wanted, limits))
+                bar.update(guards[path].n_bytes if path in guards else 0)
+            else:
+                found.append(check_file(path, wanted, usable_cores(), bar.update))
     opened = [each for each in found if each.is_open]
     problems += [problem for each in found for problem in each.problems]
     for check in SET_CHECKS:
-        if names is None or check is not same_arrays:  # which of the named are missing is known already
+        if names is None or check is not _same_arrays:  # which of the named are missing is known already
             problems += check(opened)
     if names is not None:
         _ensure_known(names, found, problems)
@@ -194,11 +154,7 @@ def check_files(
         if os.path.lexists(digests_path(path)):
             problems += _compare_digests(path, wanted)
     levels = [(name, level) for each in found for name, level in each.integrity.items()]
-    rank = {(each.path, name): (at, i) for at, each in enumerate(found) for i, name in enumerate(("", *each.order))}
-    place = {path: at for at, path in enumerate(files)}
-    ordered = sorted(
-        _reported_once(problems), key=lambda p: rank.get((p.file, p.array or ""), (place[p.file], len(rank)))
-    )
+    ordered = _in_order(_reported_once(problems), found)
     return CheckReport(
         files=files,
         n_arrays=sum(len(each.arrays) for each in opened),
@@ -212,15 +168,15 @@ def check_files(
     )
 
 
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed
-        return ""
+def _in_order(problems: Iterable[Problem], found: Sequence[Findings]) -> list[Problem]:
+    """Return problems in the order of files, and of the arrays in each."""
+    place = {each.path: at for at, each in enumerate(found)}
+    rank = {(each.path, name): at for each in found for at, name in enumerate(("", *each.order))}
+    return sorted(problems, key=lambda p: (place[p.file], rank.get((p.file, p.array or ""), len(rank))))
 
 
 def _expand(paths: Paths) -> tuple[tuple[str, ...], list[Problem]]:
-    """The files, each once, and a warning for each that was named twice."""
+    """Return the files, each once, and a warning for each that was named twice."""
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(given, list | tuple) or not given:
         return expand_paths(paths, "paths"), []  # which raises
@@ -228,7 +184,7 @@ def _expand(paths: Paths) -> tuple[tuple[str, ...], list[Problem]]:
     for one in given:
         try:
             found += expand_paths(one, "paths")
-        except H5FileError:  # what is there and is no file, such as a pipe, is a problem in the report
+        except H5FileError:  # what exists and is no file, such as a pipe, is a problem in the report
             name = expand_user(one)
             if not os.path.lexists(name) or os.path.isdir(name):
                 raise
@@ -253,7 +209,7 @@ def _ensure_known(names: Sequence[str], found: Sequence[Findings], problems: Ite
 
 
 def _reported_once(problems: Sequence[Problem]) -> Iterator[Problem]:
-    """Warnings that are the same for many files, once."""
+    """Yield problems, and warnings that are the same for many files once."""
 
     def group(problem: Problem) -> tuple[str, str | None] | None:
         is_one_of_many = problem.severity == "warning" and problem.kind in ONCE
@@ -267,114 +223,115 @@ def _reported_once(problems: Sequence[Problem]) -> Iterator[Problem]:
             yield replace(problem, text=f"{problem.text}{more}")
 
 
-def check_here(files: Sequence[str], wanted: Wanted, n_cores: int, report: Callable[[int], object]) -> list[Findings]:
-    """Check files in this process, each for itself: what their metadata say, then all their rows.
+def _same_arrays(files: Sequence[Findings]) -> Iterator[Problem]:
+    """Find files that lack arrays of most files, or have others. Of use if no array was named."""
+    total = len(files)
+    holders = Counter(name for found in files for name in found.arrays)
+    usual = [name for name, n in holders.items() if 2 * n >= total]
+    for found in files:
+        for name in usual:
+            if name not in found.arrays:
+                yield error(found.path, name, "missing", f"{holders[name]} of {total} files have it, and this has not")
+        for name in found.arrays:
+            if 2 * holders[name] < total:
+                text = f"{holders[name]} of {total} files have it, and the others do not"
+                yield warning(found.path, name, "extra", text)
 
-    Args:
-        files: which.
-        wanted: what to look at.
-        n_cores: threads that decode.
-        report: called now and then, in this thread, with the bytes of files that were done since the last time.
-    """
-    found: list[Findings] = []
-    waiting: list[tuple[Findings, FileFacts, list[ArrayReading]]] = []
-    tasks: list[BulkTask] = []
 
-    def read() -> None:
-        do_tasks(tasks, n_cores, report)
-        report(max(0, sum(facts.n_bytes for _, facts, _ in waiting) - sum(task.n_bytes for task in tasks)))
-        for each, facts, readings in waiting:
-            for reading in readings:
-                each.n_decoded += reading.n_decoded
-                each.problems += reading.problems()
-            process_pool().close(facts.path)
-            try:
-                facts.guard.check()
-            except H5Error as why:
-                each.problems.append(error(facts.path, None, "changed", why))
-        tasks.clear()
-        waiting.clear()
+def _same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
+    """Find arrays with another dtype or shape of a row than in most files."""
+    of_name: dict[str, Counter[str]] = defaultdict(Counter)
+    for found in files:
+        for name, (look, _) in found.arrays.items():
+            of_name[name][look] += 1
+    usual = {name: (*looks.most_common(1)[0], looks.total()) for name, looks in of_name.items()}
+    for found in files:
+        for name, (look, _) in found.arrays.items():
+            most, n, total = usual[name]
+            if look != most:
+                yield error(found.path, name, "schema", f"{n} of {total} files have it as {most}; here it is {look}")
 
-    for path in files:
-        found.append(each := Findings(path=path))
-        try:
-            facts = look_at(path, wanted.names, wanted.folder)
-        except Exception as why:  # of any kind: the other files are checked all the same
-            text = f"{why}" if isinstance(why, H5Error) else f"{path!r} cannot be opened: {type(why).__name__}: {why}"
-            each.problems.append(error(path, None, "memory" if is_of_memory(why) else "open", text))
-            continue
-        _note(each, facts)
-        readings = [ArrayReading(a, finite=wanted.finite) for a in facts.layouts.values() if wanted.decode]
-        tasks += [task for reading in readings for task in reading.tasks()]
-        waiting.append((each, facts, readings))
-        if len(waiting) >= GROUP_FILES or sum(task.n_decoded for task in tasks) >= GROUP_BYTES:
-            read()
-    read()
+
+def _same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
+    """Find files in which arrays that have equally many rows in most files do not."""
+    usual, n = _usual_groups(files)
+    for found in files:
+        for group in usual:
+            rows = {name: found.arrays[name][1] for name in group if name in found.arrays}
+            if len(set(rows.values())) > 1:
+                each = ", ".join(f"{name!r} {count:,}" for name, count in rows.items())
+                text = f"rows are missing: it has {each} rows; in {n} of {len(files)} files these are equally many"
+                yield error(found.path, None, "rows", text)
+
+
+def _nearly_same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
+    """Find lengths that differ by a little, in a single file or if all files are so."""
+    usual, _ = _usual_groups(files)
+    group_of = {name: number for number, group in enumerate(usual) for name in group}
+    for found in files:
+        rows = {name: count for name, (_, count) in found.arrays.items() if not _is_of_a_layout(name)}
+        names = sorted(rows, key=lambda name: -rows[name])
+        falling = [-rows[name] for name in names]  # searched, since a file may have a hundred thousand arrays
+        for name in names:
+            count = rows[name]
+            near = names[bisect_left(falling, -(count * (1 + NEARLY)))]  # the longest that is not much longer
+            is_usual = name in group_of and group_of[name] == group_of.get(near)
+            if FEW < count < rows[near] and not is_usual:
+                text = f"it has {count:,} rows, {near!r} {rows[near]:,}: if they belong together, some are missing"
+                yield warning(found.path, name, "rows", text)
+
+
+def _is_of_a_layout(name: str) -> bool:
+    """Return whether an array is part of a sparse matrix or of an index of PyTables, which have their own lengths."""
+    *groups, last = name.split("/")
+    return last in ("indptr", "indices") or any(group.startswith("_i_") for group in groups)
+
+
+def _same_data(files: Sequence[Findings]) -> Iterator[Problem]:
+    """Find files that hold the same data."""
+    first: dict[str, str] = {}
+    for found in files:
+        if found.identity is not None and first.setdefault(found.identity, found.path) != found.path:
+            text = f"it holds the same as {first[found.identity]!r}: its rows would be trained on twice"
+            yield warning(found.path, None, "duplicate", text)
+
+
+def _usual_groups(files: Sequence[Findings]) -> tuple[tuple[tuple[str, ...], ...], int]:
+    """Return the usual groups of arrays with equally many rows, and how many files have them."""
+    found = Counter(_groups(each) for each in files)
+    return max(found.items(), key=lambda item: (item[1], -len(item[0])), default=((), 0))
+
+
+def _groups(found: Findings) -> tuple[tuple[str, ...], ...]:
+    """Return the arrays of a file, those with equally many rows together."""
+    by_rows: dict[int, list[str]] = defaultdict(list)
+    for name, (_, count) in found.arrays.items():
+        by_rows[count].append(name)
+    return tuple(sorted(tuple(sorted(names)) for names in by_rows.values()))
+
+
+SET_CHECKS: tuple[Callable[[Sequence[Findings]], Iterator[Problem]], ...] = (
+    _same_arrays,
+    _same_looks,
+    _same_rows,
+    _nearly_same_rows,
+    _same_data,
+)
+"""The checks over all files, in this order."""
+
+
+def _check_in_sandbox(path: str, wanted: Wanted, limits: SandboxLimits) -> Findings:
+    """Check a file in a subprocess. It is not opened in this process."""
+    try:
+        found = findings_from_json(path, run_in_sandbox(path, wanted, limits, usable_cores()))
+    except SandboxError as why:
+        return Findings(path=path, problems=[error(path, None, why.kind, why)])
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as why:
+        text = f"its check reported what makes no sense ({type(why).__name__}). Do not open it."
+        return Findings(path=path, problems=[error(path, None, "died", text)])
+    more = f". If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
+    found.problems = [replace(p, text=p.text + more) if p.kind == "memory" else p for p in found.problems]
     return found
-
-
-def _check_in_sandbox(
-    files: Sequence[str], wanted: Wanted, limits: SandboxLimits, report: Callable[[int], object]
-) -> list[Findings]:
-    """Check each file in a subprocess. They are not opened in this process."""
-    found = []
-    for path in files:
-        try:
-            each = _findings(path, run_in_sandbox(path, wanted, limits, usable_cores()))
-            more = f". If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
-            each.problems = [replace(p, text=p.text + more) if p.kind == "memory" else p for p in each.problems]
-            found.append(each)
-        except SandboxError as why:
-            found.append(Findings(path=path, problems=[error(path, None, why.kind, why)]))
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as why:
-            text = f"its check reported what makes no sense ({type(why).__name__}). Do not open it."
-            found.append(Findings(path=path, problems=[error(path, None, "died", text)]))
-        report(os.path.getsize(path) if os.path.isfile(path) else 0)
-    return found
-
-
-def _findings(path: str, told: Any) -> Findings:
-    """Findings from values that JSON has. They can be anything, and become text and numbers here."""
-
-    def text(value: Any) -> str | None:
-        return None if value is None else str(value)
-
-    return Findings(
-        path=path,
-        is_open=bool(told["is_open"]),
-        arrays={str(name): (str(look), int(n_rows)) for name, (look, n_rows) in told["arrays"].items()},
-        problems=[
-            (error if one["severity"] == "error" else warning)(
-                path, text(one["array"]), str(one["kind"]), str(one["text"])
-            )
-            for one in told["problems"]
-        ],
-        order=[str(name) for name in told["order"]],
-        integrity={str(name): min(max(0, int(level)), 3) for name, level in told["integrity"].items()},
-        identity=text(told["identity"]),
-        unknown=text(told["unknown"]),
-        n_decoded=int(told["n_decoded"]),
-    )
-
-
-def _note(found: Findings, facts: FileFacts) -> None:
-    """Keep what the metadata of a file say."""
-    found.is_open, found.identity = True, facts.identity
-    for entry in facts.entries:
-        if entry.kind == "array" and entry.shape and (entry.name in facts.layouts or entry.name in facts.refused):
-            # Text of any length becomes a list of str.
-            dtype = "text" if entry.dtype.startswith("text") else entry.dtype
-            found.arrays[entry.name] = f"{dtype} {entry.shape[1:]}", entry.shape[0]
-    for key, layout in facts.layouts.items():
-        if layout.n_stored_bytes:
-            found.integrity[key] = layout.integrity
-        if key not in found.arrays:  # a member of a table, which is no entry of its own
-            dtype = "text" if kind_of(layout.dtype) == "text" else str(layout.dtype)
-            found.arrays[key] = f"{dtype} {layout.row_shape}", layout.n_rows
-    found.order = list(dict.fromkeys([*(entry.name for entry in facts.entries), *facts.layouts, *facts.refused]))
-    found.unknown = next((f"{why}" for why in facts.refused.values() if isinstance(why, H5KeyError)), None)
-    for check in FILE_CHECKS:
-        found.problems += check(facts)
 
 
 def _write_digests(path: str, wanted: Wanted, guard: ChangeGuard) -> Iterator[Problem]:
@@ -400,7 +357,7 @@ def _write_digests(path: str, wanted: Wanted, guard: ChangeGuard) -> Iterator[Pr
         else:
             made[layout.name] = empty
             tasks += digest_tasks(layout, OpenOptions(), empty)
-    _do(path, tasks)
+    do_reading(path, tasks, usable_cores())
     guard.check()
     write_digest_file(path, made)
 
@@ -418,13 +375,6 @@ def _compare_digests(path: str, wanted: Wanted) -> Iterator[Problem]:
         yield error(path, name.strip("/"), "digest", "it has digests, and is missing, or cannot be looked at")
     for name in known.keys() & layouts.keys():
         try:
-            _do(path, verify_tasks(with_digests(layouts[name], known), OpenOptions()))
+            do_reading(path, verify_tasks(with_digests(layouts[name], known), OpenOptions()), usable_cores())
         except H5Error as why:
             yield error(path, layouts[name].key, "digest", why)
-
-
-def _do(path: str, tasks: Sequence[BulkTask]) -> None:
-    try:
-        do_tasks(tasks, usable_cores(), lambda _: None)
-    finally:
-        process_pool().close(path)

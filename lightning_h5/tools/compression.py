@@ -6,7 +6,6 @@ import importlib
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,20 +16,6 @@ import numpy.typing as npt
 from ..errors import H5ValueError, near
 from ..readers.filters.decoders import fletcher32
 
-__all__ = [
-    "COMPRESSIONS",
-    "FLETCHER32",
-    "SHUFFLE",
-    "Bytes",
-    "FilterStep",
-    "check_compression",
-    "encoder_of",
-    "filter_steps",
-    "kept_steps",
-    "loses_digits",
-    "set_filters",
-]
-
 GZIP, SHUFFLE, FLETCHER32, SZIP, NBIT, LZF = 1, 2, 3, 4, 5, 32000
 BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
 LOSSLESS = {GZIP, SHUFFLE, FLETCHER32, SZIP, NBIT, LZF, 307, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2}
@@ -40,8 +25,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Encoder: TypeAlias = Callable[[Bytes], Bytes]
 
 
-@dataclass(frozen=True)
-class _Compression:
+class _Compression(NamedTuple):
     """A compression that can be asked for.
 
     Attributes:
@@ -127,7 +111,7 @@ def _can_encode(number: int) -> bool:
 def filter_steps(
     name: str, *, level: int | None, shuffle_filter: bool, checksum: bool, itemsize: int, kept: tuple[FilterStep, ...]
 ) -> tuple[FilterStep, ...]:
-    """Return the filters of an array that is laid out again.
+    """Return the filters of an array that gets other chunks.
 
     Args:
         name: a compression that passed ``check_compression``.
@@ -195,13 +179,13 @@ def encoder_of(plist: Any, itemsize: int) -> Encoder | None:
     for at in range(plist.get_nfilters()):
         number, _, options, _ = plist.get_filter(at)
         if number == SHUFFLE:
-            steps.append(partial(_shuffled, itemsize=itemsize))
+            steps.append(lambda data: np.ascontiguousarray(data.reshape(-1, itemsize).T).reshape(-1))
         elif number == GZIP:
             steps.append(partial(_deflated, level=options[0]))
         elif number == ZSTD and (encode := _zstd_encode()) is not None:
             steps.append(partial(encode, level=options[0] if options else 3))
         elif number == FLETCHER32:
-            steps.append(_with_checksum)
+            steps.append(lambda data: np.append(data, np.array([fletcher32(data)], dtype="<u4").view(np.uint8)))
         else:
             return None
     if not steps:
@@ -215,10 +199,6 @@ def encoder_of(plist: Any, itemsize: int) -> Encoder | None:
     return encode_chunk
 
 
-def _shuffled(data: Bytes, *, itemsize: int) -> Bytes:
-    return np.ascontiguousarray(data.reshape(-1, itemsize).T).reshape(-1)
-
-
 def _deflated(data: Bytes, *, level: int) -> Any:
     # libdeflate encodes about three times as fast as zlib (91 and 32 MiB/s in one thread, noisy pictures, 2026-11-22).
     with suppress(ImportError):
@@ -230,7 +210,3 @@ def _zstd_encode() -> Any:
     with suppress(ImportError, AttributeError):
         return importlib.import_module("imagecodecs").zstd_encode
     return None
-
-
-def _with_checksum(data: Bytes) -> Bytes:
-    return np.concatenate([data, np.frombuffer(fletcher32(data).to_bytes(4, "little"), dtype=np.uint8)])

@@ -1,4 +1,4 @@
-"""Checks of one file, from its metadata: facts about the file, and small generators of problems that look at them."""
+"""Checks of one file, from its metadata: facts about the file, and small generators of problems in them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ from ..hdf5 import (
 )
 from ..readers import fallback_reason
 
-__all__ = ["FILE_CHECKS", "FileFacts", "Problem", "error", "is_of_memory", "look_at", "warning"]
-
-MANY_CHUNKS = 16  # that one row takes part in: reading a row is as many reads, and as many decodings
+MANY_CHUNKS = 16  # of one row: reading a row is as many reads, and as many decodings
 LARGE_BLOCK = 16 << 20  # decoded bytes of the chunks that a row shares
 SLOW_BYTES = 16 << 20  # arrays below are read once and held
 
@@ -74,12 +72,12 @@ def is_of_memory(why: BaseException | None) -> bool:
 
 @dataclass(eq=False, kw_only=True)
 class FileFacts:
-    """What the metadata of one file say.
+    """What the metadata of one file contain.
 
     Attributes:
         path: the file.
         n_bytes: of the file.
-        folders: where HDF5 looks for other files that it names: its own folder, and the working directory.
+        folders: in which HDF5 looks for other files that it names: its own, and the working directory.
         guard: how it looked when it was opened.
         entries: all names in it; if keys are asked for, these alone.
         layouts: by key, the arrays that can be read.
@@ -165,21 +163,21 @@ def _other_files(file: Any, key: str) -> list[str] | None:
 
 
 def _unreadable(facts: FileFacts) -> Iterator[Problem]:
-    """What is listed and cannot be opened."""
+    """Find names that cannot be opened."""
     for entry in facts.entries:
         if entry.kind == "unreadable":
             yield error(facts.path, entry.name, "damaged", f"it is listed and cannot be opened: {entry.target}")
 
 
 def _refused(facts: FileFacts) -> Iterator[Problem]:
-    """Arrays that cannot be described."""
+    """Find arrays that cannot be described."""
     kinds = {H5CorruptError: "chunk index", H5KeyError: "missing", H5FileError: "filter"}
     for key, why in facts.refused.items():
         kind = next((kind for of, kind in kinds.items() if isinstance(why, of)), "damaged")
         if key in facts.elsewhere:
             yield _in_other_files(facts, key)
         elif is_of_memory(why):
-            text = f"there is no memory to look at it: {f'{why}' or type(why).__name__}"
+            text = f"no memory is left to look at it: {f'{why}' or type(why).__name__}"
             yield error(facts.path, key, "memory", text)
         elif kind == "damaged" and isinstance(why, H5ValueError):
             yield warning(facts.path, key, "not read", why)
@@ -190,7 +188,7 @@ def _refused(facts: FileFacts) -> Iterator[Problem]:
 def _in_other_files(facts: FileFacts, key: str) -> Problem:
     others = facts.elsewhere[key]
     if missing := [name for name in others if "%b" not in name and not facts.exists(name)]:
-        text = f"its rows lie in {listing(missing)}, not there: HDF5 itself would read them as fill values"
+        text = f"its rows lie in {listing(missing)}, which is missing: HDF5 itself would read them as fill values"
         return warning(facts.path, key, "link", text)
     where = listing(others) if others else "the file that a link leads to"
     text = f"its rows lie in {where}, and were not read. Check that by itself; to train from it through this file takes"
@@ -198,19 +196,19 @@ def _in_other_files(facts: FileFacts, key: str) -> Problem:
 
 
 def _links(facts: FileFacts) -> Iterator[Problem]:
-    """Links that lead nowhere, or out of the file."""
+    """Find links that lead nowhere, or out of the file."""
     for entry in facts.entries:
         target = entry.target or ""
         if entry.name in facts.dead:
-            yield warning(facts.path, entry.name, "link", f"this soft link leads to {target!r}, which is not there")
+            yield warning(facts.path, entry.name, "link", f"this soft link leads to {target!r}, which does not exist")
         elif entry.kind == "external link":
             file, _, inside = target.rpartition(":")
-            tail = "it was not followed; check that file itself" if facts.exists(file) else "which is not there"
+            tail = "it was not followed; check that file itself" if facts.exists(file) else "which does not exist"
             yield warning(facts.path, entry.name, "link", f"this link leads to {inside!r} in the file {file!r}: {tail}")
 
 
 def _behind_the_end(facts: FileFacts) -> Iterator[Problem]:
-    """Chunks and rows that lie behind the end of the file."""
+    """Find chunks and rows that lie behind the end of the file."""
     for layout in facts.layouts.values():
         places = layout.places()
         # Not by their sum, which may be too large for an integer.
@@ -235,7 +233,7 @@ def _chunk(layout: ArrayLayout, places: np.ndarray) -> str:
 
 
 def _overlaps(facts: FileFacts) -> Iterator[Problem]:
-    """Bytes that two chunks, or two arrays, both have."""
+    """Find bytes that two chunks, or two arrays, both have."""
     seen = set()
     for layout, other, text in overlaps(list(facts.layouts.values())):
         if (layout.name, other.name) not in seen:
@@ -244,7 +242,7 @@ def _overlaps(facts: FileFacts) -> Iterator[Problem]:
 
 
 def _unwritten(facts: FileFacts) -> Iterator[Problem]:
-    """Rows that were never written, and read as the fill value."""
+    """Find rows that were never written, and read as the fill value."""
     for layout in facts.layouts.values():
         n_rows, what = 0, ""
         if layout.table is not None and (missing := np.flatnonzero(layout.table.offsets < 0)).size:
@@ -260,11 +258,11 @@ def _unwritten(facts: FileFacts) -> Iterator[Problem]:
 
 
 def _unmapped(facts: FileFacts) -> Iterator[Problem]:
-    """Rows of virtual arrays that are made of nothing, and read as the fill value."""
+    """Find rows of virtual arrays that are made of nothing, and read as the fill value."""
     for key, n_rows in facts.unmapped.items():
         layout = facts.layouts[key]
         if n_rows is None:
-            text = "it is virtual, in too many pieces to tell whether some rows are made of nothing"
+            text = "it is virtual, in too many pieces to find out whether some rows are made of nothing"
             yield warning(facts.path, key, "unwritten", text)
         elif n_rows:
             part = ", in part at least" if layout.axes else ""
@@ -279,7 +277,7 @@ def _fill(layout: ArrayLayout) -> str:
 
 
 def _no_fields(facts: FileFacts) -> Iterator[Problem]:
-    """Arrays that no batch can hold."""
+    """Find arrays that no batch can hold."""
     for layout in facts.layouts.values():
         if kind_of(layout.dtype) == "object":
             text = f"its dtype {layout.stored} is none that a tensor can have: it cannot be a field"
@@ -287,7 +285,7 @@ def _no_fields(facts: FileFacts) -> Iterator[Problem]:
 
 
 def _slow(facts: FileFacts) -> Iterator[Problem]:
-    """Layouts that make training slow."""
+    """Find layouts that make training slow."""
     for layout in facts.layouts.values():
         if kind_of(layout.dtype) != "number" or layout.n_bytes <= SLOW_BYTES or layout.is_placed:
             continue

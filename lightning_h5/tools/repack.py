@@ -7,7 +7,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,14 +22,11 @@ from ..order.permutation import permutation
 from ..progress_bar import progress_bar
 from ..readers import usable_cores
 from ..types import PathLike
-from .compression import FLETCHER32, SHUFFLE
-from .copying import ArrayPlan, FileCopy
-from .copying_rows import Order, chunks_of, row_bytes_of, shuffle_bytes_needed
+from .file_copy import FileCopy
+from .output_files import check_output, new_file
 from .repack_plan import RepackOptions, plan_arrays
-from .safe_output import check_room, new_file, refuse_existing
-from .verifying import Comparison
-
-__all__ = ["RepackReport", "RepackedArray", "StoredAs", "repack_file"]
+from .repack_verify import CopyVerifier
+from .row_io import chunks_of
 
 REPACK = 15  # purpose of the random stream
 CACHE_BYTES = 64 << 20  # of the HDF5 library for the array that it reads
@@ -40,7 +37,7 @@ class StoredAs:
     """How an array lies in a file.
 
     Attributes:
-        chunks: shape of a chunk; None where it has none.
+        chunks: shape of a chunk; None if it is not chunked.
         filters: names of its filters, in the order of writing.
         n_bytes: that it takes in the file.
         row_cost: bytes that are decoded for one row alone: all of the chunks that it takes part in.
@@ -58,10 +55,10 @@ class RepackedArray:
 
     Attributes:
         name: one of its names in the file.
-        shape: of the array; None where it has none.
+        shape: of the array; None if it has none.
         dtype: of an element, in words.
         n_bytes: of all rows, decoded.
-        is_rewritten: whether its rows were laid out anew; otherwise it is stored as before.
+        is_rewritten: whether its rows were written again; otherwise it is stored as before.
         is_shuffled: whether its rows were permuted.
         before: how it lay in the source.
         after: how it lies in the copy.
@@ -89,11 +86,8 @@ class RepackReport:
         arrays: all arrays, in the order of the file.
         n_bytes_before: size of the source.
         n_bytes_after: size of the copy.
-        ratio: the latter by the former.
-        n_bytes_decoded: bytes of all rows that were written anew, decoded.
         seconds: that the copy took, without the verification.
-        mib_per_second: decoded MiB a second.
-        verify_seconds: that the verification took; None where there was none.
+        verify_seconds: that the verification took; None if there was none.
     """
 
     source: str
@@ -101,10 +95,7 @@ class RepackReport:
     arrays: tuple[RepackedArray, ...]
     n_bytes_before: int
     n_bytes_after: int
-    ratio: float
-    n_bytes_decoded: int
     seconds: float
-    mib_per_second: float
     verify_seconds: float | None
 
 
@@ -125,14 +116,14 @@ def repack_file(
     allow_large_chunks: bool = False,
     shows_progress: bool = False,
 ) -> RepackReport:
-    """Copy a file, its arrays laid out for training: a random row should cost little more than itself.
+    """Copy a file, its arrays in chunks for training: a random row should cost little more than itself.
 
     Everything else stays as it is: attributes, groups, links of all kinds, dimension scales, references to objects,
     fill values, limits of growth, the user block. Arrays that were made with a named type have an equal one of their
     own. What lies in other files (external links and storage, virtual arrays) stays a link; no other file is opened.
     References to regions of arrays are refused; HDF5's own ``h5repack`` copies them.
 
-    The copy has another name until it is complete and, where asked, verified. It never replaces a file. After an error,
+    The copy has another name until it is complete and, if asked, verified. It never replaces a file. After an error,
     Ctrl-C or a full disk nothing is left of it.
 
     Chunks are decoded in threads, and encoded in threads for gzip and zstd. Holds less than 512 MiB, of any file,
@@ -145,8 +136,7 @@ def repack_file(
         rows_per_chunk: rows of a chunk, which holds them whole; "auto" takes a power of two that makes 256 to 512 KiB
             of them, decoded, or a single row. Arrays with rows above 32 MiB stay as they are. A number is for arrays
             with rows. Columns (one-dimensional arrays, but for tables) stay contiguous, or in their chunks, if the file
-            has other arrays; so do arrays of which so many rows take less than 4 KiB and a row less than 1/16 of the
-            largest row of the file. Their ``note`` in the report says so. If filters are asked for, those that were
+            has other arrays. Their ``note`` in the report mentions it. If filters are asked for, those that were
             contiguous get "auto". Name them in ``keys`` to cut them, too. None is "auto" for arrays that have chunks;
             others stay without, if nothing that is asked needs chunks.
         compression: ``gzip``, ``lzf``, ``none``, or with the extra ``filters`` ``zstd``, ``lz4``, ``blosc``,
@@ -154,29 +144,29 @@ def repack_file(
         level: how hard to compress: gzip 1 to 9 (default 4), zstd 1 to 22 (3), Blosc 0 to 9 (5).
         shuffle_filter: shuffle bytes before compressing, which helps with numbers of several bytes.
         checksum: store a checksum with each chunk, which is verified whenever the chunk is read.
-        shuffle_rows: a seed: rows are permuted, all arrays alike. Row ``i`` goes where
-            ``permutation(n_rows, seed, 0, 15)`` of ``lightning_h5.order.permutation`` says, which never changes.
+        shuffle_rows: a seed: rows are permuted, all arrays alike. The new places are
+            ``permutation(n_rows, seed, 0, 15)`` of ``lightning_h5.order.permutation``, which never changes.
             Decoded rows above 64 MiB pass through a temporary file of their size in the target's folder. Text is
             written row by row, about 20 microseconds each. Virtual arrays and references cannot be shuffled.
-        shuffle_keys: the arrays that belong together. Needed where not all arrays of the file have equally many rows.
-        keys: arrays that are laid out again; None for all. Others are copied as they are stored, unless they are
-            shuffled.
+        shuffle_keys: the arrays that belong together. Needed if not all arrays of the file have equally many rows.
+        keys: arrays that get other chunks or filters; None for all. Others are copied as they are stored, unless they
+            are shuffled.
         verify: read the copy and the source with the HDF5 library, on one core, and compare all of them before the copy
-            gets its name. Of virtual arrays that stay so, what they are made of is compared, and not their values.
+            gets its name. Of virtual arrays, what they are made of is compared, and not their values.
         allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. Refused
             otherwise if their rows are written again or verified: a few bytes of a file could ask for years.
-        allow_large_chunks: take chunks of more than 1 GiB, decoded, which are held whole. Refused otherwise, likewise.
+        allow_large_chunks: take chunks of more than 1 GiB, decoded, which are held whole. Refused otherwise as well.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Returns:
         What was done, array by array.
 
     Raises:
-        H5FileError: the source cannot be read, or the target not be written: it exists, there is no room, no folder, no
-            permission.
-        H5KeyError: there is no array of a name.
-        H5ValueError: an argument makes no sense for this file, a compression is not installed, an array claims far more
-            than is stored, or groups lie in each other more than 1,000 deep.
+        H5FileError: the source cannot be read, or the target cannot be written: it exists, or the disk is full, or the
+            folder is missing or not writable.
+        H5KeyError: an array that was named does not exist.
+        H5ValueError: an argument makes no sense for this file, a compression is not installed, or an array declares far
+            more than is stored.
         H5CorruptError: the source is damaged, or the copy differs from it.
         H5DataChangedError: the source was written to meanwhile.
     """
@@ -193,64 +183,64 @@ def repack_file(
         verify=verify,
         trust=FileOptions(trusted=allow_sparse or allow_large_chunks),
     )
-    paths = expand_user(source), expand_user(target)
-    if all(map(os.path.exists, paths)) and os.path.samefile(*paths):
-        raise H5FileError(f"{paths[1]!r} is the file that is to be repacked. Name another file; rename it afterwards.")
+    source, target = expand_user(source), expand_user(target)
+    if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
+        raise H5FileError(f"{target!r} is the file that is to be repacked. Name another file; rename it afterwards.")
     try:
-        return _repack(*paths, options, shows_progress)
+        with open_h5(source, rdcc_nbytes=CACHE_BYTES) as file, _translate_errors(source, target):
+            return _repack(file, source, target, options, shows_progress)
     finally:
-        process_pool().close(paths[0])
+        process_pool().close(source)
 
 
-def _repack(source: str, target: str, options: RepackOptions, shows_progress: bool) -> RepackReport:
+def _repack(file: Any, source: str, target: str, options: RepackOptions, shows_progress: bool) -> RepackReport:
     began, verify_seconds, folder = time.monotonic(), None, os.path.dirname(os.path.abspath(target))
-    with open_h5(source, rdcc_nbytes=CACHE_BYTES) as file, _faults_told(source, target):
-        guard = ChangeGuard.of_open(file, source)
-        plans = plan_arrays(file, options)
-        refuse_existing(target)
-        check_room(target, _bytes_needed(file, plans, guard.n_bytes))
-        with new_file(target) as partial, _threads() as pool:
-            total = sum(plan.n_bytes for plan in plans.values() if plan.way != "as it is")
-            total += sum(plan.n_bytes for plan in plans.values() if not plan.is_elsewhere) if options.verify else 0
-            with progress_bar(total, "repacking", shows_progress=shows_progress, delay=0.5) as bar:
-                with create_h5(partial, like=file, checked=options.checksum) as copy:
-                    made = FileCopy(file, copy, plans)
-                    made.copy_structure()
-                    order = _order(made, options)
-                    made.copy_rows(order, pool, folder, bar.update)
-                    made.copy_attributes()
-                if file.userblock_size:
-                    with open(source, "rb") as one, open(partial, "r+b") as other:
-                        other.write(one.read(file.userblock_size))
-                written = time.monotonic()
-                with open_h5(partial, rdcc_nbytes=CACHE_BYTES) as copy:
-                    if options.verify:
-                        Comparison(made, copy, order, pool, folder, bar.update).check()
-                        verify_seconds = time.monotonic() - written
-                    arrays = tuple(_repacked_arrays(made, copy))
-            if not _is_unchanged(guard):
-                raise H5DataChangedError(
-                    f"{source!r} was written to, replaced or deleted while it was copied; the copy is discarded. Leave "
-                    "the file alone, and repack it again."
-                )
-            n_after = os.path.getsize(partial)
-    n_decoded = sum(array.n_bytes for array in arrays if array.is_rewritten)
+    guard = ChangeGuard.of_open(file, source)
+    plans = plan_arrays(file, options)
+    check_output(target)
+    order = None
+    if (seed := options.shuffle_rows) is not None and (shuffled := [p for p in plans.values() if p.is_shuffled]):
+        order = permutation(file[shuffled[0].name].shape[0], seed, 0, REPACK)
+    total = sum(plan.n_bytes for plan in plans.values() if plan.way != "as it is")
+    total += sum(plan.n_bytes for plan in plans.values() if not plan.is_elsewhere) if options.verify else 0
+    with (
+        new_file(target) as partial,
+        _thread_pool() as pool,
+        progress_bar(total, "repacking", shows_progress=shows_progress, delay=0.5) as bar,
+    ):
+        with create_h5(partial, like=file, checked=options.checksum) as copy:
+            made = FileCopy(file, copy, plans, order)
+            made.copy_structure()
+            made.copy_rows(pool, folder, bar.update)
+            made.copy_attributes()
+        if file.userblock_size:
+            with open(source, "rb") as one, open(partial, "r+b") as other:
+                other.write(one.read(file.userblock_size))
+        written = time.monotonic()
+        with open_h5(partial, rdcc_nbytes=CACHE_BYTES) as copy:
+            if options.verify:
+                CopyVerifier(made, copy, pool, folder, bar.update).verify()
+                verify_seconds = time.monotonic() - written
+            arrays = tuple(_report_arrays(made, copy))
+        if not _is_unchanged(guard):
+            raise H5DataChangedError(
+                f"{source!r} was written to, replaced or deleted while it was copied; the copy is discarded. Leave "
+                "the file alone, and repack it again."
+            )
+        n_after = os.path.getsize(partial)
     return RepackReport(
         source=source,
         target=target,
         arrays=arrays,
         n_bytes_before=guard.n_bytes,
         n_bytes_after=n_after,
-        ratio=n_after / guard.n_bytes,
-        n_bytes_decoded=n_decoded,
         seconds=written - began,
-        mib_per_second=n_decoded / 2**20 / max(1e-9, written - began),
         verify_seconds=verify_seconds,
     )
 
 
 @contextmanager
-def _threads() -> Iterator[ThreadPoolExecutor]:
+def _thread_pool() -> Iterator[ThreadPoolExecutor]:
     pool = ThreadPoolExecutor(usable_cores(), "lightning_h5-repack")
     try:
         yield pool
@@ -259,40 +249,33 @@ def _threads() -> Iterator[ThreadPoolExecutor]:
 
 
 @contextmanager
-def _faults_told(source: str, target: str) -> Iterator[None]:
-    """Says in a line what the HDF5 library or the system could not do."""
+def _translate_errors(source: str, target: str) -> Iterator[None]:
+    """Raise what the HDF5 library or the system could not do as an error of ours, with what to do about it."""
     try:
         yield
     except H5Error:
         raise
     except (OSError, RuntimeError, ValueError, KeyError, MemoryError) as error:
-        said = re.search(r"errno = (\d+)", str(error))  # HDF5 says it in words
-        number = int(said[1]) if said else getattr(error, "errno", None)
+        reported = re.search(r"errno = (\d+)", str(error))  # the HDF5 library's way to report it
+        number = int(reported[1]) if reported else getattr(error, "errno", None)
+        cure = "look for damage with `lightning-h5 check`, and at the disk and the permissions of both folders."
         if isinstance(error, MemoryError) or "memory allocation failed" in str(error):
             number = errno.ENOMEM
+            cure = (
+                "a chunk, or a row of text, is held whole: see the sizes in `lightning-h5 inspect`, and repack on a "
+                "machine with more memory. A crafted file of a few bytes can ask for any amount."
+            )
+        elif number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            cure = "make room on the disk, or name a target on another one."
+        elif isinstance(error, UnicodeError):
+            cure = (
+                "a name in it (of a member of a table, for example) is not UTF-8, and is not copied. Write that array "
+                "again with other names, in the program that made it."
+            )
         raise H5FileError(
             f"{source!r} could not be copied to {target!r}: {os.strerror(number) if number else error}. Nothing is "
-            f"left of the copy; {_cure(number, error)}"
+            f"left of the copy; {cure}"
         ) from error
-
-
-def _cure(number: int | None, error: Exception) -> str:
-    """What to do about what could not be done."""
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "make room on the disk, or name a target on another one."
-    if number == errno.ENOMEM:
-        return (
-            "a chunk, or a row of text, is held whole: see the sizes in `lightning-h5 inspect`, and repack where there "
-            "is more memory. A few bytes of a file that is made to do harm can ask for all there is."
-        )
-    if number in (errno.EMFILE, errno.ENFILE):
-        return "raise `ulimit -n`, or close other files."
-    if isinstance(error, UnicodeError):
-        return (
-            "a name in it (of a member of a table, say) is not UTF-8, and is not copied. Write that array again with "
-            "other names, in the program that made it."
-        )
-    return "look for damage with `lightning-h5 check`, and at the disk and the permissions of both folders."
 
 
 def _is_unchanged(guard: ChangeGuard) -> bool:
@@ -302,30 +285,7 @@ def _is_unchanged(guard: ChangeGuard) -> bool:
         return False
 
 
-def _bytes_needed(file: Any, plans: Mapping[int, ArrayPlan], n_stored: int) -> int:
-    """Return about what the copy takes: as the source, more for what is no longer compressed, and temporary files."""
-    more = scratch = 0
-    for plan in plans.values():
-        if plan.way != "rows":
-            continue
-        array = h5py.h5o.open(file.id, plan.name.encode(errors="surrogateescape"))
-        stored = array.get_storage_size()
-        if stored and not {step.id for step in plan.steps} - {SHUFFLE, FLETCHER32}:
-            more += max(0, plan.n_bytes - stored)
-        if plan.is_shuffled:
-            scratch = max(scratch, shuffle_bytes_needed(array.shape[0], row_bytes_of(array)))
-    return n_stored + more + scratch
-
-
-def _order(made: FileCopy, options: RepackOptions) -> Order | None:
-    for address, plan in made.plans.items():
-        if plan.is_shuffled and options.shuffle_rows is not None:
-            n_rows = h5py.h5o.open(made.source.id, made.places[address]).shape[0]
-            return permutation(n_rows, options.shuffle_rows, 0, REPACK)
-    return None
-
-
-def _repacked_arrays(made: FileCopy, copy: Any) -> Iterator[RepackedArray]:
+def _report_arrays(made: FileCopy, copy: Any) -> Iterator[RepackedArray]:
     for address, plan in made.plans.items():
         one, two = (h5py.h5o.open(file.id, made.places[address]) for file in (made.source, copy))
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +17,9 @@ from ..hdf5.chunk_index import moves_axis
 from ..hdf5.contents import resolve_path
 from ..options import FileOptions
 from ..readers import heap_guard
-from .compression import FilterStep, check_compression, filter_steps, kept_steps, loses_digits
-from .copying import ArrayPlan, address_of, has_class, is_variable, links_in
-from .copying_rows import chunks_of, pipeline_of
-
-__all__ = ["CHUNK_BYTES", "MAX_CHUNK_BYTES", "RepackOptions", "plan_arrays"]
+from .compression import check_compression, filter_steps, kept_steps, loses_digits
+from .file_copy import ArrayPlan, address_of, has_class, is_variable, links_in
+from .row_io import chunks_of, pipeline_of, row_bytes_of
 
 CHUNK_BYTES = 512 << 10
 """A chunk's decoded bytes are this, or down to half of it.
@@ -30,12 +27,6 @@ CHUNK_BYTES = 512 << 10
 A random row costs a chunk, so chunks should be small; but each costs some time to look up, and compressors find less in
 fewer bytes. The rows are a power of two, so that chunks of one field begin where those of another do.
 """
-
-MIN_CHUNK_BYTES = 4 << 10
-"""Arrays with small rows are not cut into chunks of ``rows_per_chunk`` rows with fewer decoded bytes than a page."""
-
-MUCH_LARGER = 16
-"""Rows are small if the largest rows of the file have more than so many times their bytes."""
 
 MAX_CHUNK_BYTES = 32 << 20
 """What a chunk may have decoded: each thread holds one, and each random row costs one."""
@@ -79,20 +70,10 @@ class _Array:
     """An array of the file: its name, shape, bytes of a row, and whether a row is a single value (a label, an id)."""
 
     name: str
+    id: Any
     shape: tuple[int, ...]
     row_bytes: int
     is_column: bool
-
-
-def _arrays_in(file: Any) -> Mapping[int, _Array]:
-    arrays = {}
-    for link in links_in(file):
-        if link.is_first and isinstance(link.item, h5py.h5d.DatasetID):
-            shape, stored = shape_of(h5py.Dataset(link.item)) or (), link.item.get_type()
-            is_column = len(shape) == 1 and stored.get_class() not in (h5py.h5t.COMPOUND, h5py.h5t.ARRAY)
-            row_bytes = math.prod(shape[1:]) * stored.get_size() if shape else 0
-            arrays[link.address] = _Array(link.shown, shape, row_bytes, is_column)
-    return arrays
 
 
 def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
@@ -103,20 +84,25 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
         H5ValueError: what is asked cannot be done with these arrays, or one that would be read declares far more than
             is stored.
     """
-    arrays, plans = _arrays_in(file), {}
+    arrays = {}
+    for link in links_in(file):
+        if link.is_first and isinstance(link.item, h5py.h5d.DatasetID):
+            shape, kind = shape_of(h5py.Dataset(link.item)) or (), link.item.get_type().get_class()
+            is_column = len(shape) == 1 and kind not in (h5py.h5t.COMPOUND, h5py.h5t.ARRAY)
+            row_bytes = row_bytes_of(link.item) if shape else 0
+            arrays[link.address] = _Array(link.shown, link.item, shape, row_bytes, is_column)
     named = arrays.keys() if options.keys is None else _named(file, options.keys, "keys")
     shuffled = _shuffled(file, arrays, options)
-    largest = max((each.row_bytes for each in arrays.values() if not each.is_column and all(each.shape)), default=0)
-    for address, name, item in [(link.address, link.shown, link.item) for link in links_in(file) if link.is_first]:
-        if address not in arrays:
-            continue
-        is_asked = address in named
-        plan = _plan(arrays[address], item, options if is_asked else None, options, address in shuffled, largest)
-        if plan.note and options.keys is not None and is_asked:
+    has_rows = any(not each.is_column and each.row_bytes and all(each.shape) for each in arrays.values())
+    plans = {}
+    for address, array in arrays.items():
+        is_named = address in named
+        plan = _plan(array, options if is_named else None, options, address in shuffled, has_rows)
+        if plan.note and options.keys is not None and is_named:
             cure = "Repack the other files by themselves, and leave" if "other files" in plan.note else "Leave"
-            raise H5ValueError(f"{name!r} was named in keys and {plan.note}. {cure} it out of keys.")
+            raise H5ValueError(f"{array.name!r} was named in keys and {plan.note}. {cure} it out of keys.")
         if not plan.is_elsewhere:
-            _check(file, item, plan, options)
+            _check(file, array.id, plan, options)
         plans[address] = plan
     return plans
 
@@ -128,12 +114,8 @@ def _check(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) -> No
         check_sizes(file, dataset, plan.name, options.trust)
         ensure_filters(filters_of(dataset), file.filename, plan.name)
         if may_run_code(array) and (plan.way != "rows" or pipeline_of(array, file.filename, plan.name) is None):
-            refuse_library(
-                dataset,
-                file.filename,
-                plan.name,
-                "not all of its chunks are decoded one by one to be copied or compared",
-            )
+            why = "not all of its chunks are decoded one by one to be copied or compared"
+            refuse_library(dataset, file.filename, plan.name, why)
     # Before the HDF5 library looks at text and lists, which may never come back from a damaged heap.
     if array.shape and is_variable(array.get_type()) and numpy_dtype(dataset) is not None:
         layout = layout_of(ArrayHandle(dataset), file.filename, plan.name)
@@ -175,25 +157,35 @@ def _shuffled(file: Any, arrays: Mapping[int, _Array], options: RepackOptions) -
         example = [name for name, n in counts.items() if n == most][:4]
         raise H5ValueError(
             f"shuffle_rows was asked for arrays of {file.filename!r} with different numbers of rows: {listing(counts)} "
-            f"with {', '.join(f'{n:,}' for n in list(counts.values())[:12])} rows. Say which belong together, such as "
-            f"shuffle_keys={example!r}."
+            f"with {', '.join(f'{n:,}' for n in list(counts.values())[:12])} rows. Name those that belong together, "
+            f"such as shuffle_keys={example!r}."
         )
     return chosen
 
 
 def _plan(
-    about: _Array, array: Any, asked: RepackOptions | None, options: RepackOptions, is_shuffled: bool, largest: int
+    array: _Array, asked: RepackOptions | None, options: RepackOptions, is_shuffled: bool, has_rows: bool
 ) -> ArrayPlan:
-    stored, plist, shape = array.get_type(), array.get_create_plist(), about.shape
-    plan = ArrayPlan(name=about.name, is_shuffled=is_shuffled, n_bytes=about.row_bytes * shape[0] if shape else 0)
+    """Return the plan for an array.
+
+    Args:
+        array: which.
+        asked: what is asked of its layout; None if ``keys`` leaves it out.
+        options: what is asked of the copy.
+        is_shuffled: whether its rows are permuted.
+        has_rows: whether the file has other arrays than columns.
+    """
+    stored, plist, shape = array.id.get_type(), array.id.get_create_plist(), array.shape
+    n_bytes = array.row_bytes * shape[0] if shape else 0
+    plan = ArrayPlan(name=array.name, is_shuffled=is_shuffled, n_bytes=n_bytes)
     layout = plist.get_layout()
     if layout == h5py.h5d.VIRTUAL or plist.get_external_count():
-        return _elsewhere(plan, h5py.Dataset(array), options)
+        return _plan_elsewhere(plan, h5py.Dataset(array.id), options)
     has_references = has_class(stored, h5py.h5t.REFERENCE)
-    is_moved = layout == h5py.h5d.CHUNKED and moves_axis(array)
+    is_moved = layout == h5py.h5d.CHUNKED and moves_axis(array.id)
     # HDF5's own copy forgets references, and may end the process if it reports wrong coordinates of chunks.
     as_stored = replace(plan, way="values" if has_references or is_moved else "as it is")
-    kept = kept_steps(plist) if layout == h5py.h5d.CHUNKED else ()
+    loses = loses_digits(kept_steps(plist))
     why = ""
     if has_references:
         why = "holds references"
@@ -201,93 +193,71 @@ def _plan(
         if is_shuffled:
             return replace(plan, way="values")
         return replace(as_stored, note="has text or lists of any length, which no filter reaches")
-    elif about.row_bytes > MAX_CHUNK_BYTES:
+    elif array.row_bytes > MAX_CHUNK_BYTES:
         why = f"has rows of more than {MAX_CHUNK_BYTES >> 20} MiB"
-    elif (asked is None or asked.compression == "keep") and loses_digits(kept):
+    elif (asked is None or asked.compression == "keep") and loses:
         why = "has a filter that may lose digits if it is applied again"
     if why and is_shuffled:
-        cure = "Name a compression" if loses_digits(kept) else "Leave it out"
+        cure = "Name a compression" if loses else "Leave it out"
         raise H5ValueError(f"{plan.name!r} is to be shuffled and {why}. {cure}.")
-    if is_moved and loses_digits(kept) and why:
+    if why and is_moved and loses:
         raise H5ValueError(f"{plan.name!r} {why}, and grows along another axis. Name a compression, or use `h5repack`.")
     if why:
         return replace(as_stored, note=f"{why} and stays as it is")
-    is_small = not plan.n_bytes or layout == h5py.h5d.COMPACT
-    if not plan.n_bytes or not (is_shuffled or (asked and not is_small)):
-        return as_stored
-    return _laid_out(array, about, asked, kept, plan, as_stored, largest)
+    if n_bytes and (is_shuffled or (asked and layout != h5py.h5d.COMPACT)):
+        return _plan_rows(array, asked, plan, as_stored, has_rows)
+    return as_stored
 
 
-def _elsewhere(plan: ArrayPlan, array: Any, options: RepackOptions) -> ArrayPlan:
+def _plan_elsewhere(plan: ArrayPlan, array: Any, options: RepackOptions) -> ArrayPlan:
     """Plan for an array whose values lie in other files, or that is virtual: it stays a link, and is never read."""
-    own = (
-        [source for source in array.virtual_sources() if source.file_name in (".", array.file.filename)]
-        if array.is_virtual
-        else []
-    )
+    sources = array.virtual_sources() if array.is_virtual else []
+    is_own = any(source.file_name in (".", array.file.filename) for source in sources)
     if plan.is_shuffled:
         raise H5ValueError(
-            f"{plan.name!r} is to be shuffled and {'is virtual' if own else 'lies in other files'}. Repack these by "
+            f"{plan.name!r} is to be shuffled and {'is virtual' if is_own else 'lies in other files'}. Repack these by "
             "themselves, and leave it out here."
         )
-    if own and options.shuffle_rows is not None:
+    if is_own and options.shuffle_rows is not None:
         raise H5ValueError(
             f"{plan.name!r} is virtual and shows rows of this file, which may not be moved below it. Write its values "
             "to an ordinary array first, or repack without shuffle_rows."
         )
-    return replace(
-        plan, is_elsewhere=True, note="is virtual and stays so" if own else "lies in other files and stays a link"
-    )
+    note = "is virtual and stays so" if is_own else "lies in other files and stays a link"
+    return replace(plan, is_elsewhere=True, note=note)
 
 
-def _laid_out(
-    array: Any,
-    about: _Array,
-    asked: RepackOptions | None,
-    kept: tuple[FilterStep, ...],
-    plan: ArrayPlan,
-    as_stored: ArrayPlan,
-    largest: int,
+def _plan_rows(
+    array: _Array, asked: RepackOptions | None, plan: ArrayPlan, as_stored: ArrayPlan, has_rows: bool
 ) -> ArrayPlan:
-    """Plan for rows that are laid out again, in chunks unless nothing asks for any."""
-    shape, row_bytes, old_chunks = about.shape, about.row_bytes, chunks_of(array)
-    wanted = asked.rows_per_chunk if asked else None
-    is_chunked = asked is not None and asked.is_chunked
-    is_small = wanted is not None and wanted * row_bytes < MIN_CHUNK_BYTES and row_bytes * MUCH_LARGER < largest
-    is_left = (
-        wanted is not None
-        and asked is not None
-        and asked.keys is None
-        and (is_small or bool(largest and about.is_column))
-    )
-    if is_left:
-        plan = replace(
-            plan,
-            note=f"does not get chunks of {wanted} rows, which are meant for arrays with larger rows; name it "
-            "in keys to get them",
-        )
-        wanted, is_chunked = None, False
-    steps = (
-        kept
-        if asked is None
-        else filter_steps(
+    """Plan for rows that are written again, in chunks unless nothing asks for any."""
+    shape, row_bytes, old_chunks = array.shape, array.row_bytes, chunks_of(array.id)
+    kept = steps = kept_steps(array.id.get_create_plist())
+    wanted, is_chunked, is_left = None, False, False
+    if asked is not None:
+        wanted, is_chunked = asked.rows_per_chunk, asked.is_chunked
+        steps = filter_steps(
             asked.compression,
             level=asked.level,
             shuffle_filter=asked.shuffle_filter,
             checksum=asked.checksum,
-            itemsize=array.get_type().get_size(),
+            itemsize=array.id.get_type().get_size(),
             kept=kept,
         )
-    )
-    if is_left and steps == kept and not plan.is_shuffled:
-        return replace(as_stored, note=plan.note)
-    maxshape = array.get_space().get_simple_extent_dims(True)
+        is_left = wanted is not None and asked.keys is None and array.is_column and has_rows
+    if is_left:
+        note = f"does not get chunks of {wanted} rows, which are meant for arrays with larger rows; name it in keys"
+        plan, as_stored = replace(plan, note=f"{note} to get them"), replace(as_stored, note=f"{note} to get them")
+        if steps == kept and not plan.is_shuffled:
+            return as_stored
+        wanted, is_chunked = None, False
+    maxshape = array.id.get_space().get_simple_extent_dims(True)
     stays_chunked = old_chunks is not None and (is_left or asked is None or asked.compression == "keep")
     if not (steps or is_chunked or stays_chunked or maxshape != shape):
         return replace(plan, way="rows")
-    rows = wanted or 1 << (max(1, CHUNK_BYTES // row_bytes).bit_length() - 1)
     if is_left and old_chunks is not None and old_chunks[0] * row_bytes <= MAX_CHUNK_BYTES:
         return replace(plan, way="rows", chunks=(old_chunks[0], *shape[1:]), steps=steps)
+    rows = wanted or 1 << (max(1, CHUNK_BYTES // row_bytes).bit_length() - 1)
     if rows * row_bytes > MAX_CHUNK_BYTES:
         raise H5ValueError(
             f"rows_per_chunk={rows} makes chunks of {rows * row_bytes / 2**20:,.0f} MiB of {plan.name!r}, and a "
@@ -295,6 +265,8 @@ def _laid_out(
             f"({MAX_CHUNK_BYTES >> 20} MiB at most), or name the arrays that are meant with keys."
         )
     can_grow = maxshape[0] == h5py.h5s.UNLIMITED or maxshape[0] > shape[0]
-    rows = rows if wanted and can_grow else min(rows, shape[0])
-    rows = rows if maxshape[0] == h5py.h5s.UNLIMITED else min(rows, maxshape[0])
+    if not (wanted and can_grow):
+        rows = min(rows, shape[0])
+    if maxshape[0] != h5py.h5s.UNLIMITED:
+        rows = min(rows, maxshape[0])
     return replace(plan, way="rows", chunks=(rows, *shape[1:]), steps=steps)

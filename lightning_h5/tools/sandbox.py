@@ -22,8 +22,6 @@ from typing import Any
 from ..errors import H5ValueError, H5WorkerError
 from ..sizes import parse_bytes
 
-__all__ = ["SandboxError", "SandboxLimits", "main", "run_in_sandbox"]
-
 MIN_MEMORY = 256 << 20
 """Python, NumPy, HDF5 and the decoders take 130 MB of address space before a file is opened."""
 
@@ -100,7 +98,7 @@ def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int
 
     Args:
         path: the file.
-        wanted: what to look at (``Wanted`` of ``check.py``).
+        wanted: what to look at (``Wanted`` of ``check_file``).
         limits: what the check may take.
         n_threads: threads that decode.
 
@@ -239,7 +237,6 @@ def _limit(task: Mapping[str, Any]) -> None:
 
 
 def _check(task: Mapping[str, Any]) -> dict[str, Any]:
-    from .check import Wanted, check_here
+    from .check_file import Wanted, check_file
 
-    wanted = Wanted(**task["wanted"])
-    return asdict(check_here([task["path"]], wanted, task["threads"], lambda n_bytes: None)[0])
+    return asdict(check_file(task["path"], Wanted(**task["wanted"]), task["threads"], lambda n_bytes: None))

@@ -14,7 +14,7 @@ import yaml
 from factories import Stored
 
 from lightning_h5.cli import main
-from lightning_h5.tools import bench, measuring
+from lightning_h5.tools import bench
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["--seconds", "0.01", "--rounds", "1", "--batch-size", "8", "--num-workers", "0"]
@@ -42,7 +42,7 @@ def path(make_h5):
 
 @pytest.fixture
 def never_measures(monkeypatch):
-    monkeypatch.setattr(bench, "measure_in_turn", None)
+    monkeypatch.setattr(bench, "_measure", None)
 
 
 def test_a_table_shows_each_setting_and_the_end_is_yaml(run, path):
@@ -50,7 +50,7 @@ def test_a_table_shows_each_setting_and_the_end_is_yaml(run, path):
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == f"{path}  40 rows of 104 B, in shuffled batches of 8"
-    assert lines[2].split() == ["rows/s", "MiB/s", "vs", "h5py", "spread"]
+    assert lines[2].split() == ["rows/s", "MiB/s", "vs", "h5py"]
     names = [line[2:].split("  ")[0] for line in lines[3:6]]
     assert names == ["plain h5py", "LazyH5DataModule", "RankCachedH5DataModule"]
     assert max(map(len, lines[1:6])) <= 80
@@ -85,11 +85,9 @@ def test_several_files_are_one_data_set(run, make_h5):
 
 def test_what_was_not_measured_is_said(run, path, monkeypatch):
     monkeypatch.setattr(bench, "room", lambda: None)
-    monkeypatch.setattr(measuring, "MAX_WARM", 0)
     code, out, _ = run(path, *QUICK)
     assert code == 0
     assert "not measured: RankCachedH5DataModule: the system does not report its free memory" in out
-    assert "LazyH5DataModule: its first epoch was not over; later ones may be faster" in out
 
 
 @pytest.mark.parametrize(
@@ -148,12 +146,13 @@ def test_ctrl_c_ends_it_in_one_line_and_leaves_no_worker(path):
     """While workers are at work; the signal goes to all of them, as from a terminal."""
     code = (
         "import sys\n"
-        "from lightning_h5.tools.measuring import Running\n"
-        "def works(self, seconds):\n"
-        "    next(self._batches)\n"
+        "from lightning_h5.tools import bench\n"
+        "real = bench._rate\n"
+        "def works(batches, seconds, **more):\n"
+        "    next(batches)\n"
         "    print('working', flush=True)\n"
-        "    return self._take(lambda passed, _: passed > 60)\n"
-        "Running.warm_up = works\n"
+        "    return real(batches, 60)\n"
+        "bench._rate = works\n"
         "from lightning_h5.cli import main\n"
         "main(sys.argv[1:])\n"
     )

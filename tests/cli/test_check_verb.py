@@ -215,7 +215,7 @@ def test_help_has_examples(run):
     code, out, _ = run("--help")
     assert code == 0
     assert "lightning-h5 check data.h5\n" in out
-    assert "Take --sandbox for files of strangers" in " ".join(out.split())
+    assert "Take --sandbox for untrusted files" in " ".join(out.split())
 
 
 def test_python_m_runs_it_and_shows_no_bar_where_nobody_watches(folder):

@@ -189,8 +189,8 @@ def test_a_verb_that_finds_no_memory_says_so_in_a_line(make_h5, capsys, monkeypa
     def fail(options):
         raise MemoryError
 
-    monkeypatch.setattr("lightning_h5.cli.inspect.run", fail)
+    monkeypatch.setattr("lightning_h5.cli.inspect_command.run", fail)
     with pytest.raises(SystemExit) as ended:
         main(["inspect", make_h5(x=np.zeros(3))])
     assert ended.value.code == 1
-    assert capsys.readouterr().err == "lightning_h5: inspect found no memory. Run it where there is more of it.\n"
+    assert capsys.readouterr().err == "lightning_h5: inspect ran out of memory. Run it on a machine with more.\n"

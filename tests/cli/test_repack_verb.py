@@ -54,13 +54,12 @@ def test_json_has_all_of_it_and_nothing_else_is_written(path, capsys):
     assert x["after"]["filters"] == ["shuffle", "lzf", "fletcher32"]
     assert x["before"]["row_cost"] == 3200
     assert report["n_bytes_after"] == os.path.getsize(path + ".copy")
-    assert report["ratio"] == report["n_bytes_after"] / report["n_bytes_before"]
     assert report["verify_seconds"] is None
 
 
 def test_rows_are_shuffled_by_name(path, capsys):
     assert run(path, path + ".copy", "--shuffle-rows", 3) == 1
-    assert "Say which belong together" in capsys.readouterr().err
+    assert "Name those that belong together" in capsys.readouterr().err
     assert run(path, path + ".copy", "--shuffle-rows", 3, "--shuffle-keys", "x", "y", "--keys", "x") == 0
     assert "x (rows shuffled)" in capsys.readouterr().out
     with h5py.File(path + ".copy") as file:
@@ -92,7 +91,7 @@ def test_an_existing_file_is_never_written_over(path, capsys, tmp_path):
     target.write_text("mine")
     before = _looks(path)
     assert run(path, target) == 1
-    assert "is there already and is never written over" in capsys.readouterr().err
+    assert "cannot be written: it exists" in capsys.readouterr().err
     assert run(path, path) == 1
     assert "is the file that is to be repacked" in capsys.readouterr().err
     assert target.read_text() == "mine"

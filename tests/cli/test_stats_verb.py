@@ -181,11 +181,11 @@ def test_ctrl_c_ends_it_in_one_line_and_leaves_nothing(path, tmp_path):
     """A pass that never ends, so that the signal finds it at work."""
     code = (
         "import sys, time\n"
-        "from lightning_h5.tools import statistics\n"
+        "from lightning_h5.tools import stats\n"
         "def forever(*args, **named):\n"
         "    print('working', flush=True)\n"
         "    time.sleep(60)\n"
-        "statistics.do_tasks = forever\n"
+        "stats.do_tasks = forever\n"
         "from lightning_h5.cli import main\n"
         "main(sys.argv[1:])\n"
     )

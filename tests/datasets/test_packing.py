@@ -21,7 +21,6 @@ from lightning_h5 import (
     inspect_file,
 )
 from lightning_h5.datasets import CombinedHDF5Dataset, H5LazyDataset, RankMemCachedH5Dataset
-from lightning_h5.tools.advice import yaml_of
 
 N = 8
 VALUES = np.arange(-4, N * 3 - 4, dtype="i2").reshape(N, 3)
@@ -248,7 +247,7 @@ def test_a_file_that_inspect_describes_trains_with_its_settings(write):
     report = inspect_file(path)
     assert [array.packing for array in report.arrays] == ["scale_factor=0.01, add_offset=273.15, _FillValue=-4", None]
     assert any("x * 0.01 + 273.15; -4 means missing" in reason for reason in report.advice.reasons)
-    arguments = yaml.safe_load(yaml_of(report.advice))["data"]["init_args"]
+    arguments = yaml.safe_load(report.advice.yaml)["data"]["init_args"]
     assert arguments["x_dtype"] == "int16"
     LazyH5DataModule(**nested(**arguments)).setup("fit")
 

@@ -31,7 +31,7 @@ def texts():
 
 def options_of(verb):
     parser = argparse.ArgumentParser()
-    import_module(f"lightning_h5.cli.{verb}").add_arguments(parser)
+    import_module(f"lightning_h5.cli.{verb}_command").add_arguments(parser)
     return {"--json"} | {name for action in parser._actions for name in action.option_strings}
 
 

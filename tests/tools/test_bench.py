@@ -21,9 +21,8 @@ import lightning_h5.datamodules
 from lightning_h5 import H5CorruptError, H5Error, H5FileError, H5KeyError, H5ValueError
 from lightning_h5.datasets import LazyFileDataset
 from lightning_h5.progress_bar import progress_bar
-from lightning_h5.tools import bench, measuring
-from lightning_h5.tools.bench import NEARLY, bench_file
-from lightning_h5.tools.measuring import BenchResult, Candidate, Running, measure_in_turn
+from lightning_h5.tools import bench
+from lightning_h5.tools.bench import NEARLY, Candidate, bench_file
 
 ROWS = 50
 FAST = {"seconds": 0.01, "rounds": 2, "batch_size": 8}
@@ -147,7 +146,7 @@ def test_all_candidates_together_take_half_of_the_free_memory(make_file, monkeyp
         monkeypatch.setattr(type(dataset), "cost", replace(dataset.cost, decoded_bytes=900 << 20))
         monkeypatch.setattr(bench, "trained_row_bytes", lambda arrays, dtype: (200 << 20) // ROWS if arrays else 0)
         found, out = bench._candidates(dataset, {}, 1, 0)
-    assert sum(each.memory for each in found) <= 1000 << 20
+    assert sum(each.n_bytes for each in found) <= 1000 << 20
     assert list(out) == ["RankCachedH5DataModule"]
 
 
@@ -156,10 +155,10 @@ def test_plain_h5py_reads_fields_of_every_kind_from_several_files(make_h5, monke
     table["a"], table["b"] = np.arange(8).reshape(4, 2), np.arange(4)
     paths = [make_h5(t=table, text=np.array([b"p", b"q", b"r", b"s"]), n=np.arange(4) + 4 * at) for at in range(2)]
     seen = []
-    monkeypatch.setattr(measuring, "default_collate", lambda batch: seen.extend(batch))
-    settings = {"x_key": {"one": "t/a", "two": "t/b"}, "y_key": ["text", "n"], "batch_size": 4}
+    monkeypatch.setattr(bench, "default_collate", lambda batch: seen.extend(batch))
+    choices = {"x_key": {"one": "t/a", "two": "t/b"}, "y_key": ["text", "n"], "batch_size": 4}
     with LazyFileDataset(paths, "t/a", sample="row") as dataset:
-        batches = measuring._plain_batches(dataset.table, settings)
+        batches = bench._plain_batches(dataset.table, choices)
         assert list(islice(batches, 400)) == [1] * 400
         batches.close()
     rows = Counter(int(sample[3]) for sample in seen)
@@ -175,58 +174,40 @@ def test_plain_h5py_that_fails_is_left_out(path, monkeypatch):
     def fails(batch):
         raise TypeError("no tensor\ncan hold this")
 
-    monkeypatch.setattr(measuring, "default_collate", fails)
+    monkeypatch.setattr(bench, "default_collate", fails)
     report = bench_file(path, "x", "y", num_workers=0, **FAST)
     assert report.left_out == {"plain h5py": "it failed: TypeError: can hold this"}
     assert [each.name for each in report.results] == ["LazyH5DataModule", "RankCachedH5DataModule"]
 
 
+CHOICES = {"x_key": "x", "y_key": "y", "batch_size": 8}
+
+
 def measure(path, *candidates, seconds=0.01, rounds=3):
     with LazyFileDataset([path], "x", "y", sample="row") as dataset:
         table = dataset.table
-    return measure_in_turn(
-        candidates, table, seconds=seconds, rounds=rounds, bar=progress_bar(1, "", shows_progress=False)
-    )
-
-
-def shared(path):
-    return {"train_path": path, "x_key": "x", "y_key": "y", "batch_size": 8}
+    bar = progress_bar(1, "", shows_progress=False)
+    return bench._measure(candidates, CHOICES | {"train_path": path}, table, seconds=seconds, rounds=rounds, bar=bar)
 
 
 def test_each_candidate_has_a_rate_of_each_round_and_begins_one(path, monkeypatch, leaves_nothing):
-    order = []
-    real = Running.measure
-    monkeypatch.setattr(Running, "measure", lambda self, seconds: (order.append(self), real(self, seconds))[1])
-    lazy, cached = Candidate("LazyH5DataModule", shared(path)), Candidate("RankCachedH5DataModule", shared(path), {}, 1)
-    results, out = measure(path, lazy, cached)
+    order, real = [], bench._rate
+    monkeypatch.setattr(
+        bench, "_rate", lambda batches, *given, **more: (order.append(batches), real(batches, *given, **more))[1]
+    )
+    lazy, cached = Candidate("LazyH5DataModule"), Candidate("RankCachedH5DataModule", n_bytes=1)
+    rates, out = measure(path, lazy, cached)
     assert out == {}
-    assert [len(results[each].rates) for each in (lazy, cached)] == [3, 3]
-    assert all(min(each.rates) <= each.rows_per_second <= max(each.rates) for each in results.values())
-    assert not any(each.is_first_epoch for each in results.values())
-    a, b = order[0], order[2]
-    assert order == [a, a, b, b, b, b, a, a, a, a, b, b]
-
-
-def test_measuring_begins_after_the_first_epoch_or_a_limit(path, monkeypatch):
-    monkeypatch.setattr(measuring, "MAX_WARM", 0)
-    (result,) = measure(path, Candidate("LazyH5DataModule", shared(path)), rounds=1)[0].values()
-    assert result.is_first_epoch
-
-
-def test_loading_that_would_take_for_ever_is_not_begun(path, monkeypatch, leaves_nothing):
-    monkeypatch.setattr(Running, "warm_up", lambda self, seconds: ROWS / 3600)
-    lazy, cached = Candidate("LazyH5DataModule", shared(path)), Candidate("RankCachedH5DataModule", shared(path), {}, 1)
-    results, out = measure(path, lazy, cached)
-    assert out == {"RankCachedH5DataModule": "its first epoch takes about 3,600 s; pass more seconds"}
-    assert list(results) == [lazy]
+    assert [len(rates[each]) for each in (lazy, cached)] == [3, 3]
+    a, b = order[:2]  # they warm up
+    assert order[2:] == [a, a, b, b, b, b, a, a, a, a, b, b]
 
 
 def test_workers_start_before_threads_do_and_what_loads_rows_comes_last(path, monkeypatch):
-    order, real = [], Running.__init__
-    monkeypatch.setattr(Running, "__init__", lambda self, each, table: order.append(each) or real(self, each, table))
-    cached = Candidate("RankCachedH5DataModule", shared(path), {}, 5)
-    lazy = Candidate("LazyH5DataModule", shared(path))
-    workers = Candidate("LazyH5DataModule", shared(path), {"num_workers": 1})
+    order, real = [], bench._batches
+    monkeypatch.setattr(bench, "_batches", lambda each, choices: order.append(each) or real(each, choices))
+    cached = Candidate("RankCachedH5DataModule", n_bytes=5)
+    lazy, workers = Candidate("LazyH5DataModule"), Candidate("LazyH5DataModule", {"num_workers": 1})
     measure(path, cached, lazy, workers, rounds=1)
     assert order == [workers, lazy, cached]
 
@@ -237,22 +218,13 @@ def test_workers_start_before_threads_do_and_what_loads_rows_comes_last(path, mo
 def with_rates(monkeypatch, **rates):
     """Makes up the rates of candidates, by the name of the data module or what it is changed by."""
 
-    def measured(candidates, table, **_):
-        found = {}
-        for each in candidates:
-            key = next(iter(each.extra), {None: "plain", "LazyH5DataModule": "lazy"}.get(each.datamodule, "cached"))
-            own = rates[key] if isinstance(rates[key], tuple) else (rates[key],)
-            found[each] = BenchResult(
-                name=each.name,
-                datamodule=each.datamodule,
-                settings=each.settings,
-                rows_per_second=sorted(own)[len(own) // 2],
-                rates=own,
-                is_first_epoch=False,
-            )
-        return found, {}
+    def measured(candidates, choices, table, **_):
+        def key(each):
+            return next(iter(each.choices), {None: "plain", "LazyH5DataModule": "lazy"}.get(each.datamodule, "cached"))
 
-    monkeypatch.setattr(bench, "measure_in_turn", measured)
+        return {each: [rates[key(each)]] for each in candidates}, {}
+
+    monkeypatch.setattr(bench, "_measure", measured)
 
 
 @pytest.mark.parametrize(
@@ -285,8 +257,6 @@ def test_reasons_say_what_there_is_to_know(make_file, monkeypatch):
     assert "divided over the ranks" in reasons(cached=10)
     assert "Plain h5py is as fast here" in reasons(plain=1.2)
     assert "Plain h5py" not in reasons(lazy=10)
-    assert "differ by 60 %: other programs use the machine" in reasons(lazy=(7.0, 10.0, 13.0))
-    assert "differ" not in reasons(lazy=(9, 10, 11))
 
 
 # All of it ------------------------------------------------------------------------------------------------------
@@ -301,7 +271,7 @@ def test_a_report_has_every_figure(path, leaves_nothing):
         "RankCachedH5DataModule",
         "LazyH5DataModule, num_workers=1",
     ]
-    assert all(len(each.rates) == 2 and each.spread >= 0 for each in report.results)
+    assert all(len(each.rates) == 2 for each in report.results)
     assert report.chosen in report.results
     given = {"train_path": path, "x_key": "x", "y_key": "y", "batch_size": 8, "val_fraction": 0.1}
     assert report.results[1].settings == given
@@ -342,14 +312,14 @@ def test_several_files_and_keys_are_one_data_set(make_h5, leaves_nothing):
 def test_bad_input_is_refused_before_anything_is_measured(
     make_h5, monkeypatch, leaves_nothing, arguments, options, error, text
 ):
-    monkeypatch.setattr(bench, "measure_in_turn", None)
+    monkeypatch.setattr(bench, "_measure", None)
     path = make_h5(x=values(), x2=values(), y=np.arange(ROWS), few=np.arange(3), text=np.array([b"a"] * ROWS))
     with pytest.raises(error, match=text):
         bench_file(path, *arguments, **options)
 
 
 def test_a_file_that_is_missing_or_empty_or_no_hdf5_is_refused(make_h5, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench, "measure_in_turn", None)
+    monkeypatch.setattr(bench, "_measure", None)
     with pytest.raises(H5FileError, match="does not exist"):
         bench_file(tmp_path / "none.h5")
     (tmp_path / "text.h5").write_text("no HDF5")
@@ -360,7 +330,7 @@ def test_a_file_that_is_missing_or_empty_or_no_hdf5_is_refused(make_h5, tmp_path
 
 
 def test_a_filter_that_is_missing_is_reported_before_anything_is_measured(path, monkeypatch):
-    monkeypatch.setattr(bench, "measure_in_turn", None)
+    monkeypatch.setattr(bench, "_measure", None)
     monkeypatch.setattr("h5py.h5z.filter_avail", lambda number: False)
     with pytest.raises(H5FileError, match=r"compressed with .* which this installation cannot decode"):
         bench_file(path, "x", "y")
@@ -379,7 +349,7 @@ def test_damaged_rows_are_an_error_and_leave_nothing(make_h5, nothing_held, leav
 
 @pytest.mark.parametrize("at", [1, 4, 9, 14])
 def test_an_interrupt_leaves_nothing(path, monkeypatch, leaves_nothing, at):
-    n_calls, real = [], Running._take
+    n_calls, real = [], bench._rate
 
     def interrupted(*arguments, **named):
         n_calls.append(1)
@@ -387,24 +357,19 @@ def test_an_interrupt_leaves_nothing(path, monkeypatch, leaves_nothing, at):
             raise KeyboardInterrupt
         return real(*arguments, **named)
 
-    monkeypatch.setattr(Running, "_take", interrupted)
+    monkeypatch.setattr(bench, "_rate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bench_file(path, "x", "y", num_workers=2, **FAST)
 
 
 def test_workers_that_are_killed_leave_their_candidate_out(path, monkeypatch, leaves_nothing):
-    real, doomed = Running.__init__, ["LazyH5DataModule, num_workers=2"]
-
-    def starts(self, candidate, table):
-        real(self, candidate, table)
-        if candidate.name in doomed:
-            self._batches = killed()
+    real, doomed = bench._batches, ["LazyH5DataModule, num_workers=2"]
 
     def killed():
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
         yield
 
-    monkeypatch.setattr(Running, "__init__", starts)
+    monkeypatch.setattr(bench, "_batches", lambda each, given: killed() if each.name in doomed else real(each, given))
     report = bench_file(path, "x", "y", num_workers=2, **FAST)
     assert list(report.left_out) == doomed
     assert "is killed by signal" in report.left_out[doomed[0]]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from lightning_h5 import H5LazyDataset
 from lightning_h5.errors import H5FileError, H5KeyError, H5ValueError
 from lightning_h5.hdf5 import process_pool
-from lightning_h5.tools import read_checks
+from lightning_h5.tools import check_file
 from lightning_h5.tools.check import check_files
-from lightning_h5.tools.read_checks import ArrayReading
+from lightning_h5.tools.check_file import ArrayDecoder
 
 ROWS, STEP = 40, 5
 VALUES = np.resize(np.arange(11, dtype="i4"), (ROWS, 50))
@@ -185,17 +185,8 @@ def test_many_damaged_chunks_are_counted(make_h5):
     for number in range(ROWS):
         edit(path, chunk_at(path, number).byte_offset)
     report = check_files(path)
-    assert found(report) == [("error", "decode", "x")] * (read_checks.MOST + 1)
+    assert found(report) == [("error", "decode", "x")] * (check_file.MAX_PROBLEMS + 1)
     assert report.errors[-1].text == "30 more pieces of it cannot be read"
-
-
-def test_a_slab_too_large_for_memory_is_checked_chunk_by_chunk(make_h5, monkeypatch):
-    monkeypatch.setattr(read_checks, "LARGE_SLAB", 100)
-    path = make_h5(x=Stored(VALUES, "chunked", (20, 20), GZIP))
-    assert found(check_files(path)) == []
-    edit(path, chunk_at(path, 4).byte_offset)
-    (problem,) = check_files(path).errors
-    assert "chunk 4 (rows 20 to 39)" in problem.text
 
 
 def test_chunks_behind_the_end_of_the_file_are_named_without_reading(make_h5):
@@ -287,28 +278,28 @@ def test_a_truncated_contiguous_array_is_found_once(make_h5):
 
 def test_a_file_that_shrinks_while_it_is_read_is_an_error(make_h5, monkeypatch):
     path = make_h5(x=np.arange(100_000))
-    real = ArrayReading.tasks
+    real = ArrayDecoder.tasks
 
     def tasks(self):
         made = list(real(self))
         os.truncate(path, 10_000)
         return iter(made)
 
-    monkeypatch.setattr(ArrayReading, "tasks", tasks)
+    monkeypatch.setattr(ArrayDecoder, "tasks", tasks)
     kinds = {problem.kind for problem in check_files(path).errors}
     assert kinds == {"decode", "changed"}
 
 
 def test_a_file_that_vanishes_is_named_once(make_h5, monkeypatch):
     path = make_h5(x=Stored(VALUES, "chunked", (1, 50), GZIP))
-    real = ArrayReading.tasks
+    real = ArrayDecoder.tasks
 
     def tasks(self):
         made = list(real(self))
         os.unlink(path)
         return iter(made)
 
-    monkeypatch.setattr(ArrayReading, "tasks", tasks)
+    monkeypatch.setattr(ArrayDecoder, "tasks", tasks)
     assert [problem.kind for problem in check_files(path).errors] == ["changed", "decode"]
 
 
@@ -433,11 +424,11 @@ def test_links_that_lead_nowhere_or_out_of_the_file_are_warnings(make_h5, tmp_pa
     texts = {problem.array: problem.text for problem in report.warnings}
     assert not report.errors
     assert set(texts) == {"dead", "circle", "out", "lost", "virtual lost", "virtual out", "external"}
-    assert "leads to '/g/y', which is not there" in texts["dead"]
+    assert "leads to '/g/y', which does not exist" in texts["dead"]
     assert "'other.h5': it was not followed" in texts["out"]
-    assert texts["lost"].endswith("'gone.h5': which is not there")
+    assert texts["lost"].endswith("'gone.h5': which does not exist")
     for lost in ("virtual lost", "external"):
-        assert "not there: HDF5 itself would read them as fill values" in texts[lost]
+        assert "is missing: HDF5 itself would read them as fill values" in texts[lost]
     assert "its rows lie in 'other.h5', and were not read" in texts["virtual out"]
     assert os.stat(other).st_atime_ns == before
     assert report.n_bytes == VALUES.nbytes

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 
 from lightning_h5.errors import H5KeyError, H5ValueError, H5WorkerError
 from lightning_h5.tools import check, sandbox
-from lightning_h5.tools.check import Findings, Wanted, check_files, check_here
+from lightning_h5.tools.check import check_files
+from lightning_h5.tools.check_file import Findings, Wanted, check_file
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and /proc as Linux has them")
 
@@ -216,7 +217,7 @@ def test_memory_over_the_limit_is_named_with_the_argument(make_h5):
     report = check_files(path, sandbox=True, sandbox_memory="512 MiB")
     (problem,) = report.errors
     assert (problem.array, problem.kind) == ("x", "memory")
-    assert "Unable to allocate 768. MiB" in problem.text
+    assert "no memory is left to read it from row 0 on" in problem.text
     assert "more than sandbox_memory=536,870,912 bytes" in problem.text
     assert report.n_bytes == VALUES.nbytes
 
@@ -313,7 +314,7 @@ def test_what_lies_in_the_working_directory_is_known_to_a_child(make_h5, monkeyp
         file["out"] = h5py.ExternalLink("other.h5", "/x")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    for text in ("which is not there", "it was not followed"):
+    for text in ("which does not exist", "it was not followed"):
         apart_found, found = (check_files(path, sandbox=sandbox).warnings for sandbox in (True, False))
         assert apart_found == found
         assert text in found[0].text
@@ -545,7 +546,7 @@ def reported(tmp_path_factory):
         file["g/y"] = np.arange(100.0)
         file["out"] = h5py.ExternalLink("gone.h5", "/x")
         file.create_dataset("never", (99,), "f4")
-    (found,) = check_here([path], Wanted(), 1, lambda n: None)
+    found = check_file(path, Wanted(), 1, lambda n: None)
     assert found.problems
     return path, json.loads(json.dumps(asdict(found)))
 
@@ -573,7 +574,7 @@ def test_whatever_is_reported_becomes_plain_values_or_a_problem(reported, data):
         value = with_changed(value, data.draw(st.sampled_from(list(places_in(value)))), data.draw(ANYTHING))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(check, "run_in_sandbox", lambda *arguments: value)
-        (found,) = check._check_in_sandbox([path], Wanted(), sandbox.SandboxLimits.of("4 GiB", 60), lambda n: None)
+        found = check._check_in_sandbox(path, Wanted(), sandbox.SandboxLimits.of("4 GiB", 60))
     assert all(problem.file == path for problem in found.problems)
     assert_plain(found)
 

@@ -6,11 +6,9 @@ import argparse
 import logging
 from collections.abc import Iterator
 
+from ..sizes import bytes_text
 from ..tools.bench import BenchReport, bench_file
-from ..tools.measuring import BenchResult
-from .terminal import bold, bytes_text, faint, paragraphs, table, write, write_json
-
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
+from .terminal import bold, faint, paragraphs, table, write, write_json
 
 SUMMARY = (
     "Measures how fast shuffled batches come from your files on this machine: plain h5py against the data modules with "
@@ -23,7 +21,7 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``bench`` takes."""
+    """Add the arguments of ``bench``."""
     add = parser.add_argument
     add("paths", nargs="+", metavar="FILE", help="a file, a glob or a directory; several are one data set")
     add("--x-key", action="append", metavar="K", help="the input array; repeatable (default: what inspect suggests)")
@@ -35,13 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, and write what was found."""
+    """Measure, and write the results."""
+    given = (options.paths, options.x_key, options.y_key)
+    paths, x_key, y_key = (names[0] if names and len(names) == 1 else names for names in given)
     logging.disable(logging.INFO)  # what each data module logs about its rows
     try:
         report = bench_file(
-            options.paths[0] if len(options.paths) == 1 else options.paths,
-            _keys(options.x_key),
-            _keys(options.y_key),
+            paths,
+            x_key,
+            y_key,
             batch_size=options.batch_size,
             num_workers=options.num_workers,
             seconds=options.seconds,
@@ -58,35 +58,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _text(report: BenchReport) -> Iterator[str]:
-    n_files = len(report.files)
-    what = report.files[0] if n_files == 1 else f"{n_files:,} files"
+    what = report.files[0] if len(report.files) == 1 else f"{len(report.files):,} files"
     row = f"{report.n_rows:,} row{'' if report.n_rows == 1 else 's'} of {bytes_text(report.row_bytes)}"
     yield f"{bold(what)}  {row}, in shuffled batches of {report.batch_size}"
     yield ""
-    heads = ("", "rows/s", "MiB/s", "vs h5py", "spread")
-    yield table([heads, *(_cells(result, report) for result in report.results)])
+    plain = next((each.rows_per_second for each in report.results if each.datamodule is None), None)
+    rows = [["", "rows/s", "MiB/s", "vs h5py"]]
     for result in report.results:
-        if result.is_first_epoch:
-            yield faint(f"{result.name}: its first epoch was not over; later ones may be faster")
+        rate = result.rows_per_second
+        times = "-" if plain is None else f"{rate / plain:,.{1 if rate < 10 * plain else 0}f}x"
+        name = f"{'*' if result.name == report.chosen.name else ' '} {result.name}"
+        rows.append([name, f"{rate:,.0f}", f"{rate * report.row_bytes / 2**20:,.1f}", times])
+    yield table(rows)
     for name, why in report.left_out.items():
         yield faint(f"not measured: {name}: {why}")
     yield ""
     yield paragraphs("use  ", report.reasons)
     yield ""
     yield report.yaml
-
-
-def _cells(result: BenchResult, report: BenchReport) -> tuple[str, ...]:
-    rate = result.rows_per_second
-    plain = next((each.rows_per_second for each in report.results if each.datamodule is None), None)
-    return (
-        f"{'*' if result.name == report.chosen.name else ' '} {result.name}",
-        f"{rate:,.0f}",
-        f"{rate * report.row_bytes / 2**20:,.1f}",
-        "-" if plain is None else f"{rate / plain:,.{1 if rate < 10 * plain else 0}f}x",
-        f"{100 * result.spread:.0f} %",
-    )
-
-
-def _keys(given: list[str] | None) -> str | list[str] | None:
-    return given[0] if given is not None and len(given) == 1 else given

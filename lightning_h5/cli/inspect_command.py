@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from textwrap import wrap
 
 from ..hdf5 import Entry, expand_user
-from ..tools.advice import Advice, yaml_of
-from ..tools.inspection import ArrayReport, FileReport, FolderReport, inspect_file, inspect_folder
-from .terminal import bold, bytes_text, faint, line_width, paragraphs, safe, table, write, write_json
+from ..sizes import bytes_text
+from ..tools.inspect import ArrayReport, FileReport, FolderReport, inspect_file, inspect_folder
+from .terminal import bold, faint, line_width, paragraphs, safe, table, write, write_json
 
 SUMMARY = "Shows what is in a file, how it is stored, what a random row costs, and what to train it with."
 EXAMPLES = """  lightning-h5 inspect signals.h5
   lightning-h5 inspect signals.h5 --depth 1
   lightning-h5 inspect recordings/ --json"""
 
-LONGEST_NAME = 36  # in a table
-SHOWN_ARRAYS = 20
-MIN_ROOM = 30  # below a name of the tree
+MAX_NAME = 36  # letters of a name in a table
+MAX_ARRAYS = 20
+MIN_ROOM = 30  # letters below a name of the tree
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``inspect`` takes."""
+    """Add the arguments of ``inspect``."""
     parser.add_argument("path", metavar="FILE", nargs="+", help="a file; or a directory, a glob or several files")
     parser.add_argument("--depth", type=int, metavar="N", help="levels of the tree to show (default: all)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Shows a file, or several as one set."""
+    """Show a file, or several as one set."""
     only = expand_user(options.path[0])
     report: FileReport | FolderReport
     if len(options.path) == 1 and not os.path.isdir(only) and not any(mark in only for mark in "*?["):
@@ -57,7 +56,7 @@ def _file_text(report: FileReport, depth: int | None) -> Iterator[str]:
     yield ""
     yield from _tree(report, depth)
     yield from _rows(report)
-    yield from _advice(report.advice, report.integrity)
+    yield from _advice(report)
 
 
 def _folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
@@ -72,47 +71,30 @@ def _folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
         yield ""
         yield bold(f"{len(report.outliers):,} differ")
         yield from (f"  {path}: {text}" for path, text in report.outliers.items())
-    yield from _advice(report.example.advice, report.example.integrity)
+    yield from _advice(report.example)
 
 
 def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
+    """Yield a line for each name, indented by its depth; what makes it too wide goes below the name."""
     arrays = {array.name: array for array in report.arrays}
     shown = [entry for entry in report.entries if depth is None or entry.name.count("/") < depth]
-    names = dict(_branches(shown))
-    width = min(48, max(map(len, names.values()), default=0))
+    names = ["  " * (1 + entry.name.count("/")) + safe(entry.name.rpartition("/")[2]) for entry in shown]
+    width = min(48, max(map(len, names), default=0))
     yield "/"
-    for entry in shown:
-        yield from _branch(safe(names[entry.name]), width, _entry_text(entry, arrays.get(entry.name)))
+    for entry, name in zip(shown, names, strict=True):
+        text = _entry_text(entry, arrays.get(entry.name))
+        line = f"{name:<{width}}  {text}".rstrip()
+        if len(line) <= line_width() or not text:
+            yield line
+            continue
+        yield name
+        indent = " " * (len(name) - len(name.lstrip()) + 4)
+        lines = wrap(text, max(line_width() - len(indent), MIN_ROOM), break_long_words=False)
+        if max(map(len, lines)) > line_width() - len(indent):  # a long target of a link, which no break makes shorter
+            lines = [text]
+        yield from (indent + each for each in lines)
     if left := len(report.entries) - len(shown):
         yield faint(f"... and {left} below; --depth shows more")
-
-
-def _branch(name: str, width: int, text: str) -> Iterator[str]:
-    """A line of the tree; what makes it too wide goes below the name, which stays whole."""
-    line = f"{name:<{width}}  {text}".rstrip()
-    if len(line) <= line_width() or not text:
-        yield line
-        return
-    yield name
-    inside = len(name) - len(name.lstrip("│├└─ "))
-    lead = name[:inside].replace("├── ", "│   ").replace("└── ", "    ") + "    "
-    lines = wrap(text, max(line_width() - len(lead), MIN_ROOM), break_long_words=False)
-    if max(map(len, lines)) > line_width() - len(lead):  # a long target of a link, which no break makes shorter
-        lines = [text]
-    yield from (lead + each for each in lines)
-
-
-def _branches(entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
-    """For each entry of a tree its name, and its last part behind the branch that it hangs on."""
-    inside = defaultdict(list)
-    for entry in entries:
-        inside[entry.name.rpartition("/")[0]].append(entry.name)
-    todo = [(name, "", at == 0) for at, name in enumerate(reversed(inside[""]))]
-    while todo:
-        group, lead, is_last = todo.pop()
-        yield group, f"{lead}{'└── ' if is_last else '├── '}{group.rsplit('/', 1)[-1]}"
-        lead += "    " if is_last else "│   "
-        todo += [(name, lead, at == 0) for at, name in enumerate(reversed(inside[group]))]
 
 
 def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
@@ -136,40 +118,36 @@ def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
 
 
 def _rows(report: FileReport) -> Iterator[str]:
-    """What a random row costs of each array, the largest first; what cannot be read, and why."""
-    # Text has no cost that says anything: a row's size is that of a pointer.
-    able = (a for a in report.arrays if a.row is not None and a.n_bytes and not a.dtype.startswith("text"))
-    readable = sorted(able, key=lambda a: -a.n_bytes)
+    """Yield what a random row costs of each array, the largest first; what cannot be read, and why."""
+    # Text has no cost that means anything: a row's size is that of a pointer.
+    able = [a for a in report.arrays if a.row is not None and a.n_bytes and not a.dtype.startswith("text")]
+    able.sort(key=lambda array: -array.n_bytes)
     rows, notes = [["a random row of", "has", "reads", "decodes", "chunks"]], []
-    for array in readable[:SHOWN_ARRAYS]:
-        row, n_rows = array.row, (array.shape or (1,))[0]
-        if row is not None:
-            costs = (array.n_bytes / max(1, n_rows), row.bytes_read, row.bytes_decoded)
-            rows.append([_end_of(array.name), *map(bytes_text, costs), str(row.n_chunks or "-")])
+    for array in able[:MAX_ARRAYS]:
+        name = array.name if len(array.name) <= MAX_NAME else f"...{array.name[3 - MAX_NAME :]}"
+        if (row := array.row) is not None:
+            costs = (array.n_bytes / max(1, (array.shape or (1,))[0]), row.bytes_read, row.bytes_decoded)
+            rows.append([name, *map(bytes_text, costs), str(row.n_chunks or "-")])
             if row.why_slow:
                 notes.append(f"{array.name} is read through the HDF5 library, in one thread: {row.why_slow}")
-    if readable:
+    if able:
         yield ""
         yield table(rows)
-    if len(readable) > SHOWN_ARRAYS:
-        yield faint(f"... and {len(readable) - SHOWN_ARRAYS} smaller arrays; --json has all")
+    if len(able) > MAX_ARRAYS:
+        yield faint(f"... and {len(able) - MAX_ARRAYS} smaller arrays; --json has all")
     notes += [f"{a.name}: {a.problem}" for a in report.arrays if a.problem is not None and a.row is None]
     yield from (each for note in notes for each in wrap(safe(note), line_width(), subsequent_indent="  "))
 
 
-def _end_of(name: str) -> str:
-    """A name as a column of a table has room for; the tree has all of it."""
-    return name if len(name) <= LONGEST_NAME else f"...{name[3 - LONGEST_NAME :]}"
-
-
-def _advice(advice: Advice, integrity: str | None) -> Iterator[str]:
+def _advice(report: FileReport) -> Iterator[str]:
+    advice = report.advice
     yield ""
-    if integrity is not None:
-        yield f"{bold('integrity')}  {integrity}"
+    if report.integrity is not None:
+        yield f"{bold('integrity')}  {report.integrity}"
     if advice.datamodule is not None:
         names = safe(", ".join((*advice.x_keys, *advice.y_keys)))
         yield paragraphs("in memory  ", [f"{bytes_text(advice.cached_bytes)} for all rows of {names}"])
     yield paragraphs("use        ", advice.reasons)
     if advice.datamodule is not None:
         yield ""
-        yield yaml_of(advice)
+        yield advice.yaml

@@ -1,4 +1,4 @@
-"""``stats``: mean, deviation, minimum and maximum of arrays, and the file of them that ``normalize`` reads."""
+"""``stats``: mean, standard deviation, minimum and maximum of arrays, and the file that ``normalize`` reads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import numpy as np
 
 from ..errors import H5Error, H5ValueError
 from ..hdf5 import expand_paths, expand_user
-from ..tools.statistics import ArrayStats, ChannelAxis, StatsReport, compute_stats, ensure_writable, named_keys
+from ..tools.output_files import check_output
+from ..tools.stats import ArrayStats, ChannelAxis, StatsReport, compute_stats, named_keys
 from ..types import IntArray
 from .terminal import bold, faint, table, warn, write, write_json
-
-__all__ = ["EXAMPLES", "SUMMARY", "add_arguments", "run"]
 
 SUMMARY = (
     "Computes mean, standard deviation, minimum and maximum of arrays, over one file or several, in one pass, on all "
@@ -27,11 +26,11 @@ EXAMPLES = """\
   lightning-h5 stats 'runs/*.h5' --key signal --split-file splits.json --output stats.json
   lightning-h5 stats data.h5 --key x --rows 0:8000"""
 
-SHOWN_CHANNELS = 24
+MAX_CHANNELS = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what ``stats`` takes."""
+    """Add the arguments of ``stats``."""
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="a file, a glob or a directory; several are one data set")
     add("--key", action="append", dest="keys", metavar="K", help="an array; repeatable (default: the input)")
@@ -49,21 +48,22 @@ def run(options: argparse.Namespace) -> int:
     """Compute the statistics, and write them."""
     paths = expand_paths(options.paths, "PATH")
     if options.output is not None:
-        ensure_writable(options.output, paths, overwrite=options.force)  # before hours of reading
+        check_output(expand_user(options.output), paths, overwrite=options.force)  # before hours of reading
+    rows = options.rows
+    if options.split_file is not None:
+        rows = _rows_of_split(options.split_file, options.split, paths, options.keys)
     report = compute_stats(
         paths,
         options.keys,
         channel_axis=_channel_axis(options.channel_axis, options.keys or ()),
-        rows=options.rows
-        if options.split_file is None
-        else _rows_of_split(options.split_file, options.split, paths, options.keys),
+        rows=rows,
         shows_progress=True,
     )
     failure = None
     if options.output is not None:
         try:
             report.save(options.output, overwrite=options.force)
-        except H5Error as error:  # what was found is shown all the same
+        except H5Error as error:  # what was computed is shown all the same
             failure = error
     if options.json:
         write_json(report)
@@ -79,14 +79,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _channel_axis(given: Sequence[tuple[str | None, int | None]], keys: Sequence[str]) -> ChannelAxis:
-    """What ``compute_stats`` takes: one axis for all arrays, or that of each."""
+    """Return what ``compute_stats`` takes: one axis for all arrays, or that of each."""
     of_all = dict(given).get(None)
     named = {key: axis for key, axis in given if key is not None}
     return dict.fromkeys(keys, of_all) | named if named else of_all
 
 
 def _axis(text: str) -> tuple[str | None, int | None]:
-    """``A`` or ``K=A``, as the array (None for all) and its axis."""
+    """Return ``A`` or ``K=A`` as the array (None for all) and its axis."""
     key, _, axis = text.rpartition("=")
     try:
         return key or None, None if axis.casefold() == "none" else int(axis)
@@ -105,7 +105,7 @@ def _range(text: str) -> range:
 
 
 def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[str] | None) -> IntArray:
-    # Imported where it is used: the data modules bring Lightning along, which takes seconds.
+    # The data modules bring Lightning along, which takes seconds to import.
     from ..datamodules.split_file import read_splits
     from ..datasets import column_of, count_rows
 
@@ -135,17 +135,17 @@ def _text(report: StatsReport) -> str:
             rows += f" of {report.n_rows_of_files:,}"
         shape = "x".join(map(str, array.row_shape)) or "1"
         lines = [f"{bold(array.key)}: {rows}{of_files}, each {shape} of {array.dtype}", table(_lines(array))]
-        if (hidden := array.mean.size - SHOWN_CHANNELS) > 0:
+        if (hidden := array.mean.size - MAX_CHANNELS) > 0:
             lines.append(faint(f"and {hidden:,} more channels; --json and --output have all of them"))
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 
 def _lines(array: ArrayStats) -> list[list[str]]:
-    """A line for each channel; columns of NaN and infinite values if there are any."""
+    """Return a line for each channel; columns of NaN and infinite values if there are any."""
     columns = {name: getattr(array, name) for name in ("mean", "std", "min", "max")}
     columns |= {name: n for name, n in (("NaN", array.n_nan), ("infinite", array.n_infinite)) if n.any()}
-    each = [np.atleast_1d(column)[:SHOWN_CHANNELS].tolist() for column in columns.values()]
+    each = [np.atleast_1d(column)[:MAX_CHANNELS].tolist() for column in columns.values()]
     lines = [["channel" if array.mean.ndim else "", *columns]]
     for channel, numbers in enumerate(zip(*each, strict=True)):
         lines.append([str(channel) if array.mean.ndim else "all values", *map(_number, numbers)])
@@ -153,12 +153,12 @@ def _lines(array: ArrayStats) -> list[list[str]]:
 
 
 def _number(value: float) -> str:
-    """A number in as few digits as tell it; integers as they are."""
+    """Return a number with 7 digits; integers with all of theirs."""
     return f"{value:,}" if isinstance(value, int) else "-" if value != value else f"{value:.7g}"
 
 
 def _doubts(report: StatsReport) -> Iterator[str]:
-    """What to think about before these statistics are used."""
+    """Yield warnings to consider before these statistics are used."""
     for array in report.arrays:
         n_nan, n_infinite = int(array.n_nan.sum()), int(array.n_infinite.sum())
         if n_nan or n_infinite:

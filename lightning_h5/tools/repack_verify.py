@@ -10,12 +10,11 @@ from typing import Any
 
 import h5py
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import H5CorruptError
 from ..hdf5.checks import may_run_code
 from .compression import Bytes
-from .copying import (
+from .file_copy import (
     ArrayPlan,
     FileCopy,
     address_of,
@@ -23,28 +22,25 @@ from .copying import (
     has_class,
     is_variable,
     links_in,
-    read_values,
-    row_boxes,
-    value_boxes,
+    object_pieces,
+    read_attribute,
     was_written,
 )
-from .copying_rows import (
+from .row_io import (
     PIECE_BYTES,
     Box,
-    Order,
     boxes_of,
     chunks_of,
-    in_order,
     pipeline_of,
     read_box,
     read_rows,
     row_bytes_of,
+    rows_box,
+    shuffle_pieces,
 )
 
-__all__ = ["Comparison"]
 
-
-class Comparison:
+class CopyVerifier:
     """Compares a copy with its source.
 
     Neither our encoders nor what we make of a chunk index judge themselves: the HDF5 library reads both files, except
@@ -53,19 +49,16 @@ class Comparison:
     Args:
         made: what made the copy.
         copy: the copy, open for reading.
-        order: where rows went that were permuted.
         pool: threads that read ahead.
         folder: for temporary files.
         done: called with the decoded bytes of rows that were compared.
     """
 
-    def __init__(
-        self, made: FileCopy, copy: Any, order: Order | None, pool: Executor, folder: str, done: Callable[[int], object]
-    ) -> None:
+    def __init__(self, made: FileCopy, copy: Any, pool: Executor, folder: str, done: Callable[[int], object]) -> None:
         self._made, self._source, self._copy = made, made.source, copy
-        self._order, self._pool, self._folder, self._done = order, pool, folder, done
+        self._pool, self._folder, self._done = pool, folder, done
 
-    def check(self) -> None:
+    def verify(self) -> None:
         """Compare everything.
 
         Raises:
@@ -74,22 +67,21 @@ class Comparison:
         self._check_attributes(self._source["/"].id, self._copy["/"].id, "/")
         addresses = {address_of(self._source["/"].id): address_of(self._copy["/"].id)}
         for link, other in zip_longest(links_in(self._source), links_in(self._copy)):
-            self._same(link and other and link.path == other.path, (link or other).shown, "links")
-            self._same(link.info.type == other.info.type and link.is_first == other.is_first, link.shown, "links")
+            self._ensure(link and other and link.path == other.path, (link or other).shown, "links")
+            self._ensure(link.info.type == other.info.type and link.value == other.value, link.shown, "links")
             if link.item is None:
-                self._same(link.value == other.value, link.shown, "links")
                 continue
-            self._same(addresses.setdefault(link.address, other.address) == other.address, link.shown, "links")
+            self._ensure(addresses.setdefault(link.address, other.address) == other.address, link.shown, "links")
             if not link.is_first:
                 continue
-            self._same(type(link.item) is type(other.item), link.shown, "kinds")
+            self._ensure(other.is_first and type(link.item) is type(other.item), link.shown, "kinds")
             self._check_attributes(link.item, other.item, link.shown)
             if isinstance(link.item, h5py.h5d.DatasetID):
                 self._check_array(self._made.plans[link.address], link.item, other.item)
             elif isinstance(link.item, h5py.h5t.TypeID):
-                self._same(link.item == other.item, link.shown, "types")
+                self._ensure(link.item == other.item, link.shown, "types")
 
-    def _same(self, is_same: Any, name: str, what: str) -> None:
+    def _ensure(self, is_same: Any, name: str, what: str) -> None:
         if not is_same:
             raise H5CorruptError(
                 f"the copy of {name!r} in {self._source.filename!r} differs from it in its {what}. The copy is "
@@ -98,30 +90,35 @@ class Comparison:
 
     def _check_attributes(self, original: Any, copied: Any, name: str) -> None:
         for one, two in zip_longest(attributes_of(original), attributes_of(copied)):
-            self._same(one and two and one.name == two.name, name, "attributes")
+            self._ensure(one and two and one.name == two.name, name, "attributes")
             what = f"attribute {one.name.decode(errors='replace')!r}"
-            self._same(one.get_type() == two.get_type() and one.shape == two.shape, name, what)
+            self._ensure(one.get_type() == two.get_type() and one.shape == two.shape, name, what)
             if one.get_space().get_simple_extent_type() != h5py.h5s.NULL:
-                self._same(self._equal(_values(one, name), _values(two, name)), name, what)
+                is_objects = _is_objects(one.get_type())
+                values = (read_attribute(each, as_objects=is_objects)[0] for each in (one, two))
+                self._ensure(self._equal(*values), name, what)
 
     def _check_array(self, plan: ArrayPlan, original: Any, copied: Any) -> None:
-        self._same(original.get_type() == copied.get_type(), plan.name, "dtype")
+        self._ensure(original.get_type() == copied.get_type(), plan.name, "dtype")
         if plan.is_elsewhere:
-            self._same(_description_of(original) == _description_of(copied), plan.name, "sources")
+            self._ensure(_sources_of(original) == _sources_of(copied), plan.name, "sources")
             return
         spaces = original.get_space(), copied.get_space()
-        self._same(_extent_of(spaces[0]) == _extent_of(spaces[1]), plan.name, "shape")
-        self._same(_fill_of(original) == _fill_of(copied), plan.name, "fill value")
+        self._ensure(_extent_of(spaces[0]) == _extent_of(spaces[1]), plan.name, "shape")
+        self._ensure(_fill_of(original) == _fill_of(copied), plan.name, "fill value")
         if not spaces[0].get_simple_extent_npoints() or not (was_written(original) or was_written(copied)):
             return
-        order, stored = self._order if plan.is_shuffled else None, original.get_type()
-        if not original.shape or is_variable(stored) or has_class(stored, h5py.h5t.REFERENCE):
-            for box in value_boxes(original):
-                boxes = [box] if box is None or order is None else row_boxes(box, order)
-                found = np.concatenate([np.atleast_1d(_values(copied, plan.name, each)) for each in boxes])
-                values = np.atleast_1d(_values(original, plan.name, box))
-                self._same(self._equal(values, found), plan.name, "values")
-                self._done(values.size * stored.get_size())
+        order, stored = self._made.order if plan.is_shuffled else None, original.get_type()
+        if not original.shape or _is_objects(stored):
+            found = h5py.Dataset(copied)
+            for part, values in object_pieces(h5py.Dataset(original), plan.name):
+                if order is None:
+                    is_same = self._equal(np.asarray(values), np.asarray(found[part]))
+                else:
+                    places = order(part.start, part.start + len(values)).tolist()
+                    is_same = all(self._equal(row, found[at]) for at, row in zip(places, values, strict=True))
+                self._ensure(is_same, plan.name, "values")
+            self._done(plan.n_bytes)
             return
         pipeline = pipeline_of(original, self._source.filename, plan.name) if may_run_code(original) else None
         if order is None and pipeline is None:
@@ -130,40 +127,36 @@ class Comparison:
             return
         pieces = read_rows(original, plan.name, pipeline, pool=self._pool, folder=self._folder)
         if order is not None:
-            pieces = in_order(pieces, order, original.shape[0], row_bytes_of(original), self._folder)
+            pieces = shuffle_pieces(pieces, order, original.shape[0], row_bytes_of(original), self._folder)
         for first, rows in pieces:
-            box = (first, *[0] * (len(original.shape) - 1)), (len(rows), *original.shape[1:])
-            self._check_rows(plan.name, copied, box, rows)
+            self._check_rows(plan.name, copied, rows_box(original.shape, first, len(rows)), rows)
 
     def _check_rows(self, name: str, copied: Any, box: Box, expected: Bytes) -> None:
-        (first, *_), (n_rows, *_) = box
         is_same = np.array_equal(read_box(copied, name, box), expected.reshape(-1))
-        self._same(is_same, name, f"rows {first} to {first + n_rows - 1}")
+        self._ensure(is_same, name, f"rows {box[0][0]} to {box[0][0] + box[1][0] - 1}")
         self._done(expected.nbytes)
 
-    def _equal(self, one: Any, two: Any) -> bool:
+    def _equal(self, original: Any, copied: Any) -> bool:
         """Return whether values are the same, to the bit; references, if they point at copies of the same."""
-        if isinstance(one, np.ndarray) and isinstance(two, np.ndarray):
-            if one.shape != two.shape or one.dtype != two.dtype:
+        if isinstance(original, np.ndarray) and isinstance(copied, np.ndarray):
+            if original.shape != copied.shape or original.dtype != copied.dtype:
                 return False
-            if not one.dtype.hasobject:
-                return one.tobytes() == two.tobytes()
-            if one.dtype.names is not None:
-                return all(self._equal(one[name], two[name]) for name in one.dtype.names)
-            return all(self._equal(a, b) for a, b in zip(one.reshape(-1), two.reshape(-1), strict=True))
-        if not isinstance(one, h5py.h5r.Reference):
-            return bool(one == two)
-        place = self._made.place_of(one)
-        if place is None or not two:
-            return place is None and not two
+            if not original.dtype.hasobject:
+                return original.tobytes() == copied.tobytes()
+            if original.dtype.names is not None:
+                return all(self._equal(original[name], copied[name]) for name in original.dtype.names)
+            return all(self._equal(*each) for each in zip(original.reshape(-1), copied.reshape(-1), strict=True))
+        if not isinstance(original, h5py.h5r.Reference):
+            return bool(original == copied)
+        place = self._made.place_of(original)
+        if place is None or not copied:
+            return place is None and not copied
         expected = address_of(h5py.h5o.open(self._copy.id, place))
-        return address_of(h5py.h5r.dereference(two, self._copy.id)) == expected
+        return address_of(h5py.h5r.dereference(copied, self._copy.id)) == expected
 
 
-def _values(item: Any, name: str, box: Box | None = None) -> npt.NDArray[Any]:
-    stored = item.get_type()
-    is_objects = is_variable(stored) or has_class(stored, h5py.h5t.REFERENCE)
-    return read_values(item, name, box, as_objects=is_objects)[0]
+def _is_objects(stored: Any) -> bool:
+    return is_variable(stored) or has_class(stored, h5py.h5t.REFERENCE)
 
 
 def _extent_of(space: Any) -> Any:
@@ -181,18 +174,9 @@ def _fill_of(array: Any) -> Any:
     return None
 
 
-def _description_of(array: Any) -> Any:
-    """Return what an array says of the places of its values: what it shows of which file, and the fill value."""
+def _sources_of(array: Any) -> Any:
+    """Return what an array declares of the places of its values: parts of other arrays or files, and the fill value."""
     plist = array.get_create_plist()
-    if plist.get_layout() != h5py.h5d.VIRTUAL:
-        return [plist.get_external(at) for at in range(plist.get_external_count())]
-    mappings = [
-        (
-            plist.get_virtual_filename(at),
-            plist.get_virtual_dsetname(at),
-            plist.get_virtual_vspace(at).encode(),
-            plist.get_virtual_srcspace(at).encode(),
-        )
-        for at in range(plist.get_virtual_count())
-    ]
-    return mappings, _fill_of(array)
+    external = [plist.get_external(at) for at in range(plist.get_external_count())]
+    mappings = h5py.Dataset(array).virtual_sources() if plist.get_layout() == h5py.h5d.VIRTUAL else []
+    return external, _fill_of(array), [(m[1], m[2], m[0].encode(), m[3].encode()) for m in mappings]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from ..counters import Counters
 from ..datasets import FieldStats, write_stats
 from ..datasets.catalog import FileCatalog, describe_files
 from ..datasets.compatibility import Asked
-from ..errors import H5FileError, H5KeyError, H5ValueError, listing
+from ..errors import H5KeyError, H5ValueError, listing
 from ..hdf5 import (
     ArrayLayout,
     OpenOptions,
@@ -34,9 +33,8 @@ from ..order.shards import Rows
 from ..progress_bar import progress_bar
 from ..readers import BulkTask, bulk_tasks, do_tasks, first_places, open_source, usable_cores
 from ..types import IntArray, PathLike, Paths
-from .moments import Moments, merged, moments_of, no_values, std_of
-
-__all__ = ["ArrayStats", "ChannelAxis", "StatsReport", "compute_stats", "ensure_writable", "named_keys"]
+from .output_files import check_output
+from .running_stats import RunningStats, empty_stats, merge_stats, stats_of, std_of
 
 ChannelAxis: TypeAlias = int | Mapping[str, int | None] | None
 """The axis of a row that has the channels, or that for each array; None takes all values of a row together."""
@@ -47,13 +45,13 @@ RowsLike: TypeAlias = Any
 BLOCK_VALUES = 1 << 17  # worked on at a time: a megabyte as float64, which fits a core's cache
 MIN_BLOCK = 16  # rows of a block, if these are no more than 16 times as many values
 RUN_BYTES = 1 << 20  # rows that are read together if there are no chunks
-STRETCH_BYTES = 1 << 30  # of rows for which tasks are made at a time; rows that share their chunks are cut apart here
-MAX_FILES = 64  # for which tasks are made at a time
+MAX_BYTES = 1 << 30  # of rows for which tasks are made at a time; rows that share their chunks are cut apart here
+MAX_TASKS = 1 << 10  # that are made at a time
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ArrayStats:
-    """What the values of one array are like, over all files.
+    """Statistics of the values of one array, over all files.
 
     With channels all arrays here have the shape ``(n_channels,)``, without ``()``. NaN and infinite values are counted
     and left out of all the rest. A channel that has no other values has NaN for mean, deviation, minimum and maximum.
@@ -123,7 +121,7 @@ class StatsReport:
             H5FileError: the file exists, or cannot be written.
         """
         self.fields()
-        ensure_writable(path, self.files, overwrite=overwrite)
+        check_output(expand_user(path), self.files, overwrite=overwrite)
         write_stats(path, {array.key: _as_json(array) | {"files": list(self.files)} for array in self.arrays})
 
 
@@ -146,7 +144,7 @@ def compute_stats(
 
     Args:
         path: a file, a glob, a directory, or a list of these.
-        keys: the arrays; None takes the input if the files leave no doubt about it.
+        keys: the arrays; None infers the input if exactly one array qualifies.
         channel_axis: the axis of a row (without that of the rows) that has the channels, which then have statistics of
             their own; or that of each array, by key. Arrays with one value a row have none. None, the default, takes
             all values together: a file does not say what an axis means.
@@ -156,7 +154,7 @@ def compute_stats(
 
     Raises:
         H5FileError: a file is missing or broken.
-        H5KeyError: an array is missing, or the files leave a doubt about which is meant.
+        H5KeyError: an array is missing, or none was named and several qualify.
         H5ValueError: values are no real numbers, files differ, or an argument makes no sense.
         H5CorruptError: something does not decode.
         H5DataChangedError: a file was written to meanwhile.
@@ -178,64 +176,34 @@ def compute_stats(
     return StatsReport(files=paths, n_rows_of_files=tables[0].n_rows, arrays=arrays)
 
 
-def ensure_writable(path: PathLike, files: Sequence[str], *, overwrite: bool) -> None:
-    """Refuse an output before anything is computed for it.
-
-    Args:
-        path: the file to be written.
-        files: that are read.
-        overwrite: an existing file may be replaced.
-
-    Raises:
-        H5FileError: it exists, is one of the files that are read, or its folder is missing or not writable.
-    """
-    name = expand_user(path)
-    folder = os.path.dirname(os.path.abspath(name))
-    if not os.path.isdir(folder):
-        why = f"there is no directory {folder!r}. Make it"
-    elif os.path.realpath(name) in {os.path.realpath(file) for file in files}:
-        why = "it would be written over the data that it is made of. Name another file"
-    elif os.path.isdir(name):
-        why = "that is a directory. Name a file in it"
-    elif os.path.lexists(name) and not overwrite:
-        why = "it exists. Name another file, or replace it (overwrite=True, --force)"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        why = f"you have no permission to write to {folder!r}. Name another folder"
-    else:
-        return
-    raise H5FileError(f"the statistics {name!r} cannot be written: {why}.")
-
-
 def named_keys(paths: Sequence[str], keys: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The arrays that are meant.
+    """Return the arrays that are meant.
 
     Args:
-        paths: the files; where no array is named, the first one is looked at.
+        paths: the files; if no array is named, the first one is looked at.
         keys: what the user named.
 
     Raises:
-        H5KeyError: nothing was named, and the file leaves a doubt.
+        H5KeyError: nothing was named, and several arrays of the file qualify.
         H5ValueError: they are no names, or one of them comes twice.
     """
-    path = paths[0]
     if keys is not None:
         names = field_names(keys, "keys").keys
         if len(set(names)) < len(names):
             raise H5ValueError(f"keys={list(names)!r} names an array twice. Name each once.")
         return names
     try:
-        return (guess_keys(path)[0],)
+        return (guess_keys(paths[0])[0],)
     except H5KeyError as error:
-        with open_h5(path) as file:
+        with open_h5(paths[0]) as file:
             arrays = list_arrays(file)
         raise H5KeyError(
-            f"no array was named, and {path!r} leaves a doubt about which is meant: it has {listing(arrays)}. Name it: "
-            "keys='...' (or --key)."
+            f"no array was named, and {paths[0]!r} has {listing(arrays)}. Name it: keys='...' (or --key)."
         ) from error
 
 
 def _axis(layout: ArrayLayout, given: ChannelAxis) -> int | None:
-    """The axis of a row that has the channels, from 0."""
+    """Return the axis of a row that has the channels, from 0."""
     if kind_of(layout.dtype) != "number" or layout.dtype.kind == "c":
         what = "complex numbers" if layout.dtype.kind == "c" else kind_of(layout.dtype)
         raise H5ValueError(
@@ -249,13 +217,13 @@ def _axis(layout: ArrayLayout, given: ChannelAxis) -> int | None:
     if not -n_axes <= axis < n_axes:
         raise H5ValueError(
             f"channel_axis={axis} was asked of {layout.key!r}, whose rows have the shape {layout.row_shape}. Pass an "
-            f"axis of a row{f', 0 to {n_axes - 1}' if n_axes else ': there is none'}, or None for all values together."
+            f"axis of a row, 0 to {n_axes - 1}, or None for all values together."
         )
     return axis % n_axes
 
 
 def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
-    """Numbers of rows in ascending order."""
+    """Return numbers of rows in ascending order."""
     if rows is None:
         return range(n_rows)
     if isinstance(rows, range) and rows and rows.step > 0 and rows[0] >= 0 and rows[-1] < n_rows:
@@ -269,9 +237,9 @@ def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
             f"numbers of rows, or a mask of the shape ({n_rows},)."
         )
     ordered: IntArray = np.sort(given).astype(np.int64)
-    if len(ordered) and not (ordered[0] >= 0 and ordered[-1] < n_rows):
-        wrong = ordered[0] if ordered[0] < 0 else ordered[-1]
-        raise H5ValueError(f"row {wrong} was asked of {key!r}, which has {n_rows} rows. Pass rows of these files.")
+    if len(wrong := ordered[(ordered < 0) | (ordered >= n_rows)]):
+        wanted = wrong[0] if wrong[0] < 0 else wrong[-1]
+        raise H5ValueError(f"row {wanted} was asked of {key!r}, which has {n_rows} rows. Pass rows of these files.")
     if (np.diff(ordered) == 0).any():
         raise H5ValueError(f"rows has {len(ordered)} rows of {key!r}, some of them twice. Pass each once.")
     return ordered
@@ -284,22 +252,16 @@ def _stats_of(
     shape = layout.row_shape
     n_channels = 1 if axis is None else shape[axis]
     n_after = 1 if axis is None else math.prod(shape[axis + 1 :])
-    sums = _InOrder((-1, n_channels, n_after), no_values(n_channels, layout.dtype))
+    sums = _InOrder((-1, n_channels, n_after), empty_stats(n_channels, layout.dtype))
     what = f"statistics of {layout.key!r}"
     with progress_bar(len(rows) * layout.row_bytes, what, shows_progress=shows_progress) as bar:
-
-        def advance(n_bytes: int) -> None:
-            bar.update(n_bytes)
-
         tasks: list[BulkTask] = []
-        n_files = 0
-        for stretch in _stretches(table, options, rows, sums):
-            tasks += stretch
-            n_files += 1
-            if n_files >= MAX_FILES or sum(task.n_decoded for task in tasks) >= STRETCH_BYTES:
-                do_tasks(tasks, usable_cores(), advance)
-                tasks, n_files = [], 0
-        do_tasks(tasks, usable_cores(), advance)
+        for more in _tasks(table, options, rows, sums):
+            tasks += more
+            if len(tasks) >= MAX_TASKS or sum(task.n_decoded for task in tasks) >= MAX_BYTES:
+                do_tasks(tasks, usable_cores(), bar.update)
+                tasks = []
+        do_tasks(tasks, usable_cores(), bar.update)
     for guard in table.guards:
         guard.check()
     total = sums.result
@@ -335,11 +297,11 @@ class _InOrder:
 
     array: npt.NDArray[Any] | None = None
 
-    def __init__(self, view: tuple[int, int, int], nothing: Moments) -> None:
+    def __init__(self, view: tuple[int, int, int], nothing: RunningStats) -> None:
         self._view, self.result = view, nothing
         self._lock = threading.Lock()
         self._next = 0
-        self._early: dict[int, tuple[int, Moments]] = {}  # of rows behind some that are still worked on
+        self._early: dict[int, tuple[int, RunningStats]] = {}  # of rows behind some that are still worked on
 
     def put(self, start: int, rows: npt.NDArray[Any]) -> None:
         """See ``BulkTarget.put``."""
@@ -347,18 +309,18 @@ class _InOrder:
         n_each = max(1, values.shape[1] * values.shape[2])
         # To merge takes as long as a few rows: there are enough in a block, if they are not too large.
         step = max(1, BLOCK_VALUES // n_each, min(MIN_BLOCK, MIN_BLOCK * BLOCK_VALUES // n_each))
-        done = moments_of(values[:step])
+        done = stats_of(values[:step])
         for at in range(step, len(values), step):
-            done = merged(done, moments_of(values[at : at + step]))
+            done = merge_stats(done, stats_of(values[at : at + step]))
         with self._lock:
             self._early[start] = start + len(rows), done
             while self._next in self._early:
                 self._next, ready = self._early.pop(self._next)
-                self.result = merged(self.result, ready)
+                self.result = merge_stats(self.result, ready)
 
 
-def _stretches(table: FileCatalog, options: OpenOptions, rows: Rows, target: _InOrder) -> Iterator[list[BulkTask]]:
-    """Tasks, a stretch of rows at a time: those of a terabyte would take memory themselves."""
+def _tasks(table: FileCatalog, options: OpenOptions, rows: Rows, target: _InOrder) -> Iterator[list[BulkTask]]:
+    """Yield tasks for some rows at a time: those of a terabyte would take memory themselves."""
     counters = Counters()
     for at, (layout,) in enumerate(table.layouts):
         low, high = table.starts[at : at + 2].tolist()
@@ -367,7 +329,7 @@ def _stretches(table: FileCatalog, options: OpenOptions, rows: Rows, target: _In
         own = range(some.start - low, some.stop - low, some.step) if isinstance(some, range) else some - low
         row_bytes = max(1, layout.row_bytes)
         source = open_source(layout, options, max(1, RUN_BYTES // row_bytes), counters)
-        step = max(1, STRETCH_BYTES // row_bytes)
+        step = max(1, MAX_BYTES // row_bytes)
         if step > source.rows_per_slab:  # otherwise rows that share their chunks do not fit, and are read repeatedly
             step = step // source.rows_per_slab * source.rows_per_slab
         places = first_places(own, np.arange(0, layout.n_rows + step, step)).tolist()
@@ -390,7 +352,7 @@ def _ensure_usable(array: ArrayStats) -> None:
 
 
 def _as_json(array: ArrayStats) -> dict[str, Any]:
-    """A field of the file."""
+    """Return what the JSON file says about an array."""
     numbers = ("mean", "std", "min", "max", "n_values", "n_nan", "n_infinite")
     return {
         **{name: getattr(array, name).tolist() for name in numbers},

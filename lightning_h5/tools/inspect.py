@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +30,13 @@ from ..hdf5 import (
     layout_of,
     open_h5,
 )
-from ..progress_bar import progress_bar
+from ..progress_bar import with_bar
 from ..readers import fallback_reason, open_reader
 from ..types import PathLike
 from .advice import Advice, advise
-from .suggestions import MAX_COLUMN_ROWS
 
-__all__ = ["ArrayReport", "FileReport", "FolderReport", "RowCost", "inspect_file", "inspect_folder"]
+MAX_COLUMN_ROWS = 1_000_000
+"""Longer columns are not read for a suggestion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,8 @@ class RowCost:
 
     Attributes:
         bytes_read: bytes taken from the file, on average.
-        bytes_decoded: bytes that these become; more than the row, where rows share a chunk.
-        n_chunks: chunks that the row takes part in; 0 where there are none.
+        bytes_decoded: bytes that these become; more than the row, if rows share a chunk.
+        n_chunks: chunks that the row takes part in; 0 if the array is not chunked.
         why_slow: why only the HDF5 library can read it, with its lock; None if the bytes are read by position.
     """
 
@@ -63,16 +64,16 @@ class ArrayReport:
         name: in the file.
         shape: all axes, the rows' first; None for an empty dataspace.
         dtype: in words.
-        storage: how its bytes lie; None where that cannot be told.
+        storage: how its bytes lie; None if that is unknown.
         chunks: shape of a chunk, or None.
-        filters: names of its filters, in the order of writing, with their level where they have one.
+        filters: names of its filters, in the order of writing, with their level if they have one.
         n_bytes: bytes of all rows as read.
         n_stored_bytes: bytes that the array takes in the file.
-        ratio: the first over the second; None where nothing is stored.
-        fill: the value of elements that were never written, where it is not zero.
+        ratio: the first over the second; None if nothing is stored.
+        fill: the value of elements that were never written, if it is not zero.
         n_chunks: chunks of the array, and how many of them were never written.
         n_unwritten: see above.
-        row: what a random row costs; None where the array has no rows to train from.
+        row: what a random row costs; None if the array has no rows to train from.
         integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
         problem: why it cannot be trained from, or None.
         packing: attributes that say how its integers are to be decoded, or None.
@@ -143,7 +144,7 @@ class FolderReport:
 
 
 def inspect_file(path: PathLike) -> FileReport:
-    """Looks at one file: about a millisecond for an array, and a second for a million chunks.
+    """Look at one file: about a millisecond for an array, and a second for a million chunks.
 
     Reads metadata, and at most two columns of up to a million rows: the target's classes and the groups, which decide
     how to split.
@@ -152,13 +153,13 @@ def inspect_file(path: PathLike) -> FileReport:
         path: the file.
 
     Raises:
-        H5FileError: it is not there, is no HDF5 file, or cannot be read.
+        H5FileError: it does not exist, is no HDF5 file, or cannot be read.
     """
     return inspect_with_layouts(expand_user(path))[0]
 
 
 def inspect_with_layouts(path: str, *, reads_columns: bool = True) -> tuple[FileReport, dict[str, ArrayLayout]]:
-    """A file's report, and the layouts of the arrays and members of tables that one can train from.
+    """Return a file's report, and the layouts of the arrays and members of tables that one can train from.
 
     Args:
         path: the file.
@@ -167,10 +168,9 @@ def inspect_with_layouts(path: str, *, reads_columns: bool = True) -> tuple[File
     with open_h5(path) as file:
         entries = tuple(entries_of(file))
         layouts: dict[str, ArrayLayout] = {}
-        arrays = tuple(_look(file, path, entry, layouts) for entry in entries if entry.kind == "array")
+        arrays = tuple(_describe(file, path, entry, layouts) for entry in entries if entry.kind == "array")
         superblock = file.id.get_create_plist().get_version()[0]
-    read_column = partial(column_of, [path]) if reads_columns else _no_column
-    advice = advise(path, list(layouts.values()), **about_columns(arrays), read_column=read_column)
+    advice = _advise(path, arrays, layouts, [path] if reads_columns else [])
     levels = [layouts[key].integrity for key in (*advice.x_keys, *advice.y_keys)]
     report = FileReport(
         path=path,
@@ -185,66 +185,83 @@ def inspect_with_layouts(path: str, *, reads_columns: bool = True) -> tuple[File
 
 
 def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool = False) -> FolderReport:
-    """Looks at many files as one set, and names those that are not like most.
+    """Look at many files as one set, and name those that are not like most.
 
     Args:
         path: a directory, a glob, or a list of these and of files.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Raises:
-        H5FileError: nothing is there, or none of the files can be read.
+        H5FileError: no file matches, or none of the files can be read.
     """
     paths = expand_paths(path)
     reports: dict[str, FileReport] = {}
     outliers: dict[str, str] = {}
-    kinds: dict[str, _Kind] = {}
-    layouts: dict[_Kind, dict[str, ArrayLayout]] = {}  # of the first file of each kind: a chunk table can be large
-    with progress_bar(len(paths), "looking at files", shows_progress=shows_progress, unit="file") as bar:
-        for each in paths:
-            try:
-                reports[each], found_layouts = inspect_with_layouts(each, reads_columns=False)
-                kinds[each] = _kind(reports[each])
-                layouts.setdefault(kinds[each], found_layouts)
-            except H5FileError as error:
-                outliers[each] = f"{error}"
-            bar.update()
+    schemas: dict[str, _Schema] = {}
+    layouts: dict[_Schema, dict[str, ArrayLayout]] = {}  # of the first file of each: a chunk table can be large
+    for each in with_bar(paths, "looking at files", shows_progress=shows_progress, unit="file"):
+        try:
+            reports[each], found_layouts = inspect_with_layouts(each, reads_columns=False)
+            schemas[each] = _schema(reports[each])
+            layouts.setdefault(schemas[each], found_layouts)
+        except H5FileError as error:
+            outliers[each] = f"{error}"
     if not reports:
         raise H5FileError(f"none of {len(paths)} files can be read: {next(iter(outliers.values()))}")
-    usual = Counter(kinds.values()).most_common(1)[0][0]
-    alike = [each for each, kind in kinds.items() if kind == usual]
-    outliers |= {each: _difference(usual, kind) for each, kind in kinds.items() if kind != usual}
-    example = reports[alike[0]]
-    keys = (*example.advice.x_keys, *example.advice.y_keys)
-    name = layouts[usual][keys[0]].name.strip("/") if keys else None  # of the table, if these are members
-    found = [{array.name: array for array in reports[each].arrays} for each in alike]
-    n_rows = 0 if name is None else sum((arrays[name].shape or (0,))[0] for arrays in found)
-    example = replace(example, advice=_advice_for_all(example, layouts[usual], path, alike, n_rows))
+    usual = Counter(schemas.values()).most_common(1)[0][0]
+    alike = [each for each, schema in schemas.items() if schema == usual]
+    outliers |= {each: _difference(usual, schema) for each, schema in schemas.items() if schema != usual}
+    example, n_rows = reports[alike[0]], 0
+    if example.advice.x_keys:
+        name = layouts[usual][example.advice.x_keys[0]].name.strip("/")  # of the table, if these are members
+        arrays = (array for each in alike for array in reports[each].arrays)
+        n_rows = sum((array.shape or (0,))[0] for array in arrays if array.name == name)
+    named = [os.fspath(each) for each in ([path] if isinstance(path, str | os.PathLike) else path)]
+    given = named[0] if len(named) == 1 else named
+    advice = _advise(given, example.arrays, layouts[usual], alike, n_rows)
     return FolderReport(
         paths=tuple(paths),
         n_bytes=sum(os.path.getsize(each) for each in paths if os.path.exists(each)),
         n_rows=n_rows,
-        example=example,
+        example=replace(example, advice=advice),
         n_alike=len(alike),
         outliers={each: outliers[each] for each in paths if each in outliers},
     )
 
 
-def about_columns(arrays: Sequence[ArrayReport]) -> dict[str, Any]:
-    """What advice looks at, besides arrays of numbers: its arguments."""
-    single = {array.name: array.shape[0] for array in arrays if array.shape is not None and len(array.shape) == 1}
-    members = {
-        f"{array.name}/{name}": single[array.name] for array in arrays if array.name in single for name in array.columns
-    }
-    tables = {array.name for array in arrays if array.dtype.startswith("table of ")}
-    return {
-        "columns": {name: n_rows for name, n_rows in single.items() if name not in tables} | members,
-        "texts": [array.name for array in arrays if array.name in single and array.dtype.startswith("text")],
-        "problem": next((a.problem for a in arrays if a.problem is not None and a.storage is None and a.filters), None),
-    }
+def _advise(
+    path: str | list[str],
+    arrays: Sequence[ArrayReport],
+    layouts: Mapping[str, ArrayLayout],
+    files: Sequence[str],
+    n_rows: int | None = None,
+) -> Advice:
+    """Return advice under the name that the user gave, with the columns of some files."""
+    unreadable = (a.problem for a in arrays if a.problem is not None and a.storage is None and a.filters)
+    return advise(
+        path,
+        list(layouts.values()),
+        n_rows=n_rows,
+        columns=columns_of(arrays),
+        texts=[a.name for a in arrays if a.shape is not None and len(a.shape) == 1 and a.dtype.startswith("text")],
+        problem=next(unreadable, None),
+        read_column=partial(read_column, files),
+    )
 
 
-def column_of(paths: Sequence[str], key: str) -> npt.NDArray[Any] | None:
-    """The values of a column of some files, as one; None if it cannot be read, or is too long for a suggestion.
+def columns_of(arrays: Sequence[ArrayReport]) -> dict[str, int]:
+    """Return the rows of each array, or member of a table, that has one value a row."""
+    columns: dict[str, int] = {}
+    for array in arrays:
+        if array.shape is not None and len(array.shape) == 1:
+            is_table = array.dtype.startswith("table of ")
+            names = [f"{array.name}/{name}" for name in array.columns] if is_table else [array.name]
+            columns |= dict.fromkeys(names, array.shape[0])
+    return columns
+
+
+def read_column(paths: Sequence[str], key: str) -> npt.NDArray[Any] | None:
+    """Return the values of a column of some files, as one; None if it cannot be read, or is too long for a suggestion.
 
     Args:
         paths: the files.
@@ -261,44 +278,29 @@ def column_of(paths: Sequence[str], key: str) -> npt.NDArray[Any] | None:
             parts.append(np.asarray(open_reader(layout, OpenOptions()).read(np.arange(layout.n_rows))))
     except (H5Error, *FAULTS):
         return None
-    return np.concatenate(parts)
+    return np.concatenate(parts) if parts else None
 
 
-def _no_column(_: str) -> None:
-    """Reads nothing."""
-
-
-def _advice_for_all(
-    example: FileReport,
-    layouts: Mapping[str, ArrayLayout],
-    path: PathLike | Sequence[PathLike],
-    alike: Sequence[str],
-    n_rows: int,
-) -> Advice:
-    """Advice for all files that are like one of them, under the name that their user gave."""
-    named = [os.fspath(each) for each in ([path] if isinstance(path, str | os.PathLike) else path)]
-    return advise(
-        named[0] if len(named) == 1 else named,
-        list(layouts.values()),
-        n_rows=n_rows,
-        **about_columns(example.arrays),
-        read_column=partial(column_of, alike),
-    )
-
-
-def _look(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout]) -> ArrayReport:
-    """An array's report; its layout is added to the others where one can train from it."""
+def _describe(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout]) -> ArrayReport:
+    """Return an array's report; its layout is added to the others if one can train from it."""
     report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype)
     try:
         layout = layout_of(find_array(file, entry.name), path, entry.name)
     except (H5Error, *FAULTS) as error:
-        return replace(_as_far_as_known(file, report), problem=f"{error}")
-    if kind_of(layout.dtype) == "number" and layout.n_rows:
+        report = replace(report, problem=f"{error}")
+        with suppress(*FAULTS):
+            array = file[entry.name]
+            filters = tuple(_filter_text(step.label, ()) for step in filters_of(array))
+            report = replace(report, chunks=array.chunks, filters=filters)
+        return report
+    kind, names = kind_of(layout.dtype), [name for name in layout.stored.names or () if "/" not in name]
+    if kind == "number" and layout.n_rows:
         layouts[entry.name] = layout
-    elif kind_of(layout.dtype) == "compound" and layout.n_rows:
-        layouts.update(_members(layout))
-    table = layout.table
-    stored = layout.n_stored_bytes
+    elif kind == "compound" and layout.n_rows:
+        members = [layout.member(name) for name in names if kind_of(layout.stored[name].base) == "number"]
+        layouts |= {member.key: member for member in members}
+    table, stored = layout.table, layout.n_stored_bytes
+    single = [name for name in names if not layout.stored[name].shape]
     return replace(
         report,
         storage=layout.storage,
@@ -312,34 +314,10 @@ def _look(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout]) -
         n_unwritten=0 if table is None else int((table.offsets < 0).sum()),
         row=_row_cost(layout) if layout.n_rows else None,
         integrity=layout.integrity,
-        problem=_unusable(layout),
+        problem=_problem(layout),
         packing=None if layout.packing is None else str(layout.packing),
-        columns=_columns(layout.stored),
+        columns=tuple(name for name in single if kind_of(layout.stored[name]) in ("number", "text")),
     )
-
-
-def _members(table: ArrayLayout) -> Iterator[tuple[str, ArrayLayout]]:
-    """Members of a table that are numbers, and their layouts."""
-    for name in table.dtype.names or ():
-        if kind_of(table.stored[name].base) == "number" and "/" not in name:
-            member = table.member(name)
-            yield member.key, member
-
-
-def _columns(element: np.dtype[Any]) -> tuple[str, ...]:
-    """Members of a table that may name groups."""
-    names = [name for name in element.names or () if "/" not in name]
-    return tuple(name for name in names if not element[name].shape and kind_of(element[name]) in ("number", "text"))
-
-
-def _as_far_as_known(file: Any, report: ArrayReport) -> ArrayReport:
-    """Chunks and filters of an array that cannot be read, where the file tells."""
-    try:
-        array = file[report.name]
-        filters = [step.label for step in filters_of(array)]
-        return replace(report, chunks=array.chunks, filters=tuple(_filter_text(label, ()) for label in filters))
-    except FAULTS:
-        return report
 
 
 def _row_cost(layout: ArrayLayout) -> RowCost:
@@ -359,11 +337,11 @@ def _filter_text(label: str, options: tuple[int, ...]) -> str:
 def _fill(layout: ArrayLayout) -> float | None:
     if not layout.fill or layout.stored.names is not None or layout.stored.kind not in "iuf":
         return None
-    value = np.frombuffer(layout.fill, layout.stored.base)[0]
-    return float(value) if value else None
+    return float(np.frombuffer(layout.fill, layout.stored.base)[0]) or None
 
 
-def _unusable(layout: ArrayLayout) -> str | None:
+def _problem(layout: ArrayLayout) -> str | None:
+    """Return why one cannot train from an array, if so."""
     kind = kind_of(layout.dtype)
     if not layout.n_rows:
         return "it has no rows"
@@ -374,11 +352,11 @@ def _unusable(layout: ArrayLayout) -> str | None:
     return None if kind == "number" else f"a tensor cannot hold {layout.stored}"
 
 
-_Kind = tuple[tuple[str, str, tuple[int, ...] | None], ...]
+_Schema: TypeAlias = tuple[tuple[str, str, tuple[int, ...] | None], ...]
 """Of each array the name, the dtype and the shape of a row."""
 
 
-def _kind(report: FileReport) -> _Kind:
+def _schema(report: FileReport) -> _Schema:
     return tuple(
         # Text comes as str, however it is stored.
         sorted(
@@ -388,17 +366,16 @@ def _kind(report: FileReport) -> _Kind:
     )
 
 
-def _difference(usual: _Kind, found: _Kind) -> str:
-    """The first difference from most files, in words."""
-    expected, there = ({name: (dtype, row) for name, dtype, row in kind} for kind in (usual, found))
+def _difference(usual: _Schema, found: _Schema) -> str:
+    """Return the first difference from most files, in words."""
+    expected, existing = ({name: (dtype, row) for name, dtype, row in schema} for schema in (usual, found))
     for name, (dtype, row) in expected.items():
-        if name not in there:
+        if name not in existing:
             return f"has no {name!r}"
-        if there[name] != (dtype, row):
-            other, its_row = there[name]
-            return f"{name!r} is {other} {_rows(its_row)}; in most files it is {dtype} {_rows(row)}"
-    more = sorted(set(there) - set(expected))
-    return f"has {more[0]!r} as well, which most files do not"
+        if existing[name] != (dtype, row):
+            other, other_row = existing[name]
+            return f"{name!r} is {other} {_rows(other_row)}; in most files it is {dtype} {_rows(row)}"
+    return f"has {min(set(existing) - set(expected))!r} as well, which most files do not"
 
 
 def _rows(shape: tuple[int, ...] | None) -> str:

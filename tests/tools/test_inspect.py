@@ -16,8 +16,7 @@ import lightning_h5
 from lightning_h5 import H5FileError
 from lightning_h5.counters import Counters
 from lightning_h5.loading import FEW_BLOCKS
-from lightning_h5.tools.advice import yaml_of
-from lightning_h5.tools.inspection import inspect_file, inspect_folder
+from lightning_h5.tools.inspect import inspect_file, inspect_folder
 
 
 @pytest.fixture
@@ -152,7 +151,7 @@ def test_the_advice_is_a_configuration_that_trains(zoo):
     advice = inspect_file(zoo).advice
     assert advice.x_keys == ("a/gz",) or advice.x_keys == ("a/guess",)
     assert advice.y_keys == ("labels",)
-    config = yaml.safe_load(yaml_of(advice))["data"]
+    config = yaml.safe_load(advice.yaml)["data"]
     module = getattr(lightning_h5, config["class_path"])(**config["init_args"], with_index=True)
     model = Recorder()
     quiet_trainer(max_epochs=1).fit(model, datamodule=module)
@@ -163,7 +162,7 @@ def test_the_advice_is_a_configuration_that_trains(zoo):
 def test_any_name_survives_the_yaml(make_h5, name):
     path = make_h5({name: np.zeros((30, 2))})
     advice = inspect_file(path).advice
-    assert yaml.safe_load(yaml_of(advice))["data"]["init_args"] == advice.settings
+    assert yaml.safe_load(advice.yaml)["data"]["init_args"] == advice.settings
 
 
 def test_a_sparse_matrix_is_no_input(make_h5):
