@@ -45,8 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shuffle-keys", nargs="+", metavar="K", help="arrays to permute, if not all have equally many rows")
     add("--keys", nargs="+", metavar="K", help="arrays that get other chunks or filters (default: all)")
     add("--verify", action="store_true", help="read the copy back and compare all of it")
-    add("--allow-sparse", action="store_true", help="take arrays above 4 GiB of which next to nothing is stored")
-    add("--allow-large-chunks", action="store_true", help="take chunks above 1 GiB, decoded")
+    add(
+        "--trusted",
+        action="store_true",
+        help="take arrays above 4 GiB of which next to nothing is stored, and chunks above 1 GiB, decoded",
+    )
 
 
 def _rows(text: str) -> int | str:

@@ -112,8 +112,7 @@ def repack_file(
     shuffle_keys: Sequence[str] | None = None,
     keys: Sequence[str] | None = None,
     verify: bool = False,
-    allow_sparse: bool = False,
-    allow_large_chunks: bool = False,
+    trusted: bool = False,
     shows_progress: bool = False,
 ) -> RepackReport:
     """Copy a file, its arrays in chunks for training: a random row should cost little more than itself.
@@ -153,9 +152,8 @@ def repack_file(
             are shuffled.
         verify: read the copy and the source with the HDF5 library, on one core, and compare all of them before the copy
             gets its name. Of virtual arrays, what they are made of is compared, and not their values.
-        allow_sparse: take arrays that declare more than 4 GiB and more than 1,000 times what is stored. Refused
-            otherwise if their rows are written again or verified: a few bytes of a file could ask for years.
-        allow_large_chunks: take chunks of more than 1 GiB, decoded, which are held whole. Refused otherwise as well.
+        trusted: take chunks of more than 1 GiB, decoded, which are held whole, and arrays that declare more than 4 GiB and
+            more than 1,000 times what is stored.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Returns:
@@ -181,7 +179,7 @@ def repack_file(
         shuffle_keys=shuffle_keys,
         keys=keys,
         verify=verify,
-        trust=FileOptions(trusted=allow_sparse or allow_large_chunks),
+        trust=FileOptions(trusted=trusted),
     )
     source, target = expand_user(source), expand_user(target)
     if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):

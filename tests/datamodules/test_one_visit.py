@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "weighted": (LazyH5DataModule, KEYS | CUT | {"weight_key": "weight"}),
     "balanced": (LazyH5DataModule, KEYS | {"balance_key": "label"}),
     "external": (LazyH5DataModule, KEYS | CUT | {"allow_external": True}),
-    "integrity": (LazyH5DataModule, KEYS | CUT | {"allow_sparse": True, "allow_large_chunks": True}),
+    "integrity": (LazyH5DataModule, KEYS | CUT | {"trusted": True}),
     "cached": (RankCachedH5DataModule, KEYS | CUT),
     "combined": (CombinedHDF5DataModule, {"load_fields": ["x", "y"]} | CUT),
     "combined, all fields": (CombinedHDF5DataModule, dict(CUT)),

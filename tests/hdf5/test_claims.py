@@ -29,7 +29,7 @@ def test_arrays_that_are_next_to_empty_are_refused_by_all_data_modules(tmp_path,
     path = write(tmp_path, shape=(1 << 40, 4), chunks=(1 << 24, 4))
     with pytest.raises(H5ValueError) as error:
         MODULES[kind](path).setup("fit")
-    for part in (path, "'x'", "4.00 TiB", "allow_sparse=True"):
+    for part in (path, "'x'", "4.00 TiB", "trusted=True"):
         assert part in str(error.value)
 
 
@@ -38,7 +38,7 @@ def test_chunks_above_a_gibibyte_are_refused_by_all_data_modules(tmp_path, kind)
     path = write(tmp_path, shape=(GIB + 1, 1), chunks=(GIB + 1, 1))
     with pytest.raises(H5ValueError) as error:
         MODULES[kind](path).setup("fit")
-    for part in (path, "'x'", "1.00 GiB", "repack", "allow_large_chunks=True"):
+    for part in (path, "'x'", "1.00 GiB", "repack", "trusted=True"):
         assert part in str(error.value)
 
 
@@ -46,9 +46,9 @@ def test_chunks_above_a_gibibyte_are_refused_by_all_data_modules(tmp_path, kind)
     ("how", "asked"),
     [
         ({"shape": (4 * GIB,), "chunks": (1 << 20,)}, {}),  # no more than 4 GiB
-        ({"shape": (4 * GIB + 1,), "chunks": (1 << 20,)}, {"allow_sparse": True}),
+        ({"shape": (4 * GIB + 1,), "chunks": (1 << 20,)}, {"trusted": True}),
         ({"shape": (GIB,), "chunks": (GIB,)}, {}),  # no more than a GiB
-        ({"shape": (GIB + 1,), "chunks": (GIB + 1,)}, {"allow_large_chunks": True}),
+        ({"shape": (GIB + 1,), "chunks": (GIB + 1,)}, {"trusted": True}),
     ],
     ids=str,
 )
@@ -66,7 +66,7 @@ def test_an_array_of_which_a_thousandth_is_stored_passes(tmp_path):
     with h5py.File(path, "a") as file:
         for row in range(4):
             file["x"][row] = 7
-    with pytest.raises(H5ValueError, match="allow_sparse"):
+    with pytest.raises(H5ValueError, match="trusted"):
         H5LazyDataset(path, "x")
     with h5py.File(path, "a") as file:
         file["x"][4] = 7
@@ -79,7 +79,7 @@ def test_virtual_arrays_claim_what_their_sources_store(tmp_path):
         layout = h5py.VirtualLayout(shape=(5 * GIB,), dtype="u1")
         layout[:100] = h5py.VirtualSource(".", "x", shape=(100,))
         file.create_virtual_dataset("v", layout)
-    with pytest.raises(H5ValueError, match=r"'v'.*100 bytes of it are stored.*allow_sparse"):
+    with pytest.raises(H5ValueError, match=r"'v'.*100 bytes of it are stored.*trusted"):
         H5LazyDataset(path, "v")
     assert H5LazyDataset(
         path,

@@ -353,7 +353,7 @@ def soft_links_that_multiply(file, elsewhere):
 
 # Sizes ------------------------------------------------------------------------------------------------------------
 
-SPARSE = {"opt_in": "allow_sparse"}
+SPARSE = {"opt_in": "trusted"}
 PIB = 1 << 50
 
 
@@ -392,7 +392,7 @@ def bomb_of_large_elements(file, elsewhere):
     h5py.h5d.create(file.id, b"x", kind, h5py.h5s.create_simple((1000,)))
 
 
-@crafted(opt_in="allow_large_chunks")
+@crafted(opt_in="trusted")
 def large_chunk(file, elsewhere):
     file.create_dataset("x", (1 << 28, 2), "f8", chunks=(1 << 27, 2), compression="gzip")
 

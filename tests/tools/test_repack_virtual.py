@@ -89,9 +89,9 @@ def test_arrays_that_claim_far_more_than_is_stored_need_a_word(path, kind, more)
             repack_file(path, path + ".copy", verify=True)  # of which only its sources are compared
         return
     for way in ({"compression": "gzip"}, {"verify": True}):
-        with pytest.raises(H5ValueError, match=r"'v' in .* 8\.00 GiB.*allow_sparse=True"):
+        with pytest.raises(H5ValueError, match=r"'v' in .* 8\.00 GiB.*trusted=True"):
             repack_file(path, path + ".copy", **way, **more)
-    repack_file(path, path + ".copy", compression="gzip", allow_sparse=True, **more)
+    repack_file(path, path + ".copy", compression="gzip", trusted=True, **more)
     with h5py.File(path + ".copy") as copy:
         assert copy["v"].shape == (rows,)
         assert copy["v"].id.get_storage_size() == 0
@@ -100,9 +100,9 @@ def test_arrays_that_claim_far_more_than_is_stored_need_a_word(path, kind, more)
 def test_large_chunks_need_a_word(path):
     with h5py.File(path, "a") as file:
         file.create_dataset("v", (1 << 28,), "i8", chunks=((1 << 27) + 1,))
-    with pytest.raises(H5ValueError, match=r"'v' in .* has chunks of 1\.00 GiB.*allow_large_chunks=True"):
+    with pytest.raises(H5ValueError, match=r"'v' in .* has chunks of 1\.00 GiB.*trusted=True"):
         repack_file(path, path + ".copy", rows_per_chunk=1000)
-    repack_file(path, path + ".copy", rows_per_chunk=1000, allow_large_chunks=True)
+    repack_file(path, path + ".copy", rows_per_chunk=1000, trusted=True)
     with h5py.File(path + ".copy") as copy:
         assert copy["v"].chunks == (1000,)
 
