@@ -114,7 +114,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         normalize: PathLike | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
-        shuffle: ShuffleOptions | Literal["global", "window"] | bool = True,
+        shuffle: ShuffleOptions | Literal["global", "window"] | bool | dict[str, Any] = True,
         drop_last: bool = False,
         seed: int | None = None,
         with_index: bool = False,
