@@ -10,9 +10,10 @@ import h5py
 import lightning_models
 import numpy as np
 import pytest
+import yaml
 from processes import run_program
 
-from lightning_h5 import LazyH5DataModule
+from lightning_h5 import FileOptions, LazyH5DataModule, ShuffleOptions, SplitOptions, WeightOptions
 from lightning_h5.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +89,39 @@ def test_the_help_of_the_data_module_explains_every_argument(capsys):
     assert "Untyped" not in text
     for name in ("train_path", "x_key", "split", "shuffle", "files", "workers"):
         assert f"--data.init_args.{name}" in text or f"--data.{name}" in text
+
+
+def test_the_help_of_an_option_object_explains_its_fields(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--data=LazyH5DataModule", "--data.split.help=SplitOptions"])
+    text = capsys.readouterr().out
+    for name in inspect.signature(SplitOptions).parameters:
+        assert f"--split.{name} {name.upper()}" in text or f"--data.init_args.split.init_args.{name}" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "expected"),
+    [
+        ("split.val_fraction=0.1", "split", SplitOptions(val_fraction=0.1)),
+        ("split=0.1", "split", SplitOptions(val_fraction=0.1)),
+        ("shuffle.buffer=1 GiB", "shuffle", ShuffleOptions(mode="global", buffer="1 GiB")),
+        ("shuffle=window", "shuffle", ShuffleOptions(mode="window")),
+        ("weights=w", "weights", WeightOptions(weight_key="w")),
+        ("files.mmap=true", "files", FileOptions(mmap=True)),
+    ],
+)
+def test_option_objects_are_given_on_the_command_line(option, name, expected, arguments, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", *arguments, f"--data.{option}", "--print_config"])
+    given = yaml.safe_load(capsys.readouterr().out)["data"]["init_args"][name]
+    given = given.get("init_args", given) if isinstance(given, dict) else given
+    assert type(expected).parse(given, name) == expected
+
+
+def test_an_unknown_field_of_an_option_object_is_named(arguments, capsys):
+    with pytest.raises((SystemExit, ValueError)) as ended:
+        main(["fit", *arguments, "--data.split.val_fracton=0.1"])
+    assert "split has no field 'val_fracton'. Did you mean 'val_fraction'?" in f"{ended.value}{capsys.readouterr().err}"
 
 
 def test_an_unknown_argument_is_wrong_usage(arguments, capsys):
