@@ -152,8 +152,8 @@ def repack_file(
             are shuffled.
         verify: read the copy and the source with the HDF5 library, on one core, and compare all of them before the copy
             gets its name. Of virtual arrays, what they are made of is compared, and not their values.
-        trusted: take chunks of more than 1 GiB, decoded, which are held whole, and arrays that declare more than 4 GiB and
-            more than 1,000 times what is stored.
+        trusted: accept chunks over 1 GiB, decoded, which are held whole, and arrays that declare over 4 GiB and over
+            1,000 times what is stored.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Returns:
