@@ -19,7 +19,6 @@ from ..counters import COUNTED, WaitTimes
 from ..datasets import rows_of
 from ..errors import H5Error
 from ..loading import H5DataLoader
-from ..order import MixtureRecipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -234,12 +233,12 @@ def shares_of(amounts: Mapping[str, float], loaders: Iterable[H5DataLoader]) -> 
     """Return the share of rows that each source of a mixture had, and was to have."""
     shares: dict[str, float] = {}
     for loader in loaders:
-        if isinstance(recipe := loader.sampler.recipe, MixtureRecipe):
-            expected = recipe.expected_shares(loader.sampler.batch_size, drop_last=loader.sampler.drop_last)
-            counted = {name: amounts[rows_of(name)] for name in expected if rows_of(name) in amounts}
-            for name, n_rows in counted.items():  # none if sources have no names
-                shares[f"share/{name}"] = n_rows / max(1.0, sum(counted.values()))
-                shares[f"expected_share/{name}"] = expected[name]
+        sampler = loader.sampler
+        expected = sampler.recipe.expected_shares(sampler.batch_size, drop_last=sampler.drop_last)
+        counted = {name: amounts[rows_of(name)] for name in expected if rows_of(name) in amounts}
+        for name, n_rows in counted.items():  # none if sources have no names
+            shares[f"share/{name}"] = n_rows / max(1.0, sum(counted.values()))
+            shares[f"expected_share/{name}"] = expected[name]
     return shares
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import IntArray
-from .epoch import BatchSequence
+from .epoch import BatchSequence, EpochRecipe
 from .permutation import GAMMA, mix, stream
-from .plan import Order, OrderParameters, order_rows
+from .plan import OrderParameters, RowOrder, order_rows
 from .window import BlockTable
 
 __all__ = ["AlikeBatches", "LengthBuckets", "LengthRecipe", "alike_sizes"]
@@ -122,7 +122,7 @@ class LengthBuckets:
         epoch: from 0.
     """
 
-    order: Order
+    order: RowOrder
     lengths: IntArray
     batch_size: int
     seed: int
@@ -176,18 +176,23 @@ def _longest_first(rows: IntArray, lengths: IntArray, seed: int, epoch: int) -> 
 
 
 @dataclass(frozen=True, eq=False)
-class LengthRecipe:
+class LengthRecipe(EpochRecipe):
     """Epochs of batches of sequences of similar length.
 
     Attributes:
         lengths: of each sequence, shape ``(n_sequences,)``.
         blocks: the sequences.
-        text: what they are; see ``EpochRecipe``.
+        description: what they are.
     """
 
     lengths: IntArray
     blocks: BlockTable
-    text: str
+    description: str
+
+    @property
+    def text(self) -> str:
+        """See ``EpochRecipe``."""
+        return self.description
 
     def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
         """See ``EpochRecipe``: sequences."""

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from ..errors import H5ValueError
 from ..types import IntArray
-from .plan import EpochPlan, Order, OrderParameters, Segment, TrainBatches, consumed_rows, order_rows
+from .plan import EpochPlan, OrderParameters, RowOrder, Segment, TrainBatches, consumed_rows, order_rows
 from .shards import RankShard, balanced_contiguous_shard
 from .window import BlockTable
 
@@ -53,17 +53,21 @@ class EpochSequence(Protocol):
         ...
 
 
-class EpochRecipe(Protocol):
+class EpochRecipe:
     """What epochs visit: each row once, rows by their weights, batches of similar length, or several sources."""
 
     @property
     def text(self) -> str:
         """What a saved position depends on; "" for each row once."""
-        ...
+        return ""
 
     def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
         """Return the batches, or rows, of an epoch that begins now; 0 if the number of rows decides it."""
-        ...
+        return 0
+
+    def expected_shares(self, batch_size: int, *, drop_last: bool) -> dict[str, float]:
+        """Return the share of units (batches, or rows) that each source is to have, by name; empty without sources."""
+        return {}
 
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> EpochSequence:
         """Return the sequence of an epoch.
@@ -73,7 +77,7 @@ class EpochRecipe(Protocol):
             epoch: from 0.
             drop_last: drop ragged ends.
         """
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +90,7 @@ class RowSequence:
         epoch: which epoch it is.
     """
 
-    order: Order
+    order: RowOrder
     n_rows: int
     epoch: int
 
@@ -109,7 +113,7 @@ class RowSequence:
 
 
 @dataclass(frozen=True, eq=False)
-class EachRowOnce:
+class EachRowOnce(EpochRecipe):
     """Epochs of each row once.
 
     Attributes:
@@ -117,11 +121,6 @@ class EachRowOnce:
     """
 
     blocks: BlockTable
-    text = ""
-
-    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
-        """See ``EpochRecipe``."""
-        return 0
 
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
         """See ``EpochRecipe``."""

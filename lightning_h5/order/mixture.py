@@ -23,9 +23,9 @@ import numpy as np
 
 from ..errors import H5ValueError
 from ..types import IntArray
-from .epoch import BatchSequence, EpochSequence, RowSequence
+from .epoch import BatchSequence, EpochRecipe, EpochSequence, RowSequence
 from .permutation import stream
-from .plan import EvaluationBatches, Order, OrderParameters, SourceOrder, order_rows
+from .plan import EvaluationBatches, OrderParameters, RowOrder, SourceOrder, order_rows
 from .schedules import EpochSchedule, Pattern, Runs, Schedule, even_schedule, largest_remainder
 from .window import BlockTable
 
@@ -175,7 +175,7 @@ def _end_of(turns: IntArray, n_turns: int, n_units: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class MixtureRecipe:
+class MixtureRecipe(EpochRecipe):
     """Epochs of a mixture.
 
     Attributes:
@@ -197,7 +197,7 @@ class MixtureRecipe:
         return self.mixture.n_units(n_cycle, world_size * (1 if self.mixture.in_batches else batch_size))
 
     def expected_shares(self, batch_size: int, *, drop_last: bool) -> dict[str, float]:
-        """Return the share of units (batches, or rows) that each source is to have, by name."""
+        """See ``EpochRecipe``."""
         shares = self.mixture.shares(self.mixture.n_cycle(batch_size, drop_last))
         return dict(zip(self.mixture.names, map(float, shares), strict=True))
 
@@ -269,7 +269,7 @@ class _Stream:
         return cycle * self._batches.n_rows + (self._batches.bounds(inside)[0] if inside else 0)
 
     def _rows_of_cycle(self, cycle: int, low: int, high: int) -> IntArray:
-        order: Order = self._order(cycle)
+        order: RowOrder = self._order(cycle)
         return order(low, high) + (cycle * self._n_all + self._first)
 
 

@@ -24,8 +24,8 @@ __all__ = [
     "EpochPlan",
     "EvaluationBatches",
     "Mode",
-    "Order",
     "OrderParameters",
+    "RowOrder",
     "Segment",
     "SourceOrder",
     "TrainBatches",
@@ -37,7 +37,7 @@ PLAN_VERSION = 1
 """Part of every saved state: raised when the order of any mode changes."""
 
 Mode = Literal["global", "window", "none"]
-Order: TypeAlias = Callable[[int, int], IntArray]
+RowOrder: TypeAlias = Callable[[int, int], IntArray]
 
 
 class SourceOrder(NamedTuple):
@@ -106,7 +106,7 @@ class EpochPlan:
     rows: Callable[[int], IntArray]
 
 
-def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, place: int = 0) -> Order:
+def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, place: int = 0) -> RowOrder:
     """Return the sequence of an epoch's rows, as a function from positions ``[start, stop)`` to row indices.
 
     Args:

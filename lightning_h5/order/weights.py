@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from ..errors import H5ValueError
 from ..types import IntArray
-from .epoch import RowSequence
+from .epoch import EpochRecipe, RowSequence
 from .permutation import GAMMA, mix, stream
-from .plan import Order, OrderParameters, order_rows
+from .plan import OrderParameters, RowOrder, order_rows
 from .window import BlockTable
 
 __all__ = ["RowWeights", "WeightedRecipe"]
@@ -93,7 +93,7 @@ class _Draws:
         return places
 
 
-def weighted_order(blocks: BlockTable, weights: RowWeights, parameters: OrderParameters, epoch: int) -> Order:
+def weighted_order(blocks: BlockTable, weights: RowWeights, parameters: OrderParameters, epoch: int) -> RowOrder:
     """Return the sequence of an epoch's draws. A row that comes again has a number larger by ``n_rows``, each time.
 
     Args:
@@ -115,7 +115,7 @@ def weighted_order(blocks: BlockTable, weights: RowWeights, parameters: OrderPar
 
 
 @dataclass(frozen=True, eq=False)
-class WeightedRecipe:
+class WeightedRecipe(EpochRecipe):
     """Epochs of rows drawn by their weights.
 
     Attributes:
