@@ -22,12 +22,13 @@ MAY_IMPORT = {
     "errors": set(),
     "progress_bar": {"sizes"},
     "_lightning": {"errors"},
-    "hdf5": LEAVES,
-    "readers": LEAVES | {"hdf5"},
+    "options": {"errors", "sizes", "types"},
+    "hdf5": LEAVES | {"options"},
+    "readers": LEAVES | {"options", "hdf5"},
     "distributed": LEAVES,
     "order": LEAVES,  # pure: neither files nor anything that reads them
-    "datasets": LEAVES | {"hdf5", "readers", "order", "distributed"},
-    "loading": LEAVES | {"hdf5", "readers", "order", "distributed", "datasets"},
+    "datasets": LEAVES | {"options", "hdf5", "readers", "order", "distributed"},
+    "loading": LEAVES | {"options", "hdf5", "readers", "order", "distributed", "datasets"},
 }
 MAY_IMPORT["callbacks"] = MAY_IMPORT["loading"] | {"loading", "_lightning"}
 MAY_IMPORT["datamodules"] = MAY_IMPORT["callbacks"] | {"callbacks"}

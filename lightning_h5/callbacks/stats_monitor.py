@@ -333,13 +333,13 @@ def _to_keep(loaders: list[H5DataLoader]) -> str:
     missing = []  # for each loader whose rows do not fit: bytes for all of them, and the argument
     for loader in loaders:
         dataset = loader.dataset.dataset if isinstance(loader.dataset, SequenceDataset) else loader.dataset
-        if not isinstance(dataset, FileDataset):  # sources of a mixture share `shuffle_bytes` otherwise
-            return "shuffle_bytes that holds all"
+        if not isinstance(dataset, FileDataset):  # sources of a mixture share `shuffle.buffer` otherwise
+            return "shuffle.buffer that holds all"
         all_bytes = dataset.cost.decoded_bytes * max(1, loader.num_workers)  # each worker has a cache of its own
         if dataset.cache_bytes < all_bytes:
-            # The cache has the size of `shuffle_bytes` only where rows are shuffled, and if nothing else was asked for.
+            # The cache has the size of `shuffle.buffer` only if rows are shuffled, and if nothing else was asked for.
             is_own = loader.dataset.asked_cache_bytes is not None or loader.sampler.present_order().mode == "none"
-            missing.append((all_bytes, "cache_bytes" if is_own else "shuffle_bytes"))
+            missing.append((all_bytes, "files.cache_bytes" if is_own else "shuffle.buffer"))
     if not missing:
         return ""
     all_bytes, name = max(missing)

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--nan", action="store_true", help="NaN and infinite values are errors, too")
     how.add_argument("--no-decode", action="store_true", help="read metadata alone: fast, and finds no damaged chunk")
     add("--strict", action="store_true", help="end with 1 if a warning is found, too")
-    digests = "write digests beside each file without an error, which verify='digest' compares rows with"
+    digests = "write digests beside each file without an error, which files.verify='digest' compares rows with"
     add("--write-digests", action="store_true", help=digests)
     add = parser.add_argument_group("untrusted files").add_argument
     add("--sandbox", action="store_true", help="open each file in a process of its own, with limits; 0.2 s more a file")

@@ -76,7 +76,7 @@ def choose_order(
         elif cost.has_cheap_random_access:
             why = "random access is as cheap as sequential access"
         else:
-            why = f"all decoded rows ({_size(total)}) fit the shuffle buffer"
+            why = f"all decoded rows ({_size(total)}) fit shuffle.buffer"
         return Order("global", 1, 0, why, max(few, total * consumers if fits else buffer_bytes))
     n_streams = shuffle.streams or world_size * consumers
     on_a_rank = -(-n_streams // world_size)

@@ -43,7 +43,7 @@ class Limit(NamedTuple):
 
 
 def what_limits(
-    amounts: Mapping[str, float], *, n_workers: int, n_cores: int, to_keep: str | None = "shuffle_bytes that holds all"
+    amounts: Mapping[str, float], *, n_workers: int, n_cores: int, to_keep: str | None = "shuffle.buffer that holds all"
 ) -> Limit | None:
     """Return what limits a stage; None if no batch was measured.
 
@@ -187,7 +187,7 @@ def diagnose_dataloader_speed(dataloader: DataLoader[Any], n_batches: int = 50, 
             amounts["finish_seconds"] = 0.0  # of collating alone, which no setting changes
         ours.close()
         kind = _slowest_work(amounts, n_workers, usable_cores())
-        advice = _advice(kind, n_workers, usable_cores(), "shuffle_bytes that holds all")
+        advice = _advice(kind, n_workers, usable_cores(), "shuffle.buffer that holds all")
     elif n_workers == 0:
         advice = "It reads in the training process: use num_workers > 0, or a dataset of this package."
     else:

@@ -75,7 +75,7 @@ def why_it_ended(worker: str, code: int | None, loading: str, *, has_begun: bool
     """
     if has_begun or code is None or code < 0:
         return f"{worker} {how_it_ended(code)} {loading} The files are closed; start again to continue."
-    look_at = "Look at what it wrote above, and at worker_init_fn."
+    look_at = "Look at what it wrote above, and at workers.init_fn."
     if method != "fork":
         look_at = (
             f"Look at what it wrote above. Workers that start by {method} import the script: what trains must stand "
@@ -99,7 +99,7 @@ def why_it_was_killed(worker: str, seconds: float, loading: str, *, has_begun: b
             "transform hangs: look at both, or raise timeout."
         )
     return (
-        f"{worker} has not started after {seconds:g} s and was killed; {loading} worker_init_fn hangs, or what a "
+        f"{worker} has not started after {seconds:g} s and was killed; {loading} workers.init_fn hangs, or what a "
         "worker imports, or the machine is overloaded: look at these, or use fewer workers."
     )
 
@@ -158,7 +158,7 @@ def unpicklable_arguments(loader: Any, method: str, error: BaseException) -> str
         "target_transform": getattr(getattr(structure, "y", None), "transform", None),
         "batch_transform": loader.dataset.batch_transform,
         "collate_fn": loader.collate_fn,
-        "worker_init_fn": loader.worker_init_fn,
+        "workers.init_fn": loader.worker_init_fn,
     }
     names = [name for name, value in arguments.items() if not _is_picklable(value)]
     if not names and not isinstance(error, PicklingError):
@@ -166,7 +166,7 @@ def unpicklable_arguments(loader: Any, method: str, error: BaseException) -> str
     return (
         f"workers that start by {method} get what they need pickled, and {' and '.join(names) or 'an argument'} cannot "
         f"be: {error}. Define it at the top of a module, as a function or a class, not as a lambda; or pass "
-        "multiprocessing_context='fork'."
+        "workers={'start_method': 'fork'}."
     )
 
 

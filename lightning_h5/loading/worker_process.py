@@ -138,7 +138,7 @@ def _prepare(job: WorkerJob, worker: int) -> Callable[[BatchToken | None], bytes
             try:
                 job.init(worker)
             except StopIteration as error:
-                raise stop_iteration("worker_init_fn", job.init) from error
+                raise stop_iteration("workers.init_fn", job.init) from error
     except Exception as error:
         failure = WorkerFailure(error)
 

@@ -358,7 +358,7 @@ def _choose_module(
     costly = [array for array in fields if not array.is_placed and array.n_bytes * n_files > SHUFFLE_BYTES]
     if not costly:
         is_placed = all(array.is_placed for array in fields)
-        why = "single rows are read by position" if is_placed else "all decoded rows fit shuffle_bytes"
+        why = "single rows are read by position" if is_placed else "all decoded rows fit shuffle.buffer"
         return lazy, {}, f"Rows are read on demand: {why}, so that any order costs the same."
     # These bring torch, which takes longer to import than a look at most files.
     from ..datasets import room
@@ -374,7 +374,7 @@ def _choose_module(
         return lazy, {}, why
     wanted = -(-bytes_to_mix(FEW_BLOCKS, block, 1) >> 20)  # MiB
     if wanted << 20 <= MAX_SHUFFLE:
-        why = f"A row costs a block of {_size(block)}: {wanted} MiB of shuffle_bytes mix {FEW_BLOCKS} at a time."
+        why = f"A row costs a block of {_size(block)}: {wanted} MiB of shuffle.buffer mix {FEW_BLOCKS} at a time."
         return lazy, {"shuffle_bytes": f"{wanted} MiB"}, why
     rows = max(1, (1 << 20) // max(1, costly[0].row_bytes))
     command = f"lightning-h5 repack {os.path.basename(path)} repacked.h5 --rows-per-chunk {rows} --compression gzip"

@@ -28,7 +28,7 @@ from ..readers import is_pooled
 from ..sizes import bytes_text, whole
 from ..types import Keys, Paths
 from .advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, sample_setting, suggest, trained_row_bytes
-from .config_yaml import make_settings, yaml_of
+from .config_yaml import OPTION_FIELDS, make_settings, yaml_of
 from .inspect import columns_of, inspect_with_layouts, read_column
 
 NEARLY = 0.95  # of the fastest rate counts as equally fast: runs differ by as much
@@ -103,7 +103,7 @@ class Candidate:
     @property
     def name(self) -> str:
         """The data module and its own choices."""
-        choices = [f"{name}={value}" for name, value in self.choices.items()]
+        choices = [f"{'.'.join(OPTION_FIELDS.get(name, (name,)))}={value}" for name, value in self.choices.items()]
         return ", ".join([self.datamodule or "plain h5py", *choices])
 
 
@@ -121,8 +121,8 @@ def bench_file(
     """Measure how fast shuffled training batches come from files with several settings, and recommend one.
 
     Plain h5py (one ``array[i]`` per sample, in this process) is compared with the training loaders of
-    ``LazyH5DataModule`` with its defaults, with worker processes, with the setting that suits the storage (``mmap`` for
-    contiguous arrays, ``shuffle_bytes`` for all rows if the default holds only a part), and of
+    ``LazyH5DataModule`` with its defaults, with worker processes, with the setting that suits the storage (``files.mmap`` for
+    contiguous arrays, ``shuffle.buffer`` for all rows if the default holds only a part), and of
     ``RankCachedH5DataModule``. All take turns, after an epoch or some seconds to warm up, and medians decide. Each data
     module has exactly the settings that are reported: dtypes, split and batch size are those that ``inspect`` suggests.
     Transforms, the model and copies to a GPU are not measured.
@@ -227,7 +227,7 @@ def _candidates(
     on_demand = [layout for layouts, is_held in fields if not is_held for layout in layouts]
     found = [Candidate(None), Candidate(lazy)]
     if any(layout.offset is not None and layout.is_placed for layout in on_demand):
-        note = "mmap needs files that nothing truncates while they are read: that ends the process."
+        note = "files.mmap needs files that nothing truncates while they are read: that ends the process."
         found.append(Candidate(lazy, {"mmap": True}, note=note))
     large = []
     if (n_bytes := dataset.cost.decoded_bytes) > SHUFFLE_BYTES and any(

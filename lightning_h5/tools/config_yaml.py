@@ -11,6 +11,16 @@ import yaml
 
 from ..hdf5 import keys_in
 
+OPTION_FIELDS = {
+    "val_fraction": ("split", "val_fraction"),
+    "group_key": ("split", "group_key"),
+    "stratify_key": ("split", "stratify_key"),
+    "shuffle_bytes": ("shuffle", "buffer"),
+    "mmap": ("files", "mmap"),
+}
+"""Choices that are fields of an argument."""
+OPTIONS = {argument for argument, _ in OPTION_FIELDS.values()}
+
 
 def make_settings(**choices: Any) -> dict[str, Any]:
     """Return the arguments of a data module for what was chosen; the only place that knows their form.
@@ -22,7 +32,14 @@ def make_settings(**choices: Any) -> dict[str, Any]:
     """
     first = ("train_path", "x_key", "y_key")
     ordered = {name: choices.get(name) for name in first} | choices
-    return {name: value for name, value in ordered.items() if value is not None}
+    settings: dict[str, Any] = {}
+    for name, value in ordered.items():
+        if value is not None:
+            argument, field = OPTION_FIELDS.get(name, (name, None))
+            settings[argument] = value if field is None else settings.get(argument, {}) | {field: value}
+    if set(settings.get("split", ())) == {"val_fraction"}:
+        settings["split"] = settings["split"]["val_fraction"]
+    return settings
 
 
 def yaml_of(datamodule: str, settings: Mapping[str, Any], comments: Sequence[str]) -> str:
@@ -45,7 +62,10 @@ def _yaml_forms(settings: Mapping[str, Any], comments: list[str]) -> dict[str, A
     """Return settings as a configuration can have them; adds a comment for each that it cannot."""
     forms: dict[str, Any] = {}
     for name, value in settings.items():
-        if name.endswith("_key") and any("{split}" in key for key in keys_in(value)):
+        if name in OPTIONS and isinstance(value, Mapping):
+            if fields := _yaml_forms(value, comments):
+                forms[name] = fields
+        elif name.endswith("_key") and any("{split}" in key for key in keys_in(value)):
             comments.append(
                 f"{name} is left out: {{split}} in {value!r} would be replaced by a split's name. Rename the array."
             )

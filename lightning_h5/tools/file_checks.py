@@ -192,7 +192,7 @@ def _in_other_files(facts: FileFacts, key: str) -> Problem:
         return warning(facts.path, key, "link", text)
     where = listing(others) if others else "the file that a link leads to"
     text = f"its rows lie in {where}, and were not read. Check that by itself; to train from it through this file takes"
-    return warning(facts.path, key, "not read", f"{text} allow_external=True")
+    return warning(facts.path, key, "not read", f"{text} files=FileOptions(allow_external=True)")
 
 
 def _links(facts: FileFacts) -> Iterator[Problem]:

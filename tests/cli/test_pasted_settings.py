@@ -178,7 +178,7 @@ def test_what_bench_prints_trains_as_it_is_and_agrees_with_inspect(path, run, tm
     keys += ["--y-key", inspected["y_key"]] if "y_key" in inspected else []
     text = pasted(run("bench", path, *keys, *BENCH))
     benched = yaml.safe_load(text)["data"]["init_args"]
-    chosen = {"mmap", "shuffle_bytes", "num_workers"}
+    chosen = {"files", "shuffle", "num_workers"}
     assert {k: v for k, v in benched.items() if k not in chosen} == {
         k: v for k, v in inspected.items() if k not in chosen
     }

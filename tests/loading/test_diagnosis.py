@@ -187,7 +187,7 @@ def test_files_that_the_system_has_in_memory_are_not_slow_ones():
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
-def test_the_shuffle_bytes_that_are_advised_hold_all_decoded_rows(make_h5, noise, nothing_held, n_workers):
+def test_the_buffer_that_is_advised_holds_all_decoded_rows(make_h5, noise, nothing_held, n_workers):
     path = make_h5(x=Stored(np.tile(noise, (40, 1, 1)), "chunked", (8, 64, 64), {"compression": "gzip"}))
 
     def loader_of(**options):
@@ -198,15 +198,15 @@ def test_the_shuffle_bytes_that_are_advised_hold_all_decoded_rows(make_h5, noise
     loader = loader_of(shuffle={"buffer": "1 MiB"})
     assert loader.sampler.present_order().mode == "window"
     text = _limit_of("train", BUSY, [loader])
-    advised = re.search(r"shuffle_bytes='(\d+ MiB)' holds all", text)[1]
+    advised = re.search(r"shuffle\.buffer='(\d+ MiB)' holds all", text)[1]
     fitting = loader_of(shuffle={"buffer": advised})
     assert fitting.sampler.present_order().mode == "global"
     assert "until all rows are in memory. Look at a later epoch" in _limit_of("train", BUSY, [fitting])
-    assert "shuffle_bytes that holds all" in what_limits(BUSY, n_workers=n_workers, n_cores=2).text
+    assert "shuffle.buffer that holds all" in what_limits(BUSY, n_workers=n_workers, n_cores=2).text
 
 
 @pytest.mark.parametrize("options", [{"shuffle": False}, {"cache_bytes": "1 MiB"}], ids=str)
-def test_memory_that_shuffle_bytes_does_not_decide_is_advised_by_its_name(make_h5, noise, nothing_held, options):
+def test_memory_that_the_buffer_does_not_decide_is_advised_by_its_name(make_h5, noise, nothing_held, options):
     path = make_h5(x=Stored(np.tile(noise, (40, 1, 1)), "chunked", (8, 64, 64), {"compression": "gzip"}))
 
     def loader_of(**more):
@@ -215,7 +215,7 @@ def test_memory_that_shuffle_bytes_does_not_decide_is_advised_by_its_name(make_h
         return datamodule.train_dataloader()
 
     text = _limit_of("train", BUSY, [loader_of()])
-    assert "shuffle_bytes" not in text
+    assert "shuffle.buffer" not in text
     loader = loader_of(files={"cache_bytes": re.search(r"cache_bytes='(\d+ MiB)' holds all", text)[1]})
     assert "Look at a later epoch" in _limit_of("train", BUSY, [loader])
     for _ in range(2):
@@ -232,4 +232,4 @@ def test_no_cache_is_advised_for_a_stage_that_reads_each_row_once(make_h5, noise
     text = _limit_of(stage, QUIET | {"wait_seconds": 9.0, kind: 18.0}, [datamodule.predict_dataloader()])
     assert "is the bottleneck" in text
     assert ("faster compression" in text) == (kind == "decode_seconds")
-    assert not re.search("in memory|shuffle_bytes|cache_bytes|RankCached", text)
+    assert not re.search("in memory|shuffle.buffer|cache_bytes|RankCached", text)

@@ -128,8 +128,8 @@ def test_a_candidate_takes_part_if_it_changes_anything_and_fits(make_file, monke
 
     lazy, cached, workers = "LazyH5DataModule", "RankCachedH5DataModule", "LazyH5DataModule, num_workers=2"
     assert names("no filter") == (["plain h5py", lazy, cached, workers], {})
-    assert names("contiguous", num_workers=0) == (["plain h5py", lazy, f"{lazy}, mmap=True", cached], {})
-    large, all_rows = {"decoded_bytes": 1000 << 20}, f"{lazy}, shuffle_bytes=1000 MiB"
+    assert names("contiguous", num_workers=0) == (["plain h5py", lazy, f"{lazy}, files.mmap=True", cached], {})
+    large, all_rows = {"decoded_bytes": 1000 << 20}, f"{lazy}, shuffle.buffer=1000 MiB"
     assert names("gzip", **large) == (["plain h5py", lazy, all_rows, cached, workers], {})
     found, out = names("gzip", free=1500 << 20, **large)
     assert found == ["plain h5py", lazy, cached, workers]
