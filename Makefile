@@ -21,7 +21,7 @@ PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n $(JOBS) --dist worksteal $(A
 # Two pips in one environment would trip over each other.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-oldest coverage lint format types docs package bench clean
+.PHONY: help quickstart test test-wide test-oldest coverage lint format types docs package bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,7 +32,10 @@ quickstart: $(VENV)/.run ## train a small model from an HDF5 file
 test: $(VENV)/.test ## run the tests (ARGS="-m slow" for the long ones)
 	$(call PYTEST,$(BIN))
 
-test-oldest: $(OLDEST)/.test ## run the tests with the oldest versions we allow
+test-wide: $(VENV)/.test ## run the tests with many cases, which make test leaves out
+	$(call PYTEST,$(BIN)) -m "wide and not slow"
+
+test-oldest: $(OLDEST)/.test ## run the tests of make test with the oldest versions we allow
 	$(call PYTEST,$(OLDEST)/bin)
 
 coverage: $(VENV)/.test ## run the tests and list the lines they miss

@@ -103,6 +103,7 @@ def damaged(data, kind, *how):
     return data + how[0] if kind == "longer" else how[0]
 
 
+@pytest.mark.wide
 @given(damage)
 def test_a_damaged_file_is_compiled_anew_and_replaced(kept, how):
     path, data = kept
@@ -346,6 +347,7 @@ def counts(process):
     return [*map(int, out.split())]
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no loops that read")
 def test_all_loops_are_kept_for_the_next_process_however_many_compile_them_at_once(tmp_path):
     pytest.importorskip("deflate")

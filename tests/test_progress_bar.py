@@ -195,6 +195,7 @@ def fit(rank, path, kind):
     quiet_trainer(max_epochs=1, devices=2, strategy="ddp").fit(Recorder(), datamodule=data)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", ["cached", "a range", "a function", "a label"])
 def test_two_ranks_do_not_report_the_same_work_twice(kind, tmp_path):
     path = str(tmp_path / "rows.h5")

@@ -121,8 +121,8 @@ def bench_file(
     """Measure how fast shuffled training batches come from files with several settings, and recommend one.
 
     Plain h5py (one ``array[i]`` per sample, in this process) is compared with the training loaders of
-    ``LazyH5DataModule`` with its defaults, with worker processes, with the setting that suits the storage (``files.mmap`` for
-    contiguous arrays, ``shuffle.buffer`` for all rows if the default holds only a part), and of
+    ``LazyH5DataModule`` with its defaults, with worker processes, with the setting that suits the storage
+    (``files.mmap`` for contiguous arrays, ``shuffle.buffer`` for all rows if the default holds only a part), and of
     ``RankCachedH5DataModule``. All take turns, after an epoch or some seconds to warm up, and medians decide. Each data
     module has exactly the settings that are reported: dtypes, split and batch size are those that ``inspect`` suggests.
     Transforms, the model and copies to a GPU are not measured.

@@ -83,6 +83,7 @@ def check(lines, every, every_of_monitor, first, last, stopped=False):
             assert any("val_epoch" in other for other in at[line["step"]])
 
 
+@pytest.mark.wide
 @given(
     every=st.integers(1, 7),
     every_of_monitor=st.none() | st.integers(1, 7),

@@ -141,6 +141,7 @@ def test_help_has_examples(run):
     assert "lightning-h5 bench signals.h5\n" in out
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_ctrl_c_ends_it_in_one_line_and_leaves_no_worker(path):
     """While workers are at work; the signal goes to all of them, as from a terminal."""

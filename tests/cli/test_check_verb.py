@@ -141,6 +141,7 @@ def test_wrong_usage_is_code_2(run, arguments):
     assert "usage: lightning-h5 check" in err
 
 
+@pytest.mark.wide
 def test_very_many_problems_are_cut_short(run, make_h5):
     path = make_h5({f"x{n}": Stored(np.zeros((4, 1)), "chunked", (1, 1), GZIP, written=2) for n in range(230)})
     code, out, _ = run(path)
@@ -218,6 +219,7 @@ def test_help_has_examples(run):
     assert "Take --sandbox for untrusted files" in " ".join(out.split())
 
 
+@pytest.mark.wide
 def test_python_m_runs_it_and_shows_no_bar_where_nobody_watches(folder):
     command = [sys.executable, "-m", "lightning_h5", "check", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)

@@ -48,6 +48,7 @@ data:
     return ["--config", str(config), *QUIET]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
 def test_each_verb_runs_from_a_config_with_the_short_name(verb, arguments, capsys):
     main([verb, *arguments])
@@ -139,6 +140,7 @@ def command(folder, *arguments, more_path):
     return run_program(code, folder / "logs", cwd=folder, path=[ROOT, more_path])
 
 
+@pytest.mark.wide
 def test_a_model_of_the_other_lightning_package_is_told_apart(tmp_path):
     (tmp_path / "their_model.py").write_text(
         "import pytorch_lightning\nclass Theirs(pytorch_lightning.LightningModule): pass"

@@ -164,6 +164,7 @@ def fit(tmp_path, text, monkeypatch):
     return Ordinary.batches
 
 
+@pytest.mark.wide
 def test_what_inspect_prints_trains_as_it_is(path, run, tmp_path, monkeypatch):
     text = pasted(run("inspect", path))
     batches = fit(tmp_path, text, monkeypatch)
@@ -171,6 +172,7 @@ def test_what_inspect_prints_trains_as_it_is(path, run, tmp_path, monkeypatch):
     assert all(x.dtype.is_floating_point for x, _ in batches)
 
 
+@pytest.mark.wide
 def test_what_bench_prints_trains_as_it_is_and_agrees_with_inspect(path, run, tmp_path, monkeypatch):
     inspected = settings_of(run("inspect", path))
     x_keys = inspected["x_key"] if isinstance(inspected["x_key"], list) else [inspected["x_key"]]

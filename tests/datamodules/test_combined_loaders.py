@@ -77,6 +77,7 @@ BESIDE = pytest.mark.parametrize("n_other", [SHORTER, STEPS, LONGER], ids=["a sh
 WORKERS = pytest.mark.parametrize("num_workers", [0, 1])
 
 
+@pytest.mark.wide
 @BESIDE
 @WORKERS
 @pytest.mark.parametrize("mode", [None, *MODES])
@@ -138,6 +139,7 @@ CASES = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("mode", "n_other", "stop"), CASES)
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")  # torch's loader is not ours
 def test_a_run_broken_off_goes_on_with_exactly_the_rest(file, tmp_path, mode, n_other, stop):

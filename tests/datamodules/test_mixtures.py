@@ -215,6 +215,7 @@ def test_samples_to_be_collated_name_their_source(module):
 # Where a run goes on -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_a_run_that_was_broken_off_goes_on_exactly(module, tmp_path, mixture, num_workers):

@@ -661,6 +661,7 @@ WORKERS = [
 
 
 # Lightning's own advice, where workers are spawned.
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:Consider setting `persistent_workers=True`:UserWarning")
 @pytest.mark.parametrize(("method", "persistent", "validates"), WORKERS)
 def test_workers_read_the_one_copy_however_they_are_started(file, loads, capfd, method, persistent, validates):

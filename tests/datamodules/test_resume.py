@@ -121,6 +121,7 @@ def test_saved_at_the_end_of_an_epoch(tmp_path, module):
     assert resumed == {2: whole[2]}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("then", [{"max_epochs": EPOCHS}, {"max_epochs": -1, "max_steps": EPOCHS * STEPS}])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("steps", [1, STEPS - 1, STEPS, STEPS + 1, 2 * STEPS])
@@ -266,6 +267,7 @@ def test_without_our_callback_a_resumed_run_is_stopped(saved, module, monkeypatc
 MISMATCHES = {"another seed": {"seed": 1}, "another order": {"shuffle": False}, "drop_last": {"drop_last": True}}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mismatch", [*MISMATCHES, "another file", "no position"])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_named_way_round_starts_the_broken_epoch_over(saved, module, make_h5, mismatch, num_workers):

@@ -80,6 +80,7 @@ def test_a_model_may_look_at_the_data_before_training(tmp_path, file, whole, way
 HOOKS = ["setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_epoch_end", "on_train_end"]
 
 
+@pytest.mark.wide
 @WAYS
 @pytest.mark.parametrize("hook", HOOKS)
 def test_a_callback_may_look_at_a_batch_anywhere(tmp_path, file, whole, way, hook):
@@ -135,6 +136,7 @@ class ValidatesElsewhere(Callback):
             assert seen.rows["val"] == list(range(ROWS))
 
 
+@pytest.mark.wide
 @WAYS
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("hook", ["on_train_epoch_start", "on_train_batch_start", "on_train_epoch_end"])

@@ -123,6 +123,7 @@ VALIDATIONS = {
 }
 
 
+@pytest.mark.wide
 @WORKERS
 @pytest.mark.parametrize("case", VALIDATIONS)
 def test_validation_sees_every_row_whenever_it_comes_and_moves_no_training_row(files, whole, case, num_workers):
@@ -168,6 +169,7 @@ STOPS = {  # options, and the number of rows seen before the end
 }
 
 
+@pytest.mark.wide
 @WORKERS
 @pytest.mark.parametrize("case", STOPS)
 def test_a_run_that_was_told_to_stop_goes_on_with_exactly_the_rest(files, whole, tmp_path, case, num_workers):
@@ -217,6 +219,7 @@ def train_on_a_rank(rank, case, files, folder, num_workers):
     return model.train_rows, model.rows["val"]
 
 
+@pytest.mark.wide
 @WORKERS
 @pytest.mark.parametrize("case", TRAINERS)
 def test_the_kind_of_trainer_changes_no_row(files, whole, tmp_path, case, num_workers):

@@ -78,6 +78,7 @@ def tune_batch_size(how, options, trainer, model, datamodule):
     trainer.fit(model, datamodule=datamodule)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("search", "has_val", "num_workers"),
     [("power", True, 0), ("power", False, 1), ("binsearch", True, 1), ("binsearch", False, 0)],

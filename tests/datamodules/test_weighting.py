@@ -211,6 +211,7 @@ def test_ranks_together_have_the_sequence_of_one(file, world_size, shuffle):
     assert [row for step in zip(*ranks, strict=True) for batch in step for row in batch] == alone
 
 
+@pytest.mark.wide
 @EVERY_KIND
 @EVERY_SHUFFLE
 @pytest.mark.parametrize("num_workers", [0, 2])

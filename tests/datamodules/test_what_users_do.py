@@ -32,6 +32,7 @@ def head(whole, n):
 # Other stages, before and after ----------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @WORKERS
 @pytest.mark.parametrize("same", [True, False], ids=["the same trainer", "a trainer each"])
 @pytest.mark.parametrize("fresh", [True, False], ids=["a data module each", "the same data module"])
@@ -114,6 +115,7 @@ def test_a_callback_may_iterate_a_loader_of_its_own_from_the_same_data_module(fi
 # Before the fit --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @WORKERS
 @pytest.mark.parametrize("stage", [None, "fit"])
 @pytest.mark.parametrize("n_batches", [0, 1, 100])

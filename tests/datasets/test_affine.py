@@ -67,6 +67,7 @@ def assert_near(found, expected):
     assert error[is_finite].max(initial=0) < 1e-6
 
 
+@pytest.mark.wide
 @settings(max_examples=150)
 @given(given_=changes())
 def test_copied_rows_are_what_64_bits_give(way, given_):
@@ -168,6 +169,7 @@ def test_where_numba_cannot_be_imported_numpy_does_the_work(monkeypatch, error):
         jit._numba.cache_clear()
 
 
+@pytest.mark.wide
 def test_who_does_not_normalise_does_not_import_numba(make_h5):
     path = make_h5(x=np.zeros((9, 4), "f4"), y=np.arange(9))
     code = f"""

@@ -528,6 +528,7 @@ def equal(a, b):
     return type(a) is type(b) and a == b
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", None], ids=str)
 @pytest.mark.parametrize("held", [True, False], ids=["held", "read each time"])
 def test_rows_from_the_cache_from_files_and_from_both_are_the_same(make_h5, request, dtype, held):
@@ -752,6 +753,7 @@ def test_an_index_is_made_anew_where_a_file_changed(own, tmp_path):
     assert_holds(again, chosen_of(rows_of(own)))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("how", ["empty", "cut short", "no archive", "a byte", "other rows"])
 def test_an_index_that_is_not_whole_is_made_anew(recordings, oracle, tmp_path, how, caplog):
     asked(recordings, tmp_path)

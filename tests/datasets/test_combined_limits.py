@@ -43,6 +43,7 @@ def read_all(loader):
     return seen
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("held", [True, False], ids=["held", "read"])
 def test_more_files_than_a_process_may_open(folder, num_workers, held, monkeypatch):
@@ -75,6 +76,7 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_ten_epochs_leave_no_descriptor_open(folder, num_workers):
     loader = create_optimized_dataloader(hdf5_files=folder, batch_size=16, num_workers=num_workers)

@@ -231,6 +231,7 @@ def write(make_h5):
     return paths
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:filters name:UserWarning")
 @pytest.mark.parametrize("held", [True, False], ids=["held", "read each time"])
 def test_whatever_is_done_in_whatever_order_the_model_says_what_comes(make_h5, request, held):

@@ -111,6 +111,7 @@ def test_whole_files_are_read_as_without(make_h5, request, kind, small):
         np.testing.assert_array_equal(read().numpy(), expected(path, key))
 
 
+@pytest.mark.wide
 @given(data=st.data())
 @settings(max_examples=15)
 @pytest.mark.parametrize("kind", KINDS)

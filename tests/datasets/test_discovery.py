@@ -201,6 +201,7 @@ def check_tree(make_h5, arrays):
     dataset.close()
 
 
+@pytest.mark.wide
 @given(arrays=trees())
 def test_any_tree_gives_rows_as_they_are_stored_or_an_error(make_h5, arrays):
     check_tree(make_h5, arrays)

@@ -95,6 +95,7 @@ def check(paths, oracle, names, **more):
     assert_holds(CombinedHDF5Dataset(paths, **nested_files(dtype=None, **together(*names), **more)), expected)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("held", [True, False], ids=["held", "read each time"])
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_filter_keeps_the_rows_that_a_loop_keeps(recordings, oracle, request, name, held):
@@ -103,6 +104,7 @@ def test_a_filter_keeps_the_rows_that_a_loop_keeps(recordings, oracle, request, 
     check(recordings, oracle, [name])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 def test_two_filters_keep_the_rows_that_pass_both(recordings, oracle, pair):
     check(recordings, oracle, pair)
@@ -158,6 +160,7 @@ def test_values_that_no_row_has_are_told(recordings, oracle):
     assert_holds(dataset, [one for one in oracle if one[2]["guid"] == "patient_001"])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", [list, tuple, set, frozenset, np.array], ids=lambda kind: kind.__name__)
 def test_values_may_come_in_any_collection(recordings, oracle, kind):
     dataset = CombinedHDF5Dataset(recordings, allowed_guids=kind(GUIDS), where={"meta/age": kind([20, 30])}, dtype=None)
@@ -488,6 +491,7 @@ def test_one_hot_is_told_right_or_refused_never_taken_for_the_other(
 # What is refused ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "ask",
     [

@@ -79,6 +79,7 @@ KINDS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("nothing_held")
 @pytest.mark.parametrize("n_files", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,6 +87,7 @@ def test_one_row_several_rows_and_a_batch_give_the_same_values_read_from_the_fil
     check_three_ways(make_h5, kind, n_files)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_row_several_rows_and_a_batch_give_the_same_values_held_in_memory(make_h5, kind):
     check_three_ways(make_h5, kind, 1)

@@ -79,6 +79,7 @@ def stats_file(folder, fields):
     return path
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", DATASETS)
 @given(
     st.sampled_from(DTYPES),
@@ -119,6 +120,7 @@ def torch_dtype_of(dtype):
     return {"f2": torch.float16, "f8": torch.float64}.get(dtype, torch.float32)
 
 
+@pytest.mark.wide
 @given(st.floats(-1e9, 1e9), st.floats(1e-3, 1e3), st.integers(0, 99))
 def test_a_large_mean_costs_no_digits(make_h5, tmp_path, mean, std, seed):
     values = np.random.default_rng(seed).normal(size=(N, 3)).clip(-5, 5) * std + mean
@@ -131,6 +133,7 @@ def test_a_large_mean_costs_no_digits(make_h5, tmp_path, mean, std, seed):
         assert np.abs(got.double().numpy() - expected).max() < 1e-6
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("dtype", ["u1", "i4", "f4", "f8", "u2", "u4", "?"])
 @pytest.mark.parametrize("n", [4, 40_000])
 def test_large_batches_are_as_small_ones(make_h5, tmp_path, dtype, n):
@@ -519,6 +522,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["u1", "f4", "f8", ">f4"])
 @pytest.mark.parametrize("cache_bytes", [0, "1 KiB", "1 MiB"])

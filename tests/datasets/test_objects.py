@@ -144,6 +144,7 @@ def test_a_forked_child_leaves_the_files_of_its_parent_open(path, nothing_held):
     assert dataset.read_batch([1]).shape == (1, 4)
 
 
+@pytest.mark.wide
 def test_datasets_of_workers_and_at_the_end_of_python_leave_no_warning(path, tmp_path):
     """Warnings of what was left open, and errors in finalizers, would be on stderr."""
     program = tmp_path / "program.py"

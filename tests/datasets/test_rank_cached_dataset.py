@@ -68,6 +68,7 @@ INDICES = st.one_of(
 DTYPES = [(None, None), ("float32", torch.float32), (np.float16, torch.float16), (torch.bfloat16, torch.bfloat16)]
 
 
+@pytest.mark.wide
 @given(
     mode=st.sampled_from(MODES),
     world_size=st.integers(1, 7),
@@ -259,6 +260,7 @@ def assert_second_half(batches):
     assert [text for _, y in batches for text in y] == [str(i) for i in range(20, 40)]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("context", "share_memory"), [("fork", False), ("fork", True), ("forkserver", True), ("spawn", True)]
 )
@@ -274,6 +276,7 @@ def test_workers_are_given_the_rows_and_read_no_file(make_alone, context, share_
     dataset.close()
 
 
+@pytest.mark.wide
 def test_a_worker_that_is_not_given_the_rows_loads_them_again_and_says_so(make_h5, capfd):
     path = make_h5(x=np.arange(80.0).reshape(40, 2))
     dataset = RankMemCachedH5Dataset(path, "x", rank=1, world_size=2)

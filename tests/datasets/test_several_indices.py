@@ -63,6 +63,7 @@ def same(a, b):
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
+@pytest.mark.wide
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.integers(-N, N - 1), min_size=1, max_size=9))
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda rows: np.array(rows, "i4")])
@@ -131,6 +132,7 @@ def test_an_index_outside_is_an_index_error(dataset, index):
         dataset[index]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("options", [{}, {"batch_size": 3}], ids=str)
 def test_a_batch_sampler_without_batch_size_none_says_how_it_is_passed(dataset, num_workers, options):

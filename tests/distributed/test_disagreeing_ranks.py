@@ -73,6 +73,7 @@ DISAGREEMENTS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", DISAGREEMENTS)
 def test_ranks_that_see_other_data_all_stop_with_the_values_of_each(file, tmp_path, monkeypatch, name):
     write(tmp_path / "short.h5", np.arange(17))
@@ -85,6 +86,7 @@ def test_ranks_that_see_other_data_all_stop_with_the_values_of_each(file, tmp_pa
     assert told in error
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_rank_that_fails_stops_all_ranks_with_its_words(file, tmp_path, failing):
     error = same_error(run_ranks(fit, 3, tmp_path, file, {}, {failing: {"train_path": "missing.h5"}}, 3))
@@ -125,6 +127,7 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("hanging", [0, 1, 2])
 def test_a_rank_that_hangs_is_named_by_the_others_and_ends_too(file, tmp_path, hanging):
     outcomes = run_ranks(fit, 3, tmp_path, file, {"setup_timeout": 2}, {}, 3, {hanging: hang})
@@ -134,6 +137,7 @@ def test_a_rank_that_hangs_is_named_by_the_others_and_ends_too(file, tmp_path, h
     assert all(told in outcome.error for rank, outcome in enumerate(outcomes) if rank != hanging)
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell processes apart")
 @pytest.mark.parametrize("hanging", [0, 1, 2])
 def test_a_rank_that_hangs_inside_a_library_is_ended_by_the_others(file, tmp_path, hanging):

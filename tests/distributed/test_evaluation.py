@@ -71,6 +71,7 @@ def evaluate(rank, path, world_size, kind, batch_size):
     return {"values": {test, validated}, "n_batches": n_batches, "predicted": predicted}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("batch_size", [2, 32])
 @pytest.mark.parametrize("kind", ["ddp", "sharded"])
 @pytest.mark.parametrize("n_rows", LENGTHS)

@@ -320,6 +320,7 @@ TEN = [
 MATRIX = matrix()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("point", TEN, ids=str)
 def test_the_rest_of_an_epoch_after_each_way_to_stop(point, file, tmp_path, unbroken):
     play(point, file, tmp_path, unbroken)

@@ -47,6 +47,7 @@ def kinds_and_ranks():
             yield pytest.param(kind, world_size, marks=[pytest.mark.slow] * is_long)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("kind", "world_size"), [*kinds_and_ranks()])
 def test_killed_twice_in_the_middle_and_resumed_it_is_the_unbroken_run(kind, world_size, file, tmp_path):
     (whole := tmp_path / "whole").mkdir()
@@ -77,6 +78,7 @@ def kinds_and_changes():
             yield pytest.param(kind, *change, marks=[pytest.mark.slow] * is_long)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("kind", "first", "then"), [*kinds_and_changes()])
 def test_killed_and_resumed_on_another_number_of_ranks_the_epoch_goes_on_with_the_rest(
     kind, first, then, file, tmp_path

@@ -276,6 +276,7 @@ def classes_of(rank, path, all_options):
     return found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
 def test_each_rank_sees_all_classes_of_a_sorted_file_and_a_choice_that_prevents_it_warns_once(tmp_path, kind):
     path = write(tmp_path, SORTED_ROWS, chunk=100)

@@ -117,6 +117,7 @@ def as_a_script(rank, script):
     runpy.run_path(script, run_name="__main__")
 
 
+@pytest.mark.wide
 def test_with_lightnings_own_launcher_too(file, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(

@@ -81,6 +81,7 @@ def options_and_kinds():
         yield pytest.param(options, "combined", marks=[pytest.mark.slow] * is_long)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("options", "kind"), [*options_and_kinds()])
 def test_ranks_together_have_classes_as_often_as_asked_and_evaluate_each_row_once(file, tmp_path, kind, options):
     seen = values(run_ranks(fit, 2, tmp_path, kind, file, OPTIONS[options]))
@@ -99,6 +100,7 @@ def test_ranks_together_have_classes_as_often_as_asked_and_evaluate_each_row_onc
         assert np.abs(shares - expected).max() < 0.02
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("options", ["balanced", "balanced, with workers"])
 def test_a_run_of_two_ranks_stopped_in_the_middle_goes_on_exactly(file, tmp_path, options):
     options = OPTIONS[options]

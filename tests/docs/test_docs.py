@@ -59,6 +59,7 @@ def page_ids(pages: list[Path]) -> Any:
     return pytest.mark.parametrize("page", pages, ids=[page.stem for page in pages])
 
 
+@pytest.mark.wide
 @page_ids([page for page in PAGES if blocks(page, "python")])
 def test_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -132,6 +132,7 @@ trainer.fit(BoringModel(), datamodule=RankCachedH5DataModule(sys.argv[1]))
 """
 
 
+@pytest.mark.wide
 def test_ctrl_c_while_rows_are_loaded_ends_the_program(signals, tmp_path):
     script = tmp_path / "loads.py"
     script.write_text(LOADS_UNTIL_INTERRUPTED)

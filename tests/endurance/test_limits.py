@@ -50,12 +50,14 @@ def test_a_full_dev_shm_is_no_end_of_the_process_and_the_next_epoch_goes(path, t
     assert "the system has none left: No space left on device" in text
 
 
+@pytest.mark.wide
 def test_many_more_files_than_descriptors(tmp_path):
     for number in range(200):
         write_rows(tmp_path / f"{number:03d}.h5", 2, first=2 * number, chunks=(1, limited.WIDTH), compression="lzf")
     run(limited.train_with_few_descriptors, tmp_path, tmp_path, 400)
 
 
+@pytest.mark.wide
 def test_memory_that_is_not_there_is_an_error_that_says_how_much_and_with_it_all_goes(tmp_path):
     n_rows = 16 << 10  # 64 MiB
     path = write_rows(tmp_path / "rows.h5", n_rows, chunks=(64, limited.WIDTH), compression="lzf")
@@ -117,6 +119,7 @@ def shim(tmp_path_factory):
     return built
 
 
+@pytest.mark.wide
 def test_a_disk_that_cannot_be_read_is_an_error_that_says_so_and_a_retry_goes_on(shim, tmp_path):
     folder = tmp_path / "bad_disk"
     folder.mkdir()

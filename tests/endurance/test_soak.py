@@ -64,6 +64,7 @@ MODULES = {
 SLOW = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("kind", "n_rows", "n_epochs"),
     [

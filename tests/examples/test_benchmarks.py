@@ -77,6 +77,7 @@ def test_shards_in_memory(run_alone, tmp_path):
         assert result["mib_beside_the_shard"].keys() == {"as stored", "float32"}
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_many_files_and_filters(run, tmp_path):
     few = ["--rows", 150, "--filter-rows", 2000, "--files", 4, "--epochs", 2, "--rounds", 1]
@@ -91,6 +92,7 @@ def test_many_files_and_filters(run, tmp_path):
     assert not list(tmp_path.glob("tmp*")), "nothing is left of the files"
 
 
+@pytest.mark.wide
 def test_studies(run, tmp_path):
     few = ["--rows", 640, "--rounds", 1, "--steps", 100]
     assert "three compressed sources" in run(BENCHMARKS / "studies.py", *few, "--json", tmp_path / "out.json")
@@ -149,6 +151,7 @@ def test_the_chart(run, tmp_path):
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_training(run, tmp_path):
     few = ["--rows", 128, "--epochs", 4, "--chunks", 300, "--times", 2]
@@ -189,6 +192,7 @@ def test_layouts(run, tmp_path):
 MAX_PASSED = 20  # modules
 
 
+@pytest.mark.wide
 def test_the_structure_of_the_package(run_alone, tmp_path):
     """In a process of its own, as threads of other tests would be traced too."""
     out = run_alone(BENCHMARKS / "structure.py", "--json", tmp_path / "out.json")

@@ -34,6 +34,7 @@ def outputs(tmp_path_factory):
     return text, [kind for each in given for kind in each.get("data", {})]
 
 
+@pytest.mark.wide
 def test_the_notebook_shows_the_file_the_batches_and_a_trained_model(outputs):
     text, kinds = outputs
     assert "chunks (64, 1, 8, 8), compression gzip" in text

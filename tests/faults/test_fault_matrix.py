@@ -55,6 +55,7 @@ def cases():
     return [pytest.param(name, marks=pytest.mark.slow if fault.slow else ()) for name, fault in FAULTS.items()]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", cases())
 def test_a_fault_is_refused_with_reason_or_harmless(name, tmp_path, verdicts):
     fault, wrong = FAULTS[name], []

@@ -50,6 +50,7 @@ def fuzz_and_show(bases, n_mutants, folder, **options):
     return tally
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("n_mutants", [IN_CI, pytest.param(IN_ALL, marks=SLOW)])
 def test_damaged_files_give_right_values_or_errors_and_no_wrong_ones_at_level_3(bases, tmp_path, n_mutants):
@@ -59,6 +60,7 @@ def test_damaged_files_give_right_values_or_errors_and_no_wrong_ones_at_level_3(
     assert tally.of("wrong", level=0), "the fuzzer finds nothing where nothing is checked"
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("n_mutants", [IN_CI // 10, pytest.param(IN_ALL // 10, marks=SLOW)])
 def test_damaged_text_of_any_length_ends_in_text_or_errors(bases, tmp_path, n_mutants):
@@ -68,6 +70,7 @@ def test_damaged_text_of_any_length_ends_in_text_or_errors(bases, tmp_path, n_mu
     assert not tally.listed("wrong", level=3)
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("n_mutants", [DIGESTS_IN_CI, pytest.param(DIGESTS_IN_ALL, marks=SLOW)])
 @pytest.mark.parametrize("in_heaps", [False, True], ids=["numbers", "text of any length"])

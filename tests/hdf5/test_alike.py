@@ -92,6 +92,7 @@ def described(find: Any) -> ArrayLayout | str:
     return found
 
 
+@pytest.mark.wide
 @settings(max_examples=120, deadline=None)
 @given(st.lists(arrays(), min_size=2, max_size=4), st.booleans())
 def test_it_equals_the_full_description(made: list[dict[str, Any]], repeats: bool) -> None:

@@ -74,6 +74,7 @@ def test_an_epoch_that_is_read_again_decodes_each_chunk_once_again(file):
 FILTERED = {"all rows": {}, "half of the rows": {"val_fraction": 0.5}}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("rows", FILTERED)
 @pytest.mark.parametrize(("world_size", "num_workers"), [(2, 2), (2, 0), (1, 2), (3, 1)])
 def test_several_ranks_and_workers_decode_little_twice(file, rows, world_size, num_workers):

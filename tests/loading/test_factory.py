@@ -329,6 +329,7 @@ def test_memory_for_decoded_rows_is_as_it_was_asked_for(files):
         assert create_optimized_dataloader(kind(files, files={"cache_bytes": "3 MiB"})).dataset.cache_bytes == 3 << 20
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("method", "num_workers"), [("fork", 2), ("forkserver", 2), ("spawn", 1)])
 def test_workers_start_as_they_are_told(files, method, num_workers):
     dataset = CombinedHDF5Dataset(files)

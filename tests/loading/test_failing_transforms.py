@@ -216,6 +216,7 @@ def grow(x):
     return x.repeat(1 + int(x[0]))
 
 
+@pytest.mark.wide
 @WORKERS
 @pytest.mark.parametrize("which", ["transform", "batch_transform", "collate_fn"])
 def test_a_stop_iteration_does_not_end_the_epoch(which, num_workers, paths):
@@ -242,6 +243,7 @@ def unknown_error():
     return UnknownError("not to be pickled")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("method", "kind", "args"),
     [

@@ -130,6 +130,7 @@ def test_an_error_in_one_iteration_leaves_the_other_alone(path):
 # The position ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @SETTINGS
 def test_a_position_counts_the_batches_of_the_loop_alone(path, settings):
     loader = loader_of(path, **settings)
@@ -144,6 +145,7 @@ def test_a_position_counts_the_batches_of_the_loop_alone(path, settings):
     loader.close()
 
 
+@pytest.mark.wide
 @SETTINGS
 def test_loops_that_count_batches_go_on_from_a_position(path, settings):
     expected = rows_of(loader_of(path))
@@ -177,6 +179,7 @@ def test_a_position_is_refused_while_iterations_are_at_different_batches(path):
     assert loader.state_dict()["segments"] == [[BATCH, 1, 4]]
 
 
+@pytest.mark.wide
 @SETTINGS
 @pytest.mark.parametrize("is_kept", [False, True], ids=["dropped", "kept"])
 def test_a_look_at_a_batch_that_moves_the_position_back_is_refused(path, settings, is_kept):
@@ -261,6 +264,7 @@ def fit(path, folder, num_workers, callbacks, ckpt_path=None, **options):
     return trainer
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_callback_may_look_at_batches_in_training_and_validation(path, tmp_path, num_workers):
     looks = LooksAtBatches()
@@ -278,6 +282,7 @@ class SavesAfterLooking(Callback):
             trainer.should_stop = True
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_looking_at_a_batch_leaves_the_position_of_a_fit_alone(path, tmp_path, num_workers):
     fit(path, tmp_path, num_workers, [SavesAfterLooking()], max_epochs=1, limit_val_batches=0)
@@ -296,6 +301,7 @@ class WorkersOfEpochs(Callback):
         self.workers.append(workers_of(trainer.train_dataloader))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("limits", [{}, {"limit_train_batches": 3, "limit_val_batches": 2}], ids=["whole", "limited"])
 def test_the_epochs_of_a_fit_share_their_workers(path, tmp_path, limits):
     found = WorkersOfEpochs()
@@ -421,6 +427,7 @@ def check_state(loader, running, last):
     assert state["epoch"] == epoch
 
 
+@pytest.mark.wide
 def test_any_order_of_events_gives_each_iteration_its_epoch(make_h5):
     files = make_files(make_h5)
     for number in range(95):

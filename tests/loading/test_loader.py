@@ -181,6 +181,7 @@ def state_after(loader, n_batches, epoch=0):
     return loader.state_dict()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("n_batches", [0, 1, 3, 6, 7])
 def test_a_bare_loop_goes_on_with_exactly_the_rest(dataset, n_batches, num_workers):

@@ -155,6 +155,7 @@ def train_with(rank, file, world_size, workers, options):
     return train(rank, file, world_size, workers, **options)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("workers", [False, True])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": False}])
 def test_ranks_workers_and_epochs_draw_differently_after_seed_everything(file, tmp_path, workers, options):

@@ -107,6 +107,7 @@ def module_of(kind, path, place, function, **options):
     )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", KINDS)
 @SILENT
@@ -192,6 +193,7 @@ class OtherThatStopsInBatches(Other):
         return [next(iter(())) if row == 3 else row for row in rows]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("make", [OtherThatStops, OtherThatStopsInBatches])
 @pytest.mark.parametrize("is_training", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -223,6 +225,7 @@ class Model(BoringModel):
     on_validation_epoch_end = on_test_epoch_end = on_train_epoch_end
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
 @SILENT
 def test_a_trainer_stops_with_the_error(path, tmp_path, stage, num_workers):

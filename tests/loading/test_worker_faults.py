@@ -125,6 +125,7 @@ def fates():
         yield pytest.param(how, False, id=f"{how}-new each epoch", marks=marks)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("how", "persistent"), [*fates()])
 def test_a_worker_that_ends_is_named_with_cause_file_and_rows(path, tmp_path, how, persistent, leaves_nothing):
     loader = loader_of(path, Fate(how, tmp_path / "done"), persistent_workers=persistent)
@@ -227,6 +228,7 @@ def wide(make_h5, monkeypatch):
     return make_h5(x=Stored(values, "chunked", (16, WIDE), options={"compression": "lzf"}))
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("n_workers", [1, 2])
 @pytest.mark.parametrize("batch", [8, 12, 16, 96], ids=["32 KiB", "48 KiB", "64 KiB", "in shared memory"])
@@ -255,6 +257,7 @@ class Talkative:
         return {"x": batch, "text": ["." * 100_000], "array": np.zeros((40, 1000))}
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("n_workers", [1, 2])
 @pytest.mark.parametrize("pause", [0.0, 0.05, 0.3])
@@ -463,6 +466,7 @@ def refuse_the_second(number):
     return fork
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("number", "said"),
     [(errno.EAGAIN, "limit of processes is reached"), (errno.ENOMEM, "no memory left")],
@@ -504,6 +508,7 @@ def descriptors_left(n):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("n", [1, 3, 5, 7, 9])
 def test_without_descriptors_for_workers_the_error_names_them(path, n, leaves_nothing):
     loader = loader_of(path, None)

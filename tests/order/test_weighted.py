@@ -81,6 +81,7 @@ def test_rows_of_equal_weights_come_once_each(n_rows, weight, sizes, mode, epoch
     assert sorted(numbers.tolist()) == list(range(n_rows))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["uniform", "zeros among them", "one heavy row", "log-normal"])
 def test_over_many_epochs_each_row_comes_as_often_as_its_weight_says(mode, kind):

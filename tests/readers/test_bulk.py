@@ -84,12 +84,14 @@ def check(make_h5, monkeypatch, data, stored, file):
     os.unlink(path)
 
 
+@pytest.mark.wide
 @given(data=st.data(), drawn=arrays(["contiguous", "contiguous", "compact", "virtual", "chunked"], SHAPES))
 @settings(max_examples=80)
 def test_any_rows_of_any_numbers_are_those_of_h5py(make_h5, monkeypatch, data, drawn):
     check(make_h5, monkeypatch, data, *drawn)
 
 
+@pytest.mark.wide
 @given(data=st.data(), drawn=arrays(["chunked"], FULL_SHAPES))
 @settings(max_examples=120)
 def test_any_rows_of_any_chunks_are_those_of_h5py_and_each_chunk_is_decoded_once(make_h5, monkeypatch, data, drawn):

@@ -64,6 +64,7 @@ WAYS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "filters", [("gzip",), ("lzf",), ("shuffle",), ("shuffle", "gzip", "fletcher32")], ids=" + ".join
@@ -84,6 +85,7 @@ def test_filters_that_need_no_extra_are_decoded_whatever_is_installed(make_h5, w
                 assert_decoded_here(layout, counters)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", [n for n in known_filters() if n not in ("shuffle", "fletcher32")])
 @pytest.mark.parametrize("dtype", ["u1", ">i2", "i8", "c16", "3 bytes", "pairs"])
 def test_each_option_of_each_filter_is_decoded(make_h5, name, dtype):

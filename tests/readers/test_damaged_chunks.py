@@ -110,6 +110,7 @@ GARBAGE = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("garbage", GARBAGE)
 @pytest.mark.parametrize("filters", decodable(*COMPRESSED, *PLUGINS), ids=" + ".join)
 def test_garbage_in_a_compressed_chunk(make_h5, filters, garbage):
@@ -138,6 +139,7 @@ def test_data_that_do_not_fit_their_checksum(make_h5, filters, chunks):
     assert_only_bad_rows_fail(look(path))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("n_rows", [STEP - 1, STEP + 1], ids="{} rows".format)
 @pytest.mark.parametrize(
     "filters",

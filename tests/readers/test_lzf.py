@@ -81,6 +81,7 @@ def streams(draw):
     return stored, data
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("way", LOOPS)
 @settings(max_examples=300)
 @given(stream=streams())
@@ -93,6 +94,7 @@ def test_runs_and_repeats_of_all_kinds_decode(way, stream):
         assert decode(LOOPS[way], stored, n_out) is None
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("way", LOOPS)
 @settings(max_examples=300)
 @given(stream=streams(), data=st.data())

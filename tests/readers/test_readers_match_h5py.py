@@ -197,6 +197,7 @@ def test_any_reader_gives_any_rows_of_any_numbers_as_h5py_does(make_h5, data, dr
     check_drawn(make_h5, data, *drawn)
 
 
+@pytest.mark.wide
 @given(data=st.data(), drawn=arrays(["chunked"], FULL_SHAPES))
 @settings(max_examples=200)
 def test_any_reader_gives_any_rows_of_any_chunks_as_h5py_does(make_h5, data, drawn):

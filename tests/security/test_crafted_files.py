@@ -165,6 +165,7 @@ def faults_of_text(text):
         yield f"it has {len(text):,} characters"
 
 
+@pytest.mark.wide
 def test_nothing_else_opens_another_file_or_ends_in_another_error(case, path, elsewhere, tmp_path):
     is_bomb = case in [CASES[name] for name in BOMBS]  # what these take is measured below
 
@@ -300,6 +301,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
 WAYS_OF_BOMBS = {**MODULES, **OTHERS}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", [*BOMBS, "chunk_that_is_too_short"])
 def test_bombs_take_little_memory_and_time_whoever_looks_at_them(name, tmp_path):
     """In a child with 2 GiB more than it has; touching 256 MiB of it is too much."""
@@ -321,6 +323,7 @@ def test_bombs_take_little_memory_and_time_whoever_looks_at_them(name, tmp_path)
     assert run_limited(look, seconds=60) == 0
 
 
+@pytest.mark.wide
 def test_many_arrays_below_the_limit_are_no_way_around_it(tmp_path):
     """300 arrays of 3.9 GiB each, of which nothing is stored: rows are read one by one, and never held at a time."""
     path, names = tmp_path / "many.h5", [f"x{at}" for at in range(300)]
@@ -341,6 +344,7 @@ def test_many_arrays_below_the_limit_are_no_way_around_it(tmp_path):
     assert run_limited(look, seconds=60) == 0
 
 
+@pytest.mark.wide
 def test_ten_thousand_groups_in_groups_end_in_an_answer(tmp_path):
     """In a child, since the HDF5 library calls itself for each level."""
     path = tmp_path / "deep.h5"

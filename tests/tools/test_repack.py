@@ -258,6 +258,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_everything_is_in_the_copy(zoo, tmp_path, options):
     repack_file(zoo, tmp_path / "copy.h5", **options, verify=True)
@@ -360,6 +361,7 @@ def test_rows_that_are_added_later_are_fill_values(make_h5, array, rows, more, n
         assert x[-more:].tobytes() == np.full((more, *x.shape[1:]), file["x"].fillvalue, x.dtype).tobytes()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("keep", "none")])
 @pytest.mark.parametrize("shape", [(50, 3, 17, 11), (3, 5), (1, 1), (700,)], ids=str)
 @pytest.mark.parametrize("dtype", ["u1", "<f4", ">i8", "<c16"])
@@ -556,6 +558,7 @@ def test_chunks_that_are_too_large_are_refused(make_h5):
         repack_file(path, path + ".copy", rows_per_chunk=50)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("compression", ["keep", "none", "gzip"])
 @given(
     rows=st.integers(1, 600),
@@ -884,6 +887,7 @@ SLOW_ENCODER = """
 """
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_copy_that_is_broken_off_leaves_nothing(make_h5, tmp_path, number, code):
     path = make_h5({"x": np.zeros((400, 10))})
@@ -934,6 +938,7 @@ FULL_DISK = """
 """
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("compression", ["gzip", "none"])
 def test_a_full_disk_leaves_nothing(make_h5, tmp_path, compression):
     path = make_h5({"x": random_values("u1", (1000, 1000))})

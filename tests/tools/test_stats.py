@@ -81,6 +81,7 @@ def numbers(draw, shape):
     return values.astype(dtype)
 
 
+@pytest.mark.wide
 @given(data=st.data())
 @settings(max_examples=150)
 def test_any_array_has_its_exact_statistics(make_h5, monkeypatch, data):

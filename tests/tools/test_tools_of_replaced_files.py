@@ -194,6 +194,7 @@ def ask_after_replacing(make_h5, folder, kind, other_kind, way, read, tool, seed
             left.unlink()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("tool", TOOLS)
 def test_every_tool_reads_the_file_that_is_there_now(make_h5, tmp_path, nothing_held, tool, way):

@@ -453,6 +453,7 @@ def resumes():
             yield trap(reason, "plain distributed", way, workers, schedule, raises=raises, more=slow)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("kind", "way", "workers", "schedule"), [*resumes()])
 def test_a_run_goes_on_with_the_rest_of_its_epoch(tmp_path, file, kind, way, workers, schedule):
     saved, way, model = tmp_path / "saved.ckpt", WAYS[way], MODELS[schedule]
