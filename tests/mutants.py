@@ -182,7 +182,7 @@ MUTANTS = [
     ),
     Mutant(
         "tensor-parallel peers see other rows",
-        "datamodules/base.py",
+        "datamodules/loaders.py",
         'int(kwargs["rank"]), int(kwargs["num_replicas"])',
         "self.trainer.global_rank, self.trainer.world_size",
         RANKS,

@@ -169,10 +169,11 @@ def create_h5(path: str, *, like: Any = None, checked: bool = False) -> Any:
         options, root = like.id.get_create_plist(), like["/"].id.get_create_plist()
         options.set_link_creation_order(root.get_link_creation_order())
         options.set_attr_creation_order(root.get_attr_creation_order())
+    existed = os.path.lexists(path)  # a full disk leaves an empty file
     try:
         return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, fcpl=options, fapl=access))
     except OSError as error:
-        if os.path.lexists(path):
+        if existed or isinstance(error, FileExistsError):
             raise H5FileError(f"{path!r} is there already. Remove it, or name another file.") from error
         why = os.strerror(error.errno) if error.errno else str(error)
         raise H5FileError(

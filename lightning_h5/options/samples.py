@@ -242,7 +242,7 @@ class RowCacheOptions(Options):
     max_bytes: int | str = "300 MiB"
 
     def __post_init__(self) -> None:
-        check_whole(self.size, "row_cache.size", 0)
+        check_whole(self.size, "row_cache.size (cache_size of a dataset)", 0, allow_none=False)
         parse_bytes(self.max_bytes, "row_cache.max_bytes")
 
     @property

@@ -60,7 +60,7 @@ def test_a_table_shows_each_setting_and_the_end_is_yaml(run, path):
     data = yaml.safe_load(out[out.index("\ndata:") :])["data"]
     assert data["class_path"] == name.split(",")[0]
     given = {"train_path": path, "x_key": "x", "y_key": "y"}
-    assert data["init_args"] == given | {"val_fraction": 0.1, "batch_size": 8}
+    assert data["init_args"] == given | {"split": 0.1, "batch_size": 8}
 
 
 def test_json_has_the_same_and_nothing_else(run, path):

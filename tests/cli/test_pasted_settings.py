@@ -149,7 +149,14 @@ def pasted(out):
 
 
 def settings_of(out):
-    return yaml.safe_load(pasted(out))["data"]["init_args"]
+    return flat(yaml.safe_load(pasted(out))["data"]["init_args"])
+
+
+def flat(settings):
+    """Settings with the fields of ``split`` beside the others."""
+    split = settings.get("split", {})
+    fields = split if hasattr(split, "keys") else {"val_fraction": split}
+    return {name: value for name, value in settings.items() if name != "split"} | {k: fields[k] for k in fields}
 
 
 def fit(tmp_path, text, monkeypatch):
@@ -179,7 +186,7 @@ def test_what_bench_prints_trains_as_it_is_and_agrees_with_inspect(path, run, tm
     keys = [part for key in x_keys for part in ("--x-key", key)]
     keys += ["--y-key", inspected["y_key"]] if "y_key" in inspected else []
     text = pasted(run("bench", path, *keys, *BENCH))
-    benched = yaml.safe_load(text)["data"]["init_args"]
+    benched = flat(yaml.safe_load(text)["data"]["init_args"])
     chosen = {"files", "shuffle", "num_workers"}
     assert {k: v for k, v in benched.items() if k not in chosen} == {
         k: v for k, v in inspected.items() if k not in chosen
@@ -353,7 +360,7 @@ def test_a_name_in_pasted_settings_is_that_array_or_is_left_out_with_a_comment(m
     by_group = make_h5({"x": normal(200, 4), f"{name} patient": groups, name: np.arange(200) % 2})
     for file, arguments in ((path, ["x_key"]), (by_group, ["y_key", "group_key", "stratify_key"])):
         text = pasted(run("inspect", file))
-        settings, found = inspect_file(file).advice.settings, parsed(text, tmp_path)
+        settings, found = flat(inspect_file(file).advice.settings), flat(parsed(text, tmp_path).as_dict())
         for argument in settings.keys() - {"batch_size", "x_dtype", "y_dtype", "val_fraction"}:
             if found[argument] is None:
                 assert re.search(rf"^# {argument} is left out: ", text, re.MULTILINE)

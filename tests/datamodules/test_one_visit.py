@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_each_file_is_opened_once_whatever_is_asked(case: str, paths: list[str], opened: Counter[str]) -> None:
     kind, settings = CASES[case]
-    kind(paths, **settings).setup("fit" if kind is RankCachedH5DataModule else None)
+    kind(paths, **nested(**settings)).setup("fit" if kind is RankCachedH5DataModule else None)
     assert opened == dict.fromkeys(paths, 1)
 
 

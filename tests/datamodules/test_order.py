@@ -153,9 +153,9 @@ def test_setting_what_is_advised_removes_the_advice(module, make_h5, caplog):
         return [record.getMessage() for record in caplog.records if "neighbors" in record.getMessage()]
 
     for more in ({}, {"num_workers": 2}, {"streams": 3}, {"shuffle": "window"}):
-        (advice,) = told(shuffle={"buffer": "4 MiB"}, **more)
+        (advice,) = told(shuffle_bytes="4 MiB", **more)
         advised = re.search(r"Raise shuffle.buffer to '(\d+ MiB)'", advice)[1]
-        assert told(shuffle={"buffer": advised}, **more) == []
+        assert told(shuffle_bytes=advised, **more) == []
 
 
 def test_the_buffer_decides_how_many_blocks_are_mixed_and_cache_bytes_does_not(module):

@@ -344,7 +344,7 @@ def test_files_below_the_wanted_level_are_refused(make_h5, level, wanted):
 
 @pytest.mark.parametrize(("name", "value"), [("min_integrity", 5), ("min_integrity", -1), ("min_integrity", True)])
 def test_levels_that_are_none_are_refused_at_once(name, value):
-    with pytest.raises(H5ValueError, match=r"min_integrity=.* there are 0 to 4"):
+    with pytest.raises(H5ValueError, match=r"min_integrity=.* was given\. Pass 0, 1, 2, 3, 4"):
         LazyH5DataModule("none.h5", **nested(**{name: value}))
 
 

@@ -421,7 +421,7 @@ def test_statistics_of_the_training_array_hold_for_all_splits_of_a_file(make_h5,
 def test_every_data_module_normalizes_each_epoch_alike(make_h5, tmp_path, kind, num_workers):
     values = values_of("i2", (40, 3, 5), 0)
     stats = stats_of(values, 0)
-    options = {"normalize": str(stats_file(tmp_path, {"x": stats})), "val_fraction": 0.25}
+    options = {"normalize": str(stats_file(tmp_path, {"x": stats})), "split": 0.25}
     keys = {} if kind is CombinedHDF5DataModule else {"x_key": {"x": "x", "row": "row"}}
     path = make_h5(x=stored(values, True), row=np.arange(40))
     datamodule = kind(path, batch_size=7, num_workers=num_workers, **keys, **options)

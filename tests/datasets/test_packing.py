@@ -60,11 +60,11 @@ REFUSED = {
         lambda path: H5LazyDataset(path, "y", "t2m"),
         "y_dtype='int16' to load them as they are stored, and decode them in a target_transform",
     ),
-    "shard": (lambda path: shard(path, "t2m"), "dtype_x='int16'"),
-    "shard, as stored": (lambda path: shard(path, "t2m", dtype_x=None), "dtype_x='int16'"),
+    "shard": (lambda path: shard(path, "t2m"), "x_dtype='int16'"),
+    "shard, as stored": (lambda path: shard(path, "t2m", dtype_x=None), "x_dtype='int16'"),
     "shard, target": (
         lambda path: shard(path, "y", "t2m"),
-        "dtype_y='int16' to load them as they are stored, and decode them in a target_transform",
+        "y_dtype='int16' to load them as they are stored, and decode them in a target_transform",
     ),
     "combined": (lambda path: CombinedHDF5Dataset(path, ["t2m"]), "dtype={'t2m': 'int16'}"),
     "combined, as stored": (lambda path: CombinedHDF5Dataset(path, ["t2m"], dtype=None), "dtype={'t2m': 'int16'}"),
@@ -162,7 +162,7 @@ def test_a_missing_value_is_no_group_class_or_weight(packed, argument):
     for make in (LazyH5DataModule, CombinedHDF5DataModule):
         fields = {"x_key": "y"} if make is LazyH5DataModule else {"load_fields": ["y"]}
         with pytest.raises(H5ValueError, match=rf"{argument}='station' has 1 rows .* without a value"):
-            make(packed, **fields, **how, **{argument: "station"}).setup("fit")
+            make(packed, **nested(**fields, **how, **{argument: "station"})).setup("fit")
 
 
 def test_integers_with_a_mark_for_missing_values_and_none_are_columns_as_they_are(write):

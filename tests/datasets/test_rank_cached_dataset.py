@@ -223,7 +223,7 @@ def test_without_a_process_group_one_rank_holds_all(files):
         ({"cache_device": "cuda", "share_memory": True}, "share_memory=True and cache_device='cuda'"),
         ({"rank": 1}, "rank=1 and world_size=None .*both, or neither"),
         ({"rank": 2, "world_size": 2}, "rank=2 of world_size=2"),
-        ({"dtype_x": "flaot32"}, "dtype_x='flaot32'.*Did you mean 'float32'"),
+        ({"x_dtype": "flaot32"}, "x_dtype='flaot32'.*Did you mean 'float32'"),
         ({"indices": [N]}, f"indices .*{N} rows"),
     ],
 )

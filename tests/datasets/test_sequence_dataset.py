@@ -309,11 +309,14 @@ def test_a_field_of_a_name_that_batches_have_is_refused(make_h5, name):
 
 
 REFUSED = {
-    "an order without a key": ({"sequence_key": None}, r"sequence_order='step' was given without sequence_key"),
-    "an order of text": ({"sequence_order": "note"}, r"sequence_order='note' has values of"),
-    "a split of rows": ({"val_fraction": 0.2}, r"sequence_key='guid' and group_key=None: splits would cut sequences"),
-    "a split of other groups": ({"val_fraction": 0.2, "group_key": "count"}, r"Pass group_key='guid'"),
-    "folds of rows": ({"num_folds": 3, "fold": 0}, r"splits would cut sequences"),
+    "an order without a key": ({"sequence_key": None}, r"segments was given without key"),
+    "an order of text": ({"sequence_order": "note"}, r"segments.sort_key='note' has values of"),
+    "a split of rows": (
+        {"val_fraction": 0.2},
+        r"segments.key='guid' and split.group_key=None: splits would divide",
+    ),
+    "a split of other groups": ({"val_fraction": 0.2, "group_key": "count"}, r"Pass split.group_key='guid'"),
+    "folds of rows": ({"num_folds": 3, "fold": 0}, r"splits would divide segments"),
     "weights": ({"weight_key": "count"}, r"with weights"),
 }
 
@@ -418,7 +421,8 @@ def test_bucketed_batches_have_little_padding_and_others_have_more(make_h5):
     path, lengths = uneven(make_h5)
 
     def padding(**options):
-        loader = fitted(path, segments={"key": "group", "sort_key": None}, batch_size=8, **options).train_dataloader()
+        segments = {"key": "group", "sort_key": None, "bucket": True} | options
+        loader = fitted(path, segments=segments, batch_size=8).train_dataloader()
         batches = list(loader)
         assert sorted(number for batch in batches for number in batch["group"].tolist()) == list(range(300))
         for batch in batches:
@@ -426,7 +430,7 @@ def test_bucketed_batches_have_little_padding_and_others_have_more(make_h5):
         return 1 - sum(int(batch["mask"].sum()) for batch in batches) / sum(batch["mask"].numel() for batch in batches)
 
     assert padding() < 0.08
-    assert padding(segments={"bucket": False}) > 0.3
+    assert padding(bucket=False) > 0.3
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -462,12 +466,16 @@ def test_overfitting_repeats_the_same_batches(paths):
     assert len(first) == 8
 
 
+def bucketed(paths, **options):
+    return module(paths, bucket_by_length=True, **options)
+
+
 def test_the_rest_of_a_bucketed_epoch_goes_on_in_batches_of_the_size_it_began_with(paths, tmp_path):
     saving = SaveOnException(tmp_path)
     with pytest.raises(RuntimeError, match="stop here"):
-        quiet_trainer(callbacks=[saving]).fit(GuidRecorder(fail_at=(0, 2)), datamodule=module(paths, batch_size=2))
+        quiet_trainer(callbacks=[saving]).fit(GuidRecorder(fail_at=(0, 2)), datamodule=bucketed(paths, batch_size=2))
     with pytest.raises(H5Error, match="batch_size=2"):
-        quiet_trainer().fit(GuidRecorder(), datamodule=module(paths, batch_size=3), ckpt_path=saving.path)
+        quiet_trainer().fit(GuidRecorder(), datamodule=bucketed(paths, batch_size=3), ckpt_path=saving.path)
 
 
 def test_filters_leave_the_rows_of_a_sequence_that_pass(paths):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from arguments import nested
 from lightning.pytorch import Callback, LightningModule, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
@@ -257,7 +258,7 @@ def train(rank, job):
         callbacks=[Remember(job), *callbacks_of(job), Strike("no_hook", 0)],
         enable_checkpointing=True,
     )
-    data = job.kind(job.file, job.file, batch_size=job.batch_size, with_index=True, **job.data)
+    data = job.kind(job.file, job.file, batch_size=job.batch_size, with_index=True, **nested(**job.data))
     trainer.fit(model, datamodule=data, ckpt_path=job.resume)
     if job.way in ("max_steps", "should_stop"):
         save(job.folder)(trainer)

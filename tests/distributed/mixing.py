@@ -1,6 +1,7 @@
 """Data modules of mixtures, weights and sequences whose batches are as ``killing.Historian`` wants them."""
 
 import torch
+from arguments import nested
 
 from lightning_h5 import CombinedHDF5DataModule
 
@@ -18,11 +19,10 @@ def pair(batch):
 class Mixed(CombinedHDF5DataModule):
     def __init__(self, file, val_file, *, batch_size, with_index, **options):
         sources = {name: {"paths": file, "where": {"row": rows}} for name, rows in SOURCES.items()}
-        super().__init__(
-            sources=sources, val_paths=val_file, batch_size=batch_size, batch_transform=pair, cache_size=0, **options
-        )
+        options |= {"sources": sources, "val_paths": val_file, "batch_size": batch_size, "cache_size": 0}
+        super().__init__(batch_transform=pair, **nested(**options))
 
 
 class Rows(CombinedHDF5DataModule):
     def __init__(self, file, val_file, *, batch_size, with_index, **options):
-        super().__init__(file, val_file, batch_size=batch_size, batch_transform=pair, **options)
+        super().__init__(file, val_file, batch_size=batch_size, batch_transform=pair, **nested(**options))

@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from arguments import nested
 from lightning_models import Recorder, quiet_trainer
 from processes import run_ranks, values
 
@@ -44,7 +45,9 @@ class Troubled(LazyH5DataModule):
 
 def fit(rank, file, options, of_rank, world_size=2, trouble=None, ckpt_path=None):
     """Trains; ``of_rank`` gives some ranks other options, ``trouble`` something to do in ``setup``."""
-    datamodule = Troubled(**({"train_path": file, "x_key": "x", "with_index": True} | options | of_rank.get(rank, {})))
+    datamodule = Troubled(
+        **nested(**({"train_path": file, "x_key": "x", "with_index": True} | options | of_rank.get(rank, {})))
+    )
     datamodule.trouble = (trouble or {}).get(rank)
     trainer = quiet_trainer(devices=world_size, strategy="ddp", max_epochs=1)
     model = Recorder()

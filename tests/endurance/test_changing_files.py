@@ -112,7 +112,8 @@ def module_of(case, paths):
     options |= {"rank": 0, "world_size": 1, "timeout": 60, "seed": case.number}
     if case.kind.startswith("combined"):
         return CombinedHDF5DataModule(paths, **nested(cache_size=50 if "kept" in case.kind else 0, **options))
-    return (RankCachedH5DataModule if case.kind == "rank cached" else LazyH5DataModule)(paths, x_key="x", **options)
+    kind = RankCachedH5DataModule if case.kind == "rank cached" else LazyH5DataModule
+    return kind(paths, **nested(x_key="x", **options))
 
 
 class Told:

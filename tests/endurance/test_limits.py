@@ -79,7 +79,7 @@ def test_what_cannot_be_written_is_an_error_of_ours_and_nothing_is_left_of_it(pa
     assert set(found) == set(WRITERS)
     left = [limited.INSIDE, *(["taken"] if how == "full" else [])]
     bad = {name: told for name, told in found.items() if not says_why(told[0], str(folder)) or told[1] != left}
-    assert bad == {}
+    assert bad == {}, str(bad)
 
 
 CAUSES = ("No space left", "MiB free", "Read-only", "may not be written to", "no permission")

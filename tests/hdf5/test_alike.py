@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_h5 import FileOptions
 from lightning_h5.errors import H5Error
-from lightning_h5.hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, Trust, alike, describe_array, open_h5
+from lightning_h5.hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, alike, describe_array, open_h5
 from lightning_h5.hdf5.alike import _is_equal
 
-TRUST = Trust(external=True, sparse=True)
+TRUST = FileOptions(allow_external=True, trusted=True)
 
 
 @st.composite

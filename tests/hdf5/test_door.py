@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from factories import assert_same_rows
 
+from lightning_h5 import FileOptions
 from lightning_h5.errors import H5Error, H5FileError, H5KeyError, H5ValueError
-from lightning_h5.hdf5 import OpenOptions, Trust, find_array, layout_of, list_arrays, open_h5
+from lightning_h5.hdf5 import OpenOptions, find_array, layout_of, list_arrays, open_h5
 from lightning_h5.readers import open_reader
 
 MINE, THEIRS = np.arange(100.0, 106.0), np.arange(6.0)
@@ -17,8 +18,8 @@ MINE, THEIRS = np.arange(100.0, 106.0), np.arange(6.0)
 def rows(path, key, allow_external=False, **how):
     """All rows by the way of a dataset: looked up once, then read by a reader that opens the file itself."""
     with open_h5(path) as file:
-        layout = layout_of(find_array(file, key, Trust(external=allow_external)), path, key)
-    reader = open_reader(layout, OpenOptions(trust=Trust(external=allow_external)), **how)
+        layout = layout_of(find_array(file, key, FileOptions(allow_external=allow_external)), path, key)
+    reader = open_reader(layout, OpenOptions(trust=FileOptions(allow_external=allow_external)), **how)
     return reader.read(np.arange(len(reader))[::-1])[::-1]
 
 
@@ -124,14 +125,14 @@ def test_a_way_round_the_links_does_not_get_past_the_second_look(files):
 @pytest.mark.parametrize("key", ["round", "dangling", "virtual_over_nothing", "virtual_over_itself"])
 def test_links_that_lead_nowhere_end_in_an_error_that_names_them(files, key, allow_external):
     with pytest.raises(H5Error, match=rf"'{key}' in |is not in") as error, open_h5(files) as file:
-        find_array(file, key, Trust(external=allow_external))
+        find_array(file, key, FileOptions(allow_external=allow_external))
     assert "main.h5" in str(error.value)
 
 
 @pytest.mark.parametrize("key", ["lost", "virtual_lost"])
 def test_a_missing_other_file_is_an_error_not_fill_values(files, key):
     with pytest.raises(H5FileError, match=rf"'{key}'.*(gone\.h5|other file)"), open_h5(files) as file:
-        find_array(file, key, Trust(external=True))
+        find_array(file, key, FileOptions(allow_external=True))
 
 
 def test_a_dangling_link_names_its_target(files):

@@ -6,10 +6,11 @@ import h5py
 import numpy as np
 import pytest
 
+from lightning_h5 import FileOptions
 from lightning_h5.errors import H5FileError
-from lightning_h5.hdf5 import CAUTIOUS, Trust, guards_of_others, open_h5
+from lightning_h5.hdf5 import guards_of_others, open_h5
 
-TRUSTING = Trust(external=True)
+TRUSTING = FileOptions(allow_external=True)
 ROWS = np.arange(12.0).reshape(6, 2)
 
 
@@ -71,7 +72,7 @@ def test_all_files_that_rows_come_from_are_found_each_once(folder, keys, expecte
 
 
 def test_nothing_is_looked_for_where_nothing_is_followed(folder):
-    assert others(folder, "own", trust=CAUTIOUS) == []
+    assert others(folder, "own", trust=FileOptions()) == []
 
 
 def test_of_a_pattern_of_names_the_files_that_are_there_are_found(folder):

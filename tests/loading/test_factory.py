@@ -260,15 +260,15 @@ def test_a_shard_takes_by_name_what_was_first_described():
     found = inspect.signature(RankMemCachedH5Dataset).parameters
     described = {
         "mode": "contiguous",
-        "dtype_x": "float32",
-        "dtype_y": None,
+        "x_dtype": "float32",
+        "y_dtype": None,
         "transform": None,
         "target_transform": None,
         "pin_host_memory": True,
         "share_memory": False,
     }
     assert {name: found[name].default for name in described} == described
-    assert {"rdcc_nbytes", "rdcc_nslots", "rdcc_w0", "swmr", "log_fn"} <= set(found)
+    assert {"dtype_x", "dtype_y", "rdcc_nbytes", "rdcc_nslots", "rdcc_w0", "swmr", "log_fn"} <= set(found)
 
 
 @pytest.mark.parametrize("is_training", [True, False])

@@ -88,7 +88,7 @@ def module_of(kind, path, place, function, **options):
             return None
     if kind in ("lazy", "cached"):
         make = LazyH5DataModule if kind == "lazy" else RankCachedH5DataModule
-        return make(x_key="x", y_key="y", **given)
+        return make(**nested(x_key="x", y_key="y", **given))
     if place == "target_transform":
         return None
     paths = given.pop("train_path")

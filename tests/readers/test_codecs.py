@@ -13,6 +13,7 @@ import pytest
 from factories import Stored, assert_same_rows, is_decodable, known_filters, random_values
 from pools import OPTIONS, can_be_pooled, look, n_decoded, open_pool
 
+from lightning_h5 import FileOptions
 from lightning_h5.counters import Counters
 from lightning_h5.hdf5 import Filter, OpenOptions
 from lightning_h5.readers import ContiguousReader, MappedReader, fallback_reason, is_pooled, open_reader
@@ -177,7 +178,7 @@ def test_a_file_with_a_live_writer_is_not_pooled(make_h5):
     """Its last chunk is written again and again, and may move."""
     layout = look(make_h5(x=Stored(np.zeros((20, 30)), "chunked", (6, 30), filters=("gzip",)), libver="latest"))
     assert is_pooled(layout, OPTIONS)
-    assert not is_pooled(layout, OpenOptions(swmr=True))
+    assert not is_pooled(layout, OpenOptions(trust=FileOptions(swmr=True)))
 
 
 def test_a_stream_with_something_behind_it_is_read_as_the_library_reads_it(make_h5):
@@ -265,7 +266,7 @@ def test_a_map_of_chunks_that_lie_apart_is_refused(make_h5):
     values = np.arange(40).reshape(10, 4)
     layout = look(make_h5(x=Stored(values, "chunked", (3, 4))))
     assert layout.is_placed
-    assert type(open_reader(layout, OPTIONS, files={"mmap": True})) is ContiguousReader
+    assert type(open_reader(layout, OPTIONS, mmap=True)) is ContiguousReader
     with pytest.raises(ValueError, match="'x'"):
         MappedReader(layout)
 

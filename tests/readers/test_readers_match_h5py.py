@@ -35,9 +35,9 @@ def all_readers(layout):
     readers = {
         "chosen": open_reader(layout, OPTIONS),
         "plain": H5pyReader(layout, OPTIONS),
-        "mmap": open_reader(layout, OPTIONS, files={"mmap": True}),
+        "mmap": open_reader(layout, OPTIONS, mmap=True),
         "held": open_reader(layout, OPTIONS, held_bytes=1 << 20),
-        "held, mmap": open_reader(layout, OPTIONS, held_bytes=1 << 20, files={"mmap": True}),
+        "held, mmap": open_reader(layout, OPTIONS, held_bytes=1 << 20, mmap=True),
     }
     assert isinstance(readers["held"], InMemoryReader)
     assert type(readers["chosen"]) is (ContiguousReader if layout.is_placed else H5pyReader)
@@ -234,7 +234,7 @@ def test_written_contiguous_numbers_take_the_fast_path(make_h5, dtype, userblock
     assert layout.plain_reason is None
     assert Path(path).read_bytes()[layout.offset :][: values.nbytes] == values.tobytes()
     assert type(open_reader(layout, OPTIONS)) is ContiguousReader
-    assert type(open_reader(layout, OPTIONS, files={"mmap": True})) is MappedReader
+    assert type(open_reader(layout, OPTIONS, mmap=True)) is MappedReader
 
 
 NUMBER_MEMBERS = [np.dtype(name) for name in ("i1", "<i4", ">i8", "<f4", ">f8", "f2", "?", "c8", "u2")]
@@ -417,7 +417,7 @@ def test_a_held_array_gives_fresh_memory_each_time(make_h5):
 def test_changes_to_rows_of_a_map_reach_neither_the_file_nor_later_reads(make_h5):
     path = make_h5(x=np.arange(6.0))
     before = Path(path).read_bytes()
-    reader = open_reader(look(path, "x"), OPTIONS, files={"mmap": True})
+    reader = open_reader(look(path, "x"), OPTIONS, mmap=True)
     reader.read(np.arange(6))[:] = -1
     with pytest.raises(ValueError, match="read-only"):
         reader._map()[:] = 1

@@ -224,7 +224,7 @@ def test_many_files_are_advised_on_as_one_set(make_h5, tmp_path):
     advice = inspect_folder(folder).example.advice
     assert advice.settings["train_path"] == folder
     assert advice.cached_bytes == 3 * 40 * (3 * 4 + 8)
-    assert advice.settings["group_key"] == "patient"
+    assert advice.settings["split"]["group_key"] == "patient"
     assert any("group_key: patient" in reason for reason in advice.reasons)
     files = [f"{folder}/0.h5", f"{folder}/2.h5"]
     assert inspect_folder(files).example.advice.settings["train_path"] == files
@@ -293,9 +293,9 @@ def test_a_member_of_a_table_names_groups_and_is_no_input(make_h5, patient):
     rows = np.zeros(100, [("a", "f8"), ("b", "f4"), ("label", "i4"), ("patient", patient.dtype)])
     rows["label"], rows["patient"] = np.arange(100) % 2, patient
     settings = inspect_file(make_h5({"events": rows})).advice.settings
-    keys = {"x_key": ["events/a", "events/b"], "y_key": "events/label", "stratify_key": "events/label"}
-    assert settings.items() >= (keys | {"group_key": "events/patient"}).items()
-    module = lightning_h5.LazyH5DataModule(**nested(**settings))
+    assert settings.items() >= {"x_key": ["events/a", "events/b"], "y_key": "events/label"}.items()
+    assert settings["split"].items() >= {"group_key": "events/patient", "stratify_key": "events/label"}.items()
+    module = lightning_h5.LazyH5DataModule(**settings)
     module.setup("fit")
     held = [set(patient[module._cut[split]].tolist()) for split in ("train", "val")]
     assert held[0]
