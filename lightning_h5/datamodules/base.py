@@ -117,8 +117,6 @@ class BaseH5DataModule(MakesLoaders):
         """Gives back what a dataset holds, at the end of a stage."""
         dataset.close()
 
-    # Life cycle ----------------------------------------------------------------------------------------------
-
     def setup(self, stage: str | None = None) -> None:
         """Builds the datasets of a stage, checks them with all ranks, and inserts the callbacks.
 
@@ -289,8 +287,6 @@ class BaseH5DataModule(MakesLoaders):
             if loader in self._loaders["train"]:
                 return cast("H5DataLoader", loader).sampler
         return None if self._train_loader is None else self._train_loader.sampler
-
-    # Parts ---------------------------------------------------------------------------------------------------
 
     def _build(self, split: Split, *, needed: bool) -> None:
         old = self._datasets.pop(split, None)
