@@ -69,7 +69,7 @@ DISAGREEMENTS = {
     "another seed": ({"seed": 5}, "seed: rank 0 has 0, rank 1 has 5"),
     "another batch size": ({"batch_size": 5}, "batch_size: rank 0 has 8, rank 1 has 5"),
     "drop_last on one": ({"drop_last": True}, "drop_last: rank 0 has False, rank 1 has True"),
-    "no shuffling on one": ({"shuffle": False}, "shuffle: rank 0 has True, rank 1 has False"),
+    "no shuffling on one": ({"shuffle": False}, "shuffle: rank 0 has 'auto', rank 1 has 'none'"),
     "other rows kept": ({"val_fraction": 0.3}, "rows of 'val': rank 0 has 8, rank 1 has 12"),
     "other groups kept together": ({"group_key": "group"}, "content of 'train': rank 0 has '"),
     "another split seed": ({"split_seed": 8}, "content of 'train': rank 0 has '"),

@@ -120,7 +120,8 @@ def test_the_function_that_raised_it_is_named(path, kind, place, num_workers):
         pytest.skip("it has no such place")
     module.setup("fit")
     loader = module.train_dataloader()
-    with pytest.raises(RuntimeError, match=rf"{place} '\w+' raised StopIteration"):
+    name = "workers.init_fn" if place == "worker_init_fn" else place
+    with pytest.raises(RuntimeError, match=rf"{name} '\w+' raised StopIteration"):
         list(loader)
     loader.close()
 
