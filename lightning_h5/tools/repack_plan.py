@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from ..options import FileOptions
 from ..readers import heap_guard
 from .compression import check_compression, filter_steps, kept_steps, loses_digits
 from .file_copy import ArrayPlan, address_of, has_class, is_variable, links_in
-from .row_io import chunks_of, pipeline_of, row_bytes_of
+from .row_io import chunks_of, pipeline_of
 
 CHUNK_BYTES = 512 << 10
 """A chunk's decoded bytes are this, or down to half of it.
@@ -87,9 +88,10 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
     arrays = {}
     for link in links_in(file):
         if link.is_first and isinstance(link.item, h5py.h5d.DatasetID):
-            shape, kind = shape_of(h5py.Dataset(link.item)) or (), link.item.get_type().get_class()
-            is_column = len(shape) == 1 and kind not in (h5py.h5t.COMPOUND, h5py.h5t.ARRAY)
-            row_bytes = row_bytes_of(link.item) if shape else 0
+            # Not h5py's shape: for it, the HDF5 library opens the files that a virtual array is made of.
+            shape, stored = shape_of(h5py.Dataset(link.item)) or (), link.item.get_type()
+            is_column = len(shape) == 1 and stored.get_class() not in (h5py.h5t.COMPOUND, h5py.h5t.ARRAY)
+            row_bytes = math.prod(shape[1:]) * stored.get_size() if shape else 0
             arrays[link.address] = _Array(link.shown, link.item, shape, row_bytes, is_column)
     named = arrays.keys() if options.keys is None else _named(file, options.keys, "keys")
     shuffled = _shuffled(file, arrays, options)

@@ -165,22 +165,8 @@ def faults_of_text(text):
         yield f"it has {len(text):,} characters"
 
 
-# Copying the description of these has the HDF5 library look for the extent of other files: to be mended in repack.
-REPACK_OPENS_SOURCES = {
-    "virtual_grows",
-    "virtual_grows_in_a_fixed_shape",
-    "virtual_grows_over_link",
-    "virtual_grows_nested",
-    "virtual_pattern",
-    "virtual_pattern_in_this_file",
-    "virtual_fifo",
-}
-
-
 @pytest.mark.wide
-def test_nothing_else_opens_another_file_or_ends_in_another_error(case, path, elsewhere, tmp_path, request):
-    if request.node.callspec.id in REPACK_OPENS_SOURCES:
-        request.applymarker(pytest.mark.xfail(reason="repack opens the sources of virtual arrays", strict=False))
+def test_nothing_else_opens_another_file_or_ends_in_another_error(case, path, elsewhere, tmp_path):
     is_bomb = case in [CASES[name] for name in BOMBS]  # what these take is measured below
 
     def use():
