@@ -17,6 +17,7 @@ from ..hdf5.headers import ensure_opens
 from .compression import FilterStep, kept_steps, set_filters
 from .row_io import Order, pipeline_of, read_rows, row_bytes_of, shuffle_pieces, write_rows
 
+MAX_DEPTH = 1000  # of nested groups: each path is followed part by part from the root
 MAX_OBJECTS = 1 << 16  # texts, lists and references that are Python objects at a time
 
 
@@ -82,11 +83,17 @@ def links_in(file: Any) -> Iterator[Link]:
     """Yield all links of an open file, each group before what is in it. Soft and external links are not followed.
 
     Raises:
+        H5ValueError: groups are nested more than 1,000 deep.
         H5CorruptError: a virtual array cannot be opened: the HDF5 library would never return.
     """
     seen, todo = {address_of(file["/"].id)}, [b"/"]
     while todo:
         above, below = todo.pop(), []
+        if above.count(b"/") > MAX_DEPTH + 1:
+            raise H5ValueError(
+                f"{file.filename!r} has groups nested more than {MAX_DEPTH:,} deep, which are not copied. Copy the "
+                "arrays you need to a file with fewer levels."
+            )
         group = h5py.h5o.open(file.id, above)
         names: list[bytes] = []
         group.links.iterate(

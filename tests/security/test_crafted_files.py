@@ -344,7 +344,6 @@ def test_many_arrays_below_the_limit_are_no_way_around_it(tmp_path):
     assert run_limited(look, seconds=60) == 0
 
 
-@pytest.mark.xfail(reason="repack copies groups of any depth, which takes minutes", strict=False)
 @pytest.mark.wide
 def test_ten_thousand_groups_in_groups_end_in_an_answer(tmp_path):
     """In a child, since the HDF5 library calls itself for each level."""

@@ -107,16 +107,21 @@ def test_large_chunks_need_a_word(path):
         assert copy["v"].chunks == (1000,)
 
 
-def test_deep_groups_are_copied(tmp_path):
-    path = str(tmp_path / "deep.h5")
-    with h5py.File(path, "w", libver="latest") as file:
-        group = file.id
-        for _ in range(1002):
-            group = h5py.h5g.create(group, b"g")
-        h5py.Group(group)["x"] = ROWS
-    repack_file(path, path + ".copy", verify=True)
-    with h5py.File(path + ".copy") as copy:
-        assert np.array_equal(copy["g/" * 1002 + "x"], ROWS)
+def test_groups_without_end_are_refused_and_deep_ones_are_copied(tmp_path):
+    for levels, is_refused in ((1002, True), (300, False)):
+        path = str(tmp_path / f"{levels}.h5")
+        with h5py.File(path, "w", libver="latest") as file:
+            group = file.id
+            for _ in range(levels):
+                group = h5py.h5g.create(group, b"g")
+            h5py.Group(group)["x"] = ROWS
+        if is_refused:
+            with pytest.raises(H5ValueError, match="more than 1,000 deep"):
+                repack_file(path, path + ".copy")
+        else:
+            repack_file(path, path + ".copy", verify=True)
+            with h5py.File(path + ".copy") as copy:
+                assert np.array_equal(copy["g/" * levels + "x"], ROWS)
 
 
 # What is not opened -----------------------------------------------------------------------------------------
