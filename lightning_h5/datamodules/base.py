@@ -26,7 +26,7 @@ from .._lightning import (
 )
 from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..cores import share_cores
-from ..datasets import RowDataset, different_packing, visiting
+from ..datasets import Catalog, RowDataset, different_packing
 from ..distributed import exchange
 from ..errors import H5Error, H5ResumeError, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
@@ -80,6 +80,7 @@ class BaseH5DataModule(LightningDataModule):
         self._options = options
         self._datasets: dict[Split, RowDataset] = {}
         self._identities: dict[Split, str] = {}
+        self._catalog = Catalog()  # what is in the files; filled and dropped by ``setup``
         self._set_up: set[Split] = set()
         self._train_loader: H5DataLoader | None = None
         self._loaders = _no_loaders()
@@ -258,7 +259,7 @@ class BaseH5DataModule(LightningDataModule):
     def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:
         """Says how rows will be asked for, before they are."""
         # In evaluation each chunk is needed once, and for a short time.
-        dataset.read_with(cache_bytes, keeps=None if training else False, in_runs=order.mode == "window")
+        dataset.read_with(cache_bytes, retain=None if training else False, in_runs=order.mode == "window")
 
     # Life cycle ----------------------------------------------------------------------------------------------
 
@@ -299,12 +300,14 @@ class BaseH5DataModule(LightningDataModule):
         with exchange(what, self._options.setup_timeout, self._is_alone()) as all_ranks:
             try:
                 self._resolve()
-                with visiting(*self.expected_arrays()):
-                    for split in splits:
-                        self._build(split, needed=name is not None and split == splits[0])
+                self._catalog = Catalog(*self.expected_arrays(), of_all_ranks=True)
+                for split in splits:
+                    self._build(split, needed=name is not None and split == splits[0])
                 facts = self._facts(splits)
             except Exception as error:  # told to all ranks first, then raised on all of them
                 failure = error
+            finally:
+                self._catalog = Catalog()  # the files may be others by the next time
             all_ranks.agree(facts, failure)
         self._log_integrity([self._datasets[split] for split in splits if split in self._datasets])
         self.load([split for split in splits if split in self._datasets])

@@ -265,6 +265,7 @@ class LazyH5DataModule(KeyedH5DataModule):
             swmr=samples.swmr,
             **samples.trust.arguments(),
             mmap=self._mmap,
+            catalog=self._catalog,
         )
         if split != "train" or not self._weighting.is_given:
             return dataset

@@ -286,6 +286,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             **samples.trust.arguments(),
             cache_device=self._device(),
             preload=False,
+            catalog=self._catalog,
         )
         context = multiprocessing.get_context(self._options.multiprocessing_context)
         dataset.for_training = trains

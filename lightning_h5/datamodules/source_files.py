@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import CombinedHDF5Dataset, FileCatalog, column_of, expand_those_there, refuse_images
+from ..datasets import Catalog, CombinedHDF5Dataset, RowTable, column_of, expand_those_there, refuse_images
 from ..datasets.fields import TARGET, keys_of
 from ..datasets.row_filters import criteria_of
 from ..errors import H5ValueError, listing
@@ -48,10 +48,14 @@ class SourceFiles:
 
     Args:
         arguments: of ``CombinedHDF5Dataset``, for all sources that have none of their own.
+
+    Attributes:
+        catalog: what is in the files, as far as it is known.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._arguments = dict(arguments)
+        self.catalog = Catalog()
 
     def open(
         self, source: SourceOptions, rows: IntArray | None, *, n_sources: int = 1, **of_samples: Any
@@ -66,7 +70,7 @@ class SourceFiles:
         """
         arguments = self._of(source)
         arguments["max_cache_bytes"] = parse_bytes(arguments["max_cache_bytes"], "max_cache_bytes") // n_sources
-        return SplitDataset(self._paths(source), **arguments, **of_samples, indices=rows)
+        return SplitDataset(self._paths(source), **arguments, **of_samples, indices=rows, catalog=self.catalog)
 
     def expected_arrays(self, sources: Sequence[SourceOptions], names: Sequence[str]) -> tuple[list[str], list[str]]:
         """Arrays that sources need, and those of them with values that decide about rows, as the files call them.
@@ -166,17 +170,19 @@ class SourceFiles:
 
     def _unfiltered(self, source: SourceOptions) -> SplitDataset:
         arguments = {name: value for name, value in self._of(source).items() if name in _UNFILTERED}
-        return _CountedDataset(self._paths(source), **arguments, sample="row")  # looked at when they are opened
+        paths, catalog = self._paths(source), self.catalog
+        return _CountedDataset(paths, **arguments, sample="row", catalog=catalog)  # looked at when they are opened
 
     def _column(
-        self, source: SourceOptions, table: FileCatalog, paths: Sequence[str], name: str, n_rows: int, argument: str
+        self, source: SourceOptions, table: RowTable, paths: Sequence[str], name: str, n_rows: int, argument: str
     ) -> npt.NDArray[Any]:
         field_map = self._of(source)["field_map"] or {}
         given = field_map.get(name, name)
         key = given.get("key", name) if isinstance(given, Mapping) else given  # what it is called in the files
         given = {name: value for name, value in self._arguments.items() if name in Trust().arguments()}
-        beside = table.layouts[0][0].key if self._arguments["swmr"] else None
-        return column_of(paths, key, n_rows, argument=argument, trust=Trust.of(**given), beside=beside)
+        first = table.layouts[0][0].key if self._arguments["swmr"] else None
+        trust, catalog = Trust.of(**given), self.catalog
+        return column_of(paths, key, n_rows, argument=argument, trust=trust, same_rows_as=first, catalog=catalog)
 
     def _of(self, source: SourceOptions) -> dict[str, Any]:
         return self._arguments | dict(source.own)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..datasets import current_visits
+from ..datasets import Catalog
 from ..errors import H5FileError, H5ValueError
 from ..hdf5 import CAUTIOUS, OpenOptions, Trust, expand_paths, fill_split
 from ..order import group_split, k_fold
@@ -39,6 +39,7 @@ def source_of(
     paths: Mapping[Split, Paths | None],
     options: SplitOptions,
     keys: list[str],
+    catalog: Catalog,
     *,
     trust: Trust = CAUTIOUS,
     swmr: bool = False,
@@ -50,6 +51,7 @@ def source_of(
         paths: what the user gave for each split.
         options: how the training files are cut.
         keys: the arrays, ``{split}`` and all.
+        catalog: of the files.
         trust: what of the files is believed.
         swmr: they have a live writer.
     """
@@ -62,7 +64,7 @@ def source_of(
     if options.may_cut(split):
         return Source(files, "train", is_cut=True)
     filled = [str(fill_split(key, split)) for key in keys]
-    if filled != keys and current_visits().has(files[0], filled, OpenOptions(swmr=swmr, trust=trust)):
+    if filled != keys and catalog.has(files[0], filled, OpenOptions(swmr=swmr, trust=trust)):
         return Source(files, split)
     return None
 

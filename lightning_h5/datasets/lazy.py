@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 
 from ..hdf5 import OpenOptions, Trust, expand_paths
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
-from .catalog import describe_files
+from .catalog import Catalog
 from .fields import Fields
 from .file_dataset import CACHE_BYTES, FileDataset, chunk_cache
-from .normalize import Normalize, normalization_of
+from .normalize import Normalize, normalized
 from .sample_layout import Transform
 
 __all__ = ["H5LazyDataset", "LazyFileDataset"]
@@ -73,6 +72,7 @@ class H5LazyDataset(FileDataset):
             writes: as they are read, or all of them once at first. None relies on the files' own checksums.
         mmap: map contiguous arrays into memory: two to three times as many rows a second, for files that you
             vouch nobody truncates (that would end the process).
+        catalog: what is in the files, if that is known already; None opens them.
 
     Raises:
         H5FileError: a file is missing, damaged, or needs a filter that is not installed.
@@ -118,6 +118,7 @@ class H5LazyDataset(FileDataset):
         min_integrity: int = 0,
         verify: Literal["digest"] | None = None,
         mmap: bool = False,
+        catalog: Catalog | None = None,
     ) -> None:
         fields = Fields.of(
             x_key,
@@ -137,8 +138,9 @@ class H5LazyDataset(FileDataset):
         )
         plain = OpenOptions(swmr=swmr, trust=trust)
         asked = [replace(one, takes_packed=self.takes_packed) for one in fields.asked]
-        table = describe_files(expand_paths(path), asked, plain, sample=sample)
-        normalization, fields = normalization_of(normalize, fields, table, options=plain)
+        catalog = catalog or Catalog()
+        table = catalog.table(expand_paths(path), asked, plain, sample=sample)
+        fields = normalized(fields, normalize, table, catalog, plain)
         self.asked_cache_bytes = None if cache_bytes == "auto" else parse_bytes(cache_bytes, "cache_bytes")
         budget = CACHE_BYTES if self.asked_cache_bytes is None else self.asked_cache_bytes
         given = None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes")
@@ -146,7 +148,7 @@ class H5LazyDataset(FileDataset):
             table,
             fields,
             batch_transform=batch_transform,
-            indices=None if indices is None else np.asarray(indices),
+            indices=indices,
             options=OpenOptions(
                 rdcc_nbytes=given if given is not None else chunk_cache(table, budget, swmr=swmr),
                 rdcc_nslots=rdcc_nslots,
@@ -156,7 +158,6 @@ class H5LazyDataset(FileDataset):
             ),
             mmap=mmap,
             cache_bytes=budget,
-            normalization=normalization,
         )
 
 

@@ -110,7 +110,7 @@ def _advice(loader: H5DataLoader, reading: float, finishing: float) -> str:
         if loader.num_workers == 0:
             return "Transforms limit it: move them into batch_transform or onto the GPU, or take num_workers > 0."
         return "Transforms limit it: move them into batch_transform or onto the GPU, or take more workers."
-    if loader.dataset.is_in_memory:
+    if loader.dataset.cost.is_in_memory:
         return "All rows are in memory: copying them limits it."
     if loader.dataset.cost.rows_per_chunk:
         workers = "" if loader.num_workers == 0 else ", num_workers=0 (threads decode on all cores, without copies)"

@@ -224,7 +224,7 @@ def create_optimized_dataloader(
     )
     dataset.read_with(
         order.cache_bytes if dataset.asked_cache_bytes is None else dataset.asked_cache_bytes,
-        keeps=None if is_training else False,
+        retain=None if is_training else False,
         in_runs=order.mode == "window",
     )
     return H5DataLoader(

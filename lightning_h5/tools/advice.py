@@ -353,10 +353,10 @@ def _module(
         why = "single rows are read by position" if placed else "all decoded rows fit shuffle_bytes"
         return "LazyH5DataModule", {}, [f"Rows are read on demand: {why}, so that any order costs the same."]
     # These bring torch, which takes longer to import than a look at most files.
-    from ..datasets import room
+    from ..datasets import available_memory
     from ..loading import FEW_BLOCKS, blocks_mixed, bytes_to_mix
 
-    free = room()
+    free = available_memory()
     if free is not None and held_bytes <= free.n_bytes // MAX_OF_ROOM:
         why = f"All rows take {_size(held_bytes)} decoded and fit the memory of this machine: decode them once."
         return "RankCachedH5DataModule", {}, [why]

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..datasets import LazyFileDataset, room
-from ..datasets.catalog import held_fields
+from ..datasets import LazyFileDataset, available_memory
 from ..errors import H5Error, H5ValueError
 from ..hdf5 import OpenOptions, expand_paths, guess_keys, keys_in
 from ..progress_bar import progress_bar
@@ -178,7 +177,7 @@ def _candidates(
 ) -> tuple[list[Candidate], dict[str, str]]:
     """The settings to measure, the simplest first, and why others do not fit the free memory."""
     lazy, table = "LazyH5DataModule", dataset.table
-    fields = zip(zip(*table.layouts, strict=True), held_fields(table), strict=True)
+    fields = zip(zip(*table.layouts, strict=True), table.held, strict=True)
     loose = [layout for layouts, is_held in fields if not is_held for layout in layouts]
     found = [Candidate(None, settings), Candidate(lazy, settings)]
     if any(layout.offset is not None and layout.is_placed for layout in loose):
@@ -193,7 +192,7 @@ def _candidates(
     n_bytes = row_bytes * len(dataset)
     note = f"All rows are loaded before the first step: {bytes_text(n_bytes)}, divided over the ranks."
     large.append(Candidate("RankCachedH5DataModule", settings, {}, n_bytes, note))
-    left_out, memory = {}, room()
+    left_out, memory = {}, available_memory()
     free = 0 if memory is None else memory.n_bytes // MAX_OF_ROOM
     for each in large:
         if each.memory <= free:

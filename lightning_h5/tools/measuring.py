@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from ..datasets.catalog import FileCatalog
+from ..datasets.row_table import RowTable
 from ..errors import H5Error
 from ..hdf5 import find_array, keys_in, open_h5, process_pool
 from ..progress_bar import Progress
@@ -103,7 +103,7 @@ class Running:
         H5Error: the rows cannot be read.
     """
 
-    def __init__(self, candidate: Candidate, table: FileCatalog) -> None:
+    def __init__(self, candidate: Candidate, table: RowTable) -> None:
         self.n_left = 0
         self._module: Any = None
         self._paths = table.paths
@@ -162,7 +162,7 @@ class Running:
 
 
 def measure_in_turn(
-    candidates: Sequence[Candidate], table: FileCatalog, *, seconds: float, rounds: int, bar: Progress
+    candidates: Sequence[Candidate], table: RowTable, *, seconds: float, rounds: int, bar: Progress
 ) -> tuple[dict[Candidate, BenchResult], dict[str, str]]:
     """Measure candidates in turn, round after round, after each has warmed up.
 
@@ -254,7 +254,7 @@ def _rows_in(batch: Any) -> int:
     return len(batch)
 
 
-def _plain_batches(table: FileCatalog, settings: Mapping[str, Any]) -> Generator[int]:
+def _plain_batches(table: RowTable, settings: Mapping[str, Any]) -> Generator[int]:
     """Read one ``array[i]`` per sample and field, as people do in a ``Dataset``, and collate batches; yield 1 per row.
 
     Rows come one by one, since a row that decodes many chunks takes long. Arrays are looked up once, and labels are

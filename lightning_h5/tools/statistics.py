@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..datasets import FieldStats, write_stats
-from ..datasets.catalog import FileCatalog, describe_files
+from ..datasets.catalog import Catalog
 from ..datasets.compatibility import Asked
+from ..datasets.row_table import RowTable
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..hdf5 import (
     ArrayLayout,
@@ -168,7 +169,8 @@ def compute_stats(
             f"channel_axis names {listing(unknown)}; the arrays are {listing(names)}. Name one of these."
         )
     options = OpenOptions(trust=Trust(external=allow_external))
-    tables = [describe_files(paths, [Asked(key=key)], options) for key in names]
+    catalog = Catalog(names)
+    tables = [catalog.table(paths, [Asked(key=key)], options) for key in names]
     wanted = [_ascending(rows, table.n_rows, key) for key, table in zip(names, tables, strict=True)]
     axes = [_axis(table.layouts[0][0], channel_axis) for table in tables]
     arrays = tuple(
@@ -278,7 +280,7 @@ def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
 
 
 def _stats_of(
-    table: FileCatalog, options: OpenOptions, rows: Rows, axis: int | None, *, shows_progress: bool
+    table: RowTable, options: OpenOptions, rows: Rows, axis: int | None, *, shows_progress: bool
 ) -> ArrayStats:
     layout = table.layouts[0][0]  # its dtype and the shape of its rows are the same in all files
     shape = layout.row_shape
@@ -357,7 +359,7 @@ class _InOrder:
                 self.result = merged(self.result, ready)
 
 
-def _stretches(table: FileCatalog, options: OpenOptions, rows: Rows, target: _InOrder) -> Iterator[list[BulkTask]]:
+def _stretches(table: RowTable, options: OpenOptions, rows: Rows, target: _InOrder) -> Iterator[list[BulkTask]]:
     """Tasks, a stretch of rows at a time: those of a terabyte would take memory themselves."""
     counters = Counters()
     for at, (layout,) in enumerate(table.layouts):

@@ -84,7 +84,7 @@ def test_several_files_are_one_data_set(run, make_h5):
 
 
 def test_what_was_not_measured_is_said(run, path, monkeypatch):
-    monkeypatch.setattr(bench, "room", lambda: None)
+    monkeypatch.setattr(bench, "available_memory", lambda: None)
     monkeypatch.setattr(measuring, "MAX_WARM", 0)
     code, out, _ = run(path, *QUICK)
     assert code == 0
