@@ -357,7 +357,10 @@ class CombinedHDF5DataModule(BaseH5DataModule):
     def setup(self, stage: str | None = None) -> None:
         """See ``BaseH5DataModule.setup``."""
         self._cut = None  # the files may be others by now
-        super().setup(stage)
+        try:
+            super().setup(stage)
+        finally:
+            self._files.catalog = self._catalog  # an empty one again
 
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
