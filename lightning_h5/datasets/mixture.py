@@ -213,7 +213,7 @@ def mixture_dataset(
     fields, flags = first.fields, first.flags
     if is_named and SOURCE in fields.names:
         raise H5ValueError(
-            f"the sources have a field {SOURCE!r}, which in samples is the name of their source. Give the field another "
+            f"the sources have a field {SOURCE!r}, which is the name of their source. Give the field another "
             f"name (field_map={{'other_name': {SOURCE!r}}}), or name the fields to load without it."
         )
     if is_named:
