@@ -74,7 +74,7 @@ def no_warning_is_kept_back(monkeypatch):
 @pytest.fixture
 def nothing_held(monkeypatch):
     """Arrays of a few rows are read from the file each time, as large ones are."""
-    monkeypatch.setattr("lightning_h5.datasets.catalog.HELD_BYTES", -1)
+    monkeypatch.setattr("lightning_h5.datasets.row_table.HELD_BYTES", -1)
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ MUTANTS = [
     Mutant(
         "nobody looks whether there is room",
         "datasets/shard_loading.py",
-        "    if found is None or _is_enough(found, needed):\n        return\n",
+        "    if found is None or not _lacks(found, needed):\n        return\n",
         "    return\n",
         ("tests/datasets/test_rank_cached_dataset.py",),
     ),
@@ -310,8 +310,8 @@ MUTANTS = [
     Mutant(
         "what is decoded is normalized again in the batch",
         "datasets/file_dataset.py",
-        "if affine is not None and field not in self._pooled_fields():",
-        "if affine is not None:",
+        "columns.append(plan.cast(memory, self._buffers))",
+        "columns.append(plan.finished(memory, self._buffers))",
         NORMALIZATION,
     ),
     Mutant(

@@ -16,7 +16,7 @@ from .._lightning import (
     rank_zero_warn,
 )
 from ..callbacks import H5StatsMonitor, SetEpochCallback
-from ..datasets import RowDataset, different_packing, visiting
+from ..datasets import Catalog, RowDataset, different_packing
 from ..distributed import exchange
 from ..errors import H5Error, H5ResumeError, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
@@ -55,6 +55,7 @@ class BaseH5DataModule(MakesLoaders):
         # Predicting fewer rows than ranks leaves ranks without any; all other stages are checked in `setup`.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._identities: dict[Split, str] = {}
+        self._catalog = Catalog()  # what is in the files; filled and dropped by ``setup``
         self._set_up: set[Split] = set()
         self._train_loader: H5DataLoader | None = None
         self._position = RunPosition()
@@ -154,12 +155,14 @@ class BaseH5DataModule(MakesLoaders):
         with exchange(what, self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
             try:
                 self._resolve()
-                with visiting(*self.expected_arrays()):
-                    for split in splits:
-                        self._build(split, needed=name is not None and split == splits[0])
+                self._catalog = Catalog(*self.expected_arrays(), of_all_ranks=True)
+                for split in splits:
+                    self._build(split, needed=name is not None and split == splits[0])
                 facts = self._facts(splits)
             except Exception as error:  # told to all ranks first, then raised on all of them
                 failure = error
+            finally:
+                self._catalog = Catalog()  # the files may be others by the next time
             all_ranks.agree(facts, failure)
         self._log_integrity([self._datasets[split] for split in splits if split in self._datasets])
         self.load([split for split in splits if split in self._datasets])

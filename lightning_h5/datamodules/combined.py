@@ -215,7 +215,10 @@ class CombinedHDF5DataModule(BaseH5DataModule):
     def setup(self, stage: str | None = None) -> None:
         """See ``BaseH5DataModule.setup``."""
         self._cut = None  # the files may be others by now
-        super().setup(stage)
+        try:
+            super().setup(stage)
+        finally:
+            self._files.catalog = self._catalog  # an empty one again
 
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
@@ -225,6 +228,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
 
     def build_dataset(self, split: Split) -> CombinedHDF5Dataset | MixtureDataset | SequenceDataset | None:
         """The dataset of a split, or None where there is no data for it."""
+        self._files.catalog = self._catalog
         trains = split == "train"
         is_cut = not trains and self._paths[split] is None and self._split.may_fill(split)
         sources = self._sources if trains or is_cut else self._own_files(split)
@@ -333,7 +337,6 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         total = max(1, sum(each.cache_bytes for each in order.sources))
         for source, each in zip(cast("MixtureDataset", dataset).sources, order.sources, strict=True):
             super().read_with(source, each, cache_bytes * each.cache_bytes // total, training=training)
-        dataset.in_runs = any(each.mode == "window" for each in order.sources)
 
     def _mixture_of(self, dataset: RowDataset) -> Mixture | None:
         """How the sources of what is trained on are mixed; None of all else."""

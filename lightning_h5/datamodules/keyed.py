@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._lightning import rank_zero_info
-from ..datasets import FieldStats, Transform, column_of, count_rows, current_visits, read_stats
+from ..datasets import FieldStats, Transform, column_of, count_rows, read_stats
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions, field_names, fill_split, guess_keys_in, keys_in, kind_of, torch_dtype
 from ..options import SplitOptions
@@ -96,7 +96,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         """What a split is made of, or None where there is no data for it."""
         samples = self._samples
         keys = keys_in(self.x_key, self.y_key)
-        source = source_of(split, self._paths, self._split, keys, self._options.files)
+        source = source_of(split, self._paths, self._split, keys, self._catalog, self._options.files)
         if source is None:
             return None
         x_key, y_key = self._keys(source, split)
@@ -142,7 +142,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         return stats
 
     def _cut_rows(self, files: tuple[str, ...], x_key: Keys) -> dict[Split, IntArray]:
-        n_rows = count_rows(files, keys_in(x_key)[0], self._options.files)
+        n_rows = count_rows(files, keys_in(x_key)[0], self._options.files, catalog=self._catalog)
         groups, labels = (
             None if key is None else self._column(files, key, n_rows, argument)
             for argument, key in (("group_key", self._split.group_key), ("stratify_key", self._split.stratify_key))
@@ -152,9 +152,9 @@ class KeyedH5DataModule(BaseH5DataModule):
     def _column(self, files: tuple[str, ...], key: str, n_rows: int, argument: str) -> npt.NDArray[Any]:
         """One value of each row of the training files."""
         own = key.replace("{split}", "train")
-        opened = self._options.files
-        beside = keys_in(self.x_key)[0].replace("{split}", "train") if opened.swmr else None
-        return column_of(files, own, n_rows, argument=argument, files=opened, beside=beside)
+        opened, catalog = self._options.files, self._catalog
+        first = keys_in(self.x_key)[0].replace("{split}", "train") if opened.swmr else None
+        return column_of(files, own, n_rows, argument=argument, files=opened, same_rows_as=first, catalog=catalog)
 
     def names_data(self, split: Split) -> bool:
         """See ``BaseH5DataModule.names_data``."""
@@ -205,7 +205,7 @@ class KeyedH5DataModule(BaseH5DataModule):
                 found = guess_keys_in(file, path)
                 return found, keys_in(*found)
 
-            self.x_key, self.y_key = current_visits().search(path, self._options_of_files, "keys", guess)
+            self.x_key, self.y_key = self._catalog.search(path, self._options_of_files, "keys", guess)
             rank_zero_info(
                 f"x_key={self.x_key!r}, y_key={self.y_key!r}: {source.files[0]!r} leaves no doubt about them"
             )
@@ -217,4 +217,4 @@ class KeyedH5DataModule(BaseH5DataModule):
         return x_key, y_key
 
     def _has(self, path: str, keys: Keys | None) -> bool:
-        return current_visits().has(path, keys_in(keys), self._options_of_files)
+        return self._catalog.has(path, keys_in(keys), self._options_of_files)

@@ -144,6 +144,7 @@ class LazyH5DataModule(KeyedH5DataModule):
             with_index=samples.with_index,
             sample=samples.sample,
             files=self._options.files,
+            catalog=self._catalog,
         )
         if split != "train" or not self._weights.is_given:
             return dataset

@@ -123,7 +123,7 @@ class MakesLoaders(RecordsSettings):
     def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:
         """Tell a dataset how its rows will be visited, before they are."""
         # In evaluation each chunk is needed once, and for a short time.
-        dataset.read_with(cache_bytes, keeps=None if training else False, in_runs=order.mode == "window")
+        dataset.read_with(cache_bytes, retain=None if training else False, in_runs=order.mode == "window")
 
     def mixed_rows(self, n_rows: int) -> str:
         """Which rows a training order mixes, for the log.

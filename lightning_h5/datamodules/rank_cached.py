@@ -166,6 +166,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             files=self._options.files,
             cache_device=self._device(),
             preload=False,
+            catalog=self._catalog,
         )
         context = multiprocessing.get_context(self._options.workers.start_method)
         dataset.for_training = trains

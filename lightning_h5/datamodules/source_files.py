@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import CombinedHDF5Dataset, FileCatalog, column_of, expand_those_there, refuse_images
+from ..datasets import Catalog, CombinedHDF5Dataset, RowTable, column_of, expand_those_there, refuse_images
 from ..datasets.fields import TARGET, keys_of
 from ..datasets.row_filters import criteria_of
 from ..errors import H5ValueError, listing
@@ -45,10 +45,14 @@ class SourceFiles:
 
     Args:
         arguments: of ``CombinedHDF5Dataset``, for all sources that have none of their own.
+
+    Attributes:
+        catalog: what is in the files, as far as it is known.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         self._arguments = dict(arguments)
+        self.catalog = Catalog()
 
     def open(self, source: Source, rows: IntArray | None, *, n_sources: int = 1, **of_samples: Any) -> SplitDataset:
         """A source's rows that pass the filters.
@@ -62,7 +66,7 @@ class SourceFiles:
         arguments = self._of(source)
         row_cache: RowCacheOptions = arguments["cache_size"]
         arguments["cache_size"] = replace(row_cache, max_bytes=row_cache.n_bytes // n_sources)
-        return SplitDataset(self._paths(source), **arguments, **of_samples, indices=rows)
+        return SplitDataset(self._paths(source), **arguments, **of_samples, indices=rows, catalog=self.catalog)
 
     def expected_arrays(self, sources: Sequence[Source], names: Sequence[str]) -> tuple[list[str], list[str]]:
         """Arrays that sources need, and those of them with values that decide about rows, as the files call them.
@@ -162,17 +166,18 @@ class SourceFiles:
 
     def _unfiltered(self, source: Source) -> SplitDataset:
         arguments = {name: value for name, value in self._of(source).items() if name in _UNFILTERED}
-        return _CountedDataset(self._paths(source), **arguments, sample="row")  # looked at when they are opened
+        paths, catalog = self._paths(source), self.catalog
+        return _CountedDataset(paths, **arguments, sample="row", catalog=catalog)  # looked at when they are opened
 
     def _column(
-        self, source: Source, table: FileCatalog, paths: Sequence[str], name: str, n_rows: int, argument: str
+        self, source: Source, table: RowTable, paths: Sequence[str], name: str, n_rows: int, argument: str
     ) -> npt.NDArray[Any]:
         field_map = self._of(source)["field_map"] or {}
         given = field_map.get(name, name)
         key = given.get("key", name) if isinstance(given, Mapping) else given  # what it is called in the files
         opened: FileOptions = self._arguments["files"]
-        beside = table.layouts[0][0].key if opened.swmr else None
-        return column_of(paths, key, n_rows, argument=argument, files=opened, beside=beside)
+        first, catalog = table.layouts[0][0].key if opened.swmr else None, self.catalog
+        return column_of(paths, key, n_rows, argument=argument, files=opened, same_rows_as=first, catalog=catalog)
 
     def _of(self, source: Source) -> dict[str, Any]:
         return self._arguments | dict(source.own)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..datasets import current_visits
+from ..datasets import Catalog
 from ..errors import H5FileError, H5ValueError
 from ..hdf5 import OpenOptions, expand_paths, fill_split
 from ..options import FileOptions, SplitOptions
@@ -40,6 +40,7 @@ def source_of(
     paths: Mapping[Split, Paths | None],
     options: SplitOptions,
     keys: list[str],
+    catalog: Catalog,
     opened: FileOptions,
 ) -> Source | None:
     """Decides where a split's rows come from; None where there are none for it.
@@ -49,6 +50,7 @@ def source_of(
         paths: what the user gave for each split.
         options: how the training files are cut.
         keys: the arrays, ``{split}`` and all.
+        catalog: of the files.
         opened: how files are opened.
     """
     own, training = paths[split], paths["train"]
@@ -60,7 +62,7 @@ def source_of(
     if options.may_fill(split):
         return Source(files, "train", is_cut=True)
     filled = [str(fill_split(key, split)) for key in keys]
-    if filled != keys and current_visits().has(files[0], filled, OpenOptions(trust=opened)):
+    if filled != keys and catalog.has(files[0], filled, OpenOptions(trust=opened)):
         return Source(files, split)
     return None
 

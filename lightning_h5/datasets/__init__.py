@@ -1,8 +1,8 @@
 """Torch datasets over HDF5 files. Importing them does not import Lightning."""
 
 from .base import RawBatch, RowDataset
-from .catalog import FileCatalog
-from .column_values import column_of, count_rows
+from .catalog import Catalog
+from .columns import column_of, count_rows
 from .combined import CombinedHDF5Dataset
 from .compatibility import different_packing, refuse_images, shape_of_images
 from .discovery import expand_those_there
@@ -11,10 +11,12 @@ from .lazy import H5LazyDataset, LazyFileDataset
 from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_dataset
 from .normalize import FieldStats, read_stats, write_stats
 from .rank_cached import RankMemCachedH5Dataset
+from .row_table import RowTable
 from .sample_layout import Transform
 from .selection import NoRowPassesError
 from .sequence_dataset import SequenceDataset, Sequences
-from .shard_loading import load_shards, room
+from .shard_loading import load_shards
+from .shard_memory import available_memory
 from .user_functions import (
     Samples,
     WorkerFailure,
@@ -24,7 +26,6 @@ from .user_functions import (
     note_rows,
     own_streams,
 )
-from .visits import current_visits, visiting
 from .worker_buffers import (
     WorkerMemory,
     h5_worker_init_fn,
@@ -37,10 +38,10 @@ from .worker_buffers import (
 
 __all__ = [
     "SOURCE",
+    "Catalog",
     "CombinedHDF5Dataset",
     "FieldMap",
     "FieldStats",
-    "FileCatalog",
     "H5LazyDataset",
     "LazyFileDataset",
     "MixtureDataset",
@@ -48,6 +49,7 @@ __all__ = [
     "RankMemCachedH5Dataset",
     "RawBatch",
     "RowDataset",
+    "RowTable",
     "Samples",
     "SequenceDataset",
     "Sequences",
@@ -55,9 +57,9 @@ __all__ = [
     "WorkerFailure",
     "WorkerMemory",
     "asked_for",
+    "available_memory",
     "column_of",
     "count_rows",
-    "current_visits",
     "different_packing",
     "expand_those_there",
     "fresh_draws",
@@ -71,12 +73,10 @@ __all__ = [
     "own_streams",
     "read_stats",
     "refuse_images",
-    "room",
     "rows_of",
     "shape_of_images",
     "start_worker",
     "starting_workers",
-    "visiting",
     "weighted_dataset",
     "worker_memory",
     "write_stats",

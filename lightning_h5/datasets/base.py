@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
-from reprlib import Repr
+from itertools import accumulate, chain
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
@@ -16,12 +16,13 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from ..counters import Counters
-from ..errors import H5ValueError, without_frames
+from ..errors import without_frames
 from ..hdf5 import ArrayLayout
 from ..order import BlockTable
 from ..readers import TaskQueue
 from ..types import BatchToken, Draws, IntArray
-from .sample_layout import Column, SampleStructure, Transform
+from .fields import row_numbers
+from .sample_layout import Column, SampleLayout, Transform
 from .user_functions import (
     Samples,
     asked_for,
@@ -50,12 +51,12 @@ class RawBatch(NamedTuple):
     columns: tuple[Column, ...]
 
     def split(self, sizes: Sequence[int]) -> list[RawBatch]:
-        """Batches of these sizes, which look into the memory of this one."""
+        """Return batches of these sizes, which are views of this one."""
         rows = [self.rows[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
         return [RawBatch(*batch) for batch in zip(rows, self.split_columns(sizes), strict=True)]
 
     def split_columns(self, sizes: Sequence[int]) -> Iterator[tuple[Column, ...]]:
-        """The columns of each of these batches."""
+        """Return the columns of each of these batches."""
         columns = [
             torch.split_with_sizes(column, sizes)
             if isinstance(column, torch.Tensor)
@@ -67,7 +68,7 @@ class RawBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadCost:
-    """What reading rows of a dataset costs: what orders, reading ahead and advice go by.
+    """What reading rows of a dataset costs. Orders, reading ahead and advice depend on it.
 
     Attributes:
         row_bytes: bytes of a row of all fields, as a batch is copied from them.
@@ -76,6 +77,7 @@ class ReadCost:
         decoded_bytes: bytes of all rows of the files, decoded, except of arrays that are held whole; 0 if nothing is.
         rows_per_chunk: rows that are decoded together, at most; 0 if nothing is.
         rows_per_run: rows that the order reads together from arrays without chunks, at most; 0 if it mixes single rows.
+        is_in_memory: all rows are in memory now, so that reading is copying.
     """
 
     row_bytes: int
@@ -84,65 +86,98 @@ class ReadCost:
     decoded_bytes: int = 0
     rows_per_chunk: int = 0
     rows_per_run: int = 0
+    is_in_memory: bool = False
+
+    @classmethod
+    def of_several(cls, costs: Sequence[ReadCost]) -> ReadCost:
+        """Return the cost of reading several datasets as one: the largest of each, and the sum of decoded bytes."""
+        return cls(
+            row_bytes=max(cost.row_bytes for cost in costs),
+            has_cheap_random_access=all(cost.has_cheap_random_access for cost in costs),
+            block_bytes=max(cost.block_bytes for cost in costs),
+            decoded_bytes=sum(cost.decoded_bytes for cost in costs),
+            rows_per_chunk=max(cost.rows_per_chunk for cost in costs),
+            rows_per_run=max(cost.rows_per_run for cost in costs),
+            is_in_memory=all(cost.is_in_memory for cost in costs),
+        )
 
 
 class RowDataset(Dataset[Any]):
     """A map-style dataset of rows.
 
-    Reading has two halves. ``begin`` and what it gives, or ``gather`` for both, read, decode and copy; they may run in
-    any thread. ``finish`` runs the transforms and collates; it runs where the batch is taken, so that random streams
-    are reproducible.
+    Reading has two halves. ``begin`` and the function that it returns, or ``gather`` for both, read, decode and copy;
+    they may run in any thread. ``finish`` runs the transforms and collates; it runs in the thread that takes the
+    batch, so that random streams are reproducible.
+
+    A dataset is read from files, or made of the rows of other datasets, its sources. What a subclass does not define
+    follows from the sources.
 
     Args:
-        structure: what a sample looks like.
+        sample_layout: what a sample looks like.
         batch_transform: runs once on each collated batch.
+        sources: datasets whose rows these are. They count with this one, and decode in the same threads.
+        counters: counts what is read; None makes new ones.
 
     Attributes:
         counters: what was read.
         work: where reading is shared among threads.
-        in_runs: whether the order is known to mix runs of rows.
-        reads_pinned: whether batches should be read into page-locked memory, where they are copies out of memory.
+        reads_pinned: whether batches should be read into page-locked memory, if they are copies out of memory.
         public_name: the class that users know, for the ``repr`` of a class that they do not; None is this one.
-        asked_cache_bytes: memory for decoded rows that its user asked for; None where nobody said anything.
+        asked_cache_bytes: memory for decoded rows that the user asked for; None if the user did not.
     """
 
     asked_cache_bytes: int | None = None
     public_name: str | None = None
-    in_runs = False
     reads_pinned = False
+    _of_process: tuple[str, ...] = ("work",)
+    """Attributes that belong to one process: ``join`` sets them, and they are not pickled."""
 
-    def __init__(self, structure: SampleStructure, batch_transform: Transform | None) -> None:
-        self.structure = structure
-        self.batch_transform = batch_transform
+    def __init__(
+        self,
+        sample_layout: SampleLayout,
+        batch_transform: Transform | None,
+        *,
+        sources: Sequence[RowDataset] = (),
+        counters: Counters | None = None,
+    ) -> None:
+        self.sample_layout, self.batch_transform = sample_layout, batch_transform
         self._batch_asks_for = asked_for(batch_transform)
-        self.counters = Counters()
-        self._reset()
+        self.sources = tuple(sources)
+        self.counters = Counters() if counters is None else counters
+        self._start_process()
 
-    def _reset(self) -> None:
-        """Makes what belongs to one process."""
-        self.work = TaskQueue()
+    def _start_process(self) -> None:
+        """Make what belongs to one process."""
+        self.join(self.counters, TaskQueue())
+
+    def _check_process(self) -> None:
+        """Start afresh in a forked child: it has neither its parent's threads nor what they were about to do."""
+        if self._pid != os.getpid():
+            self._start_process()
 
     def join(self, counters: Counters, work: TaskQueue) -> None:
-        """Counts, and shares out what is to be decoded, together with others: it is part of a larger dataset."""
-        self._reset()
-        self.counters, self.work = counters, work
+        """Start afresh in this process, as a part of a larger dataset or alone.
 
-    # What a subclass says ------------------------------------------------------------------------------------
+        Args:
+            counters: counts what is read.
+            work: shares what is to be decoded among threads.
+        """
+        self._pid, self.counters, self.work = os.getpid(), counters, work
+        for source in self.sources:
+            source.join(counters, work)
+
+    # What a subclass defines ---------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         raise NotImplementedError
 
-    @property
-    def n_rows(self) -> int:
-        """Rows of all ranks; those of this dataset, where it has no shard."""
-        return len(self)
-
-    def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
-        """Begins to read rows.
+    def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], RawBatch]:
+        """Begin to read rows.
 
         Args:
             rows: indices into the dataset.
             epoch: see ``gather``.
+            at_once: the caller waits for the rows now, and nothing was prefetched for them.
 
         Returns:
             A function that reads them, in any thread. Begin the batches of a plan in their order, and read what was
@@ -150,12 +185,41 @@ class RowDataset(Dataset[Any]):
         """
         raise NotImplementedError
 
-    def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
-        """Has what these rows need decoded, in the threads of ``work``, where there is room; or read by the system.
+    def identity(self) -> str:
+        """Return a digest of what the files hold, and of which of their rows this dataset has, in its order."""
+        raise NotImplementedError
 
-        Args:
-            rows: indices into the dataset.
-            epoch: see ``gather``.
+    def blocks(self) -> BlockTable:
+        """Return which of this dataset's rows lie together on disk."""
+        raise NotImplementedError
+
+    def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
+        """Return the file of each row, and its row there; rows are numbered as in ``RawBatch``."""
+        raise NotImplementedError
+
+    def summary(self) -> list[str]:
+        """Return what the dataset holds, in short texts for its ``repr``, without looking at a file."""
+        raise NotImplementedError
+
+    # What follows from the sources, unless a subclass reads files ---------------------------------------------
+
+    @property
+    def cost(self) -> ReadCost:
+        """What reading costs. All but ``is_in_memory`` depends on the files and on ``read_with`` alone."""
+        return ReadCost.of_several([source.cost for source in self.sources])
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all ranks; those of this dataset, if it has no shard."""
+        return len(self)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of rows that this process keeps in memory now."""
+        return sum(source.kept_bytes for source in self.sources)
+
+    def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
+        """Have the threads of ``work`` decode what rows need, as far as there is room, or the system read it.
 
         Returns:
             Whether there was room for all of it.
@@ -163,54 +227,32 @@ class RowDataset(Dataset[Any]):
         return True
 
     def prepare_workers(self, num_workers: int) -> None:
-        """Has compiled what workers are about to use, so that those which are forked have it.
-
-        Args:
-            num_workers: how many there will be.
-        """
-
-    def files_of(self, rows: IntArray) -> list[str]:
-        """The files that rows are read from, as far as they are; for messages."""
-        return []
+        """Compile what so many workers are about to use, so that forked ones have it."""
+        for source in self.sources:
+            source.prepare_workers(num_workers)
 
     def layouts(self) -> Iterator[ArrayLayout]:
-        """The arrays that rows are read from, of all files."""
-        return iter(())
+        """Yield the arrays that rows are read from, of all files."""
+        return chain.from_iterable(source.layouts() for source in self.sources)
 
-    def identity(self) -> str:
-        """A digest of these rows: what the files hold, and which of their rows this dataset has, in its order."""
-        raise NotImplementedError
+    def read_with(self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False) -> None:
+        """Set how much memory decoded rows may take, and how they will be asked for.
 
-    def blocks(self) -> BlockTable:
-        """Which of this dataset's rows lie together on disk."""
-        raise NotImplementedError
-
-    @property
-    def is_in_memory(self) -> bool:
-        """Whether all rows are in memory now, so that reading is copying."""
-        return False
-
-    @property
-    def cost(self) -> ReadCost:
-        """What reading costs; it depends on the files and on ``read_with`` alone."""
-        raise NotImplementedError
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of rows that this process keeps in memory now."""
-        return 0
-
-    def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
-        """Says how much memory decoded rows may take, and how they will be asked for (see ``FileDataset``)."""
+        Args:
+            cache_bytes: memory for decoded rows; sources share it by the size of their rows.
+            retain: keep decoded rows after they were read in an epoch, for the next; None if all of them have a place.
+            in_runs: the order mixes runs of rows.
+        """
+        sizes = [source.cost.decoded_bytes for source in self.sources]
+        for source, n_bytes in zip(self.sources, sizes, strict=True):
+            source.read_with(cache_bytes * n_bytes // max(1, sum(sizes)), retain=retain, in_runs=in_runs)
 
     def close(self) -> None:
-        """Gives back what this process holds; the next read gets it again. Calling it again has no effect."""
+        """Give back what this process holds; the next read gets it again. Calling it again has no effect."""
+        for source in self.sources:
+            source.close()
 
-    def summary(self) -> list[str]:
-        """What the dataset holds, in short texts for its ``repr``; no file is looked at."""
-        return [f"{len(self):,} rows"]
-
-    # What follows from it ------------------------------------------------------------------------------------
+    # What follows from all that ------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         return self
@@ -239,7 +281,7 @@ class RowDataset(Dataset[Any]):
             return self.read_batch(range(len(self))[index])
         if isinstance(index, list | range) or (isinstance(index, np.ndarray | torch.Tensor) and index.ndim):
             return self.read_batch(index)
-        (sample,) = self.finish(self.gather(self._normal([index], index)), samples=True)
+        (sample,) = self.finish(self.gather(row_numbers([index], len(self), index)), samples=True)
         return sample
 
     def _read_token(self, token: BatchToken) -> Any:
@@ -261,55 +303,60 @@ class RowDataset(Dataset[Any]):
 
     @without_frames
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Samples in the order asked, read in one go; what ``DataLoader(batch_size=...)`` calls."""
-        samples: list[Any] = self.finish(self.gather(self._normal(indices)), samples=True)
+        """Return samples in the order asked, read together; ``DataLoader(batch_size=...)`` calls this."""
+        samples: list[Any] = self.finish(self.gather(row_numbers(indices, len(self))), samples=True)
         return samples
 
     @without_frames
     def read_batch(self, indices: Iterable[int] | npt.NDArray[Any] | torch.Tensor) -> Any:
-        """A collated batch in the order asked, at full speed.
+        """Return a collated batch in the order asked, at full speed.
 
         Args:
             indices: any indices into the dataset, negative ones from its end; shape ``(batch,)``.
 
         Returns:
-            ``x``, ``(x, y)`` or a dict of tensors with ``batch`` rows, and the indices where ``with_index``.
+            ``x``, ``(x, y)`` or a dict of tensors with ``batch`` rows, and the indices if ``with_index``.
         """
-        return self.finish(self.gather(self._normal(indices)))
+        return self.finish(self.gather(row_numbers(indices, len(self))))
 
     def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
-        """Reads rows; the first half of a batch. Any thread may call; rows in memory are copied with torch's threads.
+        """Read rows; the first half of a batch. Any thread may call; rows in memory are copied with torch's threads.
 
         Args:
             rows: indices into the dataset.
-            epoch: the epoch in which each row is asked for at most once; None where nothing is planned.
+            epoch: the epoch in which each row is asked for at most once; None if nothing is planned.
 
         Raises:
-            H5Error: they cannot be read.
+            H5DataChangedError: a file is no longer as it was when the dataset was made.
+            H5Error: the rows cannot be read.
         """
-        return self.begin(rows, epoch)()
+        return self.begin(rows, epoch, at_once=True)()
 
     def finish(self, raw: RawBatch, *, samples: bool = False, draws: Draws | None = None) -> Any:
-        """Transforms and collates; the second half of a batch.
+        """Transform and collate; the second half of a batch.
 
         Args:
-            raw: what ``gather`` gave.
-            samples: give a list of samples instead of a batch; ``batch_transform`` is not run then.
-            draws: what decides the draws of transforms that ask for a generator; None draws others each time.
+            raw: what ``gather`` returned.
+            samples: return a list of samples instead of a batch; ``batch_transform`` is not run then.
+            draws: decides what transforms that ask for a generator draw; None draws differently each time.
         """
-        if draws is None:
-            draws = fresh_draws() if self.structure.asks or self._batch_asks_for else Draws(0, 0, 0)
+        draws = self._draws(draws)
         if samples:
-            return self.structure.samples(raw.columns, raw.rows, draws, self.describe)
-        return self._transformed(self.structure.batch(raw.columns, raw.rows, draws, self.describe), raw.rows, draws)
+            return self.sample_layout.samples(raw.columns, raw.rows, draws, self.describe)
+        return self._transformed(self.sample_layout.batch(raw.columns, raw.rows, draws, self.describe), raw.rows, draws)
+
+    def _draws(self, draws: Draws | None) -> Draws:
+        if draws is not None:
+            return draws
+        return fresh_draws() if self.sample_layout.asks or self._batch_asks_for else Draws(0, 0, 0)
 
     def finish_token(self, raw: RawBatch, token: BatchToken) -> Any:
-        """The second half of what a loader's token asks for."""
+        """Return the batch, or the samples, of a loader's token; the second half of it."""
         batch = self.finish(raw, samples=token.samples, draws=token.draws)
         return Samples(batch, partial(self.describe, raw.rows)) if token.samples else batch
 
     def _transformed(self, batch: Any, numbers: IntArray, draws: Draws) -> Any:
-        """A batch after ``batch_transform``, an error of which names the rows."""
+        """Return a batch after ``batch_transform``; an error of it names the rows."""
         if self.batch_transform is None:
             return batch
         try:
@@ -319,7 +366,7 @@ class RowDataset(Dataset[Any]):
             raise
 
     def describe(self, numbers: IntArray) -> str:
-        """Which rows of which files some rows are, as text for a message.
+        """Return which rows of which files some rows are, as text for a message.
 
         Args:
             numbers: as ``RawBatch`` has them.
@@ -327,83 +374,25 @@ class RowDataset(Dataset[Any]):
         places = self.places_of(numbers[:MAX_ROWS])
         if len(numbers) != 1:
             return rows_text(places, len(numbers))
-        return f"{rows_text(places, 1)} (index {self.structure.shown(int(numbers[0]))})"
+        return f"{rows_text(places, 1)} (index {self.sample_layout.shown(int(numbers[0]))})"
 
-    def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
-        """For each row its file, and its row there.
-
-        Args:
-            numbers: as ``RawBatch`` has them.
-        """
-        raise NotImplementedError
+    def files_of(self, rows: IntArray) -> list[str]:
+        """Return the files that rows are read from, for messages."""
+        return list(dict.fromkeys(path for path, _ in self.places_of(rows)))
 
     @property
     def has_transforms(self) -> bool:
         """Whether a user's code makes samples or batches, and may draw random numbers."""
-        return self.structure.has_transforms or self.batch_transform is not None
+        return self.sample_layout.has_transforms or self.batch_transform is not None
 
     @property
     def is_passthrough(self) -> bool:
         """Whether a batch is the tuple of its columns, as they were read."""
-        return self.structure.is_as_read and self.batch_transform is None
+        return self.sample_layout.is_as_read and self.batch_transform is None
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["work"]
-        return state
+        return {name: value for name, value in self.__dict__.items() if name not in self._of_process}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._reset()
-
-    def _normal(self, indices: Iterable[Any] | npt.NDArray[Any] | torch.Tensor, passed: Any = None) -> IntArray:
-        """Indices as an array, counted from the start, inside the dataset.
-
-        Args:
-            indices: several indices.
-            passed: what the user passed, for messages; None if it is the same.
-        """
-        if not isinstance(indices, np.ndarray | torch.Tensor | Sequence):
-            indices = list(indices)
-        passed = indices if passed is None else passed
-        try:
-            rows = np.asarray(indices)
-        except ValueError:  # lists of different lengths
-            raise _nested(passed) from None
-        if rows.dtype.kind == "b":
-            raise H5ValueError(
-                f"a mask of shape {rows.shape} was asked for; a row is found by an integer. Pass np.flatnonzero(mask)."
-            )
-        if rows.dtype.kind not in "iu" and rows.size:
-            raise H5ValueError(f"{_shown(passed)} was asked for; a row is found by an integer. Pass integers.")
-        if rows.ndim > 1:
-            raise _nested(passed)
-        rows = np.atleast_1d(rows)
-        n_rows = len(self)
-        outside = (rows < -n_rows) | (rows >= n_rows)
-        if outside.any():
-            # IndexError by protocol, as of a list.
-            raise IndexError(
-                f"index {rows[outside][0]} was asked of a dataset with {n_rows} rows. "
-                f"Ask for -{n_rows} to {n_rows - 1}."
-            )
-        rows = rows.astype(np.int64)
-        return np.where(rows < 0, rows + n_rows, rows)
-
-
-def _nested(passed: Any) -> H5ValueError:
-    return H5ValueError(
-        f"{_shown(passed)} was asked for; several rows are found by a flat list of integers. Pass one, as "
-        "dataset[[3, 1, 2]], or call read_batch([3, 1, 2]). A torch BatchSampler goes to DataLoader as "
-        "batch_sampler=..., or as sampler=... together with batch_size=None."
-    )
-
-
-def _shown(passed: Any) -> str:
-    """Indices for a message, cut."""
-    if isinstance(passed, np.ndarray | torch.Tensor):
-        return f"an array of dtype {passed.dtype} and shape {tuple(passed.shape)}"
-    return _short.repr(passed)
-
-
-_short = Repr()
+        self._start_process()

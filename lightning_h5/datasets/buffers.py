@@ -1,4 +1,4 @@
-"""Memory for batches that is used again once a batch is gone.
+"""Memory for batches that is used again once a batch is freed, and copies of rows between batches.
 
 A fresh batch of a megabyte costs as much in page faults as in copying. Here a batch's memory returns to its
 pool when the last tensor that looks at it is freed, and not before: a batch that the user keeps is never touched.
@@ -17,13 +17,16 @@ import torch
 
 from ..errors import H5MemoryError
 from ..sizes import bytes_text
+from ..types import IntArray
+from .sample_layout import Column
 from .worker_buffers import this_worker_buffers
 
-__all__ = ["BufferPool"]
+__all__ = ["BufferPool", "bytes_of", "copy_rows", "put_rows"]
 
 SMALLEST = 128 << 10  # the C library keeps smaller pieces warm itself
 FREE_BYTES = 64 << 20  # kept for the next batches: as many as are read ahead at a time
 MIN_FREE = 4
+LARGE_ROW = 1024  # bytes: copying it takes as long as asking Python for it
 
 
 class BufferPool:
@@ -34,13 +37,13 @@ class BufferPool:
         self._leases: dict[int, tuple[weakref.ref[Any], npt.NDArray[np.uint8]]] = {}  # by the reference's identity
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array with arbitrary content, to be wrapped in one tensor and then forgotten.
+        """Return an array with arbitrary content, to be wrapped in one tensor and then forgotten.
 
         The tensor keeps the array, and the array's end gives the memory back. In a worker it is memory that the
         process which started it has too.
 
         Raises:
-            H5MemoryError: there is no memory for it.
+            H5MemoryError: the system has no memory for it.
         """
         if (buffers := this_worker_buffers()) is not None and (shared := buffers.array(shape, dtype)) is not None:
             return shared
@@ -48,33 +51,33 @@ class BufferPool:
         try:
             if n_bytes < SMALLEST or dtype.hasobject:
                 return np.empty(shape, dtype)
-            slab = self._slab(n_bytes)
+            block = self._block(n_bytes)
         except MemoryError as error:
             raise _no_memory(shape, n_bytes) from error
-        lease: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=slab)
+        lease: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=block)
         # Not `weakref.finalize`, which takes four times as long.
         reference = weakref.ref(lease, self._give_back)
-        self._leases[id(reference)] = reference, slab
+        self._leases[id(reference)] = reference, block
         return lease
 
-    def _slab(self, n_bytes: int) -> npt.NDArray[np.uint8]:
-        """Memory of so many bytes or more: some that was used before, where it is large enough."""
+    def _block(self, n_bytes: int) -> npt.NDArray[np.uint8]:
+        """Return memory of so many bytes or more: some that was used before, if it is large enough."""
         try:
-            slab = self._free.pop()
+            block = self._free.pop()
         except IndexError:
             return np.empty(n_bytes, np.uint8)
-        return slab if len(slab) >= n_bytes else np.empty(n_bytes, np.uint8)
+        return block if len(block) >= n_bytes else np.empty(n_bytes, np.uint8)
 
     def _give_back(self, reference: weakref.ref[Any]) -> None:
-        _, slab = self._leases.pop(id(reference))
-        if len(self._free) < max(MIN_FREE, FREE_BYTES // len(slab)):
-            self._free.append(slab)
+        _, block = self._leases.pop(id(reference))
+        if len(self._free) < max(MIN_FREE, FREE_BYTES // len(block)):
+            self._free.append(block)
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor with arbitrary content, of any dtype, those that NumPy lacks among them.
+        """Return a tensor with arbitrary content, of any dtype of torch's.
 
         Raises:
-            H5MemoryError: there is no memory for it.
+            H5MemoryError: the system has no memory for it.
         """
         n_bytes = math.prod(shape) * dtype.itemsize
         if n_bytes < SMALLEST:
@@ -93,6 +96,59 @@ def _no_memory(shape: tuple[int, ...], n_bytes: int) -> H5MemoryError:
     n_rows = shape[0] if shape else 1
     return H5MemoryError(
         f"a batch of {n_rows:,} rows was asked for, and an array of it takes {n_bytes:,} bytes of memory "
-        f"({bytes_text(n_bytes)}), which are not there. Pass a smaller batch_size, a smaller cache_bytes, or a smaller "
-        "num_workers: each worker holds batches of its own."
+        f"({bytes_text(n_bytes)}), which the system has not left. Pass a smaller batch_size, a smaller cache_bytes, or "
+        "a smaller num_workers: each worker holds batches of its own."
     )
+
+
+# Copies of rows ----------------------------------------------------------------------------------------------------
+
+
+def put_rows(column: Column, to: IntArray, rows: Column, places: IntArray | None = None) -> None:
+    """Copy rows of one batch into another, as ``column[to] = rows[places]`` does.
+
+    Args:
+        column: a field of a batch.
+        to: places in it, shape ``(n_rows,)``.
+        rows: the same field of another batch.
+        places: places in that, shape ``(n_rows,)``; None for all rows.
+    """
+    places = np.arange(len(rows)) if places is None else places
+    if isinstance(column, torch.Tensor) and isinstance(rows, torch.Tensor):
+        copy_rows(bytes_of(column), to, bytes_of(rows.contiguous()), places)
+    elif isinstance(column, list):
+        for place, row in zip(to.tolist(), places.tolist(), strict=True):
+            column[place] = rows[row]
+
+
+def copy_rows(into: npt.NDArray[np.uint8], to: IntArray, source: npt.NDArray[np.uint8], places: IntArray) -> None:
+    """Copy rows to other places, as ``into[to] = source[places]`` does, without the memory between for large ones.
+
+    Args:
+        into: shape ``(n, row_bytes)``.
+        to: places they are copied to, shape ``(n_rows,)``.
+        source: shape ``(m, row_bytes)``.
+        places: places they are copied from, shape ``(n_rows,)``.
+    """
+    if (run := _run(places)) is not None:
+        into[to] = source[run]
+    elif (run := _run(to)) is not None:
+        np.take(source, places, axis=0, out=into[run], mode="clip")  # any other mode takes memory between
+    elif source.shape[1] < LARGE_ROW:
+        into[to] = source[places]
+    else:
+        for a, b in zip(to.tolist(), places.tolist(), strict=True):
+            into[a] = source[b]
+
+
+def _run(places: IntArray) -> slice | None:
+    """Return places as a slice if each is the one after the last."""
+    return slice(int(places[0]), int(places[-1]) + 1) if len(places) and (np.diff(places) == 1).all() else None
+
+
+def bytes_of(column: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Return a batch's memory, shape ``(batch, row_bytes)``."""
+    if not column.numel():
+        return np.empty((len(column), 0), dtype=np.uint8)
+    flat: npt.NDArray[np.uint8] = column.view(len(column), -1).view(torch.uint8).numpy()
+    return flat

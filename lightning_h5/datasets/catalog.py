@@ -1,262 +1,346 @@
-"""The one description of the files of a dataset: their arrays, which rows are samples, and where these lie."""
+"""The catalog: what is in files. Each is opened once, and all that will be asked of it is looked up then."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from ..errors import H5DataChangedError, H5Error, H5FileError, H5ValueError, listing
-from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, file_identity
-from ..order import BlockTable, resolve_replica
+from ..distributed import first_value
+from ..errors import H5DataChangedError, H5Error, H5FileError, H5KeyError, H5ValueError, listing
+from ..hdf5 import (
+    AlikeArrays,
+    ArrayLayout,
+    ChangeGuard,
+    OpenOptions,
+    guards_of_others,
+    is_on_disk,
+    looks_of,
+    open_h5,
+)
+from ..options import FileOptions
+from ..order import resolve_replica
 from ..progress_bar import with_bar
-from ..types import IntArray
 from .compatibility import Asked, Compatibility, refuse_images
-from .visits import current_visits
+from .row_table import RowTable
 
-__all__ = [
-    "HELD_BYTES",
-    "RUN_BYTES",
-    "FileCatalog",
-    "SegmentTable",
-    "advise_on_broken",
-    "describe_files",
-    "digest_of_rows",
-    "held_fields",
-]
+__all__ = ["Catalog", "Skip", "each_readable"]
 
-HELD_BYTES = 16 << 20
-"""An array whose rows take no more than this, over all files, is read whole, once, in each process."""
+COLUMN_BYTES = 1 << 20
+"""Columns of at most this size in a file are read when it is opened; longer ones by all cores, once it is closed."""
 
-RUN_BYTES = 1 << 20
-"""Rows of unchunked arrays are taken together by runs of this size: long enough for a disk, short to shuffle."""
-
+PATIENCE = 10.0  # seconds for rows to appear that an earlier look, or another rank, has seen
+PAUSE = 0.05
 
 WITHOUT_THEM = "Repair them, or pass a list of files without them; no file is left out in silence."
 """What to do about broken files in classes that have no argument for it."""
 
+Skip = Callable[[str, H5FileError], None]
+"""Called with a file that is missing or broken, and is left out, and its error."""
 
-@dataclass(frozen=True, eq=False)
-class SegmentTable:
-    """Which steps belong together, and how many samples they make: a sample is a segment and a start in it.
-
-    A segment takes 8 bytes if each file is one, whose samples are its rows; otherwise 24.
-
-    Attributes:
-        starts: samples before each segment, and the number of samples at the end; shape ``(n_segments + 1,)``.
-        files: for each segment the number of its file; None if each file is one segment.
-        first_rows: for each segment its first row in the file; None if that is 0.
-    """
-
-    starts: IntArray
-    files: IntArray | None = None
-    first_rows: IntArray | None = None
-
-    def locate(self, samples: IntArray) -> tuple[IntArray, IntArray]:
-        """Segment, and start in it, of each sample."""
-        segments = np.searchsorted(self.starts, samples, side="right") - 1
-        return segments, samples - self.starts[segments]
-
-    def rows(self, segments: IntArray, starts: IntArray) -> tuple[IntArray, IntArray]:
-        """File, and row in it, of starts in segments."""
-        files = segments if self.files is None else self.files[segments]
-        return files, starts if self.first_rows is None else self.first_rows[segments] + starts
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True, eq=False)
-class FileCatalog:
-    """The files of a dataset, one after the other.
+@dataclass
+class _File:
+    """What one file has in it.
 
     Attributes:
-        paths: the files.
-        layouts: for each file its arrays, in the order of the dataset's fields.
-        segments: which rows are samples; here each row of each file.
-        guards: for each file how it looked when it was described.
+        guard: how it looked.
+        arrays: descriptions of arrays, or why there are none.
+        others: guards of other files that arrays have rows in, by array.
+        values: of columns.
+        found: what searches found, by name.
     """
 
-    paths: tuple[str, ...]
-    layouts: tuple[tuple[ArrayLayout, ...], ...]
-    segments: SegmentTable
-    guards: tuple[ChangeGuard, ...]
+    guard: ChangeGuard
+    arrays: dict[str, ArrayLayout | H5Error] = field(default_factory=dict)
+    others: dict[str, tuple[ChangeGuard, ...]] = field(default_factory=dict)
+    values: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    found: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def starts(self) -> IntArray:
-        """First row of each file, and the number of rows at the end; shape ``(n_files + 1,)``."""
-        return self.segments.starts
 
-    @property
-    def n_rows(self) -> int:
-        """Rows of all files."""
-        return int(self.starts[-1])
+class Catalog:
+    """What is in files, as far as it was asked for. Splits, columns, filters and datasets are views of it.
 
-    def with_fields(self, n_fields: int) -> FileCatalog:
-        """The same files with the first of their arrays alone."""
-        return replace(self, layouts=tuple(arrays[:n_fields] for arrays in self.layouts))
+    A file is opened when it is first asked for, and again only for arrays that nobody announced. What was found is
+    kept as long as the catalog: ``setup`` makes one and drops it.
 
-    def locate(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """File, and row inside the file, of each row."""
-        return self.segments.rows(*self.segments.locate(rows))
+    Args:
+        fields: arrays that will be asked for, if a file has them.
+        columns: arrays whose values will be asked for, too.
+        of_all_ranks: all ranks make this catalog, and find the same number of rows if a file grows.
+    """
 
-    def places_of(self, rows: IntArray) -> list[tuple[str, int]]:
-        """The path of the file, and the row inside it, of each row; for messages."""
-        files, local = self.locate(rows)
-        return [(self.paths[file], row) for file, row in zip(files.tolist(), local.tolist(), strict=True)]
+    def __init__(self, fields: Iterable[str] = (), columns: Iterable[str] = (), *, of_all_ranks: bool = False) -> None:
+        self._columns = tuple(dict.fromkeys(columns))
+        self._expected = tuple(dict.fromkeys([*fields, *self._columns]))
+        self._of_all_ranks = of_all_ranks
+        self._alike = AlikeArrays()
+        self._files: dict[tuple[str, FileOptions], _File | H5FileError] = {}
+        self._n_rows: dict[tuple[str, str], int] = {}
+        self._tables: dict[Any, RowTable] = {}
 
-    def identity(self) -> str:
-        """A digest of what the files hold (see ``file_identity``), in their order; worked out once."""
-        return self._identity
+    def table(
+        self,
+        paths: Sequence[str],
+        asked: Sequence[Asked],
+        options: OpenOptions,
+        *,
+        sample: str | None = None,
+        skip: Skip | None = None,
+        advice: str = WITHOUT_THEM,
+        n_files: int | None = None,
+    ) -> RowTable:
+        """Return arrays of files, checked to belong together. Reads metadata only.
 
-    @cached_property
-    def _identity(self) -> str:
-        each = (
-            file_identity(path, arrays, grows=guard.grows, others=[other.path for other in guard.others])
-            for path, arrays, guard in zip(self.paths, self.layouts, self.guards, strict=True)
-        )
-        return "-".join(each) if len(self.paths) == 1 else _digest(each)
+        Args:
+            paths: the files.
+            asked: the arrays, in the order of the fields.
+            options: how files are opened.
+            sample: "row" if the user said that rows are samples, so that no other meaning is looked for.
+            skip: called with files that are missing or broken, which are left out; None raises their errors.
+            advice: what to do to train without broken files, for their errors.
+            n_files: how many files were given, if some of them are left out already.
 
-    def blocks(self, rows: IntArray | None, held: Sequence[bool]) -> BlockTable:
-        """The block table of these rows (None: all, in order).
-
-        A block is what shares one chunk of the coarsest array that is not held whole; a run of about a
-        megabyte where there are no chunks.
+        Raises:
+            H5FileError: a file is missing or broken, or all of them are.
+            H5KeyError: an array is missing.
+            H5ValueError: an array cannot become a tensor, or holds packed integers; arrays of a file differ in their
+                rows, files differ, or each of them may be one image or volume.
         """
-        steps = self.rows_per_block(held)
-        if rows is None:
-            sizes = [
-                size
-                for step, n in zip(steps, np.diff(self.starts).tolist(), strict=True)
-                for size in [step] * (n // step) + [n % step]
-            ]
-            return BlockTable.of_sizes(sizes)
-        files, local = self.locate(rows)
-        blocks = local // np.asarray(steps, dtype=np.int64)[files]
-        cuts = np.flatnonzero((np.diff(files) != 0) | (np.diff(blocks) != 0)) + 1
-        return BlockTable.of_sizes(np.diff(np.concatenate([[0], cuts, [len(rows)]])))
+        if sample not in (None, "row"):
+            raise H5ValueError(f"sample={sample!r} was given. Pass 'row' (an index along axis 0 is a sample), or None.")
+        which = (tuple(paths), tuple(asked), options, sample, n_files, skip)
+        if which not in self._tables:
+            try:
+                self._tables[which] = self._table(paths, asked, options, sample, skip, advice, n_files)
+            except H5Error as error:  # its text says all that a user can do; frames and causes in here add nothing
+                raise error.with_traceback(None) from None
+        return self._tables[which]
 
-    def rows_per_block(self, held: Sequence[bool]) -> list[int]:
-        """For each file, the rows of its blocks; the last one may have fewer."""
-        return [_rows_per_block(arrays, held) for arrays in self.layouts]
+    def _table(
+        self,
+        paths: Sequence[str],
+        asked: Sequence[Asked],
+        options: OpenOptions,
+        sample: str | None,
+        skip: Skip | None,
+        advice: str,
+        n_files: int | None,
+    ) -> RowTable:
+        keys, compatibility = [one.key for one in asked], Compatibility(asked)
+        shows_progress = len(paths) >= 50 and resolve_replica().rank == 0  # all ranks look at them
+        bar = with_bar(paths, "looking at files", unit="file", shows_progress=shows_progress, delay=2)
+        used, guards, layouts = [], [], []
+        for path, (guard, found) in each_readable(
+            paths, lambda path: self.describe(path, keys, options), skip, advice, bar
+        ):
+            compatibility.check(found)
+            used.append(path)
+            guards.append(guard)
+            layouts.append(found)
+        n_rows = [arrays[0].n_rows for arrays in layouts]
+        if sample is None:
+            refuse_images(layouts[0], n_rows, n_files or len(paths))
+        return RowTable(tuple(used), tuple(layouts), tuple(guards))
+
+    def search(
+        self, path: str, options: OpenOptions, name: str, search: Callable[[Any], tuple[_T, Iterable[str]]]
+    ) -> _T:
+        """Return what a search in an open file finds.
+
+        Args:
+            path: the file.
+            options: how it is opened.
+            name: of the search.
+            search: looks at the open file; also returns arrays that will be asked for because of what it found.
+
+        Raises:
+            H5Error: the search failed, or the file cannot be opened.
+        """
+        file = self._files.get(_which(path, options))
+        if not isinstance(file, _File) or name not in file.found:
+            file = self._open(path, (), options, {name: search})
+        found: _T = file.found[name]
+        return found
+
+    def has(self, path: str, keys: Sequence[str], options: OpenOptions) -> bool:
+        """Return whether a file has all of these arrays."""
+        try:
+            self._describe(path, keys, options)
+        except H5KeyError:
+            return False
+        return True
+
+    def values(self, path: str, key: str, options: OpenOptions) -> npt.NDArray[Any] | None:
+        """Return the values of a column as they are stored; None if they were not read when the file was opened."""
+        file = self._files.get(_which(path, options))
+        values = file.values.get(key) if isinstance(file, _File) else None
+        return None if values is None else values.copy()
+
+    def describe(
+        self, path: str, keys: Sequence[str], options: OpenOptions
+    ) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
+        """Return the guard of a file and its arrays.
+
+        Arrays of a file that grows have one number of rows, on all ranks: that of the shortest, as it was seen first,
+        since the writer appends to one after the other.
+
+        Args:
+            path: the file.
+            keys: of the arrays.
+            options: how the file is opened.
+
+        Raises:
+            H5Error: the file cannot be opened, or an array is missing or refused.
+        """
+        guard, found = self._describe(path, keys, options)
+        if not options.swmr:
+            return guard, found
+        shortest = min(layout.n_rows for layout in found)
+        names = [(path, layout.key) for layout in found]
+        if not (seen := [self._n_rows[name] for name in names if name in self._n_rows]):
+            seen = [first_value(f"rows of {names}", shortest) if self._of_all_ranks else shortest]
+        n_rows = min(seen)
+        self._n_rows.update(dict.fromkeys(names, n_rows))
+        end = time.monotonic() + PATIENCE
+        while min(layout.n_rows for layout in found) < n_rows:
+            if time.monotonic() >= end:
+                return guard, found
+            time.sleep(PAUSE)
+            found = self._describe(path, keys, options, is_new=True)[1]
+        return guard, tuple(replace(layout, n_rows=n_rows) for layout in found)
+
+    # One file ---------------------------------------------------------------------------------------------------
+
+    def _describe(
+        self, path: str, keys: Sequence[str], options: OpenOptions, *, is_new: bool = False
+    ) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
+        file = self._files.get(_which(path, options))
+        if isinstance(file, H5FileError):
+            raise file
+        if is_new or file is None or any(key not in file.arrays for key in keys):
+            file = self._open(path, keys, options, {})
+        arrays = []
+        for key in keys:
+            array = file.arrays[key]
+            if isinstance(array, H5Error):
+                raise array
+            arrays.append(array)
+        if not any(file.others.values()):
+            return file.guard, tuple(arrays)
+        others = {other.path: other for key in keys for other in file.others.get(key, ())}
+        guard = replace(file.guard, others=tuple(others.values()))
+        return guard, tuple(array.guarded(guard) for array in arrays)
+
+    def _open(
+        self, path: str, keys: Sequence[str], options: OpenOptions, searches: dict[str, Callable[[Any], Any]]
+    ) -> _File:
+        which = _which(path, options)
+        old = self._files.get(which)
+        try:
+            file = self._look(path, keys, options, searches)
+        except H5FileError as error:
+            self._files[which] = error
+            raise
+        if isinstance(old, _File):
+            file.found = old.found | file.found
+            if old.guard == file.guard:
+                file.arrays, file.others = old.arrays | file.arrays, old.others | file.others
+        self._files[which] = file
+        return file
+
+    def _look(
+        self, path: str, keys: Sequence[str], options: OpenOptions, searches: dict[str, Callable[[Any], Any]]
+    ) -> _File:
+        """Return a file's guard and its arrays, of one and the same file: another may take its place meanwhile."""
+        guard: ChangeGuard | None = None
+        with suppress(OSError):  # opening it raises a better error
+            guard = ChangeGuard.of(path, grows=options.swmr, strict=options.trust.verify is not None)
+        with open_h5(path, swmr=options.swmr) as h5:
+            if guard is None:
+                raise H5DataChangedError(f"{path!r} was made while it was looked at. Start again once it is written.")
+            file = _File(guard)
+            try:
+                for name, search in searches.items():
+                    file.found[name], more = search(h5)
+                    self._expected = tuple(dict.fromkeys([*self._expected, *more]))
+                for key in dict.fromkeys([*keys, *self._expected]):
+                    if (array := self._array(file, h5, path, key, options, is_asked=key in keys)) is not None:
+                        file.arrays[key] = array
+                for key in self._columns if not options.swmr else ():
+                    if (values := _short_column(h5, file.arrays.get(key))) is not None:
+                        file.values[key] = values
+            finally:
+                guard.compare(looks_of(h5))  # what went wrong meanwhile went wrong because of that
+                guard.check()
+        return file
+
+    def _array(
+        self, file: _File, h5: Any, path: str, key: str, options: OpenOptions, *, is_asked: bool
+    ) -> ArrayLayout | H5Error | None:
+        trust, guard = options.trust, file.guard
+        try:
+            found = self._alike.describe(h5, path, key, trust, guard, if_there=not is_asked)
+            if trust.allow_external and found is not None:
+                strict = trust.verify is not None
+                file.others[key] = guards_of_others(h5, [key], trust, grows=options.swmr, strict=strict)
+        except H5Error as error:
+            return error.with_traceback(None)
+        return found
 
 
-def digest_of_rows(table: FileCatalog, rows: IntArray | None) -> str:
-    """A digest of what files hold, and of which of their rows are meant (None: all), in their order."""
-    digest = hashlib.sha256(table.identity().encode())
-    if rows is not None:
-        digest.update(rows.tobytes())
-    return digest.hexdigest()[:32]
-
-
-def held_fields(table: FileCatalog) -> list[bool]:
-    """For each field, whether its rows are few bytes enough to be held whole.
-
-    The same on all ranks and in all workers, since blocks, and with them the order, follow from it.
-    """
-    return [sum(layouts[field].n_bytes for layouts in table.layouts) <= HELD_BYTES for field in range(_n(table))]
-
-
-def describe_files(
-    paths: Sequence[str],
-    asked: Sequence[Asked],
-    options: OpenOptions,
-    *,
-    sample: str | None = None,
-    skip: Callable[[str, H5FileError], None] | None = None,
-    instead: str = WITHOUT_THEM,
-    n_files: int | None = None,
-) -> FileCatalog:
-    """Looks at the arrays of all files and checks that they belong together. Reads metadata only.
+def each_readable(
+    paths: Sequence[str], look: Callable[[str], _T], skip: Skip | None, advice: str, bar: Iterable[str] | None = None
+) -> Iterator[tuple[str, _T]]:
+    """Yield files with what is found in them, one after the other, without those that are broken if the user says so.
 
     Args:
         paths: the files.
-        asked: the arrays, in the order of the fields.
-        options: how files are opened.
-        sample: "row" if the user said that rows are samples, so that no other meaning is looked for.
-        skip: is told of files that are missing or broken, which are left out; None raises their errors.
-        instead: what to do to train without broken files, for their errors.
-        n_files: how many files were given, if some of them are left out already.
+        look: looks at one.
+        skip: called with a file that is left out; None raises its error.
+        advice: what to do to train without broken files, for the error.
+        bar: yields the files and shows progress.
 
     Raises:
         H5FileError: a file is missing or broken, or all of them are.
-        H5KeyError: an array is not there.
-        H5ValueError: an array cannot become a tensor, or holds packed integers; arrays of a file differ in their rows,
-            files differ, or each of them may be one image or volume.
     """
-    if sample not in (None, "row"):
-        raise H5ValueError(f"sample={sample!r} was given. Pass 'row' (an index along axis 0 is a sample), or None.")
-    which = ("catalog", tuple(paths), tuple(asked), options, sample, n_files)
-
-    def describe() -> FileCatalog:
-        return _describe(paths, asked, options, sample, skip, instead, n_files)
-
-    try:
-        return describe() if skip is not None else current_visits().once(which, describe)
-    except H5Error as error:  # its text says all that a user can do; frames and causes in here add nothing
-        raise error.with_traceback(None) from None
-
-
-def _describe(
-    paths: Sequence[str],
-    asked: Sequence[Asked],
-    options: OpenOptions,
-    sample: str | None,
-    skip: Callable[[str, H5FileError], None] | None,
-    instead: str,
-    n_files: int | None,
-) -> FileCatalog:
-    used, layouts, guards = [], [], []
-    keys = [one.key for one in asked]
-    visits, compatibility = current_visits(), Compatibility(asked)
-    shows_progress = len(paths) >= 50 and resolve_replica().rank == 0  # all ranks look at them
-    for path in with_bar(paths, "looking at files", unit="file", shows_progress=shows_progress, delay=2):
+    n_found = 0
+    for path in paths if bar is None else bar:
         try:
-            guard, found = visits.describe(path, keys, options)
+            found = look(path)
         except H5FileError as error:
-            if skip is None:
-                advise_on_broken(error, len(paths), instead)
-                raise
-            skip(path, error)
-            continue
-        used.append(path)
-        guards.append(guard)
-        layouts.append(found)
-        compatibility.check(found)
-    if not used:
+            if skip is not None:
+                skip(path, error)
+                continue
+            # An error of the system, as of a lock, or of a file that changed is not about a broken file.
+            is_broken = not isinstance(error, H5DataChangedError) and getattr(error.__cause__, "errno", None) is None
+            if len(paths) > 1 and is_broken:
+                find = "`lightning-h5 check` finds all that cannot be read."
+                error.args = (f"{error} It is one of {len(paths):,} files: {find} {advice}",)
+            raise
+        n_found += 1
+        yield path, found
+    if not n_found:
         raise H5FileError(f"none of {listing(paths)} can be read. Look at the errors that were logged for each.")
-    if sample is None:
-        refuse_images(layouts[0], [arrays[0].n_rows for arrays in layouts], n_files or len(paths))
-    starts = np.concatenate([[0], np.cumsum([arrays[0].n_rows for arrays in layouts])]).astype(np.int64)
-    return FileCatalog(tuple(used), tuple(layouts), SegmentTable(starts), tuple(guards))
 
 
-def advise_on_broken(error: H5FileError, n_files: int, instead: str) -> None:
-    """Add to the error of a broken file what to do if it is one of several.
-
-    Args:
-        error: of the file; one of the system, as of a lock, or of a file that changed stays as it is.
-        n_files: how many files there are.
-        instead: what to do to train without such files.
-    """
-    is_broken = not isinstance(error, H5DataChangedError) and getattr(error.__cause__, "errno", None) is None
-    if n_files > 1 and is_broken:
-        error.args = (
-            f"{error} It is one of {n_files:,} files: `lightning-h5 check` finds all that cannot be read. {instead}",
-        )
+def _which(path: str, options: OpenOptions) -> tuple[str, FileOptions]:
+    return path, options.trust
 
 
-def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:
-    loose = [array for array, whole in zip(arrays, held, strict=True) if not whole]
-    coarsest = max((array.rows_per_chunk for array in loose if not array.is_placed), default=1)
-    if coarsest > 1:
-        return coarsest
-    return max(1, RUN_BYTES // max(1, sum(array.row_bytes for array in loose or arrays)))
-
-
-def _n(table: FileCatalog) -> int:
-    return len(table.layouts[0])
-
-
-def _digest(parts: Iterable[str]) -> str:
-    return hashlib.sha256("".join(parts).encode()).hexdigest()[:32]
+def _short_column(h5: Any, layout: ArrayLayout | H5Error | None) -> npt.NDArray[Any] | None:
+    """Return the values of a column that lies in the open file as it is read; None for others, and for long ones."""
+    if not isinstance(layout, ArrayLayout) or layout.offset is None or layout.row_shape or layout.members:
+        return None
+    if layout.n_bytes > COLUMN_BYTES or layout.digests is not None or not is_on_disk(h5):
+        return None
+    content = os.pread(h5.id.get_vfd_handle(), layout.n_bytes, layout.offset)
+    return np.frombuffer(content, layout.stored).astype(layout.dtype) if len(content) == layout.n_bytes else None

@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import get_worker_info
 
 from ..distributed import exchange, own_store
-from ..errors import H5FileError, H5KeyError, H5ValueError, listing
-from ..hdf5 import ArrayLayout, OpenOptions, expand_paths, kind_of, torch_dtype
+from ..errors import H5ValueError, listing
+from ..hdf5 import ArrayLayout, OpenOptions, torch_dtype
 from ..options import FileOptions, RowCacheOptions
 from ..order import resolve_replica
 from ..types import DTypeLike, IntArray, PathLike, Paths
-from .base import RawBatch
-from .catalog import FileCatalog, describe_files
+from .catalog import Catalog
 from .compatibility import Asked
-from .discovery import expand_those_there, fields_of_files
-from .fields import TARGET, FieldMap, Fields, checked_names, checked_rows, keys_of, torch_dtype_of
-from .file_dataset import CACHE_BYTES, FileDataset, chunk_cache
-from .normalize import Normalize, normalization_of
-from .row_cache import SampleCache, bytes_of, copy_rows
+from .discovery import files_to_read, names_to_load, table_of
+from .fields import TARGET, FieldMap, Fields, checked_rows, keys_of
+from .file_dataset import CACHE_BYTES, chunk_cache
+from .labels import LabelCriterion
+from .normalize import Normalize, normalized
 from .row_filters import Where, criteria_of
-from .row_index import RowIndexStore, SharedIndex, name_of_index
-from .sample_layout import Column, Transform
-from .selection import LabelCriterion, Selection, select_rows
+from .row_table import RowTable
+from .sample_cache import CachingDataset
+from .sample_layout import Transform
+from .selection import RowIndexStore, Selection, SharedIndex
 
 __all__ = ["CombinedHDF5Dataset"]
-
-_log = logging.getLogger(__name__)
-
-SKIP_THEM = "Repair them, or pass on_bad_file='skip' to leave them out, each with a warning."
 
 FLAGS = ("cs_label", "bg_label")
 MAX_WORKERS = 64  # whose counts are kept apart
 PATIENCE = 120.0  # seconds for the slowest rank to look at the files
 
 
-class CombinedHDF5Dataset(FileDataset):
+class CombinedHDF5Dataset(CachingDataset):
     """Rows of one or thousands of files of the same structure, filtered; a sample is a dict of fields.
 
     Numbers come as tensors, flags (``cs_label``, ``bg_label``) as bool, text as str. Works with the standard
@@ -87,6 +80,7 @@ class CombinedHDF5Dataset(FileDataset):
             (see ``H5LazyDataset``).
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
+        catalog: what is in the files, if that is known already; None opens them.
 
     Raises:
         H5FileError: a file is missing, damaged, or needs a filter that is not installed.
@@ -106,6 +100,9 @@ class CombinedHDF5Dataset(FileDataset):
 
     takes_packed = False  # packed integers as they are stored, whether or not their dtype is named
     agrees_by_itself = True  # with the other ranks, on which files were left out
+    scanned: RowTable | None = None
+    _shared_index: SharedIndex | None = None
+    _of_process = (*CachingDataset._of_process, "_shared_index", "scanned")
 
     def __init__(
         self,
@@ -133,6 +130,7 @@ class CombinedHDF5Dataset(FileDataset):
         with_index: bool = False,
         sample: Literal["row"] | None = None,
         files: FileOptions | Mapping[str, Any] | None = None,
+        catalog: Catalog | None = None,
     ) -> None:
         self.pin_memory, self.dtype = pin_memory, None
         self._named_dtypes: dict[str, torch.dtype | None] = {}
@@ -143,9 +141,8 @@ class CombinedHDF5Dataset(FileDataset):
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise H5ValueError(f"dtype={dtype!r} is for floating fields. Pass a floating dtype, or None to leave all.")
         row_cache = RowCacheOptions.parse(cache_size, "cache_size")
-        self._cache_size, self._max_cache_bytes = row_cache.size, row_cache.n_bytes
         self._keys, layout = keys_of(field_map)
-        self._index_store = RowIndexStore(cache_index) if cache_index else None
+        store = RowIndexStore(cache_index) if cache_index else None
         criteria = criteria_of(
             allowed_guids=allowed_guids,
             cs_label=cs_label,
@@ -157,64 +154,50 @@ class CombinedHDF5Dataset(FileDataset):
         if label is None and valid_mask is not None:
             raise H5ValueError(f"valid_mask={valid_mask!r} says which steps count for `label`. Pass label as well.")
         opened = FileOptions.parse(files, "files")
-        self._plain = OpenOptions(trust=opened)
+        plain = OpenOptions(trust=opened)
+        catalog = catalog or Catalog()
         columns = [one.column for one in criteria if one.column is not None]
         of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
-        full, names = self._scan(paths, load_fields, columns, of_label, on_bad_file, sample)
+        full, names = self._scan(catalog, plain, paths, load_fields, columns, of_label, on_bad_file, sample)
         fields = {name: at for at, name in enumerate(dict.fromkeys([*names, *columns, *of_label]))}
-        self._selection: Selection | None = Selection(
+        valid = None if valid_mask is None else fields[valid_mask]
+        selection = Selection(
+            catalog,
+            full,
+            plain,
             criteria,
-            None
-            if label is None
-            else LabelCriterion(
-                _checked_label(label), fields[TARGET], None if valid_mask is None else fields[valid_mask], layout
-            ),
+            None if label is None else LabelCriterion(_checked_label(label), fields[TARGET], valid, layout),
             fields,
             self._keys,
+            checked_rows(indices, full.n_rows),
         )
-        self._full: FileCatalog | None = full
-        self._among = checked_rows(indices, full.n_rows)
-        table = full.with_fields(len(names))
+        table = full.with_fields(range(len(names)))
         arrays = dict(zip(names, table.layouts[0], strict=True))
         self.asked_cache_bytes = opened.cache_size
         budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size
-        normalization, of_sample = normalization_of(
-            normalize,
-            Fields.of(
-                {name: self._key(name) for name in names},
-                None,
-                x_dtype={name: self._dtype_of(name, array) for name, array in arrays.items()},
-                y_dtype=None,
-                transform=transform,
-                target_transform=None,
-                with_index=with_index,
-                flags=tuple(self._is_flag(name, array) for name, array in arrays.items()),
-            ),
-            table,
-            options=self._plain,
+        of_sample = Fields.of(
+            {name: self._key(name) for name in names},
+            None,
+            x_dtype={name: self._dtype_of(name, array) for name, array in arrays.items()},
+            y_dtype=None,
+            transform=transform,
+            target_transform=None,
+            with_index=with_index,
+            flags=tuple(self._is_flag(name, array) for name, array in arrays.items()),
         )
         super().__init__(
             table,
-            of_sample,
+            normalized(of_sample, normalize, table, catalog, plain),
             batch_transform=batch_transform,
-            indices=None,
             options=OpenOptions(rdcc_nbytes=chunk_cache(table, budget, swmr=opened.swmr), trust=opened),
             mmap=opened.mmap,
             cache_bytes=budget,
-            normalization=normalization,
+            cache_size=row_cache.size,
+            max_cache_bytes=row_cache.n_bytes,
         )
-        self.keeps = self._keeps(None)
-        self.counters.share(MAX_WORKERS)  # whoever starts workers: what they count should be seen here
-        self.indices = self._build_index()
-
-    @property
-    def scanned(self) -> FileCatalog | None:
-        """The files with all arrays that were asked for, columns of filters among them; None in copies."""
-        return self._full
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._samples: SampleCache | None = None
+        self.counters.share(MAX_WORKERS)  # workers of any loader: their counts should be seen here
+        self.indices = self._select(selection, store)
+        self.scanned = full
 
     # Which rows ----------------------------------------------------------------------------------------------
 
@@ -226,7 +209,7 @@ class CombinedHDF5Dataset(FileDataset):
         return name in FLAGS and is_integer and name not in self._named_dtypes
 
     def _dtype_of(self, name: str, array: ArrayLayout) -> torch.dtype | None:
-        """What a field becomes; None leaves it as stored."""
+        """Return what a field becomes; None leaves it as stored."""
         if name in self._named_dtypes:
             return self._named_dtypes[name]
         if self._is_flag(name, array):
@@ -235,42 +218,22 @@ class CombinedHDF5Dataset(FileDataset):
 
     def _scan(
         self,
+        catalog: Catalog,
+        options: OpenOptions,
         paths: Paths,
         load_fields: Sequence[str] | None,
         columns: Sequence[str],
         of_label: Sequence[str],
         on_bad_file: str,
         sample: str | None,
-    ) -> tuple[FileCatalog, list[str]]:
-        """The files with the fields of a sample and, after these, those that filters look at; and the first's names."""
+    ) -> tuple[RowTable, list[str]]:
+        """Return the files with the fields of a sample and, after these, those of filters; and names of the former."""
         if on_bad_file not in ("error", "skip"):
             raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'error' or 'skip'.")
-        bad: dict[str, str] = {}
-
-        def note(path: str, error: H5FileError) -> None:
-            if path not in bad:
-                _log.warning("left out %s: %s", path, error)
-            bad[path] = str(error)
-
-        more = [*columns, *of_label]
-        skip = note if on_bad_file == "skip" else None
-        files = expand_paths(paths, "paths") if skip is None else expand_those_there(paths, skip)
-        if load_fields is None:
-            ours = {theirs: name for name, theirs in self._keys.items()}
-            named = {key.strip("/") for key in (*self._keys.values(), *map(self._key, more))}
-            found = fields_of_files(files, self._plain, skip, SKIP_THEM, named)
-            names = [ours.get(theirs.strip("/"), theirs) for theirs in found]
-            absent = [key for key in self._keys.values() if key not in (one.strip("/") for one in found)]
-            if absent := [key for key in absent if key not in map(self._key, more)]:
-                raise H5KeyError(f"field_map names {listing(absent)}; the fields of {files[0]!r} are {listing(found)}.")
-            if twice := [name for name in self._keys if names.count(name) > 1]:
-                raise H5ValueError(
-                    f"field_map gives other arrays the names {listing(twice)}, and {files[0]!r} has arrays of these "
-                    "names. Name the fields to load (load_fields)."
-                )
-        else:
-            names = checked_names(load_fields)
-        wanted = list(dict.fromkeys([*names, *more]))
+        bad: dict[str, str] | None = {} if on_bad_file == "skip" else None
+        files = files_to_read(paths, bad)
+        names = names_to_load(catalog, files, options, load_fields, self._keys, [*columns, *of_label], bad)
+        wanted = list(dict.fromkeys([*names, *columns, *of_label]))
         if unknown := [name for name in self._named_dtypes if name not in wanted]:
             raise H5ValueError(f"dtype names {listing(unknown)}; the fields are {listing(wanted)}. Use their names.")
         asked = [
@@ -283,33 +246,22 @@ class CombinedHDF5Dataset(FileDataset):
             )
             for name in wanted
         ]
-        left = [path for path in files if path not in bad]
-        full = describe_files(
-            left,
-            asked,
-            self._plain,
-            sample=sample,
-            skip=skip,
-            instead=SKIP_THEM,
-            n_files=len({*files, *bad}),
-        )
-        if skip is not None and self.agrees_by_itself:
+        full = table_of(catalog, files, asked, options, sample, bad)
+        if bad is not None and self.agrees_by_itself:
+            left_out = sorted(path.rsplit("/", 1)[-1] for path in bad)
             with exchange("leaving out bad files", PATIENCE) as ranks:
-                ranks.agree(
-                    {"files that can be read": len(full.paths), "files left out": sorted(map(_name, bad))}, None
-                )
+                ranks.agree({"files that can be read": len(full.paths), "files left out": left_out}, None)
         return full, names
 
-    def _build_index(self) -> IntArray | None:
-        """Rows of the files that pass the filters, ascending unless ``indices`` had another order; None are all."""
-        full, selection, among, store = self._full, self._selection, self._among, self._index_store
-        if full is None or selection is None:  # another process's copy
-            return self.indices
-        if not selection.criteria and selection.label is None:
-            return among
-        # What it is known by costs a look into each file.
-        is_named = store is not None or own_store() is not None
-        name = name_of_index(full, selection, among) if is_named else None
+    def _select(self, selection: Selection, store: RowIndexStore | None) -> IntArray | None:
+        """Return the rows of the files that pass the filters, ascending unless ``indices`` had another order.
+
+        None if all of them do.
+        """
+        if selection.passes_all:
+            return selection.among
+        # The digest costs a look into each file.
+        name = selection.digest() if store is not None or own_store() is not None else None
         if name is None and store is not None:
             texts = [one.text for one in selection.criteria if one.key is None]
             raise H5ValueError(
@@ -318,11 +270,12 @@ class CombinedHDF5Dataset(FileDataset):
             )
 
         def find(progress: Callable[[], None], shows_progress: bool) -> IntArray:
-            rows = store.load(name, full.n_rows) if store is not None and name is not None else None
+            if store is None or name is None:
+                return selection.find(self.counters, progress, shows_progress=shows_progress)
+            rows = store.load(name, selection.table.n_rows)
             if rows is None:
-                rows = select_rows(full, selection, among, self._plain, self.counters, progress, shows_progress)
-                if store is not None and name is not None:
-                    store.keep(name, rows)
+                rows = selection.find(self.counters, progress, shows_progress=shows_progress)
+                store.keep(name, rows)
             return rows
 
         if name is None:  # each rank asks its own function, and they compare what they found
@@ -330,83 +283,13 @@ class CombinedHDF5Dataset(FileDataset):
         self._shared_index = SharedIndex(name, find)
         return self._shared_index.rows
 
-    def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
-        """See ``RowDataset.read_with``."""
-        super().read_with(cache_bytes, keeps=self._keeps(keeps), in_runs=in_runs)
-
-    def _keeps(self, keeps: bool | None) -> bool | None:
-        """Whether decoded rows stay: not where nothing but single rows is decoded, of which the cache keeps some."""
-        has_cache = self._cache_size and self._table_cost.row_bytes <= self._max_cache_bytes
-        return False if keeps is None and has_cache and self._table_cost.has_cheap_random_access else keeps
-
     @property
     def index(self) -> tuple[IntArray, IntArray]:
         """For each row of this dataset its file (a number in ``table.paths``), and its row there."""
-        return self.table.locate(np.arange(self.table.n_rows) if self.indices is None else self.indices)
-
-    # Rows that were used last --------------------------------------------------------------------------------
-
-    @property
-    def _cache(self) -> SampleCache:
-        """The rows used last, of this process."""
-        self._pooled_fields()  # a forked child begins anew
-        with self._lock:
-            if self._samples is None:
-                arrays = zip(self.table.layouts[0], self._dtypes, strict=True)
-                columns = [_kept(array, dtype) for array, dtype in arrays]
-                worker = get_worker_info()
-                n_bytes = self._max_cache_bytes // (worker.num_workers if worker else 1)
-                self._samples = SampleCache(self._cache_size, n_bytes, columns)
-            return self._samples
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of rows that this process keeps in memory now, those used last included."""
-        return super().kept_bytes + (0 if self._samples is None else self._samples.kept_bytes)
-
-    def _begin(self, rows: IntArray, epoch: int | None, *, all_cores: bool = False) -> Callable[[], RawBatch]:
-        cache = self._cache
-        if not cache.n_slots:
-            self.counters.add(cache_misses=len(rows))
-            return super()._begin(rows, epoch, all_cores=all_cores)
-        located = self._located(rows)
-        hits, columns = cache.take(located, self._buffers, all_cores=all_cores)
-        self.counters.add(cache_hits=len(hits), cache_misses=len(rows) - len(hits))
-        if not len(hits):
-            return partial(self._keep, located, super()._begin(rows, epoch, all_cores=all_cores))
-        if epoch is not None:
-            for reader in self._pooled_fields().values():
-                reader.skip(located[hits], epoch)
-        if len(hits) == len(rows):
-            return lambda: RawBatch(rows, columns)
-        misses = np.setdiff1d(np.arange(len(rows)), hits, assume_unique=True)
-        read = partial(self._keep, located[misses], super()._begin(rows[misses], epoch, all_cores=all_cores))
-        return partial(_fill_in, rows, columns, misses, read)
-
-    def _keep(self, located: IntArray, complete: Callable[[], RawBatch]) -> RawBatch:
-        raw = complete()
-        self._cache.put(located, raw.columns)
-        return raw
-
-    def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
-        """See ``RowDataset.prefetch``: of rows that are not in the cache."""
-        is_missing = ~self._cache.has(self._located(rows))
-        return not is_missing.any() or super().prefetch(rows[is_missing], epoch)
-
-    @property
-    def is_in_memory(self) -> bool:
-        """Whether all rows are in memory now: used last, or decoded."""
-        return len(self._cache) == len(self) or super().is_in_memory
-
-    def _located(self, rows: IntArray) -> IntArray:
-        return rows if self.indices is None else self.indices[rows]
-
-    def clear_cache(self) -> None:
-        """Forgets the rows that were used last, in this process; what was counted stays."""
-        self._cache.clear()
+        return self.table.locate(self.located(np.arange(len(self))))
 
     def get_stats(self) -> dict[str, Any]:
-        """What this dataset is and did: plain values.
+        """Return what this dataset is and did, as plain values.
 
         Returns:
             ``total_samples``, ``num_files``; ``cache_size`` (rows kept now, in this process), ``cache_hits``,
@@ -428,28 +311,6 @@ class CombinedHDF5Dataset(FileDataset):
             "bytes_read": int(counted["bytes_read"]),
         }
 
-    def close(self) -> None:
-        """Closes this process's files and gives back what is held in memory; the next read opens them again."""
-        super().close()
-        with self._lock:
-            self._samples = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The rows are chosen; a user's functions do not travel to every process.
-        gone = dict.fromkeys(("_samples", "_selection", "_full", "_among", "_shared_index"))
-        return super().__getstate__() | gone
-
-
-def _fill_in(rows: IntArray, columns: tuple[Column, ...], misses: IntArray, read: Callable[[], RawBatch]) -> RawBatch:
-    """Puts rows that were read among those that were in the cache."""
-    for column, missing in zip(columns, read().columns, strict=True):
-        if isinstance(column, torch.Tensor) and isinstance(missing, torch.Tensor):
-            copy_rows(bytes_of(column), misses, bytes_of(missing), np.arange(len(misses)))
-        elif isinstance(column, list):
-            for place, value in zip(misses.tolist(), missing, strict=True):
-                column[place] = value
-    return RawBatch(rows, columns)
-
 
 def _checked_count(n: Any, name: str) -> int:
     if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
@@ -461,14 +322,3 @@ def _checked_label(label: Any) -> int:
     if isinstance(label, bool) or not isinstance(label, int | np.integer):
         raise H5ValueError(f"label={label!r} is no class. Pass its number; for text use `where`.")
     return int(label)
-
-
-def _name(path: str) -> str:
-    return path.rsplit("/", 1)[-1]
-
-
-def _kept(array: ArrayLayout, dtype: torch.dtype | None) -> tuple[tuple[int, ...], torch.dtype | None]:
-    """What a row of a field is in the cache: as in a batch; no dtype for text."""
-    if kind_of(array.dtype) != "number":
-        return array.row_shape, None
-    return array.row_shape, dtype or torch_dtype_of(array.dtype)

@@ -28,9 +28,9 @@ class Asked:
     Attributes:
         key: its name in the files.
         text_ok: whether it may hold text (a label may, a single input may not).
-        dtype: what it is to become, if its user said so.
+        dtype: the dtype that the user asked for, if any.
         argument: how the user can name a dtype for it, such as ``"x_dtype={}"``; None if there is no way.
-        takes_packed: whether packed integers are taken as they are stored: they are decoded later, or no value is used.
+        takes_packed: accept packed integers as they are stored: they are decoded later, or no value is used.
     """
 
     key: str
@@ -99,9 +99,9 @@ def _check_kind(layout: ArrayLayout, *, text_ok: bool) -> None:
 
 
 def _check_packing(layout: ArrayLayout, asked: Asked) -> None:
-    """Refuses packed integers, which are no values, unless their user named the stored dtype.
+    """Refuse packed integers, which are no values, unless the user named the stored dtype.
 
-    If they mean themselves, but for some that stand for missing ones, any integers that hold them will do.
+    If they are the values themselves, except some that stand for missing ones, any integers that hold them will do.
     """
     packing = layout.packing
     if packing is None or (asked.dtype is not None and asked.dtype == torch_dtype(layout.dtype, "dtype")):
@@ -119,7 +119,7 @@ def _check_packing(layout: ArrayLayout, asked: Asked) -> None:
 
 
 def _holds(wanted: torch.dtype | None, stored: np.dtype[Any]) -> bool:
-    """Whether a dtype is one of integers that has all values of a stored one."""
+    """Return whether a dtype is one of integers that has all values of a stored one."""
     if wanted is None or wanted.is_floating_point or wanted.is_complex or wanted == torch.bool:
         return False
     limits, needed = torch.iinfo(wanted), np.iinfo(stored)
@@ -133,7 +133,7 @@ def _check_packed_alike(expected: Sequence[ArrayLayout], found: Sequence[ArrayLa
 
 
 def different_packing(a: ArrayLayout, b: ArrayLayout) -> H5ValueError:
-    """The error about stored integers that mean something else in another file."""
+    """Return the error about stored integers that mean something else in another file."""
     left, right = (f"packed with {one.packing}" if one.packing else "not packed" for one in (a, b))
     return H5ValueError(
         f"{a.key!r} is {left} in {a.path!r}, and {b.key!r} is {right} in {b.path!r}: one formula does not decode both. "
@@ -142,7 +142,7 @@ def different_packing(a: ArrayLayout, b: ArrayLayout) -> H5ValueError:
 
 
 def refuse_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_files: int) -> None:
-    """Refuses files that may be an image or volume each, whose rows would be lines of pixels.
+    """Refuse files that may be an image or volume each, whose rows would be lines of pixels.
 
     Args:
         arrays: those of one file that are asked for; others have the same but for the number of rows.
@@ -160,7 +160,7 @@ def refuse_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_file
 
 
 def shape_of_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_files: int) -> tuple[int, ...] | None:
-    """The shape of the image or volume that each of several files may be; None if an index along axis 0 is a sample.
+    """Return the shape of the image that each of several files may be; None if an index along axis 0 is a sample.
 
     Files may be images if there are several, with as many rows each, and their arrays, two or more, have one 2-D or 3-D
     shape, up to four channels on a further, last axis left out, of which no axis is more than four times as long as

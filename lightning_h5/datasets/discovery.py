@@ -1,11 +1,11 @@
-"""Which files are there, and the fields of those whose user names none: all arrays that have the same rows."""
+"""Which files exist, and their fields if the user names none: all arrays that have the same rows."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,22 +22,102 @@ from ..hdf5 import (
     translate_h5py_errors,
 )
 from ..types import Paths
-from .catalog import advise_on_broken
-from .visits import current_visits
+from .catalog import Catalog, Skip, each_readable
+from .compatibility import Asked
+from .fields import checked_names
+from .row_table import RowTable
 
-__all__ = ["expand_those_there", "fields_of_files"]
+__all__ = ["expand_those_there", "files_to_read", "names_to_load", "table_of"]
 
 _log = logging.getLogger(__name__)
 
 
+SKIP_THEM = "Repair them, or pass on_bad_file='skip' to leave them out, each with a warning."
+
+
+def files_to_read(paths: Paths, bad: dict[str, str] | None) -> list[str]:
+    """Return the files that a path argument names.
+
+    Args:
+        paths: the argument.
+        bad: gets missing files with what is wrong with them; None raises their errors.
+    """
+    return list(expand_paths(paths, "paths") if bad is None else expand_those_there(paths, partial(_leave_out, bad)))
+
+
+def names_to_load(
+    catalog: Catalog,
+    files: Sequence[str],
+    options: OpenOptions,
+    given: Sequence[str] | None,
+    keys: Mapping[str, str],
+    more: Sequence[str],
+    bad: dict[str, str] | None,
+) -> list[str]:
+    """Return the fields to load, by their names here.
+
+    Args:
+        catalog: opens the files.
+        files: the files.
+        options: how they are opened.
+        given: what the user named; None for all fields.
+        keys: arrays that have another name here.
+        more: further arrays that filters name.
+        bad: see ``files_to_read``.
+
+    Raises:
+        H5Error: see ``fields_of_files``; or names do not fit the arrays.
+    """
+    if given is not None:
+        return checked_names(given)
+    of_filters = {keys.get(name, name).strip("/") for name in more}
+    found = fields_of_files(catalog, files, options, _skip(bad), SKIP_THEM, {*keys.values(), *of_filters})
+    ours = {theirs: name for name, theirs in keys.items()}
+    stripped = [theirs.strip("/") for theirs in found]
+    names = [ours.get(key, theirs) for key, theirs in zip(stripped, found, strict=True)]
+    if absent := [key for key in keys.values() if key not in {*stripped, *of_filters}]:
+        raise H5KeyError(f"field_map names {listing(absent)}; the fields of {files[0]!r} are {listing(found)}.")
+    if twice := [name for name in keys if names.count(name) > 1]:
+        raise H5ValueError(
+            f"field_map gives other arrays the names {listing(twice)}, and {files[0]!r} has arrays of these names. "
+            "Name the fields to load (load_fields)."
+        )
+    return names
+
+
+def table_of(
+    catalog: Catalog,
+    files: Sequence[str],
+    asked: Sequence[Asked],
+    options: OpenOptions,
+    sample: str | None,
+    bad: dict[str, str] | None,
+) -> RowTable:
+    """Return the arrays of files, without those that are bad; see ``Catalog.table``."""
+    n_files = len({*files, *(bad or ())})
+    left = [path for path in files if path not in (bad or ())]
+    return catalog.table(left, asked, options, sample=sample, skip=_skip(bad), advice=SKIP_THEM, n_files=n_files)
+
+
+def _skip(bad: dict[str, str] | None) -> Skip | None:
+    return None if bad is None else partial(_leave_out, bad)
+
+
+def _leave_out(bad: dict[str, str], path: str, error: H5FileError) -> None:
+    if path not in bad:
+        _log.warning("left out %s: %s", path, error)
+    bad[path] = str(error)
+
+
 def fields_of_files(
+    catalog: Catalog,
     paths: Sequence[str],
     options: OpenOptions,
-    skip: Callable[[str, H5FileError], None] | None,
-    instead: str,
+    skip: Skip | None,
+    advice: str,
     named: Collection[str] = (),
 ) -> list[str]:
-    """Arrays of numbers and text that share axis 0, by name; the same in all files.
+    """Return the names of arrays of numbers and text that share axis 0; the same in all files.
 
     If a file has arrays of different lengths, the most frequent length counts. Arrays that may be samples of their own
     instead of fields of one row are refused, since equal lengths may be chance: arrays of one name in several groups
@@ -45,10 +125,11 @@ def fields_of_files(
     name). Reads metadata only.
 
     Args:
+        catalog: opens the files.
         paths: the files.
         options: how they are opened.
-        skip: is told of files that are missing or broken, which are left out; None raises their errors.
-        instead: what to do to train without broken files, for their errors.
+        skip: called with files that are missing or broken, which are left out; None raises their errors.
+        advice: what to do to train without broken files, for their errors.
         named: arrays that the user named elsewhere, in filters or names of fields: these are fields.
 
     Raises:
@@ -56,37 +137,26 @@ def fields_of_files(
         H5KeyError: a file leaves a doubt about which arrays are meant, or has none.
         H5ValueError: files have different arrays.
     """
-    expected: tuple[str, list[str]] | None = None
-    visits = current_visits()
-    for path in paths:
-        try:
-            found = visits.search(path, options, f"fields {sorted(named)}", partial(_search, path, named))
-        except H5FileError as error:
-            if skip is None:
-                advise_on_broken(error, len(paths), instead)
-                raise
-            skip(path, error)
-            continue
-        if expected is None:
-            expected = path, found
-        elif set(found) != set(expected[1]):
-            here, there = sorted(set(found) - set(expected[1])), sorted(set(expected[1]) - set(found))
+    first: tuple[str, list[str]] | None = None
+    name = f"fields {sorted(named)}"
+
+    def look(path: str) -> list[str]:
+        return catalog.search(path, options, name, partial(_search, path, named))
+
+    for path, found in each_readable(paths, look, skip, advice):
+        first = first or (path, found)
+        if set(found) != set(first[1]):
+            here, there = sorted(set(found) - set(first[1])), sorted(set(first[1]) - set(found))
             raise H5ValueError(
-                f"{expected[0]!r} and {path!r} have different fields: {listing(there)} only in the first, "
+                f"{first[0]!r} and {path!r} have different fields: {listing(there)} only in the first, "
                 f"{listing(here)} only in the second. Name those to load (load_fields), or leave one of the files out."
             )
-    if expected is None:
-        raise H5FileError(f"none of {listing(paths)} can be read. Look at the errors that were logged for each.")
-    return expected[1]
+    assert first is not None, "an error otherwise"
+    return first[1]
 
 
 def _search(path: str, named: Collection[str], file: Any) -> tuple[list[str], list[str]]:
-    """The fields of an open file, which will be asked for along with the arrays that the user named."""
-    found = _fields_of(path, named, file)
-    return found, [*found, *named]
-
-
-def _fields_of(path: str, named: Collection[str], file: Any) -> list[str]:
+    """Return the fields of an open file, and what will be asked for: these and the arrays that the user named."""
     by_rows: dict[int, list[str]] = defaultdict(list)
     left_out = []
     looks: dict[str, _Look] = {}
@@ -113,15 +183,15 @@ def _fields_of(path: str, named: Collection[str], file: Any) -> list[str]:
     left_out += [name for n_rows, names in by_rows.items() if n_rows != longest[0] for name in names]
     if left_out:
         _log.warning("%s: %s are no fields of its %s rows and are left out", path, listing(left_out), longest[0])
-    return by_rows[longest[0]]
+    return by_rows[longest[0]], [*by_rows[longest[0]], *named]
 
 
 _Look = tuple[str, np.dtype[Any], tuple[int, ...]]
-"""Of an array its group, its dtype and the shape of its rows."""
+"""An array's group, its dtype and the shape of its rows."""
 
 
 def _refuse_groups(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) -> None:
-    """Refuses arrays of one name in several groups of one level, since each group may have rows of its own.
+    """Refuse arrays of one name in several groups of one level, since each group may have rows of its own.
 
     Codes of categories are columns of one table (AnnData, pandas), each in a group of its own.
     """
@@ -146,7 +216,7 @@ def _refuse_groups(path: str, fields: Sequence[str], looks: Mapping[str, _Look])
 
 
 def _refuse_alike(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) -> None:
-    """Refuses arrays that may be a sample each: nothing but their names tells them apart.
+    """Refuse arrays that may be a sample each: nothing but their names tells them apart.
 
     An array that is the only field of its dtype and shape of a row is no such sample.
     """
@@ -176,16 +246,16 @@ def _refuse_alike(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) 
         )
 
 
-def expand_those_there(paths: Paths, skip: Callable[[str, H5FileError], None], name: str = "paths") -> list[str]:
-    """The files that a path argument names, without those that are missing.
+def expand_those_there(paths: Paths, skip: Skip, name: str = "paths") -> list[str]:
+    """Return the files that a path argument names, without those that are missing.
 
     Args:
         paths: see ``expand_paths``.
-        skip: is told of each that is left out.
+        skip: called with each that is left out, and its error.
         name: the argument's name, for errors.
 
     Raises:
-        H5FileError: none of them is there.
+        H5FileError: none of them exists.
     """
     given: list[Any] = list(paths) if isinstance(paths, list | tuple) else [paths]
     there: list[str] = []

@@ -1,9 +1,12 @@
-"""The fields of a dataset, from what its user named: arrays, dtypes, and what a sample looks like."""
+"""The fields of a dataset: arrays and dtypes as a user named them, and what becomes of their rows in a batch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from reprlib import Repr
 from typing import Any
 
 import numpy as np
@@ -11,19 +14,23 @@ import numpy.typing as npt
 import torch
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import FieldNames, field_names, torch_dtype
+from ..hdf5 import ArrayLayout, FieldNames, field_names, kind_of, torch_dtype
 from ..types import DTypeLike, IntArray, Keys
+from .buffers import BufferPool
 from .compatibility import Asked
-from .sample_layout import Part, SampleStructure, Transform
+from .multiply_add import Affine
+from .sample_layout import Column, SampleLayout, SamplePart, Transform
 
 __all__ = [
     "TARGET",
     "FieldMap",
+    "FieldPlan",
     "Fields",
     "checked_names",
     "checked_rows",
     "keys_of",
     "numpy_dtype_like",
+    "row_numbers",
     "torch_dtype_of",
 ]
 
@@ -33,26 +40,112 @@ FieldMap = Mapping[str, Any]
 """For a field's name here its array in the files; or ``{"key": ..., "layout": "NTC"}`` for ``target``."""
 
 
+@dataclass(frozen=True, eq=False)
+class FieldPlan:
+    """What becomes of a field's rows between a file and a batch. Whatever reads, holds or caches rows goes by it.
+
+    Attributes:
+        stored: dtype of rows as they are read.
+        row_shape: shape of a row.
+        dtype: dtype of a batch; None for text, which comes as ``str`` however it is stored.
+        affine: normalizes rows; None if they are at most cast.
+    """
+
+    stored: np.dtype[Any]
+    row_shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    affine: Affine | None = None
+
+    @cached_property
+    def normalized(self) -> np.dtype[Any]:
+        """The dtype of rows before they are cast: as stored, or normalized."""
+        return self.stored if self.affine is None else self.affine.work
+
+    @cached_property
+    def gathered(self) -> np.dtype[Any]:
+        """The dtype that a reader of decoded chunks gathers rows as: it normalizes them, or casts them itself."""
+        return numpy_dtype_like(self.dtype, self.stored) if self.affine is None else self.affine.work
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of a batch; text is not counted."""
+        return 0 if self.dtype is None else math.prod(self.row_shape) * self.dtype.itemsize
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype of a batch, as text."""
+        return "text" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+
+    def __str__(self) -> str:
+        return f"{self.dtype_name} of shape {self.row_shape}"
+
+    def finished(self, rows: npt.NDArray[Any], buffers: BufferPool) -> Column:
+        """Return rows that were read as stored, normalized and cast; the array is the caller's own."""
+        if self.affine is not None and rows.dtype == self.affine.work:
+            self.affine(rows)
+        elif self.affine is not None:
+            stored, rows = rows, buffers.array(rows.shape, self.affine.work)
+            self.affine.take(stored, None, rows)
+        return self.cast(rows, buffers)
+
+    def cast(self, rows: npt.NDArray[Any], buffers: BufferPool) -> Column:
+        """Return normalized rows in the dtype of a batch, or text as lists."""
+        if self.dtype is None:
+            text: list[Any] = rows.tolist()
+            return text
+        column = torch.from_numpy(rows)
+        if column.dtype == self.dtype:
+            return column
+        return buffers.tensor(tuple(column.shape), self.dtype).copy_(column)
+
+
 @dataclass(frozen=True)
 class Fields:
     """What is read of each row.
 
     Attributes:
-        keys: the arrays: the input's, and the target's after them.
-        dtypes: for each what it becomes; None leaves it as stored.
-        asked: the arrays as they are looked for in files. A target may hold text, and one of several inputs.
-        structure: what a sample looks like.
+        asked: the arrays as they are looked for in files: the input's, and the target's after them. A target may hold
+            text, and one of several inputs.
+        sample_layout: what a sample looks like.
+        affines: what normalizes the rows of a field, by its number.
+        normalization: a digest of that and of the dtypes, the same in all processes; None if nothing is normalized.
     """
 
-    keys: tuple[str, ...]
-    dtypes: tuple[torch.dtype | None, ...]
     asked: tuple[Asked, ...]
-    structure: SampleStructure
+    sample_layout: SampleLayout
+    affines: Mapping[int, Affine] = field(default_factory=dict, compare=False)
+    normalization: str | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The arrays."""
+        return tuple(one.key for one in self.asked)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the fields are called in a sample, or their arrays where they have no names there."""
-        return (*self.structure.x.fields.names, *(self.structure.y.fields.names if self.structure.y else ()))
+        """What the fields are called in a sample, or their arrays if they have no names there."""
+        return (
+            *self.sample_layout.x.fields.names,
+            *(self.sample_layout.y.fields.names if self.sample_layout.y else ()),
+        )
+
+    @property
+    def n_inputs(self) -> int:
+        """Fields of the input; those of the target follow."""
+        return len(self.sample_layout.x.fields.keys)
+
+    def plans(self, arrays: Sequence[ArrayLayout]) -> tuple[FieldPlan, ...]:
+        """Return what becomes of each field's rows.
+
+        Args:
+            arrays: of a file, in the order of the fields.
+        """
+        return tuple(
+            FieldPlan(array.dtype, array.row_shape, one.dtype or torch_dtype_of(array.dtype), self.affines.get(number))
+            if kind_of(array.dtype) == "number"
+            else FieldPlan(array.dtype, array.row_shape, None)
+            for number, (array, one) in enumerate(zip(arrays, self.asked, strict=True))
+        )
 
     @classmethod
     def of(
@@ -66,9 +159,8 @@ class Fields:
         target_transform: Transform | None,
         with_index: bool,
         flags: tuple[bool, ...] = (),
-        dtype_names: tuple[str, str] = ("x_dtype", "y_dtype"),
     ) -> Fields:
-        """The fields of datasets with an input and a target; see ``H5LazyDataset`` for the arguments.
+        """Return the fields of a dataset with an input and a target; see ``H5LazyDataset`` for the arguments.
 
         Args:
             x_key: the input.
@@ -78,8 +170,7 @@ class Fields:
             transform: runs on each sample's input.
             target_transform: runs on each sample's target.
             with_index: add each row's index.
-            flags: for each input field whether a sample has it as a bool; none where empty.
-            dtype_names: what the dataset calls the dtypes.
+            flags: for each input field whether a sample has it as a bool; empty if none.
 
         Raises:
             H5ValueError: a name or dtype makes no sense.
@@ -88,44 +179,39 @@ class Fields:
         y = None if y_key is None else field_names(y_key, "y_key")
         if y is None and target_transform is not None:
             raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
-        dtypes = _dtypes(x_dtype, x, dtype_names[0])
-        asked = _asked(x, dtypes, dtype_names[0], text_ok=x.kind != "single")
+        asked = _asked(x, x_dtype, "x_dtype", text_ok=x.kind != "single")
         if y is not None:
-            dtypes += _dtypes(y_dtype, y, dtype_names[1])
-            asked += _asked(y, dtypes[len(x.keys) :], dtype_names[1], text_ok=True)
-        structure = SampleStructure(
-            Part(x, transform, flags),
-            None if y is None else Part(y, target_transform, argument="target_transform"),
+            asked += _asked(y, y_dtype, "y_dtype", text_ok=True)
+        sample_layout = SampleLayout(
+            SamplePart(x, transform, flags),
+            None if y is None else SamplePart(y, target_transform, argument="target_transform"),
             with_index,
         )
-        return cls((*x.keys, *(y.keys if y else ())), tuple(dtypes), tuple(asked), structure)
+        return cls(tuple(asked), sample_layout)
 
 
-def _dtypes(dtype: DTypeLike, names: FieldNames, argument: str) -> list[torch.dtype | None]:
-    if not isinstance(dtype, Mapping):
-        return [torch_dtype(dtype, argument)] * len(names.keys)
-    unknown = [name for name in dtype if name not in names.names]
-    if unknown:
+def _asked(names: FieldNames, given: DTypeLike, argument: str, *, text_ok: bool) -> list[Asked]:
+    """Return the arrays of an input or a target, as they are looked for in files."""
+    by_name = given if isinstance(given, Mapping) else None
+    if by_name is not None and (unknown := [name for name in by_name if name not in names.names]):
         raise H5ValueError(
             f"{argument} names {listing(unknown)}; the fields are {listing(names.names)}. Use the fields' names."
         )
-    return [torch_dtype(dtype.get(name), f"{argument}[{name!r}]") for name in names.names]
-
-
-def _asked(names: FieldNames, dtypes: Sequence[torch.dtype | None], argument: str, *, text_ok: bool) -> list[Asked]:
     return [
         Asked(
             key=key,
             text_ok=text_ok,
-            dtype=dtype,
+            dtype=torch_dtype(given, argument)
+            if by_name is None
+            else torch_dtype(by_name.get(name), f"{argument}[{name!r}]"),
             argument=f"{argument}={{}}" if names.kind == "single" else f"{argument}={{{name!r}: {{}}}}",
         )
-        for key, name, dtype in zip(names.keys, names.names, dtypes, strict=True)
+        for key, name in zip(names.keys, names.names, strict=True)
     ]
 
 
 def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dtype[Any]:
-    """The NumPy dtype to gather into: as asked, where NumPy has it and casts to it as torch does; else as stored."""
+    """Return the NumPy dtype to gather into: the one asked for, if NumPy casts to it as torch does, or as stored."""
     try:
         wanted = stored if dtype is None else np.dtype(str(dtype).removeprefix("torch."))
     except TypeError:  # bfloat16
@@ -136,16 +222,74 @@ def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dty
 
 
 def torch_dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
-    """The torch dtype of a NumPy one that has one."""
+    """Return the torch dtype of a NumPy one that has one."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
+# Rows and names that users pass ------------------------------------------------------------------------------------
+
+
+def row_numbers(indices: Iterable[Any] | npt.NDArray[Any] | torch.Tensor, n_rows: int, passed: Any = None) -> IntArray:
+    """Return indices that a user asked for as an array, counted from the start of a dataset.
+
+    Args:
+        indices: several indices.
+        n_rows: rows of the dataset.
+        passed: what the user passed, for messages; None if it is the same.
+
+    Raises:
+        IndexError: an index is outside of the dataset; by protocol, as of a list.
+        H5ValueError: these are no indices.
+    """
+    if not isinstance(indices, np.ndarray | torch.Tensor | Sequence):
+        indices = list(indices)
+    passed = indices if passed is None else passed
+    try:
+        rows = np.asarray(indices)
+    except ValueError:  # lists of different lengths
+        raise _nested(passed) from None
+    if rows.dtype.kind == "b":
+        raise H5ValueError(
+            f"a mask of shape {rows.shape} was asked for; a row is found by an integer. Pass np.flatnonzero(mask)."
+        )
+    if rows.dtype.kind not in "iu" and rows.size:
+        raise H5ValueError(f"{_shown(passed)} was asked for; a row is found by an integer. Pass integers.")
+    if rows.ndim > 1:
+        raise _nested(passed)
+    rows = np.atleast_1d(rows)
+    outside = (rows < -n_rows) | (rows >= n_rows)
+    if outside.any():
+        raise IndexError(
+            f"index {rows[outside][0]} was asked of a dataset with {n_rows} rows. Ask for -{n_rows} to {n_rows - 1}."
+        )
+    rows = rows.astype(np.int64)
+    return np.where(rows < 0, rows + n_rows, rows)
+
+
+def _nested(passed: Any) -> H5ValueError:
+    return H5ValueError(
+        f"{_shown(passed)} was asked for; several rows are found by a flat list of integers. Pass one, as "
+        "dataset[[3, 1, 2]], or call read_batch([3, 1, 2]). A torch BatchSampler goes to DataLoader as "
+        "batch_sampler=..., or as sampler=... together with batch_size=None."
+    )
+
+
+def _shown(passed: Any) -> str:
+    """Return indices as text for a message, cut."""
+    if isinstance(passed, np.ndarray | torch.Tensor):
+        return f"an array of dtype {passed.dtype} and shape {tuple(passed.shape)}"
+    return _short.repr(passed)
+
+
+_short = Repr()
+
+
 def checked_rows(indices: npt.ArrayLike | None, n_rows: int) -> IntArray | None:
-    """Rows that a user picked, as indices.
+    """Return the rows that a user picked, as indices.
 
     Args:
         indices: integers, shape ``(n,)``, or a mask over all rows; None stays None.
-        n_rows: rows that there are.
+        n_rows: rows of the data.
 
     Raises:
         H5ValueError: they are neither.
@@ -169,24 +313,24 @@ def checked_rows(indices: npt.ArrayLike | None, n_rows: int) -> IntArray | None:
 
 
 def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
-    """Arrays by our names, and the target's axes where they are said.
+    """Return the array of each name in a field map, and the axes of the target if they are given.
 
     Raises:
-        H5ValueError: a name is given no array, or one that another has.
+        H5ValueError: a name has no array, or one that another name has.
     """
     keys: dict[str, str] = {}
     layout = None
     for name, given in (field_map or {}).items():
-        said = {"key": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
-        if not isinstance(said.get("key", name), str) or not said or set(said) - {"key", "layout"}:
+        entry = {"key": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
+        if not isinstance(entry.get("key", name), str) or not entry or set(entry) - {"key", "layout"}:
             raise H5ValueError(
                 f"field_map[{name!r}]={given!r} is no array. Pass its name in the files, or "
                 "{'key': its name, 'layout': 'NTC'} for a target."
             )
-        if "layout" in said and name != TARGET:
+        if "layout" in entry and name != TARGET:
             raise H5ValueError(f"field_map[{name!r}] has a layout, which says where a target's classes are.")
-        keys[name] = said.get("key", name).strip("/")
-        layout = said.get("layout", layout)
+        keys[name] = entry.get("key", name).strip("/")
+        layout = entry.get("layout", layout)
     twice = [key for key in keys.values() if list(keys.values()).count(key) > 1]
     if twice:
         raise H5ValueError(f"field_map gives {listing(dict.fromkeys(twice))} several names. Give each array one.")
@@ -194,7 +338,7 @@ def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
 
 
 def checked_names(names: Any) -> list[str]:
-    """Fields to load, each once.
+    """Return the fields to load, each once.
 
     Raises:
         H5ValueError: these are no names, or one comes twice.

@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 
 from ..hdf5 import OpenOptions, expand_paths
 from ..options import FileOptions
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
-from .catalog import describe_files
+from .catalog import Catalog
 from .fields import Fields
 from .file_dataset import CACHE_BYTES, FileDataset, chunk_cache
-from .normalize import Normalize, normalization_of
+from .normalize import Normalize, normalized
 from .sample_layout import Transform
 
 __all__ = ["H5LazyDataset", "LazyFileDataset"]
@@ -62,6 +61,7 @@ class H5LazyDataset(FileDataset):
             volume, and its rows lines of pixels.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
+        catalog: what is in the files, if that is known already; None opens them.
 
     Raises:
         H5FileError: a file is missing, damaged, or needs a filter that is not installed.
@@ -101,6 +101,7 @@ class H5LazyDataset(FileDataset):
         with_index: bool = False,
         sample: Literal["row"] | None = None,
         files: FileOptions | Mapping[str, Any] | None = None,
+        catalog: Catalog | None = None,
     ) -> None:
         fields = Fields.of(
             x_key,
@@ -115,8 +116,9 @@ class H5LazyDataset(FileDataset):
         opened = replace(opened, swmr=True) if swmr else opened
         plain = OpenOptions(trust=opened)
         asked = [replace(one, takes_packed=self.takes_packed) for one in fields.asked]
-        table = describe_files(expand_paths(path), asked, plain, sample=sample)
-        normalization, fields = normalization_of(normalize, fields, table, options=plain)
+        catalog = catalog or Catalog()
+        table = catalog.table(expand_paths(path), asked, plain, sample=sample)
+        fields = normalized(fields, normalize, table, catalog, plain)
         self.asked_cache_bytes = opened.cache_size
         budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size
         given = None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes")
@@ -124,7 +126,7 @@ class H5LazyDataset(FileDataset):
             table,
             fields,
             batch_transform=batch_transform,
-            indices=None if indices is None else np.asarray(indices),
+            indices=indices,
             options=OpenOptions(
                 rdcc_nbytes=given if given is not None else chunk_cache(table, budget, swmr=opened.swmr),
                 rdcc_nslots=rdcc_nslots,
@@ -133,7 +135,6 @@ class H5LazyDataset(FileDataset):
             ),
             mmap=opened.mmap,
             cache_bytes=budget,
-            normalization=normalization,
         )
 
 

@@ -24,13 +24,13 @@ LONG_LOOP = 1 << 14
 microseconds to go from one mean to the next."""
 
 SHORT_LOOP = 1 << 6
-"""The same where the loop is compiled."""
+"""The same for compiled loops."""
 
 MIN_ROW = 1 << 10
 """Numbers of a repeated mean, at least."""
 
 COMPILED = frozenset(np.dtype(code) for code in ("u1", "i1", "u2", "i2", "f4", "f8"))
-"""What is copied by a compiled loop, where there is one."""
+"""Dtypes that compiled loops copy."""
 
 
 class _Constants(NamedTuple):
@@ -39,8 +39,8 @@ class _Constants(NamedTuple):
     Attributes:
         view: the shape that rows are looked at in, so that the others broadcast to it.
         high: what is taken off.
-        low: what is taken off after that, where rounding ``high`` would show.
-        scale: what is multiplied with.
+        low: what is taken off after that, if rounding ``high`` would show.
+        scale: the factor.
     """
 
     view: tuple[int, ...]
@@ -52,8 +52,8 @@ class _Constants(NamedTuple):
 class Affine:
     """Changes rows of one shape to ``(x - mean) * scale``; a ``Change``.
 
-    Where Numba is installed that is one pass, which copies as well; else two, or three, over pieces that a core's own
-    cache holds. Both compute the same, bit by bit.
+    With Numba that is one pass, which copies as well; otherwise two, or three, over pieces that a core's own cache
+    holds. Both compute the same, bit by bit.
 
     Args:
         mean: what is taken off, in an array that broadcasts to a row and has at most one axis longer than 1.
@@ -91,9 +91,9 @@ class Affine:
         return _loops(self.work, by_channel=self._is_by_channel) is not None
 
     def compile(self, stored: np.dtype[Any]) -> None:
-        """Has compiled what rows of a dtype take, where it can be: before processes fork, and not while they read.
+        """Compile what rows of a dtype need, with Numba: before processes fork, and not while they read.
 
-        A process that forks while one of its threads compiles leaves its child a lock that nobody gives back.
+        A process that forks while one of its threads compiles leaves its child a lock that is never released.
         """
         shape = (0, *self._row_view)
         nowhere = np.empty(0, np.int64)
@@ -122,7 +122,7 @@ class Affine:
             rows[...] = view.reshape(rows.shape)
 
     def applied(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Changed copies of rows, in the dtype that is computed in."""
+        """Return changed copies of rows, in the dtype that is computed in."""
         out = np.empty(rows.shape, self.work)
         self.take(rows, None, out)
         return out
@@ -166,7 +166,7 @@ def _constants(
 def _laid_out(
     mean: npt.NDArray[np.float64], scale: npt.NDArray[np.float64], shape: tuple[int, ...], long_loop: int
 ) -> tuple[tuple[int, ...], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Mean and scale so that inner loops are long, and what they read beside the rows is short."""
+    """Return mean and scale so that inner loops are long, and what they read in addition to rows is short."""
     axis = int(np.argmax(mean.shape)) if mean.size > 1 else None
     if axis is None:
         return (-1,), mean.ravel(), scale.ravel()
@@ -190,7 +190,7 @@ class _Loops(NamedTuple):
 
 @cache
 def _loops(work: np.dtype[Any], *, by_channel: bool) -> _Loops | None:
-    """Loops that compute in a dtype; None where Numba is not there."""
+    """Return loops that compute in a dtype; None without Numba."""
     cast = work.type
 
     def change_by_channel(rows, high, low, scale):  # type: ignore[no-untyped-def]

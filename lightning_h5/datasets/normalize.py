@@ -1,7 +1,7 @@
-"""Normalization of fields, ``(x - mean) / std``: the file of statistics, and what is made of it for a dataset.
+"""Normalization of fields, ``(x - mean) / std``: the file of statistics, and what follows from it for a dataset.
 
-It is decided once, when a dataset is made, and done once to each row: by the reader that decodes it, as it copies rows
-out of decoded chunks; otherwise when a batch was read, or when a shard is loaded.
+It is decided here, when a dataset is made, and done once to each row (see ``FieldPlan``): by the reader that decodes
+it, as it copies rows out of decoded chunks; otherwise when a batch was read, or when a shard is loaded.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import torch
 from ..errors import H5FileError, H5ValueError, listing
 from ..hdf5 import ArrayLayout, OpenOptions, expand_user, kind_of
 from ..types import PathLike
-from .catalog import FileCatalog
+from .catalog import Catalog
 from .fields import Fields, torch_dtype_of
 from .multiply_add import Affine
-from .visits import current_visits
+from .row_table import RowTable
 
-__all__ = ["FORMAT", "FieldStats", "Normalization", "Normalize", "normalization_of", "read_stats", "write_stats"]
+__all__ = ["FORMAT", "FieldStats", "Normalize", "normalized", "read_stats", "write_stats"]
 
 FORMAT = "lightning_h5 stats"
 
@@ -37,9 +37,9 @@ class FieldStats:
 
     Attributes:
         mean: shape ``()`` or ``(n_channels,)``.
-        std: likewise.
-        channel_axis: the axis of a stored row that has the channels; None where there are none.
-        row_shape: shape of a stored row; None where the file does not say.
+        std: of the same shape.
+        channel_axis: the axis of a stored row that has the channels; None if there are none.
+        row_shape: shape of a stored row; None if it is unknown.
     """
 
     mean: npt.NDArray[np.float64]
@@ -49,16 +49,16 @@ class FieldStats:
 
 
 def read_stats(path: PathLike) -> dict[str, FieldStats]:
-    """Statistics by field.
+    """Return statistics by field.
 
-    The least that a file has is ``{"fields": {"x": {"mean": 1.5, "std": 0.5}}}``; numbers of channels are lists.
+    The least that a file needs is ``{"fields": {"x": {"mean": 1.5, "std": 0.5}}}``; numbers of channels are lists.
 
     Args:
         path: the file.
 
     Raises:
-        H5FileError: it is not there, or is no JSON.
-        H5ValueError: something is missing, is no number, or a deviation is negative.
+        H5FileError: the file is missing, or is no JSON.
+        H5ValueError: an entry is missing, is no number, or a deviation is negative.
     """
     path = expand_user(path)
     try:
@@ -71,7 +71,7 @@ def read_stats(path: PathLike) -> dict[str, FieldStats]:
     if isinstance(text, Mapping) and (text.get("format", FORMAT), text.get("version", 1)) != (FORMAT, 1):
         raise H5ValueError(
             f"{path!r} is {text.get('format')!r}, version {text.get('version')!r}; this package reads {FORMAT!r}, "
-            "version 1. Make the statistics anew."
+            "version 1. Make the statistics again."
         )
     if not isinstance(fields, Mapping) or not fields:
         raise H5ValueError(
@@ -82,7 +82,7 @@ def read_stats(path: PathLike) -> dict[str, FieldStats]:
 
 
 def write_stats(path: PathLike, fields: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes statistics; the file is there whole, or not at all.
+    """Write statistics, as a whole file or not at all.
 
     Args:
         path: the file.
@@ -99,8 +99,8 @@ def write_stats(path: PathLike, fields: Mapping[str, Mapping[str, Any]]) -> None
         partial.replace(path)
     except OSError as error:
         raise H5FileError(
-            f"statistics cannot be written to {path!r}: {error.strerror}. Name a file in a folder that is "
-            "there, may be written to and has room."
+            f"statistics cannot be written to {path!r}: {error.strerror}. Name a file in a folder that "
+            "exists, may be written to and has room."
         ) from error
     finally:
         partial.unlink(missing_ok=True)
@@ -147,35 +147,23 @@ Normalize: TypeAlias = PathLike | Mapping[str, FieldStats]
 EXACT_IN_FLOAT32 = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.bool, torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True)
-class Normalization:
-    """How fields of a dataset are normalized.
-
-    Attributes:
-        affines: what is done to rows of a field, by its number.
-        digest: of that and of the dtypes that fields become; the same in all processes.
-    """
-
-    affines: Mapping[int, Affine]
-    digest: str
-
-
-def normalization_of(
-    normalize: Normalize | None, fields: Fields, table: FileCatalog, *, options: OpenOptions
-) -> tuple[Normalization | None, Fields]:
-    """How a dataset's fields are normalized, and the fields with the dtypes that they become: integers float32.
+def normalized(
+    fields: Fields, normalize: Normalize | None, table: RowTable, catalog: Catalog, options: OpenOptions
+) -> Fields:
+    """Return a dataset's fields with what normalizes them, and the dtypes that they become: integers float32.
 
     Args:
-        normalize: statistics by field, each by its name or its array; None leaves all fields as they are.
         fields: of the dataset.
+        normalize: statistics by field, each by its name or its array; None leaves all fields as they are.
         table: the files.
+        catalog: of the files.
         options: how the files are opened.
 
     Raises:
         H5ValueError: the statistics are of other fields, shapes or numbers of channels.
     """
     if normalize is None:
-        return None, fields
+        return fields
     stats = normalize if isinstance(normalize, Mapping) else read_stats(normalize)
     arrays = table.layouts[0]
     places = {name.strip("/"): at for names in (fields.keys, fields.names) for at, name in enumerate(names)}
@@ -186,13 +174,15 @@ def normalization_of(
             f"the statistics name a field twice, by its name and by its array, among {listing(loaded)}. Leave one of "
             "the two out."
         )
-    unknown = [name for name in stats if name not in loaded and not _is_array(name, table, options)]
+    # Statistics of arrays that are not loaded do no harm.
+    plain = OpenOptions(trust=options.trust)
+    unknown = [name for name in stats if name not in loaded and not catalog.has(table.paths[0], [name], plain)]
     if unknown or not found:
         raise H5ValueError(
             f"the statistics are of the fields {listing(stats)}; the data has {listing(fields.names)}"
             f"{f' and no {listing(unknown)}' if unknown else ''}. Make them of these files."
         )
-    affines, dtypes = {}, list(fields.dtypes)
+    affines, dtypes = {}, [one.dtype for one in fields.asked]
     for at, of_field in found.items():
         if (dtype := dtypes[at]) is not None and not dtype.is_floating_point:
             raise H5ValueError(
@@ -206,16 +196,12 @@ def normalization_of(
         for at, affine in sorted(affines.items())
     }
     digest = hashlib.sha256(repr((numbers, dtypes)).encode()).hexdigest()[:32]
-    return Normalization(affines, digest), replace(fields, dtypes=tuple(dtypes))
-
-
-def _is_array(key: str, table: FileCatalog, options: OpenOptions) -> bool:
-    """Whether the first file has an array of this name, loaded or not."""
-    return current_visits().has(table.paths[0], [key], OpenOptions(trust=options.trust))
+    asked = tuple(replace(one, dtype=dtype) for one, dtype in zip(fields.asked, dtypes, strict=True))
+    return replace(fields, asked=asked, affines=affines, normalization=digest)
 
 
 def _affine(stats: FieldStats, name: str, array: ArrayLayout) -> Affine:
-    """What is done to rows of a field.
+    """Return what normalizes rows of a field.
 
     Raises:
         H5ValueError: the statistics are of other rows than these.

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
-from itertools import chain
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -18,32 +16,31 @@ import torch.distributed
 from torch.utils.data import get_worker_info
 
 from ..cores import is_forked
+from ..counters import Counters
 from ..errors import H5Error, H5ValueError
-from ..hdf5 import ArrayLayout, OpenOptions, close_when_collected, expand_paths, kind_of, process_pool
+from ..hdf5 import OpenOptions, expand_paths, process_pool
 from ..options import FileOptions
-from ..order import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica, union
-from ..readers import BulkTask, check_bounds, do_tasks
+from ..order import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica
+from ..readers import TaskQueue, check_bounds
 from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, Keys, Paths
-from .base import RawBatch, ReadCost, RowDataset
-from .buffers import BufferPool
-from .catalog import describe_files, digest_of_rows
-from .fields import Fields, checked_rows
-from .held_rows import ColumnShape, HeldRows
-from .normalize import Normalize, normalization_of
-from .sample_layout import Transform, summary_of_fields, summary_of_files, summary_of_rows
-from .shard_loading import NodeGroup, load_shards
-from .target_order import MAX_SAMPLES, sampled_places, sampled_values, warn_of_different_targets
+from .base import RawBatch, ReadCost
+from .catalog import Catalog
+from .fields import Fields
+from .held_rows import HeldRows, checked_device
+from .normalize import Normalize, normalized
+from .row_table import TableDataset, rows_of_all
+from .sample_layout import Transform
+from .shard_loading import load_shards
 
 __all__ = ["RankMemCachedH5Dataset"]
 
 BLOCKS_A_RANK = 16  # at least, that shards are drawn of
-SAMPLES_OF_OTHERS = 128  # targets that a rank reads which loads without the others; some are its own
 
 _log = logging.getLogger(__name__)
 
 
-class RankMemCachedH5Dataset(RowDataset):
+class RankMemCachedH5Dataset(TableDataset):
     """One rank's shard of the rows of HDF5 files, held in memory.
 
     Each rank loads its rows once, at the speed of the decoder on all cores, and reads no file after that. Works with
@@ -96,11 +93,14 @@ class RankMemCachedH5Dataset(RowDataset):
         preload: load now. False loads when the first row is asked for.
         dtype_x: another spelling of ``x_dtype``.
         dtype_y: another spelling of ``y_dtype``.
+        catalog: what is in the files, if that is known already; None opens them.
 
     Attributes:
         shard: which rows this rank holds, and trains on.
         rows_on_each_rank: rows that every rank has at least; ``EpochShuffleSampler(num_samples=...)`` takes it.
-        draw: how often the shards were drawn anew.
+        draw: how often the shards were drawn.
+        device: the device whose memory has the rows.
+        shares_memory: see ``share_memory``.
         for_training: warn if ranks hold rows with different targets for good.
         for_workers: hold rows so that workers which are started afresh can be given them, as ``share_memory`` does too.
 
@@ -156,11 +156,12 @@ class RankMemCachedH5Dataset(RowDataset):
         preload: bool = True,
         dtype_x: DTypeLike = ...,
         dtype_y: DTypeLike = ...,
+        catalog: Catalog | None = None,
     ) -> None:
         if mode not in get_args(ShardMode):
             raise H5ValueError(f"mode={mode!r} was given. Pass 'contiguous' or 'interleave'.")
-        self._device = _checked_device(cache_device, share_memory=share_memory)
-        self._fields = Fields.of(
+        self.device = checked_device(cache_device, share_memory=share_memory)
+        fields = Fields.of(
             x_key,
             y_key,
             x_dtype=x_dtype if dtype_x is ... else dtype_x,
@@ -171,20 +172,22 @@ class RankMemCachedH5Dataset(RowDataset):
         )
         opened = FileOptions.parse(files, "files")
         opened = replace(opened, swmr=True) if swmr else opened
-        self._options = OpenOptions(
+        options = OpenOptions(
             rdcc_nbytes=None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes"),
             rdcc_nslots=rdcc_nslots,
             rdcc_w0=rdcc_w0,
             trust=opened,
         )
-        asked = [replace(one, takes_packed=self.takes_packed) for one in self._fields.asked]
-        self.table = describe_files(expand_paths(path), asked, OpenOptions(trust=opened), sample=sample)
-        normalization, self._fields = normalization_of(normalize, self._fields, self.table, options=self._options)
-        self.indices = checked_rows(indices, self.table.n_rows)
+        plain = OpenOptions(trust=opened)
+        asked = [replace(one, takes_packed=self.takes_packed) for one in fields.asked]
+        catalog = catalog or Catalog()
+        table = catalog.table(expand_paths(path), asked, plain, sample=sample)
+        fields = normalized(fields, normalize, table, catalog, plain)
+        super().__init__(table, fields, batch_transform=batch_transform, indices=indices, options=options)
         self._stands_alone = rank is not None
         replica = resolve_replica(rank, world_size)
         self.shard = RankShard(
-            _drawn(self.table.blocks(self.indices, [False] * len(self._fields.keys)), replica.world_size),
+            _drawn(self.table.blocks(self.indices, of_all_fields=True), replica.world_size),
             replica.world_size,
             replica.rank,
             mode,
@@ -192,20 +195,15 @@ class RankMemCachedH5Dataset(RowDataset):
             seed,
         )
         self.draw, self.for_workers, self.for_training = 0, False, True
-        self._pins, self._shares_memory, self._log_fn = pin_host_memory, share_memory, log_fn
-        super().__init__(self._fields.structure, batch_transform)
-        self._normalization = normalization  # of rows as they are loaded: batches are copies of them
+        self.pins_memory, self.shares_memory, self._log_fn = pin_host_memory, share_memory, log_fn
         if preload:
             self.load()
 
-    def _reset(self) -> None:
-        super()._reset()
-        close_when_collected(self, self.table.paths)  # left open where loading was broken off
-        self._buffers = BufferPool()
+    def join(self, counters: Counters, work: TaskQueue) -> None:
+        """See ``RowDataset.join``."""
+        super().join(counters, work)
         self._held: HeldRows | None = None
-        self._filling: HeldRows | None = None
         self._has_all = False  # whether all ranks of the job hold their rows here, together
-        self._has_others = False  # whether other ranks' rows are in this memory, too
 
     # Loading -------------------------------------------------------------------------------------------------
 
@@ -215,10 +213,10 @@ class RankMemCachedH5Dataset(RowDataset):
         return self._held is not None
 
     def load(self) -> None:
-        """Loads the shard, where it is not loaded yet.
+        """Load the shard, unless it is loaded.
 
         Raises:
-            H5Error: there is no room, or rows cannot be read.
+            H5Error: there is not enough memory, or rows cannot be read.
         """
         if self.is_loaded:
             return
@@ -234,33 +232,31 @@ class RankMemCachedH5Dataset(RowDataset):
         load_shards({"": self}, is_alone=is_alone, shows_bar=not in_worker)
 
     def reshard(self, draw: int) -> bool:
-        """Takes on the shard of another draw, and gives back the one that is held, where it is another.
+        """Take the shard of another draw, and give up the one that is held, if it is another.
 
         Args:
-            draw: how often the shards were drawn anew (see ``RankShard``).
+            draw: how often the shards were drawn (see ``RankShard``).
 
         Returns:
-            Whether the rows of it are in memory; they are where all rows of this machine's ranks were.
+            Whether its rows are in memory; they are if all rows of this machine's ranks were.
         """
         if draw == self.draw:
             return self.is_loaded
         self.draw = draw
         if self._held is not None:
-            if self._has_all and self._held.has_no_text:
-                self._held.regroup(*self._mine())
+            if self._has_all and not self._held.has_text:
+                self._held.regroup(*self.mine())
             else:
                 self.close()
         return self.is_loaded
 
     def can_reuse(self, other: RankMemCachedH5Dataset) -> bool:
-        """Whether this one holds, in memory, what another one would load."""
+        """Return whether this one holds, in memory, what another one would load."""
         return (
             self.is_loaded
             and self.shard.is_like(other.shard)
-            and (self._fields, self._device, self.batch_transform)
-            == (other._fields, other._device, other.batch_transform)
-            and (self._shares_memory, self.for_workers) == (other._shares_memory, other.for_workers)
-            and self.terms()["normalization"] == other.terms()["normalization"]
+            and (self.fields, self.device, self.batch_transform) == (other.fields, other.device, other.batch_transform)
+            and (self.shares_memory, self.for_workers) == (other.shares_memory, other.for_workers)
             and self.table.guards == other.table.guards
             and self.identity() == other.identity()
         )
@@ -279,141 +275,40 @@ class RankMemCachedH5Dataset(RowDataset):
     def shares(self) -> bool:
         """Whether processes of a machine hold their rows together."""
         mixes = self.shard.mode == "interleave" and self.shard.world_size > 1
-        return self._device.type == "cpu" and (self._shares_memory or mixes)
+        return self.device.type == "cpu" and (self.shares_memory or mixes)
 
-    def terms(self) -> dict[str, Any]:
-        """What must be equal on all processes that hold rows together, and is compared before they load."""
-        shard = self.shard
-        return {
-            "rows": shard.n_rows,
-            "ranks": shard.world_size,
-            "mode": shard.mode,
-            "share_memory": self._shares_memory,
-            "dtypes": [str(shape and shape.dtype) for shape in self._shapes],
-            "drawn anew": (self.draw, shard.reshard_every, shard.seed),
-            "content": self.identity() if self.shares else None,
-            "normalization": self._normalization and self._normalization.digest,
-        }
-
-    def bytes_needed(self, ranks: Sequence[int]) -> int:
-        """Bytes of this machine's memory that the rows of these ranks take, held together; without text.
-
-        Args:
-            ranks: replicas, each once.
-        """
-        n_rows = sum(len(self.shard.rows(0, rank)) for rank in ranks)  # as many however they are drawn
-        return 0 if self._device.type != "cpu" else n_rows * self.cost.row_bytes
-
-    def make_room(self, group: NodeGroup, descriptor: int | None = None) -> int | None:
-        """Take memory for a group's rows, or that behind a descriptor; returns its descriptor if it is shared."""
-        wanted = union([self.shard.rows(self.draw, rank) for rank in group.ranks])
-        # Each rank would lock all ranks' pages, though its batches are copied into page-locked memory anyway.
-        self._has_all, self._has_others = group.is_everyone, len(group.ranks) > 1
-        self._filling = HeldRows(
-            wanted if self.indices is None else np.unique(self.indices[as_array(wanted)]),
-            *self._mine(),
-            self._shapes,
-            device=self._device,
-            shared=group.size > 1 or self._shares_memory or self.for_workers,
-            descriptor=descriptor,
-        )
-        return self._filling.descriptor
-
-    def _mine(self) -> tuple[Rows, Rows]:
-        """This rank's rows of the files, in its order, and their numbers among all that are sharded."""
+    def mine(self) -> tuple[Rows, Rows]:
+        """Return this rank's rows of the files, in its order, and their numbers among all that are sharded."""
         numbers = self.shard.rows(self.draw)
-        return numbers if self.indices is None else self.indices[as_array(numbers)], numbers
+        return numbers if self.has_all_rows else self.located(as_array(numbers)), numbers
 
-    def tasks(self, group: NodeGroup) -> list[BulkTask]:
-        """What this process has to load of a group's rows."""
-        assert self._filling is not None, "there is no room yet"
-        self._began = time.perf_counter()
-        return self._filling.tasks(self.table, self._options, group, self.counters)
-
-    def finish_loading(self, name: str) -> None:
-        """This process's part is loaded; ``name`` is what the rows are called in messages."""
+    def use(self, held: HeldRows, *, has_all: bool) -> None:
+        """Serve rows from memory that was filled; ``has_all`` is whether it has the rows of all ranks."""
+        self._held, self._has_all = held, has_all
         for guard in self.table.guards:
             guard.check()
-        self._close_files()  # nothing reads them any more
-        self._held, self._filling = self._filling, None
-        assert self._held is not None, "nothing was loaded"
-        locks = self._pins and self._device.type == "cpu" and not self._has_others and torch.cuda.is_available()
-        if locks and (why := self._held.pin()):
-            warnings.warn(f"the shard's pages are not locked: {why}. Copies to the GPU go on as before.", stacklevel=2)
-        shard, took = self.shard, time.perf_counter() - self._began
-        self._log(
-            f"{name + ': ' if name else ''}rank {shard.rank} of {shard.world_size} holds {len(self):,} of "
-            f"{shard.n_rows:,} rows{_which(shard, self.draw)}, {self._held.n_bytes / 2**20:,.1f} MiB, "
-            f"loaded in {took:.1f} s"
-        )
+        self.close_files()  # nothing reads them any more
 
-    @property
-    def _may_differ(self) -> bool:
-        """Whether this rank trains on the same rows in every epoch, and not on all of them."""
-        shard = self.shard
-        return self.for_training and shard.world_size > 1 and not shard.reshard_every
-
-    @property
-    def _n_inputs(self) -> int:
-        return len(self._fields.structure.x.fields.keys)
-
-    def sample(self) -> list[Any] | None:
-        """This rank and a few values of each target, once the rows are complete on all ranks, as JSON has it."""
-        if not self._may_differ:
-            return None
-        columns = self._copy(sampled_places(len(self), self.shard.world_size)).columns[self._n_inputs :]
-        return [self.shard.rank, [sampled_values(column) for column in columns]]
-
-    def compare(self, told: Sequence[Any]) -> None:
-        """Warn of targets that differ between ranks, by what ``sample`` returned on all that load together."""
-        if not self._may_differ:
-            return
-        keys = self._fields.keys[self._n_inputs :]
-        warn_of_different_targets(self.shard, keys, dict(told), self._targets_of_others)
-
-    def _targets_of_others(self, target: int) -> Sequence[Any]:
-        """A few values of a target in other ranks' rows, read from the files; none if they cannot be read."""
-        field, shard, mine = self._n_inputs + target, self.shard, self.shard.rows(self.draw)
-        drawn = sampled_places(shard.n_rows, MAX_SAMPLES // SAMPLES_OF_OTHERS)
-        numbers = np.array([row for row in drawn.tolist() if row not in mine], dtype=np.int64)
-        rows = numbers if self.indices is None else np.unique(self.indices[numbers])
-        table = replace(self.table, layouts=tuple((arrays[field],) for arrays in self.table.layouts))
-        held = HeldRows(rows, rows, rows, [self._shapes[field]], device=torch.device("cpu"), shared=False)
-        try:
-            do_tasks(held.tasks(table, self._options, NodeGroup((shard.rank,)), self.counters), 1, lambda _: None)
-            (column,) = held.take(np.arange(len(rows)), BufferPool())
-            return sampled_values(column) or []
-        except H5Error:  # of rows that this rank does not train on
-            return []
-        finally:
-            held.close()
-            self._close_files()
+    def log(self, text: str) -> None:
+        """Log a line on what was loaded, as the user wants it."""
+        (self._log_fn or _log.info)(text)
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of this rank's rows; workers have the same memory, and say 0."""
+        """Bytes of this rank's rows; 0 in workers, which have the same memory."""
         return 0 if self._held is None or get_worker_info() is not None else self._held.n_bytes
 
     def close(self) -> None:
-        """Gives the memory back; rows that are asked for later are loaded anew."""
-        for held in (self._held, self._filling):
-            if held is not None:
-                held.close()
-        self._held = self._filling = None
-        self._close_files()  # where loading was broken off
+        """Give the memory back; rows that are asked for later are loaded again."""
+        if self._held is not None:
+            self._held.close()
+        self._held = None
+        self.close_files()  # left open if loading failed
 
-    def _close_files(self) -> None:
+    def close_files(self) -> None:
+        """Close this process's handles of the files."""
         for path in self.table.paths:
             process_pool().close(path)
-
-    @cached_property
-    def _shapes(self) -> list[ColumnShape | None]:
-        """What each field takes in memory; None for text."""
-        affines = {} if self._normalization is None else self._normalization.affines
-        return [
-            ColumnShape.of(array, dtype, affines.get(field)) if kind_of(array.dtype) == "number" else None
-            for field, (array, dtype) in enumerate(zip(self.table.layouts[0], self._fields.dtypes, strict=True))
-        ]
 
     # Rows ----------------------------------------------------------------------------------------------------
 
@@ -435,24 +330,13 @@ class RankMemCachedH5Dataset(RowDataset):
         """The rows that this rank holds, by their numbers among all that are sharded; shape ``(len(self),)``."""
         return as_array(self.shard.rows(self.draw))
 
-    def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], RawBatch]:
-        """See ``RowDataset.begin``: there is nothing to wait for."""
+    def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], RawBatch]:
+        """See ``RowDataset.begin``: loads the shard if it is not loaded."""
         if self._held is None:
             self.load()
-        return partial(self._copy, rows)
+        return partial(self._copy, rows, all_cores=at_once and not is_forked())
 
-    def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
-        """See ``RowDataset.gather``."""
-        if self._held is None:
-            self.load()
-        return self._copy(rows, all_cores=not is_forked())
-
-    @property
-    def is_in_memory(self) -> bool:
-        """See ``RowDataset.is_in_memory``."""
-        return True
-
-    def _copy(self, rows: IntArray, *, all_cores: bool = False) -> RawBatch:
+    def _copy(self, rows: IntArray, *, all_cores: bool) -> RawBatch:
         held = self._held
         if held is None:
             raise H5Error("the shard was given back while rows of it were read. Ask for them again.")
@@ -461,88 +345,39 @@ class RankMemCachedH5Dataset(RowDataset):
         columns = held.take(rows, self._buffers, pinned=self.reads_pinned, all_cores=all_cores)
         return RawBatch(held.numbers(rows), columns)
 
+    def files_of(self, rows: IntArray) -> list[str]:
+        """See ``RowDataset.files_of``: none, since all rows are in memory."""
+        return []
+
     @property
     def cost(self) -> ReadCost:
         """See ``RowDataset.cost``; text is not counted."""
-        return ReadCost(sum(shape.row_bytes for shape in self._shapes if shape is not None))
-
-    def summary(self) -> list[str]:
-        """See ``RowDataset.summary``."""
-        shard, held = self.shard, self._held
-        stored = self.table.layouts[0]
-        kinds = [
-            (array.dtype, array.row_shape) if shape is None else (shape.dtype, shape.row_shape)
-            for array, shape in zip(stored, self._shapes, strict=True)
-        ]
-        return [
-            summary_of_files(self.table.paths),
-            f"rank {shard.rank} of {shard.world_size} holds {summary_of_rows(len(self), shard.n_rows)}",
-            "not loaded" if held is None else f"{held.n_bytes / 2**20:,.1f} MiB",
-            *summary_of_fields(self.structure, kinds),
-        ]
-
-    def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
-        """See ``RowDataset.places_of``."""
-        return self.table.places_of(numbers if self.indices is None else self.indices[numbers])
-
-    def layouts(self) -> Iterator[ArrayLayout]:
-        """The arrays that rows are read from, of all files."""
-        return chain.from_iterable(self.table.layouts)
-
-    def identity(self) -> str:
-        """A digest of the rows of all ranks: what the files hold, and which of their rows are sharded, in order."""
-        return digest_of_rows(self.table, self.indices)
+        return ReadCost(sum(plan.row_bytes for plan in self.plans), is_in_memory=True)
 
     def blocks(self) -> BlockTable:
-        """One block: all rows are at hand."""
+        """See ``RowDataset.blocks``: one block, since all rows are in memory."""
         return BlockTable.of_sizes([len(self)])
 
+    def _summary_of_rows(self) -> list[str]:
+        shard, held = self.shard, self._held
+        return [
+            f"rank {shard.rank} of {shard.world_size} holds {rows_of_all(len(self), shard.n_rows)}",
+            "not loaded" if held is None else f"{held.n_bytes / 2**20:,.1f} MiB",
+        ]
+
     def __getstate__(self) -> dict[str, Any]:
-        held = self._held if self._held is not None and self._held.is_on_its_way else None
-        return super().__getstate__() | {"_buffers": None, "_filling": None, "_held": held}
+        sent = self._held if self._held is not None and self._held.can_be_sent else None
+        return super().__getstate__() | {"_held": sent}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._held = state["_held"]
 
-    def _log(self, text: str) -> None:
-        if self._log_fn is not None:
-            self._log_fn(text)
-        else:
-            _log.info(text)
-
-
-def _which(shard: RankShard, draw: int) -> str:
-    """Which of all rows a rank holds, for messages."""
-    if shard.world_size == 1:
-        return ""
-    if draw:
-        return " (drawn at random)"
-    return f" (one of every {shard.world_size})" if shard.mode == "interleave" else " (neighboring rows)"
-
 
 def _drawn(blocks: BlockTable, world_size: int) -> BlockTable:
-    """Blocks that shards are drawn of: those of the files, cut finer where there are so few that shards stay alike."""
+    """Return the blocks that shards are drawn of: those of the files, cut finer if they are few."""
     sizes = np.diff(blocks.starts)
     most = max(1, blocks.n_rows // (BLOCKS_A_RANK * world_size))
     if len(sizes) >= BLOCKS_A_RANK * world_size or not len(sizes):
         return blocks
     return BlockTable.of_sizes([n for size in sizes.tolist() for n in [most] * (size // most) + [size % most]])
-
-
-def _checked_device(given: str | torch.device, *, share_memory: bool) -> torch.device:
-    try:
-        device = torch.device(given)
-    except (RuntimeError, TypeError) as error:
-        raise H5ValueError(f"cache_device={given!r} was given. Pass 'cpu', 'cuda' or 'cuda:1'.") from error
-    if device.type != "cpu" and share_memory:
-        raise H5ValueError(
-            f"share_memory=True and cache_device={given!r} were given: a GPU's memory is not shared. Pass one."
-        )
-    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if device.type != "cpu" and (there is None or there.type != device.type):
-        raise H5ValueError(
-            f"cache_device={given!r} was given, and there is no such device here"
-            f"{'' if there is None else f', but {there.type!r}'}. Pass 'cpu', or what is there."
-        )
-    return device

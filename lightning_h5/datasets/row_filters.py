@@ -21,7 +21,7 @@ Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 Where: TypeAlias = Mapping[str, Any] | Callable[[Columns], npt.ArrayLike]
 """For an array's name a value, a list of values, a range ``{"min": 3, "max": 5}`` (bounds included, either may be left
-out), or a function that makes a mask of the column. Or one function that makes a mask of all columns."""
+out), or a function from the column to a mask. Or one function from all columns to a mask."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Criterion:
     """One condition on a file's rows.
 
     Attributes:
-        text: what it asks, as its user wrote it.
-        column: the array that it looks at; None where a function looks at what it likes.
-        test: makes a mask of that column, or of all columns.
-        key: says the same where the text does, in any process; None for a function.
+        text: the condition as the user wrote it.
+        column: the array that it looks at; None if a function looks at what it likes.
+        test: returns a mask for that column, or for all columns.
+        key: equal for equal conditions, in any process; None for a function.
         expected: values that some row should have.
     """
 
@@ -43,10 +43,10 @@ class Criterion:
     expected: frozenset[str] = frozenset()
 
     def mask(self, columns: Columns, n_rows: int) -> Mask:
-        """Which rows of a file pass.
+        """Return which rows of a file pass.
 
         Raises:
-            H5ValueError: a function gave something else than a mask.
+            H5ValueError: a function returned something else than a mask.
         """
         try:
             found = np.asarray(self.test(columns if self.column is None else columns[self.column]))
@@ -54,7 +54,7 @@ class Criterion:
             raise stop_iteration(self.text.partition("=")[0], self.test) from error
         if found.dtype != np.bool_ or found.shape != (n_rows,):
             raise H5ValueError(
-                f"{self.text} gave an array of shape {found.shape} and dtype {found.dtype}. "
+                f"{self.text} returned an array of shape {found.shape} and dtype {found.dtype}. "
                 f"Return a mask: bool, shape ({n_rows},), True for rows to keep."
             )
         return found
@@ -69,12 +69,12 @@ def criteria_of(
     epoch_max: float | None = None,
     where: Where | None = None,
 ) -> list[Criterion]:
-    """The conditions that a user asked for, on columns by our names.
+    """Return the conditions that a user asked for, on columns by their names here.
 
     Args:
         allowed_guids: values of ``guid`` to keep.
         cs_label: keep rows whose flag ``cs_label`` is set (True), or is not (False).
-        bg_label: likewise of ``bg_label``.
+        bg_label: the same for ``bg_label``.
         epoch_min: smallest ``epoch`` to keep.
         epoch_max: largest ``epoch`` to keep.
         where: see ``Where``.
@@ -181,20 +181,20 @@ def _between(name: str, bounds: Mapping[str, Any], text: str) -> Criterion:
 
 
 def _whole(values: Iterable[Any], limits: np.iinfo[Any]) -> list[int]:
-    """The numbers that an integer between limits can equal."""
+    """Return the numbers that an integer between limits can equal."""
     whole = [int(value) for value in values if not isinstance(value, float | np.floating) or float(value).is_integer()]
     return [value for value in whole if limits.min <= value <= limits.max]
 
 
 def _rounded(value: Any, dtype: np.dtype[Any]) -> np.floating[Any] | float:
-    """A number as a column of floats has it; as it is where they hold none so large."""
+    """Return a number as a column of floats has it; as it is if they hold none so large."""
     with np.errstate(over="ignore"):
         near: np.floating[Any] = dtype.type(float(value) if abs(value) < 1e308 else math.copysign(math.inf, value))
     return near if np.isfinite(near) or value in (math.inf, -math.inf) else math.copysign(math.inf, value)
 
 
 def _float_between(column: npt.NDArray[Any], low: Any, high: Any) -> Mask:
-    """Which floats lie in a range. NaN is in none."""
+    """Return which floats lie in a range. NaN is in none."""
     below, above = _rounded(low, column.dtype), _rounded(high, column.dtype)
     # A bound beyond all finite numbers is not the infinite one.
     over = column > below if not isinstance(below, np.floating) and below < 0 else column >= below

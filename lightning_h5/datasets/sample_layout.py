@@ -1,8 +1,8 @@
-"""How the fields of a row become a sample or a batch: one value, a tuple or a dict; transforms; an index; a summary."""
+"""How the fields of a row become a sample or a batch: one value, a tuple or a dict; transforms; an index."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -12,26 +12,20 @@ import torch
 from torch.utils.data import default_collate
 
 from ..errors import H5ValueError, listing, named
-from ..hdf5 import FieldNames, kind_of
+from ..hdf5 import FieldNames
 from ..types import Draws, IntArray
 from .user_functions import add_note, asked_for, generators, note_rows
 
 __all__ = [
     "Column",
     "Describe",
-    "Part",
-    "SampleStructure",
+    "SampleLayout",
+    "SamplePart",
     "Transform",
-    "summary_of_fields",
-    "summary_of_files",
-    "summary_of_rows",
 ]
 
-MAX_FIELDS = 12  # that a summary names
-MAX_NAME = 80  # letters of a path
-
 Transform: TypeAlias = Callable[..., Any]
-"""Takes a value; also ``rng`` (a NumPy generator) or ``generator`` (torch's), where it has such a parameter."""
+"""Takes a value; also ``rng`` (a NumPy generator) or ``generator`` (torch's), if it has such a parameter."""
 
 Column: TypeAlias = torch.Tensor | list[Any]
 """One field of a batch: a tensor, or nested lists of str."""
@@ -41,13 +35,13 @@ Describe: TypeAlias = Callable[[IntArray], str]
 
 
 @dataclass(frozen=True)
-class Part:
+class SamplePart:
     """The input of a sample, or its target.
 
     Attributes:
         fields: what it is made of.
         transform: runs on it, one sample at a time.
-        flags: for each field whether a sample has it as a bool of Python; none where empty.
+        flags: for each field whether a sample has it as a bool of Python; empty if none.
         argument: the argument by which the transform was passed, for messages.
     """
 
@@ -57,7 +51,7 @@ class Part:
     argument: str = "transform"
 
     def build(self, values: Sequence[Any]) -> Any:
-        """The value, a tuple or a dict, of a row or of a whole batch."""
+        """Return the value, a tuple or a dict, of a row or of a whole batch."""
         if self.fields.kind == "single":
             return values[0]
         return tuple(values) if self.fields.kind == "tuple" else dict(zip(self.fields.names, values, strict=True))
@@ -68,14 +62,14 @@ class Part:
         return asked_for(self.transform)
 
     def sample(self, columns: Sequence[Column], place: int, row: int, draws: Draws, describe: Describe) -> Any:
-        """One row's part, transformed. Input and target of a row have generators that draw the same."""
+        """Return one row's part, transformed. Input and target of a row have generators that draw the same."""
         values = [column[place] for column in columns]
         if self.flags:
             values = [bool(value) if flag else value for value, flag in zip(values, self.flags, strict=True)]
         return self.transformed(self.build(values), row, draws, describe)
 
     def transformed(self, value: Any, row: int, draws: Draws, describe: Describe) -> Any:
-        """One row's value, transformed; an error of the transform names the row."""
+        """Return one row's value, transformed; an error of the transform names the row."""
         if self.transform is None:
             return value
         try:
@@ -88,7 +82,7 @@ class Part:
         return f"{listing(self.fields.keys, 3)}, {describe(np.array(rows, np.int64))}"
 
     def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws, describe: Describe) -> Any:
-        """All rows' part; as it was read where nothing runs on single samples."""
+        """Return all rows' part; as it was read if nothing runs on single samples."""
         if self.transform is None:
             return self.build(columns)
         if not len(rows):
@@ -108,18 +102,18 @@ class Part:
 
 
 @dataclass(frozen=True)
-class SampleStructure:
+class SampleLayout:
     """What a sample looks like: its input, its target if any, and its index if asked for.
 
     Attributes:
         x: the input; the first columns of what is read.
         y: the target, the columns after them; or None.
         with_index: put each row's index last in a tuple, or under ``"index"`` in a dict.
-        n_rows: of the dataset, where rows' numbers go beyond them: those are shown as they are within; else 0.
+        n_rows: of the dataset, if numbers of rows go beyond it and are shown modulo that; otherwise 0.
     """
 
-    x: Part
-    y: Part | None
+    x: SamplePart
+    y: SamplePart | None
     with_index: bool
     n_rows: int = 0
 
@@ -140,7 +134,7 @@ class SampleStructure:
         return bool(self.x.asks_for or (self.y is not None and self.y.asks_for))
 
     def samples(self, columns: Sequence[Column], rows: IntArray, draws: Draws, describe: Describe) -> list[Any]:
-        """A list of samples."""
+        """Return a list of samples."""
         return [
             self._join(
                 [part.sample(columns[own], place, row, draws, describe) for part, own in self._parts], self.shown(row)
@@ -149,16 +143,16 @@ class SampleStructure:
         ]
 
     def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws, describe: Describe) -> Any:
-        """A collated batch."""
+        """Return a collated batch."""
         parts = [part.batch(columns[own], rows, draws, describe) for part, own in self._parts]
         return self._join(parts, torch.from_numpy(self.shown(rows.copy())) if self.with_index else None)
 
     def shown(self, number: Any) -> Any:
-        """What ``with_index`` gives for a row, or rows."""
+        """Return what ``with_index`` adds for a row, or rows."""
         return number % self.n_rows if self.n_rows else number
 
     @cached_property
-    def _parts(self) -> list[tuple[Part, slice]]:
+    def _parts(self) -> list[tuple[SamplePart, slice]]:
         """Each part, and which columns are its own."""
         n_x = len(self.x.fields.keys)
         parts = [(self.x, slice(n_x))]
@@ -177,47 +171,3 @@ class SampleStructure:
         if self.with_index:
             parts = [*parts, index]
         return parts[0] if len(parts) == 1 else tuple(parts)
-
-
-def summary_of_files(paths: Sequence[str]) -> str:
-    """One file by its path, several by their number and the first and the last of them.
-
-    Args:
-        paths: of the files.
-    """
-    if len(paths) == 1:
-        return _shortened(paths[0])
-    ends = f" from {_shortened(paths[0])} to {_shortened(paths[-1])}" if paths else ""
-    return f"{len(paths):,} files{ends}"
-
-
-def summary_of_rows(n_rows: int, n_in_files: int) -> str:
-    """How many rows, and of how many.
-
-    Args:
-        n_rows: rows of the dataset.
-        n_in_files: rows of its files.
-    """
-    return f"{n_rows:,} rows" if n_rows == n_in_files else f"{n_rows:,} of {n_in_files:,} rows"
-
-
-def summary_of_fields(structure: SampleStructure, kinds: Iterable[tuple[Any, Sequence[int]]]) -> list[str]:
-    """The fields of a sample: name, dtype and shape of a row.
-
-    Args:
-        structure: what a sample looks like.
-        kinds: dtype (NumPy's or torch's) and shape of each field.
-    """
-    names = [*structure.x.fields.names, *(structure.y.fields.names if structure.y else ())]
-    fields = [f"{name}: {_dtype(dtype)} {tuple(shape)}" for name, (dtype, shape) in zip(names, kinds, strict=False)]
-    return fields if len(fields) <= MAX_FIELDS else [*fields[:MAX_FIELDS], f"{len(fields) - MAX_FIELDS} more fields"]
-
-
-def _dtype(dtype: Any) -> str:
-    if isinstance(dtype, np.dtype):
-        return "text" if kind_of(dtype) == "text" else dtype.name
-    return str(dtype).removeprefix("torch.")
-
-
-def _shortened(path: str) -> str:
-    return repr(path if len(path) <= MAX_NAME else f"...{path[-MAX_NAME:]}")

@@ -1,12 +1,11 @@
-"""Whole groups of rows as samples: sequences of different lengths, padded where they are in one batch."""
+"""Whole groups of rows as samples: sequences of different lengths, padded if they are in one batch."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -15,19 +14,18 @@ import numpy.typing as npt
 import torch
 
 from ..errors import H5ValueError
-from ..hdf5 import ArrayLayout
 from ..order import BlockTable
 from ..types import Draws, IntArray
-from .base import MAX_ROWS, RawBatch, ReadCost, RowDataset
+from .base import MAX_ROWS, ReadCost, RowDataset
+from .buffers import bytes_of, copy_rows
 from .file_dataset import FileDataset
-from .row_cache import bytes_of, copy_rows
 from .sample_layout import Column
-from .user_functions import fresh_draws, rows_text
+from .user_functions import rows_text
 
 __all__ = ["LENGTHS", "MASK", "SequenceDataset", "Sequences"]
 
 MASK, LENGTHS = "mask", "lengths"
-"""Where a batch says which steps are rows, and how many each sequence has."""
+"""The fields of a batch with the steps that are rows, and how many each sequence has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +34,7 @@ class Sequences:
 
     Attributes:
         rows: rows of a dataset, sequence by sequence, each in its order.
-        starts: where each sequence begins among these, and their number at the end; shape ``(n_sequences + 1,)``.
+        starts: first place of each sequence among these, and their number at the end; shape ``(n_sequences + 1,)``.
     """
 
     rows: IntArray
@@ -46,7 +44,7 @@ class Sequences:
     def of(
         cls, groups: npt.NDArray[Any], order: npt.NDArray[Any] | None, *, names: tuple[str, str | None]
     ) -> Sequences:
-        """All rows of a group are a sequence; sequences follow each other as their first rows do.
+        """Return the rows of each group as a sequence, in the order of their first rows.
 
         Args:
             groups: each row's group.
@@ -83,7 +81,7 @@ class Sequences:
         return np.diff(self.starts)
 
     def rows_of(self, sequences: IntArray) -> IntArray:
-        """Rows of some sequences, one after the other."""
+        """Return the rows of some sequences, one after the other."""
         lengths = self.lengths[sequences]
         before = np.repeat(self.starts[sequences] - (np.cumsum(lengths) - lengths), lengths)
         return self.rows[before + np.arange(int(lengths.sum()))]
@@ -104,7 +102,7 @@ class RawSequences:
     lengths: IntArray
 
     def split(self, sizes: Sequence[int]) -> list[RawSequences]:
-        """Batches of these sizes, which look into the memory of this one."""
+        """Return batches of these sizes, which are views of this one."""
         parts = []
         ends = np.concatenate([[0], np.cumsum(self.lengths)])
         for size, stop in zip(sizes, accumulate(sizes), strict=True):
@@ -121,89 +119,61 @@ class SequenceDataset(RowDataset):
     steps)``) and ``"lengths"`` (shape ``(batch,)``). The field that names the group comes once for each sequence.
 
     Args:
-        dataset: the rows, with samples that are dicts; what it has of transforms runs on whole sequences.
-        sequences: which rows make which.
-        group: the field that names the group, where it is loaded.
+        dataset: the rows, with samples that are dicts; its transforms run on whole sequences.
+        sequences: which rows make which sequence.
+        group: the field that names the group, if it is loaded.
     """
 
     def __init__(self, dataset: FileDataset, sequences: Sequences, group: str | None) -> None:
-        structure = dataset.structure
-        names = structure.x.fields.names
-        if structure.y is not None or structure.x.fields.kind != "dict":
+        sample_layout = dataset.sample_layout
+        names = sample_layout.x.fields.names
+        if sample_layout.y is not None or sample_layout.x.fields.kind != "dict":
             raise H5ValueError("sequences are made of samples that are dicts. Pass x_key as a mapping, without y_key.")
         if taken := [name for name in (MASK, LENGTHS) if name in names]:
             raise H5ValueError(
-                f"the data has a field {taken[0]!r}, where a batch of sequences has its own. Give it another name."
+                f"the data has a field {taken[0]!r}, and a batch of sequences has its own. Give it another name."
             )
-        of_arrays = dict(zip(structure.x.fields.keys, names, strict=True))
+        of_arrays = dict(zip(sample_layout.x.fields.keys, names, strict=True))
         self.dataset, self.sequences = dataset, sequences
         self._group = group if group in names else of_arrays.get(group or "")
-        transform, batch_transform = structure.x.transform, dataset.batch_transform
-        super().__init__(structure, batch_transform)
-        self.transform = transform
-        self.counters = dataset.counters
-        self._join()
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._pid = os.getpid()
-
-    def _join(self) -> None:
-        self.dataset.join(self.counters, self.work)
+        self.transform = sample_layout.x.transform
+        super().__init__(sample_layout, dataset.batch_transform, sources=[dataset], counters=dataset.counters)
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     # Reading -------------------------------------------------------------------------------------------------
 
-    def gather(self, rows: IntArray, epoch: int | None = None) -> Any:
-        """See ``RowDataset.gather``."""
-        return self._as_read(rows, self.dataset.gather(self._rows(rows), epoch))
-
-    def begin(self, rows: IntArray, epoch: int | None = None) -> Callable[[], Any]:
+    def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], Any]:
         """See ``RowDataset.begin``."""
-        return partial(self._complete, rows, self.dataset.begin(self._rows(rows), epoch))
-
-    def _complete(self, rows: IntArray, read: Callable[[], RawBatch]) -> RawSequences:
-        return self._as_read(rows, read())
-
-    def _as_read(self, rows: IntArray, raw: RawBatch) -> RawSequences:
-        return RawSequences(rows, raw.columns, self.sequences.lengths[rows])
-
-    def prepare_workers(self, num_workers: int) -> None:
-        """See ``RowDataset.prepare_workers``."""
-        self.dataset.prepare_workers(num_workers)
+        self._check_process()
+        read = self.dataset.begin(self.sequences.rows_of(rows), epoch, at_once=at_once)
+        return lambda: RawSequences(rows, read().columns, self.sequences.lengths[rows])
 
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
         """See ``RowDataset.prefetch``."""
-        return self.dataset.prefetch(self._rows(rows), epoch)
-
-    def _rows(self, sequences: IntArray) -> IntArray:
-        if self._pid != os.getpid():  # a forked child has neither our threads nor what they were about to do
-            self._reset()
-            self._join()
-        return self.sequences.rows_of(sequences)
+        self._check_process()
+        return self.dataset.prefetch(self.sequences.rows_of(rows), epoch)
 
     def finish(self, raw: Any, *, samples: bool = False, draws: Draws | None = None) -> Any:
         """See ``RowDataset.finish``."""
-        asks = self.structure.asks or self._batch_asks_for
-        draws = draws or (fresh_draws() if asks else Draws(0, 0, 0))
+        draws = self._draws(draws)
         if samples or self.transform is not None:
             each = [self._sample(one, draws) for one in raw.split([1] * len(raw.rows))]
             if samples:
                 numbered = zip(each, raw.rows.tolist(), strict=True)
-                return [one | {"index": row} for one, row in numbered] if self.structure.with_index else each
+                return [one | {"index": row} for one, row in numbered] if self.sample_layout.with_index else each
             lengths = np.array([self._length_of(one, n) for one, n in zip(each, raw.lengths.tolist(), strict=True)])
-            batch = _collated(each, lengths) | _told(lengths)
+            batch = _collated(each, lengths) | _mask_and_lengths(lengths)
         else:
-            batch = self._batch(raw.columns, raw.lengths) | _told(raw.lengths)
-        if self.structure.with_index:
+            batch = self._batch(raw.columns, raw.lengths) | _mask_and_lengths(raw.lengths)
+        if self.sample_layout.with_index:
             batch["index"] = torch.from_numpy(raw.rows.copy())
         return self._transformed(batch, raw.rows, draws)
 
     def _sample(self, raw: RawSequences, draws: Draws) -> dict[str, Any]:
-        """One sequence, transformed."""
-        part = self.structure.x
+        """Return one sequence, transformed."""
+        part = self.sample_layout.x
         sample = {
             name: column[0] if name == self._group else column
             for name, column in zip(part.fields.names, raw.columns, strict=True)
@@ -212,25 +182,25 @@ class SequenceDataset(RowDataset):
             sample = part.transformed(sample, int(raw.rows[0]), draws, self.describe)
             if not isinstance(sample, dict):
                 raise H5ValueError(
-                    f"the transform gave a {type(sample).__name__} for a sequence, and a sample is a dict of fields. "
-                    "Give a dict, or make something else of whole batches (batch_transform)."
+                    f"the transform returned a {type(sample).__name__} for a sequence, and a sample is a dict of "
+                    "fields. Return a dict, or make something else of whole batches (batch_transform)."
                 )
         return sample
 
     def _length_of(self, sample: dict[str, Any], length: int) -> int:
-        """Steps of a sequence, of which a transform may have taken a part."""
+        """Return the steps of a sequence, of which a transform may have taken a part."""
         if taken := [name for name in (MASK, LENGTHS) if name in sample]:
             raise H5ValueError(
-                f"the transform gave {taken[0]!r}, where a batch of sequences has its own. Give it another name."
+                f"the transform returned {taken[0]!r}, and a batch of sequences has its own. Give it another name."
             )
         steps = {
             len(value)
-            for name in self.structure.x.fields.names
+            for name in self.sample_layout.x.fields.names
             if name != self._group and isinstance(value := sample.get(name), torch.Tensor) and value.ndim
         }
         if len(steps) > 1 and length not in steps:
             raise H5ValueError(
-                f"the transform gave fields of {sorted(steps)} steps for a sequence of {length}. Give all of them "
+                f"the transform returned fields of {sorted(steps)} steps for a sequence of {length}. Give all of them "
                 "equally many."
             )
         return steps.pop() if len(steps) == 1 else length
@@ -241,7 +211,7 @@ class SequenceDataset(RowDataset):
         steps = np.arange(int(lengths.sum())) - np.repeat(firsts, lengths)
         places = np.repeat(np.arange(len(lengths)) * n_steps, lengths) + steps
         batch: dict[str, Any] = {}
-        for name, column in zip(self.structure.x.fields.names, columns, strict=True):
+        for name, column in zip(self.sample_layout.x.fields.names, columns, strict=True):
             if name == self._group:
                 each = [column[first] for first in firsts.tolist()]
                 batch[name] = torch.stack(each) if isinstance(column, torch.Tensor) else each
@@ -269,19 +239,15 @@ class SequenceDataset(RowDataset):
         """Never: a batch is padded."""
         return False
 
-    def layouts(self) -> Iterator[ArrayLayout]:
-        """The arrays that rows are read from, of all files."""
-        return self.dataset.layouts()
-
     def identity(self) -> str:
-        """A digest of the rows, and of which make which sequence."""
+        """See ``RowDataset.identity``: of the rows, and of which make which sequence."""
         found = hashlib.sha256(self.dataset.identity().encode())
         found.update(self.sequences.rows.tobytes())
         found.update(self.sequences.starts.tobytes())
         return found.hexdigest()[:32]
 
     def blocks(self) -> BlockTable:
-        """Sequences whose first rows lie together on disk."""
+        """See ``RowDataset.blocks``: of sequences whose first rows lie together."""
         firsts = np.minimum.reduceat(self.sequences.rows, self.sequences.starts[:-1])
         owners = np.searchsorted(self.dataset.blocks().starts, firsts, side="right")
         return BlockTable.of_sizes(np.diff(np.flatnonzero(np.diff(owners, prepend=-1, append=-1))))
@@ -293,14 +259,9 @@ class SequenceDataset(RowDataset):
         places = self.dataset.places_of(rows[:MAX_ROWS])
         return f"sequence{'s' if len(numbers) != 1 else ''} {which} ({rows_text(places, len(rows))})"
 
-    def files_of(self, rows: IntArray) -> list[str]:
-        """The files that sequences are read from."""
-        return self.dataset.files_of(self.sequences.rows_of(rows))
-
-    @property
-    def is_in_memory(self) -> bool:
-        """Whether all rows are in memory now."""
-        return self.dataset.is_in_memory
+    def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
+        """See ``RowDataset.places_of``: of all rows of the sequences."""
+        return self.dataset.places_of(self.sequences.rows_of(numbers))
 
     @property
     def cost(self) -> ReadCost:
@@ -313,40 +274,22 @@ class SequenceDataset(RowDataset):
             rows_per_run=-(-found.rows_per_run * n // max(1, n_rows)),
         )
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of rows that this process keeps in memory now."""
-        return self.dataset.kept_bytes
-
-    def read_with(self, cache_bytes: int, *, keeps: bool | None = None, in_runs: bool = False) -> None:
-        """See ``RowDataset.read_with``."""
-        self.in_runs = in_runs
-        self.dataset.read_with(cache_bytes, keeps=keeps, in_runs=in_runs)
-
     def summary(self) -> list[str]:
         """See ``RowDataset.summary``."""
         lengths = self.lengths
         rows = f" of {lengths.min():,} to {lengths.max():,} rows" if len(lengths) else ""
         return [f"{len(self):,} sequences{rows}", repr(self.dataset)]
 
-    def close(self) -> None:
-        """Gives back what this process holds; the next read gets it again."""
-        self.dataset.close()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._join()
-
-
-def _told(lengths: IntArray) -> dict[str, torch.Tensor]:
-    """The mask and the lengths of a batch."""
+def _mask_and_lengths(lengths: IntArray) -> dict[str, torch.Tensor]:
+    """Return the mask and the lengths of a batch."""
     steps = torch.arange(int(lengths.max(initial=0)))
     found = torch.from_numpy(lengths.copy())
     return {MASK: steps < found[:, None], LENGTHS: found}
 
 
 def _collated(samples: Sequence[Mapping[str, Any]], lengths: IntArray) -> dict[str, Any]:
-    """Samples that a transform made: what has a step axis still is padded along it, the rest is stacked or listed."""
+    """Collate samples that a transform made: pad what still has a step axis; stack or list the rest."""
     batch: dict[str, Any] = {}
     for name, first in samples[0].items():
         values = [sample[name] for sample in samples]
@@ -360,8 +303,8 @@ def _collated(samples: Sequence[Mapping[str, Any]], lengths: IntArray) -> dict[s
             except RuntimeError as error:
                 shapes = [tuple(value.shape) for value in values]
                 raise H5ValueError(
-                    f"the transform gave {name!r} in the shapes {shapes}, for sequences of {lengths.tolist()} steps: "
-                    "neither one value a step nor all alike. Keep the step axis, or give tensors of one shape."
+                    f"the transform returned {name!r} in the shapes {shapes}, for sequences of {lengths.tolist()} "
+                    "steps: neither one value a step nor all alike. Keep the step axis, or give tensors of one shape."
                 ) from error
     return batch
 

@@ -9,31 +9,37 @@ from __future__ import annotations
 import gc
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
 
 from ..cores import local_ranks
-from ..distributed import Exchange, are_near, exchange, this_process
+from ..distributed import are_near, exchange, this_process
 from ..errors import H5ValueError
+from ..order import as_array, union
 from ..readers import BulkTask, run_with_progress
 from ..sizes import bytes_text
+from .held_rows import HeldRows
+from .shard_memory import AvailableMemory, available_memory
+from .target_order import compare_targets, sampled_targets
 
 if TYPE_CHECKING:
     from .rank_cached import RankMemCachedH5Dataset
 
-__all__ = ["AvailableMemory", "NodeGroup", "load_shards", "my_part", "room"]
+__all__ = ["NodeGroup", "load_shards", "my_part"]
 
-HEARTBEAT = 2.0  # seconds between words to the ranks that wait
-HEADROOM = 256 << 20  # what loading takes beside the shard itself
+HEARTBEAT = 2.0  # seconds between signs of life for the ranks that wait
+HEADROOM = 256 << 20  # bytes that loading takes in addition to the shard itself
 
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """The processes that fill one memory together; each fills a part of it.
+    """The processes of a machine that fill one memory together; each fills a part of it.
 
     Attributes:
         ranks: their replicas' ranks, without repeats.
@@ -56,192 +62,230 @@ def load_shards(
     shows_bar: bool = True,
     spare: Sequence[RankMemCachedH5Dataset] = (),
 ) -> None:
-    """Loads the shards of datasets, on all ranks at a time.
+    """Load the shards of datasets, on all ranks at a time.
 
     Args:
-        holders: what to load, by name; the same names on all ranks. Nothing of theirs is held yet.
-        is_alone: do it without the other ranks, if any.
+        holders: what to load, by name; the same names on all ranks. None of it is in memory yet.
+        is_alone: load without the other ranks, if any.
         patience: seconds to wait for a rank that makes no progress.
         shows_bar: show a progress bar, on the first rank.
-        spare: who gives up what it holds where there is no room otherwise.
+        spare: datasets that give up their rows if there is not enough memory otherwise.
 
     Raises:
-        H5Error: there is no room, or rows cannot be read, on any rank; nothing is held then.
+        H5Error: there is not enough memory, or rows cannot be read, on any rank; nothing is held then.
     """
     if not holders:
         return
-    job = _Job(is_alone, patience)
+    loading = _Loading(holders, is_alone, patience)
     try:
-        groups_of, near = _meet(job, holders)
-        _make_sure_of_room(job, holders, groups_of, near, spare)
-        if not _share_memory(job, holders, groups_of):  # some machine lets no process look at another's descriptors
-            if not all(job.near):
-                groups_of = {name: NodeGroup((holder.rank,)) for name, holder in holders.items()}
-            _make_sure_of_room(job, holders, groups_of, near, spare)
+        loading.meet()
+        loading.check_memory(spare)
+        if not loading.share_memory():  # some machine lets no process look at another's descriptors
+            loading.check_memory(spare)
         for name, holder in holders.items():
-            job.do("loading shards", partial(_load_one, name, holder, groups_of[name], shows_bar))
+            loading.do("loading shards", partial(loading.load, name, shows_bar))
             # A step of its own: before it, parts of the rows that other processes load may be missing.
-            job.do("comparing targets", partial(_sample, holder))
-            holder.compare(job.told)
+            loading.do("comparing targets", partial(sampled_targets, holder))
+            compare_targets(holder, loading.answers)
     except BaseException:
-        for holder in holders.values():
-            holder.close()
+        loading.give_up()
         raise
 
 
-class _Job:
+class _Loading:
     """The ranks that load, in steps that all of them take.
 
     Args:
-        is_alone: this rank loads by itself.
-        patience: see ``load_shards``.
+        holders: see ``load_shards``, as the two that follow.
+        is_alone: see above.
+        patience: see above.
+
+    Attributes:
+        answers: what all ranks returned in the last step.
+        near: the answers of this machine's ranks.
+        place: of this rank among those of its machine.
     """
 
-    def __init__(self, is_alone: bool, patience: float) -> None:
-        self.is_alone, self._patience, self._me = is_alone, patience, this_process()
-
-    def do(self, what: str, step: Callable[[Exchange], Any], facts: Mapping[str, Any] | None = None) -> None:
-        """Takes a step, which fails on all ranks where it fails on one.
-
-        Args:
-            what: the step, for messages.
-            step: gives what the others should hear.
-            facts: what must be equal on all ranks.
-        """
-        failure, mine = None, None
-        with exchange(what, self._patience, self.is_alone) as ranks:
-            try:
-                mine = step(ranks)
-            except Exception as error:
-                failure = error
-            told = ranks.agree(facts or {}, failure, {"process": self._me, "told": mine})
-        is_near = [rank == ranks.rank or are_near(one["process"], self._me) for rank, one in enumerate(told)]
-        self.told = [one["told"] for one in told]
-        self.near = [one for one, near in zip(self.told, is_near, strict=True) if near]
-        self.place = sum(is_near[: ranks.rank])
-
-    # What all ranks told in the last step; those of this machine; and this rank's place among these.
-    told: Sequence[Any] = ()
+    answers: Sequence[Any] = ()
     near: Sequence[Any] = ()
     place = 0
 
+    def __init__(self, holders: Mapping[str, RankMemCachedH5Dataset], is_alone: bool, patience: float) -> None:
+        self._holders, self._is_alone, self._patience, self._me = holders, is_alone, patience, this_process()
+        self._groups: dict[str, NodeGroup] = {}
+        self._filling: dict[str, HeldRows] = {}
 
-def _meet(
-    job: _Job, holders: Mapping[str, RankMemCachedH5Dataset]
-) -> tuple[dict[str, NodeGroup], dict[str, list[int]]]:
-    """Finds out who is on this machine: who loads with whom, and the ranks of all processes, by name."""
-    facts = {"shards": list(holders)} | {f"shard {name!r}": holder.terms() for name, holder in holders.items()}
-    job.do("meeting the ranks", lambda _: {name: holder.rank for name, holder in holders.items()}, facts)
-    is_everyone = len(job.near) == len(job.told)
-    near = {name: [int(one[name]) for one in job.near] for name in holders}
-    groups_of = {
-        name: NodeGroup(tuple(sorted(set(near[name]))), job.place, len(job.near), is_everyone)
-        if holder.shares and len(job.near) > 1 and hasattr(os, "memfd_create")
-        else NodeGroup((holder.rank,))
-        for name, holder in holders.items()
+    def meet(self) -> None:
+        """Find out with which processes of this machine each dataset is loaded."""
+        holders = self._holders
+        facts = {"shards": list(holders)} | {f"shard {name!r}": _terms(holder) for name, holder in holders.items()}
+        self.do("meeting the ranks", lambda: {name: holder.rank for name, holder in holders.items()}, facts)
+        self._ranks = {name: [int(one[name]) for one in self.near] for name in holders}  # of this machine
+        n_near = len(self.near)
+        for name, holder in holders.items():
+            group = NodeGroup((holder.rank,))
+            if holder.shares and n_near > 1 and hasattr(os, "memfd_create"):
+                ranks = tuple(sorted(set(self._ranks[name])))
+                group = NodeGroup(ranks, self.place, n_near, is_everyone=n_near == len(self.answers))
+            self._groups[name] = group
+
+    def give_up(self) -> None:
+        """Give back all memory."""
+        for held in self._filling.values():
+            held.close()
+        for holder in self._holders.values():
+            holder.close()
+
+    def do(self, what: str, step: Callable[[], Any], facts: Mapping[str, Any] | None = None) -> None:
+        """Take a step, which fails on all ranks if it fails on one.
+
+        Args:
+            what: the step, for messages.
+            step: returns an answer for all ranks.
+            facts: what must be equal on all ranks.
+        """
+        failure, mine = None, None
+        with exchange(what, self._patience, self._is_alone) as ranks:
+            try:
+                self._exchange = ranks
+                mine = step()
+            except Exception as error:
+                failure = error
+            found = ranks.agree(facts or {}, failure, {"process": self._me, "answer": mine})
+        is_near = [rank == ranks.rank or are_near(one["process"], self._me) for rank, one in enumerate(found)]
+        self.answers = [one["answer"] for one in found]
+        self.near = [one for one, near in zip(self.answers, is_near, strict=True) if near]
+        self.place = sum(is_near[: ranks.rank])
+
+    def check_memory(self, spare: Sequence[RankMemCachedH5Dataset]) -> None:
+        """Check that this machine has memory for all shards of its ranks, and make other datasets give up theirs.
+
+        Raises:
+            H5ValueError: it has not, on any machine.
+        """
+        needed = 0
+        for name, holder in self._holders.items():
+            group = self._groups[name]
+            for ranks in [group.ranks] if group.size > 1 else [[rank] for rank in self._ranks[name]]:
+                needed += _bytes_needed(holder, ranks)
+        n_processes = len(self.near)
+        if self._is_alone:  # the others of this machine load theirs, and nothing is known of them
+            n_processes = local_ranks()
+            needed *= n_processes
+
+        def give_back() -> None:
+            for holder in spare if any(self.near) else ():
+                holder.close()
+            gc.collect()  # datasets that were dropped, and refer to each other
+
+        self.do("checking memory", lambda: _lacks(available_memory(), needed))
+        if any(self.answers):
+            self.do("giving back memory", give_back)
+            self.do("checking memory", lambda: _check_memory(needed, n_processes, list(self._holders)))
+
+    def share_memory(self) -> bool:
+        """Have the first process of each group make the memory, and the others open it.
+
+        Returns:
+            Whether they could on all machines. On one that lets them not, each process holds its rows for itself.
+        """
+        if len(self.answers) == 1 or not any(holder.shares for holder in self._holders.values()):
+            return True  # the same on all ranks
+        shared = [name for name, group in self._groups.items() if group.size > 1]
+
+        def make() -> dict[str, Any]:
+            made = shared if self.place == 0 else ()
+            return {name: [os.getpid(), self._hold(name).descriptor] for name in made}
+
+        def open_it() -> bool:
+            try:
+                for name, (pid, descriptor) in owners.items() if self.place else ():
+                    self._hold(name, (pid, descriptor))
+            except Exception:
+                return False
+            return True
+
+        self.do("sharing memory", make)
+        owners: Mapping[str, Any] = self.near[0]
+        self.do("opening shared memory", open_it)
+        if not all(self.near):
+            self.give_up()
+            self._filling.clear()
+            for name in shared:
+                self._groups[name] = NodeGroup((self._holders[name].rank,))
+        return all(self.answers)
+
+    def _hold(self, name: str, owner: tuple[int, int] | None = None) -> HeldRows:
+        """Make memory for a dataset's rows and those of its group, or open that of another process."""
+        self._filling[name] = _memory_for(self._holders[name], self._groups[name], owner)
+        return self._filling[name]
+
+    def load(self, name: str, shows_bar: bool) -> None:
+        """Load this process's part of a dataset, and tell the ranks that wait about the progress."""
+        holder, group, ranks = self._holders[name], self._groups[name], self._exchange
+        held = self._filling.get(name) or self._hold(name)
+        began = last = time.monotonic()
+
+        def report(n_bytes: int) -> None:
+            nonlocal last
+            if n_bytes and time.monotonic() > last + HEARTBEAT:
+                last = time.monotonic()
+                ranks.progress()
+
+        shows_bar = shows_bar and ranks.rank == 0
+        shared, own = held.tasks(holder.table, holder.options, holder.counters)
+        tasks = [*my_part(shared, group), *own]
+        run_with_progress(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, tell=report)
+        holder.use(self._filling.pop(name), has_all=group.is_everyone)
+        # Of several ranks each would lock the pages of all, though batches are copied into page-locked memory anyway.
+        if holder.pins_memory and len(group.ranks) == 1 and torch.cuda.is_available() and (why := held.pin()):
+            warnings.warn(f"the shard's pages are not locked: {why}. Copies to the GPU go on as before.", stacklevel=2)
+        shard, seconds = holder.shard, time.monotonic() - began
+        which = " (neighboring rows)" if shard.mode == "contiguous" else f" (one of every {shard.world_size})"
+        which = " (drawn at random)" if holder.draw else which
+        holder.log(
+            f"{name + ': ' if name else ''}rank {shard.rank} of {shard.world_size} holds {len(holder):,} of "
+            f"{shard.n_rows:,} rows{which if shard.world_size > 1 else ''}, {held.n_bytes / 2**20:,.1f} MiB, "
+            f"loaded in {seconds:.1f} s"
+        )
+
+
+def _terms(holder: RankMemCachedH5Dataset) -> dict[str, Any]:
+    """Return what must be equal on all processes that hold rows together; it is compared before they load."""
+    shard = holder.shard
+    return {
+        "rows": shard.n_rows,
+        "ranks": shard.world_size,
+        "mode": shard.mode,
+        "share_memory": holder.shares_memory,
+        "dtypes": [str(plan.dtype) for plan in holder.plans],
+        "drawn anew": (holder.draw, shard.reshard_every, shard.seed),
+        "content": holder.identity() if holder.shares else None,
+        "normalization": holder.fields.normalization,
     }
-    return groups_of, near
 
 
-def _make_sure_of_room(
-    job: _Job,
-    holders: Mapping[str, RankMemCachedH5Dataset],
-    groups_of: Mapping[str, NodeGroup],
-    near: Mapping[str, Sequence[int]],
-    spare: Sequence[RankMemCachedH5Dataset],
-) -> None:
-    needed = 0
-    for name, holder in holders.items():
-        together = [groups_of[name].ranks] if groups_of[name].size > 1 else [[rank] for rank in near[name]]
-        needed += sum(map(holder.bytes_needed, together))
-    n_processes = len(job.near)
-    if job.is_alone:  # others of this machine load theirs, and nobody asks them
-        n_processes = local_ranks()
-        needed *= n_processes
-    job.do("looking for memory", lambda _: not _is_enough(room(), needed))
-    if any(job.told):
-        job.do("giving back memory", partial(_give_back, spare if any(job.near) else ()))
-    job.do("looking for memory", lambda _: _check_room(needed, n_processes, list(holders)))
+def _bytes_needed(holder: RankMemCachedH5Dataset, ranks: Sequence[int]) -> int:
+    """Return the bytes of this machine's memory that the rows of some ranks take, held together; without text."""
+    n_rows = sum(len(holder.shard.rows(0, rank)) for rank in ranks)  # as many however they are drawn
+    return 0 if holder.device.type != "cpu" else n_rows * holder.cost.row_bytes
 
 
-def _give_back(spare: Sequence[RankMemCachedH5Dataset], _: Exchange) -> None:
-    for holder in spare:
-        holder.close()
-    gc.collect()  # what was forgotten and hangs together in a circle
-
-
-def _is_enough(found: AvailableMemory | None, needed: int) -> bool:
-    return found is None or needed + HEADROOM <= found.n_bytes
-
-
-def _check_room(needed: int, n_processes: int, names: Sequence[str]) -> None:
-    found = room()
-    if found is None or _is_enough(found, needed):
-        return
-    what = f"the shards of {', '.join(map(repr, names))}" if names != [""] else "the shards"
-    who = f"{n_processes} ranks of this machine" if n_processes > 1 else "this rank"
-    raise H5ValueError(
-        f"{what} take {_size(needed)} on {who}, and {_size(HEADROOM)} while they are loaded; {_size(found.n_bytes)} "
-        f"are left ({found.limit}). {_size(max(0, found.n_bytes - HEADROOM))} would fit: take a smaller dtype (uint8 "
-        "as stored is a quarter of float32, and the GPU can cast it), fewer fields, more machines, share_memory=True "
-        "where ranks of a machine hold the same rows. Or read on demand, with LazyH5DataModule or H5LazyDataset."
+def _memory_for(holder: RankMemCachedH5Dataset, group: NodeGroup, owner: tuple[int, int] | None) -> HeldRows:
+    """Return memory for a group's rows, nothing loaded yet: a new one, or that of another process."""
+    wanted = union([holder.shard.rows(holder.draw, rank) for rank in group.ranks])
+    return HeldRows(
+        wanted if holder.has_all_rows else np.unique(holder.located(as_array(wanted))),
+        *holder.mine(),
+        holder.plans,
+        device=holder.device,
+        shared=group.size > 1 or holder.shares_memory or holder.for_workers,
+        owner=owner,
     )
 
 
-def _share_memory(job: _Job, holders: Mapping[str, RankMemCachedH5Dataset], groups_of: Mapping[str, NodeGroup]) -> bool:
-    """The first of each crew makes the memory, the others open it; whether they could, on all machines."""
-    shared = [name for name, group in groups_of.items() if group.size > 1]
-    is_first = job.place == 0
-    if len(job.told) == 1 or not any(holder.shares for holder in holders.values()):  # the same on all ranks
-        return True
-
-    def make(_: Exchange) -> dict[str, Any]:
-        return {name: [os.getpid(), holders[name].make_room(groups_of[name])] for name in shared if is_first}
-
-    def open_it(handles: Mapping[str, Any], _: Exchange) -> bool:
-        with suppress(Exception):
-            for name, (pid, fd) in () if is_first else handles.items():
-                holders[name].make_room(groups_of[name], os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC))
-            return True
-        return False
-
-    def close(_: Exchange) -> bool:
-        for name in shared if not is_shared else ():
-            holders[name].close()
-        return is_shared
-
-    job.do("sharing memory", make)
-    job.do("opening shared memory", partial(open_it, job.near[0]))
-    is_shared = all(job.near)
-    if all(job.told):
-        return True
-    job.do("giving back shared memory", close)
-    return False
-
-
-def _load_one(name: str, holder: RankMemCachedH5Dataset, group: NodeGroup, shows_bar: bool, ranks: Exchange) -> None:
-    if group.size == 1:
-        holder.make_room(group)
-    tasks = holder.tasks(group)
-    said = time.monotonic()
-
-    def tell(n_bytes: int) -> None:
-        nonlocal said
-        if n_bytes and time.monotonic() > said + HEARTBEAT:
-            said = time.monotonic()
-            ranks.progress()
-
-    shows_bar = shows_bar and ranks.rank == 0
-    run_with_progress(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, tell=tell)
-    holder.finish_loading(name)
-
-
-def _sample(holder: RankMemCachedH5Dataset, _: Exchange) -> Any:
-    return holder.sample()
-
-
 def my_part(tasks: Sequence[BulkTask], group: NodeGroup) -> Iterator[BulkTask]:
-    """This process's part of a crew's tasks, of about as many bytes as the others'."""
+    """Yield this process's part of a group's tasks, of about as many bytes as the others'."""
     total, before = sum(task.n_decoded for task in tasks), 0
     for task in tasks:
         if (2 * before + task.n_decoded) * group.size // max(1, 2 * total) == group.place:
@@ -249,75 +293,24 @@ def my_part(tasks: Sequence[BulkTask], group: NodeGroup) -> Iterator[BulkTask]:
         before += task.n_decoded
 
 
+def _lacks(found: AvailableMemory | None, needed: int) -> bool:
+    return found is not None and needed + HEADROOM > found.n_bytes
+
+
+def _check_memory(needed: int, n_processes: int, names: Sequence[str]) -> None:
+    found = available_memory()
+    if found is None or not _lacks(found, needed):
+        return
+    shards = f"the shards of {', '.join(map(repr, names))}" if names != [""] else "the shards"
+    ranks = f"{n_processes} ranks of this machine" if n_processes > 1 else "this rank"
+    raise H5ValueError(
+        f"{shards} take {_size(needed)} on {ranks}, and {_size(HEADROOM)} while they are loaded; "
+        f"{_size(found.n_bytes)} are left ({found.limit}). {_size(max(0, found.n_bytes - HEADROOM))} would fit: take a "
+        "smaller dtype (uint8 as stored is a quarter of float32, and the GPU can cast it), fewer fields, more "
+        "machines, share_memory=True if ranks of a machine hold the same rows. Or read on demand, with "
+        "LazyH5DataModule or H5LazyDataset."
+    )
+
+
 def _size(n_bytes: int) -> str:
     return bytes_text(n_bytes, least="MiB", most="GiB", digits=2 if n_bytes >= 2**30 else 1)
-
-
-class AvailableMemory(NamedTuple):
-    """How much memory may still be taken.
-
-    Attributes:
-        n_bytes: that many.
-        limit: what sets the limit, in words.
-    """
-
-    n_bytes: int
-    limit: str
-
-
-def room(root: Path = Path("/")) -> AvailableMemory | None:
-    """The memory that this process and its neighbours may still take: the least that anything grants.
-
-    What the system would give up by itself (the page cache) counts as free. None where the system does not say (it is
-    not Linux).
-
-    Args:
-        root: where the system's files are; for tests.
-    """
-    return min(_limits(root), default=None)
-
-
-def _limits(root: Path) -> Iterator[AvailableMemory]:
-    machine = _numbers(root / "proc/meminfo")
-    if "MemAvailable" in machine:
-        yield AvailableMemory(machine["MemAvailable"] << 10, "the machine's memory")
-    with suppress(OSError, KeyError):
-        if (root / "proc/sys/vm/overcommit_memory").read_text().strip() == "2":
-            left = machine["CommitLimit"] - machine["Committed_AS"]
-            yield AvailableMemory(max(0, left) << 10, "vm.overcommit_memory=2")
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if not path:
-            continue
-        if not controllers:
-            yield from _of_group(root / "sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-            yield from _of_group(root / "sys/fs/cgroup/memory", path, *names)
-
-
-def _of_group(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterator[AvailableMemory]:
-    """Limits of a control group and of those above it."""
-    here = mount / path.lstrip("/")
-    # In a container the path may be the host's, and the group is what is mounted.
-    for group in [here, *here.parents] if here.is_dir() else [mount]:
-        with suppress(OSError, ValueError):
-            most = int((group / limit).read_text())
-            used = int((group / usage).read_text())
-            free = _numbers(group / "memory.stat").get(reclaimable, 0)
-            yield AvailableMemory(max(0, most - used + free), f"the control group's {limit}")
-        if group == mount:
-            return
-
-
-def _numbers(path: Path) -> Mapping[str, int]:
-    """A file of names and numbers, as the kernel writes them."""
-    words = (line.replace(":", " ").split() for line in _lines(path))
-    return {some[0]: int(some[1]) for some in words if len(some) > 1 and some[1].isdigit()}
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -1,4 +1,4 @@
-"""Memory that holds a shard: of this process alone, or shared with its workers and with other ranks of the machine."""
+"""Memory that holds a shard: how much is available, and memory of one process or shared by those of a machine."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 import mmap
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,25 +19,26 @@ import torch
 
 from ..errors import H5Error, H5ValueError
 
-__all__ = ["ShardMemory"]
+__all__ = ["AvailableMemory", "ShardMemory", "available_memory"]
 
 PAGE = mmap.PAGESIZE
+NAME = "lightning_h5"
 
 
 class ShardMemory:
-    """Memory for columns of bytes. A shared one is behind a descriptor, so that it ends with its last process.
+    """Memory for columns of bytes. Shared memory has a descriptor and no name, so it ends with its last process.
 
     Args:
         sizes: for each column its rows and the bytes of a row.
         shared: whether other processes may have it too.
-        descriptor: of one that another process shared; taken over.
-        name: of shared memory, for who looks at what a process has mapped.
+        descriptor: of memory that another process shared; taken over.
+        name: of shared memory, in the list of what a process has mapped.
 
     Attributes:
         columns: the memory, shape ``(n_rows, row_bytes)`` each.
 
     Raises:
-        H5Error: the system does not give so much.
+        H5Error: the system has not so much memory.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class ShardMemory:
         *,
         shared: bool = False,
         descriptor: int | None = None,
-        name: str = "lightning_h5",
+        name: str = NAME,
     ) -> None:
         self._sizes = list(sizes)
         self._pinned: list[int] = []
@@ -71,6 +73,25 @@ class ShardMemory:
             for start, (n_rows, row_bytes) in zip(starts, sizes, strict=True)
         ]
 
+    @classmethod
+    def of_process(cls, pid: int, descriptor: int, sizes: Sequence[tuple[int, int]], name: str = NAME) -> Self:
+        """Return memory that another process of this machine shared.
+
+        Args:
+            pid: the process.
+            descriptor: of the memory, in that process.
+            sizes: see the class.
+            name: see the class.
+
+        Raises:
+            OSError: the system lets no process look at that one's descriptors, or it has ended.
+            H5Error: the descriptor is of something else, or the memory cannot be mapped.
+        """
+        path = f"/proc/{pid}/fd/{descriptor}"
+        if name not in os.readlink(path):
+            raise H5Error(f"{path} is no shared memory of this package.")
+        return cls(sizes, shared=True, descriptor=os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
     @property
     def n_bytes(self) -> int:
         """Bytes of all columns."""
@@ -82,13 +103,13 @@ class ShardMemory:
         return self._fd
 
     def write(self, column: int, start: int, rows: npt.NDArray[Any]) -> None:
-        """Writes rows to a shared column by its descriptor.
+        """Write rows to a shared column by its descriptor.
 
-        Writing through the map would end the process with SIGBUS where the system has no memory left; and is slower,
+        Writing through the map would end the process with SIGBUS if the system has no memory left; and it is slower,
         since the system clears each page first.
 
         Args:
-            column: which one.
+            column: its number.
             start: the first row.
             rows: C-contiguous, of the column's bytes.
 
@@ -107,14 +128,14 @@ class ShardMemory:
             data, place = data[n_written:], place + n_written
 
     def discard(self, start: int, stop: int) -> None:
-        """Gives the pages between two bytes of shared memory back to the system, for all processes that have it."""
+        """Give the pages between two bytes of shared memory back to the system, for all processes that have it."""
         start, stop = -(-start // PAGE) * PAGE, stop // PAGE * PAGE
         if self._block is not None and start < stop:
             with suppress(OSError, AttributeError):  # no such call, or not of this memory
                 self._block.madvise(mmap.MADV_REMOVE, start, stop - start)
 
     def pin(self) -> str | None:
-        """Locks the memory's pages for copies to a GPU, in place; says why not where CUDA refuses."""
+        """Lock the memory's pages for copies to a GPU, in place; return why not if CUDA refuses."""
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         for column in self.columns:
             start, n_bytes = column.__array_interface__["data"][0], column.nbytes
@@ -125,7 +146,7 @@ class ShardMemory:
         return None
 
     def unpin(self) -> None:
-        """Lets go of the pages."""
+        """Unlock the pages."""
         if self._pinned and self._pid == os.getpid():  # a forked child has nothing locked
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
             for start in self._pinned:
@@ -133,7 +154,7 @@ class ShardMemory:
         self._pinned = []
 
     def close(self) -> None:
-        """Gives the memory back, as far as nobody else has it. Nothing may read it any more."""
+        """Give the memory back, unless another process has it. Nothing may read it any more."""
         self.unpin()
         self.columns = []
         self._block = None
@@ -146,12 +167,12 @@ class ShardMemory:
             self.close()
 
     @property
-    def is_on_its_way(self) -> bool:
-        """Whether a process is being started that can be given this memory."""
+    def can_be_sent(self) -> bool:
+        """Whether a process is being started, and this memory can be sent to it."""
         return self._fd is not None and get_spawning_popen() is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._fd is None or not self.is_on_its_way:
+        if self._fd is None or not self.can_be_sent:
             raise TypeError("only shared memory goes to another process, and only while that is being started")
         return {"sizes": self._sizes, "descriptor": DupFd(self._fd)}
 
@@ -172,7 +193,7 @@ def _allocate(shape: tuple[int, int]) -> npt.NDArray[np.uint8]:
 
 
 def _places(sizes: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Where columns begin in a block, each on a page of its own; and the block's bytes."""
+    """Return the starts of columns in a block, each on a page of its own, and the block's bytes."""
     starts, end = [], 0
     for n_rows, row_bytes in sizes:
         starts.append(end)
@@ -181,7 +202,7 @@ def _places(sizes: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
 
 
 def _descriptor(n_bytes: int, name: str) -> int:
-    """Of new memory without a name, so that nothing is left of it once its processes have ended, however they do."""
+    """Return a descriptor of new memory without a name: nothing is left of it once its processes have ended."""
     fd = None
     try:
         if hasattr(os, "memfd_create"):
@@ -195,3 +216,75 @@ def _descriptor(n_bytes: int, name: str) -> int:
             os.close(fd)
         raise H5ValueError(f"the system has no {n_bytes:,} bytes of shared memory: {error}. {_ADVICE}") from error
     return fd
+
+
+# How much memory there is ------------------------------------------------------------------------------------------
+
+
+class AvailableMemory(NamedTuple):
+    """How much memory may still be taken.
+
+    Attributes:
+        n_bytes: that many.
+        limit: what sets the limit, as text.
+    """
+
+    n_bytes: int
+    limit: str
+
+
+def available_memory(root: Path = Path("/")) -> AvailableMemory | None:
+    """Return the memory that this process and its neighbors may still take: the smallest of all limits.
+
+    The page cache counts as free. None if the limits are unknown: the system is not Linux.
+
+    Args:
+        root: the folder of the system's files; for tests.
+    """
+    return min(_limits(root), default=None)
+
+
+def _limits(root: Path) -> Iterator[AvailableMemory]:
+    machine = _numbers(root / "proc/meminfo")
+    if "MemAvailable" in machine:
+        yield AvailableMemory(machine["MemAvailable"] << 10, "the machine's memory")
+    with suppress(OSError, KeyError):
+        if (root / "proc/sys/vm/overcommit_memory").read_text().strip() == "2":
+            left = machine["CommitLimit"] - machine["Committed_AS"]
+            yield AvailableMemory(max(0, left) << 10, "vm.overcommit_memory=2")
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if not path:
+            continue
+        if not controllers:
+            yield from _of_group(root / "sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            yield from _of_group(root / "sys/fs/cgroup/memory", path, *names)
+
+
+def _of_group(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterator[AvailableMemory]:
+    """Yield the limits of a control group and of those above it."""
+    here = mount / path.lstrip("/")
+    # In a container the path may be the host's, and the group is what is mounted.
+    for group in [here, *here.parents] if here.is_dir() else [mount]:
+        with suppress(OSError, ValueError):
+            most = int((group / limit).read_text())
+            used = int((group / usage).read_text())
+            free = _numbers(group / "memory.stat").get(reclaimable, 0)
+            yield AvailableMemory(max(0, most - used + free), f"the control group's {limit}")
+        if group == mount:
+            return
+
+
+def _numbers(path: Path) -> Mapping[str, int]:
+    """Return the names and numbers of a file, as the kernel writes them."""
+    words = (line.replace(":", " ").split() for line in _lines(path))
+    return {some[0]: int(some[1]) for some in words if len(some) > 1 and some[1].isdigit()}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -8,29 +8,30 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 
+from ..errors import H5Error
 from ..order import RankShard, permutation
+from ..readers import do_tasks
 from ..types import IntArray
+from .buffers import BufferPool
+from .held_rows import HeldRows
 from .sample_layout import Column
 
-__all__ = [
-    "MAX_SAMPLES",
-    "are_in_order",
-    "differ_clearly",
-    "sampled_places",
-    "sampled_values",
-    "warn_of_different_targets",
-]
+if TYPE_CHECKING:
+    from .rank_cached import RankMemCachedH5Dataset
+
+__all__ = ["are_in_order", "compare_targets", "differ_clearly", "sampled_places", "sampled_targets", "sampled_values"]
 
 TargetValue: TypeAlias = int | float | str
 
 MAX_SAMPLES = 2_048  # of all ranks together: each rank is sent those of all others
+SAMPLES_OF_OTHERS = 128  # targets that a rank reads which loads without the others; some are its own
 MIN_SAMPLES = 32  # fewer may be in order by chance
 MAX_ROW_BYTES = 4_096  # a class or its one-hot code; more is a picture
 ROWS_A_VALUE = 4  # at least, on average: values that are seen less often are numbers or names, not classes
@@ -40,13 +41,13 @@ SAMPLED = 16  # purpose of the random stream
 
 
 def sampled_places(n_rows: int, world_size: int) -> IntArray:
-    """Places in a shard whose targets are looked at, ascending; drawn, so that no period of the targets hides them."""
+    """Return places in a shard whose targets are looked at, ascending; at random, so that no period hides them."""
     n_samples = min(n_rows, -(-MAX_SAMPLES // world_size))
     return np.sort(permutation(n_rows, 0, 0, SAMPLED)(0, n_samples)) if n_samples else np.empty(0, np.int64)
 
 
 def sampled_values(targets: Column) -> list[TargetValue] | None:
-    """A plain value for each target: a number or text as it is, a vector as its digest; None for what is no label."""
+    """Return a plain value of each target: a number or text, the digest of a vector; None if these are no labels."""
     if not isinstance(targets, torch.Tensor):
         return [each if isinstance(each, str) else repr(each) for each in targets]
     if not len(targets):
@@ -62,7 +63,7 @@ def sampled_values(targets: Column) -> list[TargetValue] | None:
 
 
 def are_in_order(values: Sequence[TargetValue]) -> bool:
-    """Whether targets are sorted, or each value comes in one run.
+    """Return whether targets are sorted, or each value comes in one run.
 
     Args:
         values: of sampled rows, in the order of the file.
@@ -86,7 +87,7 @@ def _are_few(values: Sequence[TargetValue]) -> bool:
 
 
 def differ_clearly(samples: Sequence[Sequence[TargetValue]]) -> bool:
-    """Whether shards have clearly different shares of a few values, by a chi-squared test of homogeneity.
+    """Return whether shards have clearly different shares of a few values, by a chi-squared test of homogeneity.
 
     Args:
         samples: values of sampled rows, for each shard.
@@ -109,20 +110,32 @@ def _comparable(value: TargetValue) -> TargetValue:
     return value if value == value else "nan"  # NaN is equal to nothing
 
 
-def warn_of_different_targets(
-    shard: RankShard, keys: Sequence[str], ranks: Mapping[int, Any], of_others: Callable[[int], Sequence[TargetValue]]
-) -> None:
+def sampled_targets(dataset: RankMemCachedH5Dataset) -> list[Any] | None:
+    """Return this rank and a few values of each target, once the rows are complete on all ranks, as JSON has it.
+
+    None if this rank does not train on the same part of the rows in every epoch.
+    """
+    if not _may_differ(dataset):
+        return None
+    places = sampled_places(len(dataset), dataset.shard.world_size)
+    targets = dataset.gather(places).columns[dataset.fields.n_inputs :]
+    return [dataset.rank, [sampled_values(column) for column in targets]]
+
+
+def compare_targets(dataset: RankMemCachedH5Dataset, answers: Sequence[Any]) -> None:
     """Warn of targets that differ between ranks; the first of the ranks that are loaded together does.
 
     Args:
-        shard: of this rank.
-        keys: the targets' arrays.
-        ranks: for each rank that is loaded together the sampled values of each target; None for what is no label.
-        of_others: returns values of a target, by its place, in rows of the ranks that are missing there.
+        dataset: this rank's.
+        answers: what ``sampled_targets`` returned on all ranks that load together; None stands for what is no label.
     """
+    if not _may_differ(dataset):
+        return
+    shard, ranks = dataset.shard, dict(answers)
     if shard.rank != min(ranks):
         return
-    for target, (key, *samples) in enumerate(zip(keys, *(ranks[rank] for rank in sorted(ranks)), strict=True)):
+    n_inputs, keys = dataset.fields.n_inputs, dataset.fields.keys
+    for field, samples in enumerate(zip(*(ranks[rank] for rank in sorted(ranks)), strict=True), start=n_inputs):
         if None in samples:
             continue
         together = list(chain.from_iterable(samples))
@@ -130,11 +143,35 @@ def warn_of_different_targets(
             differ = True
         elif len(ranks) == shard.world_size:
             differ = shard.mode == "interleave" and differ_clearly(samples)
-        else:  # parts of a file may differ in much; a single value is what a sorted one has here
+        else:  # parts of a file may differ in much; a sorted one has a single value here
             can_tell = _are_few(together) if shard.mode == "interleave" else len(set(together)) == 1
-            differ = can_tell and differ_clearly([together, of_others(target)])
+            differ = can_tell and differ_clearly([together, _values_of_others(dataset, field)])
         if differ:
-            _warn(shard, key)
+            _warn(shard, keys[field])
+
+
+def _may_differ(dataset: RankMemCachedH5Dataset) -> bool:
+    """Whether this rank trains on the same rows in every epoch, and not on all of them."""
+    shard = dataset.shard
+    return dataset.for_training and shard.world_size > 1 and not shard.reshard_every
+
+
+def _values_of_others(dataset: RankMemCachedH5Dataset, field: int) -> list[TargetValue]:
+    """Return a few values of a field in other ranks' rows, read from the files; none if they cannot be read."""
+    mine, table = dataset.shard.rows(dataset.draw), dataset.table
+    drawn = sampled_places(dataset.shard.n_rows, MAX_SAMPLES // SAMPLES_OF_OTHERS)
+    rows = np.unique(dataset.located(np.array([row for row in drawn.tolist() if row not in mine], dtype=np.int64)))
+    plans = [dataset.plans[field]]
+    held = HeldRows(rows, rows, rows, plans, device=torch.device("cpu"), shared=False)
+    try:
+        tasks = held.tasks(table.with_fields([field]), dataset.options, dataset.counters)
+        do_tasks([*chain.from_iterable(tasks)], 1, lambda _: None)
+        return sampled_values(held.take(np.arange(len(rows)), BufferPool())[0]) or []
+    except H5Error:  # of rows that this rank does not train on
+        return []
+    finally:
+        held.close()
+        dataset.close_files()
 
 
 def _warn(shard: RankShard, key: str) -> None:

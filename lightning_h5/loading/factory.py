@@ -187,7 +187,7 @@ def create_optimized_dataloader(
         plan = PlanSampler(dataset.blocks(), parameters, rank=rank, world_size=world_size, **options)
     dataset.read_with(
         order.cache_bytes if dataset.asked_cache_bytes is None else dataset.asked_cache_bytes,
-        keeps=None if is_training else False,
+        retain=None if is_training else False,
         in_runs=order.mode == "window",
     )
     return H5DataLoader(

@@ -173,9 +173,10 @@ class H5DataLoader(DataLoader[Any]):
         return reading
 
     def _read(self, tokens: Iterator[BatchToken]) -> ReadAhead | InMemoryIterator:
-        dataset, is_in_memory = self.dataset, self.dataset.is_in_memory
-        most_bytes = TOGETHER_BYTES_MORE if dataset.in_runs or is_in_memory else TOGETHER_BYTES
-        together = max(1, min(MAX_TOGETHER, most_bytes // max(1, self.sampler.batch_size * dataset.cost.row_bytes)))
+        dataset, cost = self.dataset, self.dataset.cost
+        is_in_memory = cost.is_in_memory
+        most_bytes = TOGETHER_BYTES_MORE if cost.rows_per_run or is_in_memory else TOGETHER_BYTES
+        together = max(1, min(MAX_TOGETHER, most_bytes // max(1, self.sampler.batch_size * cost.row_bytes)))
         if self._depth is not None:
             together = max(1, min(together, self._depth // 2))
         elif is_in_memory:

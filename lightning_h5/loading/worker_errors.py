@@ -152,10 +152,10 @@ def unpicklable_arguments(loader: Any, method: str, error: BaseException) -> str
     """
     if method == "fork" or not isinstance(error, AttributeError | TypeError | PicklingError):
         return None
-    structure = loader.dataset.structure
+    sample_layout = loader.dataset.sample_layout
     arguments = {
-        "transform": getattr(getattr(structure, "x", None), "transform", None),
-        "target_transform": getattr(getattr(structure, "y", None), "transform", None),
+        "transform": getattr(getattr(sample_layout, "x", None), "transform", None),
+        "target_transform": getattr(getattr(sample_layout, "y", None), "transform", None),
         "batch_transform": loader.dataset.batch_transform,
         "collate_fn": loader.collate_fn,
         "workers.init_fn": loader.worker_init_fn,

@@ -361,10 +361,10 @@ def _choose_module(
         why = "single rows are read by position" if is_placed else "all decoded rows fit shuffle.buffer"
         return lazy, {}, f"Rows are read on demand: {why}, so that any order costs the same."
     # These bring torch, which takes longer to import than a look at most files.
-    from ..datasets import room
+    from ..datasets import available_memory
     from ..loading import FEW_BLOCKS, blocks_mixed, bytes_to_mix
 
-    free = room()
+    free = available_memory()
     if free is not None and held_bytes <= free.n_bytes // MEMORY_SHARE:
         why = f"All rows take {_size(held_bytes)} decoded and fit the memory of this machine: decode them once."
         return "RankCachedH5DataModule", {}, why

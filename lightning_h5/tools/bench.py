@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from ..datasets import LazyFileDataset, room
-from ..datasets.catalog import FileCatalog, held_fields
+from ..datasets import LazyFileDataset, available_memory
+from ..datasets.row_table import RowTable
 from ..errors import H5Error, H5ValueError
 from ..hdf5 import OpenOptions, expand_paths, find_array, guess_keys, keys_in, open_h5, process_pool
 from ..progress_bar import Progress, progress_bar
@@ -223,7 +223,7 @@ def _candidates(
 ) -> tuple[list[Candidate], dict[str, str]]:
     """Return what to measure, the simplest first, and why others do not fit the free memory."""
     lazy, table = "LazyH5DataModule", dataset.table
-    fields = zip(zip(*table.layouts, strict=True), held_fields(table), strict=True)
+    fields = zip(zip(*table.layouts, strict=True), table.held, strict=True)
     on_demand = [layout for layouts, is_held in fields if not is_held for layout in layouts]
     found = [Candidate(None), Candidate(lazy)]
     if any(layout.offset is not None and layout.is_placed for layout in on_demand):
@@ -240,7 +240,7 @@ def _candidates(
     n_bytes = row_bytes * len(dataset)
     note = f"All rows are loaded before the first step: {bytes_text(n_bytes)}, divided over the ranks."
     large.append(Candidate("RankCachedH5DataModule", {}, n_bytes, note))
-    left_out, memory = {}, room()
+    left_out, memory = {}, available_memory()
     free = 0 if memory is None else memory.n_bytes // MEMORY_SHARE
     for each in large:
         if each.n_bytes <= free:
@@ -260,7 +260,7 @@ def _candidates(
 def _measure(
     candidates: Sequence[Candidate],
     choices: Mapping[str, Any],
-    table: FileCatalog,
+    table: RowTable,
     *,
     seconds: float,
     rounds: int,
@@ -339,7 +339,7 @@ def _rows_in(batch: Any) -> int:
     return len(batch)
 
 
-def _plain_batches(table: FileCatalog, choices: Mapping[str, Any]) -> Generator[int]:
+def _plain_batches(table: RowTable, choices: Mapping[str, Any]) -> Generator[int]:
     """Read one ``array[i]`` per sample and field, as people do in a ``Dataset``, and collate batches; yield 1 per row.
 
     Rows are drawn with replacement, which costs the same and needs no permutation.

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..datasets import FieldStats, write_stats
-from ..datasets.catalog import FileCatalog, describe_files
+from ..datasets.catalog import Catalog
 from ..datasets.compatibility import Asked
+from ..datasets.row_table import RowTable
 from ..errors import H5KeyError, H5ValueError, listing
 from ..hdf5 import (
     ArrayLayout,
@@ -166,7 +167,8 @@ def compute_stats(
             f"channel_axis names {listing(unknown)}; the arrays are {listing(names)}. Name one of these."
         )
     options = OpenOptions(trust=FileOptions(allow_external=allow_external))
-    tables = [describe_files(paths, [Asked(key=key)], options) for key in names]
+    catalog = Catalog(names)
+    tables = [catalog.table(paths, [Asked(key=key)], options) for key in names]
     wanted = [_ascending(rows, table.n_rows, key) for key, table in zip(names, tables, strict=True)]
     axes = [_axis(table.layouts[0][0], channel_axis) for table in tables]
     arrays = tuple(
@@ -246,7 +248,7 @@ def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
 
 
 def _stats_of(
-    table: FileCatalog, options: OpenOptions, rows: Rows, axis: int | None, *, shows_progress: bool
+    table: RowTable, options: OpenOptions, rows: Rows, axis: int | None, *, shows_progress: bool
 ) -> ArrayStats:
     layout = table.layouts[0][0]  # its dtype and the shape of its rows are the same in all files
     shape = layout.row_shape
@@ -319,7 +321,7 @@ class _InOrder:
                 self.result = merge_stats(self.result, ready)
 
 
-def _tasks(table: FileCatalog, options: OpenOptions, rows: Rows, target: _InOrder) -> Iterator[list[BulkTask]]:
+def _tasks(table: RowTable, options: OpenOptions, rows: Rows, target: _InOrder) -> Iterator[list[BulkTask]]:
     """Yield tasks for some rows at a time: those of a terabyte would take memory themselves."""
     counters = Counters()
     for at, (layout,) in enumerate(table.layouts):

@@ -84,7 +84,7 @@ def test_several_files_are_one_data_set(run, make_h5):
 
 
 def test_what_was_not_measured_is_said(run, path, monkeypatch):
-    monkeypatch.setattr(bench, "room", lambda: None)
+    monkeypatch.setattr(bench, "available_memory", lambda: None)
     code, out, _ = run(path, *QUICK)
     assert code == 0
     assert "not measured: RankCachedH5DataModule: the system does not report its free memory" in out

@@ -597,7 +597,9 @@ def test_it_pickles_after_a_run_without_its_rows(make_h5):
 
 def test_shards_without_room_are_refused_with_the_sum_before_training(make_h5, monkeypatch, loads):
     path = make_h5(x=np.zeros((6, 1 << 20), "u1"))
-    monkeypatch.setattr(shard_loading, "room", lambda: AvailableMemory(HEADROOM + (11 << 20), "the machine's memory"))
+    monkeypatch.setattr(
+        shard_loading, "available_memory", lambda: AvailableMemory(HEADROOM + (11 << 20), "the machine's memory")
+    )
     model = Recorder()
     datamodule = RankCachedH5DataModule(path, path, batch_size=2, with_index=True)
     told = (
@@ -607,7 +609,9 @@ def test_shards_without_room_are_refused_with_the_sum_before_training(make_h5, m
     with pytest.raises(H5ValueError, match=told):
         fit(datamodule, model)
     assert (model.train_rows, loads, is_held(datamodule)) == ({}, [], set())
-    monkeypatch.setattr(shard_loading, "room", lambda: AvailableMemory(HEADROOM + (12 << 20), "the machine's memory"))
+    monkeypatch.setattr(
+        shard_loading, "available_memory", lambda: AvailableMemory(HEADROOM + (12 << 20), "the machine's memory")
+    )
     assert sorted(fit(datamodule, model).train_rows[1]) == list(range(6))
 
 
@@ -621,7 +625,7 @@ def test_what_a_stage_does_not_need_is_given_up_where_there_is_no_room_and_kept_
         """As of a machine of 18 MiB."""
         return AvailableMemory(HEADROOM + size - 6 * len(is_held(datamodule)) * (1 << 20), "the machine's memory")
 
-    monkeypatch.setattr(shard_loading, "room", room)
+    monkeypatch.setattr(shard_loading, "available_memory", room)
     fit(datamodule)
     quiet_trainer().test(Recorder(), datamodule=datamodule)
     assert is_held(datamodule) == {"train", "val", "test"}
@@ -1025,7 +1029,7 @@ def test_arguments_that_make_no_sense_are_refused_at_once(file, options, told):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused_in_setup(file, loads):
-    with pytest.raises(H5ValueError, match="cache_device='cuda' was given, and there is no such device here"):
+    with pytest.raises(H5ValueError, match="cache_device='cuda' was given, and this machine has no such device"):
         fit(module(file, cache_device="cuda"))
     assert loads == []
 

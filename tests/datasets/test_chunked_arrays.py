@@ -307,10 +307,10 @@ def test_a_smaller_budget_takes_the_place_of_a_larger_one(paths, pools):
     )
     check_batch(dataset.read_batch(range(N)), range(N))
     n_pools = len(pools)
-    dataset.read_with(20_000, keeps=False)
+    dataset.read_with(20_000, retain=False)
     check_batch(dataset.read_batch(range(N)), range(N))
     assert sum(pool.rows.nbytes for pool in pools[n_pools:]) <= 20_000
-    dataset.read_with(20_000, keeps=False)  # nothing new, nothing is lost
+    dataset.read_with(20_000, retain=False)  # nothing new, nothing is lost
     before = dataset.counters.total()["chunks_decoded"]
     n_pools = len(pools)
     dataset.read_batch([N - 1])

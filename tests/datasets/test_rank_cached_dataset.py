@@ -348,7 +348,7 @@ def interrupt(path, monkeypatch):
 
 
 def leave_no_room(path, monkeypatch):
-    monkeypatch.setattr(shard_loading, "room", lambda: AvailableMemory(5, "a test"))
+    monkeypatch.setattr(shard_loading, "available_memory", lambda: AvailableMemory(5, "a test"))
     return H5ValueError, r"0\.0 MiB are left \(a test\)"
 
 
@@ -422,7 +422,7 @@ def test_a_shard_that_does_not_fit_is_refused_with_the_sum_and_what_would(large,
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(n_local))
     monkeypatch.setattr(
         shard_loading,
-        "room",
+        "available_memory",
         lambda: AvailableMemory((2 << 30) + shard_loading.HEADROOM, "the control group's memory.max"),
     )
     with pytest.raises(H5ValueError) as error:
@@ -439,13 +439,8 @@ def test_what_no_machine_has_is_refused_by_this_one_or_by_its_system(tmp_path, m
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (1 << 10, 1 << 40), "u1")
     with pytest.raises(H5ValueError, match=r"1,048,576\.00 GiB on this rank.* GiB would fit"):
-        RankMemCachedH5Dataset(
-            path,
-            "x",
-            x_dtype=None,
-            files={"trusted": True},
-        )
-    monkeypatch.setattr(shard_loading, "room", lambda: None)
+        RankMemCachedH5Dataset(path, "x", x_dtype=None, files={"trusted": True})
+    monkeypatch.setattr(shard_loading, "available_memory", lambda: None)
     for share_memory in (False, True):
         with pytest.raises(H5Error, match=r"1,125,899,906,842,624 bytes.* Hold less"):
             RankMemCachedH5Dataset(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_h5.datasets.shard_loading import room
+from lightning_h5.datasets.shard_memory import available_memory
 
 GIB = 1 << 30
 NO_LIMIT_V1 = 9223372036854771712
@@ -13,7 +13,7 @@ def system(root, files):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{content}\n")
-    return room(root)
+    return available_memory(root)
 
 
 def machine(available, **more):
@@ -108,7 +108,7 @@ def test_the_least_that_anything_grants_is_left(tmp_path, name):
 
 
 def test_a_system_that_does_not_say_is_not_guessed_at(tmp_path):
-    assert room(tmp_path) is None
+    assert available_memory(tmp_path) is None
 
 
 @pytest.mark.parametrize("name", ["proc/self/cgroup", "proc/sys/vm/overcommit_memory"])
@@ -119,5 +119,5 @@ def test_files_that_say_something_else_grant_nothing_and_break_nothing(tmp_path,
 
 
 def test_this_machine_says_what_is_left():
-    found = room()
+    found = available_memory()
     assert found is None or 0 < found.n_bytes < 1 << 50

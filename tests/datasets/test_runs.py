@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5 import LazyH5DataModule
-from lightning_h5.datasets.file_dataset import RunsAhead
+from lightning_h5.datasets.file_dataset import ReadaheadHints
 from lightning_h5.hdf5 import find_array, layout_of, open_h5
 from lightning_h5.readers import ContiguousReader, MappedReader, contiguous
 
@@ -72,7 +72,7 @@ def test_rows_are_those_of_the_file_whoever_reads(make_h5, num_workers, fraction
 
 @given(st.data(), st.integers(1, 9), st.lists(st.integers(1, 40), min_size=1, max_size=3))
 def test_runs_are_new_once_an_epoch(data, step, n_rows):
-    ahead, seen, last = RunsAhead([step] * len(n_rows), n_rows), set(), None
+    ahead, seen, last = ReadaheadHints([step] * len(n_rows), n_rows), set(), None
     for epoch in data.draw(st.lists(st.integers(0, 2), max_size=12)):
         if epoch != last:
             seen, last = set(), epoch

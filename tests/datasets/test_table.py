@@ -1,5 +1,6 @@
 """The block table: which rows of a dataset lie together on disk."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5.datasets import H5LazyDataset
-from lightning_h5.datasets.catalog import RUN_BYTES, held_fields
+from lightning_h5.datasets.file_dataset import FileDataset
+from lightning_h5.datasets.row_table import RUN_BYTES, SegmentTable
+from lightning_h5.hdf5 import OpenOptions
 
 
 def sizes(dataset):
@@ -72,23 +75,46 @@ class TestNothingHeld:
         assert all(a[-1] != b[0] for a, b in pairwise(blocks))
 
 
+@pytest.mark.usefixtures("nothing_held")
+@pytest.mark.parametrize("storage", ["chunked", "contiguous"])
+@pytest.mark.parametrize("indices", [None, [7, 0, 4, 4]])
+def test_samples_are_found_through_segments(make_h5, storage, indices):
+    """Rows are the case of one segment a file; the base of datasets knows samples by (segment, start) alone."""
+    parts = np.arange(25.0), np.arange(100.0, 112)
+    paths = [make_h5(x=Stored(part[:, None], storage, (10, 1) if storage == "chunked" else None)) for part in parts]
+    plain = H5LazyDataset(paths, "x")
+    segments = SegmentTable(np.array([0, 3, 5, 8]), np.array([9, 0, 24]))
+    table = replace(plain.table, segments=segments)
+    found = FileDataset(
+        table, plain.fields, batch_transform=None, indices=indices, options=OpenOptions(), cache_bytes=1 << 20
+    )
+    values = np.concatenate(parts)
+    rows = np.array([9, 10, 11, 0, 1, 24, 25, 26])[slice(None) if indices is None else indices]
+    assert found.read_batch(range(len(found))).flatten().tolist() == values[rows].tolist()
+    assert found.places_of(np.arange(len(found))) == [
+        (paths[row >= 25], row if row < 25 else row - 25) for row in rows.tolist()
+    ]
+    assert found.blocks().n_rows == len(rows)
+    assert found.identity() != plain.identity()
+
+
 def test_arrays_held_in_memory_do_not_decide(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.datasets.catalog.HELD_BYTES", 25 * 8)
+    monkeypatch.setattr("lightning_h5.datasets.row_table.HELD_BYTES", 25 * 8)
     path = make_h5(x=chunked(25, 10), label=Stored(np.zeros(25), "chunked", (25,)), wide=chunked(25, 5))
     dataset = H5LazyDataset(path, ["x", "label"])
-    assert held_fields(dataset.table) == [False, True]
+    assert dataset.table.held == [False, True]
     assert sizes(dataset) == [10, 10, 5]
 
 
 def test_what_is_held_counts_over_all_files(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.datasets.catalog.HELD_BYTES", 100 * 8)
+    monkeypatch.setattr("lightning_h5.datasets.row_table.HELD_BYTES", 100 * 8)
     parts = [make_h5(x=np.zeros(n)) for n in (60, 41)]
-    assert held_fields(H5LazyDataset(parts, "x").table) == [False]
-    assert held_fields(H5LazyDataset(parts[:1], "x").table) == [True]
+    assert H5LazyDataset(parts, "x").table.held == [False]
+    assert H5LazyDataset(parts[:1], "x").table.held == [True]
 
 
 def test_the_identity_of_a_dataset_follows_the_files_and_their_order(make_h5):
     a, b = make_h5(x=np.arange(5)), make_h5(x=np.arange(5, 10))
-    found = [H5LazyDataset(paths, "x").table.identity() for paths in (a, b, [a, b], [b, a], [a, b])]
+    found = [H5LazyDataset(paths, "x").table.identity for paths in (a, b, [a, b], [b, a], [a, b])]
     assert found[2] == found[4]
     assert len(set(found)) == 4

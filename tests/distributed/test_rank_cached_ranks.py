@@ -28,7 +28,7 @@ from test_kills import Start, run, saved_steps, stopped_as_asked
 from torchmetrics.classification import BinaryAccuracy
 
 from lightning_h5 import RankCachedH5DataModule
-from lightning_h5.datasets import RankMemCachedH5Dataset, catalog, shard_loading
+from lightning_h5.datasets import RankMemCachedH5Dataset, row_table, shard_loading
 from lightning_h5.datasets.shard_loading import AvailableMemory
 from lightning_h5.readers import bulk
 
@@ -355,7 +355,7 @@ def test_ranks_that_lightning_forks_or_spawns_share_memory_too(tmp_path, strateg
 
 def drawn_anew(rank, world_size, cases, folder):
     """Epochs of an unbroken run, of one that is broken off, and of one that goes on with it."""
-    catalog.HELD_BYTES = -1  # blocks are chunks, as those of large arrays are
+    row_table.HELD_BYTES = -1  # blocks are chunks, as those of large arrays are
     found = []
     for path, options in cases:
         whole, broken, resumed = Judge(), Judge(fail_at=(2, 1)), Judge()
@@ -569,7 +569,7 @@ def gives_room_at_its_leisure(rank, path, folder):
             (Path(folder) / f"given back by {rank}").touch()
 
     RankMemCachedH5Dataset.close = close_slowly
-    shard_loading.room = lambda: AvailableMemory(
+    shard_loading.available_memory = lambda: AvailableMemory(
         shard_loading.HEADROOM * len([*Path(folder).glob("given back *")]), "the machine's memory"
     )
     return error_of(lambda: trainer.test(model, datamodule=datamodule)), model.rows["test"]

@@ -10,7 +10,8 @@ import torch.distributed
 from processes import run_ranks, values
 
 from lightning_h5 import CombinedHDF5DataModule, CombinedHDF5Dataset, H5ValueError
-from lightning_h5.datasets import combined, row_index
+from lightning_h5.datasets import selection
+from lightning_h5.datasets.selection import Selection
 from lightning_h5.distributed import OncePerNode, once_per_node
 
 ROWS = 50
@@ -31,13 +32,13 @@ class Counting:
 
     def __init__(self):
         self.n = 0
-        self._select = combined.select_rows
-        combined.select_rows = self
+        self._find = Selection.find
+        Selection.find = lambda *arguments, **options: self(*arguments, **options)
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments, **options):
         self.n += 1
         time.sleep(0.3)  # the others are here by then
-        return self._select(*arguments)
+        return self._find(*arguments, **options)
 
 
 def start(rank, world_size=3):
@@ -107,9 +108,9 @@ def rank_whose_first_is_no_help(rank, files, how):
     if how == "slow":
         once_per_node.PATIENCE = 0.2
     if how == "no memory":
-        row_index.ShardMemory = refuse
+        selection.ShardMemory = refuse
     if how == "another's":
-        row_index.digest_of_index = lambda rows: f"{rank}"
+        selection._digest_of = lambda rows: f"{rank}"
     rows = CombinedHDF5Dataset(files, where={"age": [1, 2]}).indices.tolist()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -120,13 +121,13 @@ def rank_that_takes_its_time(rank, files):
     counting = start(rank)
     once_per_node.PATIENCE, once_per_node.PROGRESS = 1.0, 0.05
 
-    def select(*arguments):
+    def find(selection, counters, progress, **options):
         for _ in range(25):
             time.sleep(0.1)
-            arguments[5]()  # progress
-        return counting(*arguments)
+            progress()
+        return counting(selection, counters, progress, **options)
 
-    combined.select_rows = select
+    Selection.find = find
     dataset = CombinedHDF5Dataset(files, where={"age": [1, 2]})
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -183,7 +184,7 @@ def rank_whose_first_ends(rank, files):
     counting = start(rank)
     torch.distributed.barrier()  # all are connected to all
     if rank == 1:
-        combined.select_rows = lambda *_: os._exit(0)
+        Selection.find = lambda *_, **__: os._exit(0)
         CombinedHDF5Dataset(files, where={"age": [1, 2]})
     time.sleep(0.5)
     began = time.monotonic()

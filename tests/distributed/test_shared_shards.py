@@ -167,7 +167,7 @@ def have_room_for_one_copy(rank, world_size, file, is_refused):
     join(rank, world_size)
     if is_refused and rank == 1:
         os.open = refusing_descriptors(os.open)
-    shard_loading.room = lambda: AvailableMemory(shard_loading.HEADROOM + X.nbytes, "a test's limit")
+    shard_loading.available_memory = lambda: AvailableMemory(shard_loading.HEADROOM + X.nbytes, "a test's limit")
     dataset = RankMemCachedH5Dataset(file, "x", rank=0, world_size=1, share_memory=True, preload=False)
     load_shards({"": dataset}, is_alone=False)  # as for peers that train one replica together
     return torch.equal(dataset.read_batch(range(ROWS)), torch.from_numpy(X)), shared_memory()
@@ -178,7 +178,7 @@ def test_where_a_rank_cannot_open_the_memory_there_must_be_room_for_all_copies(f
     assert (one, other, len(memory)) == (True, True, 1)
     assert memory == same_memory
     for outcome in run_ranks(have_room_for_one_copy, 2, tmp_path, 2, file, True):
-        assert outcome.error.startswith("H5ValueError: looking for memory failed on 2 of 2 ranks")
+        assert outcome.error.startswith("H5ValueError: checking memory failed on 2 of 2 ranks")
         assert "on 2 ranks of this machine" in outcome.error
 
 
@@ -217,11 +217,11 @@ def change_while_it_is_read(path):
 
 
 def have_no_room(path):
-    shard_loading.room = lambda: AvailableMemory(1, "a test")
+    shard_loading.available_memory = lambda: AvailableMemory(1, "a test")
 
 
 def cannot_tell_the_room(path):
-    shard_loading.room = lambda: {}["CommitLimit"]
+    shard_loading.available_memory = lambda: {}["CommitLimit"]
 
 
 def same_error(file, tmp_path, of_rank=None, trouble=None):

@@ -8,7 +8,7 @@ from pathlib import Path
 from limited import assert_whole, loader_of
 
 from lightning_h5 import H5Error, check_files, compute_stats, repack_file
-from lightning_h5.datasets import catalog
+from lightning_h5.datasets import row_table
 from lightning_h5.hdf5 import process_pool
 
 N_ROWS = 1000  # 4 MiB: more than any cache here has room for
@@ -29,7 +29,7 @@ def failure(function):
 
 def try_loader(path, kind, held_bytes, **options):
     """The error at the first batch, and then a whole epoch of the same loader."""
-    catalog.HELD_BYTES = held_bytes
+    row_table.HELD_BYTES = held_bytes
     loader = loader_of(kind, path, batch_size=32, **options)
     told = failure(lambda: list(loader))
     assert_whole(loader, N_ROWS)
@@ -40,7 +40,7 @@ def try_loader(path, kind, held_bytes, **options):
 
 def try_midway(path):
     """The error of a file that is open, and read in pieces, when its disk fails; and then a whole epoch."""
-    catalog.HELD_BYTES = -1
+    row_table.HELD_BYTES = -1
     loader = loader_of("lazy", path, batch_size=8, prefetch_factor=1, cache_bytes=200 << 10, shuffle="window")
     batches = iter(loader)
     next(batches)

@@ -20,7 +20,7 @@ from lightning_h5 import (
     compute_stats,
     repack_file,
 )
-from lightning_h5.datasets import catalog
+from lightning_h5.datasets import row_table
 from lightning_h5.hdf5 import process_pool
 
 WIDTH = 1024  # of a row of 4 KiB
@@ -117,8 +117,8 @@ def fill(path):
 
 def train_with_few_descriptors(rank, folder, n_rows):
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-    for held_bytes in (catalog.HELD_BYTES, -1):
-        catalog.HELD_BYTES = held_bytes
+    for held_bytes in (row_table.HELD_BYTES, -1):
+        row_table.HELD_BYTES = held_bytes
         for kind, num_workers in (("lazy", 0), ("lazy", 2), ("combined", 2), ("rank cached", 2)):
             loader = loader_of(kind, folder, batch_size=32, num_workers=num_workers, timeout=120)
             assert_whole(loader, n_rows)

@@ -22,7 +22,7 @@ from lightning_h5 import (
     LazyH5DataModule,
     RankCachedH5DataModule,
 )
-from lightning_h5.datasets import catalog, visits
+from lightning_h5.datasets import catalog, row_table
 from lightning_h5.hdf5 import open_h5, process_pool
 
 ROWS, WIDTH, CHUNK, BATCH = 320, 1024, 16, 8  # of each of two files
@@ -146,7 +146,7 @@ def play(case, folder, templates, doers, told, monkeypatch):
     for path in paths:
         make_older(path)
     paths = list(map(str, paths))
-    monkeypatch.setattr(catalog, "HELD_BYTES", catalog.HELD_BYTES if case.is_held else -1)
+    monkeypatch.setattr(row_table, "HELD_BYTES", row_table.HELD_BYTES if case.is_held else -1)
     module, doer = module_of(case, paths), doers[case.by_process]
     module.setup("fit")
     loader = module.train_dataloader()
@@ -223,7 +223,7 @@ def test_rows_are_right_once_a_file_is_put_back_that_another_one_was_read_for(
     template, _ = templates[storage]
     path = str(shutil.copyfile(template / "a.h5", tmp_path / "a.h5"))
     make_older(path)
-    monkeypatch.setattr(catalog, "HELD_BYTES", catalog.HELD_BYTES if is_held else -1)
+    monkeypatch.setattr(row_table, "HELD_BYTES", row_table.HELD_BYTES if is_held else -1)
     module = LazyH5DataModule(
         path, **nested(x_key="x", batch_size=BATCH, shuffle=False, rank=0, world_size=1, **options)
     )
@@ -247,7 +247,7 @@ def test_a_file_that_is_another_one_only_while_it_is_read_ahead_gives_its_own_ro
     template, _ = templates[storage]
     path = str(shutil.copyfile(template / "a.h5", tmp_path / "a.h5"))
     make_older(path)
-    monkeypatch.setattr(catalog, "HELD_BYTES", -1)
+    monkeypatch.setattr(row_table, "HELD_BYTES", -1)
     dataset = H5LazyDataset(path, "x")
     os.rename(path, f"{path}.away")
     shutil.copyfile(template / "other.h5", path)
@@ -268,7 +268,7 @@ def test_what_was_decoded_of_a_file_that_was_written_to_is_forgotten_with_the_er
     path = str(shutil.copyfile(template / "a.h5", tmp_path / "a.h5"))
     make_older(path)
     shutil.copy2(path, f"{path}.kept")
-    monkeypatch.setattr(catalog, "HELD_BYTES", -1)
+    monkeypatch.setattr(row_table, "HELD_BYTES", -1)
     dataset, rows = H5LazyDataset(path, "x"), np.arange(ROWS)
     shutil.copyfile(template / "other.h5", path)
     with pytest.raises(H5DataChangedError, match="was written to"):
@@ -347,7 +347,7 @@ def test_a_file_that_is_replaced_just_as_it_was_opened_is_refused_or_read_as_one
             os.replace(tmp_path / "moved.h5", path)
         return opened
 
-    monkeypatch.setattr(visits, "open_h5", open_and_replace)
+    monkeypatch.setattr(catalog, "open_h5", open_and_replace)
     module = LazyH5DataModule(
         path,
         x_key="x",
@@ -375,6 +375,6 @@ def test_a_file_that_is_another_one_only_while_setup_opens_it_is_refused(path, t
         os.replace(f"{path}.away", path)
         return opened
 
-    monkeypatch.setattr(visits, "open_h5", open_another)
+    monkeypatch.setattr(catalog, "open_h5", open_another)
     with pytest.raises(H5DataChangedError, match="was replaced by another file"):
         H5LazyDataset(path, "x")

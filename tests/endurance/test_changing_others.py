@@ -10,7 +10,7 @@ from arguments import nested as nested_arguments
 from factories import make_older
 
 from lightning_h5 import H5DataChangedError, H5LazyDataset, LazyH5DataModule, RankMemCachedH5Dataset
-from lightning_h5.datasets import catalog
+from lightning_h5.datasets import row_table
 
 ROWS, BATCH = 320, 8
 VALUES = np.random.default_rng(0).integers(1, 256, (ROWS, 1024), "u1")
@@ -73,7 +73,7 @@ CHANGES = {
 @pytest.mark.parametrize("n_workers", [0, 1])
 @pytest.mark.parametrize("change", CHANGES)
 def test_no_wrong_row_comes_of_another_file_that_changes_and_the_error_names_it(files, monkeypatch, change, n_workers):
-    monkeypatch.setattr(catalog, "HELD_BYTES", -1)
+    monkeypatch.setattr(row_table, "HELD_BYTES", -1)
     main, there, other = files
     options = {"batch_size": BATCH, "shuffle": False, "rank": 0, "world_size": 1, "num_workers": n_workers}
     module = LazyH5DataModule(main, **nested_arguments(x_key="x", files={"allow_external": True}, **options))
@@ -98,7 +98,7 @@ def test_no_wrong_row_comes_of_another_file_that_changes_and_the_error_names_it(
 
 @pytest.mark.parametrize("is_held", [False, True], ids=["read", "held"])
 def test_rows_are_right_once_another_file_is_put_back(files, monkeypatch, is_held):
-    monkeypatch.setattr(catalog, "HELD_BYTES", catalog.HELD_BYTES if is_held else -1)
+    monkeypatch.setattr(row_table, "HELD_BYTES", row_table.HELD_BYTES if is_held else -1)
     main, there, other = files
     dataset, rows = (
         H5LazyDataset(

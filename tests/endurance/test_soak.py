@@ -16,7 +16,7 @@ from arguments import nested
 from leftovers import nothing_is_left
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule
-from lightning_h5.datasets import catalog
+from lightning_h5.datasets import row_table
 from lightning_h5.hdf5 import handles, process_pool
 
 FILES, WIDTH, BATCH, LOOKS = 50, 32, 250, 5  # looks in an epoch
@@ -88,7 +88,7 @@ def test_memory_and_descriptors_are_flat_from_the_second_epoch_on(tmp_path, kind
 
 def train_alone(kind, folder, n_rows, n_epochs):
     """Print what ``train`` returns, with workers that open and close files again and again."""
-    catalog.HELD_BYTES = -1
+    row_table.HELD_BYTES = -1
     handles.HandlePool = partial(handles.HandlePool, MAX_OPEN)
     # A full collection writes to each object that it looks at, and the system then copies the pages that workers share
     # with this process: about 100 MiB, once, at any time.

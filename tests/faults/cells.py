@@ -24,7 +24,7 @@ from matrix_case import REFUSED, RIGHT, Case
 from tqdm import tqdm
 
 from lightning_h5 import CombinedHDF5DataModule, H5Error, LazyH5DataModule, RankCachedH5DataModule
-from lightning_h5.datasets import catalog
+from lightning_h5.datasets import row_table
 
 LIMIT = 10.0  # seconds that a cell may take once it has begun
 START = 60.0  # seconds in which a process must begin; a busy machine takes its time
@@ -101,7 +101,7 @@ def _be_child(fault, kind, n_workers, folder, sender):
         signal.alarm(int(LIMIT))
         logging.getLogger().handlers.clear()  # pytest's keep what was logged, and with it errors and their frames
         torch.set_num_threads(1)
-        catalog.HELD_BYTES = HELD_BYTES
+        row_table.HELD_BYTES = HELD_BYTES
         _warm_up()
         os.write(sender, b"!")
         began = time.monotonic()

@@ -28,7 +28,7 @@ from arguments import nested, nested_files
 from factories import Stored, known_filters, write_array
 
 from lightning_h5 import H5LazyDataset, LazyH5DataModule, RankMemCachedH5Dataset, inspect_file
-from lightning_h5.datasets import catalog
+from lightning_h5.datasets import row_table
 from lightning_h5.errors import H5Error
 from lightning_h5.hdf5 import process_pool
 
@@ -326,7 +326,7 @@ def _by_cached(path, **options):
 
 READERS = {"lazy": (_by_lazy, True), "lazy, in pieces": (_by_lazy, False), "module": (_by_module, False)}
 READERS["cached"] = (_by_cached, True)
-_HELD_BYTES = catalog.HELD_BYTES
+_HELD_BYTES = row_table.HELD_BYTES
 
 
 def reader_of(number):
@@ -338,7 +338,7 @@ def judge(base, number, path, options):
     """Reads a mutant; its verdict, the level that a wrong array has, and what was raised."""
     read, is_held = READERS[reader_of(number)]
     try:
-        catalog.HELD_BYTES = _HELD_BYTES if is_held else -1
+        row_table.HELD_BYTES = _HELD_BYTES if is_held else -1
         found = read(path, **options)
     except H5Error as error:
         return "refused", None, f"{type(error).__name__}: {error}"
@@ -347,7 +347,7 @@ def judge(base, number, path, options):
     except BaseException as error:
         return "foreign", None, f"{type(error).__name__}: {error}"
     finally:
-        catalog.HELD_BYTES = _HELD_BYTES
+        row_table.HELD_BYTES = _HELD_BYTES
         process_pool().close()
     wrong = [
         level for values, true, level in zip(found, base.truth, base.levels, strict=True) if not _is_equal(values, true)

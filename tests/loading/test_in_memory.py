@@ -155,7 +155,7 @@ def test_rows_of_a_mapped_file_are_in_memory_where_the_page_cache_has_them(
     data = LazyH5DataModule(tmp_path / "rows.h5", batch_size=4, with_index=True, files={"mmap": True}, shuffle=shuffle)
     data.setup("fit")
     loader, before = data.train_dataloader(), threading.active_count()
-    assert loader.dataset.is_in_memory == is_cached
+    assert loader.dataset.cost.is_in_memory == is_cached
     rows = []
     for batch, index in loader:
         assert (threading.active_count() > before) != is_cached
@@ -176,7 +176,7 @@ def test_rows_of_mapped_files_that_are_put_together_are_read_ahead(tmp_path, not
         files={"mmap": True},
     )
     data.setup("fit")
-    assert not data.train_dataloader().dataset.is_in_memory
+    assert not data.train_dataloader().dataset.cost.is_in_memory
     data.teardown("fit")
 
 
@@ -190,7 +190,7 @@ def test_decoded_rows_that_all_fit_are_in_memory_from_the_second_epoch_on(tmp_pa
     loader, before = data.train_dataloader(), threading.active_count()
     for epoch, n_more in ((0, True), (1, False), (2, False)):
         loader.sampler.set_epoch(epoch)
-        assert loader.dataset.is_in_memory == (epoch > 0)
+        assert loader.dataset.cost.is_in_memory == (epoch > 0)
         rows = []
         for batch, index in loader:
             assert (threading.active_count() > before) == n_more

@@ -118,7 +118,7 @@ def test_the_settings_that_are_measured_are_all_that_are_reported(make_h5, monke
 
 def test_a_candidate_takes_part_if_it_changes_anything_and_fits(make_file, monkeypatch):
     def names(stored, free=1 << 40, num_workers=2, **more):
-        monkeypatch.setattr(bench, "room", lambda: None if free is None else SimpleNamespace(n_bytes=free))
+        monkeypatch.setattr(bench, "available_memory", lambda: None if free is None else SimpleNamespace(n_bytes=free))
         dataset = LazyFileDataset([make_file(stored)], "x", "y", sample="row")
         monkeypatch.setattr(type(dataset), "cost", replace(dataset.cost, **more))
         found, out = bench._candidates(dataset, {}, 1, num_workers)
@@ -140,7 +140,7 @@ def test_a_candidate_takes_part_if_it_changes_anything_and_fits(make_file, monke
 
 
 def test_all_candidates_together_take_half_of_the_free_memory(make_file, monkeypatch):
-    monkeypatch.setattr(bench, "room", lambda: SimpleNamespace(n_bytes=2000 << 20))
+    monkeypatch.setattr(bench, "available_memory", lambda: SimpleNamespace(n_bytes=2000 << 20))
     with LazyFileDataset([make_file()], "x", sample="row") as dataset:
         monkeypatch.setattr(type(dataset), "cost", replace(dataset.cost, decoded_bytes=900 << 20))
         monkeypatch.setattr(bench, "trained_row_bytes", lambda arrays, dtype: (200 << 20) // ROWS if arrays else 0)

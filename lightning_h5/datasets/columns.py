@@ -1,0 +1,183 @@
+"""Values of columns: arrays with one value a row, read whole, as splits, weights and filters need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..counters import Counters
+from ..errors import H5ValueError
+from ..hdf5 import ArrayLayout, OpenOptions, kind_of
+from ..options import FileOptions
+from ..readers import (
+    ArrayTarget,
+    BulkTarget,
+    BulkTask,
+    SlabSource,
+    bulk_tasks,
+    open_reader,
+    open_source,
+    run_with_progress,
+)
+from ..types import IntArray, RowReader
+from .catalog import Catalog
+from .compatibility import Asked
+from .row_table import RUN_BYTES, RowTable
+
+__all__ = ["Run", "column_of", "column_tasks", "count_rows", "decoded", "read_columns", "row_tasks", "source_of"]
+
+TEXT_ROWS = 65_536  # of a task
+
+Run: TypeAlias = Callable[[list[BulkTask], str], None]
+"""Runs tasks, under a name."""
+
+
+def count_rows(
+    paths: Sequence[str], key: str, files: FileOptions | None = None, *, catalog: Catalog | None = None
+) -> int:
+    """Return the number of rows of an array in some files."""
+    asked = [Asked(key=key, takes_packed=True)]
+    return (catalog or Catalog()).table(paths, asked, OpenOptions(trust=files or FileOptions())).n_rows
+
+
+def column_of(
+    paths: Sequence[str],
+    key: str,
+    n_rows: int,
+    *,
+    argument: str,
+    files: FileOptions | None = None,
+    same_rows_as: str | None = None,
+    catalog: Catalog | None = None,
+) -> npt.NDArray[Any]:
+    """Return one value of each row.
+
+    Args:
+        paths: the files.
+        key: the array.
+        n_rows: rows of the files.
+        argument: the user's argument that names the array, for errors.
+        files: how they are opened; None for the defaults.
+        same_rows_as: an array that has these rows, if the files have a live writer, which appends to one after the
+            other.
+        catalog: of the files; None opens them.
+
+    Raises:
+        H5ValueError: the array has other rows, or rows without a value.
+    """
+    catalog = catalog or Catalog()
+    options = OpenOptions(trust=files or FileOptions())
+    # Text is accepted. Of a growing file both arrays count as long as the shorter one.
+    keys = [key] if same_rows_as is None else [key, same_rows_as]
+    table = catalog.table(paths, [Asked(key=one, takes_packed=True) for one in keys], options)
+    if table.n_rows != n_rows:
+        raise H5ValueError(
+            f"{argument}={key!r} has {table.n_rows} rows and the data has {n_rows}. Name an array with one value a row."
+        )
+    parts = []
+    read = read_columns(catalog, table, [0], options, Counters(), run_with_progress)
+    for (array, *_), (values,) in zip(table.layouts, read, strict=True):
+        part = np.array(values.tolist(), dtype=str) if values.dtype.kind == "O" else values
+        part = decoded(array, part)
+        if part.dtype.kind == "f" and array.packing is not None and (n_missing := int(np.isnan(part).sum())):
+            raise H5ValueError(
+                f"{argument}={array.key!r} has {n_missing} rows in {array.path!r} without a value ({array.packing}). "
+                "Name an array with a value for each row."
+            )
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+def read_columns(
+    catalog: Catalog, table: RowTable, fields: Sequence[int], options: OpenOptions, counters: Counters, run: Run
+) -> list[list[npt.NDArray[Any]]]:
+    """Return for each file the values of some fields, as stored; text as ``object``.
+
+    Args:
+        catalog: has the values of short columns.
+        table: the files.
+        fields: numbers of the fields.
+        options: how files are opened if the HDF5 library reads.
+        counters: counts what is read.
+        run: runs the tasks.
+
+    Raises:
+        H5Error: a file was changed, or cannot be read.
+    """
+    tasks: list[BulkTask] = []
+    read: list[list[npt.NDArray[Any]]] = []
+    for path, layouts in zip(table.paths, table.layouts, strict=True):
+        read.append([])
+        for layout in (layouts[field] for field in fields):
+            column = catalog.values(path, layout.key, options)
+            if column is None or len(column) != layout.n_rows:
+                more, column = column_tasks(layout, options, counters)
+                tasks += more
+            read[-1].append(column)
+    if tasks:
+        run(tasks, "reading columns")
+        for guard in table.guards:
+            guard.check()
+    return read
+
+
+def decoded(layout: ArrayLayout, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a column as it is compared: of packed integers the values, with NaN for missing ones."""
+    return column if layout.packing is None else layout.packing.decode(column)
+
+
+def column_tasks(
+    layout: ArrayLayout, options: OpenOptions, counters: Counters
+) -> tuple[list[BulkTask], npt.NDArray[Any]]:
+    """Return tasks that read a column, and the memory they fill."""
+    is_text = kind_of(layout.dtype) == "text"
+    column = np.empty((layout.n_rows, *layout.row_shape), dtype=object if is_text else layout.dtype)
+    if is_text:
+        rows = np.arange(layout.n_rows)
+        return text_tasks(layout, rows, column, rows, options, counters), column
+    return row_tasks(layout, range(layout.n_rows), ArrayTarget(column), 0, options, counters), column
+
+
+def source_of(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> SlabSource:
+    """Return the source of an array's decoded chunks, or of runs of about a megabyte if it has none."""
+    return open_source(layout, options, max(1, RUN_BYTES // max(1, layout.row_bytes)), counters)
+
+
+def row_tasks(
+    layout: ArrayLayout,
+    rows: range | IntArray,
+    target: BulkTarget,
+    first: int,
+    options: OpenOptions,
+    counters: Counters,
+) -> list[BulkTask]:
+    """Return tasks that read rows of numbers, in ascending order, into a target from a place on."""
+    if not layout.row_bytes:
+        return []
+    return bulk_tasks(source_of(layout, options, counters), layout, rows, target, first)
+
+
+def text_tasks(
+    layout: ArrayLayout,
+    rows: IntArray,
+    out: npt.NDArray[Any],
+    places: IntArray,
+    options: OpenOptions,
+    counters: Counters,
+) -> list[BulkTask]:
+    """Return tasks that read rows of text, in ascending order, each to its place in an array of objects."""
+    reader = open_reader(layout, options, counters=counters)
+    tasks = []
+    for start in range(0, len(rows), TEXT_ROWS):
+        some, to = rows[start : start + TEXT_ROWS], places[start : start + TEXT_ROWS]
+        n_bytes = len(some) * layout.row_bytes
+        tasks.append(BulkTask(n_bytes, n_bytes, partial(_read_text, reader, some, out, to)))
+    return tasks
+
+
+def _read_text(reader: RowReader, rows: IntArray, out: npt.NDArray[Any], places: IntArray) -> None:
+    out[places] = reader.read(rows)
