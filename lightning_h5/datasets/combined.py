@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ..distributed import exchange, own_store
-from ..errors import H5ValueError, listing
+from ..errors import H5ValueError, listing, without_frames
 from ..hdf5 import ArrayLayout, OpenOptions, torch_dtype
 from ..options import FileOptions, RowCacheOptions
 from ..order import resolve_replica
@@ -216,6 +216,7 @@ class CombinedHDF5Dataset(CachingDataset):
             return torch.bool
         return self.dtype if array.dtype.kind == "f" and array.row_shape and name != TARGET else None
 
+    @without_frames
     def _scan(
         self,
         catalog: Catalog,
