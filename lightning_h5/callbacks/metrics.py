@@ -257,17 +257,17 @@ def _waiting(amounts: Mapping[str, float]) -> float:
 
 
 def _hit_rate(amounts: Mapping[str, float]) -> float:
-    """Share of what was asked for that was in memory: among rows used last, in decoded slabs, or held whole."""
-    asked, used, given = amounts["cache_hits"] + amounts["cache_misses"], amounts["slabs_used"], amounts["bytes_given"]
+    """Share of what was asked for that was in memory: among rows used last, in decoded blocks, or held whole."""
+    asked, used, given = amounts["cache_hits"] + amounts["cache_misses"], amounts["blocks_used"], amounts["bytes_given"]
     used_last = amounts["cache_hits"] / asked if asked else 0.0
-    missing, of = (amounts["slabs_loaded"], used) if used else (amounts["bytes_decoded"], given)
+    missing, of = (amounts["blocks_loaded"], used) if used else (amounts["bytes_decoded"], given)
     there = 1 - missing / of if of else 0.0
     return used_last + (1 - used_last) * max(0.0, there)
 
 
 def _has_cache(amounts: Mapping[str, float]) -> bool:
     """Whether rows came out of a cache. Otherwise they were held whole, or none was kept: a hit rate means nothing."""
-    return amounts["cache_hits"] + amounts["cache_misses"] + amounts["slabs_used"] > 0
+    return amounts["cache_hits"] + amounts["cache_misses"] + amounts["blocks_used"] > 0
 
 
 def shares_of(amounts: Mapping[str, float], loaders: Iterable[H5DataLoader]) -> dict[str, float]:

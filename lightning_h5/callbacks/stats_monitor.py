@@ -47,7 +47,7 @@ class H5StatsMonitor(Callback):
     - ``h5/decoded_mib_per_second``: MiB of these after decoding, per second.
     - ``h5/wait_fraction``: share of the time spent waiting for a batch, transforms in this process included; 0 to 1.
     - ``h5/wait_ms``: milliseconds waited for a batch, on average.
-    - ``h5/cache_hit_rate``: share of what was asked for that was in memory: among rows used last, in decoded slabs,
+    - ``h5/cache_hit_rate``: share of what was asked for that was in memory: among rows used last, in decoded blocks,
       or held whole; 0 to 1.
     - ``h5/cache_mib``: MiB of rows that are kept in memory, over all ranks and workers.
     - ``h5/transfer_ms``: milliseconds for copying a batch to the device, where there is one besides the CPU.

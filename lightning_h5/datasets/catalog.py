@@ -248,7 +248,7 @@ def advise_on_broken(error: H5FileError, n_files: int, instead: str) -> None:
 
 def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:
     loose = [array for array, whole in zip(arrays, held, strict=True) if not whole]
-    coarsest = max((array.rows_per_chunk for array in loose if not array.is_placed), default=1)
+    coarsest = max((array.rows_per_chunk for array in loose if not array.is_contiguous), default=1)
     if coarsest > 1:
         return coarsest
     return max(1, RUN_BYTES // max(1, sum(array.row_bytes for array in loose or arrays)))

@@ -223,8 +223,8 @@ class FileDataset(RowDataset):
         found = self._table_cost
         if self.in_runs:
             found = replace(found, rows_per_run=max(self.table.rows_per_block(self._held)))
-        slabs = [reader.rows_per_slab for reader in self._pooled_fields().values()]
-        return replace(found, rows_per_chunk=max(slabs)) if slabs else found
+        blocks = [reader.rows_per_block for reader in self._pooled_fields().values()]
+        return replace(found, rows_per_chunk=max(blocks)) if blocks else found
 
     @cached_property
     def _table_cost(self) -> ReadCost:
@@ -234,7 +234,11 @@ class FileDataset(RowDataset):
         loose_bytes = [sum(arrays[field].row_bytes for field in loose) for arrays in layouts]
         return ReadCost(
             sum(layout.row_bytes for layout in layouts[0]) if layouts else 0,
-            all(arrays[field].is_placed or arrays[field].rows_per_chunk == 1 for arrays in layouts for field in loose),
+            all(
+                arrays[field].is_contiguous or arrays[field].rows_per_chunk == 1
+                for arrays in layouts
+                for field in loose
+            ),
             max(1, *(n * size for n, size in zip(self.table.rows_per_block(self._held), loose_bytes, strict=True))),
             sum(n * size for n, size in zip(n_rows, loose_bytes, strict=True)),
         )
@@ -348,7 +352,7 @@ class FileDataset(RowDataset):
                 work=self.work,
                 counters=self.counters,
                 rows=self.indices,
-                keeps=self.keeps,
+                retain=self.keeps,
                 prepare=self._affines.get(field),
                 dtype=dtype,
             )

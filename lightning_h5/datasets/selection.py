@@ -94,7 +94,7 @@ def select_rows(
     mask = np.ones(table.n_rows, dtype=np.bool_)
     kept: dict[str, int] = {}
     seen: set[Any] = set()
-    do = partial(run_with_progress, shows_bar=shows_progress, tell=lambda _: progress())
+    do = partial(run_with_progress, shows_bar=shows_progress, report=lambda _: progress())
     _check_columns(table, selection)
     names = list(dict.fromkeys(one.column for one in selection.criteria if one.column is not None))
     fields = [selection.fields[name] for name in names]
@@ -235,8 +235,8 @@ def _label_tasks(
     target = arrays[0]
     runs = [max(1, RUN_BYTES // max(1, array.row_bytes)) for array in arrays]
     sources = [open_source(array, options, run, counters) for array, run in zip(arrays, runs, strict=True)]
-    slab = sources[0].rows_per_slab
-    step = slab * max(1, PIECE_BYTES // max(1, slab * target.row_bytes))
+    block = sources[0].rows_per_block
+    step = block * max(1, PIECE_BYTES // max(1, block * target.row_bytes))
     cuts = np.flatnonzero(np.diff(rows // step)) + 1
     bounds = [0, *cuts.tolist(), len(rows)]
     for low, high in pairwise(bounds):

@@ -232,7 +232,7 @@ def _load_one(name: str, holder: RankMemCachedH5Dataset, group: NodeGroup, shows
             ranks.progress()
 
     shows_bar = shows_bar and ranks.rank == 0
-    run_with_progress(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, tell=tell)
+    run_with_progress(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, report=tell)
     holder.finish_loading(name)
 
 

@@ -21,10 +21,10 @@ from ..hdf5 import (
     ChangeGuard,
     OpenOptions,
     Trust,
-    guards_of_others,
+    external_guards,
     is_on_disk,
-    looks_of,
     open_h5,
+    stat_of,
 )
 
 __all__ = ["Visits", "current_visits", "visiting"]
@@ -226,7 +226,7 @@ class Visits:
                     if (values := _short_column(file, visit.arrays.get(key))) is not None:
                         visit.values[key] = values
             finally:
-                guard.compare(looks_of(file))  # what went wrong meanwhile went wrong because of that
+                guard.compare(stat_of(file))  # what went wrong meanwhile went wrong because of that
                 guard.check()
         return visit
 
@@ -235,10 +235,10 @@ class Visits:
     ) -> ArrayLayout | H5Error | None:
         trust, guard = options.trust, visit.guard
         try:
-            found = self._alike.describe(file, path, key, trust, guard, if_there=not is_asked)
+            found = self._alike.describe(file, path, key, trust, guard, if_exists=not is_asked)
             if trust.external and found is not None:
                 strict = trust.verify is not None
-                visit.others[key] = guards_of_others(file, [key], trust, grows=options.swmr, strict=strict)
+                visit.others[key] = external_guards(file, [key], trust, grows=options.swmr, strict=strict)
         except H5Error as error:
             return error.with_traceback(None)
         return found

@@ -29,7 +29,9 @@ __all__ = ["H5DataLoader"]
 DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few to hold in memory
 MAX_TOGETHER = 16  # batches looked up at a time: what that costs is no longer seen beside copying them
 TOGETHER_BYTES = 3 << 20  # what is being read and was not taken yet stays in the cores' shared cache
-TOGETHER_BYTES_MORE = 8 << 20  # of many slabs or runs, where looking up costs more; in memory, where copying costs less
+TOGETHER_BYTES_MORE = (
+    8 << 20
+)  # of many blocks or runs, where looking up costs more; in memory, where copying costs less
 MAX_LOOKAHEAD = 512  # batches after these that are looked at for what to decode; a token takes a kilobyte
 
 

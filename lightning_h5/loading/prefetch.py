@@ -1,6 +1,6 @@
 """Reading ahead in this process: threads decode and gather batches, the consumer transforms them.
 
-What is decoded is looked up ahead of the batches that need it, a slab at a time, by a team of threads. One thread more
+What is decoded is looked up ahead of the batches that need it, a block at a time, by a team of threads. One thread more
 gathers batches. A consumer that comes too early does not wait: it gathers a batch itself that the thread has not begun,
 and decodes for it. While a model trains, the threads have the next batches ready; where nothing is trained, all cores
 read. (Measured on two cores, rows of 12 KiB from a contiguous array, rows a second: one thread and helping 445,000, two
@@ -129,7 +129,7 @@ class ReadAhead:
         tokens: what to read. The first are asked for here, the others by whoever is about to read, one at a time.
         depth: batches that are read ahead, at least; those that are read together may be one round more.
         together: batches that are read together.
-        lookahead: batches after these whose slabs are decoded ahead, as far as there is room.
+        lookahead: batches after these whose blocks are decoded ahead, as far as there is room.
         team: threads that decode.
     """
 
@@ -225,7 +225,7 @@ class _Queue:
         self._tokens: Iterator[BatchToken] | None = tokens
         self._together, self._depth, self._lookahead = together, depth, lookahead
         self._later: deque[_Reading] = deque()  # what comes next, as far as tokens were asked for
-        self._n_decoded = 0  # of these, those whose slabs are all on their way
+        self._n_decoded = 0  # of these, those whose blocks are all on their way
         self._begun: deque[_Reading] = deque()  # and not taken yet
         self._asking, self._turn = threading.Lock(), threading.Lock()
         self._is_ended = False
@@ -271,7 +271,7 @@ class _Queue:
         return reading is not None
 
     def decode_ahead(self) -> None:
-        """Has slabs decoded in the order in which batches need them, until there is no room for more."""
+        """Has blocks decoded in the order in which batches need them, until there is no room for more."""
         while not self._is_ended and (place := self._n_decoded) <= self._lookahead:
             if not self._ask_for(place + 1) or not self._turn.acquire(blocking=False):
                 return

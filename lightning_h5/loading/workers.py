@@ -171,11 +171,12 @@ class WorkerPool:
         self._tasks: dict[int, _Task] = {}  # on their way, by number
         self._n_sent = 0
         self._pass: weakref.ref[WorkerBatches] | None = None
-        self._lock = threading.RLock()  # the thread that pins and the main thread may both use it
-        self._poll = select.poll()
         depth = loader.prefetch_factor or 2
+        # This raises if a file cannot be read any more; `__del__` ends nothing until `_lock` exists.
         n_bytes = max(MIN_SHARED, loader.sampler.batch_size * self.dataset.cost.row_bytes * N_SHARED * depth)
         self._memory = worker_memory(loader.num_workers, n_bytes)
+        self._lock = threading.RLock()  # the thread that pins and the main thread may both use it
+        self._poll = select.poll()
         job = WorkerJob(
             self.dataset,
             loader.collate_fn,

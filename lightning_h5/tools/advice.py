@@ -347,9 +347,9 @@ def _module(
         n_files: all rows over those of ``fields``.
         held_bytes: what all rows take in memory, in the dtypes they are trained in.
     """
-    dear = [array for array in fields if not array.is_placed and array.n_bytes * n_files > SHUFFLE_BYTES]
+    dear = [array for array in fields if not array.is_contiguous and array.n_bytes * n_files > SHUFFLE_BYTES]
     if not dear:
-        placed = all(array.is_placed for array in fields)
+        placed = all(array.is_contiguous for array in fields)
         why = "single rows are read by position" if placed else "all decoded rows fit shuffle_bytes"
         return "LazyH5DataModule", {}, [f"Rows are read on demand: {why}, so that any order costs the same."]
     # These bring torch, which takes longer to import than a look at most files.

@@ -181,7 +181,7 @@ def _candidates(
     fields = zip(zip(*table.layouts, strict=True), held_fields(table), strict=True)
     loose = [layout for layouts, is_held in fields if not is_held for layout in layouts]
     found = [Candidate(None, settings), Candidate(lazy, settings)]
-    if any(layout.offset is not None and layout.is_placed for layout in loose):
+    if any(layout.offset is not None and layout.is_contiguous for layout in loose):
         note = "mmap needs files that nothing truncates while they are read: that ends the process."
         found.append(Candidate(lazy, settings, map_files(), note=note))
     large = []

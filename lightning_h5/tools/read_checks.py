@@ -14,15 +14,15 @@ import numpy.typing as npt
 from ..counters import Counters
 from ..errors import H5CorruptError
 from ..hdf5 import ArrayLayout, OpenOptions, kind_of
-from ..readers import BulkTask, ChunkLoader, SlabSource, bulk_tasks, open_reader, open_source
+from ..readers import BlockSource, BulkTask, ChunkLoader, bulk_tasks, open_reader, open_source
 from .file_checks import Problem, error, is_of_memory
 
 __all__ = ["ArrayReading"]
 
 OPTIONS = OpenOptions()
 STEP_BYTES = 4 << 20  # decoded bytes of a task
-LARGE_SLAB = 64 << 20  # a slab above is decoded a chunk at a time, and its rows are not put together
-STRETCH_BYTES = 1 << 30  # of such a slab where its rows are wanted
+LARGE_BLOCK = 64 << 20  # a block above is decoded a chunk at a time, and its rows are not put together
+STRETCH_BYTES = 1 << 30  # of such a block where its rows are wanted
 MOST = 10  # problems of an array that are told one by one
 
 
@@ -57,7 +57,7 @@ class ArrayReading:
             return
         if layout.offset is not None and _ends_behind_the_file(layout):  # its metadata said so already
             return
-        source: SlabSource | None = None
+        source: BlockSource | None = None
         if kind_of(layout.dtype) in ("number", "compound"):
             try:
                 source = open_source(layout, OPTIONS, max(1, STEP_BYTES // layout.row_bytes), Counters())
@@ -99,8 +99,8 @@ class ArrayReading:
             text = f"{found.n_nan:,} NaN and {found.n_infinite:,} infinite values, the first in row {found.first}"
             yield error(layout.path, layout.key, "not finite", text)
 
-    def _read(self, source: SlabSource | None, rows: range, size: int) -> None:
-        """Reads rows; where they cannot be, slab by slab, so that each slab that is damaged is named."""
+    def _read(self, source: BlockSource | None, rows: range, size: int) -> None:
+        """Reads rows; where they cannot be, block by block, so that each block that is damaged is named."""
         if self._gone is not None:
             return
         try:
@@ -119,18 +119,18 @@ class ArrayReading:
                 else:
                     self._broken[rows.start] = why
 
-    def _read_once(self, source: SlabSource | None, rows: range, size: int) -> _NotFinite:
+    def _read_once(self, source: BlockSource | None, rows: range, size: int) -> _NotFinite:
         layout, found = self._layout, _NotFinite(self._layout.n_rows, looks=self._finite)
-        slab_bytes = size * layout.row_bytes
+        block_bytes = size * layout.row_bytes
         if source is None:
             open_reader(layout, OPTIONS).read(np.arange(rows.start, rows.stop))
-        elif isinstance(source, ChunkLoader) and slab_bytes > LARGE_SLAB and not self._finite:
-            # Any row of a slab takes the decoding of all its chunks, of which one is held at a time.
+        elif isinstance(source, ChunkLoader) and block_bytes > LARGE_BLOCK and not self._finite:
+            # Any row of a block takes the decoding of all its chunks, of which one is held at a time.
             one_row = np.empty((1, *layout.row_shape), layout.dtype)
-            for slab in range(rows.start // size, -(-rows.stop // size)):
-                source.pick(slab, np.zeros(1, dtype=np.int64), one_row)
+            for block in range(rows.start // size, -(-rows.stop // size)):
+                source.pick(block, np.zeros(1, dtype=np.int64), one_row)
         else:
-            step = len(rows) if slab_bytes <= STRETCH_BYTES else max(1, STRETCH_BYTES // layout.row_bytes)
+            step = len(rows) if block_bytes <= STRETCH_BYTES else max(1, STRETCH_BYTES // layout.row_bytes)
             for start in range(rows.start, rows.stop, step):
                 for task in bulk_tasks(source, layout, range(start, min(start + step, rows.stop)), found, start):
                     task.run()

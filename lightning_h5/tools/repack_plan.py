@@ -9,17 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import h5py
-import numpy as np
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayHandle, OpenOptions, Trust, filters_of, layout_of, numpy_dtype, shape_of
-from ..hdf5.checks import check_sizes, ensure_filters, may_run_code, refuse_library
+from ..hdf5 import ArrayHandle, Trust, filters_of, layout_of, numpy_dtype, shape_of
+from ..hdf5.checks import check_sizes, ensure_filters
 from ..hdf5.chunk_index import moves_axis
 from ..hdf5.contents import resolve_path
-from ..readers import heap_guard
+from ..readers import check_text
 from .compression import FilterStep, check_compression, filter_steps, kept_steps, loses_digits
 from .copying import ArrayPlan, address_of, has_class, is_variable, links_in
-from .copying_rows import chunks_of, pipeline_of
+from .copying_rows import chunks_of
 
 __all__ = ["CHUNK_BYTES", "MAX_CHUNK_BYTES", "RepackOptions", "plan_arrays"]
 
@@ -38,8 +37,6 @@ MUCH_LARGER = 16
 
 MAX_CHUNK_BYTES = 32 << 20
 """What a chunk may have decoded: each thread holds one, and each random row costs one."""
-
-MAX_ROWS = 1 << 20  # whose text is looked at together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,19 +123,8 @@ def _check(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) -> No
     if (plan.way != "as it is" or options.verify) and array.shape:
         check_sizes(file, dataset, plan.name, options.trust)
         ensure_filters(filters_of(dataset), file.filename, plan.name)
-        if may_run_code(array) and (plan.way != "rows" or pipeline_of(array, file.filename, plan.name) is None):
-            refuse_library(
-                dataset,
-                file.filename,
-                plan.name,
-                "not all of its chunks are decoded one by one to be copied or compared",
-            )
-    # Before the HDF5 library looks at text and lists, which may never come back from a damaged heap.
     if array.shape and is_variable(array.get_type()) and numpy_dtype(dataset) is not None:
-        layout = layout_of(ArrayHandle(dataset), file.filename, plan.name)
-        if (guard := heap_guard(layout, OpenOptions())) is not None:
-            for start in range(0, layout.n_rows, MAX_ROWS):
-                guard.check(np.arange(start, min(start + MAX_ROWS, layout.n_rows)))
+        check_text(layout_of(ArrayHandle(dataset), file.filename, plan.name))
 
 
 def _named(file: Any, keys: Sequence[str], argument: str) -> set[int]:

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5CorruptError
-from ..hdf5.checks import may_run_code
 from .compression import Bytes
 from .copying import (
     ArrayPlan,
@@ -35,7 +34,6 @@ from .copying_rows import (
     boxes_of,
     chunks_of,
     in_order,
-    pipeline_of,
     read_box,
     read_rows,
     row_bytes_of,
@@ -123,14 +121,12 @@ class Comparison:
                 self._same(self._equal(values, found), plan.name, "values")
                 self._done(values.size * stored.get_size())
             return
-        pipeline = pipeline_of(original, self._source.filename, plan.name) if may_run_code(original) else None
-        if order is None and pipeline is None:
+        if order is None:
             for box in boxes_of(original.shape, stored.get_size(), PIECE_BYTES, (chunks_of(original) or (1,))[0]):
                 self._check_rows(plan.name, copied, box, read_box(original, plan.name, box))
             return
-        pieces = read_rows(original, plan.name, pipeline, pool=self._pool, folder=self._folder)
-        if order is not None:
-            pieces = in_order(pieces, order, original.shape[0], row_bytes_of(original), self._folder)
+        pieces = read_rows(original, plan.name, None, pool=self._pool, folder=self._folder)
+        pieces = in_order(pieces, order, original.shape[0], row_bytes_of(original), self._folder)
         for first, rows in pieces:
             box = (first, *[0] * (len(original.shape) - 1)), (len(rows), *original.shape[1:])
             self._check_rows(plan.name, copied, box, rows)

@@ -21,7 +21,7 @@ from lightning_h5 import (
     LazyH5DataModule,
     RankCachedH5DataModule,
 )
-from lightning_h5.datasets import catalog
+from lightning_h5.datasets import catalog, visits
 from lightning_h5.hdf5 import open_h5, process_pool
 
 ROWS, WIDTH, CHUNK, BATCH = 320, 1024, 16, 8  # of each of two files
@@ -343,7 +343,7 @@ def test_a_file_that_is_replaced_just_as_it_was_opened_is_refused_or_read_as_one
             os.replace(tmp_path / "moved.h5", path)
         return opened
 
-    monkeypatch.setattr(catalog, "open_h5", open_and_replace)
+    monkeypatch.setattr(visits, "open_h5", open_and_replace)
     module = LazyH5DataModule(path, x_key="x", batch_size=BATCH, rank=0, world_size=1)
     try:
         module.setup("fit")
@@ -366,6 +366,6 @@ def test_a_file_that_is_another_one_only_while_setup_opens_it_is_refused(path, t
         os.replace(f"{path}.away", path)
         return opened
 
-    monkeypatch.setattr(catalog, "open_h5", open_another)
+    monkeypatch.setattr(visits, "open_h5", open_another)
     with pytest.raises(H5DataChangedError, match="was replaced by another file"):
         H5LazyDataset(path, "x")

@@ -189,8 +189,8 @@ def test_many_damaged_chunks_are_counted(make_h5):
     assert report.errors[-1].text == "30 more pieces of it cannot be read"
 
 
-def test_a_slab_too_large_for_memory_is_checked_chunk_by_chunk(make_h5, monkeypatch):
-    monkeypatch.setattr(read_checks, "LARGE_SLAB", 100)
+def test_a_block_too_large_for_memory_is_checked_chunk_by_chunk(make_h5, monkeypatch):
+    monkeypatch.setattr(read_checks, "LARGE_BLOCK", 100)
     path = make_h5(x=Stored(VALUES, "chunked", (20, 20), GZIP))
     assert found(check_files(path)) == []
     edit(path, chunk_at(path, 4).byte_offset)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lightning_h5.errors import H5FileError
-from lightning_h5.hdf5 import CAUTIOUS, Trust, guards_of_others, open_h5
+from lightning_h5.hdf5 import CAUTIOUS, Trust, external_guards, open_h5
 
 TRUSTING = Trust(external=True)
 ROWS = np.arange(12.0).reshape(6, 2)
@@ -45,7 +45,7 @@ def folder(tmp_path):
 
 def others(folder, *keys, trust=TRUSTING):
     with open_h5(str(folder / "main.h5")) as file:
-        guards = guards_of_others(file, keys, trust)
+        guards = external_guards(file, keys, trust)
     assert all(os.path.dirname(guard.path) == str(folder) for guard in guards)
     for guard in guards:
         guard.check()
