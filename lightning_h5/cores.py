@@ -1,4 +1,4 @@
-"""Cores that this process may use: those it may run on, as far as control groups let it, shared with other ranks."""
+"""Cores that this process may use: by affinity and control group, shared with other ranks of the machine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 
 __all__ = ["cores_of_a_rank", "is_forked", "local_ranks", "share_cores"]
 
-_told = 1
+_shared_ranks = 1
 _is_forked = False
 
 
 def is_forked() -> bool:
-    """Whether this process was forked by another that had this package; torch's threads may hang in it."""
+    """Return whether this process was forked after this package was imported; torch's threads can hang in it."""
     return _is_forked
 
 
 def _note_fork() -> None:
-    global _is_forked  # of the process
+    global _is_forked  # state of the process
     _is_forked = True
 
 
@@ -30,26 +30,26 @@ if hasattr(os, "register_at_fork"):
 
 
 def share_cores(n_ranks: int) -> None:
-    """Says how many ranks of a run are on this machine, where ``LOCAL_WORLD_SIZE`` does not: torchrun alone sets it.
+    """Set how many ranks of a run are on this machine, without ``LOCAL_WORLD_SIZE``, which only torchrun sets.
 
     Args:
-        n_ranks: so many.
+        n_ranks: the number.
     """
-    global _told  # of the process, as the environment's variable is
-    _told = max(1, n_ranks)
+    global _shared_ranks  # state of the process, like the environment variable
+    _shared_ranks = max(1, n_ranks)
 
 
 def local_ranks() -> int:
-    """Ranks of a run that are on this machine."""
+    """Return the number of ranks of a run on this machine."""
     said = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(said) if said.isdigit() else _told)
+    return max(1, int(said) if said.isdigit() else _shared_ranks)
 
 
 def cores_of_a_rank(root: str | os.PathLike[str] = "/") -> int:
-    """Cores that this process may run on (affinity, and the control group's quota), shared with the machine's ranks.
+    """Return the cores of this process (affinity, and the control group's quota), shared with the machine's ranks.
 
     Args:
-        root: where the system's files are; for tests.
+        root: root of the system's files, for tests.
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     sharers = 1 if _is_bound(n_cores) else local_ranks()
@@ -57,19 +57,19 @@ def cores_of_a_rank(root: str | os.PathLike[str] = "/") -> int:
 
 
 def _is_bound(n_cores: int) -> bool:
-    """Whether SLURM gave this rank cores of its own: fewer than the job has on this machine."""
+    """Return whether SLURM bound this rank to its own cores: fewer than the job has on this machine."""
     of_job = os.environ.get("SLURM_CPUS_ON_NODE", "")
     return "LOCAL_WORLD_SIZE" not in os.environ and of_job.isdigit() and n_cores < int(of_job)
 
 
 @cache
 def _quota(root: str) -> float:
-    """Cores that control groups grant; infinity where they set no limit."""
+    """Return the cores that control groups grant; infinity without a limit."""
     return min(_quotas(Path(root)), default=math.inf)
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Those of version 2 and 1, as seen from inside a container."""
+    """Yield the quotas of control groups of version 2 and 1, as seen inside a container."""
     with suppress(OSError, ValueError):
         quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
         yield int(quota) / int(period)  # "max" is no number: no quota

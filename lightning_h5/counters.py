@@ -1,4 +1,4 @@
-"""Counters of what the loaders do: added where it happens, in any thread or worker, summed where it is shown."""
+"""Counters of loaders: increased in any thread or worker, and summed when they are read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ COUNTED = (
     "bytes_read",
     "bytes_decoded",
     "chunks_decoded",
-    "slabs_used",
-    "slabs_loaded",
+    "blocks_used",
+    "blocks_loaded",
     "cache_hits",
     "cache_misses",
     "wait_seconds",
@@ -35,38 +35,36 @@ COUNTED = (
     "finish_seconds",
     "kept_bytes",
 )
-"""Rows and batches handed out; bytes taken from files, bytes of these once decoded, and the chunks that were; slabs
-that batches were gathered from, and those that had to be loaded for it; rows that were found among those used last, and
-those that were not.
+"""Rows and batches delivered; bytes read from files, their decoded bytes, and decoded chunks; blocks that batches were
+copied from, and those that had to be loaded; hits and misses of the cache of rows.
 
-Seconds: what ``next()`` took in the main process, and of it what the first one of each epoch took; and, over all
-threads and workers, what reading files, decoding, the HDF5 library, and transforms with collating took.
+Seconds: the time of ``next()`` in the main process, and its part in the first batch of each epoch; and, summed over all
+threads and workers, the time of reading files, decoding, the HDF5 library, and transforms with collating.
 
-``kept_bytes`` is no sum over time: bytes of rows that workers keep in memory now."""
+``kept_bytes`` is not summed over time: bytes of rows that workers keep in memory now."""
 
 
 MAX_STEPS = 1 << 32  # of an epoch; a float64 has room for two million epochs of these
 
 
 def worker_number() -> int | None:
-    """The number of the DataLoader worker that this process is, or None. Does not import torch; a worker has."""
+    """Return the number of this DataLoader worker, or None in other processes. Does not import torch."""
     data: Any = sys.modules.get("torch.utils.data")
     info = None if data is None else data.get_worker_info()
     return None if info is None else int(info.id)
 
 
 class WaitTimes:
-    """How long each batch was waited for: how many took how long, and which took too long. For one thread.
+    """A histogram of the time that each batch was waited for. For one thread.
 
-    Times are counted in classes of a tenth of an octave, so that a quantile is known to 7 %, in a microsecond, with
-    nothing that grows with the number of batches.
+    Classes are a tenth of an octave wide: quantiles are accurate to 7 %, at a microsecond a batch and a constant size.
 
     Attributes:
         last: seconds of the last batch.
-        counts: batches of each class; those below ``LEAST`` are in the first.
+        counts: batches of each class; those below ``MIN_SECONDS`` are in the first.
     """
 
-    LEAST = 1e-5
+    MIN_SECONDS = 1e-5
     PER_OCTAVE = 10
     N_CLASSES = 320  # up to 12 hours
 
@@ -75,14 +73,14 @@ class WaitTimes:
         self.counts = [0] * self.N_CLASSES
 
     def add(self, seconds: float) -> None:
-        """Counts a batch."""
+        """Count a batch."""
         self.last = seconds
-        at = 0 if seconds < self.LEAST else int(self.PER_OCTAVE * math.log2(seconds / self.LEAST)) + 1
+        at = 0 if seconds < self.MIN_SECONDS else int(self.PER_OCTAVE * math.log2(seconds / self.MIN_SECONDS)) + 1
         self.counts[min(at, self.N_CLASSES - 1)] += 1
 
     @classmethod
     def quantile(cls, counts: Sequence[float], share: float) -> float:
-        """Seconds that this share of batches did not take longer than; 0 where there are none.
+        """Return the seconds that this share of batches did not exceed; 0 without batches.
 
         Args:
             counts: batches of each class, from any number of ``WaitTimes``.
@@ -92,31 +90,33 @@ class WaitTimes:
         for at, count in enumerate(counts):
             sum_ += count
             if count and sum_ >= wanted:
-                return cls.LEAST * 2 ** (at / cls.PER_OCTAVE)
+                return cls.MIN_SECONDS * 2 ** (at / cls.PER_OCTAVE)
         return 0.0
 
 
 class Counters:
-    """A block of numbers in shared memory, with a row for the main process and one for each worker.
+    """Numbers in shared memory, with a row for the main process and one for each worker.
 
-    Every process writes to its own row alone, so that nothing is lost and no lock is shared between
-    processes; inside a process a lock keeps threads apart.
+    Every process writes only to its own row, so that no lock is shared between processes; a lock inside each process
+    protects it from threads.
 
     Args:
-        more: names of what is counted besides.
+        more: names of additional counters.
     """
 
     def __init__(self, more: tuple[str, ...] = ()) -> None:
         self.names = (*COUNTED, *more)
         self._places = {name: at for at, name in enumerate(self.names)}
-        self._block: npt.NDArray[np.float64] = np.zeros((1, len(self.names) + 1))  # and the batch that was begun
-        self._shared: torch.Tensor | None = None  # the same memory, once other processes have it
+        self._block: npt.NDArray[np.float64] = np.zeros(
+            (1, len(self.names) + 1)
+        )  # the last column is the batch that was begun
+        self._shared: torch.Tensor | None = None  # the same memory, if other processes share it
         self._lock = threading.Lock()
         self._own: memoryview[float] | None = None
         self._pid = os.getpid()
 
     def share(self, n_workers: int) -> None:
-        """Makes room for workers that are about to start; what was counted is kept."""
+        """Add rows for workers that are about to start; counts are kept."""
         with self._lock:
             if len(self._block) <= n_workers:
                 self._share(n_workers + 1)
@@ -124,18 +124,18 @@ class Counters:
             self._block[1:, -1] = 0  # nor have they begun
 
     def add(self, **amounts: float) -> None:
-        """Adds to counters by name, about a microsecond."""
+        """Add to counters by name; takes about a microsecond."""
         with self._lock_of_here():
             own = self._own_row()
             for name, amount in amounts.items():
                 own[self._places[name]] += amount
 
     def add_batch(self, rows: int, waited: float) -> None:
-        """Counts a batch that was handed out; half of what ``add`` would cost.
+        """Count a delivered batch, in half the time of ``add``.
 
         Args:
-            rows: of the batch.
-            waited: seconds that it took to get it.
+            rows: rows of the batch.
+            waited: seconds of waiting for it.
         """
         with self._lock_of_here():
             own = self._own_row()
@@ -144,17 +144,17 @@ class Counters:
             own[self._places["wait_seconds"]] += waited
 
     def set_kept(self, n_bytes: int) -> None:
-        """Says how many bytes of rows this worker keeps now."""
+        """Set the bytes of rows that this worker keeps now."""
         with self._lock_of_here():
             self._own_row()[self._places["kept_bytes"]] = n_bytes
 
     def begin(self, epoch: int, step: int) -> None:
-        """Says which batch this worker is about to read: somebody may want to know, should it not come back."""
+        """Note which batch this worker is about to read, for the error if it crashes."""
         with self._lock_of_here():
             self._own_row()[-1] = epoch * MAX_STEPS + step + 1
 
     def begun_by(self, worker: int) -> tuple[int, int] | None:
-        """Epoch and step that a worker began last; None where it began nothing.
+        """Return epoch and step of the last batch that a worker began; None if there is none.
 
         Args:
             worker: its number.
@@ -163,7 +163,7 @@ class Counters:
         return divmod(at - 1, MAX_STEPS) if at else None
 
     def _lock_of_here(self) -> threading.Lock:
-        if self._pid != os.getpid():  # a forked worker inherits our row, and a lock that a thread of ours may hold
+        if self._pid != os.getpid():  # a forked worker inherits the row, and a lock that a thread may hold
             self._lock, self._own, self._pid = threading.Lock(), None, os.getpid()
         return self._lock
 
@@ -171,17 +171,17 @@ class Counters:
         if self._own is None:
             worker = worker_number()
             row = 0 if worker is None else worker + 1
-            # A worker that nobody made room for counts for itself alone.
+            # A worker without a row adds to the last one.
             own: Any = self._block[min(row, len(self._block) - 1)]
             self._own = memoryview(own)  # NumPy takes four times as long to add a single number
         return self._own
 
     def total(self) -> dict[str, float]:
-        """Sums over this process and its workers, since the start."""
+        """Return the sums over this process and its workers, since the start."""
         return dict(zip(self.names, self._block[:, :-1].sum(axis=0).tolist(), strict=True))
 
     def _share(self, n_rows: int) -> None:
-        """Moves to memory that other processes can have, of so many rows. The lock is held."""
+        """Move the numbers to shared memory of a number of rows. The lock is held."""
         import torch
 
         block: Any = torch.zeros((n_rows, len(self.names) + 1), dtype=torch.float64)
@@ -190,7 +190,7 @@ class Counters:
         self._block, self._own = self._shared.numpy(), None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Torch moves what goes to another process to shared memory; done here, nobody writes to where it was.
+        # Torch would move the tensor to shared memory itself, while others still write to the old place.
         with self._lock:
             if self._shared is None:
                 self._share(len(self._block))

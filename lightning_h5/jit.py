@@ -1,13 +1,13 @@
-"""Loops over numbers for which NumPy takes several passes, compiled by Numba if it is installed, and kept on disk.
+"""Compile loops by Numba, if it is installed, and keep the machine code on disk.
 
-A compiled loop is one call that runs without the interpreter's lock: threads that decode do not wait for each other
-between its passes, and memory is gone through once.
+A compiled loop is one call that runs without the interpreter's lock, with one pass over memory. With NumPy it would be
+several passes, and threads that decode would wait for each other between them.
 
 Compiling takes up to two seconds for each loop and dtype. The machine code is kept where Numba keeps its own: in
-`NUMBA_CACHE_DIR`, or `__pycache__` next to this package's files, or the user's cache folder if that is read-only.
-Numba's `cache=True` looks at the file of the function alone, which misses a change of what the function calls, and
-trusts what is on disk. So the files here are named by all that decides the machine code, and each has a checksum: one
-that is damaged, or that another version wrote, is not used, and the loop is compiled.
+`NUMBA_CACHE_DIR`, in `__pycache__` next to this package's files, or in the user's cache folder if that is read-only.
+Numba's `cache=True` checks only the file of the function: it misses changes of what the function calls, and trusts what
+is on disk. So the names of the files here contain a hash of everything that the machine code depends on, and each file
+has a checksum: files that are damaged, or of another version, are not used.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _Given = ParamSpec("_Given")
 _Gives = TypeVar("_Gives")
 
 DIGEST_BYTES = 32
-COMPILERS = ("numba", "llvmlite", "numpy")  # what they compute is known by their versions
+COMPILERS = ("numba", "llvmlite", "numpy")  # their versions stand for what they compute
 
 
 def compiled(loop: Callable[_Given, _Gives]) -> Callable[_Given, _Gives] | None:
-    """A loop as machine code, compiled or loaded from disk when it is first called with arrays of some dtype.
+    """Return a loop as machine code, compiled or loaded from disk when it is first called with arrays of some dtype.
 
     Args:
-        loop: a function of arrays and numbers, in the part of Python that Numba knows. It must not go beyond the
-            arrays' ends: nothing checks that. Addresses of C functions have to be arguments (see ``c_call``): constants
-            would be those of another process when the loop is loaded.
+        loop: a function of arrays and numbers, in the part of Python that Numba supports. Array bounds are not checked.
+            Addresses of C functions have to be arguments (see ``c_call``): a constant would be the address in another
+            process when the loop is loaded.
 
     Returns:
-        The same function; None if Numba is not installed, does not go with the NumPy that is, or is turned off.
+        The compiled function; None if Numba is missing, turned off, or does not support the installed NumPy.
     """
     numba = _numba()
     if numba is None:
         return None
     machine = numba.njit(nogil=True)(loop)
-    with suppress(Exception):  # no folder to write to, or other internals than those of the versions tested
+    with suppress(Exception):  # no folder is writable, or Numba has other internals than the tested versions
         machine._cache = _disk_cache()(machine)
     found: Callable[_Given, _Gives] = machine
     return found
@@ -58,7 +58,7 @@ def compiled(loop: Callable[_Given, _Gives]) -> Callable[_Given, _Gives] | None:
 def _numba() -> Any:
     try:
         numba = importlib.import_module("numba")
-    except ImportError:  # it looks at NumPy's version when it is imported
+    except ImportError:  # also raised for an unsupported NumPy
         return None
     return None if numba.config.DISABLE_JIT else numba
 
@@ -67,8 +67,8 @@ def _numba() -> Any:
 def c_call() -> Any:
     """Return ``call(address, arguments)``, which calls a C function from compiled code.
 
-    ``address`` is an int, ``arguments`` a tuple of ints of the widths that the function takes. It returns an int64, of
-    which a function that returns less sets the lower bits alone.
+    ``address`` is an int, ``arguments`` a tuple of ints of the widths of the function's parameters. It returns an
+    int64; only its lower bits are valid if the function returns a smaller type.
     """
     numba = _numba()
     ir, unpack = importlib.import_module("llvmlite.ir"), importlib.import_module("numba.core.cgutils").unpack_tuple
@@ -89,7 +89,7 @@ def c_call() -> Any:
 
 @cache
 def _disk_cache() -> Any:
-    """The class of what Numba asks for machine code before it compiles, and gives it afterwards."""
+    """Return the class that Numba asks for machine code before it compiles, and passes it to afterwards."""
     caching = importlib.import_module("numba.core.caching")
     dumps = importlib.import_module("numba.core.serialize").dumps
 
@@ -111,7 +111,7 @@ def _disk_cache() -> Any:
             return str(self._folder)
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
-            """What was compiled for these arguments; None if it is not on disk, or damaged."""
+            """Return the machine code for these arguments; None if it is missing on disk, or damaged."""
             target_context.refresh()  # the machine code may call what is registered there
             with suppress(Exception):
                 path = self._path(sig, target_context.codegen())
@@ -120,7 +120,7 @@ def _disk_cache() -> Any:
             return None
 
         def save_overload(self, sig: Any, data: Any) -> None:
-            """Keeps what was compiled for these arguments; a full or read-only disk keeps nothing."""
+            """Write the machine code for these arguments; errors of the disk are ignored."""
             with suppress(Exception):
                 if not data.library.has_dynamic_globals:
                     _write(self._path(sig, data.codegen), dumps(self._numba.reduce(data)))
@@ -133,14 +133,14 @@ def _disk_cache() -> Any:
 
 
 def _checked(path: str) -> bytes | None:
-    """What was written to a file, if all of it is there."""
+    """Return the content of a file if its checksum is right; otherwise None."""
     with open(path, "rb") as file:
         digest, data = file.read(DIGEST_BYTES), file.read()
     return data if digest == _digest(path, data) else None
 
 
 def _write(path: str, data: bytes) -> None:
-    """Writes a file that others find whole or not at all, however many write it at a time."""
+    """Write a file atomically: several processes may write it at a time."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     fd, name = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".tmp")
     try:
@@ -158,7 +158,7 @@ def _digest(path: str, data: bytes) -> bytes:
 
 @cache
 def _versions() -> tuple[Any, ...]:
-    """What decides the machine code besides the loop, its arguments and the processor."""
+    """Return what the machine code depends on, apart from the loop, its arguments and the processor."""
     settings = {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}
     settings = {
         name: settings[name] for name in sorted(settings) if name not in ("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS")
@@ -168,10 +168,10 @@ def _versions() -> tuple[Any, ...]:
 
 
 def _meaning_of(value: Any) -> Any:
-    """All that decides what a loop computes, as plain values: its code, and that of all it calls.
+    """Return everything that the result of a loop depends on, as plain values: its code, and that of all it calls.
 
     Raises:
-        TypeError: it uses something of which that is not known.
+        TypeError: it uses an object of an unknown kind.
     """
     if hasattr(value, "targetoptions"):  # compiled, too
         return [repr(sorted(value.targetoptions.items())), _meaning_of(value.py_func)]
@@ -195,6 +195,6 @@ def _meaning_of(value: Any) -> Any:
 
 
 def _names(code: CodeType) -> list[str]:
-    """Names that code uses, in it and in the functions that it defines."""
+    """Return the names that code uses, also in the functions that it defines."""
     inner = [name for each in code.co_consts if isinstance(each, CodeType) for name in _names(each)]
     return sorted({*code.co_names, *inner})

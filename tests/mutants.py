@@ -35,7 +35,7 @@ RESUME = ("tests/datamodules/test_resume.py", "tests/distributed/test_kills.py")
 RANKS = ("tests/distributed",)
 MIXTURES = ("tests/order/test_mixture.py", "tests/datamodules/test_mixtures.py")
 LOOPS = (
-    "tests/readers/test_loops.py",
+    "tests/readers/test_compiled_loops.py",
     "tests/readers/test_damaged_chunks.py",
     "tests/readers/test_readers_match_h5py.py",
 )
@@ -322,7 +322,7 @@ MUTANTS = [
         NORMALIZATION,
     ),
     Mutant(
-        "rows that are normalized in slabs are so again when they are copied",
+        "rows that are normalized in blocks are so again when they are copied",
         "readers/select.py",
         "for source in sources], None",
         "for source in sources], prepare",

@@ -217,16 +217,16 @@ def _waiting(amounts: Mapping[str, float]) -> float:
 
 def _hit_rate(amounts: Mapping[str, float]) -> float:
     """Return the share of requests served from memory: recently used rows, decoded chunks, or rows held whole."""
-    asked, used, given = amounts["cache_hits"] + amounts["cache_misses"], amounts["slabs_used"], amounts["bytes_given"]
+    asked, used, given = amounts["cache_hits"] + amounts["cache_misses"], amounts["blocks_used"], amounts["bytes_given"]
     used_last = amounts["cache_hits"] / asked if asked else 0.0
-    missing, of = (amounts["slabs_loaded"], used) if used else (amounts["bytes_decoded"], given)
+    missing, of = (amounts["blocks_loaded"], used) if used else (amounts["bytes_decoded"], given)
     there = 1 - missing / of if of else 0.0
     return used_last + (1 - used_last) * max(0.0, there)
 
 
 def _has_cache(amounts: Mapping[str, float]) -> bool:
     """Return whether rows came from a cache. Otherwise (held whole, or none kept) a hit rate means nothing."""
-    return amounts["cache_hits"] + amounts["cache_misses"] + amounts["slabs_used"] > 0
+    return amounts["cache_hits"] + amounts["cache_misses"] + amounts["blocks_used"] > 0
 
 
 def shares_of(amounts: Mapping[str, float], loaders: Iterable[H5DataLoader]) -> dict[str, float]:

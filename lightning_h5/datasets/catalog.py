@@ -19,10 +19,10 @@ from ..hdf5 import (
     ArrayLayout,
     ChangeGuard,
     OpenOptions,
-    guards_of_others,
+    external_guards,
     is_on_disk,
-    looks_of,
     open_h5,
+    stat_of,
 )
 from ..options import FileOptions
 from ..order import resolve_replica
@@ -279,7 +279,7 @@ class Catalog:
                     if (values := _short_column(h5, file.arrays.get(key))) is not None:
                         file.values[key] = values
             finally:
-                guard.compare(looks_of(h5))  # what went wrong meanwhile went wrong because of that
+                guard.compare(stat_of(h5))  # what went wrong meanwhile went wrong because of that
                 guard.check()
         return file
 
@@ -288,10 +288,10 @@ class Catalog:
     ) -> ArrayLayout | H5Error | None:
         trust, guard = options.trust, file.guard
         try:
-            found = self._alike.describe(h5, path, key, trust, guard, if_there=not is_asked)
+            found = self._alike.describe(h5, path, key, trust, guard, if_exists=not is_asked)
             if trust.allow_external and found is not None:
                 strict = trust.verify is not None
-                file.others[key] = guards_of_others(h5, [key], trust, grows=options.swmr, strict=strict)
+                file.others[key] = external_guards(h5, [key], trust, grows=options.swmr, strict=strict)
         except H5Error as error:
             return error.with_traceback(None)
         return found

@@ -15,9 +15,9 @@ from ..hdf5 import ArrayLayout, OpenOptions, kind_of
 from ..options import FileOptions
 from ..readers import (
     ArrayTarget,
+    BlockSource,
     BulkTarget,
     BulkTask,
-    SlabSource,
     bulk_tasks,
     open_reader,
     open_source,
@@ -142,7 +142,7 @@ def column_tasks(
     return row_tasks(layout, range(layout.n_rows), ArrayTarget(column), 0, options, counters), column
 
 
-def source_of(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> SlabSource:
+def source_of(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> BlockSource:
     """Return the source of an array's decoded chunks, or of runs of about a megabyte if it has none."""
     return open_source(layout, options, max(1, RUN_BYTES // max(1, layout.row_bytes)), counters)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayLayout, kind_of, refuse_overlaps, torch_dtype
+from ..hdf5 import ArrayLayout, check_no_overlap, kind_of, torch_dtype
 
 __all__ = ["Asked", "Compatibility", "different_packing", "refuse_images", "shape_of_images"]
 
@@ -68,7 +68,7 @@ class Compatibility:
                 if not one.takes_packed:
                     _check_packing(layout, one)
         _check_rows(layouts)
-        refuse_overlaps(layouts)
+        check_no_overlap(layouts)
         if structure not in self._passed:
             self._first = self._first or layouts
             _check_alike(self._first, layouts)

@@ -208,7 +208,7 @@ class FileDataset(TableDataset):
         )
         return replace(
             self._cost_of_files,
-            rows_per_chunk=max((reader.rows_per_slab for reader in chunked.values()), default=0),
+            rows_per_chunk=max((reader.rows_per_block for reader in chunked.values()), default=0),
             rows_per_run=max(self.table.rows_per_block) if self.in_runs else 0,
             is_in_memory=is_in_memory,
         )
@@ -222,7 +222,9 @@ class FileDataset(TableDataset):
         return ReadCost(
             row_bytes=sum(layout.row_bytes for layout in layouts[0]),
             has_cheap_random_access=all(
-                arrays[field].is_placed or arrays[field].rows_per_chunk == 1 for arrays in layouts for field in loose
+                arrays[field].is_contiguous or arrays[field].rows_per_chunk == 1
+                for arrays in layouts
+                for field in loose
             ),
             block_bytes=max(1, *(n * size for n, size in zip(self.table.rows_per_block, loose_bytes, strict=True))),
             decoded_bytes=sum(n * size for n, size in zip(n_rows, loose_bytes, strict=True)),
@@ -275,7 +277,7 @@ class FileDataset(TableDataset):
                 work=self.work,
                 counters=self.counters,
                 rows=None if self.has_all_rows else self.located(np.arange(len(self))),
-                keeps=self.retain,
+                retain=self.retain,
                 prepare=self.plans[field].affine,
                 dtype=self.plans[field].gathered,
             )

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..counters import Counters
 from ..errors import H5ValueError
 from ..hdf5 import ArrayLayout, OpenOptions, kind_of
-from ..readers import ArrayTarget, BulkTask, SlabSource, bulk_tasks
+from ..readers import ArrayTarget, BlockSource, BulkTask, bulk_tasks
 from ..types import IntArray
 from .columns import Run, source_of
 from .row_filters import Mask
@@ -93,7 +93,7 @@ def _tasks(
 ) -> Iterator[BulkTask]:
     """Yield tasks that look at rows of one file, cut between chunks of the target."""
     sources = [source_of(array, options, counters) for array in arrays]
-    n_together, row_bytes = sources[0].rows_per_slab, arrays[0].row_bytes
+    n_together, row_bytes = sources[0].rows_per_block, arrays[0].row_bytes
     step = n_together * max(1, PIECE_BYTES // max(1, n_together * row_bytes))
     cuts = np.flatnonzero(np.diff(rows // step)) + 1
     for low, high in pairwise([0, *cuts.tolist(), len(rows)]):
@@ -102,7 +102,7 @@ def _tasks(
 
 
 def _look(
-    sources: Sequence[SlabSource],
+    sources: Sequence[BlockSource],
     arrays: Sequence[ArrayLayout],
     rows: IntArray,
     place: int,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..jit import compiled
-from ..readers import blocks
+from ..readers import row_slices
 from ..types import IntArray
 
 __all__ = ["Affine"]
@@ -138,7 +138,7 @@ class Affine:
             source, target = (each.reshape(len(each), *self._row_view) for each in (rows, out))
             loops.take(source, places, target, *self._flat)
             return
-        for some in blocks(len(out), max(rows[:1].nbytes, out[:1].nbytes)):
+        for some in row_slices(len(out), max(rows[:1].nbytes, out[:1].nbytes)):
             piece = out[some]
             with np.errstate(all="ignore"):
                 piece[...] = rows[some] if places is None else np.take(rows, places[some], axis=0, mode="clip")

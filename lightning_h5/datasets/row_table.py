@@ -156,7 +156,7 @@ class RowTable:
 
 def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:
     loose = [array for array, is_held in zip(arrays, held, strict=True) if not is_held]
-    coarsest = max((array.rows_per_chunk for array in loose if not array.is_placed), default=1)
+    coarsest = max((array.rows_per_chunk for array in loose if not array.is_contiguous), default=1)
     if coarsest > 1:
         return coarsest
     return max(1, RUN_BYTES // max(1, sum(array.row_bytes for array in loose or arrays)))

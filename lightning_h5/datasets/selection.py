@@ -105,7 +105,7 @@ class Selection:
             H5FileError: a file cannot be read.
         """
         table = self.table
-        run = partial(run_with_progress, shows_bar=shows_progress, tell=lambda _: progress())
+        run = partial(run_with_progress, shows_bar=shows_progress, report=lambda _: progress())
         names = list(dict.fromkeys(one.column for one in self.criteria if one.column is not None))
         for layout in (table.layouts[0][self.fields[name]] for name in names):
             if layout.row_shape:

@@ -235,7 +235,7 @@ class _Loading:
         shows_bar = shows_bar and ranks.rank == 0
         shared, own = held.tasks(holder.table, holder.options, holder.counters)
         tasks = [*my_part(shared, group), *own]
-        run_with_progress(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, tell=report)
+        run_with_progress(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, report=report)
         holder.use(self._filling.pop(name), has_all=group.is_everyone)
         # Of several ranks each would lock the pages of all, though batches are copied into page-locked memory anyway.
         if holder.pins_memory and len(group.ranks) == 1 and torch.cuda.is_available() and (why := held.pin()):

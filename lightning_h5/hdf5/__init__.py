@@ -1,16 +1,14 @@
 """Paths, open files, and what an array looks like on disk. With ``readers``, the only part that imports h5py."""
 
 from .alike import AlikeArrays
-from .checks import INTEGRITY, overlaps, refuse_overlaps
+from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
-from .contents import Entry, entries_of, list_arrays, resolve_path
-from .describe import describe_array
+from .contents import Entry, entries_of, list_arrays, resolve_path, shape_of
+from .describe import describe_array, filters_of, layout_of
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
-from .dtypes import kind_of, native, numpy_dtype, torch_dtype
-from .external_files import guards_of_others
-from .h5py_errors import FAULTS, translate_h5py_errors
+from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
 from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
-from .identity import ChangeGuard, file_identity, is_on_disk, looks_of
+from .identity import ChangeGuard, file_identity, is_on_disk, stat_of
 from .keys import (
     GROUP_WORDS,
     FieldNames,
@@ -22,10 +20,9 @@ from .keys import (
     names_rows,
     words_in,
 )
-from .layout import ArrayLayout, Filter, filters_of, layout_of
-from .links import shape_of, unmapped_rows
-from .open import ArrayHandle, create_h5, find_array, open_h5, skipped_bytes
-from .packing import Packing
+from .layout import ArrayLayout, Filter
+from .links import ArrayHandle, external_guards, find_array, unmapped_rows
+from .open import FAULTS, create_h5, open_h5, translate_h5py_errors
 from .paths import expand_paths, expand_user, file_number
 
 __all__ = [
@@ -45,6 +42,7 @@ __all__ = [
     "HandlePool",
     "OpenOptions",
     "Packing",
+    "check_no_overlap",
     "close_when_collected",
     "create_h5",
     "describe_array",
@@ -54,13 +52,13 @@ __all__ = [
     "entries_of",
     "expand_paths",
     "expand_user",
+    "external_guards",
     "field_names",
     "file_identity",
     "file_number",
     "fill_split",
     "filters_of",
     "find_array",
-    "guards_of_others",
     "guess_keys",
     "guess_keys_in",
     "is_on_disk",
@@ -68,7 +66,6 @@ __all__ = [
     "kind_of",
     "layout_of",
     "list_arrays",
-    "looks_of",
     "names_rows",
     "native",
     "numpy_dtype",
@@ -76,10 +73,9 @@ __all__ = [
     "overlaps",
     "process_pool",
     "read_digests",
-    "refuse_overlaps",
     "resolve_path",
     "shape_of",
-    "skipped_bytes",
+    "stat_of",
     "torch_dtype",
     "translate_h5py_errors",
     "unmapped_rows",

@@ -1,7 +1,7 @@
-"""Checks of what a file declares: sizes, bytes that arrays share, filters, and how surely damage shows.
+"""Checks of what a file declares: other files that it names, sizes, filters, overlaps, and how well damage shows.
 
-Blosc2 chunks are decoded after a look (``readers/filters/blosc2.py``), and never by the library: a damaged one can make
-it hang or take all memory, and one may name a codec that runs Python to import a module from the working directory.
+They are called at three points: before a link is followed (``check_link``, ``check_source``), once an array is found
+and described (all others here), and before a chunk is decoded (``readers``: its place in the file and its digest).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 
-from ..errors import H5CorruptError, H5FileError, H5ValueError
-from .headers import OLD_INDEX, has_checked_header, index_type
+from ..errors import H5CorruptError, H5FileError, H5ValueError, listing
+from ..sizes import bytes_text
+from .open import is_in_other_file
 
 if TYPE_CHECKING:
     from ..options import FileOptions
@@ -26,14 +27,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INTEGRITY",
+    "check_in_file",
+    "check_integrity",
+    "check_library",
+    "check_link",
+    "check_no_overlap",
     "check_sizes",
+    "check_source",
     "ensure_filters",
-    "integrity_level",
     "may_run_code",
     "overlaps",
-    "refuse_library",
-    "refuse_overlaps",
-    "size_text",
 ]
 
 INTEGRITY = (
@@ -43,139 +46,132 @@ INTEGRITY = (
     "damage shows, but for whole chunks that took each other's place",
     "rows are compared with digests that were made of them",
 )
-"""What each level means, in words; the last one is reached by digests beside a file alone."""
-
-SHUFFLE, FLETCHER32, GZIP, BZIP2, ZSTD, BLOSC2 = 2, 3, 1, 307, 32015, 32026  # filters, by HDF5's number
+"""What each integrity level means; the last one is reached only by digests next to a file."""
 
 MAX_CHUNK_BYTES = 1 << 30
 MAX_BYTES = 4 << 30
-FEW = 64  # chunks
-MAX_TIMES = 1000
-"""What compressors make of zeros; an array of more than that is not written, or is a trap."""
+MAX_RATIO = 1000
+"""Compression ratio of zeros. An array that declares more than this times its stored bytes was never written, or is
+made to exhaust memory."""
+
+MAX_SIMPLE = 64  # chunks
+
+SHUFFLE, FLETCHER32, BLOSC2 = 2, 3, 32026  # filters, by HDF5's number
 
 
-def check_sizes(file: Any, array: Any, key: str, trust: FileOptions) -> None:
-    """Refuses arrays that claim far more than is there.
+# Before a link is followed ----------------------------------------------------------------------------------------
+
+
+def check_link(file: Any, key: str, name: str, link: Any, *, allow_external: bool) -> None:
+    """Check a link on the way to an object.
 
     Args:
         file: the open file.
-        array: h5py's dataset, whose rows lie in this file.
-        key: what it was asked for as.
-        trust: what passes all the same.
+        key: the name that was asked for.
+        name: the part of it that the link is.
+        link: h5py's link.
+        allow_external: accept links into other files.
 
     Raises:
-        H5ValueError: a chunk is too large to be decoded in company, or next to nothing of the array is stored.
+        H5ValueError: it leads out of the file.
+    """
+    if isinstance(link, h5py.ExternalLink) and not allow_external:
+        raise H5ValueError(
+            f"{key!r} in {file.filename!r} leaves the file: {name!r} is an external link to {link.path!r} in "
+            f"{link.filename!r}. Pass that file itself, or files=FileOptions(allow_external=True) if you trust it."
+        )
+
+
+def check_source(file: Any, key: str, name: str, source: str, *, is_own: bool, allow_external: bool) -> None:
+    """Check one source of a virtual array.
+
+    Args:
+        file: the open file.
+        key: the virtual array.
+        name: the source's file, or a pattern of names.
+        source: the array in it, or a pattern of names.
+        is_own: whether the file is the virtual array's own.
+        allow_external: accept sources in other files.
+
+    Raises:
+        H5ValueError: it may lie in another file.
+    """
+    # A "%" stands for numbers, or for itself: HDF5 then opens another name than the one given here.
+    if allow_external or (is_own and "%" not in name + source):
+        return
+    where = "a pattern of names," if is_own else f"other files, among them {name!r}:"
+    raise H5ValueError(
+        f"{key!r} in {file.filename!r} is a virtual array over {where} {source!r}. Pass these files themselves as a "
+        "list, or files=FileOptions(allow_external=True) if you trust them."
+    )
+
+
+# Once an array is found, and described ----------------------------------------------------------------------------
+
+
+def check_in_file(file: Any, array: Any, key: str) -> None:
+    """Check that an array lies in the file that was opened, and keeps its bytes there.
+
+    Raises:
+        H5ValueError: it does not.
+    """
+    if array.external:
+        raise H5ValueError(
+            f"{key!r} in {file.filename!r} keeps its bytes in other files: "
+            f"{listing(name for name, _, _ in array.external)}. Pass files=FileOptions(allow_external=True) if you "
+            "trust the file."
+        )
+    # Independent of the links that were checked: however it was found, the object must lie in the opened file.
+    if is_in_other_file(file, array):
+        raise H5ValueError(
+            f"{key!r} in {file.filename!r} lies in another file, {array.file.filename!r}. Pass that file itself, "
+            "or files=FileOptions(allow_external=True) if you trust it."
+        )
+
+
+def check_sizes(file: Any, array: Any, key: str, trust: FileOptions, n_stored: int | None = None) -> None:
+    """Check that an array declares no sizes out of proportion to its stored bytes.
+
+    Args:
+        file: the open file.
+        array: h5py's dataset.
+        key: the name that it was asked for by.
+        trust: which sizes are accepted all the same.
+        n_stored: bytes that are stored of a virtual array; None for those of the array itself.
+
+    Raises:
+        H5ValueError: a chunk is too large to decode, or almost nothing of the array is stored.
     """
     itemsize = array.id.get_type().get_size()
     chunk_bytes = math.prod(array.chunks) * itemsize if array.chunks else 0
     if chunk_bytes > MAX_CHUNK_BYTES and not trust.trusted:
         raise H5ValueError(
-            f"{key!r} in {file.filename!r} has chunks of {size_text(chunk_bytes)} (shape {array.chunks}); a row takes "
-            f"the decoding of a whole one, and more than {size_text(MAX_CHUNK_BYTES)} is refused. Make a copy with "
-            "smaller ones by `lightning-h5 repack --trusted`, or pass files=FileOptions(trusted=True) if you trust the "
-            "file."
+            f"{key!r} in {file.filename!r} has chunks of {bytes_text(chunk_bytes, digits=2)} (shape {array.chunks}); "
+            f"reading a row decodes a whole chunk, and more than {bytes_text(MAX_CHUNK_BYTES, digits=2)} is refused. "
+            "Make a copy with smaller ones by `lightning-h5 repack --trusted`, or pass "
+            "files=FileOptions(trusted=True) if you trust the file."
         )
-    claimed = math.prod(array.shape) * itemsize
-    if claimed <= MAX_BYTES or trust.trusted or array.external:
+    declared = math.prod(array.shape) * itemsize
+    if declared <= MAX_BYTES or trust.trusted or array.external:
         return
-    stored = _stored_bytes(file, array)
-    if stored is not None and claimed > MAX_TIMES * stored:
+    if n_stored is None:
+        n_stored = int(min(array.id.get_storage_size(), h5py.h5i.get_file_id(array.id).get_filesize()))
+    if declared > MAX_RATIO * n_stored:
         raise H5ValueError(
-            f"{key!r} in {file.filename!r} has the shape {array.shape}, which is {size_text(claimed)}, and "
-            f"{size_text(stored)} of it are stored: most of its rows were never written, or the file is made to "
-            "exhaust memory. Check it with `lightning-h5 inspect`, and pass files=FileOptions(trusted=True) if "
-            "it is meant to be so."
+            f"{key!r} in {file.filename!r} has the shape {array.shape}, which is {bytes_text(declared, digits=2)}, and "
+            f"{bytes_text(n_stored, digits=2)} of it are stored: most of its rows were never written, or the file is "
+            "made to exhaust memory. Check it with `lightning-h5 inspect`, and pass "
+            "files=FileOptions(trusted=True) if this is intended."
         )
-
-
-def _stored_bytes(file: Any, array: Any) -> int | None:
-    """Bytes that an array takes in its file, which has no more than it has; None where they lie in other files.
-
-    Of a virtual array those of all that it is made of, each once, however many levels down.
-    """
-    found, todo, seen = 0, [array], set()
-    while todo:
-        array = todo.pop()
-        if not array.is_virtual:
-            found += int(min(array.id.get_storage_size(), file.id.get_filesize()))
-            continue
-        for source in array.virtual_sources():
-            if source.file_name not in (".", file.filename):
-                return None  # it was allowed to leave the file
-            if source.dset_name not in seen:
-                seen.add(source.dset_name)
-                todo.append(file[source.dset_name])
-    return found
-
-
-def size_text(n_bytes: int) -> str:
-    """A number of bytes for a message."""
-    for power, unit in ((50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB")):
-        if n_bytes >> power:
-            return f"{n_bytes / 2**power:,.2f} {unit}"
-    return f"{n_bytes:,} bytes"
-
-
-def refuse_overlaps(layouts: Sequence[ArrayLayout]) -> None:
-    """Make sure that arrays of one file, and their chunks, share no bytes; about 0.1 microseconds a chunk.
-
-    Raises:
-        H5CorruptError: two of them have bytes in common.
-    """
-    for layout, _, text in overlaps(layouts):
-        raise H5CorruptError(f"{layout.path!r}: {text}")
-
-
-def overlaps(layouts: Sequence[ArrayLayout]) -> Iterator[tuple[ArrayLayout, ArrayLayout, str]]:
-    """Find arrays and chunks of one file that share bytes.
-
-    Args:
-        layouts: arrays of one file.
-
-    Yields:
-        Two arrays, or one twice, for each piece that begins before another one has ended; and what is wrong.
-    """
-    arrays = list({layout.name: layout for layout in layouts}.values())
-    if _lie_apart(arrays):
-        return
-    each = [layout.places() for layout in arrays]
-    if sum(map(len, each)) < 2:
-        return
-    places = np.concatenate(each)
-    owners = np.repeat(np.arange(len(arrays)), [len(one) for one in each])
-    order = np.argsort(places[:, 0], kind="stable")
-    places, owners = places[order], owners[order]
-    for at in np.flatnonzero(np.diff(places[:, 0]) < places[:-1, 1]):
-        a, b = arrays[owners[at]], arrays[owners[at + 1]]
-        what = f"two chunks of {a.key!r}" if a is b else f"{a.key!r} and {b.key!r}"
-        at_byte = f"{places[at + 1, 0]:,}"
-        text = f"{what} have the same bytes of the file (at byte {at_byte}). The file is damaged; copy it again."
-        yield a, b, text
-
-
-def _lie_apart(layouts: Sequence[ArrayLayout]) -> bool:
-    """Whether arrays have few chunks, which lie apart: in small files NumPy would take longer than all the rest."""
-    pieces: list[tuple[int, int]] = []
-    for layout in layouts:
-        if layout.table is not None:
-            if len(layout.table.offsets) > FEW:
-                return False
-            chunks = zip(layout.table.offsets.tolist(), layout.table.sizes.tolist(), strict=True)
-            pieces += [(start, size) for start, size in chunks if start >= 0]
-        elif layout.offset is not None:
-            pieces.append((layout.offset, layout.n_rows * layout.stored_row_bytes))
-    pieces.sort()
-    return all(start + size <= after for (start, size), (after, _) in pairwise(pieces))
 
 
 def ensure_filters(filters: tuple[Filter, ...], path: str, key: str) -> None:
-    """Makes sure that the HDF5 library can decode an array, loading hdf5plugin where that is what it takes.
+    """Check that the HDF5 library can decode an array; loads hdf5plugin if that is required.
 
     Raises:
         H5FileError: a filter is not installed.
-        H5ValueError: a filter may run code, and only the HDF5 library could undo all of them.
     """
-    _ensure_own_decoder([f.id for f in filters], path, key)
+    _check_decoder([f.id for f in filters], path, key)
     missing = [f for f in filters if not h5py.h5z.filter_avail(f.id)]
     if not missing:
         return
@@ -185,7 +181,7 @@ def ensure_filters(filters: tuple[Filter, ...], path: str, key: str) -> None:
         has_plugins = True
     missing = [f for f in filters if not h5py.h5z.filter_avail(f.id)]
     if missing:
-        # A file may say anything here; it should not speak to the terminal.
+        # A label can contain anything, also control characters for the terminal.
         names = ", ".join(f"{f.label if f.label.isprintable() else repr(f.label)} (number {f.id})" for f in missing)
         raise H5FileError(
             f"{key!r} in {path!r} is compressed with {names}, which this installation cannot decode. "
@@ -195,16 +191,11 @@ def ensure_filters(filters: tuple[Filter, ...], path: str, key: str) -> None:
         )
 
 
-def _ensure_own_decoder(filters: Sequence[int], path: str, key: str) -> None:
-    """Makes sure that what may run code is decoded here.
-
-    Args:
-        filters: of an array, by HDF5's number, in the order of writing.
-        path: the file.
-        key: the array.
+def _check_decoder(filters: Sequence[int], path: str, key: str) -> None:
+    """Check that Blosc2 is decoded in this package, which looks at each chunk first.
 
     Raises:
-        H5FileError: the package that decodes it is not installed.
+        H5FileError: the package ``blosc2`` is not installed.
         H5ValueError: only the HDF5 library can undo these filters.
     """
     if BLOSC2 not in filters:
@@ -216,27 +207,27 @@ def _ensure_own_decoder(filters: Sequence[int], path: str, key: str) -> None:
         )
     before, after = filters[: filters.index(BLOSC2)], filters[filters.index(BLOSC2) + 1 :]
     if set(before) - {SHUFFLE, FLETCHER32} or set(after) - {FLETCHER32}:
-        raise H5ValueError(_refusal(key, path, "it has other filters that no one else undoes"))
+        raise H5ValueError(_refusal(key, path, "it has other filters, which only the library can undo"))
 
 
-def refuse_library(array: Any, path: str, key: str, why: str) -> None:
-    """Refuses an array that only the HDF5 library can read, where its filters may run code.
+def check_library(array: Any, path: str, key: str, why: str) -> None:
+    """Check that the HDF5 library may decode an array: its filters run no code that a chunk can name.
 
     Args:
         array: h5py's dataset.
         path: the file.
-        key: what it was asked for as.
-        why: nobody else can.
+        key: the name that was asked for.
+        why: why only the library can read it, for the error.
 
     Raises:
-        H5ValueError: they may.
+        H5ValueError: they may run such code.
     """
     if may_run_code(array.id):
         raise H5ValueError(_refusal(key, path, why))
 
 
 def may_run_code(array_id: Any) -> bool:
-    """Whether the HDF5 library, decoding an array, may run code that a chunk names.
+    """Return whether the HDF5 library may run code that a chunk of an array names: Blosc2 does.
 
     Args:
         array_id: h5py's low-level dataset.
@@ -250,36 +241,76 @@ def may_run_code(array_id: Any) -> bool:
 def _refusal(key: str, path: str, why: str) -> str:
     return (
         f"{key!r} in {path!r} is compressed with Blosc2, and only the HDF5 library could read it: {why}. The library "
-        "runs code that a chunk may name, and nobody can look before it does. Write the array again with another "
+        "runs code that a chunk may name, and its chunks cannot be checked before. Write the array again with another "
         "compression."
     )
 
 
-def integrity_level(array: Any, filters: Sequence[int]) -> int:
-    """The level of an open array, 0 to 3 (see ``INTEGRITY``).
+def check_integrity(layout: ArrayLayout, min_integrity: int) -> None:
+    """Check the integrity level of an array.
 
-    gzip and bzip2 carry checksums, and so does HDF5's ``fletcher32``; other compressors find a part of the damage, or
-    none. A Fletcher checksum of zeros is zero, so that a chunk of zeros passes it unless a compressor finds it. The
-    tables that say where chunks lie have checksums in the newer file format alone (``libver="latest"``).
+    Raises:
+        H5ValueError: it is below the minimum.
+    """
+    if layout.integrity >= min_integrity:
+        return
+    cure = ""
+    if min_integrity < len(INTEGRITY) - 1:
+        cure = " Make a copy by `lightning-h5 repack --compression gzip --checksum`, which has level 3."
+    raise H5ValueError(
+        f"min_integrity={min_integrity} was asked, and {layout.key!r} in {layout.path!r} has level {layout.integrity}: "
+        f"{INTEGRITY[layout.integrity]}.{cure} Write digests by `lightning-h5 check --write-digests` and pass "
+        "verify='digest', which is level 4."
+    )
+
+
+def check_no_overlap(layouts: Sequence[ArrayLayout]) -> None:
+    """Check that arrays of one file, and their chunks, share no bytes; takes about 0.1 microseconds a chunk.
+
+    Raises:
+        H5CorruptError: two of them overlap.
+    """
+    for layout, _, text in overlaps(layouts):
+        raise H5CorruptError(f"{layout.path!r}: {text}")
+
+
+def overlaps(layouts: Sequence[ArrayLayout]) -> Iterator[tuple[ArrayLayout, ArrayLayout, str]]:
+    """Find arrays and chunks of one file that share bytes.
 
     Args:
-        array: h5py's dataset.
-        filters: its filters, by HDF5's number, without those that some chunk passed over: such a chunk has no checksum
-            of theirs.
+        layouts: arrays of one file.
+
+    Yields:
+        For each piece that begins before another one ends, the two arrays (or one array twice), and a message.
     """
-    if array.dtype.hasobject:  # values lie elsewhere in the file, where nothing has a checksum
-        return 0
-    checked = FLETCHER32 in filters
-    if not checked and GZIP not in filters and BZIP2 not in filters:
-        return 0
-    if not checked or not _has_checked_tables(array):
-        return 1
-    return 3 if {GZIP, BZIP2, ZSTD} & set(filters) else 2
+    arrays = list({layout.name: layout for layout in layouts}.values())
+    if _are_few_and_apart(arrays):
+        return
+    each = [layout.pieces() for layout in arrays]
+    if sum(map(len, each)) < 2:
+        return
+    pieces = np.concatenate(each)
+    owners = np.repeat(np.arange(len(arrays)), [len(one) for one in each])
+    order = np.argsort(pieces[:, 0], kind="stable")
+    pieces, owners = pieces[order], owners[order]
+    for at in np.flatnonzero(np.diff(pieces[:, 0]) < pieces[:-1, 1]):
+        a, b = arrays[owners[at]], arrays[owners[at + 1]]
+        what = f"two chunks of {a.key!r}" if a is b else f"{a.key!r} and {b.key!r}"
+        at_byte = f"{pieces[at + 1, 0]:,}"
+        text = f"{what} have the same bytes of the file (at byte {at_byte}). The file is damaged; copy it again."
+        yield a, b, text
 
 
-def _has_checked_tables(array: Any) -> bool:
-    """Whether superblock, object header and chunk index have checksums."""
-    superblock = h5py.h5i.get_file_id(array.id).get_create_plist().get_version()[0]
-    if superblock < 2 or not has_checked_header(array):
-        return False
-    return index_type(array.id) not in (None, OLD_INDEX)  # the old one alone has no checksum
+def _are_few_and_apart(layouts: Sequence[ArrayLayout]) -> bool:
+    """Return whether arrays have few chunks, which do not overlap: for small files this is faster than NumPy."""
+    pieces: list[tuple[int, int]] = []
+    for layout in layouts:
+        if layout.table is not None:
+            if len(layout.table.offsets) > MAX_SIMPLE:
+                return False
+            chunks = zip(layout.table.offsets.tolist(), layout.table.sizes.tolist(), strict=True)
+            pieces += [(start, size) for start, size in chunks if start >= 0]
+        elif layout.offset is not None:
+            pieces.append((layout.offset, layout.n_rows * layout.stored_row_bytes))
+    pieces.sort()
+    return all(start + size <= after for (start, size), (after, _) in pairwise(pieces))

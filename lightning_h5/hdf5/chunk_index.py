@@ -1,4 +1,4 @@
-"""The chunk table: where an array's chunks lie, also if the HDF5 library reports wrong coordinates."""
+"""The chunk table: where an array's chunks lie, also if the HDF5 library reports wrong coordinates of chunks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import IntArray
-from .headers import index_type
-from .open import h5_in_memory, skipped_bytes
+from .open import h5_in_memory
 
 __all__ = [
     "MAX_CHUNKS",
+    "OLD_INDEX",
     "ChunkTable",
     "Reported",
     "chunk_table",
@@ -31,24 +31,27 @@ __all__ = [
     "moves_axis",
     "plain_edges",
     "report_chunks",
+    "skipped_bytes",
 ]
 
 DONT_FILTER_PARTIAL = 2  # H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS
 MAX_CHUNKS = 1 << 26
 """A table of more chunks takes more than 1.3 GB, and is not made."""
 
-MOST = 2**63 - 1  # places in a damaged index may be larger still; they lie beyond any file
+MAX_PLACE = 2**63 - 1  # a damaged index can contain larger addresses; these lie beyond any file
+
+OLD_INDEX, EXTENSIBLE_ARRAY = 0, 4  # H5D_CHUNK_IDX_BTREE, H5D_CHUNK_IDX_EARRAY
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkTable:
-    """Place, stored size and filter mask of each chunk, in the order of the chunk grid (last axis fastest).
+    """Position, stored size and filter mask of each chunk, in the order of the chunk grid (last axis fastest).
 
     Attributes:
         grid: number of chunks along each axis.
         offsets: byte position in the file; -1 for a chunk that was never written, shape ``(n_chunks,)``.
         sizes: bytes in the file, shape ``(n_chunks,)``.
-        masks: bit ``i`` says that filter ``i`` was not applied to the chunk, shape ``(n_chunks,)``.
+        masks: bit ``i`` is set if filter ``i`` was not applied to the chunk, shape ``(n_chunks,)``.
     """
 
     grid: tuple[int, ...]
@@ -58,11 +61,11 @@ class ChunkTable:
 
     @property
     def per_row(self) -> int:
-        """Chunks that a row takes part in, which are neighbours in the table."""
+        """Number of chunks that contain parts of one row; they are neighbors in the table."""
         return math.prod(self.grid[1:])
 
     def is_plain(self, n_filters: int, chunk_bytes: int) -> bool:
-        """Whether all chunks were written and went through no filter; some filters pass over what they cannot shrink.
+        """Return whether all chunks were written, unfiltered; some filters skip chunks that they cannot shrink.
 
         Args:
             n_filters: filters of the array.
@@ -73,26 +76,26 @@ class ChunkTable:
 
 
 def grid_of(shape: Sequence[int], chunks: Sequence[int]) -> tuple[int, ...]:
-    """Number of chunks along each axis."""
+    """Return the number of chunks along each axis."""
     return tuple(-(-size // step) for size, step in zip(shape, chunks, strict=True))
 
 
 def chunk_table(
     array_id: Any, shape: Sequence[int], chunks: Sequence[int], *, has_user_block: bool = True
 ) -> ChunkTable | None:
-    """Reads the chunk index of an open array, about 1.5 microseconds a chunk.
+    """Read the chunk index of an open array; takes about 1.5 microseconds a chunk.
 
     Args:
         array_id: h5py's low-level dataset.
         shape: of the array.
         chunks: shape of a chunk.
-        has_user_block: whether the file may begin with bytes that are not HDF5's.
+        has_user_block: whether the file may begin with a user block.
 
     Returns:
         The table; None if it is unknown how the library reports the coordinates of this array's chunks.
 
     Raises:
-        ValueError: the index names a chunk that lies outside of the array or between chunks, or one twice: the HDF5
+        ValueError: the index has a chunk that lies outside of the array or between chunks, or one twice. The HDF5
             library would not find it, and read fill values.
     """
     if (how := coordinates_reported(array_id)) is None:
@@ -104,7 +107,7 @@ def chunk_table(
     def note(info: Any) -> None:
         # Called for each chunk. Kept as bare numbers: a million of HDF5's own records would take 300 MB.
         places.extend(info.chunk_offset)
-        others.extend((min(info.byte_offset + skipped, MOST), min(info.size, MOST), info.filter_mask))
+        others.extend((min(info.byte_offset + skipped, MAX_PLACE), min(info.size, MAX_PLACE), info.filter_mask))
 
     report_chunks(array_id, note)
     n_chunks = math.prod(grid)
@@ -118,19 +121,58 @@ def chunk_table(
         corners = np.frombuffer(places, dtype=np.int64).reshape(-1, len(grid))
         found = np.frombuffer(others, dtype=np.int64).reshape(-1, 3)
         if (corners % np.asarray(chunks)).any():
-            raise ValueError("a chunk begins where none can")
+            raise ValueError("a chunk begins between chunks")
         coordinates = coordinates_of(array_id, corners // np.asarray(chunks), how)
         at = np.ravel_multi_index(tuple(coordinates.T), grid)
         if len(np.unique(at)) < len(at):
-            raise ValueError("a chunk is there twice")
+            raise ValueError("it has a chunk twice")
         table.offsets[at], table.sizes[at], table.masks[at] = found.T
     return table
 
 
-def leaves_edges_plain(plist: Any) -> bool | None:
-    """Whether chunks that hang over an array's edge go through no filter (H5Pset_chunk_opts); None: cannot be told.
+def index_type(array_id: Any) -> int | None:
+    """Return the kind of an array's chunk index (``H5D_chunk_index_t``); None if it is unknown.
 
-    Their filter masks say nothing of it, and h5py has no name for it, so the library is asked itself.
+    Args:
+        array_id: h5py's low-level dataset.
+    """
+    kind = ctypes.c_int(OLD_INDEX)
+    try:  # h5py has no name for it, so the library is called directly
+        ask = ctypes.CDLL(h5py.h5d.__file__).H5Dget_chunk_index_type
+    except (AttributeError, OSError):
+        return None
+    ask.argtypes = [ctypes.c_int64, ctypes.POINTER(ctypes.c_int)]
+    with h5py._objects.phil:  # the library takes one caller at a time
+        failed = ask(array_id.id, ctypes.byref(kind)) < 0
+    return None if failed else kind.value
+
+
+def skipped_bytes(array_id: Any) -> int:
+    """Return the bytes at the start of an array's file that the library leaves out of a chunk's position.
+
+    HDF5 1.14.2 leaves the user block out, 1.14.4 does not. This is tested with a file in memory, since packagers
+    backport fixes without another version number.
+
+    Args:
+        array_id: h5py's low-level dataset.
+    """
+    user_block = int(h5py.h5i.get_file_id(array_id).get_create_plist().get_userblock())
+    return 0 if not user_block or _counts_user_block() else user_block
+
+
+@cache
+def _counts_user_block() -> bool:
+    size = 1 << 20
+    with h5_in_memory(userblock_size=size) as (file, _):
+        array = file.create_dataset("x", data=[1], chunks=(1,))
+        file.flush()
+        return bool(array.id.get_chunk_info(0).byte_offset >= size)
+
+
+def leaves_edges_plain(plist: Any) -> bool | None:
+    """Return whether chunks that reach beyond an array's edge are unfiltered (H5Pset_chunk_opts); None if unknown.
+
+    Their filter masks do not show it, and h5py has no name for it, so the library is called directly.
 
     Args:
         plist: the array's creation property list.
@@ -156,10 +198,10 @@ def _chunk_options() -> Any:
 def plain_edges(
     table: ChunkTable, shape: Sequence[int], chunks: Sequence[int], *, n_filters: int, known: bool | None
 ) -> ChunkTable | None:
-    """The table with masks that say what is filtered, where chunks at the edge may not be; None: cannot be told.
+    """Return the table with the right masks of chunks at the edge, which may be unfiltered; None if that is unknown.
 
     Args:
-        table: as the index has it.
+        table: the table as it was read.
         shape: of the array.
         chunks: shape of a chunk.
         n_filters: filters of the array.
@@ -177,26 +219,25 @@ def plain_edges(
     return ChunkTable(table.grid, table.offsets, table.sizes, masks)
 
 
-EXTENSIBLE_ARRAY = 4  # H5D_CHUNK_IDX_EARRAY
 MAX_NUMBERS = 1 << 32  # chunks that an extensible array numbers
 MAX_AXES = 8  # of an array that is tried out in memory, with two or three chunks along each
 
 Reported: TypeAlias = Literal["right", "moved"]
-"""Coordinates of chunks as the library reports them: right, or wrong because the growing axis was moved."""
+"""How the library reports coordinates of chunks: right, or wrong because the growing axis was moved."""
 
 
 def report_chunks(array_id: Any, call: Callable[[Any], object]) -> None:
-    """Calls a function with what the library reports of each chunk (h5py's ``StoreInfo``); the only place that asks it.
+    """Call a function with what the library reports of each chunk (h5py's ``StoreInfo``).
 
     Args:
         array_id: h5py's low-level dataset.
-        call: the function. Coordinates may be wrong, see ``coordinates_reported``.
+        call: the function. Coordinates can be wrong, see ``coordinates_reported``.
     """
     array_id.chunk_iter(call)
 
 
 def moves_axis(array_id: Any) -> bool:
-    """Whether the index of an array numbers chunks with another axis than the first in front, as far as is known.
+    """Return whether the chunk index of an array numbers chunks with another axis than the first in front, or may.
 
     Args:
         array_id: h5py's low-level dataset, chunked.
@@ -205,7 +246,7 @@ def moves_axis(array_id: Any) -> bool:
 
 
 def coordinates_reported(array_id: Any) -> Reported | None:
-    """How the library reports the coordinates of an array's chunks; None if that is unknown.
+    """Return how the library reports the coordinates of an array's chunks; None if that is unknown.
 
     Args:
         array_id: h5py's low-level dataset.
@@ -218,7 +259,7 @@ def coordinates_reported(array_id: Any) -> Reported | None:
 
 
 def coordinates_of(array_id: Any, reported: IntArray, how: Reported) -> IntArray:
-    """Coordinates of chunks in the chunk grid, from those that the library reports.
+    """Return coordinates of chunks in the chunk grid, from those that the library reports.
 
     Args:
         array_id: h5py's low-level dataset.
@@ -226,13 +267,13 @@ def coordinates_of(array_id: Any, reported: IntArray, how: Reported) -> IntArray
         how: what ``coordinates_reported`` found.
 
     Raises:
-        ValueError: the index of this array has no such chunk.
+        ValueError: the array has no such chunk.
     """
     return reported if how == "right" else _moved_back(reported, *_growth(array_id))
 
 
 def _growth(array_id: Any) -> tuple[int, tuple[int, ...]]:
-    """The only axis that has no limit, or 0, and the most chunks along each axis; 1 along that one."""
+    """Return the only axis without a limit, or 0, and the most chunks along each axis (1 along that one)."""
     limits = array_id.get_space().get_simple_extent_dims(True)
     unlimited = [axis for axis, limit in enumerate(limits) if limit == h5py.h5s.UNLIMITED]
     if len(unlimited) != 1:
@@ -244,7 +285,7 @@ def _growth(array_id: Any) -> tuple[int, tuple[int, ...]]:
 
 
 def _moved_back(reported: IntArray, axis: int, limits: Sequence[int]) -> IntArray:
-    """Coordinates of chunks, from those that the library made of their numbers without moving the growing axis.
+    """Return coordinates of chunks, from those that the library computed without moving the growing axis.
 
     Args:
         reported: by the library, shape ``(n_chunks, n_axes)``.
@@ -265,7 +306,7 @@ def _moved_back(reported: IntArray, axis: int, limits: Sequence[int]) -> IntArra
 
 @cache
 def _reported_in_memory(n_axes: int, axis: int) -> Reported | None:
-    """How the library reports chunks of a small array that grows along an axis: each chunk holds its own number."""
+    """Return how the library reports chunks of a small array in memory that grows along an axis."""
     limits = [2 + at % 2 for at in range(n_axes)]
     shape = [3 if at == axis else 2 for at in range(n_axes)]
     with h5_in_memory(libver="latest") as (file, content):

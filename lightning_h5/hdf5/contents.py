@@ -1,4 +1,4 @@
-"""What is in a file: every name as plain data, and what a name stands for, each component of its path looked at."""
+"""List the names in a file, and find the object that a name leads to. Each link is checked before it is followed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any, Literal
 
 import h5py
 
-from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
+from ..errors import H5CorruptError, H5KeyError, listing, near
+from .checks import check_link
 from .dtypes import dtype_text, numpy_dtype
-from .h5py_errors import FAULTS
-from .headers import ensure_opens, place_of
-from .links import shape_of
+from .open import FAULTS, object_address
 
-__all__ = ["Entry", "entries_of", "list_arrays", "resolve_path"]
+__all__ = ["Entry", "entries_of", "list_arrays", "resolve_path", "shape_of"]
 
-MAX_LINKS = 16  # HDF5's own limit on links followed in one look-up
+MAX_LINKS = 16  # HDF5's own limit on links followed in one lookup
 
 EntryKind = Literal["group", "array", "type", "hard link", "soft link", "external link", "unreadable"]
 
@@ -27,12 +26,12 @@ class Entry:
 
     Attributes:
         name: path from the root, without the first slash.
-        kind: what the name stands for. A hard link is one more name of something that came before; a type is a named
-            datatype; what is unreadable is damaged, or of a kind that h5py does not know.
-        target: where a link leads; why something is unreadable; else None.
-        shape: of an array; None where it has none (an empty dataspace).
-        dtype: of an array, in words.
-        n_attributes: of a group or an array.
+        kind: what the name stands for. A "hard link" is another name of an object listed before; a "type" is a named
+            datatype; an "unreadable" object is damaged, or of a kind that h5py does not support.
+        target: target of a link, or the reason why the object is unreadable; otherwise None.
+        shape: shape of an array; None for an empty dataspace.
+        dtype: dtype of an array, in words.
+        n_attributes: number of attributes of a group or an array.
     """
 
     name: str
@@ -44,11 +43,11 @@ class Entry:
 
 
 def entries_of(file: Any) -> Iterator[Entry]:
-    """All names in an open file, each group before what is in it, in the file's order. Follows no link.
+    """Yield all names in an open file, each group before its contents, in the file's order. Follows no link.
 
-    Some 50 microseconds an entry. A damaged entry is one that is unreadable, and ends nothing.
+    Takes about 50 microseconds an entry. A damaged object becomes an entry of kind "unreadable".
     """
-    seen = {_place(file): "/"}
+    seen = {_address(file): "/"}
     try:
         todo = [(file, "", name) for name in reversed(list(file))]
     except FAULTS as error:
@@ -67,20 +66,19 @@ def entries_of(file: Any) -> Iterator[Entry]:
 
 
 def list_arrays(group: Any) -> list[str]:
-    """Paths of all arrays below a group, in the file's order, without links and what is damaged."""
+    """Return the paths of all arrays below a group, in the file's order, without links and damaged arrays."""
     return [entry.name for entry in entries_of(group) if entry.kind == "array"]
 
 
 def _look(group: Any, last: str | bytes, name: str, seen: dict[Any, str]) -> tuple[Any, Entry]:
-    """The entry, and the group to go into, if it is one."""
+    """Return the object if it is a group, and its entry."""
     link = group.get(last, getlink=True) if isinstance(last, str) else _link(group, last)
     if isinstance(link, h5py.SoftLink):
         return None, Entry(name=name, kind="soft link", target=link.path)
     if isinstance(link, h5py.ExternalLink):
         return None, Entry(name=name, kind="external link", target=f"{link.filename}:{link.path}")
-    ensure_opens(group, last)
     item = group[last]
-    first = seen.setdefault(_place(item), name)
+    first = seen.setdefault(_address(item), name)
     if first != name:
         return None, Entry(name=name, kind="hard link", target=first)
     n_attributes = h5py.h5a.get_num_attrs(item.id)
@@ -93,45 +91,61 @@ def _look(group: Any, last: str | bytes, name: str, seen: dict[Any, str]) -> tup
 
 
 def _link(group: Any, name: bytes) -> Any:
-    """The link of a name that is no UTF-8, which h5py finds as an object, and not as a link; None for a hard one."""
+    """Return the link of a name that is not UTF-8, of which h5py finds only the object; None for a hard link."""
     kind = group.id.links.get_info(name).type
     if kind == h5py.h5l.TYPE_SOFT:
         return h5py.SoftLink(group.id.links.get_val(name).decode(errors="surrogateescape"))
     if kind != h5py.h5l.TYPE_HARD:
-        raise ValueError("it is a link whose name is no UTF-8")
+        raise ValueError("it is a link whose name is not UTF-8")
     return None
 
 
-def _place(item: Any) -> Any:
-    """What tells an object from others; a damaged one is like no other."""
+def _address(item: Any) -> Any:
+    """Return a key that is equal for the same object only; a damaged object equals no other."""
     try:
-        return place_of(item)
+        return object_address(item)
     except FAULTS:
         return object()
 
 
+def shape_of(array: Any) -> tuple[int, ...] | None:
+    """Return an array's shape without opening other files; None for an empty dataspace.
+
+    HDF5 opens all files of a virtual array to find its length if it may grow, and nothing reports whether it may. So a
+    virtual array has the shape here that was declared when it was made.
+    """
+    if array.is_virtual and (sources := array.virtual_sources()):
+        extent: tuple[int, ...] = sources[0].vspace.get_simple_extent_dims()
+        return extent
+    shape: tuple[int, ...] | None = array.shape
+    return shape
+
+
 def resolve_path(file: Any, key: str, *, allow_external: bool) -> tuple[Any, tuple[str, ...]]:
-    """What a name stands for, and the members of a table that it ends in.
+    """Find the object that a name leads to.
 
     Args:
         file: an open file.
         key: the name.
         allow_external: follow links into other files.
 
+    Returns:
+        The object, and the members of a compound array that the name ends in.
+
     Raises:
-        H5KeyError: there is no such name, or it leads through too many links.
-        H5ValueError: it leaves the file.
-        H5CorruptError: it is linked, and cannot be opened.
+        H5KeyError: the name does not exist, or leads through too many links.
+        H5ValueError: it leads out of the file.
+        H5CorruptError: the object is linked and cannot be opened.
     """
-    return _Walk(file, key, allow_external=allow_external).to(key)
+    return _Resolver(file, key, allow_external=allow_external).follow(key)
 
 
-class _Walk:
-    """A walk along a path, and along those of the soft links in it.
+class _Resolver:
+    """Follows a path component by component, and the soft links in it.
 
     Args:
         file: an open file.
-        key: where it leads, for messages.
+        key: the name that was asked for, for messages.
         allow_external: follow links into other files.
     """
 
@@ -139,30 +153,24 @@ class _Walk:
         self._file, self._key, self._allow_external = file, key, allow_external
         self._n_links = 0
 
-    def to(self, path: str) -> tuple[Any, tuple[str, ...]]:
-        """Goes along a path from the root; gives what is there, and members."""
+    def follow(self, path: str) -> tuple[Any, tuple[str, ...]]:
+        """Return the object at a path from the root, and members."""
         item: Any = self._file
         parts = [part for part in path.split("/") if part not in ("", ".")]
         for at, part in enumerate(parts):
             if isinstance(item, h5py.Dataset):
                 return item, self._members(item, tuple(parts[at:]))
             link = self._link(item, part)
-            if isinstance(link, h5py.ExternalLink) and not self._allow_external:
-                where = "/".join(parts[: at + 1])
-                raise H5ValueError(
-                    f"{self._key!r} in {self._file.filename!r} leaves the file: {where!r} is an external link to "
-                    f"{link.path!r} in {link.filename!r}. Pass that file itself, or "
-                    "files=FileOptions(allow_external=True) if you trust it."
-                )
+            check_link(self._file, self._key, "/".join(parts[: at + 1]), link, allow_external=self._allow_external)
             if isinstance(link, h5py.SoftLink) and not self._allow_external:
-                item = self._follow(item, link)
+                item = self._follow_soft(item, link)
             else:
                 item = self._open(item, part)
         return item, ()
 
     def _link(self, item: Any, part: str) -> Any:
         try:
-            # HDF5 takes a NUL for the end of a name, and finds another one.
+            # HDF5 takes a NUL as the end of a name, and would find another one.
             has_links = isinstance(item, h5py.Group) and "\0" not in part
             link = item.get(part, getlink=True) if has_links else None
         except (KeyError, ValueError, RuntimeError):
@@ -171,20 +179,20 @@ class _Walk:
             raise H5KeyError(_missing(self._file, self._key))
         return link
 
-    def _follow(self, group: Any, link: Any) -> Any:
+    def _follow_soft(self, group: Any, link: Any) -> Any:
         self._n_links += 1
         if self._n_links > MAX_LINKS:
             raise H5KeyError(
-                f"{self._key!r} in {self._file.filename!r} goes round in soft links, or through more than {MAX_LINKS}. "
-                "Name the array itself."
+                f"{self._key!r} in {self._file.filename!r} leads through a cycle of soft links, or through more than "
+                f"{MAX_LINKS}. Name the array itself."
             )
         try:
-            item, members = self.to(link.path if link.path.startswith("/") else f"{group.name}/{link.path}")
+            item, members = self.follow(link.path if link.path.startswith("/") else f"{group.name}/{link.path}")
         except H5KeyError as error:
             if self._n_links > MAX_LINKS:
                 raise
             raise H5KeyError(
-                f"{self._key!r} in {self._file.filename!r} is a soft link to {link.path!r}, which leads nowhere. "
+                f"{self._key!r} in {self._file.filename!r} is a soft link to {link.path!r}, which does not exist. "
                 "Name the array itself, or mend the link."
             ) from error
         if members:
@@ -193,14 +201,11 @@ class _Walk:
 
     def _open(self, group: Any, part: str) -> Any:
         try:
-            ensure_opens(group, part)
             return group[part]
-        except H5CorruptError:  # an OSError too, and it has said what is wrong
-            raise
         except (KeyError, OSError, RuntimeError) as error:
             raise H5CorruptError(
                 f"{self._key!r} in {self._file.filename!r} is linked but cannot be opened: {error}. Check the file "
-                "(and, for a link to another file, that the other file is there)."
+                "(and, for a link to another file, that the other file exists)."
             ) from error
 
     def _members(self, array: Any, members: tuple[str, ...]) -> tuple[str, ...]:

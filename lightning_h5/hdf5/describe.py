@@ -1,62 +1,305 @@
-"""Arrays as datasets take them: found through the door, looked at, and vouched for as far as that is asked."""
+"""Describe arrays of open files from their metadata."""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Sequence
 from typing import Any
 
-from ..errors import H5ValueError
-from ..options import FileOptions
-from .checks import INTEGRITY
-from .digests import read_digests, with_digests
-from .layout import ArrayLayout, layout_of
-from .open import find_array
+import h5py
+import numpy as np
 
-__all__ = ["describe_array", "vouched_for"]
+from ..errors import H5CorruptError
+from ..options import FileOptions
+from .checks import check_integrity, check_library, ensure_filters
+from .chunk_index import (
+    MAX_CHUNKS,
+    OLD_INDEX,
+    ChunkTable,
+    chunk_table,
+    coordinates_reported,
+    grid_of,
+    index_type,
+    leaves_edges_plain,
+    plain_edges,
+)
+from .digests import read_digests, with_digests
+from .dtypes import kind_of, native, packing_of
+from .identity import ChangeGuard
+from .layout import ArrayLayout, Filter, Storage
+from .links import ArrayHandle, find_array
+from .open import translate_h5py_errors
+
+__all__ = [
+    "MAX_UNWRITTEN",
+    "REFERENCE",
+    "check_described",
+    "describe_array",
+    "filters_of",
+    "layout_of",
+    "table_of",
+]
+
+MAX_UNWRITTEN = 1 << 16
+"""Chunks that a table is made of however small the file: it takes 1.3 MB."""
+
+REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("number", "<u4")])
+"""A stored text of variable length: its length, the address of its heap, and its number there."""
+
+FLETCHER32, GZIP, BZIP2, ZSTD = 3, 1, 307, 32015  # HDF5's numbers of filters
+CHECKED_HEADER = b"OHDR"  # signature of object headers that have checksums
 
 
 def describe_array(file: Any, path: str, key: str, trust: FileOptions) -> ArrayLayout:
-    """An array of an open file. Reads metadata only.
+    """Describe an array of an open file, and check it. Reads metadata only.
 
     Args:
         file: the open file.
         path: its path.
         key: the array.
-        trust: what of the file is believed.
+        trust: which declarations of the file are accepted, and which proofs are required.
 
     Raises:
-        H5KeyError: there is no such array.
-        H5ValueError: it is refused (see ``find_array``), has no digests where they are asked for, or damage to it would
-            show less surely than is asked.
-        H5CorruptError: it is another array than its digests were made of, or its index cannot be right.
-        H5FileError: one of its filters is not installed, or the file has no digests where they are asked for.
+        H5KeyError: the array does not exist.
+        H5ValueError: it is refused (see ``find_array``), has no digests although they are required, or too low an
+            integrity level.
+        H5CorruptError: it is not the array that its digests were made of, or its chunk index is damaged.
+        H5FileError: a filter is not installed, or the file has no digests although they are required.
     """
-    return vouched_for(layout_of(find_array(file, key, trust), path, key), trust)
+    return check_described(layout_of(find_array(file, key, trust), path, key), trust)
 
 
-def vouched_for(layout: ArrayLayout, trust: FileOptions) -> ArrayLayout:
-    """An array with its digests, if these are asked for.
-
-    Args:
-        layout: the array.
-        trust: what of the file is believed.
+def check_described(layout: ArrayLayout, trust: FileOptions) -> ArrayLayout:
+    """Check a described array; return it with its digests, if these are required.
 
     Raises:
         H5Error: see ``describe_array``.
     """
-    path, key = layout.path, layout.key
     if trust.verify == "digest":
-        layout = with_digests(layout, read_digests(path))
-    if layout.integrity < trust.min_integrity:
-        raise H5ValueError(
-            f"min_integrity={trust.min_integrity} was asked, and {key!r} in {path!r} has level {layout.integrity}: "
-            f"{INTEGRITY[layout.integrity]}. {_raised_to(trust.min_integrity)}"
-        )
+        layout = with_digests(layout, read_digests(layout.path))
+    check_integrity(layout, trust.min_integrity)
     return layout
 
 
-def _raised_to(level: int) -> str:
-    """How an array gets a level."""
-    by_digests = "write digests by `lightning-h5 check --write-digests` and pass verify='digest', which is level 4."
-    if level == len(INTEGRITY) - 1:
-        return by_digests.replace("write", "Write", 1)
-    return f"Make a copy by `lightning-h5 repack --compression gzip --checksum`, which has level 3; or {by_digests}"
+def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
+    """Describe an open array. Reads metadata only.
+
+    Args:
+        handle: what ``find_array`` returned.
+        path: the file.
+        key: the name that was asked for.
+
+    Raises:
+        H5FileError: a filter of the array is not installed.
+        H5CorruptError: its chunk index, or other metadata, is damaged.
+    """
+    with translate_h5py_errors(path, repr(key)):
+        return _layout_of(handle, path, key)
+
+
+def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
+    array, members = handle.array, handle.members
+    filters = filters_of(array)
+    ensure_filters(filters, path, key)
+    storage = _storage(array)
+    stored = array.dtype
+    element, inner = stored, ()
+    for member in (None, *members):
+        element = element if member is None else element[member]
+        if element.subdtype is not None:
+            inner += element.subdtype[1]
+        element = element.base
+    # Before the first byte is written the library returns "undefined" plus the user block: 511 for one of 512 bytes.
+    allocated = array.id.get_space_status() != h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
+    offset = array.id.get_offset() if storage == "contiguous" and allocated else None
+    why_plain = "it lies in another file" if handle.is_external else _plain_reason(array, storage, offset, element)
+    table = None
+    if storage == "chunked" and (why_plain is None or (filters and not stored.hasobject and not handle.is_external)):
+        table, why_no_table = _table_or_reason(array, path, key)
+        why_plain = why_plain or why_no_table
+    if why_plain is not None:
+        check_library(array, path, key, why_plain)
+    layout = ArrayLayout(
+        path=path,
+        key=key,
+        # An array in another file has another name there: it is found again by the key.
+        name=_without(key, members) if handle.is_external else array.name,
+        members=members,
+        n_rows=array.shape[0],
+        axes=array.shape[1:],
+        row_shape=(*array.shape[1:], *inner),
+        stored=stored,
+        dtype=native(element),
+        storage=storage,
+        chunks=array.chunks,
+        filters=filters,
+        offset=None if why_plain else offset,
+        n_stored_bytes=array.id.get_storage_size(),
+        fill=_fill(array),
+        plain_reason=why_plain,
+        integrity=_integrity_level(array, _applied_everywhere(filters, table)),
+        table=None if why_plain else table,
+        packing=None if members else packing_of(array, native(element)),  # attributes are of the whole compound
+        guard=ChangeGuard.of_open(handle.file or array.file, path),
+    )
+    return layout if handle.is_external else _with_references(layout, array, offset)
+
+
+def _table_or_reason(array: Any, path: str, key: str) -> tuple[ChunkTable | None, str | None]:
+    """Return the chunk table of an array, or the reason why there is none."""
+    if array.file.swmr_mode:
+        return None, "its chunks move under a live writer"  # an index that grows while it is read makes no table
+    if (n := math.prod(grid_of(array.shape, array.chunks))) > _max_chunks(array):
+        return None, f"it has {n:,} chunks, of which no table is made"
+    if coordinates_reported(array.id) is None:
+        return (
+            None,
+            "it grows along another axis than the first, and it is unknown which chunk is which",
+        )
+    if (table := table_of(array.id, path, key)) is None:
+        return None, "chunks at its edge may have gone through no filter, and do not say so"
+    return table, None
+
+
+def _max_chunks(array: Any) -> int:
+    """Return the number of chunks that a table is made of: if there are more, most were never written."""
+    n_file = h5py.h5i.get_file_id(array.id).get_filesize()
+    return min(MAX_CHUNKS, max(MAX_UNWRITTEN, int(n_file)))
+
+
+def table_of(array_id: Any, path: str, key: str, *, has_user_block: bool = True) -> ChunkTable | None:
+    """Return the chunk table of an open array; None if only the library knows its chunks' places or filters.
+
+    Args:
+        array_id: h5py's low-level dataset, chunked, without a live writer.
+        path: its file, for messages.
+        key: its name, for messages.
+        has_user_block: whether its file may begin with a user block.
+
+    Raises:
+        H5CorruptError: its chunk index is damaged.
+    """
+    plist, shape = array_id.get_create_plist(), array_id.shape
+    chunks, n_filters = plist.get_chunk(), plist.get_nfilters()
+    try:
+        if (table := chunk_table(array_id, shape, chunks, has_user_block=has_user_block)) is None:
+            return None
+        known = leaves_edges_plain(plist) if n_filters else False
+        return plain_edges(table, shape, chunks, n_filters=n_filters, known=known)
+    except (ValueError, RuntimeError, OverflowError) as error:
+        raise H5CorruptError(
+            f"the chunk index of {key!r} in {path!r} cannot be read, or names chunks outside of its shape "
+            f"{shape}: {error}. The file is damaged; copy it again."
+        ) from error
+
+
+def _with_references(layout: ArrayLayout, array: Any, offset: int | None) -> ArrayLayout:
+    """Return an array of text of variable length with the layout of its references."""
+    options, kind = h5py.h5i.get_file_id(array.id).get_create_plist(), array.id.get_type()
+    is_text = kind.get_class() == h5py.h5t.STRING and kind.is_variable_str()
+    if not is_text or options.get_sizes() != (8, 8):  # of addresses and lengths in this file
+        return layout
+    n = math.prod(grid_of(array.shape, array.chunks)) if array.chunks else 0
+    table = table_of(array.id, layout.path, layout.key) if 0 < n <= _max_chunks(array) else None
+    if table is None and offset is None:
+        return layout
+    references = layout.with_changes(
+        stored=REFERENCE, dtype=REFERENCE, offset=offset, table=table, fill=bytes(REFERENCE.itemsize), plain_reason=None
+    )
+    return layout.with_changes(references=references, user_block=options.get_userblock())
+
+
+def _integrity_level(array: Any, filters: Sequence[int]) -> int:
+    """Return the integrity level of an open array, 0 to 3 (see ``INTEGRITY``).
+
+    gzip, bzip2 and HDF5's ``fletcher32`` have checksums; other compressors find a part of the damage, or none. The
+    Fletcher checksum of zeros is zero, so a chunk of zeros passes it unless a compressor finds it. The tables of
+    chunks have checksums only in the newer file format (``libver="latest"``).
+
+    Args:
+        array: h5py's dataset.
+        filters: HDF5's numbers of the filters that were applied to all chunks.
+    """
+    if array.dtype.hasobject:  # values lie elsewhere in the file, without checksums
+        return 0
+    checked = FLETCHER32 in filters
+    if not checked and GZIP not in filters and BZIP2 not in filters:
+        return 0
+    if not checked or not _has_checked_tables(array):
+        return 1
+    return 3 if {GZIP, BZIP2, ZSTD} & set(filters) else 2
+
+
+def _has_checked_tables(array: Any) -> bool:
+    """Return whether superblock, object header and chunk index have checksums."""
+    file = h5py.h5i.get_file_id(array.id)
+    options = file.get_create_plist()
+    if options.get_version()[0] < 2 or index_type(array.id) in (None, OLD_INDEX):
+        return False
+    low, high = h5py.h5g.get_objinfo(array.id).objno
+    try:
+        place = (high << 64) + low + options.get_userblock()
+        return os.pread(file.get_vfd_handle(), len(CHECKED_HEADER), place) == CHECKED_HEADER
+    except (OSError, ValueError, NotImplementedError, RuntimeError):  # the file is not on a disk
+        return False
+
+
+def _applied_everywhere(filters: tuple[Filter, ...], table: ChunkTable | None) -> list[int]:
+    """Return the numbers of the filters that were applied to all chunks; none if that is unknown."""
+    if table is None:
+        return []
+    skipped = int(np.bitwise_or.reduce(table.masks[table.offsets >= 0], initial=0))
+    return [found.id for at, found in enumerate(filters) if not skipped >> at & 1]
+
+
+def _fill(array: Any) -> bytes:
+    """Return the stored value of an element that was never written; zeros if the file leaves it undefined."""
+    if array.dtype.hasobject:
+        return b""
+    try:
+        array.id.get_create_plist().fill_value_defined()  # raises for some damage that would end the process next
+        return np.asarray(array.fillvalue, dtype=array.dtype).tobytes()
+    except RuntimeError:
+        return bytes(array.dtype.itemsize)
+
+
+def filters_of(array: Any) -> tuple[Filter, ...]:
+    """Return the filter pipeline of an open array, in the order of writing."""
+    plist = array.id.get_create_plist()
+    filters = []
+    for at in range(plist.get_nfilters()):
+        number, _flags, options, name = plist.get_filter(at)
+        filters.append(Filter(number, name.decode(errors="replace"), tuple(options)))
+    return tuple(filters)
+
+
+def _without(key: str, members: tuple[str, ...]) -> str:
+    parts = [part for part in key.split("/") if part not in ("", ".")]
+    return "/".join(parts[: len(parts) - len(members)])
+
+
+def _storage(array: Any) -> Storage:
+    if array.is_virtual:
+        return "virtual"
+    if array.external:
+        return "external"
+    layout = array.id.get_create_plist().get_layout()
+    if layout == h5py.h5d.COMPACT:
+        return "compact"
+    return "chunked" if layout == h5py.h5d.CHUNKED else "contiguous"
+
+
+def _plain_reason(array: Any, storage: Storage, offset: int | None, element: np.dtype[Any]) -> str | None:
+    if storage not in ("contiguous", "chunked"):
+        return f"its storage is {storage}"
+    if storage == "contiguous" and offset is None:
+        return "no byte of it was ever written (it reads as its fill value)"
+    if kind_of(element) == "text":
+        return "text is decoded by the HDF5 library"
+    if array.dtype.hasobject:
+        return "its rows hold references to text or lists elsewhere in the file"
+    # NumPy's idea of the type must be the file's idea to the bit (not so for 24-bit integers, bfloat16 ...).
+    if h5py.h5t.py_create(array.dtype, logical=True) != array.id.get_type():
+        return "its number format has no equal in NumPy"
+    return None

@@ -1,8 +1,7 @@
 """Open files of this process: opened on first use, bounded in number, never shared with a forked child.
 
-A path says which file is opened only at that moment, and what was looked at before may have been another one. So every
-handle is asked for with the guard of the file that is meant, and what is open is compared with it: nothing is read from
-another file, nor from this one as it was before the guard.
+A path can lead to another file each time it is opened. So every handle is requested with the change guard of the file
+that was described, and compared with it: nothing is read from another file, nor from an outdated handle.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ from typing import Any, TypeAlias
 from ..errors import H5DataChangedError, H5FileError
 from ..options import FileOptions
 from .checks import ensure_filters
-from .identity import ChangeGuard, looks_of
+from .identity import ChangeGuard, stat_of
 from .layout import ArrayLayout
-from .open import ArrayHandle, before_opening, find_array, open_h5
+from .links import find_array
+from .open import before_opening, open_h5
 
 __all__ = [
     "MAX_H5",
@@ -54,7 +54,7 @@ class OpenOptions:
 
 
 class H5Handle:
-    """An open file and the arrays that were looked up in it."""
+    """A file open through the HDF5 library, and its arrays that were used."""
 
     def __init__(self, path: str, options: OpenOptions) -> None:
         self._trust = options.trust
@@ -66,37 +66,36 @@ class H5Handle:
             swmr=options.swmr,
         )
         self._arrays: dict[str, Any] = {}
-        self.looks = looks_of(self._file)
+        self.stat = stat_of(self._file)
 
     def array(self, layout: ArrayLayout) -> Any:
-        """The h5py dataset of a layout, looked up through the door once."""
+        """Return the h5py dataset of a layout."""
         array = self._arrays.get(layout.name)
         if array is None:
             ensure_filters(layout.filters, layout.path, layout.key)
-            found: ArrayHandle = find_array(self._file, layout.name, self._trust)
-            array = self._arrays[layout.name] = found.array
+            array = self._arrays[layout.name] = find_array(self._file, layout.name, self._trust).array
         return array
 
     def close(self) -> None:
         self._arrays.clear()
-        with suppress(RuntimeError, OSError):  # a damaged file may complain only now; it is closed all the same
+        with suppress(RuntimeError, OSError):  # closing a damaged file can raise; it is closed all the same
             self._file.close()
 
 
 class Descriptor:
-    """A plain file descriptor, for reading by position without the HDF5 library."""
+    """A file descriptor, for reading by position without the HDF5 library."""
 
     def __init__(self, path: str) -> None:
         try:
-            # Not waiting for a writer, where a FIFO has taken the file's place; without effect on a file.
+            # O_NONBLOCK has no effect on files; a FIFO that replaced the file would wait for a writer.
             self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise H5FileError(
-                f"{path!r} cannot be opened: {error.strerror}. Check that it is still there and `ulimit -n`."
+                f"{path!r} cannot be opened: {error.strerror}. Check that it still exists, and `ulimit -n`."
             ) from error
 
-        self.looks = os.fstat(self.fd)
-        if not stat.S_ISREG(self.looks.st_mode):
+        self.stat = os.fstat(self.fd)
+        if not stat.S_ISREG(self.stat.st_mode):
             os.close(self.fd)
             raise H5FileError(f"{path!r} is not a regular file any more. Put the file back, and start again.")
 
@@ -105,7 +104,7 @@ class Descriptor:
 
 
 _Key: TypeAlias = tuple[str, OpenOptions | None]
-"""A file, and how it is open: through the HDF5 library, or None to be read by position."""
+"""A file, and how it is opened: through the HDF5 library, or by a descriptor (None)."""
 
 
 @dataclass
@@ -117,21 +116,19 @@ class _Entry:
 
 
 class HandlePool:
-    """Least recently used handles are closed when there are more than ``most``; one in use never is.
+    """Keeps handles open; closes the least recently used ones if there are too many. Handles in use stay open.
 
     Safe to use from threads. A handle belongs to the process that opened it.
 
     Args:
-        most: handles kept open. The default is a quarter of the process's descriptor limit, since the
-            files of data sets may be thousands and the limit is often 1,024.
-        most_h5: of these, files that are open through the HDF5 library. They take memory: 0.7 MiB each of ten small
-            arrays, most of it a table that the library makes for every file.
+        max_handles: handles kept open. Defaults to a quarter of the process's descriptor limit, which is often 1,024.
+        max_h5: of these, files that are open through the HDF5 library. Each takes about 0.7 MiB of memory.
     """
 
-    def __init__(self, most: int | None = None, most_h5: int = MAX_H5) -> None:
+    def __init__(self, max_handles: int | None = None, max_h5: int = MAX_H5) -> None:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self.most = most or max(8, min(512, (1024 if soft < 0 else soft) // 4))
-        self.most_h5 = min(self.most, most_h5)
+        self.max_handles = max_handles or max(8, min(512, (1024 if soft < 0 else soft) // 4))
+        self.max_h5 = min(self.max_handles, max_h5)
         self._n_h5 = 0
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._lock: Any = threading.RLock()
@@ -141,31 +138,30 @@ class HandlePool:
         return len(self._entries)
 
     def h5(self, path: str, options: OpenOptions, guard: ChangeGuard) -> AbstractContextManager[H5Handle]:
-        """A file open through the HDF5 library, held open inside the ``with`` block.
+        """Return a file open through the HDF5 library, which stays open inside the ``with`` block.
 
         Args:
             path: the file.
             options: how it is opened.
-            guard: of the file that is meant.
+            guard: change guard of the file that was described.
 
         Raises:
-            H5DataChangedError: the file is another one by now, or was when the block began or ended one of those that
-                the library opens for it.
+            H5DataChangedError: the file has changed, or one of the other files that the library opens for it.
         """
         use = _Use(self, (path, options), guard)
         return _UseWithOthers(use, self, guard) if guard.others else use
 
     def descriptor(self, path: str, guard: ChangeGuard) -> AbstractContextManager[int]:
-        """A descriptor of a file, held open inside the ``with`` block (see ``h5``)."""
+        """Return a descriptor of a file, which stays open inside the ``with`` block (see ``h5``)."""
         return _Use(self, (path, None), guard)
 
     def _take(self, key: _Key, guard: ChangeGuard) -> _Entry:
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and entry.guard is not guard:
-                if guard.takes(entry.handle.looks):
+                if guard.accepts(entry.handle.stat):
                     entry.guard = guard
-                else:  # it was opened when another file had this name, or this one was another
+                else:  # it is outdated, or of another file that had this name
                     self._close(key)
                     entry = None
             if entry is None:
@@ -182,17 +178,17 @@ class HandlePool:
             entry.users -= 1
             if entry.doomed and not entry.users:
                 entry.handle.close()
-            self._evict(keep=key)  # more may have been in use at a time than are kept
+            self._evict(keep=key)  # more may have been in use at a time than are kept open
         if self._unused:
             self._close_unused()
 
     def _evict(self, keep: _Key) -> None:
-        if len(self._entries) <= self.most and self._n_h5 <= self.most_h5:
+        if len(self._entries) <= self.max_handles and self._n_h5 <= self.max_h5:
             return
         idle = [key for key, entry in self._entries.items() if not entry.users and key != keep]
-        of_h5 = [key for key in idle if key[1] is not None][: max(0, self._n_h5 - self.most_h5)]
+        of_h5 = [key for key in idle if key[1] is not None][: max(0, self._n_h5 - self.max_h5)]
         others = [key for key in idle if key not in of_h5]
-        for key in of_h5 + others[: max(0, len(self._entries) - len(of_h5) - self.most)]:
+        for key in of_h5 + others[: max(0, len(self._entries) - len(of_h5) - self.max_handles)]:
             self._drop(key).handle.close()
 
     def _drop(self, key: _Key) -> _Entry:
@@ -200,9 +196,9 @@ class HandlePool:
         return self._entries.pop(key)
 
     def close_replaced(self, path: str) -> None:
-        """Closes the handles of a file that is another one by now: its name leads elsewhere, or it was written to.
+        """Close the handles of a file that was replaced or written to, under any of its names.
 
-        Under any of its names: the HDF5 library takes what it has open of a file for that of another name, too.
+        The HDF5 library would use what it has open of a file also under another name.
         """
         if not self._entries:
             return
@@ -213,13 +209,13 @@ class HandlePool:
             return
         with self._lock:
             for key, entry in list(self._entries.items()):
-                looks = entry.handle.looks
+                looks = entry.handle.stat
                 is_same = looks.st_ino == now.st_ino and looks.st_dev == now.st_dev
                 if (is_same or key[0] == path) and _distinct(looks) != _distinct(now):
                     self._close(key)
 
     def close(self, path: str | None = None) -> None:
-        """Closes the handles of one file, or all; one in use is closed when its user is done."""
+        """Close the handles of one file, or all; one in use is closed after its use."""
         with self._lock:
             for key in [key for key in self._entries if path in (None, key[0])]:
                 self._close(key)
@@ -255,11 +251,11 @@ class HandlePool:
 
 
 def _open(key: _Key, guard: ChangeGuard) -> H5Handle | Descriptor:
-    """Opens a file, which has to be the one that is meant."""
+    """Open a file, and compare it with its guard."""
     path, options = key
     handle = Descriptor(path) if options is None else H5Handle(path, options)
     try:
-        guard.compare(handle.looks)
+        guard.compare(handle.stat)
     except H5DataChangedError:
         handle.close()
         raise
@@ -271,7 +267,7 @@ def _distinct(found: os.stat_result) -> tuple[int, ...]:
 
 
 class _Use:
-    """A handle that is held open for a while. A class, as each task takes one: 1 microsecond, not 3."""
+    """A handle in use. A class, since it takes 1 microsecond instead of the 3 of a generator."""
 
     __slots__ = ("_entry", "_guard", "_key", "_pool")
 
@@ -288,10 +284,9 @@ class _Use:
 
 
 class _UseWithOthers:
-    """The same where the library opens other files by name, when it comes to them, and keeps them open.
+    """A handle in use of a file for which the library itself opens other files by name, and keeps them open.
 
-    Nobody sees which ones those are. They are compared before and after: only while rows are read can another file have
-    been there. The handle goes where one is.
+    They are compared before and after the use; the handle is closed if one has changed.
     """
 
     def __init__(self, use: _Use, pool: HandlePool, guard: ChangeGuard) -> None:
@@ -318,7 +313,7 @@ _pools: dict[int, HandlePool] = {}  # by process id: a forked child must not use
 
 
 def process_pool() -> HandlePool:
-    """The pool of this process, made on first use."""
+    """Return the pool of this process."""
     pool = _pools.get(os.getpid())
     if pool is None:
         drop_inherited()
@@ -327,9 +322,9 @@ def process_pool() -> HandlePool:
 
 
 def close_when_collected(owner: object, paths: Sequence[str]) -> None:
-    """Close this process's handles of some files when an object is collected; nothing is done when Python ends.
+    """Close this process's handles of some files when an object is collected, but not when Python exits.
 
-    Other objects that read the same files open them again at their next read.
+    Other objects that read the same files reopen them at their next read.
 
     Args:
         owner: the object.
@@ -339,7 +334,7 @@ def close_when_collected(owner: object, paths: Sequence[str]) -> None:
 
 
 def _close_soon(pid: int, paths: Sequence[str]) -> None:
-    # A forked child has a copy of the object, and must not touch the handles of its parent.
+    # A forked child has a copy of the object, and must not use the handles of its parent.
     if pid == os.getpid() and (pool := _pools.get(pid)) is not None:
         pool.close_soon(paths)
 
@@ -349,16 +344,16 @@ def _close_replaced(path: str) -> None:
         pool.close_replaced(path)
 
 
-# What the HDF5 library still has open of a file, it would take for what is opened now, with all that it has read of it.
+# The HDF5 library would reuse what it still has open of a file, with all that it has read of it.
 before_opening.append(_close_replaced)
 
 
 def drop_inherited() -> None:
-    """Closes this process's copies of handles that a parent process had open when it forked."""
+    """Close this process's copies of handles that a parent process had open when it forked."""
     for pid in [pid for pid in list(_pools) if pid != os.getpid()]:
         inherited = _pools.pop(pid, None)
         if inherited is None:
-            continue  # another thread was faster
-        inherited._lock = threading.RLock()  # the parent's lock may have been held by a thread that is not here
+            continue  # another thread did it
+        inherited._lock = threading.RLock()  # the parent's lock may have been held by another of its threads
         for entry in inherited._entries.values():
             entry.handle.close()

@@ -1,9 +1,9 @@
-"""Two different things that are kept of a file: its identity and a change guard.
+"""The identity of a file, and its change guard.
 
-The *identity* says whether two files hold the same data: it is equal on all ranks and on resume, also for
-copies on each node's own disk. The *change guard* says whether this very file was touched since ``setup``;
-it is local to a machine and cheap enough to compare with every batch. A file that is opened is compared with it, too:
-between two looks at a path, another file may have been there.
+The *identity* shows whether two files contain the same data: it is equal on all ranks and on resume, also for copies on
+each node's own disk. The *change guard* shows whether this very file was changed since ``setup``; it is valid on one
+machine, and cheap enough to compare with every batch. Files are also compared with it when they are opened: between two
+uses of a path, another file may have had that name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..errors import H5DataChangedError
 if TYPE_CHECKING:
     from .layout import ArrayLayout
 
-__all__ = ["ChangeGuard", "file_identity", "is_on_disk", "looks_of"]
+__all__ = ["ChangeGuard", "file_identity", "is_on_disk", "stat_of"]
 
 SAMPLES = 16
 SAMPLE_BYTES = 4096
@@ -29,11 +29,11 @@ SAMPLE_BYTES = 4096
 
 @dataclass(frozen=True)
 class ChangeGuard:
-    """Device, inode, size and modification time of a file, and where that is asked, when its inode changed.
+    """Device, inode, size and modification time of a file, and optionally the time when its inode changed.
 
     Attributes:
         others: guards of other files that rows of this one come from.
-        seen_ns: when the inode last changed before the guard was taken. What was opened before is older than the guard.
+        seen_ns: when the inode last changed before the guard was taken. Handles opened before that are outdated.
     """
 
     path: str
@@ -48,25 +48,25 @@ class ChangeGuard:
 
     @classmethod
     def of(cls, path: str, *, grows: bool = False, strict: bool = False) -> ChangeGuard:
-        """Takes the guard of a file as it is now.
+        """Return the guard of a file as it is now.
 
         Args:
             path: the file.
-            grows: it has a live writer: being written to is no change, being shorter or another file is.
-            strict: see a change also where the time of modification was put back. New permissions and another hard link
-                then are changes, too.
+            grows: the file has a live writer: it may grow, but neither shrink nor be replaced.
+            strict: detect changes also if the modification time was reset. New permissions and hard links count as
+                changes then.
         """
         return cls._of(os.stat(path), path, grows=grows, strict=strict)
 
     @classmethod
     def of_open(cls, file: Any, path: str) -> ChangeGuard:
-        """Takes the guard of a file that is open, wherever its path leads by now.
+        """Return the guard of an open file, even if its path leads to another one by now.
 
         Args:
             file: h5py's file.
-            path: that it was opened by.
+            path: the path that it was opened by.
         """
-        return cls._of(looks_of(file), path, grows=bool(file.swmr_mode))
+        return cls._of(stat_of(file), path, grows=bool(file.swmr_mode))
 
     @classmethod
     def _of(cls, found: os.stat_result, path: str, *, grows: bool = False, strict: bool = False) -> ChangeGuard:
@@ -82,7 +82,7 @@ class ChangeGuard:
         )
 
     def check(self) -> None:
-        """Compares with the file as it is now; about 2 microseconds, and as much for each of the others.
+        """Compare with the file as it is now; takes about 2 microseconds a file.
 
         Raises:
             H5DataChangedError: the file, or one of the others, was truncated, edited, replaced or deleted.
@@ -91,15 +91,15 @@ class ChangeGuard:
             found = os.stat(self.path)
         except OSError as error:
             raise H5DataChangedError(
-                f"{self.path!r} was there when training was set up and is gone: {error.strerror}. "
+                f"{self.path!r} existed when training was set up and cannot be found: {error.strerror}. "
                 "Put it back and resume from the last checkpoint."
             ) from error
         self.compare(found)
         for other in self.others:
             other.check()
 
-    def fits(self, found: os.stat_result) -> bool:
-        """Whether a file that looks so is this one, as it was."""
+    def matches(self, found: os.stat_result) -> bool:
+        """Return whether a file with this status is the unchanged file."""
         is_same = found.st_ino == self.inode and found.st_dev == self.device
         if self.grows:
             return is_same and found.st_size >= self.n_bytes
@@ -110,16 +110,16 @@ class ChangeGuard:
             and self.ctime_ns in (None, found.st_ctime_ns)
         )
 
-    def takes(self, found: os.stat_result) -> bool:
-        """Whether this one may be read from a file that looked so when it was opened: nothing changed before the guard.
+    def accepts(self, found: os.stat_result) -> bool:
+        """Return whether a handle may be used that was opened when the file had this status.
 
-        The HDF5 library keeps what it has read of a file, also if the file is rewritten with its time put back.
+        The HDF5 library keeps what it has read of a file, also if the file is rewritten and its time reset.
         """
-        return self.fits(found) and (self.grows or found.st_ctime_ns >= self.seen_ns)
+        return self.matches(found) and (self.grows or found.st_ctime_ns >= self.seen_ns)
 
     def compare(self, found: os.stat_result) -> None:
-        """Refuses a file that looks otherwise (see ``check``)."""
-        if self.fits(found):
+        """Raise if a file has another status (see ``check``)."""
+        if self.matches(found):
             return
         if (found.st_ino, found.st_dev) != (self.inode, self.device):
             what = "was replaced by another file"
@@ -128,7 +128,7 @@ class ChangeGuard:
         elif found.st_mtime_ns != self.mtime_ns:
             what = "was written to"
         else:
-            what = "was written to and had its time put back, or got other permissions or another name,"
+            what = "was written to and had its time reset, or got other permissions or another name,"
         raise H5DataChangedError(
             f"{self.path!r} {what} since training was set up, so its rows can no longer be trusted. "
             "Leave files alone while they are trained from, and start again."
@@ -136,15 +136,15 @@ class ChangeGuard:
 
 
 def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = False, others: Iterable[str] = ()) -> str:
-    """A digest of what a file holds: size, schema and chunk tables of the arrays used, content sampled over the file.
+    """Return a digest of a file: its size, schema and chunk tables of the arrays used, and samples of its content.
 
-    Reads at most 64 KiB of each file. Equal for byte-wise copies, whatever their name, time or place.
+    Reads at most 64 KiB of each file. Equal for byte-wise copies.
 
     Args:
         path: the file.
         layouts: the arrays that are used.
-        grows: it has a live writer: schema and rows alone stay as they are.
-        others: files that rows of this one come from.
+        grows: the file has a live writer: use only schema and rows.
+        others: other files that rows of this one come from.
     """
     digest, layouts = hashlib.sha256(), list(layouts)
     for a in layouts:
@@ -174,15 +174,15 @@ def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = Fa
     return digest.hexdigest()[:32]
 
 
-def looks_of(file: Any) -> os.stat_result:
-    """What distinguishes the file that the HDF5 library has open from others that have, or had, its name."""
+def stat_of(file: Any) -> os.stat_result:
+    """Return the status of an open file, even if its path leads to another one by now."""
     if is_on_disk(file):
         return os.fstat(file.id.get_vfd_handle())
     return os.stat(file.filename)
 
 
 def is_on_disk(file: Any) -> bool:
-    """Whether an open file has a descriptor; with a driver that the user named in the environment, it may have none."""
+    """Return whether an open file has a descriptor; with a driver named in the environment it may have none."""
     if "is_on_disk" not in file.__dict__:  # asked several times of thousands of files
         file.__dict__["is_on_disk"] = file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2
     return bool(file.__dict__["is_on_disk"])

@@ -1,4 +1,4 @@
-"""Which array a key means: ``{split}`` in it, and what to take when the user names none."""
+"""Which arrays a key argument names: one, several or a mapping, ``{split}`` in it, and a guess if none is given."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any, Literal
 
 from ..errors import H5KeyError, H5ValueError
 from ..types import Keys
-from .contents import list_arrays
+from .contents import list_arrays, shape_of
 from .dtypes import dtype_text, kind_of, numpy_dtype
-from .h5py_errors import translate_h5py_errors
-from .links import shape_of
-from .open import open_h5
+from .open import open_h5, translate_h5py_errors
 
 __all__ = [
     "GROUP_WORDS",
@@ -38,10 +36,10 @@ GROUP_WORDS = {
     "donor",
     "writer",
 }
-"""Words in the name of a column that says what rows belong to."""
+"""Words in the name of a column that contains groups of rows."""
 
 INDEX_WORDS = {"id", "idx", "index"}
-"""Words in the name of a column that numbers rows, and is no target."""
+"""Words in the name of a column that contains row numbers, which are no target."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class FieldNames:
     """The fields of one part of a sample (its x or its y).
 
     Attributes:
-        kind: a single array, a tuple of several, or a dict of several.
+        kind: a single array, a tuple, or a dict.
         keys: the arrays, in order.
         names: their names in the dict, or their keys.
     """
@@ -60,12 +58,12 @@ class FieldNames:
 
 
 def field_names(keys: Keys, argument: str) -> FieldNames:
-    """Sorts out what ``x_key`` or ``y_key`` was given as.
+    """Parse ``x_key`` or ``y_key``.
 
     Raises:
-        H5ValueError: an empty name, an empty list, or something that is no name.
+        H5ValueError: a name is empty, the list is empty, or something else was given.
     """
-    asked: Any = keys  # what comes from a configuration file is not checked by anybody else
+    asked: Any = keys  # values from a configuration file can have any type
     if isinstance(asked, Mapping):
         given = list(asked.values())
     else:
@@ -83,7 +81,7 @@ def field_names(keys: Keys, argument: str) -> FieldNames:
 
 
 def fill_split(keys: Keys, split: str) -> Keys:
-    """Replaces ``{split}`` in every key by the split's name."""
+    """Replace ``{split}`` in every key by the split's name."""
     if isinstance(keys, str):
         return keys.replace("{split}", split)
     if isinstance(keys, Mapping):
@@ -92,7 +90,7 @@ def fill_split(keys: Keys, split: str) -> Keys:
 
 
 def keys_in(*keys: Keys | None) -> list[str]:
-    """All array names in several key arguments."""
+    """Return all array names in several key arguments."""
     names: list[str] = []
     for key in keys:
         if key is not None:
@@ -101,7 +99,7 @@ def keys_in(*keys: Keys | None) -> list[str]:
 
 
 def words_in(name: str) -> set[str]:
-    """Words of the last part of a name, without a plural's s; codes of categories are called as what they are in."""
+    """Return the words of the last component of a name, without a plural's s; of their group, for codes."""
     group, _, last = name.rpartition("/")
     if last == "codes" and group:
         last = group.rpartition("/")[2]
@@ -110,26 +108,26 @@ def words_in(name: str) -> set[str]:
 
 
 def names_rows(name: str) -> bool:
-    """Whether a name is that of groups of rows, or of their numbers: neither an input nor a target."""
+    """Return whether a name is that of groups of rows, or of row numbers: neither an input nor a target."""
     return bool(words_in(name) & (GROUP_WORDS | INDEX_WORDS))
 
 
 def guess_keys(path: str, *, swmr: bool = False) -> tuple[str, str | None]:
-    """Return the arrays to train from, if a file leaves no doubt (see ``guess_keys_in``).
+    """Return the arrays to train from, if exactly one choice qualifies (see ``guess_keys_in``).
 
     Args:
         path: the file.
-        swmr: it has a live writer.
+        swmr: the file has a live writer.
     """
     with open_h5(path, swmr=swmr) as file:
         return guess_keys_in(file, path)
 
 
 def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
-    """Return the arrays to train from, if an open file leaves no doubt.
+    """Return the arrays to train from, if exactly one choice qualifies.
 
-    That is: one array of numbers (then it is x, without a y), or two with as many rows, one of them with
-    one value a row (then that one is y).
+    That is: the only array of numbers (x, without a y), or two with equally many rows, of which one has one value a row
+    (that is y).
 
     Args:
         file: the open file.
@@ -139,10 +137,10 @@ def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
         Names for x and for y (or None).
 
     Raises:
-        H5KeyError: the file leaves a doubt; the text lists the arrays and says what to add.
+        H5KeyError: several choices qualify, or none; the message lists the arrays and the arguments to add.
     """
     with translate_h5py_errors(path, "what is"):
-        # A name that is no UTF-8 cannot be asked for.
+        # A name that is not UTF-8 cannot be passed as a key.
         arrays = {name: file[name] for name in list_arrays(file) if _is_text(name)}
         dtypes = {name: numpy_dtype(array) for name, array in arrays.items()}
         numbers = [name for name, dtype in dtypes.items() if dtype is not None and kind_of(dtype) == "number"]

@@ -1,177 +1,276 @@
-"""What an array is made of: other files that it names, and rows of virtual arrays that are made of nothing.
-
-Nothing here opens another file.
-"""
+"""Find an array in an open file, and all that it is made of: other arrays, other files, and rows without a source."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count, starmap
 from typing import Any
 
 import h5py
 import numpy as np
 
-from ..errors import H5FileError, H5ValueError, listing
-from .headers import place_of
+from ..errors import H5FileError, H5KeyError, H5ValueError, listing
+from ..options import FileOptions
+from .checks import check_in_file, check_library, check_sizes, check_source
+from .contents import list_arrays, resolve_path
+from .dtypes import numpy_dtype
+from .identity import ChangeGuard
+from .open import is_in_other_file, open_h5, translate_h5py_errors
 
-__all__ = [
-    "foreign_sources",
-    "is_foreign",
-    "names_of",
-    "own_sources",
-    "refuse_foreign",
-    "shape_of",
-    "sources_of",
-    "storage_of",
-    "unmapped_rows",
-]
+__all__ = ["ArrayHandle", "external_guards", "find_array", "unmapped_rows"]
+
+_DEFAULTS = FileOptions()
+
+MAX_LEVELS = 16
+"""Levels of virtual arrays that are made of virtual arrays."""
 
 MAX_RUNS = 1 << 24
-"""Runs of rows that are looked at: each takes some 50 bytes of memory, and a few bytes of a file can name billions."""
+"""Runs of rows that are counted: each takes some 50 bytes of memory, and a few bytes of a file can declare billions."""
 
 
-def is_foreign(file: Any, array: Any) -> bool:
-    """Whether an array was found in another file than the one that was opened."""
-    return bool(place_of(array)[0] != place_of(file)[0])
+@dataclass(frozen=True)
+class ArrayHandle:
+    """An open array.
+
+    Attributes:
+        array: h5py's dataset.
+        members: the member of its rows that the key ends in, outermost first.
+        is_external: whether it lies in another file than the one that was opened.
+        file: the file that it was found from; None for its own.
+        other_files: paths of other files that it has rows in, if these are allowed.
+    """
+
+    array: Any
+    members: tuple[str, ...] = ()
+    is_external: bool = False
+    file: Any = None
+    other_files: tuple[str, ...] = ()
 
 
-def refuse_foreign(file: Any, array: Any, key: str) -> None:
-    """Refuses an array that lies in another file, or keeps its bytes there.
+class _Sources:
+    """Finds and checks all that an array is made of: a missing source would read as fill values, without an error.
+
+    Args:
+        key: the array, for messages.
+        trust: whether other files are accepted, and which sizes.
+
+    Attributes:
+        files: paths of other files that the array has rows in.
+        n_bytes: bytes that its sources store, each counted once.
+    """
+
+    def __init__(self, key: str, trust: FileOptions) -> None:
+        self.files: dict[str, None] = {}
+        self.n_bytes = 0
+        self._key, self._trust = key, trust
+        self._above: list[tuple[str, str]] = []  # virtual arrays that are made of the present one
+        self._seen: set[tuple[str, str]] = set()
+
+    def add(self, file: Any, array: Any) -> None:
+        """Add an array, and all arrays that it is made of.
+
+        Args:
+            file: the open file that it was found from.
+            array: h5py's dataset.
+
+        Raises:
+            H5Error: a source is missing, refused, or the array itself.
+        """
+        home = array.file
+        if is_in_other_file(file, array):
+            self._add_file(home.filename)
+        me = (home.filename, array.name)
+        if me in self._above or len(self._above) > MAX_LEVELS:
+            raise H5ValueError(
+                f"{self._key!r} in {file.filename!r} is a virtual array that is made of itself, or of virtual arrays "
+                f"more than {MAX_LEVELS} levels deep. Name another array, or write its rows as an array of their own."
+            )
+        if me in self._seen:
+            return
+        self._seen.add(me)
+        for path in _storage_of(array):
+            self._add_file(path)
+        if not array.is_virtual:
+            n_file = h5py.h5i.get_file_id(array.id).get_filesize()
+            self.n_bytes += int(
+                array.id.get_storage_size() if array.external else min(array.id.get_storage_size(), n_file)
+            )
+            return
+        self._above.append(me)
+        for name, source in dict.fromkeys((each.file_name, each.dset_name) for each in array.virtual_sources()):
+            self._add_source(home, name, source)
+        self._above.pop()
+
+    def _add_source(self, file: Any, name: str, source: str) -> None:
+        # A relative name can lead to a folder below, and is not certain to be the file itself.
+        is_own = name == "." or (os.path.isabs(name) and name == file.filename)
+        check_source(file, self._key, name, source, is_own=is_own, allow_external=self._trust.allow_external)
+        if is_own:
+            self._add_arrays(file, file, source)
+            return
+        for number, one in enumerate(_names_of(name)):
+            path = _find_file(file, one)
+            if path is None and "%" in name:  # the end of a pattern
+                return
+            if path is None:
+                raise H5FileError(
+                    f"{self._key!r} in {file.filename!r} is a virtual array over {name!r}, which does not exist; its "
+                    "rows would read as fill values. Put the file back."
+                )
+            self._add_file(path)
+            with open_h5(path) as other:
+                self._add_arrays(file, other, _numbered(source, number) if "%b" in name else source)
+
+    def _add_arrays(self, file: Any, other: Any, source: str) -> None:
+        """Add the arrays of a file that a name, or a pattern of names, stands for."""
+        for name in _names_of(source):
+            if "%" in source and name not in other:  # the end of a pattern
+                return
+            what = f"{self._key!r} in {file.filename!r} is a virtual array over {name!r} in {other.filename!r}"
+            try:
+                array, members = resolve_path(other, name, allow_external=self._trust.allow_external)
+            except H5KeyError as error:
+                raise H5KeyError(
+                    f"{what}, which does not exist; its rows would read as fill values. Put it back, or name another "
+                    "array."
+                ) from error
+            if members or not isinstance(array, h5py.Dataset):
+                raise H5KeyError(
+                    f"{what}, which is no array that HDF5 finds; its rows would read as fill values. Name the array "
+                    "itself."
+                )
+            if not self._trust.allow_external:
+                check_in_file(other, array, name)
+            self.add(other, array)
+            if not array.is_virtual:
+                check_library(array, other.filename, name, f"{self._key!r} is a virtual array over it")
+                check_sizes(other, array, name, self._trust)
+
+    def _add_file(self, path: str) -> None:
+        self.files[os.path.abspath(path)] = None
+
+
+def find_array(file: Any, key: str, trust: FileOptions = _DEFAULTS) -> ArrayHandle:
+    """Find an array by its path inside the file, which may end in a member of a compound array.
+
+    Args:
+        file: an open file.
+        key: such as ``"train/images"``, or ``"obs/labels"`` for the member ``labels`` of the array ``obs``.
+        trust: whether other files and large sizes are accepted. A refused file is not opened, not even to refuse it.
 
     Raises:
-        H5ValueError: it does.
+        H5KeyError: the array does not exist; the message has near matches and a list of arrays.
+        H5ValueError: it is a group, a scalar, or empty, or lies in another file.
     """
-    if array.external:
+    with translate_h5py_errors(file.filename, repr(key)):
+        array, members = resolve_path(file, key, allow_external=trust.allow_external)
+        _check_is_array(file, array, key)
+        # Before its shape is asked for: HDF5 may open all files of a virtual array to find that.
+        if not trust.allow_external:
+            check_in_file(file, array, key)
+        sources = _Sources(key, trust)
+        if array.is_virtual or trust.allow_external:
+            sources.add(file, array)
+        _check_has_rows(file, array, key)
+        check_sizes(file, array, key, trust, sources.n_bytes if array.is_virtual else None)
+        return ArrayHandle(array, members, is_in_other_file(file, array), file, tuple(sources.files))
+
+
+def _check_is_array(file: Any, array: Any, key: str) -> None:
+    path = file.filename
+    if isinstance(array, h5py.Group):
+        inside = [f"{key.strip('/')}/{name}" for name in list_arrays(array)]
         raise H5ValueError(
-            f"{key!r} in {file.filename!r} keeps its bytes in other files: "
-            f"{listing(name for name, _, _ in array.external)}. Pass files=FileOptions(allow_external=True) if you "
-            "trust the file."
+            f"{key!r} in {path!r} is a group, not an array; the arrays below it are {listing(inside)}. "
+            f"Name one of them{f', such as {inside[0]!r}' if inside else ''}."
         )
-    # A second, independent look: whatever way led here, the object must lie in the file that was opened.
-    if is_foreign(file, array):
+    if not isinstance(array, h5py.Dataset):
         raise H5ValueError(
-            f"{key!r} in {file.filename!r} lies in another file, {array.file.filename!r}. Pass that file itself, "
-            "or files=FileOptions(allow_external=True) if you trust it."
+            f"{key!r} in {path!r} is a named datatype, not an array; the file has {listing(list_arrays(file))}. "
+            "Name one of these."
         )
 
 
-def own_sources(file: Any, array: Any, key: str, *, allow_external: bool) -> Counter[str]:
-    """The arrays of the same file that a virtual array is made of, and how many pieces it has of each.
+def _check_has_rows(file: Any, array: Any, key: str) -> None:
+    if not array.shape:
+        kind = "has no shape (an empty dataspace)" if array.shape is None else "is a scalar (shape ())"
+        raise H5ValueError(
+            f"{key!r} in {file.filename!r} {kind}; a row is one index along axis 0. Name an array with an axis; "
+            f"the file has {listing(list_arrays(file))}."
+        )
+    if numpy_dtype(array) is None:
+        raise H5ValueError(
+            f"{key!r} in {file.filename!r} has a number format that NumPy does not have. Write it again as integers or "
+            "floats of 8, 16, 32 or 64 bits."
+        )
+
+
+def external_guards(
+    file: Any, keys: Iterable[str], trust: FileOptions, *, grows: bool = False, strict: bool = False
+) -> tuple[ChangeGuard, ...]:
+    """Return change guards of the other files that arrays of an open file have rows in, in order of discovery.
 
     Args:
         file: the open file.
-        array: a virtual array.
-        key: what it was asked for as.
-        allow_external: let it be made of arrays of other files, which have to be there.
+        keys: its arrays.
+        trust: whether other files are accepted; if not, there are none.
+        grows: see ``ChangeGuard.of``.
+        strict: see ``ChangeGuard.of``.
 
     Raises:
-        H5ValueError: it leaves the file.
-        H5FileError: another file is not there; a missing source would read as fill values, without an error.
+        H5Error: an array is missing or refused (see ``find_array``).
+        H5FileError: another file does not exist.
     """
-    inside: Counter[str] = Counter()
-    for (name, source), times in _sources(array).items():
-        # A "%" stands for numbers, or for itself: HDF5 then opens what is called otherwise than it says here.
-        if _is_own(file, name) and "%" not in name + source:
-            inside[source] += times
-        elif not allow_external:
-            where = "a pattern of names," if _is_own(file, name) else f"other files, among them {name!r}:"
-            raise H5ValueError(
-                f"{key!r} in {file.filename!r} is a virtual array over {where} {source!r}. Pass these files "
-                "themselves as a list, or files=FileOptions(allow_external=True) if you trust them."
-            )
-        elif not _is_own(file, name) and "%" not in name and _found(file, name) is None:
+    found = [find_array(file, key, trust).other_files for key in keys] if trust.allow_external else []
+    guards = []
+    for path in dict.fromkeys(path for paths in found for path in paths):
+        try:
+            guards.append(ChangeGuard.of(path, grows=grows, strict=strict))
+        except OSError as error:
             raise H5FileError(
-                f"{key!r} in {file.filename!r} is a virtual array over {name!r}, which does not exist; its rows would "
-                "read as fill values. Put the file back."
-            )
-    return inside
+                f"{file.filename!r} has rows in {path!r}, which cannot be looked at: {error.strerror}. Put it back."
+            ) from error
+    return tuple(guards)
 
 
-def foreign_sources(file: Any, array: Any) -> list[tuple[str, str]]:
-    """The files that a virtual array is made of beside its own, as paths, and the arrays in them; without patterns."""
-    found = []
-    for name, source in _sources(array):
-        if not _is_own(file, name) and "%" not in name + source and (path := _found(file, name)) is not None:
-            found.append((path, source))
-    return found
-
-
-def sources_of(file: Any, array: Any) -> Iterator[tuple[str | None, str]]:
-    """What a virtual array is made of: paths of files, None for its own, and arrays in them (see ``names_of``).
-
-    Of a pattern of files, those that are there now.
-    """
-    for name, source in _sources(array):
-        if _is_own(file, name):
-            yield None, source
-            continue
-        for number, one in enumerate(names_of(name)):
-            if (path := _found(file, one)) is None:
-                break
-            yield path, _numbered(source, number) if "%b" in name else source
-
-
-def names_of(pattern: str) -> Iterator[str]:
-    """The names that a pattern stands for: without end where it has a number in it."""
+def _names_of(pattern: str) -> Iterator[str]:
+    """Yield the names that a pattern stands for: without end if it contains a number."""
     return (_numbered(pattern, number) for number in (count() if "%b" in pattern else (0,)))
 
 
-def storage_of(array: Any) -> list[str]:
-    """Paths of the files that an array keeps its bytes in."""
-    folder = os.path.dirname(os.path.abspath(array.file.filename))
-    prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", folder)
-    return [os.path.join(prefix, name) for name, _, _ in array.external or ()]
-
-
-def shape_of(array: Any) -> tuple[int, ...] | None:
-    """An array's shape, without a look at other files; None for an empty dataspace.
-
-    HDF5 finds the length of a virtual array that may grow by opening all files that it is made of, and nothing says
-    surely whether one may. Here a virtual array has the shape that was written down when it was made.
-    """
-    if array.is_virtual and (sources := array.virtual_sources()):
-        extent: tuple[int, ...] = sources[0].vspace.get_simple_extent_dims()
-        return extent
-    shape: tuple[int, ...] | None = array.shape
-    return shape
-
-
-def _is_own(file: Any, name: str) -> bool:
-    """Whether a source's file is the array's own. Of a relative name that is not sure: it may lie in a folder below."""
-    return name == "." or (os.path.isabs(name) and name == file.filename)
-
-
-def _found(file: Any, name: str) -> str | None:
-    """The path of a file that another names; None where there is none."""
-    folder = os.path.dirname(os.path.abspath(file.filename))
-    places = (os.path.join(at, name) for at in (folder, os.getcwd()))  # where HDF5 looks, in its order
-    return next((path for path in places if os.path.exists(path)), None)
-
-
 def _numbered(pattern: str, number: int) -> str:
-    """A name that a pattern stands for."""
     return "%".join(part.replace("%b", str(number)) for part in pattern.split("%%"))
 
 
-def _sources(array: Any) -> Counter[tuple[str, str]]:
-    """File and array of each source, and how many pieces are made of it."""
-    return Counter((source.file_name, source.dset_name) for source in array.virtual_sources())
+def _find_file(file: Any, name: str) -> str | None:
+    """Return the path of a file that another one names, as HDF5 searches for it; None if it does not exist."""
+    folder = os.path.dirname(os.path.abspath(file.filename))
+    paths = (os.path.join(at, name) for at in (folder, os.getcwd()))
+    return next((path for path in paths if os.path.exists(path)), None)
+
+
+def _storage_of(array: Any) -> list[str]:
+    """Return the paths of the files that an array keeps its bytes in, if these are others."""
+    if array.is_virtual or not array.external:
+        return []
+    folder = os.path.dirname(os.path.abspath(array.file.filename))
+    prefix = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", folder)
+    return [os.path.join(prefix, name) for name, _, _ in array.external]
 
 
 def unmapped_rows(array: Any) -> int | None:
-    """Rows of an open virtual array of which some element, or all, is made of nothing. Opens no source.
+    """Count the rows of an open virtual array with elements that no source provides. Opens no source.
 
-    Where a mapping names an element twice, another one of the same row may be missed.
+    If a mapping contains an element twice, another element of the same row may be missed.
 
     Args:
-        array: h5py's dataset, with a row or more.
+        array: h5py's dataset, with at least one row.
 
     Returns:
-        How many; None where they are too many to be counted.
+        The number of rows; None if the mapping is too large to be counted.
     """
     shape = array.shape
     places, changes, n_runs = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)], 0
@@ -183,7 +282,7 @@ def unmapped_rows(array: Any) -> int | None:
             begins = np.arange(firsts.start, firsts.stop, firsts.step, dtype=np.int64)
             places += [begins, np.minimum(begins + n_rows, shape[0])]
             changes += [np.full(len(begins), n_elements), np.full(len(begins), -n_elements)]
-    # From one row to the next, what is mapped changes only where a run begins or ends.
+    # From one row to the next, the number of mapped elements changes only where a run begins or ends.
     at = np.concatenate(places)
     order = np.argsort(at)
     mapped = np.cumsum(np.concatenate(changes)[order])
@@ -191,7 +290,7 @@ def unmapped_rows(array: Any) -> int | None:
 
 
 def _runs(space: Any, shape: Sequence[int]) -> Iterator[tuple[range, int, int]]:
-    """Where runs of rows begin that a selection is in, how many rows each has, and its elements in each of them."""
+    """Yield the first rows of runs in a selection, the rows of each run, and the selected elements of each row."""
     kind = space.get_select_type()
     if kind == h5py.h5s.SEL_ALL:
         yield range(1), shape[0], math.prod(shape[1:])
@@ -205,15 +304,15 @@ def _runs(space: Any, shape: Sequence[int]) -> Iterator[tuple[range, int, int]]:
 
 
 def _blocks(start: int, stride: int, count: int, block: int, size: int) -> tuple[range, int]:
-    """Where blocks along an axis begin, and their length. Of an array that may grow they have no end by themselves."""
+    """Return the starts of blocks along an axis, and their length, cut at the axis's size: some have no end."""
     start, stride, count, block, size = map(int, (start, stride, count, block, size))
     n = min(count, max(0, -(-(size - start) // stride)))
-    if stride == block:  # one after the other
+    if stride == block:  # without gaps
         return range(start, start + min(n, 1)), min(n * block, size)
     return range(start, start + n * stride, stride), min(block, size)
 
 
 def _length(blocks: tuple[range, int], size: int) -> int:
-    """Elements of such blocks that lie on the axis."""
+    """Return the number of elements of such blocks that lie on the axis."""
     firsts, block = blocks
     return len(firsts) * block - max(0, firsts[-1] + block - size) if firsts else 0

@@ -1,9 +1,4 @@
-"""The one door: every file that is opened and every array that is looked up passes here.
-
-An HDF5 file can name other files as its own content (external links, external storage, virtual arrays).
-These are refused here unless the user allows them, for every component of a path: a leaf that looks
-harmless may hang under a group that leaves the file.
-"""
+"""Open and create HDF5 files. Every file is opened here, and errors of h5py become errors of this package."""
 
 from __future__ import annotations
 
@@ -12,48 +7,52 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import cache
 from io import BytesIO
 from typing import Any
 
 import h5py
 
-from ..errors import H5CorruptError, H5FileError, H5KeyError, H5ValueError, listing
-from ..options import FileOptions
-from .checks import check_sizes, refuse_library
-from .contents import list_arrays, resolve_path
-from .dtypes import numpy_dtype
-from .h5py_errors import translate_h5py_errors
-from .links import foreign_sources, is_foreign, own_sources, refuse_foreign
+from ..errors import H5CorruptError, H5Error, H5FileError
 from .paths import SIGNATURE
 
-__all__ = ["ArrayHandle", "before_opening", "create_h5", "find_array", "h5_in_memory", "open_h5", "skipped_bytes"]
+__all__ = [
+    "FAULTS",
+    "before_opening",
+    "create_h5",
+    "h5_in_memory",
+    "is_in_other_file",
+    "object_address",
+    "open_h5",
+    "translate_h5py_errors",
+]
 
-_DEFAULTS = FileOptions()
-
-MAX_LEVELS = 16
-"""Virtual arrays may be made of virtual ones, so often."""
-
-MAX_READS = 1_000_000
-"""Pieces of others that a virtual array may be made of, in all: what HDF5 reads for it grows with each level."""
-
-
-@dataclass(frozen=True)
-class ArrayHandle:
-    """An open array, the member of its rows that the key ends in, if any, and whether it lies in another file.
-
-    ``file`` is the file that it was found from; None is its own.
-    """
-
-    array: Any
-    members: tuple[str, ...] = ()
-    foreign: bool = False
-    file: Any = None
-
+FAULTS = (KeyError, OSError, RuntimeError, TypeError, ValueError)
+"""What h5py raises if a file is damaged, or contains something that h5py does not support."""
 
 before_opening: list[Callable[[str], None]] = []
 """Called with the path of each file before it is opened."""
+
+
+@contextmanager
+def translate_h5py_errors(path: str, what: str) -> Iterator[None]:
+    """Raise whatever h5py raises inside the block as an ``H5CorruptError`` that names the file.
+
+    Args:
+        path: the file.
+        what: what is being read, for the message.
+
+    Raises:
+        H5CorruptError: anything was raised but an error of this package or a lack of memory.
+    """
+    try:
+        yield
+    except (H5Error, MemoryError):  # a lack of memory says nothing about the file
+        raise
+    except Exception as error:  # damage can raise any type
+        raise H5CorruptError(
+            f"{what} in {path!r} cannot be looked at: {type(error).__name__}: {error}. The file is damaged there; copy "
+            "it again, and run `lightning-h5 check` to find other damage."
+        ) from error
 
 
 def open_h5(
@@ -64,17 +63,17 @@ def open_h5(
     rdcc_w0: float | None = None,
     swmr: bool = False,
 ) -> Any:
-    """Opens an HDF5 file for reading.
+    """Open an HDF5 file for reading.
 
     Args:
         path: a regular file.
-        rdcc_nbytes: bytes of HDF5's chunk cache for each array; None leaves the library's default.
-        rdcc_nslots: slots of that cache.
-        rdcc_w0: how eagerly wholly read chunks leave it, 0 to 1.
-        swmr: the file has a live writer in single-writer/multiple-reader mode.
+        rdcc_nbytes: bytes of HDF5's chunk cache for each array; None for the library's default.
+        rdcc_nslots: number of slots of that cache.
+        rdcc_w0: preference for evicting chunks that were read completely, 0 to 1.
+        swmr: open a file that is being written in single-writer/multiple-reader mode.
 
     Raises:
-        H5FileError: the file is missing, not HDF5, truncated, locked or not readable.
+        H5FileError: the file is missing, not HDF5, truncated, locked or unreadable.
     """
     for call in before_opening:
         call(path)
@@ -97,10 +96,10 @@ def open_h5(
 
 
 class _File(h5py.File):  # type: ignore[misc]  # h5py has no types
-    """A file that is read. A damaged one may complain when it is closed, which must not hide what went wrong before."""
+    """A file open for reading. Closing a damaged file can raise, which must not hide an earlier error."""
 
     def close(self) -> None:
-        """Closes it."""
+        """Close the file."""
         with suppress(RuntimeError, OSError):
             super().close()
 
@@ -149,16 +148,16 @@ def _why_not_open(path: str, error: OSError) -> str:
 
 
 def create_h5(path: str, *, like: Any = None, checked: bool = False) -> Any:
-    """Creates an HDF5 file, which must not exist.
+    """Create an HDF5 file, which must not exist.
 
     Args:
-        path: where.
-        like: an open file whose format version, user block size, file space strategy and order of the root group the
-            new one gets, so that who can read the one can read the other.
-        checked: the file's own tables get checksums, which HDF5 1.10 and newer can read (``INTEGRITY`` says why).
+        path: the file.
+        like: an open file, of which the new file takes the format version, user block size, file space strategy and
+            creation order of the root group.
+        checked: write the file's own tables with checksums, in the format of HDF5 1.10 (see ``INTEGRITY``).
 
     Raises:
-        H5FileError: it is there already, or its folder is missing, full or may not be written to.
+        H5FileError: the file exists, or its folder is missing, full or not writable.
     """
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
@@ -174,18 +173,18 @@ def create_h5(path: str, *, like: Any = None, checked: bool = False) -> Any:
         return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, fcpl=options, fapl=access))
     except OSError as error:
         if existed or isinstance(error, FileExistsError):
-            raise H5FileError(f"{path!r} is there already. Remove it, or name another file.") from error
+            raise H5FileError(f"{path!r} exists already. Remove it, or choose another name.") from error
         why = os.strerror(error.errno) if error.errno else str(error)
         raise H5FileError(
-            f"{path!r} cannot be created: {why}. Check that its folder is there, that you may write to it, and that "
-            "there is room."
+            f"{path!r} cannot be created: {why}. Check that its folder exists and is writable, "
+            "and that the disk is not full."
         ) from error
 
 
 def _lowest_version(like: Any) -> int:
-    """The oldest format that a file like this one may have: that of its superblock, or of HDF5 1.8.
+    """Return the lowest format version for a copy of a file: that of its superblock, but at least HDF5 1.8.
 
-    Objects of a file in an older format may be newer than it, such as those with attributes above 64 KiB.
+    Files of older formats can contain newer objects, such as attributes above 64 KiB.
     """
     if like is None:
         return int(h5py.h5f.LIBVER_EARLIEST)
@@ -195,147 +194,36 @@ def _lowest_version(like: Any) -> int:
     return int(h5py.h5f.LIBVER_V18 if version <= 2 else h5py.h5f.LIBVER_V110)
 
 
-def find_array(file: Any, key: str, trust: FileOptions = _DEFAULTS) -> ArrayHandle:
-    """Looks up an array by its path inside the file; the path may end in a member of a table.
-
-    Args:
-        file: an open file.
-        key: such as ``"train/images"``, or ``"obs/labels"`` where ``obs`` is a table (compound array).
-        trust: what is followed out of the file, and which sizes are taken. What leaves the file without leave is not
-            opened, not even to be refused.
-
-    Raises:
-        H5KeyError: there is no such array, with near matches and what is there.
-        H5ValueError: it is a group, a scalar, or empty of a shape, or it lies outside the file.
-    """
-    with translate_h5py_errors(file.filename, repr(key)):
-        return _find(file, key, trust, _Seen())
-
-
-@dataclass
-class _Seen:
-    """What was seen on the way to an array.
-
-    Attributes:
-        above: the virtual arrays that are made of it, as file and name.
-        reads: of each virtual array that is sound, how many others HDF5 reads for all of its rows.
-    """
-
-    above: list[tuple[str, str]] = field(default_factory=list)
-    reads: dict[tuple[str, str], int] = field(default_factory=dict)
-
-
-def _find(file: Any, key: str, trust: FileOptions, seen: _Seen) -> ArrayHandle:
-    """The same for an array that others may be made of."""
-    array, members = resolve_path(file, key, allow_external=trust.allow_external)
-    path = file.filename
-    if isinstance(array, h5py.Group):
-        inside = [f"{key.strip('/')}/{name}" for name in list_arrays(array)]
-        raise H5ValueError(
-            f"{key!r} in {path!r} is a group, not an array; the arrays below it are {listing(inside)}. "
-            f"Name one of them{f', such as {inside[0]!r}' if inside else ''}."
-        )
-    if not isinstance(array, h5py.Dataset):
-        raise H5ValueError(
-            f"{key!r} in {path!r} is a named datatype, not an array; the file has {listing(list_arrays(file))}. "
-            "Name one of these."
-        )
-    # Before its shape is asked for: that of a virtual array may be found out by opening the others.
-    if not trust.allow_external:
-        refuse_foreign(file, array, key)
-    if array.is_virtual:
-        _check_sources(file, array, key, trust, seen)
-    if not array.shape:
-        kind = "has no shape (an empty dataspace)" if array.shape is None else "is a scalar (shape ())"
-        raise H5ValueError(
-            f"{key!r} in {path!r} {kind}; a row is one index along axis 0. Name an array with an axis; "
-            f"the file has {listing(list_arrays(file))}."
-        )
-    if numpy_dtype(array) is None:
-        raise H5ValueError(
-            f"{key!r} in {path!r} has a number format that NumPy does not have. Write it again as integers or floats "
-            "of 8, 16, 32 or 64 bits."
-        )
-    check_sizes(file, array, key, trust)
-    return ArrayHandle(array, members, is_foreign(file, array), file)
-
-
-def _check_sources(file: Any, array: Any, key: str, trust: FileOptions, seen: _Seen) -> None:
-    """Looks at what a virtual array is made of: a missing source would read as fill values, without an error."""
-    me = (file.filename, array.name)
-    if me in seen.above or len(seen.above) > MAX_LEVELS:
-        raise H5ValueError(
-            f"{key!r} in {file.filename!r} is a virtual array that is made of itself. Name another array; the file is "
-            "damaged, or made to do harm."
-        )
-    seen.above.append(me)
-    n_reads = 0
-    for source, times in own_sources(file, array, key, allow_external=trust.allow_external).items():
-        which = (file.filename, source)
-        if which not in seen.reads:
-            seen.reads[which] = 1
-            found = _source_of(key, file, file, source, trust, seen)
-            seen.reads[which] = seen.reads.get((file.filename, found.array.name), 1)
-        n_reads += times * seen.reads[which]
-    for path, source in foreign_sources(file, array) if trust.allow_external else ():
-        with open_h5(path) as other:
-            _source_of(key, file, other, source, trust, seen)
-    if n_reads > MAX_READS:
-        raise H5ValueError(
-            f"{key!r} in {file.filename!r} is a virtual array over {n_reads:,} pieces of others, which are virtual "
-            "too. Write its rows to a file as an array of their own; the file may be made to do harm."
-        )
-    seen.above.pop()
-    seen.reads[me] = max(1, n_reads)
-
-
-def _source_of(key: str, file: Any, other: Any, source: str, trust: FileOptions, seen: _Seen) -> ArrayHandle:
-    """An array that a virtual one is made of."""
-    try:
-        found = _find(other, source, trust, seen)
-    except H5KeyError as error:
-        raise H5KeyError(
-            f"{key!r} in {file.filename!r} is a virtual array over {source!r} in {other.filename!r}, which is not "
-            "there; its rows would read as fill values. Put it back, or name another array."
-        ) from error
-    if found.members:
-        raise H5KeyError(
-            f"{key!r} in {file.filename!r} is a virtual array over {source!r} in {other.filename!r}, a member of a "
-            "table, where HDF5 finds nothing; its rows would read as fill values. Name the member itself."
-        )
-    refuse_library(found.array, other.filename, source, f"{key!r} is a virtual array over it")
-    return found
-
-
 @contextmanager
 def h5_in_memory(**options: Any) -> Iterator[tuple[Any, BytesIO]]:
-    """A new file in memory, and its bytes, to find out what the HDF5 library does.
+    """Create a file in memory, to find out how the HDF5 library behaves.
 
     Args:
-        options: of ``h5py.File``.
+        options: options of ``h5py.File``.
+
+    Yields:
+        The open file, and the buffer that gets its bytes.
     """
     content = BytesIO()
     with h5py.File(content, "w", **options) as file:
         yield file, content
 
 
-def skipped_bytes(array_id: Any) -> int:
-    """Bytes at the start of an array's file that the library leaves out where it says a chunk's position.
+def object_address(item: Any) -> tuple[Any, Any]:
+    """Return the number of an object's file, and its address there: equal for two handles of one object only.
 
-    HDF5 1.14.2 leaves the user block out, 1.14.4 does not. It is found out with a file in memory: no version number
-    tells of a library that was mended by whoever packed it.
+    ``H5Oget_info`` would return it too, but also reads the chunk index: a damaged one ends the process.
 
     Args:
-        array_id: h5py's low-level dataset.
+        item: h5py's file, group, array or named datatype.
     """
-    user_block = int(h5py.h5i.get_file_id(array_id).get_create_plist().get_userblock())
-    return 0 if not user_block or _counts_user_block() else user_block
+    if isinstance(item, h5py.Datatype):  # has no chunk index
+        found = h5py.h5o.get_info(item.id)
+        return (found.fileno, 0), (found.addr, 0)
+    named = h5py.h5g.get_objinfo(item.id)
+    return named.fileno, named.objno
 
 
-@cache
-def _counts_user_block() -> bool:
-    size = 1 << 20
-    with h5_in_memory(userblock_size=size) as (file, _):
-        array = file.create_dataset("x", data=[1], chunks=(1,))
-        file.flush()
-        return bool(array.id.get_chunk_info(0).byte_offset >= size)
+def is_in_other_file(file: Any, item: Any) -> bool:
+    """Return whether an object lies in another file than the one that was opened."""
+    return bool(object_address(item)[0] != object_address(file)[0])

@@ -1,4 +1,4 @@
-"""From what a user passes as a path to a list of files."""
+"""Expand the paths that a user passes to a list of files."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ SUFFIXES = (".h5", ".hdf5", ".h5ad")
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 SIGNATURE_OFFSETS = (0, 512, 1024, 2048)  # after a user block
 MAX_LOOKS = 200
-"""Entries of a directory that are looked into for a message, at most: it may have a million."""
+"""Maximum number of entries of a directory that are opened for a message: it may have a million."""
 
 __all__ = ["SUFFIXES", "expand_paths", "expand_user", "file_number"]
 
 
 def expand_user(path: PathLike) -> str:
-    """The path as text, with the home directory in place of a leading ``~`` or ``~user``.
+    """Return the path as text, with the home directory in place of a leading ``~`` or ``~user``.
 
-    Variables such as ``$HOME`` stay as they are, as in h5py and PyTorch: a ``$`` may be part of a name.
+    Variables such as ``$HOME`` are not expanded, as in h5py and PyTorch: a ``$`` can be part of a name.
     """
     return os.path.expanduser(os.fspath(path))
 
 
 def expand_paths(paths: Paths, name: str = "path") -> tuple[str, ...]:
-    """The files that a path argument names.
+    """Return the files that a path argument names.
 
     Args:
         paths: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these. Files of a
-            glob and of a directory come in sorted order, those of a list in the list's order.
+            glob and of a directory are sorted, those of a list keep their order.
         name: the argument's name, for errors.
 
     Returns:
-        One path or more, none of them twice.
+        One or more absolute paths, each of another file.
 
     Raises:
-        H5FileError: nothing is there, or something that is not a regular file.
-        H5ValueError: an empty list, or a file that is named twice.
+        H5FileError: a file does not exist, or is not a regular file.
+        H5ValueError: the list is empty, or names a file twice.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(given, list | tuple) or not all(isinstance(path, str | os.PathLike) for path in given):
@@ -65,10 +65,10 @@ def expand_paths(paths: Paths, name: str = "path") -> tuple[str, ...]:
 
 
 def file_number(path: str) -> tuple[int, int] | str:
-    """Return what is equal for all names of one file: other spellings, symbolic links and hard links."""
+    """Return a key that is equal for all names of one file: other spellings, symbolic links and hard links."""
     try:
         found = os.stat(path)
-    except OSError:  # an error of its own once it is opened
+    except OSError:  # opening it raises an error
         return os.path.realpath(path)
     # A file system without inode numbers reports 0 for all files.
     return (found.st_dev, found.st_ino) if found.st_ino else os.path.realpath(path)
@@ -78,7 +78,7 @@ def _expand_one(path: PathLike, name: str) -> Sequence[str]:
     text = expand_user(path)
     if os.path.isdir(text):
         inside = _names_in(text, text, name)
-        files = [os.path.join(text, each) for each in inside if _is_ours(each)]
+        files = [os.path.join(text, each) for each in inside if _has_suffix(each)]
         if not files:
             raise H5FileError(
                 f"{name}={text!r} is a directory without HDF5 files ({', '.join('*' + s for s in SUFFIXES)})"
@@ -90,7 +90,7 @@ def _expand_one(path: PathLike, name: str) -> Sequence[str]:
         if not files:
             folder = os.path.dirname(re.split(r"[*?[]", text)[0]) or "."
             there = f"there is no directory {folder!r}"
-            if os.path.isdir(folder):  # a glob passes over what it cannot look into
+            if os.path.isdir(folder):  # a glob skips directories that it cannot read
                 there = _has(folder, _h5_files(folder, _names_in(folder, text, name)))
             raise H5FileError(
                 f"{name}={text!r} matches no file; {there}.{_unexpanded(text)} Check the pattern, or pass the files "
@@ -101,7 +101,7 @@ def _expand_one(path: PathLike, name: str) -> Sequence[str]:
 
 
 def _names_in(folder: str, path: str, name: str) -> list[str]:
-    """What a directory has, sorted, where a path leads to or through it."""
+    """Return the sorted entries of a directory that a path leads to or through."""
     try:
         return sorted(os.listdir(folder))
     except OSError as error:
@@ -110,10 +110,10 @@ def _names_in(folder: str, path: str, name: str) -> list[str]:
 
 
 def _h5_files(folder: str, names: Sequence[str]) -> list[str]:
-    """The HDF5 files among a directory's entries, by suffix or signature. Other files are not the user's data."""
-    looks = [name for name in names if not name.startswith(".") and not _is_ours(name)][:MAX_LOOKS]
+    """Return the HDF5 files among a directory's entries, by suffix or signature."""
+    looks = [name for name in names if not name.startswith(".") and not _has_suffix(name)][:MAX_LOOKS]
     signed = {name for name in looks if _has_signature(os.path.join(folder, name))}
-    return [name for name in names if _is_ours(name) or name in signed]
+    return [name for name in names if _has_suffix(name) or name in signed]
 
 
 def _has(folder: str, found: Sequence[str]) -> str:
@@ -133,13 +133,13 @@ def _has_signature(path: str) -> bool:
 
 
 def _folders(folder: str, names: Sequence[str]) -> list[str]:
-    """The directories among a directory's entries that are not hidden; of the first ones alone."""
-    shown = [name for name in names if not name.startswith(".") and not _is_ours(name)]
+    """Return the directories that are not hidden among the first entries of a directory."""
+    shown = [name for name in names if not name.startswith(".") and not _has_suffix(name)]
     return [name for name in shown[:MAX_LOOKS] if os.path.isdir(os.path.join(folder, name))]
 
 
 def _other_ways(folder: str, names: Sequence[str]) -> str:
-    """The end of a sentence on what to pass instead of a directory without files named as HDF5 files are."""
+    """Return the end of a sentence that proposes what to pass instead of a directory without HDF5 suffixes."""
     if found := _h5_files(folder, names):
         suffix = os.path.splitext(found[0])[1]
         pattern = os.path.join(folder, "*" + suffix)
@@ -151,7 +151,7 @@ def _other_ways(folder: str, names: Sequence[str]) -> str:
 
 
 def _cure(error: OSError | ValueError) -> str:
-    """What to do where the system did not let a path be looked at."""
+    """Return what to do if the system denied access to a path."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EMFILE:
         return "Raise `ulimit -n`, or close what this process has open."
@@ -167,14 +167,14 @@ def _cure(error: OSError | ValueError) -> str:
 
 
 def _unexpanded(path: str) -> str:
-    """A sentence on a variable in a path that does not exist, with a leading blank, or nothing."""
+    """Return a sentence about a variable in a path that does not exist, with a leading blank, or nothing."""
     if os.path.expandvars(path) == path:
         return ""
     return " Variables are not expanded: pass os.path.expandvars(...) of it."
 
 
-def _is_ours(name: str) -> bool:
-    """Whether a directory's file is taken; hidden ones are not, as in a glob."""
+def _has_suffix(name: str) -> bool:
+    """Return whether a file of a directory is used; hidden ones are not, as in a glob."""
     return name.endswith(SUFFIXES) and not name.startswith(".")
 
 
@@ -200,6 +200,6 @@ def _regular_file(path: str, name: str) -> str:
     except (OSError, ValueError) as error:  # a ValueError for a path with a null character
         raise H5FileError(f"{name}={path!r} cannot be looked at: {error}. {_cure(error)}") from error
     if not stat.S_ISREG(mode):
-        # A FIFO would block for ever in open(), a device would be read as one.
+        # open() would wait for ever for a FIFO, and read from a device.
         raise H5FileError(f"{name}={path!r} is not a regular file. Pass the path of an HDF5 file.")
     return path

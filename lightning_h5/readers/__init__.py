@@ -1,20 +1,22 @@
 """Rows in, ndarray out."""
 
-from .base import blocks, check_bounds, take_rows
+from .base import InMemoryReader, check_bounds, row_slices, take_rows
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
-from .chunk_cache import InMemoryReader, SlotMemory
-from .chunk_loader import Change, ChunkLoader, PreparedSource, ReaderSource, SlabSource
+from .chunk_cache import BlockMemory
+from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
 from .chunked import BegunRead, ChunkedReader
 from .contiguous import ContiguousReader, MappedReader
-from .digesting import digest_tasks, empty_digests, verify_tasks
-from .h5py_reader import H5pyReader
-from .heaps import HeapGuard, heap_guard
+from .digest_reader import digest_tasks, empty_digests, verify_tasks
+from .filters import compiled, decoders  # noqa: F401  # they register what they decode
+from .h5py_reader import H5pyReader, check_text
 from .select import fallback_reason, is_pooled, open_chunked, open_reader, open_source
 from .thread_pool import TaskQueue, usable_cores
 
 __all__ = [
     "ArrayTarget",
     "BegunRead",
+    "BlockMemory",
+    "BlockSource",
     "BulkTarget",
     "BulkTask",
     "Change",
@@ -22,27 +24,24 @@ __all__ = [
     "ChunkedReader",
     "ContiguousReader",
     "H5pyReader",
-    "HeapGuard",
     "InMemoryReader",
     "MappedReader",
     "PreparedSource",
     "ReaderSource",
-    "SlabSource",
-    "SlotMemory",
     "TaskQueue",
-    "blocks",
     "bulk_tasks",
     "check_bounds",
+    "check_text",
     "digest_tasks",
     "do_tasks",
     "empty_digests",
     "fallback_reason",
     "first_places",
-    "heap_guard",
     "is_pooled",
     "open_chunked",
     "open_reader",
     "open_source",
+    "row_slices",
     "run_with_progress",
     "take_rows",
     "usable_cores",

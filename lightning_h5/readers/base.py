@@ -1,8 +1,9 @@
-"""What all readers share: checking rows, making the array to read into, and copying rows out of memory."""
+"""What all readers share: checking rows, allocating output, and rows in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -11,19 +12,20 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..hdf5 import ArrayLayout
-from ..types import IntArray
+from ..types import IntArray, RowReader
 
-__all__ = ["LayoutReader", "address", "blocks", "check_bounds", "take_rows"]
+__all__ = ["InMemoryReader", "LayoutReader", "address", "check_bounds", "row_slices", "take_rows"]
 
-BLOCK_BYTES = 512 << 10  # what a core's own cache holds
+SLICE_BYTES = 512 << 10  # fits into a core's own cache
+TEXT_ROWS = 1024  # rows of text that are read at a time, to see how long it is
 
 
 class LayoutReader:
-    """A reader of one array; subclasses say how ``_fill`` gets rows into memory.
+    """A reader of one array; subclasses implement ``_fill``.
 
     Args:
         layout: the array.
-        counters: where bytes read and decoded are counted.
+        counters: counts bytes read and decoded.
     """
 
     def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
@@ -36,7 +38,7 @@ class LayoutReader:
         return self.layout.n_rows
 
     def read(self, rows: IntArray, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Rows in the order asked (see ``RowReader.read``).
+        """Return rows in the order requested (see ``RowReader.read``).
 
         Raises:
             IndexError: a row lies outside the array.
@@ -54,21 +56,95 @@ class LayoutReader:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing to give back: files belong to the handle pool."""
+        """Release nothing: files belong to the handle pool."""
+
+
+class InMemoryReader:
+    """Serves rows of a small array, such as labels, from memory; reads it at the first call, in this process.
+
+    Args:
+        reader: reads the array.
+        max_text_bytes: text is kept up to this length. The length is unknown before it is read; the rows of longer text
+            are read when they are requested.
+        read_all: reads all rows, if that can be done faster than by the reader.
+    """
+
+    def __init__(
+        self, reader: RowReader, max_text_bytes: int, read_all: Callable[[], npt.NDArray[Any]] | None = None
+    ) -> None:
+        self._reader, self._max_text_bytes, self._read_all = reader, max_text_bytes, read_all
+        self.dtype = reader.dtype
+        self.row_shape = reader.row_shape
+        self._lock = threading.Lock()
+        self._values: npt.NDArray[Any] | None = None
+        self._is_too_long = False
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def read(self, rows: IntArray, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Return rows in the order requested (see ``RowReader.read``)."""
+        rows = np.asarray(rows, dtype=np.int64)
+        values = self._values
+        if values is None:
+            values = self._load()
+        if values is None:
+            return self._reader.read(rows, out)
+        if out is None:
+            out = np.empty((len(rows), *self.row_shape), dtype=self.dtype)
+        if len(rows):
+            if rows.view(np.uint64).max() >= len(values):  # negative rows are huge as unsigned numbers
+                self._reader.read(rows)  # raises, with the array's name
+            np.take(values, rows, axis=0, out=out, mode="clip")
+        return out
+
+    def _load(self) -> npt.NDArray[Any] | None:
+        with self._lock:
+            if self._values is None and not self._is_too_long:
+                self._values = self._read_whole()
+                self._is_too_long = self._values is None
+            return self._values
+
+    def _read_whole(self) -> npt.NDArray[Any] | None:
+        if self._read_all is not None:
+            return self._read_all()
+        n_rows = len(self._reader)
+        if self.dtype.kind != "O":
+            return self._reader.read(np.arange(n_rows))
+        values = np.empty((n_rows, *self.row_shape), dtype=self.dtype)
+        n_bytes = 0
+        for start in range(0, n_rows, TEXT_ROWS):
+            piece = values[start : start + TEXT_ROWS]
+            self._reader.read(np.arange(start, start + len(piece)), piece)
+            n_bytes += sum(map(len, piece.flat))
+            if n_bytes > self._max_text_bytes:
+                return None
+        return values
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of rows in memory now; each text counts as a pointer."""
+        return 0 if self._values is None else self._values.nbytes
+
+    def close(self) -> None:
+        """Release the memory; the next read loads again."""
+        with self._lock:
+            self._values, self._is_too_long = None, False
+        self._reader.close()
 
 
 def check_bounds(rows: IntArray, n_rows: int, name: str) -> None:
-    """Refuses rows that are not there.
+    """Check that rows exist.
 
     Args:
         rows: at least one.
-        n_rows: rows that there are.
-        name: of what they are asked.
+        n_rows: number of rows that exist.
+        name: the array, for the message.
 
     Raises:
         IndexError: a row lies outside.
     """
-    # As unsigned numbers negative rows are huge, so that one reduction finds both.
+    # As unsigned numbers negative rows are huge: one reduction finds both.
     if rows.view(np.uint64).max() < n_rows:
         return
     wrong = int(rows.min()) if rows.min() < 0 else int(rows.max())
@@ -76,17 +152,17 @@ def check_bounds(rows: IntArray, n_rows: int, name: str) -> None:
 
 
 def address(data: npt.NDArray[Any]) -> int:
-    """Where an array's memory begins."""
+    """Return the address of an array's memory."""
     return int(data.__array_interface__["data"][0])
 
 
-def blocks(n_rows: int, row_bytes: int) -> Iterator[slice]:
-    """Pieces of rows that a core's own cache still holds when a second pass goes through them."""
-    step = max(1, BLOCK_BYTES // max(1, row_bytes))
+def row_slices(n_rows: int, row_bytes: int) -> Iterator[slice]:
+    """Yield slices of rows that fit into a core's own cache, for more than one pass over them."""
+    step = max(1, SLICE_BYTES // max(1, row_bytes))
     return (slice(start, start + step) for start in range(0, n_rows, step))
 
 
-# Copies rows out of memory, by torch's threads or by one thread, whichever is faster on this machine now.
+# Rows are copied by torch's threads or by one thread, whichever is faster on this machine now.
 #
 # Torch's threads wait for each other at the end of each copy. On idle cores they copy twice as fast as one thread. If
 # other programs use the cores, all of them wait for the one that was interrupted, and a copy takes 5 to 30 times as
@@ -94,10 +170,10 @@ def blocks(n_rows: int, row_bytes: int) -> Iterator[slice]:
 # 5,100,000 with threads and 2,700,000 without on an idle machine; 110,000 and 880,000 next to two busy processes;
 # 50,000 and 230,000 next to four.
 
-MIN_SHARED_BYTES = 256 << 10  # one thread copies less before the others are awake
+MIN_SHARED_BYTES = 256 << 10  # one thread copies less before the others wake up
 
 TRIAL_SHARE = 20
-"""The slower way is tried again for at most one part in so many of the time spent on copying."""
+"""The slower way is tried again for at most this fraction (one in so many) of the time spent on copying."""
 
 WEIGHT = 0.25  # of the last copy, in the mean time that a byte takes
 
@@ -133,7 +209,7 @@ class FasterWay:
         pace, old = seconds / n_bytes, self._seconds_per_byte[way]
         other = self._seconds_per_byte[1 - way]
         is_trial = old is None or (other is not None and other <= old)
-        # A trial counts alone: what it replaces is long ago, or was the first use, which started threads.
+        # A trial replaces the mean: the last one is outdated, or was the first use, which started threads.
         self._seconds_per_byte[way] = pace if old is None or is_trial else old + WEIGHT * (pace - old)
         self._last_trial[way] = seconds
         self._since_trial = 0.0 if is_trial else self._since_trial + seconds
@@ -151,8 +227,8 @@ def take_rows(
         source: rows in memory, writable if ``all_cores`` (torch warns of other arrays).
         places: rows to copy, each inside of ``source``.
         out: memory to copy to, C-contiguous, of the same dtype.
-        all_cores: allow torch's threads. Only in a thread of the caller's own: in a thread of this package torch would
-            start further threads.
+        all_cores: allow torch's threads. Only in a thread of the caller: in a thread of this package torch would start
+            further threads.
 
     Returns:
         ``out``.

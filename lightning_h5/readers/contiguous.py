@@ -1,4 +1,4 @@
-"""Rows whose place in the file is known: they are read there, without HDF5's lock."""
+"""Read rows whose place in the file is known, by position or from a memory map, without HDF5's lock."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from .raw_io import read_stored
 
 __all__ = ["ContiguousReader", "MappedReader"]
 
-N_LOOKED_AT = 32  # places of an array: files go into the page cache, and leave it, in long pieces
+N_PROBES = 32  # places of an array: files enter and leave the page cache in long pieces
 
 
 class _StoredRows(LayoutReader):
-    """Gets rows as they are stored, and turns them into what was asked where that differs."""
+    """Reads rows as they are stored, and converts them if necessary."""
 
     def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
         super().__init__(layout, counters)
-        if not layout.is_placed:
+        if not layout.is_contiguous:
             raise ValueError(f"rows of {layout.key!r} have no fixed place in their file: {layout.plain_reason}")
         self._offset = layout.offset or 0
         self._row_bytes = layout.stored_row_bytes
-        # Numbers in this machine's byte order can be read straight into the batch.
+        # Numbers in native byte order can be read directly into the batch.
         self._as_stored = not layout.members and layout.stored.base.isnative
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
@@ -54,11 +54,11 @@ class _StoredRows(LayoutReader):
         self._counters.add(bytes_read=n_bytes, bytes_decoded=n_bytes, read_seconds=perf_counter() - began)
 
     def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
-        """Copies stored rows, one after the other, into bytes."""
+        """Copy stored rows, one after the other, into bytes."""
         raise NotImplementedError
 
     def _places(self, rows: IntArray) -> IntArray:
-        """Where in the file rows begin."""
+        """Return the positions of rows in the file."""
         table = self.layout.table
         if table is None:
             return self._offset + rows * self._row_bytes
@@ -67,10 +67,9 @@ class _StoredRows(LayoutReader):
         return places
 
     def will_need(self, rows: range) -> None:
-        """Has the system read neighbouring rows in large pieces, where it takes such advice; waits for nothing.
+        """Advise the system to read rows into its page cache, in large pieces. Does not wait, and never raises.
 
-        They are read from its page cache then. A piece of which both ends are there already costs 2 microseconds. Never
-        fails: who reads the rows hears what is wrong.
+        A piece whose ends are cached already costs 2 microseconds.
         """
         if not rows or not self._row_bytes or not hasattr(os, "posix_fadvise"):
             return
@@ -87,18 +86,18 @@ class _StoredRows(LayoutReader):
 
 
 def _is_cached(fd: int, place: int) -> bool:
-    """Whether a byte of a file is surely in the system's page cache."""
+    """Return whether a byte of a file is known to be in the page cache."""
     try:
         return os.preadv(fd, [bytearray(1)], place, os.RWF_NOWAIT) == 1
-    except (OSError, AttributeError):  # it is not, or this system or file system cannot say
+    except (OSError, AttributeError):  # it is not, or this system or file system does not tell
         return False
 
 
 class ContiguousReader(_StoredRows):
-    """Reads rows by position, neighbours in the file in one piece, a batch in one call (see ``scatter``).
+    """Reads rows by position: neighbors in the file as one piece, a batch in one call (see ``raw_io``).
 
-    For contiguous arrays, and for chunks that went through no filter and hold whole rows. About 3 microseconds a row
-    in the page cache, the interpreter's lock left free meanwhile.
+    For contiguous arrays, and for unfiltered chunks of whole rows. Takes about 3 microseconds a row in the page cache,
+    without the interpreter's lock.
     """
 
     def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
@@ -118,10 +117,10 @@ class ContiguousReader(_StoredRows):
 
 
 class MappedReader(_StoredRows):
-    """Gathers rows from a memory map of the file, a batch in one call that leaves the interpreter's lock free.
+    """Copies rows from a memory map of the file, a batch in one call without the interpreter's lock.
 
-    Two to three times as fast as ``ContiguousReader``, for files whose user vouches that nobody truncates
-    them: touching a page that is gone ends the process with SIGBUS, and no exception can be raised.
+    Two to three times as fast as ``ContiguousReader``. Do not use it for files that can be truncated: reading a missing
+    page ends the process with SIGBUS, and no exception can be raised.
     """
 
     def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
@@ -135,7 +134,7 @@ class MappedReader(_StoredRows):
         take_rows(self._map(), rows, out.reshape(len(rows), self._row_bytes))
 
     def read_on_all_cores(self, rows: IntArray, out: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The same as ``read``, with torch's threads if these are faster: for a thread of the caller's own.
+        """Do the same as ``read``, with torch's threads if these are faster. Only in a thread of the caller.
 
         Args:
             rows: see ``RowReader.read``.
@@ -145,8 +144,8 @@ class MappedReader(_StoredRows):
             return self.read(rows, out)
         check_bounds(rows, len(self), f"{self.layout.key!r} in {self.layout.path!r}")
         began = perf_counter()
-        mapped = self._map()  # held here until the rows are copied: another thread may close this reader
-        # Torch warns of arrays that must not be written to, also where nobody does.
+        mapped = self._map()  # referenced until the rows are copied: another thread may close this reader
+        # Torch warns of read-only arrays, although nothing is written.
         memory = (ctypes.c_uint8 * mapped.nbytes).from_address(address(mapped))
         source = np.frombuffer(memoryview(memory), np.uint8).reshape(mapped.shape)
         take_rows(source, rows, out.reshape(-1).view(np.uint8).reshape(len(rows), self._row_bytes), all_cores=True)
@@ -154,14 +153,14 @@ class MappedReader(_StoredRows):
         return out
 
     def is_cached(self) -> bool:
-        """Whether the system's page cache has the rows, as far as a look at some places tells (50 microseconds)."""
+        """Return whether the page cache has the rows, judged by some of them (50 microseconds)."""
         if not len(self) or not self._row_bytes:
             return True
-        places = self._places(np.linspace(0, len(self) - 1, N_LOOKED_AT, dtype=np.int64)).tolist()
+        places = self._places(np.linspace(0, len(self) - 1, N_PROBES, dtype=np.int64)).tolist()
         try:
             with process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
                 return all(_is_cached(fd, place) for place in places)
-        except OSError:  # who reads it hears what is wrong
+        except OSError:  # reading it raises the error
             return False
 
     def _map(self) -> npt.NDArray[np.uint8]:
@@ -181,6 +180,6 @@ class MappedReader(_StoredRows):
             return self._rows
 
     def close(self) -> None:
-        """Unmaps the file."""
+        """Unmap the file."""
         with self._lock:
             self._rows = None

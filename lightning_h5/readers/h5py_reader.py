@@ -1,9 +1,11 @@
-"""Rows through the HDF5 library: right for every array that it can read, fast for none that is compressed."""
+"""Read rows through the HDF5 library: correct for every array that it can read, slow for compressed ones."""
 
 from __future__ import annotations
 
 import errno
 import os
+import struct
+import threading
 from collections.abc import Iterator
 from itertools import pairwise
 from time import perf_counter
@@ -17,51 +19,51 @@ from ..errors import H5CorruptError, H5FileError
 from ..hdf5 import ArrayLayout, OpenOptions, kind_of, process_pool
 from ..types import IntArray
 from .base import LayoutReader
-from .heaps import HeapGuard
+from .chunk_cache import BlockMemory
+from .chunk_loader import BlockSource, ChunkLoader, ReaderSource
+from .contiguous import ContiguousReader
+from .filters.pipeline import why_not_decodable
 
-__all__ = ["H5pyReader", "spans"]
+__all__ = ["H5pyReader", "check_text", "spans"]
 
-PIECE_BYTES = 8 << 20  # most that one call reads, unless a single chunk is larger
+PIECE_BYTES = 8 << 20  # maximum that one call reads, unless a single chunk is larger
+REFERENCES = 4096  # references to text that are read together if they do not lie in chunks
+UNDEFINED = 2**64 - 1  # address
 
 
 class H5pyReader(LayoutReader):
-    """Reads one piece a chunk, or a run of rows where there are no chunks to share, and gathers from it.
+    """Reads a piece for each chunk, or for each run of rows without chunks, and gathers rows from it.
 
-    Never one call a row where chunks hold many rows (each call would decode the chunk), and never h5py's
-    fancy indexing (6 times slower than single reads where chunks hold one row).
+    It never uses one call a row if chunks contain many rows (each call would decode the chunk), and never h5py's fancy
+    indexing (6 times slower than single reads if chunks contain one row).
 
     Args:
         layout: the array.
         options: how its file is opened.
-        counters: where bytes are counted; what HDF5 reads is estimated from the array's mean stored size.
-        guard: looks at what rows of text refer to before they are read.
+        counters: counts bytes; those that HDF5 reads are estimated from the array's mean stored size.
     """
 
-    def __init__(
-        self,
-        layout: ArrayLayout,
-        options: OpenOptions,
-        counters: Counters | None = None,
-        guard: HeapGuard | None = None,
-    ) -> None:
+    def __init__(self, layout: ArrayLayout, options: OpenOptions, counters: Counters | None = None) -> None:
         super().__init__(layout, counters)
         self._options = options
         self._is_text = kind_of(layout.dtype) == "text"
         if self._is_text:
             self.dtype = np.dtype(object)
-        self._guard = guard
+        self._heaps = None
+        if layout.references is not None and not options.swmr:  # a live writer moves the chunk that it writes to
+            self._heaps = _TextHeaps(layout, layout.references)
         self._stored_row_bytes = layout.n_stored_bytes / max(1, layout.n_rows)
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         began = perf_counter()
-        if self._guard is not None:
-            self._guard.check(rows)
+        if self._heaps is not None:
+            self._heaps.check(rows)
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
-        most = max(1, PIECE_BYTES // max(1, self.layout.stored_row_bytes))
+        max_rows = max(1, PIECE_BYTES // max(1, self.layout.stored_row_bytes))
         with process_pool().h5(self.layout.path, self._options, self.layout.guard) as handle:
             array = handle.array(self.layout)
-            for start, stop in spans(ordered, self.layout.rows_per_chunk, most):
+            for start, stop in spans(ordered, self.layout.rows_per_chunk, max_rows):
                 low, high = int(ordered[start]), int(ordered[stop - 1]) + 1
                 piece = self._piece(array, low, high)
                 out[order[start:stop]] = piece[ordered[start:stop] - low]
@@ -73,7 +75,7 @@ class H5pyReader(LayoutReader):
         try:
             piece = (array.fields(members[0]) if members else array)[low:high]
         except (OSError, RuntimeError) as error:
-            # HDF5 says it in words; h5py's own number is of the last thing that failed.
+            # The number is in HDF5's text; h5py's own number is of the last thing that failed.
             if getattr(error, "errno", None) == errno.EIO or f"errno = {errno.EIO}," in str(error):
                 raise H5FileError(
                     f"reading {self.layout.key!r} from {self.layout.path!r} failed: {os.strerror(errno.EIO)}. Check "
@@ -99,7 +101,7 @@ class H5pyReader(LayoutReader):
         return text.reshape(piece.shape)
 
     def _count(self, low: int, high: int) -> None:
-        # HDF5 does not say what it read: whole chunks of the array's mean stored size.
+        # HDF5 does not report what it read: estimate whole chunks of the array's mean stored size.
         step = self.layout.rows_per_chunk
         n_rows = min((high - 1) // step * step + step, len(self)) - low // step * step
         self._counters.add(
@@ -107,13 +109,13 @@ class H5pyReader(LayoutReader):
         )
 
 
-def spans(ordered: IntArray, rows_per_chunk: int, most: int) -> Iterator[tuple[int, int]]:
-    """Cuts sorted rows into pieces that one call each should read.
+def spans(ordered: IntArray, rows_per_chunk: int, max_rows: int) -> Iterator[tuple[int, int]]:
+    """Cut sorted rows into pieces, each to be read by one call.
 
     Args:
         ordered: rows in ascending order, repeats allowed, at least one.
-        rows_per_chunk: rows that share a chunk; with 1, a piece is a run of rows without a gap.
-        most: most rows from a piece's first to its last, where chunks are not larger.
+        rows_per_chunk: rows that share a chunk; if 1, a piece is a run of rows without gaps.
+        max_rows: maximum number of rows of a piece, unless chunks are larger.
 
     Yields:
         Positions in ``ordered`` at which a piece starts and stops (exclusive).
@@ -121,6 +123,89 @@ def spans(ordered: IntArray, rows_per_chunk: int, most: int) -> Iterator[tuple[i
     if rows_per_chunk > 1:
         cut = np.diff(ordered // rows_per_chunk) > 0
     else:
-        cut = (np.diff(ordered) > 1) | (np.diff((ordered - ordered[0]) // most) > 0)
+        cut = (np.diff(ordered) > 1) | (np.diff((ordered - ordered[0]) // max_rows) > 0)
     bounds = np.concatenate([[0], np.flatnonzero(cut) + 1, [len(ordered)]]).tolist()
     yield from pairwise(bounds)
+
+
+# Text of variable length lies in heaps elsewhere in the file. A lost block of a disk leaves zeros there, which is an
+# object that ends where it begins: the HDF5 library never gets past it, and keeps its lock. So each heap is checked
+# before the library reads it.
+
+HEAP_HEADER = struct.Struct("<4sB3xQ")  # signature, version, bytes
+HEAP_OBJECT = struct.Struct("<HHIQ")  # number, users, nothing, bytes
+
+
+def check_text(layout: ArrayLayout) -> None:
+    """Check that the HDF5 library can read the text of an array: see ``H5pyReader``, which checks it by itself.
+
+    Raises:
+        H5CorruptError: the text of a row cannot be read.
+    """
+    if layout.references is not None:
+        _TextHeaps(layout, layout.references).check(np.arange(layout.n_rows))
+
+
+class _TextHeaps:
+    """Checks once each heap that rows of text refer to.
+
+    Args:
+        layout: the array.
+        references: the same array as it is stored.
+    """
+
+    def __init__(self, layout: ArrayLayout, references: ArrayLayout) -> None:
+        self._layout, self._references = layout, references
+        self._source: BlockSource | None = None
+        if references.is_contiguous:
+            self._source = ReaderSource(ContiguousReader(references), REFERENCES)
+        elif why_not_decodable(references) is None:
+            self._source = ChunkLoader(references, Counters())
+        self._blocks: set[int] = set()
+        self._heaps: set[int] = {0, UNDEFINED}  # of empty text
+        self._lock = threading.Lock()
+
+    def check(self, rows: IntArray) -> None:
+        """Check the heaps of rows.
+
+        Raises:
+            H5CorruptError: a heap is damaged, or missing.
+        """
+        if self._source is None:
+            return
+        with self._lock:
+            for block in np.unique(rows // self._source.rows_per_block).tolist():
+                if block not in self._blocks:
+                    self._check_block(self._source, block)
+                    self._blocks.add(block)
+
+    def _check_block(self, source: BlockSource, block: int) -> None:
+        size, layout = source.rows_per_block, self._layout
+        found = np.zeros((size, *layout.axes), dtype=self._references.stored)
+        source.load([block], range(source.n_parts), BlockMemory(found, np.zeros(1, dtype=np.int64), size))
+        heaps = set(found["address"][found["length"] > 0].tolist()) - self._heaps
+        with process_pool().descriptor(layout.path, layout.guard) as fd:
+            for address in sorted(heaps):
+                if (why := _heap_damage(fd, address + layout.user_block)) is not None:
+                    raise H5CorruptError(
+                        f"text in rows of {layout.key!r} in {layout.path!r} (from row {block * size} on) cannot be "
+                        f"read: {why}. The file is damaged there; copy it again."
+                    )
+        self._heaps |= heaps
+
+
+def _heap_damage(fd: int, address: int) -> str | None:
+    """Return what is wrong with the heap at a place of a file; None if it can be read."""
+    n_file = os.fstat(fd).st_size
+    head = os.pread(fd, HEAP_HEADER.size, address) if address < n_file else b""
+    signature, version, n_bytes = HEAP_HEADER.unpack(head) if len(head) == HEAP_HEADER.size else (b"", 0, 0)
+    if (signature, version) != (b"GCOL", 1) or not HEAP_HEADER.size < n_bytes <= n_file - address:
+        return f"at byte {address:,} should be a heap of text, and is none"
+    heap, at = os.pread(fd, n_bytes, address), HEAP_HEADER.size
+    while at + HEAP_OBJECT.size <= len(heap):
+        number, _, _, size = HEAP_OBJECT.unpack_from(heap, at)
+        step = HEAP_OBJECT.size + (size + 7) // 8 * 8 if number else size  # the size of free space includes its header
+        if not HEAP_OBJECT.size <= step <= len(heap) - at:
+            return f"the heap of text at byte {address:,} is damaged at its byte {at:,}"
+        at += step
+    return None

@@ -1,4 +1,4 @@
-"""Stored bytes of a file, read by position: whole, or many pieces with one system call."""
+"""Read stored bytes of a file by position: one piece, or many with one system call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def read_stored(
     offsets: IntArray,
     name: Callable[[int, int], str],
 ) -> None:
-    """Reads pieces of an array's file in one call, the interpreter's lock left free.
+    """Read pieces of an array's file in one call, without the interpreter's lock.
 
     Args:
         layout: the array.
@@ -38,20 +38,20 @@ def read_stored(
         starts: where in ``out`` each piece begins, shape ``(n_pieces,)``.
         stops: where in ``out`` each piece ends.
         offsets: where in the file each piece begins.
-        name: what to call a piece, by its number, of which a byte, by its number, is missing.
+        name: returns the name of a piece, from its number and the number of a missing byte, for the error.
 
     Raises:
         H5CorruptError: the file ends too early.
         H5FileError: the file cannot be read.
-        H5DataChangedError: it is not the one that the layout is of.
+        H5DataChangedError: it has changed since it was described.
     """
     with process_pool().descriptor(layout.path, layout.guard) as fd:
         try:
-            # No piece takes more than it holds: the sum is right only if all are full.
+            # No piece can be longer than requested: the sum is right only if all are complete.
             if read_pieces(fd, out, starts, stops, offsets) != len(out):
                 pieces = zip(starts.tolist(), stops.tolist(), offsets.tolist(), strict=True)
                 _read_slowly(layout, fd, out.data, pieces, name)
-        except H5CorruptError:  # an OSError too, and it has said what is wrong
+        except H5CorruptError:  # also an OSError
             raise
         except OSError as error:
             raise H5FileError(
@@ -67,7 +67,7 @@ def _read_slowly(
     pieces: Iterable[tuple[int, int, int]],
     name: Callable[[int, int], str],
 ) -> None:
-    """The same where a piece came back short: the kernel stops at 2 GiB, at a signal, or at the file's end."""
+    """Read pieces again, of which some were short: the kernel stops at 2 GiB, at a signal, or at the file's end."""
     for piece, (start, stop, offset) in enumerate(pieces):
         at = start
         while at < stop:
@@ -81,7 +81,7 @@ def _read_slowly(
             at += n
 
 
-MOST = 256  # pieces a call: the kernel grants each queue about this many, from a number for the whole machine
+MAX_PIECES = 256  # a call: the kernel grants each queue about this many, out of a number for the whole machine
 
 _CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 """Numbers of io_setup, io_destroy, io_getevents and io_submit, which the C library does not wrap."""
@@ -106,10 +106,10 @@ _EVENT = np.dtype([("data", "u8"), ("request", "u8"), ("result", "i8"), ("result
 
 
 class _Queue:
-    """A queue of the kernel's, and the memory through which it is spoken to. For one thread at a time.
+    """A queue of the kernel for asynchronous reads. For one thread at a time.
 
     Raises:
-        OSError: the kernel refuses one.
+        OSError: the kernel grants no queue.
     """
 
     def __init__(self) -> None:
@@ -117,10 +117,10 @@ class _Queue:
         self._call: Any = ctypes.CDLL(None, use_errno=True).syscall
         setup, self._destroy, self._getevents, self._submit = map(ctypes.c_long, _CALLS[platform.machine()])
         self._id = ctypes.c_ulong(0)
-        if self._call(setup, ctypes.c_long(MOST), ctypes.byref(self._id)):
+        if self._call(setup, ctypes.c_long(MAX_PIECES), ctypes.byref(self._id)):
             raise OSError(ctypes.get_errno(), "io_setup")
-        requests, events = np.zeros(MOST, _REQUEST), np.zeros(MOST, _EVENT)
-        pointers = requests.ctypes.data + np.arange(MOST, dtype=np.uint64) * _REQUEST.itemsize
+        requests, events = np.zeros(MAX_PIECES, _REQUEST), np.zeros(MAX_PIECES, _EVENT)
+        pointers = requests.ctypes.data + np.arange(MAX_PIECES, dtype=np.uint64) * _REQUEST.itemsize
         self._pointers, self._events = ctypes.c_void_p(pointers.ctypes.data), events.ctypes.data
         self._memory = (requests, events, pointers)  # what the two addresses point to
         self._fd, self._address = requests["fd"], requests["address"]
@@ -128,12 +128,12 @@ class _Queue:
         self._result = events["result"]
 
     def __del__(self) -> None:
-        # One that an interrupt kept from being given back; destroying it waits for what the kernel still writes.
+        # An interrupted read does not return its queue; destroying it waits for what the kernel still writes.
         if getattr(self, "_id", None) and self.pid == os.getpid():
             self._call(self._destroy, self._id)
 
     def read(self, fd: int, address: npt.NDArray[np.uint64], n_bytes: IntArray, offset: IntArray) -> int:
-        """Reads up to ``MOST`` pieces; gives the bytes that were read, or -1 where the kernel took not all."""
+        """Read up to ``MAX_PIECES`` pieces; return the bytes that were read, or -1 if the kernel did not accept all."""
         n = len(offset)
         self._fd[:n] = fd
         self._address[:n] = address
@@ -145,7 +145,7 @@ class _Queue:
         return int(self._result[:n].sum()) if taken == n and self._result[:n].min() >= 0 else -1
 
     def _wait(self, n: int) -> None:
-        """Waits for what the kernel took, all of it: it writes to our memory."""
+        """Wait until the kernel has finished all reads that it accepted: it writes to this memory."""
         done = 0
         while done < n:
             left = ctypes.c_long(n - done)
@@ -156,12 +156,12 @@ class _Queue:
             done += max(0, got)
 
 
-_queues: deque[_Queue] = deque()  # idle ones; as many as threads ever read at a time
+_queues: deque[_Queue] = deque()  # idle ones: as many as threads ever read at a time
 _refused: set[int] = set()  # ids of processes whose kernel refused a queue
 
 
 def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray, offsets: IntArray) -> int:
-    """Reads pieces of a file into memory.
+    """Read pieces of a file into memory.
 
     Args:
         fd: the file.
@@ -171,7 +171,7 @@ def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: In
         offsets: where in the file each piece begins.
 
     Returns:
-        Bytes that were read. Less than was asked where a piece came back short; which one is not said.
+        Bytes that were read: less than requested if some piece was short.
 
     Raises:
         OSError: the file cannot be read.
@@ -182,8 +182,8 @@ def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: In
     if queue is not None:
         address = out.__array_interface__["data"][0] + starts.astype(np.uint64)
         total = 0
-        for first in range(0, len(offsets), MOST):
-            part = slice(first, first + MOST)
+        for first in range(0, len(offsets), MAX_PIECES):
+            part = slice(first, first + MAX_PIECES)
             n_bytes = queue.read(fd, address[part], stops[part] - starts[part], offsets[part])
             if n_bytes < 0:
                 break
@@ -206,7 +206,7 @@ def _take_queue() -> _Queue | None:
     else:
         if queue.pid == pid:
             return queue
-        _queues.clear()  # a forked child does not inherit the kernel's side
+        _queues.clear()  # a forked child does not inherit the kernel's queue
     if pid in _refused or sys.platform != "linux" or platform.machine() not in _CALLS:
         return None
     try:

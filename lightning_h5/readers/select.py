@@ -1,4 +1,4 @@
-"""Which reader an array gets. That follows from its layout, never from the user."""
+"""Choose the reader of an array: from its layout alone. All readers return identical values."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ import numpy.typing as npt
 from ..counters import Counters
 from ..hdf5 import ArrayLayout, OpenOptions, kind_of
 from ..types import IntArray, RowReader
-from .base import LayoutReader
+from .base import InMemoryReader, LayoutReader
 from .bulk import ArrayTarget, bulk_tasks
-from .chunk_cache import InMemoryReader
-from .chunk_loader import Change, ChunkLoader, PreparedSource, ReaderSource, SlabSource
+from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
 from .chunked import ChunkedReader
 from .contiguous import ContiguousReader, MappedReader
-from .digesting import compared
-from .filters import why_not_decodable
+from .digest_reader import DigestReader
+from .filters.pipeline import why_not_decodable
 from .h5py_reader import H5pyReader
-from .heaps import heap_guard
 from .thread_pool import TaskQueue
 
 __all__ = ["fallback_reason", "is_pooled", "open_chunked", "open_reader", "open_source"]
 
-MIN_PREPARED = 128 << 10  # bytes of a slab
+MIN_PREPARED = 128 << 10  # bytes of a block
 
 MIN_COMPILED = 64 << 20
-"""Decoded bytes of what is worth a second or two of compiling, where it is decoded anew in each epoch. An epoch of so
-many takes a tenth of a second, of which compiled code spares a tenth to a half."""
+"""Decoded bytes from which on compiling is worth a second or two, for arrays that are decoded in each epoch: an epoch
+takes a tenth of a second, and compiled code saves a tenth to a half of it."""
 
 
 def open_reader(
@@ -41,34 +39,32 @@ def open_reader(
     held_bytes: int = 0,
     counters: Counters | None = None,
 ) -> RowReader:
-    """The reader for the rows of one file's array, each read where it is asked. Opens nothing yet.
+    """Return a reader for single rows of one file's array. Opens nothing yet.
 
     Args:
         layout: the array.
-        options: how its file is opened where the HDF5 library reads.
+        options: how its file is opened if the HDF5 library reads.
         mmap: map contiguous arrays into memory (see ``MappedReader`` for the risk).
-        held_bytes: keep all rows in memory after the first read, if text does not turn out longer; 0 does not.
-        counters: where bytes read and decoded are counted.
+        held_bytes: keep all rows in memory after the first read, text up to this length; 0 keeps none.
+        counters: counts bytes read and decoded.
     """
     reader: LayoutReader
-    guard = None
-    if not layout.is_placed:
-        guard = heap_guard(layout, options)
-        reader = H5pyReader(layout, options, counters, guard)
+    if not layout.is_contiguous:
+        reader = H5pyReader(layout, options, counters)
     elif mmap and not held_bytes and layout.offset is not None:
         reader = MappedReader(layout, counters)
     else:
         reader = ContiguousReader(layout, counters)
-    reader = compared(reader, layout, options)
+    reader = _checked(reader, layout, options)
     if not held_bytes:
         return reader
     is_decoded = is_pooled(layout, options) and fallback_reason(layout) is None
     read_all = partial(_read_all, layout, options, counters) if is_decoded else None
-    return InMemoryReader(reader, held_bytes, read_all, None if guard is None else guard.n_bytes)
+    return InMemoryReader(reader, held_bytes, read_all)
 
 
 def _read_all(layout: ArrayLayout, options: OpenOptions, counters: Counters | None) -> npt.NDArray[Any]:
-    """All rows of a chunked array, in this thread, without the HDF5 library."""
+    """Read all rows of a chunked array, in this thread, without the HDF5 library."""
     rows = np.empty((layout.n_rows, *layout.row_shape), dtype=layout.dtype)
     source = open_source(layout, options, 1, counters or Counters())
     for task in bulk_tasks(source, layout, range(layout.n_rows), ArrayTarget(rows), 0):
@@ -77,8 +73,8 @@ def _read_all(layout: ArrayLayout, options: OpenOptions, counters: Counters | No
 
 
 def is_pooled(layout: ArrayLayout, options: OpenOptions) -> bool:
-    """Whether rows of an array are decoded in company, and so kept for a while."""
-    if layout.storage != "chunked" or layout.is_placed or not layout.row_bytes or kind_of(layout.dtype) != "number":
+    """Return whether rows of an array are decoded together, and so cached."""
+    if layout.storage != "chunked" or layout.is_contiguous or not layout.row_bytes or kind_of(layout.dtype) != "number":
         return False
     if options.swmr:  # a live writer moves the chunk that it writes to
         return False
@@ -86,8 +82,8 @@ def is_pooled(layout: ArrayLayout, options: OpenOptions) -> bool:
 
 
 def fallback_reason(layout: ArrayLayout) -> str | None:
-    """Why the HDF5 library reads an array, with its lock, in a few words; None where a faster way does."""
-    if layout.plain_reason is not None or layout.is_placed or layout.storage != "chunked":
+    """Return why the HDF5 library reads an array, with its lock, in a few words; None if a faster reader does."""
+    if layout.plain_reason is not None or layout.is_contiguous or layout.storage != "chunked":
         return layout.plain_reason
     return why_not_decodable(layout)
 
@@ -101,68 +97,74 @@ def open_chunked(
     work: TaskQueue,
     counters: Counters,
     rows: IntArray | None = None,
-    keeps: bool | None = None,
+    retain: bool | None = None,
     prepare: Change | None = None,
     dtype: np.dtype[Any] | None = None,
 ) -> ChunkedReader:
-    """The reader for one field of all files, for arrays that are decoded a slab at a time. Opens nothing yet.
+    """Return the reader for one field of all files, for arrays that are decoded by blocks. Opens nothing yet.
 
     Args:
         layouts: each file's array.
-        options: how files are opened where the HDF5 library reads.
-        rows_per_run: for each file, rows that are read together where there are no chunks.
-        n_bytes: memory for decoded slabs.
-        work: where loading is shared among threads.
-        counters: where bytes and slabs are counted.
+        options: how files are opened if the HDF5 library reads.
+        rows_per_run: for each file, rows that are read together if it has no chunks.
+        n_bytes: memory for decoded blocks.
+        work: shares loading among threads.
+        counters: counts bytes and blocks.
         rows: rows that the dataset has; None for all.
-        keeps: see ``ChunkedReader``.
-        prepare: changes rows of ``dtype``: as they are copied out of slabs; or as soon as they are decoded, in slabs
-            that are decoded whole, are not small and are of this dtype, where they stay for later epochs, or where
-            copying does not change them at once.
-        dtype: what rows are read as, where something is done to them; None as they are stored.
+        retain: see ``ChunkedReader``.
+        prepare: changes rows of ``dtype``: when they are copied out of blocks; or once they are decoded, in blocks that
+            are decoded whole, are not small and are of this dtype, if they stay for later epochs, or if copying does
+            not change them at once.
+        dtype: dtype that rows are changed in; None for the stored one.
     """
     sources = [open_source(a, options, run, counters) for a, run in zip(layouts, rows_per_run, strict=True)]
     change = prepare
-    stays = _holds_all(sources, layouts, n_bytes) if keeps is None else keeps
+    stays = _holds_all(sources, layouts, n_bytes) if retain is None else retain
     if not stays and sum(layout.n_rows * layout.row_bytes for layout in layouts) >= MIN_COMPILED:
         for source in sources:
             if isinstance(source, ChunkLoader):
                 source.compile()
     is_early = prepare is not None and (stays or not prepare.takes_at_once)
-    if prepare is not None and is_early and dtype in (None, layouts[0].dtype) and _may_change_slabs(sources, layouts):
+    if prepare is not None and is_early and dtype in (None, layouts[0].dtype) and _may_change_blocks(sources, layouts):
         sources, change = [PreparedSource(source, prepare) for source in sources], None
     return ChunkedReader(
-        layouts, sources, n_bytes=n_bytes, work=work, counters=counters, rows=rows, keeps=keeps, change=change
+        layouts, sources, n_bytes=n_bytes, work=work, counters=counters, rows=rows, retain=retain, change=change
     )
 
 
-def _may_change_slabs(sources: Sequence[SlabSource], layouts: Sequence[ArrayLayout]) -> bool:
-    # Threads that do little at a time would spend their time waiting for the interpreter's lock.
+def _may_change_blocks(sources: Sequence[BlockSource], layouts: Sequence[ArrayLayout]) -> bool:
+    # With less at a time, threads would mostly wait for the interpreter's lock.
     return all(
-        source.n_parts == 1 and source.rows_per_slab * array.row_bytes >= MIN_PREPARED
+        source.n_parts == 1 and source.rows_per_block * array.row_bytes >= MIN_PREPARED
         for source, array in zip(sources, layouts, strict=True)
     )
 
 
-def _holds_all(sources: Sequence[SlabSource], layouts: Sequence[ArrayLayout], n_bytes: int) -> bool:
-    """Whether all slabs have a place in so much memory."""
-    n_slabs = sum(-(-source.n_rows // source.rows_per_slab) for source in sources)
-    return n_slabs * max(source.rows_per_slab for source in sources) * layouts[0].row_bytes <= n_bytes
+def _holds_all(sources: Sequence[BlockSource], layouts: Sequence[ArrayLayout], n_bytes: int) -> bool:
+    """Return whether all blocks fit into memory of this size."""
+    n_blocks = sum(-(-source.n_rows // source.rows_per_block) for source in sources)
+    return n_blocks * max(source.rows_per_block for source in sources) * layouts[0].row_bytes <= n_bytes
 
 
-def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, counters: Counters) -> SlabSource:
-    """Where the slabs of one file's array come from. Opens nothing yet.
+def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, counters: Counters) -> BlockSource:
+    """Return the source of blocks of one file's array. Opens nothing yet.
 
     Args:
         layout: an array of numbers.
-        options: how its file is opened where the HDF5 library reads.
-        rows_per_run: rows that are read together where there are no chunks.
-        counters: where bytes are counted.
+        options: how its file is opened if the HDF5 library reads.
+        rows_per_run: rows that are read together if there are no chunks.
+        counters: counts bytes.
     """
-    if layout.is_placed:
-        return ReaderSource(compared(ContiguousReader(layout, counters), layout, options), rows_per_run)
+    if layout.is_contiguous:
+        return ReaderSource(_checked(ContiguousReader(layout, counters), layout, options), rows_per_run)
+    has_digests_of_rows = layout.digests is not None and layout.digests.kind == "rows"
     # A live writer moves the chunk that it writes to.
-    if fallback_reason(layout) is None and layout.table is not None and not options.swmr:
+    if fallback_reason(layout) is None and layout.table is not None and not options.swmr and not has_digests_of_rows:
         return ChunkLoader(layout, counters)
-    reader = H5pyReader(layout, options, counters, heap_guard(layout, options))
-    return ReaderSource(compared(reader, layout, options), layout.chunks[0] if layout.chunks else rows_per_run)
+    reader = _checked(H5pyReader(layout, options, counters), layout, options)
+    return ReaderSource(reader, layout.chunks[0] if layout.chunks else rows_per_run)
+
+
+def _checked(reader: LayoutReader, layout: ArrayLayout, options: OpenOptions) -> LayoutReader:
+    """Return a reader that compares rows with the array's digests, if it has any."""
+    return reader if layout.digests is None else DigestReader(reader, layout.digests, options)

@@ -1,4 +1,4 @@
-"""Tasks that any thread may do: those started for it, and those that would have to wait otherwise."""
+"""A queue of tasks, run by a team of threads and by threads that wait for results."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-# NumPy's `unique` imports it when it is first called. A process that is forked while a thread of ours does that has the
-# import's lock held for ever.
+# NumPy's `unique` imports it when it is first called. A process that is forked during that import, in another thread,
+# would wait for the import's lock for ever.
 import numpy.ma  # noqa: F401
 
 from ..cores import cores_of_a_rank
@@ -17,29 +17,29 @@ from ..counters import worker_number
 
 __all__ = ["TaskQueue", "usable_cores"]
 
-MAX_THREADS = 16  # more decode faster than any GPU is fed, and wait for the interpreter's lock
+MAX_THREADS = 16  # more decode faster than any GPU needs, and wait for the interpreter's lock
 
 Task: TypeAlias = Callable[[], None]
-"""Raises nothing: what went wrong is told to who waits for the result."""
+"""Raises nothing: errors are passed to the reader of the result."""
 
 
 class TaskQueue:
-    """A queue of tasks, first come first served. Ends with its process: threads do not survive a fork."""
+    """A first-in-first-out queue of tasks. Belongs to one process: threads do not survive a fork."""
 
     def __init__(self) -> None:
         self._todo: SimpleQueue[Task | None] = SimpleQueue()
         self._team = 0
 
     def put(self, task: Task) -> None:
-        """Adds a task."""
+        """Add a task."""
         self._todo.put(task)
 
     def help(self) -> bool:
-        """Does one task; False where there is none."""
+        """Run one task; return False if there is none."""
         task, n_ends = None, 0
         with suppress(Empty):
             while (task := self._todo.get_nowait()) is None:
-                n_ends += 1  # meant for threads of the team; there may be tasks behind it
+                n_ends += 1  # for threads of the team; tasks may follow
         for _ in range(n_ends):
             self._todo.put(None)
         if task is not None:
@@ -47,8 +47,8 @@ class TaskQueue:
         return task is not None
 
     def start_team(self, n_threads: int) -> list[threading.Thread]:
-        """Starts threads that do tasks until ``end_team``."""
-        # The threads must not hold this object's owner, or it would never be forgotten.
+        """Start threads that run tasks until ``end_team``."""
+        # The threads must not reference this object's owner, or it would never be collected.
         team = [
             threading.Thread(target=_do_tasks, args=(self._todo,), name="lightning_h5-decode", daemon=True)
             for _ in range(n_threads)
@@ -59,14 +59,14 @@ class TaskQueue:
         return team
 
     def end_team(self, n_threads: int) -> None:
-        """Ends as many threads, once they have done what was put before."""
+        """End this number of threads after the tasks that are queued now."""
         self._team -= n_threads
         for _ in range(n_threads):
             self._todo.put(None)
 
     def clear(self) -> None:
-        """Forgets all tasks; for when nobody waits for them any more."""
-        n_ends = 0  # which threads of a team that was ended have still to see
+        """Remove all tasks, when no read waits for them any more."""
+        n_ends = 0  # which threads of an ended team still have to receive
         with suppress(Empty):
             while True:
                 n_ends += self._todo.get_nowait() is None
@@ -75,7 +75,7 @@ class TaskQueue:
 
     @contextmanager
     def helpers(self) -> Iterator[None]:
-        """Threads for the time of one read, where there is no team and there are tasks and cores for them."""
+        """Run threads during one read, if there is no team, and tasks and cores for them."""
         n_threads = 0 if self._team else min(self._todo.qsize(), usable_cores()) - 1
         team = [threading.Thread(target=self._do_what_is_there, daemon=True) for _ in range(n_threads)]
         for thread in team:
@@ -94,7 +94,7 @@ class TaskQueue:
 def _do_tasks(todo: SimpleQueue[Task | None]) -> None:
     while (task := todo.get()) is not None:
         task()
-        del task  # while this thread waits, it holds no memory of a task
+        del task  # a waiting thread references no memory of a task
 
 
 def usable_cores() -> int:

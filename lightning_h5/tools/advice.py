@@ -355,10 +355,10 @@ def _choose_module(
     There are ``n_files`` times the rows of ``fields``, which take ``held_bytes`` in the dtypes they are trained in.
     """
     lazy = "LazyH5DataModule"
-    costly = [array for array in fields if not array.is_placed and array.n_bytes * n_files > SHUFFLE_BYTES]
+    costly = [array for array in fields if not array.is_contiguous and array.n_bytes * n_files > SHUFFLE_BYTES]
     if not costly:
-        is_placed = all(array.is_placed for array in fields)
-        why = "single rows are read by position" if is_placed else "all decoded rows fit shuffle.buffer"
+        is_contiguous = all(array.is_contiguous for array in fields)
+        why = "single rows are read by position" if is_contiguous else "all decoded rows fit shuffle.buffer"
         return lazy, {}, f"Rows are read on demand: {why}, so that any order costs the same."
     # These bring torch, which takes longer to import than a look at most files.
     from ..datasets import available_memory

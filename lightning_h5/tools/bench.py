@@ -226,7 +226,7 @@ def _candidates(
     fields = zip(zip(*table.layouts, strict=True), table.held, strict=True)
     on_demand = [layout for layouts, is_held in fields if not is_held for layout in layouts]
     found = [Candidate(None), Candidate(lazy)]
-    if any(layout.offset is not None and layout.is_placed for layout in on_demand):
+    if any(layout.offset is not None and layout.is_contiguous for layout in on_demand):
         note = "files.mmap needs files that nothing truncates while they are read: that ends the process."
         found.append(Candidate(lazy, {"mmap": True}, note=note))
     large = []

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..counters import Counters
 from ..errors import H5CorruptError, H5Error, H5KeyError
 from ..hdf5 import ArrayLayout, OpenOptions, kind_of, process_pool
-from ..readers import BulkTask, SlabSource, bulk_tasks, do_tasks, open_reader, open_source
+from ..readers import BlockSource, BulkTask, bulk_tasks, do_tasks, open_reader, open_source
 from .file_checks import FILE_CHECKS, FileFacts, Problem, error, is_of_memory, look_at, warning
 
 OPTIONS = OpenOptions()
@@ -183,7 +183,7 @@ class ArrayDecoder:
         is_stored = layout.n_stored_bytes or layout.storage == "virtual"
         if not is_stored or not layout.row_bytes or not layout.n_rows:
             return
-        source: SlabSource | None = None
+        source: BlockSource | None = None
         if kind_of(layout.dtype) in ("number", "compound"):
             source = open_source(layout, OPTIONS, max(1, STEP_BYTES // layout.row_bytes), Counters())
         size = layout.rows_per_chunk if layout.chunks else max(1, STEP_BYTES // layout.row_bytes)
@@ -221,7 +221,7 @@ class ArrayDecoder:
             text = f"{found.n_nan:,} NaN and {found.n_infinite:,} infinite values, the first in row {found.first}"
             yield error(path, key, "not finite", text)
 
-    def _read(self, source: SlabSource | None, rows: range, size: int) -> None:
+    def _read(self, source: BlockSource | None, rows: range, size: int) -> None:
         """Read rows; if that fails, those of each chunk by themselves, so that each damaged one is named."""
         if self._unreadable is not None:
             return
@@ -241,7 +241,7 @@ class ArrayDecoder:
                 else:
                     self._broken[rows.start] = why
 
-    def _read_once(self, source: SlabSource | None, rows: range) -> _NotFinite:
+    def _read_once(self, source: BlockSource | None, rows: range) -> _NotFinite:
         layout, found = self._layout, _NotFinite(self._layout.n_rows, counts=self._finite)
         if source is None:
             open_reader(layout, OPTIONS).read(np.arange(rows.start, rows.stop))

@@ -210,7 +210,7 @@ def _links(facts: FileFacts) -> Iterator[Problem]:
 def _behind_the_end(facts: FileFacts) -> Iterator[Problem]:
     """Find chunks and rows that lie behind the end of the file."""
     for layout in facts.layouts.values():
-        places = layout.places()
+        places = layout.pieces()
         # Not by their sum, which may be too large for an integer.
         beyond = places[(places[:, 1] > facts.n_bytes) | (places[:, 0] > facts.n_bytes - places[:, 1])]
         if len(beyond):
@@ -287,7 +287,7 @@ def _no_fields(facts: FileFacts) -> Iterator[Problem]:
 def _slow(facts: FileFacts) -> Iterator[Problem]:
     """Find layouts that make training slow."""
     for layout in facts.layouts.values():
-        if kind_of(layout.dtype) != "number" or layout.n_bytes <= SLOW_BYTES or layout.is_placed:
+        if kind_of(layout.dtype) != "number" or layout.n_bytes <= SLOW_BYTES or layout.is_contiguous:
             continue
         across = layout.table.per_row if layout.table is not None else 1
         span = layout.chunk_span_bytes

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5FileError, H5ValueError
-from ..hdf5.headers import ensure_opens
 from .compression import FilterStep, kept_steps, set_filters
 from .row_io import Order, pipeline_of, read_rows, row_bytes_of, shuffle_pieces, write_rows
 
@@ -84,7 +83,6 @@ def links_in(file: Any) -> Iterator[Link]:
 
     Raises:
         H5ValueError: groups are nested more than 1,000 deep.
-        H5CorruptError: a virtual array cannot be opened: the HDF5 library would never return.
     """
     seen, todo = {address_of(file["/"].id)}, [b"/"]
     while todo:
@@ -102,7 +100,6 @@ def links_in(file: Any) -> Iterator[Link]:
         for name in names:
             link = Link(above, name, group.links.get_info(name))
             if link.info.type == h5py.h5l.TYPE_HARD:
-                ensure_opens(h5py.Group(group), name)
                 item = h5py.h5o.open(group, name)
                 address = address_of(item)
                 link = link._replace(item=item, address=address, is_first=address not in seen)

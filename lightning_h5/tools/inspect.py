@@ -324,7 +324,7 @@ def _row_cost(layout: ArrayLayout) -> RowCost:
     n_chunks, n_read, n_decoded = 0, layout.stored_row_bytes, layout.stored_row_bytes
     if layout.chunks:
         n_chunks = math.prod(-(-size // step) for size, step in zip(layout.axes, layout.chunks[1:], strict=True))
-        if not layout.is_placed:
+        if not layout.is_contiguous:
             n_read = round(layout.n_stored_bytes / max(1, -(-layout.n_rows // layout.rows_per_chunk)))
             n_decoded = layout.chunk_span_bytes
     return RowCost(bytes_read=n_read, bytes_decoded=n_decoded, n_chunks=n_chunks, why_slow=fallback_reason(layout))

@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import h5py
-import numpy as np
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayHandle, OpenOptions, filters_of, layout_of, numpy_dtype, shape_of
-from ..hdf5.checks import check_sizes, ensure_filters, may_run_code, refuse_library
+from ..hdf5 import ArrayHandle, filters_of, layout_of, numpy_dtype, shape_of
+from ..hdf5.checks import check_library, check_sizes, ensure_filters, may_run_code
 from ..hdf5.chunk_index import moves_axis
 from ..hdf5.contents import resolve_path
 from ..options import FileOptions
-from ..readers import heap_guard
+from ..readers import check_text
 from .compression import check_compression, filter_steps, kept_steps, loses_digits
 from .file_copy import ArrayPlan, address_of, has_class, is_variable, links_in
 from .row_io import chunks_of, pipeline_of
@@ -117,13 +116,10 @@ def _check(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) -> No
         ensure_filters(filters_of(dataset), file.filename, plan.name)
         if may_run_code(array) and (plan.way != "rows" or pipeline_of(array, file.filename, plan.name) is None):
             why = "not all of its chunks are decoded one by one to be copied or compared"
-            refuse_library(dataset, file.filename, plan.name, why)
+            check_library(dataset, file.filename, plan.name, why)
     # Before the HDF5 library looks at text and lists, which may never come back from a damaged heap.
     if array.shape and is_variable(array.get_type()) and numpy_dtype(dataset) is not None:
-        layout = layout_of(ArrayHandle(dataset), file.filename, plan.name)
-        if (guard := heap_guard(layout, OpenOptions())) is not None:
-            for start in range(0, layout.n_rows, MAX_ROWS):
-                guard.check(np.arange(start, min(start + MAX_ROWS, layout.n_rows)))
+        check_text(layout_of(ArrayHandle(dataset), file.filename, plan.name))
 
 
 def _named(file: Any, keys: Sequence[str], argument: str) -> set[int]:

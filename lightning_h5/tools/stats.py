@@ -332,8 +332,8 @@ def _tasks(table: RowTable, options: OpenOptions, rows: Rows, target: _InOrder) 
         row_bytes = max(1, layout.row_bytes)
         source = open_source(layout, options, max(1, RUN_BYTES // row_bytes), counters)
         step = max(1, MAX_BYTES // row_bytes)
-        if step > source.rows_per_slab:  # otherwise rows that share their chunks do not fit, and are read repeatedly
-            step = step // source.rows_per_slab * source.rows_per_slab
+        if step > source.rows_per_block:  # otherwise rows that share their chunks do not fit, and are read repeatedly
+            step = step // source.rows_per_block * source.rows_per_block
         places = first_places(own, np.arange(0, layout.n_rows + step, step)).tolist()
         for start, end in pairwise(places):
             yield bulk_tasks(source, layout, own[start:end], target, first + start)

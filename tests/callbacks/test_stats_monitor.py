@@ -380,5 +380,5 @@ def test_the_table_fits_whatever_was_counted(data, n_ranks, n_stages, columns):
     for name in names[4:]:
         assert {stage[name] for stage in cells.values()} - {"0", "0.0%", "-"}
     for stage, ranks in stages.items():
-        has_cache = any(rank[name] for rank in ranks for name in ("cache_hits", "cache_misses", "slabs_used"))
+        has_cache = any(rank[name] for rank in ranks for name in ("cache_hits", "cache_misses", "blocks_used"))
         assert has_cache or cells[stage].get("cache hits", "-") == "-"

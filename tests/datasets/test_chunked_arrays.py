@@ -234,14 +234,14 @@ def test_a_dataset_that_was_handed_to_workers_counts_on_where_it_did(paths):
     """Torch moves what it hands to another process to shared memory, and frees the place where it was."""
     dataset = H5LazyDataset(paths, FIELDS, "labels")
     dataset.read_batch(range(N))
-    before = dataset.counters.total()["slabs_used"]
+    before = dataset.counters.total()["blocks_used"]
     assert before > 0
 
     def child():  # memory that is written to after it was freed may end the process
         dataset.read_batch(range(N))
         ForkingPickler.dumps(dataset)
         dataset.read_batch(range(N))
-        assert dataset.counters.total()["slabs_used"] == 3 * before
+        assert dataset.counters.total()["blocks_used"] == 3 * before
 
     assert run_forked(child) == 0
 
@@ -279,7 +279,7 @@ def test_decoded_rows_take_no_more_memory_than_the_budget_whatever_the_number_of
     for _ in range(2):
         check_batch(dataset.read_batch(range(N)), range(N))
     assert sum(pool.rows.nbytes for pool in pools) <= cache_bytes
-    if cache_bytes == 10**7:  # room for all: a pool for each compressed field, no larger than its slabs
+    if cache_bytes == 10**7:  # room for all: a pool for each compressed field, no larger than its blocks
         assert len(pools) == len([name for name in fields if name in LAYOUTS])
 
 
@@ -332,21 +332,16 @@ def test_rows_that_were_decoded_stay_decoded_within_the_budget(paths):
     assert dataset.counters.total()["chunks_decoded"] == 2 * decoded
 
 
-@pytest.mark.parametrize("n_slabs", [0, 1, 2, 5, 100])
+@pytest.mark.parametrize("n_blocks", [0, 1, 2, 5, 100])
 @pytest.mark.parametrize("keys", [["x"], ["x", "z"]], ids=["one field", "two fields"])
 def test_threads_that_begin_batches_in_their_order_and_read_them_at_their_leisure_do_not_hang(
-    make_h5, nothing_held, keys, n_slabs
+    make_h5, nothing_held, keys, n_blocks
 ):
     """As reading ahead does it: one thread at a time begins a batch, and each reads what it began."""
     values = np.resize(np.arange(11), (40, 25))
     arrays = {"x": ((4, 25), ("gzip",)), "z": ((5, 10), ("lzf",))}
     path = make_h5({k: Stored(values, "chunked", c, filters=f) for k, (c, f) in arrays.items()} | {"y": np.arange(40)})
-    dataset = H5LazyDataset(
-        path,
-        keys,
-        "y",
-        files={"cache_bytes": n_slabs * 5 * values[:1].nbytes * len(keys)},
-    )
+    dataset = H5LazyDataset(path, keys, "y", files={"cache_bytes": n_blocks * 5 * values[:1].nbytes * len(keys)})
     orders = [np.random.default_rng(epoch).permutation(40) for epoch in range(4)]
     batches = iter([(epoch, order[at : at + 6]) for epoch, order in enumerate(orders) for at in range(0, 40, 6)])
     turn, team = threading.Lock(), dataset.work.start_team(1)
@@ -406,16 +401,12 @@ def test_a_damaged_chunk_is_named_and_other_batches_are_read(make_h5, nothing_he
 
 
 @pytest.mark.parametrize("started", [False, True], ids=["before the first read", "after the first read"])
-@pytest.mark.parametrize("n_slabs", [0, 1, 100])
-def test_a_file_that_was_replaced_by_a_smaller_one_is_a_change_not_damage(make_h5, nothing_held, n_slabs, started):
+@pytest.mark.parametrize("n_blocks", [0, 1, 100])
+def test_a_file_that_was_replaced_by_a_smaller_one_is_a_change_not_damage(make_h5, nothing_held, n_blocks, started):
     stored = Stored(RNG.normal(size=(40, 25)), "chunked", (4, 25), {"compression": "gzip"})
     path = make_h5(x=stored)
     make_older(path)
-    dataset = H5LazyDataset(
-        path,
-        "x",
-        files={"cache_bytes": n_slabs * 4 * 25 * 8},
-    )
+    dataset = H5LazyDataset(path, "x", files={"cache_bytes": n_blocks * 4 * 25 * 8})
     if started:
         dataset.read_batch([0])
     os.replace(make_h5(x=Stored(np.zeros((40, 25)), "chunked", (4, 25), {"compression": "gzip"})), path)
@@ -426,7 +417,7 @@ def test_a_file_that_was_replaced_by_a_smaller_one_is_a_change_not_damage(make_h
 
 
 @pytest.mark.parametrize("keys", [["images"], ["images", "other"]], ids=["one field", "two fields"])
-def test_a_batch_of_one_slab_is_decoded_by_all_cores(make_h5, nothing_held, monkeypatch, keys):
+def test_a_batch_of_one_block_is_decoded_by_all_cores(make_h5, nothing_held, monkeypatch, keys):
     """A row may take part in hundreds of chunks, as where h5py guessed them, or there may be several fields."""
     monkeypatch.setattr("lightning_h5.readers.thread_pool.usable_cores", lambda: 2)
     values = np.zeros((8, 1024, 1024), "u1")  # chunks of a megabyte

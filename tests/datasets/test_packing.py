@@ -1,8 +1,6 @@
 """Packed integers (CF, netCDF): an error that says how to decode them, or decoded values; raw only if asked for."""
 
-import re
 from contextlib import nullcontext, suppress
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -302,28 +300,13 @@ def test_unsigned_means_the_same_as_text_of_any_kind(tmp_path, libver, user_bloc
         assert seen == [expected]
 
 
-def damage_heap(path):
-    """Writes zeros over the objects of the file's heaps of text."""
-    data = bytearray(Path(path).read_bytes())
-    for found in re.finditer(b"GCOL", bytes(data)):
-        data[found.start() + 16 : found.start() + 64] = bytes(48)
-    Path(path).write_bytes(bytes(data))
-
-
 @pytest.mark.parametrize(
-    ("says", "change"),
-    [
-        ("false", damage_heap),
-        ("true" * 100, lambda path: None),
-        ("maybe", lambda path: None),
-        (np.bytes_(b"maybe"), lambda path: None),
-        (["false", "true"], lambda path: None),
-    ],
-    ids=["damaged", "long", "another word", "another word of a fixed length", "two"],
+    "says",
+    ["true" * 100, "maybe", np.bytes_(b"maybe"), ["false", "true"]],
+    ids=["long", "another word", "another word of a fixed length", "two"],
 )
-def test_integers_are_refused_if_it_is_not_known_whether_they_are_unsigned(write, says, change):
+def test_integers_are_refused_if_it_is_not_known_whether_they_are_unsigned(write, says):
     path = write({"x": {"_Unsigned": says}}, x=np.array([-1, 0, 1], "i1"), y=np.arange(3))
-    change(path)
     with pytest.raises(H5ValueError, match="packed integers") as error:
         H5LazyDataset(path, "x")
     assert "or something else" not in str(error.value)
@@ -331,15 +314,14 @@ def test_integers_are_refused_if_it_is_not_known_whether_they_are_unsigned(write
         CombinedHDF5Dataset(path, ["y"], where={"x": -1})
 
 
-def test_text_outside_of_the_header_of_an_array_is_not_read(tmp_path):
+def test_text_outside_of_the_header_of_an_array_is_read(tmp_path):
     path = str(tmp_path / "dense.h5")
     with h5py.File(path, "w", libver="latest") as file:
         file["x"] = np.array([-1, 0, 1], "i1")
         for at in range(12):  # more than a header keeps
             file["x"].attrs[f"a{at}"] = "false"
         file["x"].attrs["_Unsigned"] = "false"
-    with pytest.raises(H5ValueError, match="_Unsigned=text that was not read"):
-        H5LazyDataset(path, "x")
+    assert H5LazyDataset(path, "x").read_batch([0, 1, 2]).tolist() == [-1, 0, 1]
 
 
 # Any attributes ------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ class Deed:
         os.rename(f"{self.path}.away", self.path)
 
 
-GONE, SIZE, OTHER, WRITTEN = "and is gone", "bytes and has", "was replaced by another file", "was written to"
+GONE, SIZE, OTHER, WRITTEN = "and cannot be found", "bytes and has", "was replaced by another file", "was written to"
 
 DEEDS = {
     "truncate": {SIZE, WRITTEN},

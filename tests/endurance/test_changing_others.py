@@ -63,7 +63,7 @@ def zero(path, other):
 
 
 CHANGES = {
-    "deleted": (lambda path, other: os.unlink(path), "is gone"),
+    "deleted": (lambda path, other: os.unlink(path), "cannot be found"),
     "truncated": (lambda path, other: os.truncate(path, os.path.getsize(path) // 2), "bytes and has"),
     "replaced": (lambda path, other: os.replace(other, path), "was replaced by another file"),
     "zeroed": (zero, "was written to"),

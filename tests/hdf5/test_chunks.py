@@ -79,7 +79,7 @@ def test_a_table_says_what_the_library_says_of_each_chunk(make_h5, drawn):
     # Rows that no filter changed are read where they lie.
     skip_all = table.masks == (1 << len(stored.filters)) - 1
     is_plain = bool((skip_all & (table.offsets >= 0)).all())
-    assert look(path).is_placed == (is_plain and stored.chunks[1:] == stored.values.shape[1:])
+    assert look(path).is_contiguous == (is_plain and stored.chunks[1:] == stored.values.shape[1:])
     os.unlink(path)
 
 
@@ -106,7 +106,7 @@ def test_a_table_of_many_chunks_is_built_once_and_travels_as_bare_numbers(make_h
     n_chunks, calls = 20_000, []
     path = make_h5(x=Stored(np.arange(n_chunks, dtype="u2"), "chunked", (1,)), y=np.arange(n_chunks))
     monkeypatch.setattr(
-        "lightning_h5.hdf5.layout.chunk_table", lambda *args, **more: calls.append(args) or chunk_table(*args, **more)
+        "lightning_h5.hdf5.describe.chunk_table", lambda *args, **more: calls.append(args) or chunk_table(*args, **more)
     )
     dataset = H5LazyDataset(path, "x", "y")
     rows = np.array([19_999, 0, 777])
@@ -122,7 +122,7 @@ def test_a_table_of_many_chunks_is_built_once_and_travels_as_bare_numbers(make_h
 
 def test_an_array_without_a_table_is_not_looked_for_chunks(make_h5, monkeypatch):
     """Odd formats are the library's; their index, of maybe a million chunks, is not read."""
-    monkeypatch.setattr("lightning_h5.hdf5.layout.chunk_table", lambda *args, **more: pytest.fail("it was read"))
+    monkeypatch.setattr("lightning_h5.hdf5.describe.chunk_table", lambda *args, **more: pytest.fail("it was read"))
     path = make_h5(contiguous=np.arange(4), fixed=Stored(np.array([b"a"] * 4), "chunked", (2,)))
     assert [look(path, key).table for key in ("contiguous", "fixed")] == [None] * 2
 

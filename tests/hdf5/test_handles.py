@@ -39,7 +39,7 @@ def is_open(fd):
 
 @pytest.fixture
 def pool():
-    pool = HandlePool(most=2)
+    pool = HandlePool(max_handles=2)
     yield pool
     pool.close()
 
@@ -59,7 +59,7 @@ def content(fd):
 
 @given(uses=st.lists(st.integers(0, 5), max_size=30), most=st.integers(1, 6))
 def test_the_least_recently_used_are_closed_and_no_more_are_kept_than_allowed(paths, uses, most):
-    pool = HandlePool(most=most)
+    pool = HandlePool(max_handles=most)
     recent = []
     for use in uses:
         with pool.descriptor(paths[use], ChangeGuard.of(paths[use])) as fd:
@@ -72,7 +72,7 @@ def test_the_least_recently_used_are_closed_and_no_more_are_kept_than_allowed(pa
 
 @given(uses=st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30), most_h5=st.integers(1, 3))
 def test_few_files_stay_open_through_the_library_however_many_descriptors_do(make_h5_files, uses, most_h5):
-    pool, paths = HandlePool(most=4, most_h5=most_h5), make_h5_files
+    pool, paths = HandlePool(max_handles=4, max_h5=most_h5), make_h5_files
     recent = []
     for use, by_library in uses:
         with (
@@ -169,7 +169,7 @@ def test_files_open_through_the_library_look_their_arrays_up_once(pool, make_h5)
 
 
 def test_threads_never_see_a_closed_or_a_wrong_file(paths):
-    pool, failures = HandlePool(most=2), []
+    pool, failures = HandlePool(max_handles=2), []
 
     def work(seed):
         choose = random.Random(seed)
@@ -196,7 +196,7 @@ def test_threads_never_see_a_closed_or_a_wrong_file(paths):
 
 def test_a_quarter_of_the_descriptors_at_most_is_used():
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert HandlePool().most == max(8, min(512, (1024 if soft < 0 else soft) // 4))
+    assert HandlePool().max_handles == max(8, min(512, (1024 if soft < 0 else soft) // 4))
 
 
 def test_a_forked_child_drops_what_it_inherited_and_opens_its_own(make_h5):

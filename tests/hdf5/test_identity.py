@@ -35,7 +35,7 @@ def replace(path):
         (lambda path: os.truncate(path, 100), "had [0-9,]+ bytes and has 100"),
         (lambda path: edit(path, 3000), "was written to"),
         (replace, "was replaced by another file"),
-        (os.unlink, "was there when training was set up and is gone"),
+        (os.unlink, "existed when training was set up and cannot be found"),
     ],
     ids=["truncate", "edit", "replace", "delete"],
 )
@@ -53,7 +53,7 @@ def test_a_file_that_hides_that_it_was_written_to_is_noticed_where_digests_are_r
     with open(path, "r+b") as file:
         file.write(b"\0")
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(H5DataChangedError, match="was written to and had its time put back"):
+    with pytest.raises(H5DataChangedError, match="was written to and had its time reset"):
         guard.check()
 
 

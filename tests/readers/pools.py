@@ -10,8 +10,8 @@ from lightning_h5.hdf5 import OpenOptions, find_array, kind_of, layout_of, open_
 from lightning_h5.readers import TaskQueue, chunk_loader, open_chunked
 
 OPTIONS = OpenOptions()
-RUN = 3  # rows of a slab where there are no chunks
-EVERYTHING = 1 << 20  # slabs
+RUN = 3  # rows of a block where there are no chunks
+EVERYTHING = 1 << 20  # blocks
 IS_COMPILED = importlib.util.find_spec("numba") is not None
 
 
@@ -24,17 +24,17 @@ def can_be_pooled(layout):
     return kind_of(layout.dtype) == "number" and layout.row_bytes > 0
 
 
-def rows_per_slab(layouts):
-    return max(a.chunks[0] if a.chunks and not a.is_placed else RUN for a in layouts)
+def rows_per_block(layouts):
+    return max(a.chunks[0] if a.chunks and not a.is_contiguous else RUN for a in layouts)
 
 
-def slab_bytes(layouts):
-    """Memory that a slab takes: as much as the largest of all files."""
-    return rows_per_slab(layouts) * math.prod(layouts[0].row_shape) * layouts[0].dtype.itemsize
+def block_bytes(layouts):
+    """Memory that a block takes: as much as the largest of all files."""
+    return rows_per_block(layouts) * math.prod(layouts[0].row_shape) * layouts[0].dtype.itemsize
 
 
-def open_pool(*layouts, n_slabs=EVERYTHING, work=None, counters=None, rows=None, keeps=None, is_large=False):
-    """A reader for one field of some files, with room for ``n_slabs`` slabs.
+def open_pool(*layouts, n_blocks=EVERYTHING, work=None, counters=None, rows=None, retain=None, is_large=False):
+    """A reader for one field of some files, with room for ``n_blocks`` blocks.
 
     Of arrays that are large, chunks are read and decoded by compiled code, where Numba is installed.
     """
@@ -44,11 +44,11 @@ def open_pool(*layouts, n_slabs=EVERYTHING, work=None, counters=None, rows=None,
             layouts,
             OPTIONS,
             rows_per_run=[RUN] * len(layouts),
-            n_bytes=n_slabs * slab_bytes(layouts),
+            n_bytes=n_blocks * block_bytes(layouts),
             work=work or TaskQueue(),
             counters=counters or Counters(),
             rows=rows,
-            keeps=False if is_large else keeps,
+            retain=False if is_large else retain,
         )
 
 

@@ -203,9 +203,9 @@ def test_blosc2_never_reaches_the_librarys_own_filter(make_h5, monkeypatch):
         file.create_virtual_dataset("x", layout)
     assert "'x' is a virtual array over it" in refusal(path)
     for filters in ([1, BLOSC2], [BLOSC2, 2], [BLOSC2, BLOSC2]):
-        with pytest.raises(H5ValueError, match="other filters that no one else undoes"):
+        with pytest.raises(H5ValueError, match="other filters, which only the library can undo"):
             ensure_filters(tuple(Filter(number, "", ()) for number in filters), path, "x")
-    monkeypatch.setattr("lightning_h5.hdf5.layout.MAX_CHUNKS", 0)
+    monkeypatch.setattr("lightning_h5.hdf5.describe.MAX_CHUNKS", 0)
     assert "no table" in refusal(make_h5(x=ONE_CHUNK))
     monkeypatch.setattr("lightning_h5.hdf5.checks.find_spec", lambda name: None)
     with pytest.raises(H5FileError, match=r"`blosc2` decodes.*pip install"):

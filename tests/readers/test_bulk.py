@@ -64,7 +64,7 @@ def check(make_h5, monkeypatch, data, stored, file):
     path = make_h5(x=stored, **file)
     layout = look(path)
     rows = data.draw(ascending(len(stored.values)))
-    # Bytes of a task, and of scratch memory: a slab a task, or all of them; read at once, or chunk by chunk.
+    # Bytes of a task, and of scratch memory: a block a task, or all of them; read at once, or chunk by chunk.
     monkeypatch.setattr(bulk, "TASK_BYTES", data.draw(st.sampled_from([1, 100, 1 << 20])))
     monkeypatch.setattr(bulk, "MAX_SCRATCH", data.draw(st.sampled_from([0, 100, 64 << 20])))
     first, casts, counters = data.draw(st.integers(0, 3)), data.draw(st.booleans()), Counters()
@@ -77,8 +77,8 @@ def check(make_h5, monkeypatch, data, stored, file):
         assert_same_rows(target.rows[around], target.before[around])
     assert sum(task.n_bytes for task in tasks) == expected.nbytes
     if isinstance(source, ChunkLoader):
-        slabs = np.unique(np.asarray(rows, dtype=np.int64) // layout.chunks[0])
-        is_there = layout.table.offsets.reshape(-1, layout.table.per_row)[slabs] >= 0
+        blocks = np.unique(np.asarray(rows, dtype=np.int64) // layout.chunks[0])
+        is_there = layout.table.offsets.reshape(-1, layout.table.per_row)[blocks] >= 0
         assert n_decoded(counters) == np.count_nonzero(is_there)
     process_pool().close()
     os.unlink(path)
@@ -174,7 +174,7 @@ def test_large_tasks_are_not_done_all_at_a_time():
 
 def test_every_byte_is_told_once(monkeypatch):
     """However threads take turns; the caller's bar would else run over its end."""
-    monkeypatch.setattr(bulk, "POLL", 0)
+    monkeypatch.setattr(bulk, "POLL_SECONDS", 0)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

@@ -53,7 +53,7 @@ def takes_any_size():
 def assert_decoded_here(layout, counters):
     assert fallback_reason(layout) is None
     # HDF5 leaves out a filter where a chunk would grow.
-    assert n_decoded(counters) == (0 if layout.is_placed else len(layout.table.offsets))
+    assert n_decoded(counters) == (0 if layout.is_contiguous else len(layout.table.offsets))
 
 
 SHAPES = [((23, 40), (5, 40)), ((23, 41), (7, 13)), ((9, 3, 5), (4, 3, 2)), ((50,), (11,))]
@@ -111,7 +111,7 @@ def test_each_option_of_each_filter_is_decoded(make_h5, name, dtype):
             assert "bitshuffle" in fallback_reason(layout)
         else:
             assert_decoded_here(layout, counters)
-    assert not layout.is_placed  # the last one, whose chunks are large
+    assert not layout.is_contiguous  # the last one, whose chunks are large
 
 
 @pytest.mark.parametrize("name", ["zstd", "blosc", "lz4", "bitshuffle lz4"])
@@ -230,11 +230,11 @@ def test_chunks_at_the_edge_that_were_left_unfiltered_are_read_right(make_h5, fi
         h5py.Dataset(h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_INT32, space, dcpl))[...] = values
     layout = look(path)
     assert_same_rows(open_pool(layout).read(np.arange(shape[0])), values)
-    assert_same_rows(open_pool(layout, n_slabs=0).read(np.arange(shape[0])), values)
+    assert_same_rows(open_pool(layout, n_blocks=0).read(np.arange(shape[0])), values)
 
 
 def test_where_it_cannot_be_told_whether_chunks_at_the_edge_are_filtered_the_library_reads(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.hdf5.layout.leaves_edges_plain", lambda plist: None)
+    monkeypatch.setattr("lightning_h5.hdf5.describe.leaves_edges_plain", lambda plist: None)
     values = np.resize(np.arange(9), (22, 12))
     options = {"over the edge": ((4, 12), ("gzip",)), "even": ((2, 4), ("gzip",)), "unfiltered": ((4, 5), ())}
     path = make_h5({key: Stored(values, "chunked", chunks, filters=f) for key, (chunks, f) in options.items()})
@@ -265,7 +265,7 @@ def test_a_map_of_chunks_that_lie_apart_is_refused(make_h5):
     """Each of their rows has a place, but not the array as a whole."""
     values = np.arange(40).reshape(10, 4)
     layout = look(make_h5(x=Stored(values, "chunked", (3, 4))))
-    assert layout.is_placed
+    assert layout.is_contiguous
     assert type(open_reader(layout, OPTIONS, mmap=True)) is ContiguousReader
     with pytest.raises(ValueError, match="'x'"):
         MappedReader(layout)
@@ -278,4 +278,4 @@ def test_chunks_that_are_only_an_element_each_are_read(make_h5):
     for key in "xy":
         layout = look(path, key)
         assert can_be_pooled(layout)
-        assert_same_rows(open_pool(layout, n_slabs=3).read(np.arange(30)[::-1]), values[::-1])
+        assert_same_rows(open_pool(layout, n_blocks=3).read(np.arange(30)[::-1]), values[::-1])

@@ -21,7 +21,7 @@ from lightning_h5.readers import ChunkLoader, TaskQueue, open_reader
 ROWS, STEP = 40, 5
 VALUES = np.resize(np.arange(11, dtype="i4"), (ROWS, 50))  # every compressor makes it smaller
 LZ4, BITSHUFFLE = 32004, 32008
-BAD = 3  # the slab with the damaged chunk
+BAD = 3  # the block with the damaged chunk
 BAD_ROWS, GOOD_ROWS = np.arange(15, 20), np.delete(np.arange(ROWS), np.arange(15, 20))
 
 
@@ -34,12 +34,12 @@ def decodable(*pipelines):
     return [names for names in pipelines if all(name in known_filters() and is_decodable(name) for name in names)]
 
 
-def place(path, slab=BAD, key="x"):
-    """Where the last chunk of a slab lies, as HDF5 says it."""
+def place(path, block=BAD, key="x"):
+    """Where the last chunk of a block lies, as HDF5 says it."""
     with h5py.File(path) as file:
         ids = file[key].id
         infos = [ids.get_chunk_info(at) for at in range(ids.get_num_chunks())]
-    return max((i for i in infos if i.chunk_offset[0] == slab * STEP), key=lambda i: i.chunk_offset)
+    return max((i for i in infos if i.chunk_offset[0] == block * STEP), key=lambda i: i.chunk_offset)
 
 
 def overwrite(path, content):
@@ -75,8 +75,8 @@ def name_of(layout):
 def assert_only_bad_rows_fail(layout):
     """However often it is tried, and in whatever company; afterwards each slot of the pool is as good as before."""
 
-    def check(n_slabs, *, is_large=False):
-        reader = open_pool(layout, n_slabs=n_slabs, is_large=is_large)
+    def check(n_blocks, *, is_large=False):
+        reader = open_pool(layout, n_blocks=n_blocks, is_large=is_large)
         for rows in (np.array([15]), np.array([0, 39, 19, 4]), np.arange(ROWS)) * 2:
             with pytest.raises(H5CorruptError, match=re.escape(name_of(layout))) as error:
                 reader.read(rows)
@@ -85,13 +85,13 @@ def assert_only_bad_rows_fail(layout):
                 reader.read(rows, epoch=0)
             assert str(again.value) == text
             assert np.array_equal(reader.read(GOOD_ROWS), VALUES[GOOD_ROWS])
-        for row in GOOD_ROWS.tolist() if n_slabs == 1 else ():  # in each slot there is
+        for row in GOOD_ROWS.tolist() if n_blocks == 1 else ():  # in each slot there is
             assert np.array_equal(reader.read(np.array([row])), VALUES[[row]])
         assert np.array_equal(reader.read(GOOD_ROWS[::-1]), VALUES[GOOD_ROWS[::-1]])
 
     def check_all():
-        for n_slabs in (0, 1, EVERYTHING):
-            check(n_slabs)
+        for n_blocks in (0, 1, EVERYTHING):
+            check(n_blocks)
         check(2, is_large=True)
 
     if layout.filters[0].id in (LZ4, BITSHUFFLE):  # our own loops over blocks: one without end must not go on for ever
@@ -168,7 +168,7 @@ def test_chunks_of_the_wrong_size_are_noticed_also_where_all_chunks_skipped_thei
     path = make_h5(x=stored)
     replace(path, stored, n_rows, mask=1)
     layout = look(path)
-    assert not layout.is_placed
+    assert not layout.is_contiguous
     assert_only_bad_rows_fail(layout)
 
 
@@ -222,7 +222,7 @@ def test_checksums_whose_bytes_are_swapped_are_right_ones(make_h5):
 
 @pytest.fixture(params=[1, TASK_BYTES], ids=["a task a chunk", "one task"])
 def damaged(request, make_h5, monkeypatch):
-    """The layout of an array with one bad chunk, whose slabs are loaded one by one or all together."""
+    """The layout of an array with one bad chunk, whose blocks are loaded one by one or all together."""
     load_at_a_time(monkeypatch, request.param)
     path = make_h5(x=array(("gzip",), (STEP, 20)))
     overwrite(path, bytes)
@@ -249,10 +249,10 @@ def test_a_chunk_that_failed_ahead_of_time_is_no_matter_to_reads_of_others(damag
 
 
 @pytest.mark.parametrize("n_team", [0, 2])
-@pytest.mark.parametrize("n_slabs", [0, 1, 3, EVERYTHING])
-def test_of_many_threads_exactly_those_fail_that_need_the_chunk(damaged, n_slabs, n_team):
+@pytest.mark.parametrize("n_blocks", [0, 1, 3, EVERYTHING])
+def test_of_many_threads_exactly_those_fail_that_need_the_chunk(damaged, n_blocks, n_team):
     work = TaskQueue()
-    reader = open_pool(damaged, n_slabs=n_slabs, work=work)
+    reader = open_pool(damaged, n_blocks=n_blocks, work=work)
     team = work.start_team(n_team)
 
     def read(seed):
@@ -320,7 +320,7 @@ def test_an_interrupted_read_leaves_nothing_that_others_wait_for(make_h5, monkey
 
 def test_a_decoder_that_fails_in_any_way_is_a_damaged_chunk(make_h5, monkeypatch):
     path = make_h5(x=array(("shuffle", "gzip")))
-    reader = open_pool(look(path), n_slabs=1)
+    reader = open_pool(look(path), n_blocks=1)
     for wrong in (OSError(5, "Input/output error"), ZeroDivisionError(), RuntimeError("error -4")):
 
         def fail(*args, wrong=wrong):
@@ -345,7 +345,7 @@ def test_an_interrupt_while_a_task_is_tried_again_leaves_nothing_to_wait_for(mak
         patch.setattr("lightning_h5.readers.chunk_loader.ChunkLoader.load", fail)
         with pytest.raises(KeyboardInterrupt):
             reader.read(np.arange(len(VALUES)))
-    assert not reader._pool._n_tasks.any()
+    assert not reader._cache._n_tasks.any()
     assert np.array_equal(reader.read(np.arange(len(VALUES))), VALUES)
 
 
@@ -353,11 +353,11 @@ def test_an_interrupt_while_a_task_is_tried_again_leaves_nothing_to_wait_for(mak
 
 
 @CHUNKS
-@pytest.mark.parametrize("n_slabs", [0, 1, EVERYTHING])
-def test_a_file_truncated_while_open_still_gives_the_rows_before_the_cut(make_h5, chunks, n_slabs):
+@pytest.mark.parametrize("n_blocks", [0, 1, EVERYTHING])
+def test_a_file_truncated_while_open_still_gives_the_rows_before_the_cut(make_h5, chunks, n_blocks):
     path = make_h5(x=array(("gzip",), chunks))
     layout = look(path)
-    reader = open_pool(layout, n_slabs=n_slabs)
+    reader = open_pool(layout, n_blocks=n_blocks)
     assert np.array_equal(reader.read(np.arange(ROWS)), VALUES)
     reader.close()
     cut = place(path).byte_offset + 3
@@ -385,7 +385,7 @@ def test_a_file_truncated_before_it_is_opened_is_refused_with_the_first_chunk_th
 def test_a_file_that_is_gone_is_named(make_h5):
     path = make_h5(x=array(("gzip",)))
     layout = look(path)
-    reader = open_pool(layout, n_slabs=1)
+    reader = open_pool(layout, n_blocks=1)
     os.unlink(path)
     for _ in range(2):
         with pytest.raises(H5FileError, match=re.escape(path)):
@@ -438,8 +438,8 @@ def test_the_library_way_names_rows_too_and_goes_on(make_h5):
     edit(path, place(path).byte_offset + 5)
     layout = look(path)
     assert can_be_pooled(layout)
-    for n_slabs in (0, 1, EVERYTHING):
-        reader = open_pool(layout, n_slabs=n_slabs)
+    for n_blocks in (0, 1, EVERYTHING):
+        reader = open_pool(layout, n_blocks=n_blocks)
         for _ in range(2):
             with pytest.raises(H5CorruptError, match=re.escape(f"of 'x' in {path!r} cannot be read")):
                 reader.read(BAD_ROWS)

@@ -10,8 +10,8 @@ from pools import EVERYTHING, look, n_decoded, open_pool
 from lightning_h5.counters import Counters
 from lightning_h5.readers import TaskQueue
 
-ROWS, STEP = 203, 5  # the last slab has three rows
-SLABS = -(-ROWS // STEP)
+ROWS, STEP = 203, 5  # the last block has three rows
+BLOCKS = -(-ROWS // STEP)
 VALUES = random_values("i4", (ROWS, 6))
 
 
@@ -35,22 +35,22 @@ def batches_of(order, size):
     return [order[at : at + size] for at in range(0, len(order), size)]
 
 
-def most_alive(batches, slab_of=lambda rows: rows // STEP):
-    """The most slabs of which, at a batch, a row was read before or in it and one in or after it."""
-    slabs = [np.unique(slab_of(rows)) for rows in batches]
+def most_alive(batches, block_of=lambda rows: rows // STEP):
+    """The most blocks of which, at a batch, a row was read before or in it and one in or after it."""
+    blocks = [np.unique(block_of(rows)) for rows in batches]
     first, last = {}, {}
-    for at, those in enumerate(slabs):
-        for slab in those.tolist():
-            first.setdefault(slab, at)
-            last[slab] = at
-    return max(sum(first[slab] <= at <= last[slab] for slab in first) for at in range(len(batches)))
+    for at, those in enumerate(blocks):
+        for block in those.tolist():
+            first.setdefault(block, at)
+            last[block] = at
+    return max(sum(first[block] <= at <= last[block] for block in first) for at in range(len(batches)))
 
 
 def windowed(window, seed):
-    """Rows by a random key from the window around their slab (see the design, 4.3)."""
+    """Rows by a random key from the window around their block (see the design, 4.3)."""
     random = np.random.default_rng(seed)
-    place = random.permutation(SLABS)[np.arange(ROWS) // STEP]
-    low, high = np.maximum(0, place - window // 2), np.minimum(SLABS, place + window // 2)
+    place = random.permutation(BLOCKS)[np.arange(ROWS) // STEP]
+    low, high = np.maximum(0, place - window // 2), np.minimum(BLOCKS, place + window // 2)
     return np.argsort(low + random.random(ROWS) * (high - low), kind="stable")
 
 
@@ -62,30 +62,30 @@ def run(reader, batches, epoch, ahead=0):
 
 
 @pytest.mark.parametrize("planned", [True, False])
-@pytest.mark.parametrize(("n_slabs", "size"), [(1, 1), (2, 5), (2, 3), (3, 10), (EVERYTHING, 64)])
-def test_in_storage_order_a_chunk_is_decoded_once(layout, n_slabs, size, planned):
+@pytest.mark.parametrize(("n_blocks", "size"), [(1, 1), (2, 5), (2, 3), (3, 10), (EVERYTHING, 64)])
+def test_in_storage_order_a_chunk_is_decoded_once(layout, n_blocks, size, planned):
     counters = Counters()
-    reader = open_pool(layout, n_slabs=n_slabs, counters=counters)
+    reader = open_pool(layout, n_blocks=n_blocks, counters=counters)
     run(reader, batches_of(np.arange(ROWS), size), 0 if planned else None)
-    assert n_decoded(counters) == SLABS * layout.table.per_row
+    assert n_decoded(counters) == BLOCKS * layout.table.per_row
     assert counters.total()["bytes_decoded"] == n_decoded(counters) * layout.chunk_bytes
-    assert counters.total()["slabs_loaded"] == SLABS
+    assert counters.total()["blocks_loaded"] == BLOCKS
 
 
-@pytest.mark.parametrize("keeps", [None, False])
+@pytest.mark.parametrize("retain", [None, False])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("window", [2, 4, 8, 20])
 def test_in_a_windowed_order_a_chunk_is_decoded_once_by_a_pool_little_larger_than_the_window(
-    layout, window, seed, keeps
+    layout, window, seed, retain
 ):
     counters = Counters()
-    reader = open_pool(layout, n_slabs=window + 2, counters=counters, keeps=keeps)
+    reader = open_pool(layout, n_blocks=window + 2, counters=counters, retain=retain)
     for epoch in range(3):
         before = n_decoded(counters)
         run(reader, batches_of(windowed(window, 10 * seed + epoch), 4), epoch)
         n = n_decoded(counters) - before
-        # Of the next epoch's first slabs some are still there.
-        assert n == SLABS * layout.table.per_row if epoch == 0 else n <= SLABS * layout.table.per_row
+        # Of the next epoch's first blocks some are still there.
+        assert n == BLOCKS * layout.table.per_row if epoch == 0 else n <= BLOCKS * layout.table.per_row
 
 
 @given(
@@ -94,14 +94,14 @@ def test_in_a_windowed_order_a_chunk_is_decoded_once_by_a_pool_little_larger_tha
     cut=st.integers(1, ROWS),
 )
 @settings(max_examples=40)
-def test_in_any_order_a_chunk_is_decoded_once_where_all_slabs_that_are_mixed_at_a_time_have_a_place(
+def test_in_any_order_a_chunk_is_decoded_once_where_all_blocks_that_are_mixed_at_a_time_have_a_place(
     layouts, order, size, cut
 ):
-    """Also where a dataset has some of the rows: a slab is done when those are out."""
+    """Also where a dataset has some of the rows: a block is done when those are out."""
     order = np.array(order)[:cut]
     batches = batches_of(order, size)
     counters, layout = Counters(), layouts["whole"]
-    reader = open_pool(layout, n_slabs=most_alive(batches), counters=counters, rows=np.sort(order), keeps=False)
+    reader = open_pool(layout, n_blocks=most_alive(batches), counters=counters, rows=np.sort(order), retain=False)
     run(reader, batches, 0)
     assert n_decoded(counters) == len(np.unique(order // STEP))
 
@@ -113,32 +113,32 @@ def test_looking_ahead_decodes_nothing_twice_and_leaves_nothing_to_decode(layout
     # What is looked at ahead has to have a place, too.
     together = [np.concatenate(batches[at : at + 1 + ahead]) for at in range(len(batches))]
     counters, work = Counters(), TaskQueue()
-    reader = open_pool(layouts["split"], n_slabs=most_alive(together), counters=counters, work=work)
+    reader = open_pool(layouts["split"], n_blocks=most_alive(together), counters=counters, work=work)
     team = work.start_team(2 * has_team)
     run(reader, batches, 0, ahead)
-    assert n_decoded(counters) == SLABS * 2
+    assert n_decoded(counters) == BLOCKS * 2
     work.end_team(len(team))
     for thread in team:
         thread.join(10)
 
 
-@pytest.mark.parametrize("keeps", [None, True])
-def test_where_everything_has_a_place_nothing_is_decoded_after_the_first_epoch(layout, keeps):
+@pytest.mark.parametrize("retain", [None, True])
+def test_where_everything_has_a_place_nothing_is_decoded_after_the_first_epoch(layout, retain):
     counters = Counters()
-    reader = open_pool(layout, counters=counters, keeps=keeps)
+    reader = open_pool(layout, counters=counters, retain=retain)
     for epoch in range(4):
         order = np.random.default_rng(epoch).permutation(ROWS)
         run(reader, batches_of(order, 16), epoch, ahead=epoch % 2)
-        assert n_decoded(counters) == SLABS * layout.table.per_row
+        assert n_decoded(counters) == BLOCKS * layout.table.per_row
     reader.close()
     run(reader, batches_of(np.arange(ROWS), 16), 4)
-    assert n_decoded(counters) == 2 * SLABS * layout.table.per_row
+    assert n_decoded(counters) == 2 * BLOCKS * layout.table.per_row
 
 
 def test_what_is_kept_is_what_fits_of_the_dataset_not_of_the_file(layouts):
     """A subset of rows that all have a place is kept, however many others the file has."""
     counters, rows = Counters(), np.arange(50, 80)
-    reader = open_pool(layouts["whole"], n_slabs=6, counters=counters, rows=rows)
+    reader = open_pool(layouts["whole"], n_blocks=6, counters=counters, rows=rows)
     for epoch in range(3):
         run(reader, batches_of(np.random.default_rng(epoch).permutation(rows), 4), epoch)
     assert n_decoded(counters) == 6
@@ -146,13 +146,13 @@ def test_what_is_kept_is_what_fits_of_the_dataset_not_of_the_file(layouts):
 
 def test_unplanned_reads_keep_what_was_used_last(layouts):
     counters = Counters()
-    reader = open_pool(layouts["whole"], n_slabs=3, counters=counters)
-    for slab in (0, 1, 2, 0, 2, 0, 2, 0):
-        reader.read(np.array([slab * STEP]))
+    reader = open_pool(layouts["whole"], n_blocks=3, counters=counters)
+    for block in (0, 1, 2, 0, 2, 0, 2, 0):
+        reader.read(np.array([block * STEP]))
     assert n_decoded(counters) == 3
     reader.read(np.array([10 * STEP]))  # takes the place of 1
-    for slab in (0, 2, 10):
-        reader.read(np.array([slab * STEP]))
+    for block in (0, 2, 10):
+        reader.read(np.array([block * STEP]))
     assert n_decoded(counters) == 4
     reader.read(np.array([1 * STEP]))
     assert n_decoded(counters) == 5
@@ -160,7 +160,7 @@ def test_unplanned_reads_keep_what_was_used_last(layouts):
 
 def test_what_is_too_large_to_be_kept_is_decoded_a_chunk_at_a_time(layout):
     counters = Counters()
-    reader = open_pool(layout, n_slabs=0, counters=counters)
+    reader = open_pool(layout, n_blocks=0, counters=counters)
     rows = np.array([3, 0, 3, ROWS - 1, 4])
     assert np.array_equal(reader.read(rows), VALUES[rows])
     assert n_decoded(counters) == 2 * layout.table.per_row

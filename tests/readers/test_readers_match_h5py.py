@@ -40,14 +40,14 @@ def all_readers(layout):
         "held, mmap": open_reader(layout, OPTIONS, held_bytes=1 << 20, mmap=True),
     }
     assert isinstance(readers["held"], InMemoryReader)
-    assert type(readers["chosen"]) is (ContiguousReader if layout.is_placed else H5pyReader)
+    assert type(readers["chosen"]) is (ContiguousReader if layout.is_contiguous else H5pyReader)
     if layout.offset is not None:
         assert type(readers["mmap"]) is MappedReader
     if can_be_pooled(layout):
-        for n_slabs in (0, 1, 2, EVERYTHING):
-            readers[f"pool of {n_slabs}"] = open_pool(layout, n_slabs=n_slabs)
+        for n_blocks in (0, 1, 2, EVERYTHING):
+            readers[f"pool of {n_blocks}"] = open_pool(layout, n_blocks=n_blocks)
         if IS_COMPILED:
-            readers["pool of a large array"] = open_pool(layout, n_slabs=2, is_large=True)
+            readers["pool of a large array"] = open_pool(layout, n_blocks=2, is_large=True)
     return readers
 
 
@@ -214,7 +214,7 @@ def check_drawn(make_h5, data, stored, file):
     assert layout.storage == stored.storage
     if stored.storage == "chunked":
         here = not {"compression", "scaleoffset"} & set(stored.options) and all(map(is_decodable, stored.filters or ()))
-        if layout.is_placed:
+        if layout.is_contiguous:
             assert layout.chunks[1:] == layout.axes
             assert fallback_reason(layout) is None
         elif layout.row_bytes:

@@ -329,21 +329,6 @@ def virtual_round(file, elsewhere):
 
 
 @crafted(values=ANY)
-def virtual_that_multiplies(file, elsewhere):
-    """Eight levels of arrays over ten arrays each: 10**8 look-ups, if each is looked up anew."""
-    file["0"] = MINE
-    virtual(file, "a0", [(whole(), ".", "0", whole())])
-    for level in range(1, 8):
-        below = f"a{level - 1}"
-        names = []
-        for other in range(10):
-            file[f"b{level}_{other}"] = file[below]
-            names.append(f"b{level}_{other}")
-        virtual(file, f"a{level}", [(whole(), ".", name, whole()) for name in names])
-    file["x"] = file["a7"]
-
-
-@crafted(values=ANY)
 def soft_links_that_multiply(file, elsewhere):
     file["data"], file["l0"] = MINE, h5py.SoftLink("/")
     for level in range(1, 6):

@@ -19,7 +19,7 @@ from lightning_h5 import (
     inspect_file,
 )
 from lightning_h5.hdf5 import digests_path, translate_h5py_errors
-from lightning_h5.hdf5.layout import MAX_UNWRITTEN
+from lightning_h5.hdf5.describe import MAX_UNWRITTEN
 
 
 def test_chunks_that_were_never_written_take_no_memory(tmp_path):

@@ -6,7 +6,6 @@ import os
 import h5py
 import numpy as np
 import pytest
-from factories import run_forked
 
 from lightning_h5.errors import H5CorruptError, H5FileError, H5ValueError
 from lightning_h5.tools.file_copy import FileCopy
@@ -190,18 +189,3 @@ def test_what_to_do_follows_from_what_could_not_be_done(path, monkeypatch, cause
         repack_file(path, path + ".copy")
     assert ("room" in str(told.value)) == cause.startswith("full")
     assert not os.path.exists(path + ".copy")
-
-
-def test_a_damaged_map_of_a_virtual_array_is_an_error_and_no_endless_loop(path):
-    with h5py.File(path, "a") as file:
-        show(file, "v", (".", "x"))
-    with open(path, "r+b") as file:
-        heap = file.read().index(b"GCOL")
-        file.seek(heap + 16)
-        file.write(bytes(512))
-
-    def copy():
-        with pytest.raises(H5CorruptError, match=r"virtual array 'v'.* cannot be opened"):
-            repack_file(path, path + ".copy")
-
-    assert run_forked(copy, seconds=20) == 0

@@ -1,12 +1,12 @@
-"""Chunks out of the file into memory in one call of compiled code: read, decoded, and their bytes put in order.
+"""Read chunks, decode them and undo their shuffle in one call of compiled code.
 
-Python between these steps costs little by itself, but each step of one thread takes the interpreter's lock anew, while
-another thread may have it; and a chunk that is decoded right after it was read is still in the core's own cache.
-Measured on two cores, rows of shuffled epochs a second, over those without: gzip of images 1.04, with one row a chunk
-1.2, of shuffled signals 1.1; LZF, which has a decoder of its own here, 1.5, with one row a chunk 1.8.
+Python between these steps is cheap, but each step of a thread needs the interpreter's lock, which another thread may
+hold; and a chunk that is decoded right after reading is still in the core's own cache. Speed of shuffled epochs on two
+cores, relative to that without: gzip of images 1.04, with one row a chunk 1.2, of shuffled signals 1.1; LZF, which has
+its own decoder here, 1.5, with one row a chunk 1.8.
 
-There are such loops if Numba is installed, for the decoders that are C functions of addresses. They take a second or
-two to compile, once on a machine: `compiled` keeps them on disk.
+Such loops need Numba, and a decoder that is a C function of addresses. They take a second or two to compile, once on a
+machine: `compiled` keeps them on disk.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class ChunkLoop:
     """Reads and decodes chunks, one after the other.
 
     Args:
-        decoder: what they were compressed with.
-        loop: compiled.
-        is_sorted: whether bytes are put in order after it.
+        decoder: decoder of the compressor.
+        loop: the compiled loop.
+        is_sorted: whether it undoes a shuffle.
     """
 
     def __init__(self, decoder: NativeDecoder, loop: Callable[..., bool], *, is_sorted: bool) -> None:
@@ -50,7 +50,7 @@ class ChunkLoop:
     ) -> float | None:
         """See ``ChunkLoop`` of the pipeline."""
         is_inside = not len(firsts) or 0 <= firsts.min() <= firsts.max() <= len(out) - n_bytes
-        if not (len(firsts) == len(offsets) == len(sizes) and is_inside):  # the loop does not look
+        if not (len(firsts) == len(offsets) == len(sizes) and is_inside):  # the loop does not check that
             raise IndexError(f"{len(offsets)} chunks do not fit into {len(out):,} bytes at {firsts}")
         stored = scratch("stored", int(sizes.max(initial=0)))
         unsorted = scratch("unsorted", n_bytes if self._is_sorted else 0)
@@ -70,7 +70,7 @@ class ChunkLoop:
 
 @register_loop
 def loop_of_filters(filters: Sequence[Filter], steps: Sequence[Decoder | Checksum], itemsize: int) -> ChunkLoop | None:
-    """The loop for a compressor that is a C function, with or without a shuffle; None for other pipelines."""
+    """Return the loop for a compressor that is a C function, with or without a shuffle; None for other pipelines."""
     first = steps[0] if steps else None
     sizes = [shuffled(step, itemsize) for step in filters if step.id == SHUFFLE]
     if not isinstance(first, NativeDecoder) or len(steps) != 1 + len(sizes):
@@ -85,14 +85,14 @@ _made: dict[tuple[NativeDecoder, int], ChunkLoop | None] = {}
 
 
 def loop_of(decoder: NativeDecoder, size: int) -> ChunkLoop | None:
-    """The loop for a decoder, compiled when it is first asked for.
+    """Return the loop for a decoder, compiled at the first call.
 
-    None where there is no compiler, or no system that it knows; and in a worker process that was not forked from one
-    that had it compiled: there are many of these, and some live for an epoch.
+    None without a compiler, or on an unsupported system; and in a worker process that was not forked from one with the
+    compiled loop: these are many, and some live only for an epoch.
 
     Args:
-        decoder: what chunks were compressed with.
-        size: bytes of the numbers whose bytes were shuffled before; 1 where they were not.
+        decoder: decoder of the compressor.
+        size: bytes of the numbers that were shuffled; 1 without a shuffle.
     """
     if (decoder, size) not in _made and worker_number() is None:
         _made[decoder, size] = _compile(decoder, size)
@@ -117,7 +117,7 @@ def _compile(decoder: NativeDecoder, size: int) -> ChunkLoop | None:
 
 @cache
 def _c_functions() -> tuple[int, int]:
-    """Addresses of what a loop calls of the system."""
+    """Return the addresses of the system functions that a loop calls."""
     library = ctypes.CDLL(None)
     pread, now = (ctypes.cast(library[name], ctypes.c_void_p).value for name in ("pread", "clock_gettime"))
     return pread or 0, now or 0
@@ -159,8 +159,8 @@ def _loop(decode: Callable[..., bool], sort: Callable[[Bytes, Bytes], None], siz
     return loop
 
 
-# The filter `shuffle` puts the first bytes of all numbers before the second bytes of all. Put together in a register,
-# and from slices, which the compiler sees to be apart from each other, numbers are made many at a time.
+# The filter `shuffle` puts the first bytes of all numbers before the second bytes of all. Numbers are assembled in a
+# register, from slices that the compiler knows not to overlap: then it vectorizes the loop.
 
 
 def _sort_nothing(planes: Bytes, out: Bytes) -> None:
@@ -200,11 +200,11 @@ def _sort_8(planes: Bytes, out: Bytes) -> None:
 _SORTS: dict[int, Callable[[Bytes, Bytes], None]] = {1: _sort_nothing, 2: _sort_2, 4: _sort_4, 8: _sort_8}
 
 SORTED = frozenset(size for size in _SORTS if size > 1)
-"""Bytes of the numbers whose bytes a loop puts in order."""
+"""Bytes of the numbers for which a loop can undo a shuffle."""
 
 
-# What decodes one chunk: from the address of a C function, a state, stored bytes and how many they are, to memory that
-# they fill; gives whether they do.
+# Decoders of one chunk: from the address of a C function, a state, stored bytes and their number, into memory. They
+# return whether the chunk fills it.
 
 
 def _compiled_libdeflate() -> Callable[..., bool]:
@@ -231,10 +231,10 @@ _DECODERS: dict[str, Callable[[], Callable[..., bool]]] = {
     "liblzf": _compiled_lzf,
 }
 
-# LZF, what h5py compresses with where speed is asked for.
+# LZF, h5py's fast compressor.
 #
-# The library's loop copies a byte at a time. Here sixteen are copied at once, and what was too much is written over by
-# the next copy, as LZ4 does it (https://github.com/lz4/lz4, "wild copies"). Measured in one thread, MiB/s: noisy images
+# The library's loop copies a byte at a time. Here sixteen are copied at once, and excess bytes are overwritten by the
+# next copy, as in LZ4 (https://github.com/lz4/lz4, "wild copies"). Measured in one thread, MiB/s: noisy images
 # 760, for 430 with imagecodecs and 370 with h5py's own; shuffled signals 2,270, 1,340 and 680; text 1,520, 500 and 290;
 # numbers that repeat sixteen times 2,600, 2,800 and 1,100.
 #
@@ -248,10 +248,10 @@ WIDTH = 16  # bytes that are copied at once
 
 
 def lzf_loop(compiled: Callable[..., Any]) -> Callable[[Bytes, int, Bytes], bool]:
-    """The loop: from stored bytes and how many there are to memory that they fill; gives whether they do, to the byte.
+    """Return the loop: it decodes a number of stored bytes into memory, and returns whether they fill it exactly.
 
     Args:
-        compiled: compiles what the loop calls.
+        compiled: compiles the functions that the loop calls.
     """
     copy = compiled(_copy_16)
 
@@ -259,7 +259,7 @@ def lzf_loop(compiled: Callable[..., Any]) -> Callable[[Bytes, int, Bytes], bool
         n_out = len(out)
         at: Any = 0  # in the stored bytes
         end: Any = 0  # of what is decoded
-        last_at, last_end = n_data - LITERAL, n_out - LONGEST - WIDTH  # up to here too much may be copied
+        last_at, last_end = n_data - LITERAL, n_out - LONGEST - WIDTH  # up to here excess bytes can be copied
         while at < n_data:
             control = np.int64(data[at])
             at += 1
@@ -293,7 +293,7 @@ def lzf_loop(compiled: Callable[..., Any]) -> Callable[[Bytes, int, Bytes], bool
                 for i in range(0, n, WIDTH):
                     copy(out, end + i, out, end - back + i)
             elif end + n <= n_out:
-                for i in range(end, end + n):  # what is repeated may be what this copies
+                for i in range(end, end + n):  # source and target can overlap
                     out[i] = out[i - back]
             else:
                 return False
@@ -304,8 +304,8 @@ def lzf_loop(compiled: Callable[..., Any]) -> Callable[[Bytes, int, Bytes], bool
 
 
 def _copy_16(target: Bytes, to: int, source: Bytes, start: int) -> None:
-    """Loads all bytes before it stores one: the compiler makes a single load and a single store of that."""
-    i, j = np.uint64(start), np.uint64(to)  # which cannot count from an array's end
+    """Load all bytes before storing one: the compiler makes a single load and a single store of that."""
+    i, j = np.uint64(start), np.uint64(to)  # unsigned: an index cannot count from an array's end
     u = np.uint64
     a, b, c, d = source[i], source[i + u(1)], source[i + u(2)], source[i + u(3)]
     e, f, g, h = source[i + u(4)], source[i + u(5)], source[i + u(6)], source[i + u(7)]

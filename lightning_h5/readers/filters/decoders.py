@@ -1,9 +1,9 @@
-"""Decoders of single filters without the HDF5 library, from whatever libraries are installed.
+"""Decoders of single filters, from the libraries that are installed.
 
-Which there are is found out when they are first needed. `deflate` and `zlib-into` come with this package, LZF with
-h5py; `imagecodecs` and `blosc2` know the others and are faster for LZF. Measured on two cores, MiB/s of one thread (two
-threads do twice that): gzip of noisy images with zlib 250, isal 340, libdeflate (`deflate`, `imagecodecs`) 450; of
-shuffled signals 620, 1,040 and 1,530; undoing the shuffle with NumPy 3,300, with `zlib-into` 38,000.
+Libraries are imported when they are first needed. `deflate` and `zlib-into` are installed with this package, LZF with
+h5py; `imagecodecs` and `blosc2` have the others. Measured on two cores, MiB/s of one thread: gzip of noisy images with
+zlib 250, isal 340, libdeflate 450; of shuffled signals 620, 1,040 and 1,530; undoing the shuffle with NumPy 3,300, with
+`zlib-into` 38,000.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["fletcher32", "shuffled"]
 GZIP, LZF = 1, 32000
 BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
 
-# Several ways to decode one filter are registered the fastest first.
+# Several decoders of one filter are registered in the order of their speed.
 
 
 def _with_imagecodecs(name: str) -> Callable[[Filter, int], Decoder]:
@@ -44,12 +44,12 @@ def _with_imagecodecs(name: str) -> Callable[[Filter, int], Decoder]:
 
 @register(GZIP)
 def _with_libdeflate(step: Filter, itemsize: int) -> Decoder:
-    # The C functions inside of `deflate`, where its shared library shows them: they decode into memory that is given,
-    # and let go of the interpreter's lock once a chunk, not twice.
+    # The C functions in the shared library of `deflate` decode into given memory, and release the interpreter's lock
+    # once a chunk, not twice.
     return _libdeflate(importlib.import_module("deflate")._deflate.__file__)
 
 
-@cache  # whatever the options: what is compiled for a decoder is compiled once
+@cache  # one decoder for all options: its loops are compiled once
 def _libdeflate(path: str) -> NativeDecoder:
     library = ctypes.CDLL(path)
     make, function = library.libdeflate_alloc_decompressor, library.libdeflate_zlib_decompress
@@ -59,7 +59,7 @@ def _libdeflate(path: str) -> NativeDecoder:
 
     def new_state() -> int:  # a decompressor of 11 KB
         if not (own := make()):
-            raise MemoryError("there is no memory for a decompressor")
+            raise MemoryError("a decompressor cannot be allocated")
         return int(own)
 
     def each(own: int, calls: Iterable[tuple[int, int, int, int]]) -> tuple[int, str] | None:
@@ -96,7 +96,7 @@ register(GZIP)(_with_imagecodecs("deflate"))
 def _with_zlib(step: Filter, itemsize: int) -> Decoder:
     def decode(data: Bytes, out: Bytes) -> None:
         stream = zlib.decompressobj()
-        decoded = stream.decompress(data.data, len(out) + 1)  # no more, whatever it would become
+        decoded = stream.decompress(data.data, len(out) + 1)  # bounded, also if it would decode to more
         if not stream.eof and len(decoded) <= len(out):
             raise ValueError("it is no whole zlib stream")
         _fill(out, decoded)
@@ -105,7 +105,7 @@ def _with_zlib(step: Filter, itemsize: int) -> Decoder:
 
 
 def _with_liblzf(package: str, module: str) -> Callable[[Filter, int], Decoder]:
-    # Both h5py and imagecodecs bring LZF along, as a C function that their shared libraries show.
+    # The shared libraries of h5py and imagecodecs both export the C function of LZF.
     def make(step: Filter, itemsize: int) -> Decoder:
         importlib.import_module(package)
         return _liblzf(importlib.import_module(f"{package}.{module}").__file__ or "")
@@ -139,7 +139,7 @@ def _with_blosc(step: Filter, itemsize: int) -> Decoder:
     inner = _with_imagecodecs("blosc")(step, itemsize)
 
     def decode(data: Bytes, out: Bytes) -> None:
-        # The library believes what the header says of its own length, and would read on behind the data.
+        # The library trusts the length in the header, and would read beyond the data.
         sizes = np.frombuffer(data[4:16].tobytes(), dtype="<u4")
         if len(sizes) != 3 or sizes[0] != len(out) or sizes[2] > len(data):
             raise ValueError(f"it has {len(data):,} bytes, and its header says otherwise")
@@ -169,7 +169,7 @@ def _with_blosc2(step: Filter, itemsize: int) -> Decoder:
 
 @register(LZ4)
 def _with_lz4(step: Filter, itemsize: int) -> Decoder:
-    """HDF5's filter of that name: a length, the size of a block, and the blocks, each with its own size."""
+    """Return a decoder of HDF5's filter LZ4: a length, the size of a block, and the blocks, each with its own size."""
     function = importlib.import_module("imagecodecs").lz4_decode
     return lambda data, out: _blocks(data, out, int.from_bytes(data[8:12].tobytes(), "big"), function)
 
@@ -190,7 +190,7 @@ def _with_bitshuffle(step: Filter, itemsize: int) -> Decoder:
             n_bytes = int.from_bytes(data[8:12].tobytes(), "big")
             _blocks(data, bits, n_bytes, unpack, multiple=8 * size)
             data, n = bits, n_bytes // size
-        # Of an ndarray it would take the size of a number from the dtype.
+        # From an ndarray it would take the size of a number from the dtype.
         done = imagecodecs.bitshuffle_decode(data.tobytes(), itemsize=size, blocksize=n, out=out)
         _all_of(len(np.atleast_1d(done)), out)
 
@@ -228,21 +228,21 @@ def _with_numpy(step: Filter, itemsize: int) -> Decoder:
 
 
 def shuffled(step: Filter, itemsize: int) -> int:
-    """Bytes of the numbers that the filter ``shuffle`` was told of."""
+    """Return the bytes of the numbers that the filter ``shuffle`` was applied to."""
     return step.options[0] if step.options else itemsize
 
 
 def _blocks(data: Bytes, out: Bytes, block: int, function: Any, multiple: int = 1) -> None:
-    """Blocks behind a header of 12 bytes, each behind its size; what is no multiple at the end is as it was."""
+    """Decode blocks after a header of 12 bytes, each after its size; a remainder at the end is not compressed."""
     if block < 1:
-        raise ValueError(f"it says that its blocks have {block} bytes")
+        raise ValueError(f"its header declares blocks of {block} bytes")
     at, start = 12, 0
     whole = len(out) // multiple * multiple
     while start < whole:
         stop = min(start + block, whole)
         size = int.from_bytes(data[at : at + 4].tobytes(), "big")
         packed = data[at + 4 : at + 4 + size]
-        if size == stop - start and multiple == 1:  # LZ4 stores what it cannot make smaller
+        if size == stop - start and multiple == 1:  # LZ4 stores blocks that it cannot compress
             out[start:stop] = packed
         else:
             _all_of(len(function(packed, out=out[start:stop])), out[start:stop])
@@ -274,10 +274,10 @@ def _with_fletcher32(step: Filter, itemsize: int) -> Checksum:
 
 
 def _strip_fletcher32(data: Bytes) -> Bytes:
-    """The data without the checksum at its end."""
+    """Return the data without the checksum at its end."""
     body, stored = data[:-CHECKSUM_BYTES], int.from_bytes(data[-CHECKSUM_BYTES:].tobytes(), "little")
     found = fletcher32(body)
-    # Releases of HDF5 before 1.6.3 wrote it with swapped bytes on some machines; the library takes both.
+    # HDF5 before 1.6.3 wrote it with swapped bytes on some machines; the library accepts both.
     swapped = (found & 0x00FF00FF) << 8 | (found >> 8) & 0x00FF00FF
     if stored not in (found, swapped):
         raise ValueError(f"its checksum is {found:#010x} and was {stored:#010x} when it was written")
@@ -285,7 +285,7 @@ def _strip_fletcher32(data: Bytes) -> Bytes:
 
 
 def fletcher32(data: npt.NDArray[np.uint8]) -> int:
-    """The checksum of some bytes, the same number as HDF5's; the interpreter's lock is left free.
+    """Return HDF5's checksum of some bytes, computed without the interpreter's lock.
 
     About 0.7 GB/s for 12 KiB, and 3 GB/s for 400 KiB.
 
@@ -304,7 +304,7 @@ def fletcher32(data: npt.NDArray[np.uint8]) -> int:
     second = int((from_line * of_lines).sum()) - int((np.arange(WORDS, dtype=U64) * of_columns).sum())
     second += int((np.arange(len(rest), 0, -1, dtype=U64) * rest).sum())
     first, second = 256 * first, 256 * second
-    if len(data) % 2:  # the odd byte is the high one of a word more, which the second sum counts, and all before it
+    if len(data) % 2:  # an odd byte is the high one of another word, which the second sum counts, and all before it
         first += int(data[-1]) << 8
         second += first
     is_zero = not data.any() if first % MOD == 0 else False

@@ -1,6 +1,6 @@
-"""Undoing an array's filters without the HDF5 library, in any number of threads at a time.
+"""Undo an array's filters without the HDF5 library, in any number of threads.
 
-Decoders are registered for the number that HDF5 gives to their filter; compiled loops for whole pipelines.
+Decoders are registered for HDF5's number of a filter, compiled loops for whole pipelines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHUFFLE, FLETCHER32 = 2, 3
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Decoder: TypeAlias = Callable[[Bytes, Bytes], None]
-"""Decodes the first into the second, all of it; raises an error of any kind where that cannot be."""
+"""Decodes the first array into the second, all of it; raises any exception if that fails."""
 
 _Call: TypeAlias = tuple[int, int, int, int]
 
@@ -59,14 +59,14 @@ class Checksum(NamedTuple):
 class NativeDecoder:
     """A decoder that is a C function of addresses.
 
-    Many chunks are decoded in a row with as little Python between two as can be. Where chunks are small, threads would
-    wait for each other there: an epoch of 20,000 chunks of 12 KiB took 1.2 times as long.
+    Many chunks are decoded in a row with minimal Python in between, where threads would wait for each other: without
+    that, an epoch of 20,000 chunks of 12 KiB took 1.2 times as long.
 
     Args:
-        name: of the C library; a loop that is compiled calls ``function`` as this library has it.
+        name: name of the C library, by which compiled loops know the signature of ``function``.
         each: decodes with a state; see ``each``.
-        function: address of the C function, another one in each process; 0 if compiled loops need none.
-        new_state: makes what one thread at a time needs to decode; None if it needs nothing.
+        function: address of the C function in this process; 0 if compiled loops do not call it.
+        new_state: creates a state, which only one thread at a time can use.
 
     Attributes:
         idle: states that no thread uses, as many as threads ever decode at a time.
@@ -84,19 +84,19 @@ class NativeDecoder:
         self.idle: deque[int] = deque()
 
     def __call__(self, data: Bytes, out: Bytes) -> None:
-        """Decodes one chunk."""
+        """Decode one chunk."""
         failed = self.each([(address(data), len(data), address(out), len(out))])
         if failed is not None:
             raise ValueError(failed[1])
 
     def each(self, calls: Iterable[_Call]) -> tuple[int, str] | None:
-        """Decodes chunks one after the other.
+        """Decode chunks one after the other.
 
         Args:
-            calls: for each chunk address and size of its stored bytes, and of the memory that it fills.
+            calls: for each chunk address and size of its stored bytes, and of the memory for the result.
 
         Returns:
-            Number of the first that does not decode, and why; None if all do.
+            Number of the first chunk that does not decode, and the reason; None if all do.
         """
         try:
             state = self.idle.pop()
@@ -114,26 +114,25 @@ class ChunkLoop(Protocol):
     def __call__(
         self, fd: int, offsets: IntArray, sizes: IntArray, n_bytes: int, out: Bytes, firsts: IntArray
     ) -> float | None:
-        """Reads and decodes.
+        """Read and decode chunks.
 
         Args:
             fd: the file.
-            offsets: where in it each chunk begins, shape ``(n_chunks,)``.
-            sizes: its bytes there.
-            n_bytes: what each decodes to.
+            offsets: position of each chunk in the file, shape ``(n_chunks,)``.
+            sizes: its stored bytes.
+            n_bytes: decoded bytes of each chunk.
             out: memory to decode into.
-            firsts: where in it each chunk begins.
+            firsts: start of each chunk in ``out``.
 
         Returns:
-            Seconds that reading took. None if a chunk is missing, or does not decode to so many bytes: then anything
-            may be in the memory of all of them.
+            Seconds that reading took. None if a chunk is missing, or does not decode: the memory is undefined then.
         """
         ...
 
 
 Maker: TypeAlias = Callable[[Filter, int], Any]
-"""From a filter's options and the bytes of a number to a ``Decoder`` or ``Checksum``. Raises ``ImportError`` and the
-like if its library is not installed, ``ValueError`` or ``LookupError`` if it does not know the options."""
+"""Makes a ``Decoder`` or ``Checksum`` from a filter and the bytes of a number. Raises ``ImportError`` or such if its
+library is missing, ``ValueError`` or ``LookupError`` if it does not support the options."""
 
 _M = TypeVar("_M", bound=Maker)
 
@@ -144,7 +143,7 @@ _loop_makers: list[LoopMaker] = []
 
 
 def register(number: int) -> Callable[[_M], _M]:
-    """Register a way to undo a filter; those that are registered first are tried first.
+    """Register a decoder of a filter; decoders that are registered first are tried first.
 
     Args:
         number: HDF5's number of the filter.
@@ -158,14 +157,14 @@ def register(number: int) -> Callable[[_M], _M]:
 
 
 def register_loop(maker: LoopMaker) -> LoopMaker:
-    """Register what makes a loop: from filters, what undoes them (the last one first), and the bytes of a number."""
+    """Register a maker of loops: from filters, their decoders (the last filter first), and the bytes of a number."""
     _loop_makers.append(maker)
     return maker
 
 
 @cache
 def decoder_of(step: Filter, itemsize: int) -> Decoder | Checksum | None:
-    """What undoes a filter; None if no library for it is installed, or none knows these options."""
+    """Return the decoder of a filter; None if no library for it is installed, or none supports the options."""
     for maker in _makers[step.id]:
         with suppress(ImportError, AttributeError, OSError, LookupError, ValueError):
             found: Decoder | Checksum = maker(step, itemsize)
@@ -174,13 +173,13 @@ def decoder_of(step: Filter, itemsize: int) -> Decoder | Checksum | None:
 
 
 def ensure_same_size(data: Bytes, out: Bytes) -> None:
-    """Refuses data that does not fill the memory to the byte."""
+    """Check that data fills memory exactly."""
     if len(data) != len(out):
         raise ValueError(f"it has {len(data):,} bytes, not {len(out):,}")
 
 
 class Pipeline:
-    """Undoes the filters of one array's chunks; holds no memory, and may be used by many threads.
+    """Undoes the filters of one array's chunks. Can be used by many threads.
 
     Args:
         layout: an array for which ``why_not_decodable`` finds no reason.
@@ -196,9 +195,9 @@ class Pipeline:
         self._filters, self._itemsize = layout.filters, itemsize
 
     def compile(self) -> ChunkLoop | None:
-        """What reads chunks with no filter left out, and decodes them, in one call; None if nothing does.
+        """Return a loop that reads and decodes chunks to which all filters were applied; None if there is none.
 
-        It is compiled when it is first asked for: that is to be before processes fork, and not while threads read.
+        The first call compiles it: call it before processes fork, and not while threads read.
         """
         made = (make(self._filters, self._all, self._itemsize) for make in _loop_makers)
         return next((loop for loop in made if loop is not None), None)
@@ -213,19 +212,19 @@ class Pipeline:
         firsts: IntArray,
         n_bytes: int,
     ) -> tuple[int, str | Exception] | None:
-        """Decodes chunks one after the other.
+        """Decode chunks one after the other.
 
         Args:
-            data: their bytes in the file.
-            starts: where in ``data`` each chunk begins, shape ``(n_chunks,)``.
-            stops: where it ends.
+            data: their stored bytes.
+            starts: start of each chunk in ``data``, shape ``(n_chunks,)``.
+            stops: its end.
             masks: see ``decode``.
             out: memory to decode into.
-            firsts: where in ``out`` each chunk begins.
-            n_bytes: what each decodes to.
+            firsts: start of each chunk in ``out``.
+            n_bytes: decoded bytes of each chunk.
 
         Returns:
-            Number of the first that does not decode, and why; None if all do.
+            Number of the first chunk that does not decode, and the reason; None if all do.
         """
         if self._native is not None and not masks.any():
             sources, targets, sizes = address(data) + starts, address(out) + firsts, stops - starts
@@ -240,15 +239,15 @@ class Pipeline:
         return None
 
     def decode(self, data: Bytes, mask: int, out: Bytes) -> None:
-        """Decodes a chunk.
+        """Decode a chunk.
 
         Args:
-            data: its bytes in the file.
-            mask: bit ``i`` says that filter ``i`` was not applied.
-            out: memory for exactly the bytes of a chunk.
+            data: its stored bytes.
+            mask: bit ``i`` is set if filter ``i`` was not applied.
+            out: memory for exactly the decoded bytes.
 
         Raises:
-            Exception: the bytes are not a chunk's; the text says why, of whatever type the decoder's error is.
+            Exception: the chunk does not decode; of any type, since decoders raise their own errors.
         """
         steps = self._applied(mask) if mask else self._all
         checksums = sum(step.n_bytes for step in steps if isinstance(step, Checksum))
@@ -259,7 +258,7 @@ class Pipeline:
                 step(data, out)
                 return
             else:
-                # What is left to undo changes no size, apart from checksums.
+                # The remaining filters change no size, except for checksums.
                 decoded = np.empty(out.nbytes + checksums, dtype=np.uint8)
                 step(data, decoded)
                 data = decoded
@@ -267,16 +266,16 @@ class Pipeline:
         out[...] = data
 
     def _applied(self, mask: int) -> list[Decoder | Checksum]:
-        """What undoes the filters that a mask leaves, the last one first."""
+        """Return the decoders of the filters that were applied, the last one first."""
         applied = reversed([step for at, step in enumerate(self._steps) if not mask >> at & 1])
         return [step for step in applied if step is not None]
 
 
 def why_not_decodable(layout: ArrayLayout) -> str | None:
-    """Why the HDF5 library has to decode an array, in a few words; None where it has not.
+    """Return why the HDF5 library has to decode an array, in a few words; None if it has not.
 
     Args:
-        layout: a chunked array whose bytes others understand.
+        layout: a chunked array with a chunk table.
     """
     compressors = [f for f in layout.filters if f.id not in (FLETCHER32, SHUFFLE)]
     for found in compressors:

@@ -124,7 +124,7 @@ def test_there_are_no_helpers_for_one_task_or_core_nor_beside_a_team(monkeypatch
 
 
 def test_a_task_is_forgotten_once_it_is_done():
-    """It holds memory of slabs, and threads of a team wait for a long time."""
+    """It holds memory of blocks, and threads of a team wait for a long time."""
     work = TaskQueue()
 
     class Big:
@@ -159,7 +159,7 @@ def test_cores_are_shared_among_the_ranks_of_a_machine(monkeypatch):
 def test_ranks_count_where_no_launcher_says_so(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setattr("lightning_h5.cores._quota", lambda root: float("inf"))
-    monkeypatch.setattr("lightning_h5.cores._told", 1)
+    monkeypatch.setattr("lightning_h5.cores._shared_ranks", 1)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     share_cores(4)
     assert usable_cores() == 2

@@ -8,7 +8,7 @@ import pytest
 
 from lightning_h5 import FileOptions
 from lightning_h5.errors import H5FileError
-from lightning_h5.hdf5 import guards_of_others, open_h5
+from lightning_h5.hdf5 import external_guards, open_h5
 
 TRUSTING = FileOptions(allow_external=True)
 ROWS = np.arange(12.0).reshape(6, 2)
@@ -46,7 +46,7 @@ def folder(tmp_path):
 
 def others(folder, *keys, trust=TRUSTING):
     with open_h5(str(folder / "main.h5")) as file:
-        guards = guards_of_others(file, keys, trust)
+        guards = external_guards(file, keys, trust)
     assert all(os.path.dirname(guard.path) == str(folder) for guard in guards)
     for guard in guards:
         guard.check()

@@ -12,7 +12,7 @@ from pools import IS_COMPILED, look, open_pool
 
 import lightning_h5.readers.select
 from lightning_h5.counters import Counters
-from lightning_h5.readers import ChunkLoader, SlotMemory, chunk_cache, chunk_loader
+from lightning_h5.readers import BlockMemory, ChunkLoader, chunk_cache, chunk_loader
 from lightning_h5.readers.filters import compiled
 from lightning_h5.readers.filters.pipeline import Pipeline, decoder_of
 
@@ -51,12 +51,12 @@ def test_all_chunks_of_a_large_array_go_through_it_and_are_counted_as_ever(make_
     counted = {}
     for is_large in (False, True):
         counters = Counters()
-        reader = open_pool(layout, n_slabs=2, counters=counters, is_large=is_large)
+        reader = open_pool(layout, n_blocks=2, counters=counters, is_large=is_large)
         calls.clear()
         assert_same_rows(reader.read(np.arange(ROWS)), compressible(dtype).astype(np.dtype(dtype).newbyteorder("=")))
         counted[is_large] = counters.total()
         assert sum(calls) == (len(layout.table.offsets) if is_large else 0)
-    for name in ("bytes_read", "bytes_decoded", "chunks_decoded", "slabs_loaded"):
+    for name in ("bytes_read", "bytes_decoded", "chunks_decoded", "blocks_loaded"):
         assert counted[True][name] == counted[False][name] > 0
     assert counted[True]["read_seconds"] > 0
     assert counted[True]["decode_seconds"] > 0
@@ -74,7 +74,7 @@ def test_all_chunks_of_a_large_array_go_through_it_and_are_counted_as_ever(make_
     ids=["checksum", "checksum first", "numbers of 16 bytes", "not compressed"],
 )
 def test_what_it_does_not_know_goes_the_other_way(make_h5, calls, filters, dtype):
-    reader = open_pool(look(make_h5(x=array(filters, dtype))), n_slabs=2, is_large=True)
+    reader = open_pool(look(make_h5(x=array(filters, dtype))), n_blocks=2, is_large=True)
     assert_same_rows(reader.read(np.arange(ROWS)), compressible(dtype))
     assert not calls
 
@@ -87,16 +87,16 @@ def test_chunks_without_a_filter_or_never_written_go_the_other_way(make_h5, call
     path = make_h5(x=Stored(values, "chunked", (STEP, LENGTH), filters=("lzf",)))
     layout = look(path)
     assert layout.table.masks.astype(bool).tolist() == [True, True] + [False] * 6
-    reader = open_pool(layout, n_slabs=1, is_large=True)
+    reader = open_pool(layout, n_blocks=1, is_large=True)
     for row in range(0, ROWS, STEP):
         assert_same_rows(reader.read(np.array([row])), values[[row]])
     assert sum(calls) == 6
 
 
 @pytest.mark.parametrize(
-    ("n_slabs", "is_compiled"), [(2, IS_COMPILED), (8, False)], ids=["too large", "all of it fits"]
+    ("n_blocks", "is_compiled"), [(2, IS_COMPILED), (8, False)], ids=["too large", "all of it fits"]
 )
-def test_it_is_for_arrays_that_are_decoded_anew_in_each_epoch(make_h5, calls, monkeypatch, n_slabs, is_compiled):
+def test_it_is_for_arrays_that_are_decoded_anew_in_each_epoch(make_h5, calls, monkeypatch, n_blocks, is_compiled):
     layout = look(make_h5(x=array(("gzip",))))
     for least, expected in ((ROWS * LENGTH * 4, is_compiled), (ROWS * LENGTH * 4 + 1, False)):
         monkeypatch.setattr(lightning_h5.readers.select, "MIN_COMPILED", least)
@@ -105,7 +105,7 @@ def test_it_is_for_arrays_that_are_decoded_anew_in_each_epoch(make_h5, calls, mo
             [layout],
             lightning_h5.hdf5.OpenOptions(),
             rows_per_run=[STEP],
-            n_bytes=n_slabs * STEP * LENGTH * 4,
+            n_bytes=n_blocks * STEP * LENGTH * 4,
             work=lightning_h5.readers.TaskQueue(),
             counters=Counters(),
         )
@@ -116,7 +116,7 @@ def test_it_is_for_arrays_that_are_decoded_anew_in_each_epoch(make_h5, calls, mo
 def test_without_a_compiler_there_is_none(make_h5, calls, monkeypatch):
     monkeypatch.setattr(compiled, "compiled", lambda loop: None)
     monkeypatch.setattr(compiled, "_made", {})
-    reader = open_pool(look(make_h5(x=array(("shuffle", "gzip")))), n_slabs=2, is_large=True)
+    reader = open_pool(look(make_h5(x=array(("shuffle", "gzip")))), n_blocks=2, is_large=True)
     assert_same_rows(reader.read(np.arange(ROWS)), compressible("f4"))
     assert not calls
 
@@ -128,7 +128,7 @@ def test_workers_compile_nothing(make_h5, calls, monkeypatch):
     for number, n_made in ((0, 0), (None, 1), (0, 1)):
         monkeypatch.setattr(compiled, "worker_number", lambda number=number: number)
         calls.clear()
-        reader = open_pool(layout, n_slabs=2, is_large=True)
+        reader = open_pool(layout, n_blocks=2, is_large=True)
         assert_same_rows(reader.read(np.arange(ROWS)), compressible("f4"))
         assert (len(compiled._made), bool(calls)) == (n_made, n_made > 0)
 
@@ -159,7 +159,7 @@ def test_workers_that_are_forked_have_what_was_compiled_before(make_h5, nothing_
 @needs_numba
 def test_eight_threads_read_through_it_at_once(make_h5):
     layout = look(make_h5(x=array(("shuffle", "gzip"))))
-    reader = open_pool(layout, n_slabs=3, is_large=True)
+    reader = open_pool(layout, n_blocks=3, is_large=True)
     values = compressible("f4")
 
     def read(number):
@@ -188,7 +188,7 @@ def test_it_is_compiled_once_for_all_chunk_sizes_and_options(make_h5, monkeypatc
     monkeypatch.setattr(compiled, "_made", {})
     for filters in (("gzip",), ("gzip 9",), ("lzf",)):
         for rows in (1, 5, 7):
-            open_pool(look(make_h5(x=array(filters, chunks=(rows, LENGTH)))), n_slabs=1, is_large=True)
+            open_pool(look(make_h5(x=array(filters, chunks=(rows, LENGTH)))), n_blocks=1, is_large=True)
     assert len(compiled._made) == 2
 
 
@@ -202,7 +202,7 @@ def test_a_shuffle_of_numbers_that_the_array_has_not_goes_the_other_way(make_h5,
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
-def test_memory_for_decoding_does_not_grow_with_the_chunks_of_a_slab(make_h5, is_compiled):
+def test_memory_for_decoding_does_not_grow_with_the_chunks_of_a_block(make_h5, is_compiled):
     """256 chunks of 64 KiB: sixteen of them are neighbours along the last axis, and come together."""
     values = np.arange(4 << 20, dtype="f4").reshape(4, 1024, 1024)
     layout = look(make_h5(x=Stored(values, "chunked", (4, 64, 64), filters=("gzip",))))
@@ -211,7 +211,7 @@ def test_memory_for_decoding_does_not_grow_with_the_chunks_of_a_slab(make_h5, is
         source.compile()
 
     def load():
-        source.load([0], range(source.n_parts), SlotMemory(rows, np.zeros(1, np.int64), 4))
+        source.load([0], range(source.n_parts), BlockMemory(rows, np.zeros(1, np.int64), 4))
         return {use: len(held) for use, held in vars(chunk_cache._scratch).items()}
 
     (held,) = in_threads(load)

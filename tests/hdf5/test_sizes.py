@@ -79,7 +79,7 @@ def test_virtual_arrays_claim_what_their_sources_store(tmp_path):
         layout = h5py.VirtualLayout(shape=(5 * GIB,), dtype="u1")
         layout[:100] = h5py.VirtualSource(".", "x", shape=(100,))
         file.create_virtual_dataset("v", layout)
-    with pytest.raises(H5ValueError, match=r"'v'.*100 bytes of it are stored.*trusted"):
+    with pytest.raises(H5ValueError, match=r"'v'.*100 B of it are stored.*trusted"):
         H5LazyDataset(path, "v")
     assert H5LazyDataset(
         path,
@@ -89,6 +89,6 @@ def test_virtual_arrays_claim_what_their_sources_store(tmp_path):
 
 
 def test_more_chunks_than_a_table_can_have_are_read_without_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_h5.hdf5.layout.MAX_CHUNKS", 10)
+    monkeypatch.setattr("lightning_h5.hdf5.describe.MAX_CHUNKS", 10)
     path = write(tmp_path, data=np.arange(100, dtype="u1"), chunks=(5,))
     assert H5LazyDataset(path, "x").read_batch([0, 99]).tolist() == [0, 99]

@@ -1,4 +1,4 @@
-"""One reader over several files that lie differently, with room for few slabs or many: always what h5py gives."""
+"""One reader over several files that lie differently, with room for few blocks or many: always what h5py gives."""
 
 import os
 import warnings
@@ -9,7 +9,17 @@ import pytest
 from factories import Stored, assert_same_rows, in_threads, random_values, rows_by_h5py
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pools import EVERYTHING, OPTIONS, TASK_BYTES, load_at_a_time, look, n_decoded, open_pool, rows_per_slab, slab_bytes
+from pools import (
+    EVERYTHING,
+    OPTIONS,
+    TASK_BYTES,
+    block_bytes,
+    load_at_a_time,
+    look,
+    n_decoded,
+    open_pool,
+    rows_per_block,
+)
 from test_readers_match_h5py import chunked as chunked_layout
 
 from lightning_h5.counters import Counters
@@ -62,14 +72,16 @@ def task_bytes(monkeypatch):
     return partial(load_at_a_time, monkeypatch)
 
 
-@given(data=st.data(), n_bytes=TASKS, n_slabs=POOLS, keeps=st.sampled_from([None, True, False]), has_team=st.booleans())
+@given(
+    data=st.data(), n_bytes=TASKS, n_blocks=POOLS, retain=st.sampled_from([None, True, False]), has_team=st.booleans()
+)
 @settings(max_examples=120)
-def test_whatever_is_asked_before_each_answer_is_right(make_h5, task_bytes, data, n_bytes, n_slabs, keeps, has_team):
+def test_whatever_is_asked_before_each_answer_is_right(make_h5, task_bytes, data, n_bytes, n_blocks, retain, has_team):
     """Any reads, ahead of time or not, planned or not, with the memory given back between them."""
     task_bytes(n_bytes)
     layouts, values = write(make_h5, data.draw(several_files()))
     work = TaskQueue()
-    reader = open_pool(*layouts, n_slabs=n_slabs, work=work, keeps=keeps)
+    reader = open_pool(*layouts, n_blocks=n_blocks, work=work, retain=retain)
     assert (len(reader), reader.row_shape, reader.dtype) == (len(values), values.shape[1:], values.dtype)
     steps = st.tuples(
         st.sampled_from(["read", "read", "into", "begin", "prefetch", "close"]),
@@ -106,15 +118,15 @@ def test_whatever_is_asked_before_each_answer_is_right(make_h5, task_bytes, data
     forget(layouts)
 
 
-@given(data=st.data(), n_bytes=TASKS, n_slabs=POOLS, keeps=st.sampled_from([None, True, False]), subset=st.booleans())
+@given(data=st.data(), n_bytes=TASKS, n_blocks=POOLS, retain=st.sampled_from([None, True, False]), subset=st.booleans())
 @settings(max_examples=60)
 def test_planned_epochs_are_right_in_any_order_and_interleaved(
-    make_h5, task_bytes, data, n_bytes, n_slabs, keeps, subset
+    make_h5, task_bytes, data, n_bytes, n_blocks, retain, subset
 ):
     task_bytes(n_bytes)
     layouts, values = write(make_h5, data.draw(several_files()))
     mine = np.array(data.draw(some_rows(len(values))) if subset else range(len(values)), dtype=np.int64)
-    reader = open_pool(*layouts, n_slabs=n_slabs, keeps=keeps, rows=mine if subset else None)
+    reader = open_pool(*layouts, n_blocks=n_blocks, retain=retain, rows=mine if subset else None)
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     size = data.draw(st.integers(1, 9))
     epochs = []
@@ -144,13 +156,13 @@ CASTS = {
 
 
 @pytest.mark.parametrize(("stored", "wanted"), [(a, b) for a, those in CASTS.items() for b in those])
-@pytest.mark.parametrize("n_slabs", [0, 1, EVERYTHING])
-def test_rows_are_read_into_memory_of_another_dtype_as_astype_casts(make_h5, stored, wanted, n_slabs):
+@pytest.mark.parametrize("n_blocks", [0, 1, EVERYTHING])
+def test_rows_are_read_into_memory_of_another_dtype_as_astype_casts(make_h5, stored, wanted, n_blocks):
     values = random_values(stored, (30, 4))
     if values.dtype.kind in "fc":
         values = np.random.default_rng(0).normal(size=values.shape).astype(stored)
     path = make_h5(x=Stored(values, "chunked", (7, 3), {"compression": "gzip"}))
-    reader = open_pool(look(path), n_slabs=n_slabs)
+    reader = open_pool(look(path), n_blocks=n_blocks)
     rows = np.array([29, 0, 3, 3, 14])
     for out in (np.empty((5, 4), wanted), np.empty((5, 8), wanted)[:, ::2]):
         assert reader.read(rows, out) is out
@@ -160,17 +172,17 @@ def test_rows_are_read_into_memory_of_another_dtype_as_astype_casts(make_h5, sto
 def test_rows_may_be_integers_of_any_kind(make_h5):
     values = np.arange(40).reshape(20, 2)
     path = make_h5(x=Stored(values, "chunked", (6, 2), {"compression": "gzip"}))
-    for n_slabs in (0, 1, EVERYTHING):
-        reader = open_pool(look(path), n_slabs=n_slabs)
+    for n_blocks in (0, 1, EVERYTHING):
+        reader = open_pool(look(path), n_blocks=n_blocks)
         for rows in (np.array([3, 19], "i4"), np.array([3, 19], "u8"), np.arange(40)[3:20:16]):
             assert_same_rows(reader.read(rows), values[[3, 19]])
         assert reader.read(np.array([], dtype=np.int64)).shape == (0, 2)
 
 
-@pytest.mark.parametrize("n_slabs", [0, 1, EVERYTHING])
-def test_reading_no_rows_holds_nothing(make_h5, n_slabs):
+@pytest.mark.parametrize("n_blocks", [0, 1, EVERYTHING])
+def test_reading_no_rows_holds_nothing(make_h5, n_blocks):
     values = np.arange(40).reshape(20, 2)
-    reader = open_pool(look(make_h5(x=Stored(values, "chunked", (6, 2), {"compression": "gzip"}))), n_slabs=n_slabs)
+    reader = open_pool(look(make_h5(x=Stored(values, "chunked", (6, 2), {"compression": "gzip"}))), n_blocks=n_blocks)
 
     def check():
         for rows in ([], [0], [], [], [19], [7], [0, 19], []):
@@ -183,7 +195,7 @@ def test_reading_no_rows_holds_nothing(make_h5, n_slabs):
 
 @pytest.fixture
 def large(make_h5):
-    """Three files of unlike layout with 15 to 40 slabs each, and their rows."""
+    """Three files of unlike layout with 15 to 40 blocks each, and their rows."""
     values = random_values("i4", (600, 4, 6), seed=1)
     files = [
         Stored(values[:240], "chunked", (6, 4, 6), filters=("shuffle", "gzip", "fletcher32")),
@@ -205,13 +217,13 @@ def check_some(reader, values, seed, *, prefetches=False, epoch=None):
         assert np.array_equal(found, values[rows])
 
 
-@pytest.mark.parametrize(("n_team", "keeps", "n_bytes"), [(0, None, 100), (2, False, 100), (0, False, 2000)])
-@pytest.mark.parametrize("n_slabs", [0, 1, 2, 9, EVERYTHING])
-def test_eight_threads_read_from_one_reader_at_a_time(large, task_bytes, n_slabs, keeps, n_team, n_bytes):
+@pytest.mark.parametrize(("n_team", "retain", "n_bytes"), [(0, None, 100), (2, False, 100), (0, False, 2000)])
+@pytest.mark.parametrize("n_blocks", [0, 1, 2, 9, EVERYTHING])
+def test_eight_threads_read_from_one_reader_at_a_time(large, task_bytes, n_blocks, retain, n_team, n_bytes):
     task_bytes(n_bytes)
     layouts, values = large
     work = TaskQueue()
-    reader = open_pool(*layouts, n_slabs=n_slabs, work=work, keeps=keeps)
+    reader = open_pool(*layouts, n_blocks=n_blocks, work=work, retain=retain)
     team = work.start_team(n_team)
     epochs = [None, 0, 0, 1, None, 0, 1, 1]
     in_threads(
@@ -227,10 +239,10 @@ def test_eight_threads_read_from_one_reader_at_a_time(large, task_bytes, n_slabs
     assert np.array_equal(reader.read(np.arange(len(values))), values)
 
 
-@pytest.mark.parametrize("n_slabs", [1, 3, EVERYTHING])
-def test_memory_may_be_given_back_while_other_threads_read(large, n_slabs):
+@pytest.mark.parametrize("n_blocks", [1, 3, EVERYTHING])
+def test_memory_may_be_given_back_while_other_threads_read(large, n_blocks):
     layouts, values = large
-    reader = open_pool(*layouts, n_slabs=n_slabs)
+    reader = open_pool(*layouts, n_blocks=n_blocks)
 
     def close():
         for _ in range(60):
@@ -239,12 +251,12 @@ def test_memory_may_be_given_back_while_other_threads_read(large, n_slabs):
     in_threads(*(partial(check_some, reader, values, seed, epoch=0) for seed in range(3)), close)
 
 
-@pytest.mark.parametrize("n_slabs", [0, 1, EVERYTHING])
-def test_numbers_too_large_for_a_dtype_become_infinite_and_nobody_is_warned(make_h5, n_slabs):
+@pytest.mark.parametrize("n_blocks", [0, 1, EVERYTHING])
+def test_numbers_too_large_for_a_dtype_become_infinite_and_nobody_is_warned(make_h5, n_blocks):
     """As torch has it; of a warning, users would hear in whatever thread reads ahead."""
     values = np.full((20, 3), 1e6)
     path = make_h5(x=Stored(values, "chunked", (4, 3), {"compression": "gzip"}))
-    reader = open_pool(look(path), n_slabs=n_slabs)
+    reader = open_pool(look(path), n_blocks=n_blocks)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.isposinf(reader.read(np.array([0, 19]), np.empty((2, 3), "f2"))).all()
@@ -265,18 +277,18 @@ def test_the_memory_of_a_pool_is_within_its_budget(make_h5, data, n_bytes):
         for _ in range(2):
             assert_same_rows(reader.read(np.arange(len(values))), values)
     assert sum(pool.rows.nbytes for pool in made) <= n_bytes
-    if n_bytes >= reader.rows_per_slab * values[:1].nbytes and len(values):
+    if n_bytes >= reader.rows_per_block * values[:1].nbytes and len(values):
         assert len(made) == 1
     forget(layouts)
 
 
-def test_a_pool_takes_no_more_memory_than_there_are_slabs(large):
+def test_a_pool_takes_no_more_memory_than_there_are_blocks(large):
     layouts, _ = large
-    assert slab_bytes(layouts) == rows_per_slab(layouts) * 4 * 6 * 4
+    assert block_bytes(layouts) == rows_per_block(layouts) * 4 * 6 * 4
     counters = Counters()
     reader = open_pool(*layouts, counters=counters)
     reader.read(np.arange(600))
-    n_slabs = 240 // 6 + 60 // 3 + 300 // 20
-    assert reader._pool.rows.nbytes == n_slabs * slab_bytes(layouts)
+    n_blocks = 240 // 6 + 60 // 3 + 300 // 20
+    assert reader._cache.rows.nbytes == n_blocks * block_bytes(layouts)
     assert n_decoded(counters) == 40 + 15 * 4
-    assert counters.total()["slabs_loaded"] == n_slabs
+    assert counters.total()["blocks_loaded"] == n_blocks

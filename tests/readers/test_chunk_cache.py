@@ -1,4 +1,4 @@
-"""The pool of slabs: no slab is lost, moved under a reader, or in two places; no reader waits for ever."""
+"""The pool of blocks: no block is lost, moved under a reader, or in two places; no reader waits for ever."""
 
 import threading
 import time
@@ -16,33 +16,33 @@ from lightning_h5.readers.chunk_cache import ChunkCache, _Stack
 SLOT_ROWS, ROW_SHAPE = 2, (3,)
 
 
-def make_pool(n_slabs, n_slots):
-    return ChunkCache(n_slabs, n_slots, SLOT_ROWS, ROW_SHAPE, np.dtype("i8"))
+def make_pool(n_blocks, n_slots):
+    return ChunkCache(n_blocks, n_slots, SLOT_ROWS, ROW_SHAPE, np.dtype("i8"))
 
 
 def slot_of(pool, slot):
     return pool.memory(np.array([slot]), SLOT_ROWS)[0]
 
 
-def lease(pool, slabs, n_tasks=1):
-    slabs = np.array(slabs, dtype=np.int64)
-    return pool.lease(slabs, np.full(len(slabs), n_tasks))
+def lease(pool, blocks, n_tasks=1):
+    blocks = np.array(blocks, dtype=np.int64)
+    return pool.lease(blocks, np.full(len(blocks), n_tasks))
 
 
-def reserve(pool, slabs, n_tasks=1):
-    slabs = np.array(slabs, dtype=np.int64)
-    return pool.reserve(slabs, np.full(len(slabs), n_tasks))
+def reserve(pool, blocks, n_tasks=1):
+    blocks = np.array(blocks, dtype=np.int64)
+    return pool.reserve(blocks, np.full(len(blocks), n_tasks))
 
 
 def give_back(pool, held, is_done=False):
     pool.give_back(held, np.full(len(held.slots), is_done))
 
 
-def load(pool, slabs, held):
-    """Loads the new slabs of a lease."""
-    for slab, slot, is_new in zip(slabs, held.slots.tolist(), held.is_new, strict=True):
+def load(pool, blocks, held):
+    """Loads the new blocks of a lease."""
+    for block, slot, is_new in zip(blocks, held.slots.tolist(), held.is_new, strict=True):
         if is_new:
-            slot_of(pool, slot)[...] = slab
+            slot_of(pool, slot)[...] = block
             pool.finish_task(np.array([slot]))
 
 
@@ -51,75 +51,75 @@ class PoolMachine(RuleBasedStateMachine):
 
     leases = Bundle("leases")
 
-    @initialize(n_slots=st.integers(1, 6), n_slabs=st.integers(6, 15))
-    def make(self, n_slots, n_slabs):
-        self.pool, self.n_slabs = make_pool(n_slabs, n_slots), n_slabs
+    @initialize(n_slots=st.integers(1, 6), n_blocks=st.integers(6, 15))
+    def make(self, n_slots, n_blocks):
+        self.pool, self.n_blocks = make_pool(n_blocks, n_slots), n_blocks
         self.memory = self.pool.rows.__array_interface__["data"][0]
-        self.held = []  # leases, with their slabs
-        self.todo = []  # tasks: slab, slot
+        self.held = []  # leases, with their blocks
+        self.todo = []  # tasks: block, slot
         self.failed = {}  # slot: what went wrong there
         assert len(self.pool) == n_slots
 
-    def slabs(self, seed, most):
+    def blocks(self, seed, most):
         random = np.random.default_rng(seed)
-        return random.permutation(self.n_slabs)[: random.integers(1, most + 1)]
+        return random.permutation(self.n_blocks)[: random.integers(1, most + 1)]
 
-    def began(self, slabs, got, n_tasks):
-        for slab, slot, is_new in zip(slabs.tolist(), got.slots.tolist(), got.is_new.tolist(), strict=True):
+    def began(self, blocks, got, n_tasks):
+        for block, slot, is_new in zip(blocks.tolist(), got.slots.tolist(), got.is_new.tolist(), strict=True):
             assert -1 <= slot < len(self.pool)
             if is_new:
                 assert slot >= 0
                 self.failed.pop(slot, None)
-                self.todo += [(slab, slot)] * n_tasks
+                self.todo += [(block, slot)] * n_tasks
         placed = got.slots[got.slots >= 0]
         assert len(set(placed.tolist())) == len(placed)
 
     @rule(target=leases, seed=st.integers(0, 10**6), n_tasks=st.integers(1, 3))
     def lease(self, seed, n_tasks):
-        slabs = self.slabs(seed, 8)
-        got = self.pool.lease(slabs, np.full(len(slabs), n_tasks))
-        self.began(slabs, got, n_tasks)
+        blocks = self.blocks(seed, 8)
+        got = self.pool.lease(blocks, np.full(len(blocks), n_tasks))
+        self.began(blocks, got, n_tasks)
         if (got.slots < 0).all():  # holds nothing, and is not given back
             assert not got.is_new.any()
             return None
-        self.held.append((slabs, got))
+        self.held.append((blocks, got))
         return self.held[-1]
 
     @rule(seed=st.integers(0, 10**6), n_tasks=st.integers(1, 3))
     def reserve(self, seed, n_tasks):
-        slabs = self.slabs(seed, 8)
-        self.began(slabs, self.pool.reserve(slabs, np.full(len(slabs), n_tasks)), n_tasks)
+        blocks = self.blocks(seed, 8)
+        self.began(blocks, self.pool.reserve(blocks, np.full(len(blocks), n_tasks)), n_tasks)
 
     @precondition(lambda self: self.todo)
     @rule(at=st.integers(0, 10**6), fails=st.sampled_from([False, False, False, True]))
     def do_task(self, at, fails):
-        slab, slot = self.todo.pop(at % len(self.todo))
-        error = ValueError(f"slab {slab}") if fails else None
+        block, slot = self.todo.pop(at % len(self.todo))
+        error = ValueError(f"block {block}") if fails else None
         if fails:
             self.failed[slot] = error
-        slot_of(self.pool, slot)[...] = slab
+        slot_of(self.pool, slot)[...] = block
         self.pool.finish_task(np.array([slot]), error)
 
     @rule(given=consumes(leases), done=st.integers(0, 255))
     def give_back(self, given, done):
         if given is None:
             return
-        slabs, got = given
+        blocks, got = given
         loading = {slot for _, slot in self.todo}
-        if loading & set(got.slots.tolist()):  # a reader waits for its slabs before it gives them back
+        if loading & set(got.slots.tolist()):  # a reader waits for its blocks before it gives them back
             assert not self.pool.is_loaded(got)
             self.todo, mine = (
                 [t for t in self.todo if t[1] not in got.slots],
                 [t for t in self.todo if t[1] in got.slots],
             )
-            for slab, slot in mine:
-                slot_of(self.pool, slot)[...] = slab
+            for block, slot in mine:
+                slot_of(self.pool, slot)[...] = block
                 self.pool.finish_task(np.array([slot]))
         assert self.pool.is_loaded(got)
         self.pool.wait(got)
         wrong = [slot for slot in got.slots.tolist() if slot in self.failed]
         assert self.pool.error(got) is (self.failed[wrong[0]] if wrong else None)
-        is_done = np.array([bool(done >> at & 1) for at in range(len(slabs))]) & (not wrong)
+        is_done = np.array([bool(done >> at & 1) for at in range(len(blocks))]) & (not wrong)
         self.held = [other for other in self.held if other is not given]
         self.pool.give_back(got, is_done)
 
@@ -128,12 +128,12 @@ class PoolMachine(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         loading, places = {slot for _, slot in self.todo}, {}
-        for slabs, got in self.held:
-            for slab, slot in zip(slabs.tolist(), got.slots.tolist(), strict=True):
+        for blocks, got in self.held:
+            for block, slot in zip(blocks.tolist(), got.slots.tolist(), strict=True):
                 if slot >= 0 and slot not in loading and slot not in self.failed:
-                    assert (slot_of(self.pool, slot) == slab).all()
+                    assert (slot_of(self.pool, slot) == block).all()
                 if slot >= 0:
-                    assert places.setdefault(slot, slab) == slab  # never two slabs in a slot
+                    assert places.setdefault(slot, block) == block  # never two blocks in a slot
         assert self.pool.rows.__array_interface__["data"][0] == self.memory
         assert len(self.pool.rows) == len(self.pool) * SLOT_ROWS
 
@@ -141,17 +141,17 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 10**6))
     def somebody_alone_gets_all_that_there_is(self, seed):
         """No slot is ever lost: who waits for room finds some, and in the end has what was asked or the whole pool."""
-        slabs = self.slabs(seed, self.n_slabs)
-        left = slabs
-        for _ in range(3 * len(slabs)):
+        blocks = self.blocks(seed, self.n_blocks)
+        left = blocks
+        for _ in range(3 * len(blocks)):
             self.pool.wait_for_room()  # must come back at once
             got = self.pool.lease(left, np.ones(len(left), dtype=np.int64))
             self.began(left, got, 1)
             while self.todo:
                 self.do_task(0, False)
             there = got.slots >= 0
-            for slab, slot in zip(left[there].tolist(), got.slots[there].tolist(), strict=True):
-                assert slot in self.failed or (slot_of(self.pool, slot) == slab).all()
+            for block, slot in zip(left[there].tolist(), got.slots[there].tolist(), strict=True):
+                assert slot in self.failed or (slot_of(self.pool, slot) == block).all()
             if there.any():
                 self.pool.error(got)
                 self.pool.give_back(got, np.zeros(len(left), dtype=bool))
@@ -165,7 +165,7 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=80, stateful_step_count=40)
 
 
-def test_a_slab_that_is_done_stays_readable_until_its_place_is_needed():
+def test_a_block_that_is_done_stays_readable_until_its_place_is_needed():
     pool = make_pool(9, 2)
     held = lease(pool, [3, 4])
     load(pool, [3, 4], held)
@@ -179,7 +179,7 @@ def test_a_slab_that_is_done_stays_readable_until_its_place_is_needed():
     assert int(both.slots[0]) != int(again.slots[0])
 
 
-def test_a_slab_that_is_done_gives_its_place_back_also_where_another_reader_still_holds_it():
+def test_a_block_that_is_done_gives_its_place_back_also_where_another_reader_still_holds_it():
     """Its last row may be out with one reader while another is still copying."""
     pool = make_pool(9, 1)
     first = lease(pool, [3])
@@ -211,20 +211,20 @@ def test_what_is_reserved_is_not_thrown_out_before_it_is_loaded():
     assert held.is_new.tolist() == [True]
 
 
-def test_the_slab_that_was_not_used_for_longest_goes_first():
+def test_the_block_that_was_not_used_for_longest_goes_first():
     pool = make_pool(9, 3)
-    for slab in (0, 1, 2, 0, 1):
-        held = lease(pool, [slab])
-        load(pool, [slab], held)
+    for block in (0, 1, 2, 0, 1):
+        held = lease(pool, [block])
+        load(pool, [block], held)
         give_back(pool, held)
-    for slab, is_new in ((7, True), (0, False), (1, False), (2, True)):
-        held = lease(pool, [slab])
-        assert bool(held.is_new[0]) is is_new, slab
-        load(pool, [slab], held)
+    for block, is_new in ((7, True), (0, False), (1, False), (2, True)):
+        held = lease(pool, [block])
+        assert bool(held.is_new[0]) is is_new, block
+        load(pool, [block], held)
         give_back(pool, held)
 
 
-def test_an_error_is_told_to_all_who_hold_the_slab_and_then_tried_again():
+def test_an_error_is_told_to_all_who_hold_the_block_and_then_tried_again():
     pool = make_pool(9, 3)
     first, second = lease(pool, [3, 4]), lease(pool, [3])
     broken = ValueError("broken")
@@ -241,7 +241,7 @@ def test_an_error_is_told_to_all_who_hold_the_slab_and_then_tried_again():
     assert pool.error(again) is None
 
 
-def test_an_error_of_a_slab_that_was_thrown_out_is_forgotten():
+def test_an_error_of_a_block_that_was_thrown_out_is_forgotten():
     pool = make_pool(9, 1)
     pool.finish_task(reserve(pool, [3]).slots, ValueError("broken"))
     held = lease(pool, [4])
@@ -249,7 +249,7 @@ def test_an_error_of_a_slab_that_was_thrown_out_is_forgotten():
     assert pool.error(held) is None
 
 
-def test_a_slab_of_several_tasks_is_there_when_the_last_one_is_done():
+def test_a_block_of_several_tasks_is_there_when_the_last_one_is_done():
     pool = make_pool(9, 2)
     held = lease(pool, [3, 4], n_tasks=3)
     ready = []
@@ -278,11 +278,11 @@ def test_who_waits_for_room_goes_on_when_somebody_gives_back():
     assert lease(pool, [1]).slots[0] == 0
 
 
-def read_all(pool, seed, n_slabs):
+def read_all(pool, seed, n_blocks):
     """As a reader does: leases what it gets, loads, looks, gives back, until all was there."""
     random = np.random.default_rng(seed)
     for _ in range(12):
-        left = random.permutation(n_slabs)[: random.integers(1, n_slabs)]
+        left = random.permutation(n_blocks)[: random.integers(1, n_blocks)]
         if random.integers(0, 3) == 0:
             ahead = pool.reserve(left, np.ones(len(left), dtype=np.int64))
             load(pool, left.tolist(), ahead)
@@ -292,14 +292,14 @@ def read_all(pool, seed, n_slabs):
             load(pool, left.tolist(), held)
             pool.wait(held)
             there = held.slots >= 0
-            for slab, slot in zip(left[there].tolist(), held.slots[there].tolist(), strict=True):
-                assert (slot_of(pool, slot) == slab).all()
+            for block, slot in zip(left[there].tolist(), held.slots[there].tolist(), strict=True):
+                assert (slot_of(pool, slot) == block).all()
             pool.give_back(held, random.integers(0, 2, len(left)).astype(bool))
             left = left[~there]
 
 
 @pytest.mark.parametrize("n_slots", [1, 2, 5])
-def test_threads_that_need_more_slabs_than_the_pool_has_all_come_to_an_end(n_slots):
+def test_threads_that_need_more_blocks_than_the_pool_has_all_come_to_an_end(n_slots):
     pool = make_pool(12, n_slots)
     in_threads(*(partial(read_all, pool, seed, 12) for seed in range(12)))
     held = lease(pool, range(12))
@@ -307,7 +307,7 @@ def test_threads_that_need_more_slabs_than_the_pool_has_all_come_to_an_end(n_slo
 
 
 def test_keeping_books_takes_no_more_memory_from_epoch_to_epoch():
-    """Where all has a place, slabs are given back and taken again for ever, and no slot is ever looked for."""
+    """Where all has a place, blocks are given back and taken again for ever, and no slot is ever looked for."""
     pool = make_pool(4, 4)
     for _ in range(500):
         held = lease(pool, range(4))
