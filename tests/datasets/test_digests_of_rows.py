@@ -280,7 +280,7 @@ def test_an_array_of_the_same_bytes_and_another_meaning_is_refused(make_h5):
 
 @pytest.mark.parametrize("kind", ["contiguous", "scale-offset"])
 def test_rows_are_compared_when_they_are_read_and_other_rows_are_read(make_h5, nothing_held, monkeypatch, kind):
-    monkeypatch.setattr("lightning_h5.readers.digesting.PIECE_BYTES", 240)
+    monkeypatch.setattr("lightning_h5.readers.digest_reader.RUN_BYTES", 240)
     path = make_h5(x=KINDS[kind])
     digest(path)
     right = expected(path, "x")
