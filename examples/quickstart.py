@@ -8,6 +8,7 @@ on it, tests it and predicts. ``examples/quickstart.yaml`` does the same from th
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,11 @@ def main() -> float:
         batch_size=64,
     )
     model = DigitNet()
-    trainer = Trainer(max_epochs=12, accelerator="cpu", logger=False, enable_checkpointing=False)
+    # A log file has no use for a progress bar.
+    bar = sys.stdout.isatty()
+    trainer = Trainer(
+        max_epochs=12, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=bar
+    )
     trainer.fit(model, datamodule=datamodule)
     accuracy = trainer.test(model, datamodule=datamodule)[0]["test/accuracy"]
     predictions = trainer.predict(model, datamodule=datamodule)

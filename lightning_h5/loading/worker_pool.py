@@ -95,6 +95,7 @@ class WorkerPool:
 
     Attributes:
         persists: whether they wait for another pass when one has ended.
+        n_passes: passes that began with them.
         processes: of the workers.
 
     Raises:
@@ -113,6 +114,7 @@ class WorkerPool:
         self._tasks: dict[int, _Task] = {}  # not answered yet, by number
         self._n_sent = 0
         self._pass: weakref.ref[WorkerBatches] | None = None
+        self.n_passes = 0
         depth = loader.prefetch_factor or 2
         # This raises if a file can no longer be read; `__del__` ends nothing before there is a lock.
         n_bytes = max(MIN_SHARED, loader.sampler.batch_size * self.dataset.cost.row_bytes * N_SHARED * depth)
@@ -188,6 +190,7 @@ class WorkerPool:
             tokens: which batches.
             depth: batches that each worker makes ahead.
         """
+        self.n_passes += 1
         batches = WorkerBatches(self, tokens, depth * len(self.processes))
         self._pass = weakref.ref(batches)
         return batches
@@ -321,6 +324,7 @@ class WorkerBatches:
 
     def __init__(self, pool: WorkerPool, tokens: Iterator[BatchToken], n_ahead: int) -> None:
         self._pool, self._tokens, self._n_workers = pool, tokens, len(pool.processes)
+        self._number = pool.n_passes
         self._tasks: deque[_Task] = deque()
         self._n_asked, self._is_closed = 0, False
         for _ in range(n_ahead):
@@ -359,7 +363,8 @@ class WorkerBatches:
         return answer
 
     def _leave(self) -> None:
-        if not self._pool.persists:
+        # A pass that has all its batches no longer needs the workers, and another one may have begun with them.
+        if not self._pool.persists and self._number == self._pool.n_passes:
             self._pool.end()
 
     def close(self) -> None:

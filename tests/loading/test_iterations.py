@@ -114,6 +114,19 @@ def test_workers_that_another_iteration_uses_persist_until_its_end(path):
     loader.close()
 
 
+def test_the_end_of_an_iteration_leaves_workers_alone_that_another_one_began_to_use(path):
+    loader = loader_of(path, num_workers=1, persistent_workers=True)
+    first = iter(loader)
+    assert len(rows_of(islice(first, len(loader)))) == ROWS  # its end is not asked for
+    second = iter(loader)
+    seen = rows_of([next(second)])  # the same workers
+    third = iter(loader)
+    next(third)  # its own
+    assert list(first) == []
+    assert sorted(seen + rows_of(second)) == list(range(ROWS))
+    loader.close()
+
+
 def test_an_error_in_one_iteration_leaves_the_other_alone(path):
     loader = loader_of(path, num_workers=1, persistent_workers=True)
     older = iter(loader)
