@@ -121,7 +121,7 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     @property
     def _options_of_files(self) -> OpenOptions:
-        return OpenOptions(trust=self._options.files)
+        return OpenOptions(files=self._options.files)
 
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""

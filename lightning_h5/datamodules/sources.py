@@ -62,7 +62,7 @@ def source_of(
     if options.may_fill(split):
         return Source(files, "train", is_cut=True)
     filled = [str(fill_split(key, split)) for key in keys]
-    if filled != keys and catalog.has(files[0], filled, OpenOptions(trust=opened)):
+    if filled != keys and catalog.has(files[0], filled, OpenOptions(files=opened)):
         return Source(files, split)
     return None
 

@@ -263,7 +263,7 @@ class Catalog:
         """Return a file's guard and its arrays, of one and the same file: another may take its place meanwhile."""
         guard: ChangeGuard | None = None
         with suppress(OSError):  # opening it raises a better error
-            guard = ChangeGuard.of(path, grows=options.swmr, strict=options.trust.verify is not None)
+            guard = ChangeGuard.of(path, grows=options.swmr, strict=options.files.verify is not None)
         with open_h5(path, swmr=options.swmr) as h5:
             if guard is None:
                 raise H5DataChangedError(f"{path!r} was made while it was looked at. Start again once it is written.")
@@ -286,12 +286,12 @@ class Catalog:
     def _array(
         self, file: _File, h5: Any, path: str, key: str, options: OpenOptions, *, is_asked: bool
     ) -> ArrayLayout | H5Error | None:
-        trust, guard = options.trust, file.guard
+        files, guard = options.files, file.guard
         try:
-            found = self._alike.describe(h5, path, key, trust, guard, if_exists=not is_asked)
-            if trust.allow_external and found is not None:
-                strict = trust.verify is not None
-                file.others[key] = external_guards(h5, [key], trust, grows=options.swmr, strict=strict)
+            found = self._alike.describe(h5, path, key, files, guard, if_exists=not is_asked)
+            if files.allow_external and found is not None:
+                strict = files.verify is not None
+                file.others[key] = external_guards(h5, [key], files, grows=options.swmr, strict=strict)
         except H5Error as error:
             return error.with_traceback(None)
         return found
@@ -333,7 +333,7 @@ def each_readable(
 
 
 def _which(path: str, options: OpenOptions) -> tuple[str, FileOptions]:
-    return path, options.trust
+    return path, options.files
 
 
 def _short_column(h5: Any, layout: ArrayLayout | H5Error | None) -> npt.NDArray[Any] | None:

@@ -41,7 +41,7 @@ def count_rows(
 ) -> int:
     """Return the number of rows of an array in some files."""
     asked = [Asked(key=key, takes_packed=True)]
-    return (catalog or Catalog()).table(paths, asked, OpenOptions(trust=files or FileOptions())).n_rows
+    return (catalog or Catalog()).table(paths, asked, OpenOptions(files=files or FileOptions())).n_rows
 
 
 def column_of(
@@ -70,7 +70,7 @@ def column_of(
         H5ValueError: the array has other rows, or rows without a value.
     """
     catalog = catalog or Catalog()
-    options = OpenOptions(trust=files or FileOptions())
+    options = OpenOptions(files=files or FileOptions())
     # Text is accepted. Of a growing file both arrays count as long as the shorter one.
     keys = [key] if same_rows_as is None else [key, same_rows_as]
     table = catalog.table(paths, [Asked(key=one, takes_packed=True) for one in keys], options)

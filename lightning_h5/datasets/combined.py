@@ -154,7 +154,7 @@ class CombinedHDF5Dataset(CachingDataset):
         if label is None and valid_mask is not None:
             raise H5ValueError(f"valid_mask={valid_mask!r} says which steps count for `label`. Pass label as well.")
         opened = FileOptions.parse(files, "files")
-        plain = OpenOptions(trust=opened)
+        plain = OpenOptions(files=opened)
         catalog = catalog or Catalog()
         columns = [one.column for one in criteria if one.column is not None]
         of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
@@ -189,7 +189,7 @@ class CombinedHDF5Dataset(CachingDataset):
             table,
             normalized(of_sample, normalize, table, catalog, plain),
             batch_transform=batch_transform,
-            options=OpenOptions(rdcc_nbytes=chunk_cache(table, budget, swmr=opened.swmr), trust=opened),
+            options=OpenOptions(rdcc_nbytes=chunk_cache(table, budget, swmr=opened.swmr), files=opened),
             mmap=opened.mmap,
             cache_bytes=budget,
             cache_size=row_cache.size,

@@ -335,7 +335,7 @@ def chunk_cache(table: RowTable, budget: int, *, swmr: bool) -> int:
     HDF5 keeps a cache for each open array, so the budget is shared among the arrays of the files that may be open.
     Arrays that are decoded in this package are read whole chunks at a time, and need none.
     """
-    plain = OpenOptions(trust=FileOptions(swmr=swmr))
+    plain = OpenOptions(files=FileOptions(swmr=swmr))
     spans = [
         array.chunk_span_bytes
         for arrays in table.layouts

@@ -114,7 +114,7 @@ class H5LazyDataset(FileDataset):
         )
         opened = FileOptions.parse(files, "files")
         opened = replace(opened, swmr=True) if swmr else opened
-        plain = OpenOptions(trust=opened)
+        plain = OpenOptions(files=opened)
         asked = [replace(one, takes_packed=self.takes_packed) for one in fields.asked]
         catalog = catalog or Catalog()
         table = catalog.table(expand_paths(path), asked, plain, sample=sample)
@@ -131,7 +131,7 @@ class H5LazyDataset(FileDataset):
                 rdcc_nbytes=given if given is not None else chunk_cache(table, budget, swmr=opened.swmr),
                 rdcc_nslots=rdcc_nslots,
                 rdcc_w0=rdcc_w0,
-                trust=opened,
+                files=opened,
             ),
             mmap=opened.mmap,
             cache_bytes=budget,

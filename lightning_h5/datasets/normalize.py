@@ -175,7 +175,7 @@ def normalized(
             "the two out."
         )
     # Statistics of arrays that are not loaded do no harm.
-    plain = OpenOptions(trust=options.trust)
+    plain = OpenOptions(files=options.files)
     unknown = [name for name in stats if name not in loaded and not catalog.has(table.paths[0], [name], plain)]
     if unknown or not found:
         raise H5ValueError(

@@ -176,9 +176,9 @@ class RankMemCachedH5Dataset(TableDataset):
             rdcc_nbytes=None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes"),
             rdcc_nslots=rdcc_nslots,
             rdcc_w0=rdcc_w0,
-            trust=opened,
+            files=opened,
         )
-        plain = OpenOptions(trust=opened)
+        plain = OpenOptions(files=opened)
         asked = [replace(one, takes_packed=self.takes_packed) for one in fields.asked]
         catalog = catalog or Catalog()
         table = catalog.table(expand_paths(path), asked, plain, sample=sample)

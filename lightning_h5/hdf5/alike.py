@@ -84,7 +84,7 @@ class AlikeArrays:
         self._file: tuple[Any, _File | None] = None, None
 
     def describe(
-        self, file: Any, path: str, key: str, trust: FileOptions, guard: ChangeGuard, *, if_exists: bool = False
+        self, file: Any, path: str, key: str, files: FileOptions, guard: ChangeGuard, *, if_exists: bool = False
     ) -> ArrayLayout | None:
         """Return what ``describe_array`` returns, with the file's guard.
 
@@ -92,7 +92,7 @@ class AlikeArrays:
             file: the open file.
             path: its path.
             key: the array.
-            trust: see ``describe_array``.
+            files: see ``describe_array``.
             guard: change guard of the file.
             if_exists: return None if the first component of the key does not exist in the file.
 
@@ -103,23 +103,23 @@ class AlikeArrays:
         if found is None:
             if if_exists and not _has_first(file, key):
                 return None
-            return check_described(self._in_full(file, path, key, trust), trust).guarded(guard)
+            return check_described(self._in_full(file, path, key, files), files).guarded(guard)
         (opened, group, name), header = found
-        which = (key, trust, header.structure)
+        which = (key, files, header.structure)
         known, is_proven = self._known.get(which, (None, False))
         with translate_h5py_errors(path, repr(key)):
             made = None if known is None else _made(known, path, opened, group, name, header, guard)
         if made is not None and is_proven:
-            return check_described(made, trust)
-        layout = self._in_full(file, path, key, trust)
+            return check_described(made, files)
+        layout = self._in_full(file, path, key, files)
         if known is None and not layout.members:
             self._known[which] = layout, False
         elif known is not None and made is not None and _is_equal(made, layout.guarded(made.guard)):
             self._known[which] = known, True
-        return check_described(layout, trust).guarded(guard)
+        return check_described(layout, files).guarded(guard)
 
-    def _in_full(self, file: Any, path: str, key: str, trust: FileOptions) -> ArrayLayout:
-        layout = layout_of(find_array(file, key, trust), path, key)
+    def _in_full(self, file: Any, path: str, key: str, files: FileOptions) -> ArrayLayout:
+        layout = layout_of(find_array(file, key, files), path, key)
         if layout.members:
             self._members.add(key)
         return layout

@@ -129,14 +129,14 @@ def check_in_file(file: Any, array: Any, key: str) -> None:
         )
 
 
-def check_sizes(file: Any, array: Any, key: str, trust: FileOptions, n_stored: int | None = None) -> None:
+def check_sizes(file: Any, array: Any, key: str, files: FileOptions, n_stored: int | None = None) -> None:
     """Check that an array declares no sizes out of proportion to its stored bytes.
 
     Args:
         file: the open file.
         array: h5py's dataset.
         key: the name that it was asked for by.
-        trust: which sizes are accepted all the same.
+        files: which sizes are accepted all the same.
         n_stored: bytes that are stored of a virtual array; None for those of the array itself.
 
     Raises:
@@ -144,7 +144,7 @@ def check_sizes(file: Any, array: Any, key: str, trust: FileOptions, n_stored: i
     """
     itemsize = array.id.get_type().get_size()
     chunk_bytes = math.prod(array.chunks) * itemsize if array.chunks else 0
-    if chunk_bytes > MAX_CHUNK_BYTES and not trust.trusted:
+    if chunk_bytes > MAX_CHUNK_BYTES and not files.trusted:
         raise H5ValueError(
             f"{key!r} in {file.filename!r} has chunks of {bytes_text(chunk_bytes, digits=2)} (shape {array.chunks}); "
             f"reading a row decodes a whole chunk, and more than {bytes_text(MAX_CHUNK_BYTES, digits=2)} is refused. "
@@ -152,7 +152,7 @@ def check_sizes(file: Any, array: Any, key: str, trust: FileOptions, n_stored: i
             "files=FileOptions(trusted=True) if you trust the file."
         )
     declared = math.prod(array.shape) * itemsize
-    if declared <= MAX_BYTES or trust.trusted or array.external:
+    if declared <= MAX_BYTES or files.trusted or array.external:
         return
     if n_stored is None:
         n_stored = int(min(array.id.get_storage_size(), h5py.h5i.get_file_id(array.id).get_filesize()))

@@ -51,14 +51,14 @@ FLETCHER32, GZIP, BZIP2, ZSTD = 3, 1, 307, 32015  # HDF5's numbers of filters
 CHECKED_HEADER = b"OHDR"  # signature of object headers that have checksums
 
 
-def describe_array(file: Any, path: str, key: str, trust: FileOptions) -> ArrayLayout:
+def describe_array(file: Any, path: str, key: str, files: FileOptions) -> ArrayLayout:
     """Describe an array of an open file, and check it. Reads metadata only.
 
     Args:
         file: the open file.
         path: its path.
         key: the array.
-        trust: which declarations of the file are accepted, and which proofs are required.
+        files: which declarations of the file are accepted, and which proofs are required.
 
     Raises:
         H5KeyError: the array does not exist.
@@ -67,18 +67,18 @@ def describe_array(file: Any, path: str, key: str, trust: FileOptions) -> ArrayL
         H5CorruptError: it is not the array that its digests were made of, or its chunk index is damaged.
         H5FileError: a filter is not installed, or the file has no digests although they are required.
     """
-    return check_described(layout_of(find_array(file, key, trust), path, key), trust)
+    return check_described(layout_of(find_array(file, key, files), path, key), files)
 
 
-def check_described(layout: ArrayLayout, trust: FileOptions) -> ArrayLayout:
+def check_described(layout: ArrayLayout, files: FileOptions) -> ArrayLayout:
     """Check a described array; return it with its digests, if these are required.
 
     Raises:
         H5Error: see ``describe_array``.
     """
-    if trust.verify == "digest":
+    if files.verify == "digest":
         layout = with_digests(layout, read_digests(layout.path))
-    check_integrity(layout, trust.min_integrity)
+    check_integrity(layout, files.min_integrity)
     return layout
 
 

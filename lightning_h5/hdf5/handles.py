@@ -45,19 +45,19 @@ class OpenOptions:
     rdcc_nbytes: int | None = None
     rdcc_nslots: int | None = None
     rdcc_w0: float | None = None
-    trust: FileOptions = field(default_factory=FileOptions)
+    files: FileOptions = field(default_factory=FileOptions)
 
     @property
     def swmr(self) -> bool:
         """Whether the file has a live writer."""
-        return self.trust.swmr
+        return self.files.swmr
 
 
 class H5Handle:
     """A file open through the HDF5 library, and its arrays that were used."""
 
     def __init__(self, path: str, options: OpenOptions) -> None:
-        self._trust = options.trust
+        self._files = options.files
         self._file = open_h5(
             path,
             rdcc_nbytes=options.rdcc_nbytes,
@@ -73,7 +73,7 @@ class H5Handle:
         array = self._arrays.get(layout.name)
         if array is None:
             ensure_filters(layout.filters, layout.path, layout.key)
-            array = self._arrays[layout.name] = find_array(self._file, layout.name, self._trust).array
+            array = self._arrays[layout.name] = find_array(self._file, layout.name, self._files).array
         return array
 
     def close(self) -> None:

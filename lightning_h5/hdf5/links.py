@@ -55,17 +55,17 @@ class _Sources:
 
     Args:
         key: the array, for messages.
-        trust: whether other files are accepted, and which sizes.
+        files: whether other files are accepted, and which sizes.
 
     Attributes:
-        files: paths of other files that the array has rows in.
+        paths: other files that the array has rows in.
         n_bytes: bytes that its sources store, each counted once.
     """
 
-    def __init__(self, key: str, trust: FileOptions) -> None:
-        self.files: dict[str, None] = {}
+    def __init__(self, key: str, files: FileOptions) -> None:
+        self.paths: dict[str, None] = {}
         self.n_bytes = 0
-        self._key, self._trust = key, trust
+        self._key, self._files = key, files
         self._above: list[tuple[str, str]] = []  # virtual arrays that are made of the present one
         self._seen: set[tuple[str, str]] = set()
 
@@ -107,7 +107,7 @@ class _Sources:
     def _add_source(self, file: Any, name: str, source: str) -> None:
         # A relative name can lead to a folder below, and is not certain to be the file itself.
         is_own = name == "." or (os.path.isabs(name) and name == file.filename)
-        check_source(file, self._key, name, source, is_own=is_own, allow_external=self._trust.allow_external)
+        check_source(file, self._key, name, source, is_own=is_own, allow_external=self._files.allow_external)
         if is_own:
             self._add_arrays(file, file, source)
             return
@@ -131,7 +131,7 @@ class _Sources:
                 return
             what = f"{self._key!r} in {file.filename!r} is a virtual array over {name!r} in {other.filename!r}"
             try:
-                array, members = resolve_path(other, name, allow_external=self._trust.allow_external)
+                array, members = resolve_path(other, name, allow_external=self._files.allow_external)
             except H5KeyError as error:
                 raise H5KeyError(
                     f"{what}, which does not exist; its rows would read as fill values. Put it back, or name another "
@@ -142,41 +142,41 @@ class _Sources:
                     f"{what}, which is no array that HDF5 finds; its rows would read as fill values. Name the array "
                     "itself."
                 )
-            if not self._trust.allow_external:
+            if not self._files.allow_external:
                 check_in_file(other, array, name)
             self.add(other, array)
             if not array.is_virtual:
                 check_library(array, other.filename, name, f"{self._key!r} is a virtual array over it")
-                check_sizes(other, array, name, self._trust)
+                check_sizes(other, array, name, self._files)
 
     def _add_file(self, path: str) -> None:
-        self.files[os.path.abspath(path)] = None
+        self.paths[os.path.abspath(path)] = None
 
 
-def find_array(file: Any, key: str, trust: FileOptions = _DEFAULTS) -> ArrayHandle:
+def find_array(file: Any, key: str, files: FileOptions = _DEFAULTS) -> ArrayHandle:
     """Find an array by its path inside the file, which may end in a member of a compound array.
 
     Args:
         file: an open file.
         key: such as ``"train/images"``, or ``"obs/labels"`` for the member ``labels`` of the array ``obs``.
-        trust: whether other files and large sizes are accepted. A refused file is not opened, not even to refuse it.
+        files: whether other files and large sizes are accepted. A refused file is not opened, not even to refuse it.
 
     Raises:
         H5KeyError: the array does not exist; the message has near matches and a list of arrays.
         H5ValueError: it is a group, a scalar, or empty, or lies in another file.
     """
     with translate_h5py_errors(file.filename, repr(key)):
-        array, members = resolve_path(file, key, allow_external=trust.allow_external)
+        array, members = resolve_path(file, key, allow_external=files.allow_external)
         _check_is_array(file, array, key)
         # Before its shape is asked for: HDF5 may open all files of a virtual array to find that.
-        if not trust.allow_external:
+        if not files.allow_external:
             check_in_file(file, array, key)
-        sources = _Sources(key, trust)
-        if array.is_virtual or trust.allow_external:
+        sources = _Sources(key, files)
+        if array.is_virtual or files.allow_external:
             sources.add(file, array)
         _check_has_rows(file, array, key)
-        check_sizes(file, array, key, trust, sources.n_bytes if array.is_virtual else None)
-        return ArrayHandle(array, members, is_in_other_file(file, array), file, tuple(sources.files))
+        check_sizes(file, array, key, files, sources.n_bytes if array.is_virtual else None)
+        return ArrayHandle(array, members, is_in_other_file(file, array), file, tuple(sources.paths))
 
 
 def _check_is_array(file: Any, array: Any, key: str) -> None:
@@ -209,14 +209,14 @@ def _check_has_rows(file: Any, array: Any, key: str) -> None:
 
 
 def external_guards(
-    file: Any, keys: Iterable[str], trust: FileOptions, *, grows: bool = False, strict: bool = False
+    file: Any, keys: Iterable[str], files: FileOptions, *, grows: bool = False, strict: bool = False
 ) -> tuple[ChangeGuard, ...]:
     """Return change guards of the other files that arrays of an open file have rows in, in order of discovery.
 
     Args:
         file: the open file.
         keys: its arrays.
-        trust: whether other files are accepted; if not, there are none.
+        files: whether other files are accepted; if not, there are none.
         grows: see ``ChangeGuard.of``.
         strict: see ``ChangeGuard.of``.
 
@@ -224,7 +224,7 @@ def external_guards(
         H5Error: an array is missing or refused (see ``find_array``).
         H5FileError: another file does not exist.
     """
-    found = [find_array(file, key, trust).other_files for key in keys] if trust.allow_external else []
+    found = [find_array(file, key, files).other_files for key in keys] if files.allow_external else []
     guards = []
     for path in dict.fromkeys(path for paths in found for path in paths):
         try:

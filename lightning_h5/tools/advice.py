@@ -359,14 +359,11 @@ def _choose_module(
     if not costly:
         is_contiguous = all(array.is_contiguous for array in fields)
         why = "single rows are read by position" if is_contiguous else "all decoded rows fit shuffle.buffer"
-        return (
-            lazy,
-            {},
-            (
-                f"Rows are read on demand: {why}, so that any order costs the same. `lightning-h5 bench` measures whether "
-                "RankCachedH5DataModule, which loads all rows first, is faster."
-            ),
+        why = (
+            f"Rows are read on demand: {why}, so that any order costs the same. `lightning-h5 bench` measures whether "
+            "RankCachedH5DataModule, which loads all rows first, is faster."
         )
+        return lazy, {}, why
     # These bring torch, which takes longer to import than a look at most files.
     from ..datasets import available_memory
     from ..loading import FEW_BLOCKS, blocks_mixed, bytes_to_mix

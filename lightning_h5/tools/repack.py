@@ -179,7 +179,7 @@ def repack_file(
         shuffle_keys=shuffle_keys,
         keys=keys,
         verify=verify,
-        trust=FileOptions(trusted=trusted),
+        files=FileOptions(trusted=trusted),
     )
     source, target = expand_user(source), expand_user(target)
     if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):

@@ -52,7 +52,7 @@ class RepackOptions:
     shuffle_keys: Sequence[str] | None = None
     keys: Sequence[str] | None = None
     verify: bool = False
-    trust: FileOptions
+    files: FileOptions
 
     def __post_init__(self) -> None:
         if self.rows_per_chunk is not None and self.rows_per_chunk < 1:
@@ -112,7 +112,7 @@ def _check(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) -> No
     """Refuse an array that cannot be read as it is planned."""
     dataset = h5py.Dataset(array)
     if (plan.way != "as it is" or options.verify) and array.shape:
-        check_sizes(file, dataset, plan.name, options.trust)
+        check_sizes(file, dataset, plan.name, options.files)
         ensure_filters(filters_of(dataset), file.filename, plan.name)
         if may_run_code(array) and (plan.way != "rows" or pipeline_of(array, file.filename, plan.name) is None):
             why = "not all of its chunks are decoded one by one to be copied or compared"

@@ -166,7 +166,7 @@ def compute_stats(
         raise H5ValueError(
             f"channel_axis names {listing(unknown)}; the arrays are {listing(names)}. Name one of these."
         )
-    options = OpenOptions(trust=FileOptions(allow_external=allow_external))
+    options = OpenOptions(files=FileOptions(allow_external=allow_external))
     catalog = Catalog(names)
     tables = [catalog.table(paths, [Asked(key=key)], options) for key in names]
     wanted = [_ascending(rows, table.n_rows, key) for key, table in zip(names, tables, strict=True)]

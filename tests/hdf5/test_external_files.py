@@ -44,9 +44,9 @@ def folder(tmp_path):
     return tmp_path
 
 
-def others(folder, *keys, trust=TRUSTING):
+def others(folder, *keys, files=TRUSTING):
     with open_h5(str(folder / "main.h5")) as file:
-        guards = external_guards(file, keys, trust)
+        guards = external_guards(file, keys, files)
     assert all(os.path.dirname(guard.path) == str(folder) for guard in guards)
     for guard in guards:
         guard.check()
@@ -72,7 +72,7 @@ def test_all_files_that_rows_come_from_are_found_each_once(folder, keys, expecte
 
 
 def test_nothing_is_looked_for_where_nothing_is_followed(folder):
-    assert others(folder, "own", trust=FileOptions()) == []
+    assert others(folder, "own", files=FileOptions()) == []
 
 
 def test_of_a_pattern_of_names_the_files_that_are_there_are_found(folder):

@@ -19,7 +19,7 @@ def rows(path, key, allow_external=False, **how):
     """All rows by the way of a dataset: looked up once, then read by a reader that opens the file itself."""
     with open_h5(path) as file:
         layout = layout_of(find_array(file, key, FileOptions(allow_external=allow_external)), path, key)
-    reader = open_reader(layout, OpenOptions(trust=FileOptions(allow_external=allow_external)), **how)
+    reader = open_reader(layout, OpenOptions(files=FileOptions(allow_external=allow_external)), **how)
     return reader.read(np.arange(len(reader))[::-1])[::-1]
 
 

@@ -178,7 +178,7 @@ def test_a_file_with_a_live_writer_is_not_pooled(make_h5):
     """Its last chunk is written again and again, and may move."""
     layout = look(make_h5(x=Stored(np.zeros((20, 30)), "chunked", (6, 30), filters=("gzip",)), libver="latest"))
     assert is_pooled(layout, OPTIONS)
-    assert not is_pooled(layout, OpenOptions(trust=FileOptions(swmr=True)))
+    assert not is_pooled(layout, OpenOptions(files=FileOptions(swmr=True)))
 
 
 def test_a_stream_with_something_behind_it_is_read_as_the_library_reads_it(make_h5):
