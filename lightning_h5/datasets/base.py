@@ -21,8 +21,9 @@ from ..hdf5 import ArrayLayout
 from ..order import BlockTable
 from ..readers import TaskQueue
 from ..types import BatchToken, Draws, IntArray
+from .buffers import Column
 from .fields import row_numbers
-from .sample_layout import Column, SampleLayout, Transform
+from .sample_layout import SampleLayout, Transform
 from .user_functions import (
     Samples,
     asked_for,

@@ -7,9 +7,10 @@ pool when the last tensor that looks at it is freed, and not before: a batch tha
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +19,36 @@ import torch
 from ..errors import H5MemoryError
 from ..sizes import bytes_text
 from ..types import IntArray
-from .sample_layout import Column
-from .worker_buffers import this_worker_buffers
 
-__all__ = ["BufferPool", "bytes_of", "copy_rows", "put_rows"]
+__all__ = ["BufferPool", "Column", "SharedBuffers", "bytes_of", "copy_rows", "put_rows", "use_shared_buffers"]
 
 SMALLEST = 128 << 10  # the C library keeps smaller pieces warm itself
 FREE_BYTES = 64 << 20  # kept for the next batches: as many as are read ahead at a time
 MIN_FREE = 4
 LARGE_ROW = 1024  # bytes: copying it takes as long as asking Python for it
+
+
+Column: TypeAlias = torch.Tensor | list[Any]
+"""One field of a batch: a tensor, or nested lists of str."""
+
+
+class SharedBuffers(Protocol):
+    """Memory for batches that a worker shares with the process which started it (see ``WorkerBuffers``)."""
+
+    pid: int
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+        """Return an uninitialized array; None if it is small, or no space is left."""
+        ...
+
+
+_shared: SharedBuffers | None = None
+
+
+def use_shared_buffers(buffers: SharedBuffers) -> None:
+    """Make this process, a worker, take memory for batches from here first."""
+    global _shared  # a worker process serves one loader for as long as it lives
+    _shared = buffers
 
 
 class BufferPool:
@@ -45,7 +67,7 @@ class BufferPool:
         Raises:
             H5MemoryError: the system has no memory for it.
         """
-        if (buffers := this_worker_buffers()) is not None and (shared := buffers.array(shape, dtype)) is not None:
+        if _shared is not None and _shared.pid == os.getpid() and (shared := _shared.array(shape, dtype)) is not None:
             return shared
         n_bytes = math.prod(shape) * dtype.itemsize
         try:

@@ -32,9 +32,10 @@ from ..readers import (
 )
 from ..types import IntArray, RowReader
 from .base import RawBatch, ReadCost
+from .buffers import Column
 from .fields import Fields
 from .row_table import HELD_BYTES, RowTable, TableDataset
-from .sample_layout import Column, Transform
+from .sample_layout import Transform
 
 __all__ = ["CACHE_BYTES", "FileDataset", "ReadaheadHints", "chunk_cache"]
 

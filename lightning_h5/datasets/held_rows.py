@@ -17,11 +17,11 @@ from ..hdf5 import OpenOptions
 from ..order import Rows, as_array, places_in
 from ..readers import BulkTask, first_places, take_rows
 from ..types import IntArray
-from .buffers import BufferPool
+from .buffers import BufferPool, Column
 from .columns import row_tasks, text_tasks
-from .fields import FieldPlan, numpy_dtype_like, torch_dtype_of
+from .fields import torch_dtype_of
 from .row_table import RowTable
-from .sample_layout import Column
+from .sample_layout import FieldPlan, numpy_dtype_like
 from .shard_memory import ShardMemory
 
 __all__ = ["HeldRows", "checked_device"]

@@ -17,10 +17,10 @@ from ..order import BlockTable, RowWeights
 from ..readers import TaskQueue
 from ..types import IntArray
 from .base import RawBatch, RowDataset
-from .buffers import BufferPool, put_rows
+from .buffers import BufferPool, Column, put_rows
 from .compatibility import different_packing
 from .file_dataset import FileDataset
-from .sample_layout import Column, SampleLayout, SamplePart, Transform
+from .sample_layout import SampleLayout, SamplePart, Transform
 
 __all__ = ["SOURCE", "MixtureDataset", "mixture_dataset", "rows_of", "weighted_dataset"]
 

@@ -18,11 +18,11 @@ from ..hdf5 import OpenOptions
 from ..readers import TaskQueue, take_rows
 from ..types import IntArray
 from .base import RawBatch, ReadCost
-from .buffers import BufferPool, bytes_of, copy_rows, put_rows
-from .fields import FieldPlan, Fields
+from .buffers import BufferPool, Column, bytes_of, copy_rows, put_rows
+from .fields import Fields
 from .file_dataset import FileDataset
 from .row_table import RowTable
-from .sample_layout import Column, Transform
+from .sample_layout import FieldPlan, Transform
 
 __all__ = ["CachingDataset", "SampleCache"]
 

@@ -2,36 +2,97 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
 from ..errors import H5ValueError, listing, named
 from ..hdf5 import FieldNames
 from ..types import Draws, IntArray
+from .buffers import BufferPool, Column
+from .multiply_add import Affine
 from .user_functions import add_note, asked_for, generators, note_rows
 
 __all__ = [
-    "Column",
     "Describe",
+    "FieldPlan",
     "SampleLayout",
     "SamplePart",
     "Transform",
+    "numpy_dtype_like",
 ]
 
 Transform: TypeAlias = Callable[..., Any]
 """Takes a value; also ``rng`` (a NumPy generator) or ``generator`` (torch's), if it has such a parameter."""
 
-Column: TypeAlias = torch.Tensor | list[Any]
-"""One field of a batch: a tensor, or nested lists of str."""
-
 Describe: TypeAlias = Callable[[IntArray], str]
 """Returns which rows of which files some rows of a dataset are, as text for a message."""
+
+
+@dataclass(frozen=True, eq=False)
+class FieldPlan:
+    """What becomes of a field's rows between a file and a batch. Whatever reads, holds or caches rows goes by it.
+
+    Attributes:
+        stored: dtype of rows as they are read.
+        row_shape: shape of a row.
+        dtype: dtype of a batch; None for text, which comes as ``str`` however it is stored.
+        affine: normalizes rows; None if they are at most cast.
+    """
+
+    stored: np.dtype[Any]
+    row_shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    affine: Affine | None = None
+
+    @cached_property
+    def normalized(self) -> np.dtype[Any]:
+        """The dtype of rows before they are cast: as stored, or normalized."""
+        return self.stored if self.affine is None else self.affine.work
+
+    @cached_property
+    def gathered(self) -> np.dtype[Any]:
+        """The dtype that a reader of decoded chunks gathers rows as: it normalizes them, or casts them itself."""
+        return numpy_dtype_like(self.dtype, self.stored) if self.affine is None else self.affine.work
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of a batch; text is not counted."""
+        return 0 if self.dtype is None else math.prod(self.row_shape) * self.dtype.itemsize
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype of a batch, as text."""
+        return "text" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+
+    def __str__(self) -> str:
+        return f"{self.dtype_name} of shape {self.row_shape}"
+
+    def finished(self, rows: npt.NDArray[Any], buffers: BufferPool) -> Column:
+        """Return rows that were read as stored, normalized and cast; the array is the caller's own."""
+        if self.affine is not None and rows.dtype == self.affine.work:
+            self.affine(rows)
+        elif self.affine is not None:
+            stored, rows = rows, buffers.array(rows.shape, self.affine.work)
+            self.affine.take(stored, None, rows)
+        return self.cast(rows, buffers)
+
+    def cast(self, rows: npt.NDArray[Any], buffers: BufferPool) -> Column:
+        """Return normalized rows in the dtype of a batch, or text as lists."""
+        if self.dtype is None:
+            text: list[Any] = rows.tolist()
+            return text
+        column = torch.from_numpy(rows)
+        if column.dtype == self.dtype:
+            return column
+        return buffers.tensor(tuple(column.shape), self.dtype).copy_(column)
 
 
 @dataclass(frozen=True)
@@ -171,3 +232,14 @@ class SampleLayout:
         if self.with_index:
             parts = [*parts, index]
         return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the NumPy dtype to gather into: the one asked for, if NumPy casts to it as torch does, or as stored."""
+    try:
+        wanted = stored if dtype is None else np.dtype(str(dtype).removeprefix("torch."))
+    except TypeError:  # bfloat16
+        return stored
+    # Torch rounds twice on the way to 16 bits, by way of 32.
+    is_same = wanted != np.float16 or stored in (np.float16, np.float32, np.uint8, np.int8, np.bool_)
+    return wanted if is_same and np.can_cast(stored, wanted, "same_kind") else stored

@@ -17,9 +17,8 @@ from ..errors import H5ValueError
 from ..order import BlockTable
 from ..types import Draws, IntArray
 from .base import MAX_ROWS, ReadCost, RowDataset
-from .buffers import bytes_of, copy_rows
+from .buffers import Column, bytes_of, copy_rows
 from .file_dataset import FileDataset
-from .sample_layout import Column
 from .user_functions import rows_text
 
 __all__ = ["LENGTHS", "MASK", "SequenceDataset", "Sequences"]

@@ -19,9 +19,8 @@ from ..errors import H5Error
 from ..order import RankShard, permutation
 from ..readers import do_tasks
 from ..types import IntArray
-from .buffers import BufferPool
+from .buffers import BufferPool, Column
 from .held_rows import HeldRows
-from .sample_layout import Column
 
 if TYPE_CHECKING:
     from .rank_cached import RankMemCachedH5Dataset

@@ -30,6 +30,7 @@ from torch.utils.data import get_worker_info
 
 from ..errors import H5Error
 from ..hdf5 import drop_inherited
+from .buffers import use_shared_buffers
 from .shard_memory import PAGE, ShardMemory
 
 __all__ = [
@@ -40,7 +41,6 @@ __all__ = [
     "open_worker_buffers",
     "start_worker",
     "starting_workers",
-    "this_worker_buffers",
     "worker_memory",
 ]
 
@@ -341,19 +341,11 @@ class WorkerBuffers:
         self._parts = kept
 
 
-_buffers: WorkerBuffers | None = None
-
-
 def open_worker_buffers(memory: WorkerMemory, worker: int) -> WorkerBuffers:
     """Make this process, a worker, take memory for batches from its block."""
-    global _buffers  # a worker process serves one loader for as long as it lives
-    _buffers = memory.buffers(worker)
-    return _buffers
-
-
-def this_worker_buffers() -> WorkerBuffers | None:
-    """Return the buffers of this process, if it is a worker that has them."""
-    return _buffers if _buffers is not None and _buffers.pid == os.getpid() else None
+    buffers = memory.buffers(worker)
+    use_shared_buffers(buffers)
+    return buffers
 
 
 def worker_memory(n_workers: int, n_bytes: int) -> WorkerMemory | None:

@@ -118,12 +118,14 @@ class Progress:
 
     Attributes:
         began: the position at which it began.
+        first_row: rows of the epoch that were consumed by then.
         n_loaded: positions that were loaded before it began.
         step_rows: rows of a step on all ranks.
         n_given: batches that it has yielded.
     """
 
     began: Position
+    first_row: int
     n_loaded: int
     step_rows: int
     n_given: int = 0
@@ -131,7 +133,7 @@ class Progress:
     @property
     def n_rows(self) -> int:
         """Rows of the epoch that are consumed; a last batch that is not full counts as full."""
-        return self.began.n_rows + self.step_rows * self.n_given
+        return self.first_row + self.step_rows * self.n_given
 
 
 class Passes:
@@ -161,7 +163,8 @@ class Passes:
                 f"a position in epoch {loaded} was loaded, which has {left} batches left, and an iteration of epoch "
                 f"{epoch} was begun. Call loader.sampler.set_epoch({loaded}) first, or do not load the position."
             )
-        return Progress(sampler.position(epoch), self._n_loaded, sampler.batch_size * sampler.replica.world_size)
+        began = sampler.position(epoch)
+        return Progress(began, began.n_rows, self._n_loaded, sampler.batch_size * sampler.replica.world_size)
 
     def advance(self, one: Progress) -> None:
         """Count one more batch. Batches of an iteration that began before a position was loaded do not count."""
