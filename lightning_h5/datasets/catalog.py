@@ -19,6 +19,7 @@ from ..hdf5 import (
     ArrayLayout,
     ChangeGuard,
     OpenOptions,
+    expand_paths,
     external_guards,
     is_on_disk,
     open_h5,
@@ -27,6 +28,7 @@ from ..hdf5 import (
 from ..options import FileOptions
 from ..order import resolve_replica
 from ..progress_bar import with_bar
+from ..types import Paths
 from .compatibility import Asked, Compatibility, refuse_images
 from .row_table import RowTable
 
@@ -86,6 +88,15 @@ class Catalog:
         self._files: dict[tuple[str, FileOptions], _File | H5FileError] = {}
         self._n_rows: dict[tuple[str, str], int] = {}
         self._tables: dict[Any, RowTable] = {}
+        self._paths: dict[str, tuple[str, ...]] = {}
+
+    def files(self, paths: Paths, name: str = "path") -> tuple[str, ...]:
+        """Return the files that a path argument names: see ``expand_paths``. Looks for the same ones once."""
+        given = repr(paths)
+        if given not in self._paths:
+            found = expand_paths(paths, name)
+            self._paths[given] = self._paths[repr(found)] = found
+        return self._paths[given]
 
     def table(
         self,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from ..hdf5 import OpenOptions, expand_paths
+from ..hdf5 import OpenOptions
 from ..options import FileOptions
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
@@ -117,7 +117,7 @@ class H5LazyDataset(FileDataset):
         plain = OpenOptions(files=opened)
         asked = [replace(one, takes_packed=self.takes_packed) for one in fields.asked]
         catalog = catalog or Catalog()
-        table = catalog.table(expand_paths(path), asked, plain, sample=sample)
+        table = catalog.table(catalog.files(path), asked, plain, sample=sample)
         fields = normalized(fields, normalize, table, catalog, plain)
         self.asked_cache_bytes = opened.cache_size
         budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size

@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 from ..cores import is_forked
 from ..counters import Counters
 from ..errors import H5Error, H5ValueError
-from ..hdf5 import OpenOptions, expand_paths, process_pool
+from ..hdf5 import OpenOptions, process_pool
 from ..options import FileOptions
 from ..order import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica
 from ..readers import TaskQueue, check_bounds
@@ -181,7 +181,7 @@ class RankMemCachedH5Dataset(TableDataset):
         plain = OpenOptions(files=opened)
         asked = [replace(one, takes_packed=self.takes_packed) for one in fields.asked]
         catalog = catalog or Catalog()
-        table = catalog.table(expand_paths(path), asked, plain, sample=sample)
+        table = catalog.table(catalog.files(path), asked, plain, sample=sample)
         fields = normalized(fields, normalize, table, catalog, plain)
         super().__init__(table, fields, batch_transform=batch_transform, indices=indices, options=options)
         self._stands_alone = rank is not None

@@ -12,6 +12,8 @@ import math
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import h5py
@@ -25,7 +27,6 @@ from .dtypes import ATTRIBUTES
 from .identity import ChangeGuard, is_on_disk
 from .layout import ArrayLayout
 from .links import find_array
-from .open import translate_h5py_errors
 
 __all__ = ["AlikeArrays"]
 
@@ -42,17 +43,31 @@ INDEX_SETTINGS = {1: 0, 2: 0, 3: 1, 4: 5, 5: 6}  # bytes of the settings of a ch
 SIMPLE = {0, 1, 3}  # classes of datatypes whose values lie in the attribute: integers, floats, text of a fixed length
 UNDEFINED = 2**64 - 1  # address
 MAX_HEADER, MAX_BLOCKS = 16 << 20, 1000  # bytes of a block of a header, and blocks
+WINDOW = 4096  # bytes that are read at a time
 
 
-class _File(NamedTuple):
+@dataclass
+class _File:
     """An open file, as the library and the system know it."""
 
     id: Any
     descriptor: int
-    number: tuple[int, int]
     n_bytes: int
     version: int
     user_block: int
+    window: bytes = b""  # of the file, read last
+    start: int = 0
+
+    def read(self, n_bytes: int, address: int) -> bytes:
+        """Return bytes at an address, which is counted from the end of the user block; fewer at the file's end.
+
+        Headers lie next to each other, so several are read at a time.
+        """
+        start = address + self.user_block - self.start
+        if start < 0 or start + n_bytes > len(self.window):
+            self.start, start = address + self.user_block, 0
+            self.window = os.pread(self.descriptor, max(n_bytes, WINDOW), self.start)
+        return self.window[start : start + n_bytes]
 
 
 class _Header(NamedTuple):
@@ -107,8 +122,10 @@ class AlikeArrays:
         (opened, group, name), header = found
         which = (key, files, header.structure)
         known, is_proven = self._known.get(which, (None, False))
-        with translate_h5py_errors(path, repr(key)):
-            made = None if known is None else _made(known, path, opened, group, name, header, guard)
+        made = None
+        if known is not None:
+            with suppress(OSError, RuntimeError, ValueError, KeyError):  # the full description reports what is wrong
+                made = _made(known, path, opened, group, name, header, guard)
         if made is not None and is_proven:
             return check_described(made, files)
         layout = self._in_full(file, path, key, files)
@@ -147,9 +164,8 @@ def _opened(file: Any) -> _File | None:
     if options.get_sizes() != (8, 8):  # of addresses and lengths
         return None
     descriptor = file.id.get_vfd_handle()
-    number = h5py.h5g.get_objinfo(file.id, b"/").fileno
     version, user_block = options.get_version()[0], options.get_userblock()
-    return _File(file.id, descriptor, number, os.fstat(descriptor).st_size, version, user_block)
+    return _File(file.id, descriptor, os.fstat(descriptor).st_size, version, user_block)
 
 
 def _parts(key: str) -> list[bytes]:
@@ -173,11 +189,11 @@ def _locate(file: _File, key: str) -> tuple[Any, bytes, int] | None:
     *groups, name = _parts(key)
     for part in groups:
         found = h5py.h5g.get_objinfo(group, part, follow_link=False)
-        if found.type != h5py.h5g.GROUP or found.fileno != file.number:
+        if found.type != h5py.h5g.GROUP:  # a link that is not followed is none, so this is a group of this file
             return None
         group = h5py.h5g.open(group, part)
     found = h5py.h5g.get_objinfo(group, name, follow_link=False)
-    if found.type != h5py.h5g.DATASET or found.fileno != file.number:
+    if found.type != h5py.h5g.DATASET:
         return None
     low, high = found.objno
     return group, name, (high << 64) + low
@@ -192,7 +208,7 @@ def _messages(file: _File, address: int) -> Iterator[tuple[int, int, bytes]]:
     Raises:
         ValueError: the header is damaged.
     """
-    head = os.pread(file.descriptor, 32, address + file.user_block)
+    head = file.read(32, address)
     is_new = head[:4] == b"OHDR"
     if is_new:
         has_times, has_counts, width = head[5] & 0x20, head[5] & 0x10, 1 << (head[5] & 3)
@@ -206,7 +222,7 @@ def _messages(file: _File, address: int) -> Iterator[tuple[int, int, bytes]]:
         if not blocks:
             return
         place, n_bytes = blocks.pop(0)
-        block, at = os.pread(file.descriptor, min(n_bytes, MAX_HEADER), place + file.user_block), 0
+        block, at = file.read(min(n_bytes, MAX_HEADER), place), 0
         while at + header.size <= len(block):
             number, size, flags = header.unpack_from(block, at)
             at += header.size + size
@@ -225,7 +241,7 @@ def _header_of(file: _File, address: int) -> _Header | None:
     """Return what a header declares; None if it does not contain everything that a description follows from."""
     parts: dict[int, Any] = {}
     attributes = []
-    is_checked = os.pread(file.descriptor, 4, address + file.user_block) == b"OHDR"
+    is_checked = file.read(4, address) == b"OHDR"
     for number, flags, data in _messages(file, address):
         if number in IRRELEVANT:
             continue
