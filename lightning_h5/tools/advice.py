@@ -363,8 +363,8 @@ def _choose_module(
             lazy,
             {},
             (
-                f"Rows are read on demand: {why}, so that any order costs the same. `lightning-h5 bench` measures whether "
-                "RankCachedH5DataModule, which loads all rows first, is faster."
+                f"Rows are read on demand: {why}, so that any order costs the same. `lightning-h5 bench` measures "
+                "whether RankCachedH5DataModule, which loads all rows first, is faster."
             ),
         )
     # These bring torch, which takes longer to import than a look at most files.
