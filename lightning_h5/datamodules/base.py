@@ -28,7 +28,7 @@ from .loaders import MakesLoaders, NoRows
 from .resume import RunPosition
 from .trainer_progress import loaders
 
-__all__ = ["BaseH5DataModule", "is_running"]
+__all__ = ["BaseH5DataModule", "fields_of", "is_running"]
 
 logger = logging.getLogger(__name__)
 
@@ -307,7 +307,7 @@ class BaseH5DataModule(MakesLoaders):
             return
         self._datasets[split] = dataset
         for other in self._datasets.values():  # one transform decodes the integers of all splits
-            for a, b in zip(_fields_of(other), _fields_of(dataset), strict=False):
+            for a, b in zip(fields_of(other), fields_of(dataset), strict=False):
                 if a.packing != b.packing:
                     raise different_packing(a, b)
         self._check_rows(split, dataset.n_rows)
@@ -387,7 +387,7 @@ def _or_no_rows(loader: H5DataLoader | None) -> Any:
     return NoRows() if loader is None else loader  # not `or`: a rank without rows has a loader of length zero
 
 
-def _fields_of(dataset: RowDataset) -> Iterator[ArrayLayout]:
+def fields_of(dataset: RowDataset) -> Iterator[ArrayLayout]:
     """The arrays of a dataset's first file, in the order of its fields."""
     return next((fields for _, fields in groupby(dataset.layouts(), lambda layout: layout.path)), iter(()))
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from .._lightning import rank_zero_info
@@ -15,8 +14,7 @@ from ..hdf5 import OpenOptions, field_names, fill_split, guess_keys_in, keys_in,
 from ..options import SplitOptions
 from ..types import DTypeLike, IntArray, Keys
 from .arguments import SPLITS, SampleArguments, Split
-from .base import BaseH5DataModule
-from .dtype_errors import explain_dtype_error
+from .base import BaseH5DataModule, fields_of
 from .sources import Source, cut_rows, source_of
 
 __all__ = ["KeyedH5DataModule", "SplitRows"]
@@ -68,29 +66,33 @@ class KeyedH5DataModule(BaseH5DataModule):
         super().setup(stage)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Explains errors of dtypes that are the file's, and closes files."""
-        model = getattr(self.trainer, "lightning_module", None)
-        parameters = () if model is None else model.parameters()
-        computes_in = {f"{each.dtype}".removeprefix("torch.") for each in parameters}
-        explain_dtype_error(exception, self._stored_dtypes(), computes_in)
+        """Adds what to pass to an error of dtypes, if arrays come in the file's, and closes files."""
+        is_of_dtypes = isinstance(exception, RuntimeError | ValueError) and any(
+            words in str(exception) for words in ("type", "not implemented for")
+        )
+        for note in self._notes_on_dtypes() if is_of_dtypes else ():
+            exception.add_note(note)
         super().on_exception(exception)
 
-    def _stored_dtypes(self) -> dict[tuple[str, str], npt.DTypeLike]:
-        """Dtypes of arrays that come as they are stored, which a transform may change, by argument and key."""
-        samples = self._samples
-        x_changes = samples.transform or samples.eval_transform or samples.batch_transform
-        y_changes = samples.target_transform or samples.batch_transform
-        found: dict[tuple[str, str], npt.DTypeLike] = {}
-        for dataset in self._datasets.values():
-            dtypes = {layout.key: layout.dtype for layout in dataset.layouts()}
-            for argument, keys, asked, changes in (
-                ("x_dtype", self.x_key, samples.x_dtype, x_changes),
-                ("y_dtype", self.y_key, samples.y_dtype, y_changes),
-            ):
-                for split in () if asked is not None or changes is not None else SPLITS:
-                    names = {str(fill_split(key, split)) for key in keys_in(keys)}
-                    found |= {(argument, name): dtypes[name] for name in names if name in dtypes}
-        return {key: dtype for key, dtype in found.items() if kind_of(np.dtype(dtype)) == "number"}
+    def _notes_on_dtypes(self) -> Iterator[str]:
+        """What to pass for arrays that come as they are stored, and that the model may not take so."""
+        model, samples = getattr(self.trainer, "lightning_module", None), self._samples
+        dtypes = [] if model is None else [each.dtype for each in model.parameters() if each.is_floating_point()]
+        if not dtypes or not self._datasets or samples.batch_transform is not None or samples.normalize is not None:
+            return
+        computes_in = f"{dtypes[0]}".removeprefix("torch.")
+        for number, layout in enumerate(fields_of(next(iter(self._datasets.values())))):
+            argument, changes = "y_dtype", samples.target_transform
+            if number < len(keys_in(self.x_key)):
+                argument, changes = "x_dtype", samples.transform or samples.eval_transform
+            is_class = argument == "y_dtype" and layout.dtype.kind in "iub"
+            wanted = ["int64", computes_in] if is_class else [computes_in]
+            is_as_stored = getattr(samples, argument) is None and changes is None and kind_of(layout.dtype) == "number"
+            if is_as_stored and (stored := layout.dtype.name) not in wanted:
+                yield (
+                    f"lightning_h5: {layout.key!r} comes as {stored} since the file has it so, and the model computes "
+                    f"in {computes_in}. Pass {argument}={' or '.join(map(repr, wanted))} to the data module."
+                )
 
     def rows_of(self, split: Split) -> SplitRows | None:
         """What a split is made of, or None where there is no data for it."""
