@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         "a second fit goes on where the first was resumed",
-        "datamodules/base.py",
+        "datamodules/resume.py",
         "(old.is_over or old.trainer is not trainer):",
         "old.trainer is None:",
         RESUME,

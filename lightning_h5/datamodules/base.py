@@ -5,30 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 from .._lightning import (
     PACKAGE,
-    Checkpoint,
-    check_trainer,
     models_of_the_other_package,
     rank_zero_only,
     rank_zero_warn,
 )
-from ..callbacks import H5StatsMonitor, SetEpochCallback
 from ..datasets import Catalog, RowDataset, different_packing
 from ..distributed import exchange
-from ..errors import H5Error, H5ResumeError, H5ValueError, listing
+from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
 from ..loading import H5DataLoader
-from ..order import OtherShardsError, PlanSampler
 from .arguments import SPLITS, Split
-from .checks import check_equal_batches, check_rows
-from .loaders import MakesLoaders, NoRows
-from .resume import RunPosition
-from .trainer_progress import loaders
+from .loaders import NoRows
+from .resume import KeepsPosition
 
-__all__ = ["BaseH5DataModule", "fields_of", "is_running"]
+__all__ = ["BaseH5DataModule", "fields_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +35,7 @@ _STAGES: dict[str, tuple[Split, ...]] = {
 _STAGE_OF: dict[Split, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
 
 
-class BaseH5DataModule(MakesLoaders):
+class BaseH5DataModule(KeepsPosition):
     """Builds datasets in ``setup``, loaders on demand, and keeps the position of the run.
 
     A subclass has an ``__init__`` with all arguments spelled out, which passes ``locals()`` on, and ``build_dataset``.
@@ -54,34 +48,14 @@ class BaseH5DataModule(MakesLoaders):
         super().__init__(given)
         # Predicting fewer rows than ranks leaves ranks without any; all other stages are checked in `setup`.
         self.allow_zero_length_dataloader_with_multiple_devices = True
-        self._identities: dict[Split, str] = {}
         self._catalog = Catalog()  # what is in the files; filled and dropped by ``setup``
         self._set_up: set[Split] = set()
-        self._train_loader: H5DataLoader | None = None
-        self._position = RunPosition()
         if models := models_of_the_other_package():
             # A Trainer refuses such a model before it looks at us, in words that do not say which is which.
             self._log_once(
                 f"{', '.join(models)} and this data module come from the two Lightning packages, which hold unrelated "
                 f"classes; this data module and its Trainer are of {PACKAGE!r} (LIGHTNING_H5_IMPORT chooses)"
             )
-
-    # Lightning sets this attribute; a property can refuse a Trainer of the other Lightning package in time.
-    @property
-    def trainer(self) -> Any:
-        """The trainer that this module is attached to, or None."""
-        return self._trainer
-
-    @trainer.setter
-    def trainer(self, trainer: Any) -> None:
-        if trainer is not None:
-            check_trainer(trainer)
-        self._trainer = trainer
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_train_loader": None}
-
-    # What a subclass says ------------------------------------------------------------------------------------
 
     def build_dataset(self, split: Split) -> RowDataset | None:
         """The dataset of a split, or None where this module has no data for it.
@@ -208,89 +182,6 @@ class BaseH5DataModule(MakesLoaders):
         """The prediction loader of this rank: a contiguous shard, every row once over all ranks."""
         return _or_no_rows(self._loader("predict"))
 
-    # Position of the run -------------------------------------------------------------------------------------
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether a trainer keeps epoch and position: from the start of a fit to its end."""
-        trainer = self._run().trainer
-        return trainer is not None and not self._position.is_over and trainer.state.fn == "fit"
-
-    @property
-    def is_in_a_fit(self) -> bool:
-        """Whether a trainer trains from this data module now."""
-        return _is_fitting(self._position.trainer) and not self._position.is_over
-
-    def start_epoch(self, sampler: PlanSampler) -> int | None:
-        """Return the trainer's epoch, for an iteration that starts now; None if no trainer trains.
-
-        Raises:
-            H5ResumeError: a position was loaded and not applied.
-        """
-        return self._position.start(sampler) if self.is_attached else None
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position of training as plain values, under 4 KiB whatever the number of rows."""
-        sampler = self._training_sampler()
-        if self._position.trainer is None or sampler is None:
-            return {}
-        return self._position.state(sampler, self._identities["train"])
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a saved position, for a fit; it is applied when training starts."""
-        if _is_fitting(self.trainer):
-            self._run().load(state_dict)
-            self._insert_callbacks()  # also where a subclass passed over our setup
-
-    def find_position(self, checkpoint: Mapping[str, Any]) -> None:
-        """Takes the position from a checkpoint where Lightning does not: a data module of another name saved it."""
-        if _is_fitting(self.trainer) and (name := self._run().find(checkpoint)):
-            self._log_once(
-                f"a data module {name!r} saved this checkpoint; {type(self).__name__} goes on from its position"
-            )
-
-    def apply_position(self) -> None:
-        """Goes on where the restored position says; called when training starts, and without effect after that.
-
-        Raises:
-            H5ResumeError: the position does not fit the present data or settings, or the checkpoint has none; on all
-                ranks with the same text.
-        """
-        run, sampler = self._run(), self._training_sampler()
-        if sampler is None or run.is_applied or run.trainer is None:
-            return
-        failure: H5ResumeError | None = None
-        with exchange("resuming", self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
-            try:
-                run.check(sampler, self._identities["train"])
-            except H5ResumeError as error:
-                failure = error
-            asked = self._options.distributed.on_resume_mismatch == "restart_epoch"
-            if failure is not None and (asked or isinstance(failure, OtherShardsError)):
-                run.restart(failure)
-                failure = None
-            all_ranks.agree({"saved position": run.saved}, failure)
-        run.apply(sampler)
-
-    def _run(self) -> RunPosition:
-        """The position of the fit that goes on; a new one where that is another fit than before."""
-        old, trainer = self._position, self.trainer
-        if _is_fitting(trainer) and (old.is_over or old.trainer is not trainer):
-            if not old.is_over and _is_fitting(old.trainer):
-                raise H5ValueError(
-                    "this data module is in the fit of one Trainer, and another began to fit with it. Make a data "
-                    "module for each."
-                )
-            self._position = RunPosition(trainer)
-        return self._position
-
-    def _training_sampler(self) -> PlanSampler | None:
-        """That of the loader which is trained on; others may have been made since."""
-        for loader in [] if self._position.trainer is None else loaders(self._position.trainer):
-            if loader in self._loaders["train"]:
-                return cast("H5DataLoader", loader).sampler
-        return None if self._train_loader is None else self._train_loader.sampler
-
     def _build(self, split: Split, *, needed: bool) -> None:
         old = self._datasets.pop(split, None)
         dataset: RowDataset | None = None
@@ -315,13 +206,7 @@ class BaseH5DataModule(MakesLoaders):
     def _check_rows(self, split: Split, n_rows: int) -> None:
         if n_rows == 0:
             raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_rows(split)}")
-        world_size = self.world_size or 1
-        cut = self.train_batches(n_rows) if split == "train" else None
-        if told := check_rows(split, n_rows, world_size, cut):
-            self._log_once(told)
-        if cut is None:
-            strategy = getattr(self.trainer, "strategy", None)
-            check_equal_batches(split, n_rows, self._options.eval_batch_size or self.batch_size, world_size, strategy)
+        super()._check_rows(split, n_rows)
 
     def _facts(self, splits: tuple[Split, ...]) -> dict[str, Any]:
         facts: dict[str, Any] = {
@@ -338,17 +223,6 @@ class BaseH5DataModule(MakesLoaders):
                 if split == "train":
                     facts["order"] = self._parameters(self._order(dataset, training=True))
         return facts
-
-    def _insert_callbacks(self) -> None:
-        """Puts our callbacks into the trainer, before those that save checkpoints, once."""
-        if self.trainer is None:
-            return
-        callbacks: list[Any] = self.trainer.callbacks
-        if not any(isinstance(callback, SetEpochCallback) for callback in callbacks):
-            callbacks.insert(0, SetEpochCallback())  # who looks at a batch in on_train_start looks at the right one
-        if not self.trainer.barebones and not any(isinstance(callback, H5StatsMonitor) for callback in callbacks):
-            at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
-            callbacks.insert(at, H5StatsMonitor())
 
     def _log_integrity(self, datasets: Sequence[RowDataset]) -> None:
         # For debugging alone: a training run can change nothing about it, and min_integrity refuses low levels.
@@ -390,13 +264,3 @@ def _or_no_rows(loader: H5DataLoader | None) -> Any:
 def fields_of(dataset: RowDataset) -> Iterator[ArrayLayout]:
     """The arrays of a dataset's first file, in the order of its fields."""
     return next((fields for _, fields in groupby(dataset.layouts(), lambda layout: layout.path)), iter(()))
-
-
-def is_running(trainer: Any) -> bool:
-    """Whether a trainer is in the middle of a run of any kind."""
-    state = getattr(trainer, "state", None)
-    return state is not None and bool(state.status == "running")
-
-
-def _is_fitting(trainer: Any) -> bool:
-    return is_running(trainer) and bool(trainer.state.fn == "fit")

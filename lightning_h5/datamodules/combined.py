@@ -33,10 +33,8 @@ from ..order import Mixture, check_mixture
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .arguments import Split
 from .base import BaseH5DataModule
-from .mixtures import Source, SourceMixture
-from .sequences import check_segments, segment_dataset, segment_order
-from .source_files import SourceFiles, SplitDataset
-from .weighting import row_weights, weights_of
+from .sources import Source, SourceFiles, SourceMixture, SplitDataset
+from .training_rows import check_segments, row_weights, segment_dataset, segment_order, weights_of
 
 __all__ = ["CombinedHDF5DataModule"]
 

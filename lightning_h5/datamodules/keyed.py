@@ -3,21 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 from .._lightning import rank_zero_info
-from ..datasets import FieldStats, Transform, column_of, count_rows, read_stats
+from ..datasets import Catalog, FieldStats, Transform, column_of, count_rows, read_stats
 from ..errors import H5ValueError
-from ..hdf5 import OpenOptions, field_names, fill_split, guess_keys_in, keys_in, kind_of, torch_dtype
-from ..options import SplitOptions
-from ..types import DTypeLike, IntArray, Keys
+from ..hdf5 import OpenOptions, expand_paths, field_names, fill_split, guess_keys_in, keys_in, kind_of, torch_dtype
+from ..options import FileOptions, SplitOptions
+from ..types import DTypeLike, IntArray, Keys, Paths
 from .arguments import SPLITS, SampleArguments, Split
 from .base import BaseH5DataModule, fields_of
-from .sources import Source, cut_rows, source_of
+from .split_file import cut_rows
 
 __all__ = ["KeyedH5DataModule", "SplitRows"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a split's rows come from.
+
+    Attributes:
+        files: the files, expanded.
+        group: what ``{split}`` stands for in the keys.
+        is_cut: whether the split has a part of the files' rows (see ``cut_rows``).
+    """
+
+    files: tuple[str, ...]
+    group: Split
+    is_cut: bool = False
+
+
+def source_of(
+    split: Split,
+    paths: Mapping[Split, Paths | None],
+    options: SplitOptions,
+    keys: list[str],
+    catalog: Catalog,
+    opened: FileOptions,
+) -> Source | None:
+    """Decides where a split's rows come from; None where there are none for it.
+
+    Args:
+        split: the split.
+        paths: what the user gave for each split.
+        options: how the training files are cut.
+        keys: the arrays, ``{split}`` and all.
+        catalog: of the files.
+        opened: how files are opened.
+    """
+    own, training = paths[split], paths["train"]
+    if own is not None:
+        return Source(expand_paths(own, f"{split}_path"), split, split == "train" and options.is_given)
+    if training is None or split == "train":
+        return None
+    files = expand_paths(training, "train_path")
+    if options.may_fill(split):
+        return Source(files, "train", is_cut=True)
+    filled = [str(fill_split(key, split)) for key in keys]
+    if filled != keys and catalog.has(files[0], filled, OpenOptions(trust=opened)):
+        return Source(files, split)
+    return None
 
 
 class SplitRows(NamedTuple):

@@ -12,7 +12,7 @@ from ..options import DistributedOptions, FileOptions, ShuffleOptions, SplitOpti
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
 from .keyed import KeyedH5DataModule
-from .weighting import row_weights
+from .training_rows import row_weights
 
 __all__ = ["LazyH5DataModule"]
 

@@ -11,12 +11,14 @@ from typing import Any, cast
 
 import torch
 
-from .._lightning import rank_zero_info
+from .._lightning import check_trainer, rank_zero_info
 from ..cores import share_cores
 from ..datasets import RowDataset
+from ..errors import H5ValueError
 from ..loading import H5DataLoader, SampleCollate
 from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
 from ..order import (
+    EvaluationBatches,
     OrderParameters,
     PlanSampler,
     Replica,
@@ -27,11 +29,12 @@ from ..order import (
 )
 from ..order.samplers import EpochSource
 from ..sizes import whole
-from .arguments import SPLITS, LoaderArguments, Split
-from .hparams import RecordsSettings
-from .weighting import weights_of
+from .arguments import SPLITS, LoaderArguments, RecordsSettings, Split
+from .training_rows import weights_of
 
 __all__ = ["MakesLoaders", "NoRows"]
+
+_GATHER_IN_FORWARD = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
 
 
 class NoRows(list[Any]):
@@ -59,6 +62,18 @@ class MakesLoaders(RecordsSettings):
         self._datasets: dict[Split, RowDataset] = {}
         self._loaders = _no_loaders()
         self._logged: set[str] = set()
+
+    # Lightning sets this attribute; a property can refuse a Trainer of the other Lightning package in time.
+    @property
+    def trainer(self) -> Any:
+        """The trainer that this module is attached to, or None."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        if trainer is not None:
+            check_trainer(trainer)
+        self._trainer = trainer
 
     @property
     def datasets(self) -> Mapping[Split, RowDataset]:
@@ -93,6 +108,43 @@ class MakesLoaders(RecordsSettings):
     def train_batches(self, n_rows: int) -> TrainBatches:
         """How an epoch of training is divided into batches."""
         return TrainBatches(n_rows, self.batch_size, self.world_size or 1, self._options.drop_last)
+
+    def _check_rows(self, split: Split, n_rows: int) -> None:
+        """Refuses numbers of rows, ranks and batches that cannot work out."""
+        world_size = self.world_size or 1
+        if n_rows < world_size and split != "predict":
+            raise H5ValueError(
+                f"the split {split!r} has {n_rows} rows and there are {world_size} ranks; each needs at least one. "
+                "Use fewer devices, or more rows."
+            )
+        if split != "train":
+            self._check_equal_batches(split, n_rows, world_size)
+            return
+        cut = self.train_batches(n_rows)
+        if cut.n_steps == 0:
+            raise H5ValueError(
+                f"drop_last leaves nothing of the {n_rows} rows of 'train': a step takes batch_size {cut.batch_size} x "
+                f"{world_size} ranks = {cut.batch_size * world_size} rows. Make batch_size smaller, or leave drop_last "
+                "out."
+            )
+        if cut.n_left_out and not cut.drop_last:
+            self._log_once(
+                f"batch_size=1 on {world_size} ranks: {cut.n_left_out} of {n_rows} rows, other ones each epoch, sit "
+                "out so that all ranks take equally many steps"
+            )
+
+    def _check_equal_batches(self, split: Split, n_rows: int, world_size: int) -> None:
+        """Refuses evaluation where some ranks have a batch more, and the others would be waited for in ``forward``."""
+        strategy, batch_size = getattr(self.trainer, "strategy", None), self._rows_of_a_batch(training=False)
+        # The first ranks have the larger shards.
+        ends = [EvaluationBatches(n_rows, batch_size, world_size, rank).n_steps for rank in (0, world_size - 1)]
+        gathers = any(kind.__name__ in _GATHER_IN_FORWARD for kind in type(strategy).__mro__)
+        if ends[0] != ends[1] and gathers:
+            raise H5ValueError(
+                f"the {n_rows} rows of {split!r} make {ends[0]} batches of {batch_size} on some of {world_size} ranks "
+                f"and {ends[1]} on others, which {type(strategy).__name__} would wait for, since it gathers parameters "
+                "in forward. Pass eval_batch_size=2 or more, and have a row or more for each rank."
+            )
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """The order in which rows are visited."""

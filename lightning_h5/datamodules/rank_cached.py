@@ -17,8 +17,8 @@ from ..options import DistributedOptions, FileOptions, MemoryOptions, ShuffleOpt
 from ..order import PlanSampler, ShardSampler, TrainBatches
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
-from .base import is_running
 from .keyed import KeyedH5DataModule
+from .resume import is_running
 
 __all__ = ["RankCachedH5DataModule"]
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from .._lightning import rank_zero_info, rank_zero_warn
-from ..errors import H5ResumeError
-from ..order import PlanSampler, Position, Segment, is_position
+from .._lightning import Checkpoint, rank_zero_info, rank_zero_warn
+from ..callbacks import H5StatsMonitor, SetEpochCallback
+from ..distributed import exchange
+from ..errors import H5ResumeError, H5ValueError
+from ..loading import H5DataLoader
+from ..order import OtherShardsError, PlanSampler, Position, Segment, is_position
+from .arguments import Split
+from .loaders import MakesLoaders
 from .trainer_progress import (
     begin_epoch_again,
     begin_next_epoch,
@@ -19,13 +24,14 @@ from .trainer_progress import (
     has_loader,
     is_alone,
     is_interrupted,
+    loaders,
     processed,
     resume_epoch,
     set_batch_count,
     sync_counters,
 )
 
-__all__ = ["RunPosition"]
+__all__ = ["KeepsPosition", "RunPosition", "is_running"]
 
 
 class RunPosition:
@@ -215,3 +221,122 @@ def _check_same_batches(saved: Segment, batch_size: int, world_size: int) -> Non
             "with another loader, whose batches cannot be cut again. Resume with the saved batch_size and number of "
             "ranks."
         )
+
+
+class KeepsPosition(MakesLoaders):
+    """A data module that keeps the position of the run.
+
+    Args:
+        given: the constructor's arguments by name.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self._identities: dict[Split, str] = {}
+        self._train_loader: H5DataLoader | None = None
+        self._position = RunPosition()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_train_loader": None}
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a trainer keeps epoch and position: from the start of a fit to its end."""
+        trainer = self._run().trainer
+        return trainer is not None and not self._position.is_over and trainer.state.fn == "fit"
+
+    @property
+    def is_in_a_fit(self) -> bool:
+        """Whether a trainer trains from this data module now."""
+        return _is_fitting(self._position.trainer) and not self._position.is_over
+
+    def start_epoch(self, sampler: PlanSampler) -> int | None:
+        """Return the trainer's epoch, for an iteration that starts now; None if no trainer trains.
+
+        Raises:
+            H5ResumeError: a position was loaded and not applied.
+        """
+        return self._position.start(sampler) if self.is_attached else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of training as plain values, under 4 KiB whatever the number of rows."""
+        sampler = self._training_sampler()
+        if self._position.trainer is None or sampler is None:
+            return {}
+        return self._position.state(sampler, self._identities["train"])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes a saved position, for a fit; it is applied when training starts."""
+        if _is_fitting(self.trainer):
+            self._run().load(state_dict)
+            self._insert_callbacks()  # also where a subclass passed over our setup
+
+    def find_position(self, checkpoint: Mapping[str, Any]) -> None:
+        """Takes the position from a checkpoint where Lightning does not: a data module of another name saved it."""
+        if _is_fitting(self.trainer) and (name := self._run().find(checkpoint)):
+            self._log_once(
+                f"a data module {name!r} saved this checkpoint; {type(self).__name__} goes on from its position"
+            )
+
+    def apply_position(self) -> None:
+        """Goes on where the restored position says; called when training starts, and without effect after that.
+
+        Raises:
+            H5ResumeError: the position does not fit the present data or settings, or the checkpoint has none; on all
+                ranks with the same text.
+        """
+        run, sampler = self._run(), self._training_sampler()
+        if sampler is None or run.is_applied or run.trainer is None:
+            return
+        failure: H5ResumeError | None = None
+        with exchange("resuming", self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
+            try:
+                run.check(sampler, self._identities["train"])
+            except H5ResumeError as error:
+                failure = error
+            asked = self._options.distributed.on_resume_mismatch == "restart_epoch"
+            if failure is not None and (asked or isinstance(failure, OtherShardsError)):
+                run.restart(failure)
+                failure = None
+            all_ranks.agree({"saved position": run.saved}, failure)
+        run.apply(sampler)
+
+    def _run(self) -> RunPosition:
+        """The position of the fit that goes on; a new one where that is another fit than before."""
+        old, trainer = self._position, self.trainer
+        if _is_fitting(trainer) and (old.is_over or old.trainer is not trainer):
+            if not old.is_over and _is_fitting(old.trainer):
+                raise H5ValueError(
+                    "this data module is in the fit of one Trainer, and another began to fit with it. Make a data "
+                    "module for each."
+                )
+            self._position = RunPosition(trainer)
+        return self._position
+
+    def _training_sampler(self) -> PlanSampler | None:
+        """That of the loader which is trained on; others may have been made since."""
+        for loader in [] if self._position.trainer is None else loaders(self._position.trainer):
+            if loader in self._loaders["train"]:
+                return cast("H5DataLoader", loader).sampler
+        return None if self._train_loader is None else self._train_loader.sampler
+
+    def _insert_callbacks(self) -> None:
+        """Puts our callbacks into the trainer, before those that save checkpoints, once."""
+        if self.trainer is None:
+            return
+        callbacks: list[Any] = self.trainer.callbacks
+        if not any(isinstance(callback, SetEpochCallback) for callback in callbacks):
+            callbacks.insert(0, SetEpochCallback())  # who looks at a batch in on_train_start looks at the right one
+        if not self.trainer.barebones and not any(isinstance(callback, H5StatsMonitor) for callback in callbacks):
+            at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
+            callbacks.insert(at, H5StatsMonitor())
+
+
+def is_running(trainer: Any) -> bool:
+    """Whether a trainer is in the middle of a run of any kind."""
+    state = getattr(trainer, "state", None)
+    return state is not None and bool(state.status == "running")
+
+
+def _is_fitting(trainer: Any) -> bool:
+    return is_running(trainer) and bool(trainer.state.fn == "fit")

@@ -1,4 +1,4 @@
-"""Rows that come more often than others: by a column of weights, or so that classes are balanced."""
+"""The rows of training as a user asks for them: some more often than others, or whole segments as samples."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import MixtureDataset, RowDataset
+from ..datasets import CombinedHDF5Dataset, MixtureDataset, RowDataset, SequenceDataset, Sequences
 from ..errors import H5ValueError, listing
-from ..options import WeightOptions
-from ..order import RowWeights
+from ..loading.choose_order import Order
+from ..options import SegmentOptions, SplitOptions, WeightOptions
+from ..order import LengthRecipe, RowWeights
 
-__all__ = ["row_weights", "weights_of"]
+__all__ = ["check_segments", "row_weights", "segment_dataset", "segment_order", "weights_of"]
 
 
 def row_weights(options: WeightOptions, column: Callable[[str, str], npt.NDArray[Any]]) -> RowWeights:
@@ -35,8 +36,7 @@ def row_weights(options: WeightOptions, column: Callable[[str, str], npt.NDArray
                 "with one number a row."
             )
         return RowWeights(values.astype(np.float64), f"by {options.weight_key!r}")
-    assert options.balance_key is not None, "no weights were asked for"
-    labels = column(options.balance_key, "balance_key")
+    labels = column(options.keys[0], "balance_key")
     if labels.ndim != 1 or (labels.dtype.kind == "f" and np.isnan(labels).any()):
         raise H5ValueError(
             f"balance_key={options.balance_key!r} has values of shape {labels.shape}, or rows without one (NaN). Name "
@@ -88,3 +88,58 @@ def _plain(name: Any, *, is_number: bool) -> Any:
 def weights_of(dataset: RowDataset) -> RowWeights | None:
     """How often each row of a dataset is to come in training; None where it is once."""
     return dataset.weights if isinstance(dataset, MixtureDataset) else None
+
+
+def check_segments(segments: SegmentOptions, split: SplitOptions, *, mixes: bool, weighs: bool) -> None:
+    """Raise an ``H5ValueError`` if segments are combined with what would divide them.
+
+    Args:
+        segments: what makes a segment.
+        split: how the training files are split.
+        mixes: whether there is a mixture of sources.
+        weighs: whether rows are weighted.
+    """
+    if segments.key is None:
+        return
+    if mixes or weighs:
+        raise H5ValueError(
+            f"segments.key={segments.key!r} was given with a mixture of sources or with weights, which are of single "
+            "rows. Leave them out."
+        )
+    if split.is_given and split.group_key != segments.key:
+        raise H5ValueError(
+            f"segments.key={segments.key!r} and split.group_key={split.group_key!r}: splits would divide segments. "
+            f"Pass split.group_key={segments.key!r}."
+        )
+
+
+def segment_dataset(
+    rows: CombinedHDF5Dataset, segments: SegmentOptions, column: Callable[[str, str], npt.NDArray[Any]]
+) -> SequenceDataset:
+    """Return the segments that rows belong to.
+
+    Args:
+        rows: the rows.
+        segments: what makes a segment; its key is not None.
+        column: gets an array, and the argument that names it; returns its values, one a row.
+
+    Raises:
+        H5ValueError: a value is missing.
+    """
+    assert segments.key is not None, "no segments were asked for"
+    order = None if segments.sort_key is None else column(segments.sort_key, "segments.sort_key")
+    if order is not None and order.dtype.kind not in "biuf":
+        raise H5ValueError(
+            f"segments.sort_key={segments.sort_key!r} has values of {order.dtype}. Name an array with one number a row."
+        )
+    made = Sequences.of(column(segments.key, "segments.key"), order, names=(segments.key, segments.sort_key))
+    return SequenceDataset(rows, made, segments.key)
+
+
+def segment_order(order: Order, dataset: SequenceDataset, segments: SegmentOptions) -> Order:
+    """Return the order of epochs of a dataset's segments, in batches of similar lengths if these are wanted."""
+    if not segments.bucket or order.mode == "none":
+        return order
+    order_inside = "in storage order" if segments.sort_key is None else f"sorted by {segments.sort_key!r}"
+    text = f"{len(dataset):,} sequences of {segments.key!r}, {order_inside}, by length"
+    return order._replace(recipe=LengthRecipe(dataset.lengths, dataset.blocks(), text))
