@@ -115,8 +115,6 @@ class SampleArguments(Arguments):
     sample: Literal["row"] | None
 
     def __post_init__(self) -> None:
-        for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
-            check_callable(getattr(self, name), name)
         check_choice(self.sample, "sample", (None, "row"))
 
 

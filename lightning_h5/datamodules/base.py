@@ -7,17 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from .._lightning import (
-    PACKAGE,
-    models_of_the_other_package,
-    rank_zero_only,
-    rank_zero_warn,
-)
+from .._lightning import PACKAGE, models_of_the_other_package, rank_zero_only, rank_zero_warn
 from ..datasets import Catalog, RowDataset, different_packing
 from ..distributed import exchange
 from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
 from ..loading import H5DataLoader
+from ..options import SplitOptions
+from ..options.base import check_callable
 from .arguments import SPLITS, Split
 from .loaders import NoRows
 from .resume import KeepsPosition
@@ -50,12 +47,33 @@ class BaseH5DataModule(KeepsPosition):
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._catalog = Catalog()  # what is in the files; filled and dropped by ``setup``
         self._set_up: set[Split] = set()
+        paths = "path" if "train_path" in given else "paths"
+        self._path_names = {split: f"{split}_{paths}" for split in SPLITS}
+        self._paths: dict[Split, Any] = {split: given[name] for split, name in self._path_names.items()}
+        self._split = SplitOptions.parse(given["split"], "split")
+        self._cut: dict[Split, Any] | None = None  # the rows of each split, once they are known
+        self._transforms = given["transform"], given["eval_transform"]
+        for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
+            check_callable(given.get(name), name)
         if models := models_of_the_other_package():
             # A Trainer refuses such a model before it looks at us, in words that do not say which is which.
             self._log_once(
                 f"{', '.join(models)} and this data module come from the two Lightning packages, which hold unrelated "
                 f"classes; this data module and its Trainer are of {PACKAGE!r} (LIGHTNING_H5_IMPORT chooses)"
             )
+
+    def _check_split(self) -> None:
+        for split in ("val", "test"):
+            if self._paths[split] is not None and self._split.fills(split):
+                name = self._path_names[split]
+                raise H5ValueError(
+                    f"{name} was given, and split takes rows of the training files for {split!r} too. Pass {name}, or "
+                    f"split with {split}_fraction (or folds), not both."
+                )
+
+    def _transform_of(self, split: Split) -> Any:
+        transform, eval_transform = self._transforms
+        return transform if split == "train" or eval_transform is None else eval_transform
 
     def build_dataset(self, split: Split) -> RowDataset | None:
         """The dataset of a split, or None where this module has no data for it.
@@ -107,6 +125,7 @@ class BaseH5DataModule(KeepsPosition):
         if name is not None and name not in _STAGES:
             raise H5ValueError(f"setup({stage!r}) was called; the stages are {', '.join(map(repr, _STAGES))} and None.")
         splits = SPLITS if name is None else _STAGES[name]
+        self._cut = None  # the files may be others by now
         self._set_up -= {*splits}  # until all of them are as they should be
         try:
             self._set_up_splits(splits, name)
@@ -138,8 +157,9 @@ class BaseH5DataModule(KeepsPosition):
             finally:
                 self._catalog = Catalog()  # the files may be others by the next time
             all_ranks.agree(facts, failure)
-        self._log_integrity([self._datasets[split] for split in splits if split in self._datasets])
-        self.load([split for split in splits if split in self._datasets])
+        there = [split for split in splits if split in self._datasets]
+        self._log_integrity([self._datasets[split] for split in there])
+        self.load(there)
 
     def teardown(self, stage: str | None = None) -> None:
         """Ends reading ahead and closes files. They open again where a dataset is read again."""
@@ -226,13 +246,10 @@ class BaseH5DataModule(KeepsPosition):
 
     def _log_integrity(self, datasets: Sequence[RowDataset]) -> None:
         # For debugging alone: a training run can change nothing about it, and min_integrity refuses low levels.
-        levels: dict[str, int] = {}
-        for layout in (layout for dataset in datasets for layout in dataset.layouts()):
-            levels[layout.key] = min(layout.integrity, levels.get(layout.key, layout.integrity))
-        if levels:
-            each = ", ".join(f"{key}: {level}" for key, level in levels.items())
-            lowest = min(levels.values())
-            text = f"integrity levels (0 to 4): {each} (level {lowest}: {INTEGRITY[lowest]})"
+        found = sorted({(each.integrity, each.key) for dataset in datasets for each in dataset.layouts()})
+        if found:
+            each = ", ".join(f"{key}: {level}" for level, key in found)
+            text = f"integrity levels (0 to 4): {each} (level {found[0][0]}: {INTEGRITY[found[0][0]]})"
             self._log_once(text, log=rank_zero_only(logger.debug))
 
     def _loader(self, split: Split) -> H5DataLoader | None:

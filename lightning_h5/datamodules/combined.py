@@ -28,7 +28,6 @@ from ..options import (
     WeightOptions,
     WorkerOptions,
 )
-from ..options.base import check_callable
 from ..order import Mixture, check_mixture
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .arguments import Split
@@ -151,44 +150,14 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         distributed: DistributedOptions | dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
-        for function, name in (
-            (transform, "transform"),
-            (eval_transform, "eval_transform"),
-            (batch_transform, "batch_transform"),
-        ):
-            check_callable(function, name)
-        self._paths: dict[Split, Paths | None] = {
-            "train": train_paths,
-            "val": val_paths,
-            "test": test_paths,
-            "predict": predict_paths,
-        }
-        self._split = SplitOptions.parse(split, "split")
         self._weights = WeightOptions.parse(weights, "weights")
         self._segments = SegmentOptions.parse(segments, "segments")
-        self._transforms = transform, eval_transform
         self._of_samples: dict[str, Any] = {"batch_transform": batch_transform, "with_index": with_index}
-        self._files = SourceFiles(
-            {
-                "load_fields": load_fields,
-                "field_map": field_map,
-                "where": where,
-                "label": label,
-                "valid_mask": valid_mask,
-                "dtype": dtype,
-                "cache_size": RowCacheOptions.parse(row_cache, "row_cache"),
-                "cache_index": cache_index,
-                "on_bad_file": on_bad_file,
-                "normalize": normalize,
-                "sample": sample,
-                "files": self._options.files,
-            }
-        )
+        self._files = SourceFiles(locals(), self._options.files)
         self._mixture = None if mixture is None else SourceMixture.parse(MixtureOptions.parse(mixture, "mixture"))
         self._sources: tuple[Source, ...] = () if self._mixture is None else self._mixture.sources
         if self._mixture is None and train_paths is not None:
             self._sources = (Source("train", train_paths, {}, "train_paths"),)
-        self._cut: dict[Split, list[IntArray]] | None = None
         self._check_arguments()
 
     def _check_arguments(self) -> None:
@@ -203,16 +172,10 @@ class CombinedHDF5DataModule(BaseH5DataModule):
                     "strategy='concat' with epoch_length='sum'."
                 )
         check_segments(self._segments, self._split, mixes=self._mixture is not None, weighs=self._weights.is_given)
-        for name in ("val", "test"):
-            if self._paths[name] is not None and self._split.fills(name):
-                raise H5ValueError(
-                    f"{name}_paths was given, and split takes rows of the training files for {name!r} too. Pass "
-                    f"{name}_paths, or split with {name}_fraction (or folds), not both."
-                )
+        self._check_split()
 
     def setup(self, stage: str | None = None) -> None:
         """See ``BaseH5DataModule.setup``."""
-        self._cut = None  # the files may be others by now
         try:
             super().setup(stage)
         finally:
@@ -239,8 +202,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
                 if not trains and not self._split.fills(split):
                     return None  # a file that says nothing of this split
                 raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_rows(split)}")
-        transform = self._transforms[0 if trains or self._transforms[1] is None else 1]
-        of_samples = {"transform": transform, **self._of_samples}
+        of_samples = {"transform": self._transform_of(split), **self._of_samples}
         if self._mixture is None or not (trains or is_cut):
             try:
                 dataset = self._files.open(sources[0], rows[0], **of_samples)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 from .._lightning import rank_zero_info
-from ..datasets import Catalog, FieldStats, Transform, column_of, count_rows, read_stats
+from ..datasets import FieldStats, column_of, count_rows, read_stats
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions, expand_paths, field_names, fill_split, guess_keys_in, keys_in, kind_of, torch_dtype
-from ..options import FileOptions, SplitOptions
-from ..types import DTypeLike, IntArray, Keys, Paths
+from ..types import IntArray, Keys
 from .arguments import SPLITS, SampleArguments, Split
 from .base import BaseH5DataModule, fields_of
 from .split_file import cut_rows
 
-__all__ = ["KeyedH5DataModule", "SplitRows"]
+__all__ = ["KeyedH5DataModule"]
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where a split's rows come from.
+class Source(NamedTuple):
+    """Where a split's rows come from: files of its own, its group inside the training files, or rows cut off them.
 
     Attributes:
         files: the files, expanded.
@@ -36,62 +33,6 @@ class Source:
     is_cut: bool = False
 
 
-def source_of(
-    split: Split,
-    paths: Mapping[Split, Paths | None],
-    options: SplitOptions,
-    keys: list[str],
-    catalog: Catalog,
-    opened: FileOptions,
-) -> Source | None:
-    """Decides where a split's rows come from; None where there are none for it.
-
-    Args:
-        split: the split.
-        paths: what the user gave for each split.
-        options: how the training files are cut.
-        keys: the arrays, ``{split}`` and all.
-        catalog: of the files.
-        opened: how files are opened.
-    """
-    own, training = paths[split], paths["train"]
-    if own is not None:
-        return Source(expand_paths(own, f"{split}_path"), split, split == "train" and options.is_given)
-    if training is None or split == "train":
-        return None
-    files = expand_paths(training, "train_path")
-    if options.may_fill(split):
-        return Source(files, "train", is_cut=True)
-    filled = [str(fill_split(key, split)) for key in keys]
-    if filled != keys and catalog.has(files[0], filled, OpenOptions(trust=opened)):
-        return Source(files, split)
-    return None
-
-
-class SplitRows(NamedTuple):
-    """What a split is made of: the arguments of its dataset.
-
-    Attributes:
-        files: the files.
-        x_key: the input.
-        y_key: the target, if any.
-        y_dtype: dtype of the target.
-        transform: runs on each sample's input.
-        target_transform: runs on each sample's target.
-        normalize: statistics of these arrays; None leaves values as they are.
-        indices: rows of the files; None for all.
-    """
-
-    files: tuple[str, ...]
-    x_key: Keys
-    y_key: Keys | None
-    y_dtype: DTypeLike
-    transform: Transform | None
-    target_transform: Transform | None
-    normalize: Mapping[str, FieldStats] | None
-    indices: IntArray | None
-
-
 class KeyedH5DataModule(BaseH5DataModule):
     """Splits of files with an input and a target.
 
@@ -101,17 +42,10 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)
-        self._paths = {split: given[f"{split}_path"] for split in SPLITS}
         self._samples = samples = SampleArguments.pick(given)
-        self._split = SplitOptions.parse(given["split"], "split")
         self.x_key, self.y_key = samples.x_key, samples.y_key
-        self._cut: dict[Split, IntArray] | None = None
         self._check_arguments()
-
-    def setup(self, stage: str | None = None) -> None:
-        """See ``BaseH5DataModule.setup``."""
-        self._cut = None  # the files may be others by now
-        super().setup(stage)
+        self._check_split()
 
     def on_exception(self, exception: BaseException) -> None:
         """Adds what to pass to an error of dtypes, if arrays come in the file's, and closes files."""
@@ -142,11 +76,9 @@ class KeyedH5DataModule(BaseH5DataModule):
                     f"in {computes_in}. Pass {argument}={' or '.join(map(repr, wanted))} to the data module."
                 )
 
-    def rows_of(self, split: Split) -> SplitRows | None:
-        """What a split is made of, or None where there is no data for it."""
-        samples = self._samples
-        keys = keys_in(self.x_key, self.y_key)
-        source = source_of(split, self._paths, self._split, keys, self._catalog, self._options.files)
+    def dataset_arguments(self, split: Split) -> dict[str, Any] | None:
+        """The arguments of a split's dataset, or None where there is no data for it."""
+        source = self._source(split)
         if source is None:
             return None
         x_key, y_key = self._keys(source, split)
@@ -157,17 +89,31 @@ class KeyedH5DataModule(BaseH5DataModule):
             indices = self._cut[split]
             if not len(indices) and split != "train" and not self._split.fills(split):
                 return None  # a file that says nothing of this split
-        trains = split == "train" or samples.eval_transform is None
-        return SplitRows(
-            source.files,
-            x_key,
-            y_key,
-            samples.y_dtype if y_key is not None else None,
-            samples.transform if trains else samples.eval_transform,
-            samples.target_transform if y_key is not None else None,
-            self._statistics(source),
-            indices,
-        )
+        arguments = vars(self._samples) | {
+            "path": source.files,
+            "x_key": x_key,
+            "y_key": y_key,
+            "transform": self._transform_of(split),
+            "normalize": self._statistics(source),
+            "indices": indices,
+            "files": self._options.files,
+            "catalog": self._catalog,
+        }
+        del arguments["eval_transform"]
+        return arguments if y_key is not None else arguments | {"y_dtype": None, "target_transform": None}
+
+    def _source(self, split: Split) -> Source | None:
+        own, training = self._paths[split], self._paths["train"]
+        if own is not None:
+            return Source(expand_paths(own, f"{split}_path"), split, split == "train" and self._split.is_given)
+        if training is None or split == "train":
+            return None
+        files = expand_paths(training, "train_path")
+        if self._split.may_fill(split):
+            return Source(files, "train", is_cut=True)
+        keys = keys_in(self.x_key, self.y_key)
+        filled = [str(fill_split(key, split)) for key in keys]
+        return Source(files, split) if filled != keys and self._has(files[0], filled) else None
 
     @property
     def _options_of_files(self) -> OpenOptions:
@@ -239,12 +185,6 @@ class KeyedH5DataModule(BaseH5DataModule):
                 torch_dtype(one, name)
         if samples.target_transform is not None and self.y_key is None and self.x_key is not None:
             raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
-        for split in ("val", "test"):
-            if self._paths[split] is not None and self._split.fills(split):
-                raise H5ValueError(
-                    f"{split}_path was given, and rows are to be cut off the training files for {split!r} too. "
-                    f"Pass {split}_path, or {split}_fraction (or folds), not both."
-                )
 
     def _keys(self, source: Source, split: Split) -> tuple[Keys, Keys | None]:
         """The arrays of a split; guessed from its first file where none are named."""

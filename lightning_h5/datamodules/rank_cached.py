@@ -139,34 +139,21 @@ class RankCachedH5DataModule(KeyedH5DataModule):
 
     def build_dataset(self, split: Split) -> RankMemCachedH5Dataset | None:
         """The dataset of a split, not loaded yet; or None where there is no data for it."""
-        rows, samples, trains = self.rows_of(split), self._samples, split == "train"
-        if rows is None:
+        arguments, trains = self.dataset_arguments(split), split == "train"
+        if arguments is None:
             return None
         dataset = RankMemCachedH5Dataset(
-            rows.files,
-            rows.x_key,
-            rows.y_key,
+            **arguments,
             mode=self._memory.mode if trains else "contiguous",  # as evaluation cuts its rows
-            x_dtype=samples.x_dtype,
-            y_dtype=rows.y_dtype,
-            transform=rows.transform,
-            target_transform=rows.target_transform,
             pin_host_memory=self._memory.pin,
             share_memory=self._memory.share,
             log_fn=rank_zero_info,
             rank=self.rank,
             world_size=self.world_size,
-            indices=rows.indices,
             reshard_every_n_epochs=self._memory.reshard_every_n_epochs if trains else 0,
             seed=self.seed or 0,
-            batch_transform=samples.batch_transform,
-            normalize=rows.normalize,
-            with_index=samples.with_index,
-            sample=samples.sample,
-            files=self._options.files,
             cache_device=self._device(),
             preload=False,
-            catalog=self._catalog,
         )
         context = multiprocessing.get_context(self._options.workers.start_method)
         dataset.for_training = trains

@@ -15,21 +15,7 @@ from ..loading import H5DataLoader
 from ..order import OtherShardsError, PlanSampler, Position, Segment, is_position
 from .arguments import Split
 from .loaders import MakesLoaders
-from .trainer_progress import (
-    begin_epoch_again,
-    begin_next_epoch,
-    cycles,
-    end_epoch,
-    epoch_of_batches,
-    has_loader,
-    is_alone,
-    is_interrupted,
-    loaders,
-    processed,
-    resume_epoch,
-    set_batch_count,
-    sync_counters,
-)
+from .trainer_progress import TrainerProgress
 
 __all__ = ["KeepsPosition", "RunPosition", "is_running"]
 
@@ -61,6 +47,10 @@ class RunPosition:
     def trainer(self) -> Any:
         """Whose fit it is; None once it was deleted."""
         return None if self._trainer is None else self._trainer()
+
+    @property
+    def _progress(self) -> TrainerProgress:
+        return TrainerProgress(self.trainer)
 
     @property
     def saved(self) -> str | None:
@@ -100,7 +90,7 @@ class RunPosition:
         Without this it would end at once if that epoch is the last one.
         """
         if self._pending is not None and self._pending.get("finished") is False:
-            resume_epoch(self.trainer, self._pending.get("epoch"))
+            self._progress.resume_epoch(self._pending.get("epoch"))
 
     def check(self, sampler: PlanSampler, identity: str) -> None:
         """Check that training can continue from the checkpoint.
@@ -108,7 +98,7 @@ class RunPosition:
         Raises:
             H5ResumeError: it has no position, or one that does not fit the present data or settings.
         """
-        trainer = self.trainer
+        trainer, progress = self.trainer, self._progress
         if self._pending is not None:
             self._restored = restored = Position.from_state(self._pending, sampler, identity)
             if trainer.current_epoch not in (restored.epoch, restored.epoch + 1):
@@ -116,16 +106,16 @@ class RunPosition:
                     f"the checkpoint's position is in epoch {restored.epoch}, and its trainer in epoch "
                     f"{trainer.current_epoch}; they do not belong together. Resume from another checkpoint."
                 )
-            if restored.segments and not restored.finished and not is_alone(trainer):
+            if restored.segments and not restored.finished and not progress.is_alone:
                 _check_same_batches(restored.segments[-1], sampler.batch_size, sampler.replica.world_size)
-        elif is_interrupted(trainer) and not self._is_resumed:
+        elif progress.is_interrupted and not self._is_resumed:
             rank_zero_warn(
-                f"the previous fit of this Trainer stopped after {processed(trainer)} batches of an epoch; this fit "
+                f"the previous fit of this Trainer stopped after {progress.processed} batches of an epoch; this fit "
                 "starts a new epoch. Pass ckpt_path to resume with the remaining rows."
             )
-        elif is_interrupted(trainer):
+        elif progress.is_interrupted:
             raise H5ResumeError(
-                f"the checkpoint was saved after {processed(trainer)} batches of an epoch, and holds no position of "
+                f"the checkpoint was saved after {progress.processed} batches of an epoch, and holds no position of "
                 "this data module: which rows were trained on is not known. Resume from a checkpoint that was saved "
                 "with this data module, or at an epoch's end. Or pass on_resume_mismatch='restart_epoch' to it: "
                 "weights and counters are restored, and the interrupted epoch starts over."
@@ -134,38 +124,39 @@ class RunPosition:
     def apply(self, sampler: PlanSampler) -> None:
         """Make the sampler, and the trainer's counter, continue from the position that was checked."""
         self.is_applied, self._pending = True, None
-        trainer, restored = self.trainer, self._restored
+        restored = self._restored
         if restored is None:
             return
-        sync_counters(trainer)
+        trainer, progress = self.trainer, self._progress
+        progress.sync()
         if restored.finished:
-            begin_next_epoch(trainer, restored.epoch)
+            progress.begin_next_epoch(restored.epoch)
             return
-        resume_epoch(trainer, restored.epoch)
+        progress.resume_epoch(restored.epoch)
         sampler.restore(restored)
         self._left = sampler.plan(restored.epoch).n_steps
         if not self._left and not sampler.drop_last:
             n_left = sampler.n_left(restored.epoch)
             rank_zero_info(f"{n_left} rows of epoch {restored.epoch} are left, fewer than ranks, and are left out")
         done = len(sampler) - self._left
-        if not is_alone(trainer):
-            done = processed(trainer)
+        if not progress.is_alone:
+            done = progress.processed
         elif done < trainer.num_training_batches:
-            set_batch_count(trainer, done)
+            progress.set_batch_count(done)
         else:  # of batches of the present size there are as many as the epoch may have
             self._restored = replace(restored, finished=True)
-            end_epoch(trainer)
-            begin_next_epoch(trainer, restored.epoch)
+            progress.end_epoch()
+            progress.begin_next_epoch(restored.epoch)
         self._base = done
 
     def restart(self, reason: H5ResumeError) -> None:
         """Start the interrupted epoch over, as the user asked for if the position cannot be used."""
-        trainer = self.trainer
+        trainer, progress = self.trainer, self._progress
         rank_zero_warn(f"epoch {trainer.current_epoch} starts over: {reason}")
         if self._pending is not None and self._pending.get("finished") is True:
-            begin_next_epoch(trainer, trainer.current_epoch - 1)
-        elif is_interrupted(trainer):
-            begin_epoch_again(trainer)
+            progress.begin_next_epoch(trainer.current_epoch - 1)
+        elif progress.is_interrupted:
+            progress.begin_epoch_again()
         self._pending = self._restored = None
 
     def start(self, sampler: PlanSampler) -> int:
@@ -176,15 +167,15 @@ class RunPosition:
         """
         trainer = self.trainer
         epoch = int(trainer.current_epoch)
-        if not self.is_applied and self._is_resumed and has_loader(trainer):
+        if not self.is_applied and self._is_resumed and self._progress.has_loader:
             raise H5ResumeError(
                 "a batch was asked for after a checkpoint was loaded, and before its position was applied: training "
                 "would repeat rows. Leave SetEpochCallback in trainer.callbacks. To look at a batch first, do it in "
                 "on_train_start. If a batch size or learning rate finder runs in this fit, run it before, without "
                 "ckpt_path."
             )
-        restored = self._restored_in(epoch)
-        if restored is not None and processed(trainer) - self._base >= self._left and cycles(trainer):
+        restored, progress = self._restored_in(epoch), self._progress
+        if restored is not None and progress.processed - self._base >= self._left and progress.cycles:
             restored = None  # another loader is longer: ours begins again, as a whole
         sampler.restore(restored)
         return epoch
@@ -193,18 +184,18 @@ class RunPosition:
         """Return the position as plain values."""
         if self._pending is not None:
             return dict(self._pending)
-        trainer, restored = self.trainer, self._restored
-        epoch = epoch_of_batches(trainer)
+        trainer, progress, restored = self.trainer, self._progress, self._restored
+        epoch = progress.epoch_of_batches
         if restored is not None and trainer.current_epoch == restored.epoch:
             epoch = restored.epoch
         if restored is not None and restored.finished and epoch == restored.epoch:
             return restored.state(sampler, identity)
-        begun, left, n_steps = Position(epoch, (), sampler.present_order()), len(sampler), processed(trainer)
+        begun, left, n_steps = Position(epoch, (), sampler.present_order()), len(sampler), progress.processed
         if (here := self._restored_in(epoch)) is not None:
             begun, left, n_steps = here, self._left, n_steps - self._base
-        if n_steps >= left and cycles(trainer):
+        if n_steps >= left and progress.cycles:
             begun, n_steps, left = replace(begun, segments=()), (n_steps - left) % len(sampler), len(sampler)
-        finished = 0 < trainer.num_training_batches <= processed(trainer)
+        finished = 0 < trainer.num_training_batches <= progress.processed
         return replace(begun.after(sampler, min(n_steps, left)), finished=finished).state(sampler, identity)
 
     def _restored_in(self, epoch: int) -> Position | None:
@@ -315,7 +306,8 @@ class KeepsPosition(MakesLoaders):
 
     def _training_sampler(self) -> PlanSampler | None:
         """That of the loader which is trained on; others may have been made since."""
-        for loader in [] if self._position.trainer is None else loaders(self._position.trainer):
+        trainer = self._position.trainer
+        for loader in [] if trainer is None else TrainerProgress(trainer).loaders:
             if loader in self._loaders["train"]:
                 return cast("H5DataLoader", loader).sampler
         return None if self._train_loader is None else self._train_loader.sampler

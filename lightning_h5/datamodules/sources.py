@@ -168,6 +168,10 @@ _UNFILTERED = ("load_fields", "field_map", "files", "on_bad_file")
 """Arguments that count rows before any filter."""
 
 
+_OF_ALL_SOURCES = (*OF_A_SOURCE, "dtype", "cache_index", "on_bad_file", "normalize", "sample")
+"""Arguments of the data module that its datasets take as they are."""
+
+
 class SplitDataset(CombinedHDF5Dataset):
     """The dataset of a split; the data module sees to it that all ranks have the same rows."""
 
@@ -185,14 +189,16 @@ class SourceFiles:
     """Opens the files of sources.
 
     Args:
-        arguments: of ``CombinedHDF5Dataset``, for all sources that have none of their own.
+        given: the data module's arguments by name, for all sources that have none of their own.
+        opened: how files are opened.
 
     Attributes:
         catalog: what is in the files, as far as it is known.
     """
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._arguments = dict(arguments)
+    def __init__(self, given: Mapping[str, Any], opened: FileOptions) -> None:
+        row_cache = RowCacheOptions.parse(given["row_cache"], "row_cache")
+        self._arguments = {name: given[name] for name in _OF_ALL_SOURCES} | {"cache_size": row_cache, "files": opened}
         self.catalog = Catalog()
 
     def open(self, source: Source, rows: IntArray | None, *, n_sources: int = 1, **of_samples: Any) -> SplitDataset:
