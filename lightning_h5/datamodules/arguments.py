@@ -12,9 +12,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from enum import Enum
 from functools import partial
-from reprlib import Repr
+from pprint import pformat
+from traceback import walk_stack
 from types import FrameType
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -26,55 +27,22 @@ from ..options.base import Options, check_callable, check_choice, check_whole
 from ..sizes import whole
 from ..types import DTypeLike, Keys, PathLike
 
-__all__ = [
-    "SPLITS",
-    "Arguments",
-    "LoaderArguments",
-    "RecordsSettings",
-    "SampleArguments",
-    "Split",
-    "constructor_settings",
-    "plain_settings",
-]
+__all__ = ["SPLITS", "LoaderArguments", "RecordsSettings", "SampleArguments", "Split", "picked", "plain_settings"]
 
 Split = Literal["train", "val", "test", "predict"]
+T = TypeVar("T")
+_OPTIONS: dict[str, type[Options]] = {
+    "shuffle": ShuffleOptions,
+    "workers": WorkerOptions,
+    "files": FileOptions,
+    "distributed": DistributedOptions,
+}
 SPLITS: tuple[Split, ...] = ("train", "val", "test", "predict")
 
 
-class Arguments:
-    """Base of bundles of arguments.
-
-    Attributes:
-        option_objects: the arguments that hold an option object, with its class.
-    """
-
-    option_objects: ClassVar[Mapping[str, type[Options]]] = {}
-
-    @classmethod
-    def pick(cls, given: Mapping[str, Any]) -> Self:
-        """Return the bundle, from a constructor's arguments by name.
-
-        Args:
-            given: the arguments; those that the bundle does not have are ignored.
-
-        Raises:
-            H5ValueError: an argument makes no sense.
-        """
-        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # subclasses are dataclasses
-        parsed = {name: kind.parse(given[name], name) for name, kind in cls.option_objects.items()}
-        return cls(**{name: given[name] for name in names} | parsed)
-
-
 @dataclass(frozen=True, kw_only=True)
-class LoaderArguments(Arguments):
+class LoaderArguments:
     """How batches are made and loaded, and how ranks work together; see the arguments of the data modules."""
-
-    option_objects: ClassVar[Mapping[str, type[Options]]] = {
-        "shuffle": ShuffleOptions,
-        "workers": WorkerOptions,
-        "files": FileOptions,
-        "distributed": DistributedOptions,
-    }
 
     batch_size: int
     eval_batch_size: int | None
@@ -89,7 +57,6 @@ class LoaderArguments(Arguments):
     distributed: DistributedOptions
 
     def __post_init__(self) -> None:
-        check_whole(self.batch_size, "batch_size", 1, allow_none=False)
         check_whole(self.eval_batch_size, "eval_batch_size", 1)
         check_whole(self.seed, "seed", 0)
         check_whole(self.num_workers, "num_workers", 0, allow_none=False)
@@ -99,7 +66,7 @@ class LoaderArguments(Arguments):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleArguments(Arguments):
+class SampleArguments:
     """What a sample of an input and a target is made of; see the arguments of the data modules."""
 
     x_key: Keys | None
@@ -120,6 +87,21 @@ class SampleArguments(Arguments):
 
 MAX_LETTERS = 4096  # of one setting as JSON; the names of thousands of files would go into every checkpoint and log
 NOT_STORED = "not stored: "
+
+
+def picked(kind: type[T], given: Mapping[str, Any]) -> T:
+    """Return a bundle of arguments, from a constructor's by name; those that the bundle does not have are ignored.
+
+    Args:
+        kind: a dataclass whose fields are arguments; what is given for an option object becomes one.
+        given: the arguments.
+
+    Raises:
+        H5ValueError: an argument makes no sense.
+    """
+    found = {field.name: given[field.name] for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    options = {name: parser.parse(found[name], name) for name, parser in _OPTIONS.items() if name in found}
+    return kind(**found | options)
 
 
 class RecordsSettings(LightningDataModule):
@@ -157,23 +139,16 @@ class RecordsSettings(LightningDataModule):
         settings = super().hparams_initial
         for name in [name for name in settings if name.startswith("_")]:
             del settings[name]  # LightningCLI's own; Lightning before 2.5 compares them with the model's
-        for name in self._names_of_the_model():
+        model = getattr(self.trainer, "lightning_module", None)
+        of_model = {} if model is None or not getattr(model, "_log_hyperparams", True) else model.hparams_initial
+        for name in [name for name in settings if name in of_model and not _equal(settings[name], of_model[name])]:
             settings[f"data/{name}"] = settings.pop(name)
         return settings
-
-    def _names_of_the_model(self) -> list[str]:
-        """Names under which the model logs other values than this module has."""
-        model = getattr(self.trainer, "lightning_module", None)
-        if model is None or not getattr(model, "_log_hyperparams", True):
-            return []
-        own, of_model = super().hparams_initial, model.hparams_initial
-        shared = [name for name in own if name in of_model and not name.startswith("_")]
-        return [name for name in shared if not _equal(own[name], of_model[name])]
 
     def _record(self, settings: Mapping[str, Any]) -> None:
         # LightningCLI has its own form of them, with which it makes the module again, functions included: the first
         # call takes it. Otherwise that call takes nothing, as no constructor is above the outermost frame.
-        frame = _outermost_frame()
+        frame = list(walk_stack(sys._getframe()))[-1][0]
         self.save_hyperparameters(frame=frame)
         of_cli = dict(self.hparams)
         is_of_cli = bool(of_cli) and {name for name in of_cli if not name.startswith("_")} <= set(settings)
@@ -185,7 +160,7 @@ class RecordsSettings(LightningDataModule):
         parameters = inspect.signature(type(self).__init__).parameters
         defaults = plain_settings({name: each.default for name, each in parameters.items()})
         given = [
-            f"{name}={_short.repr(value)}"
+            f"{name}={_shown(value)}"
             for name, value in self.hparams.items()
             if not name.startswith("_") and not (name in defaults and _equal(defaults[name], value))
         ]
@@ -217,24 +192,11 @@ def constructor_settings(module: object) -> dict[str, Any]:
     return settings
 
 
-def _outermost_frame() -> FrameType:
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
 def _constructors(module: object) -> list[FrameType]:
     """The running constructors of an object, the one that was called first in front."""
     # No variable may hold the frame that it is in: such a cycle would keep the object until the collector comes.
-    found: list[FrameType] = []
-    frame = sys._getframe().f_back
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "__init__" and code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is module:
-            found.insert(0, frame)
-        frame = frame.f_back
-    return found
+    frames = (each for each, _ in walk_stack(sys._getframe()) if each.f_code.co_name == "__init__")
+    return [each for each in frames if each.f_locals.get(next(iter(each.f_code.co_varnames), "")) is module][::-1]
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,15 +305,9 @@ def _equal(ours: Any, theirs: Any) -> bool:
         return False
 
 
-class _SettingsRepr(Repr):
-    """Settings, cut; a value that is not stored is its name in angle brackets, as Python shows a function."""
-
-    def repr_str(self, x: str, level: int) -> str:
-        if x.startswith(NOT_STORED):
-            return f"<{x.removeprefix(NOT_STORED)}>"
-        return super().repr_str(x, level)
-
-
-_short = _SettingsRepr()
-_short.maxstring = _short.maxother = 80
-_short.maxlist = _short.maxdict = 4
+def _shown(value: Any) -> str:
+    """A setting's text, cut; of one that is not stored its name in angle brackets, as Python shows a function."""
+    if isinstance(value, str) and value.startswith(NOT_STORED):
+        return f"<{value.removeprefix(NOT_STORED)}>"
+    text = pformat(value, width=sys.maxsize)
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -13,8 +13,9 @@ from ..distributed import exchange
 from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
 from ..loading import H5DataLoader
-from ..options import SplitOptions
+from ..options import SplitOptions, WeightOptions
 from ..options.base import check_callable
+from ..types import IntArray
 from .arguments import SPLITS, Split
 from .loaders import NoRows
 from .resume import KeepsPosition
@@ -23,12 +24,6 @@ __all__ = ["BaseH5DataModule", "fields_of"]
 
 logger = logging.getLogger(__name__)
 
-_STAGES: dict[str, tuple[Split, ...]] = {
-    "fit": ("train", "val"),
-    "validate": ("val",),
-    "test": ("test",),
-    "predict": ("predict",),
-}
 _STAGE_OF: dict[Split, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
 
 
@@ -49,12 +44,14 @@ class BaseH5DataModule(KeepsPosition):
         self._set_up: set[Split] = set()
         paths = "path" if "train_path" in given else "paths"
         self._path_names = {split: f"{split}_{paths}" for split in SPLITS}
-        self._paths: dict[Split, Any] = {split: given[name] for split, name in self._path_names.items()}
-        self._split = SplitOptions.parse(given["split"], "split")
-        self._cut: dict[Split, Any] | None = None  # the rows of each split, once they are known
-        self._transforms = given["transform"], given["eval_transform"]
+        self._paths: dict[Split, Any] = {split: given.get(name) for split, name in self._path_names.items()}
+        self._split = SplitOptions.parse(given.get("split"), "split")
+        self._weights = WeightOptions.parse(given.get("weights"), "weights")
+        self._cut: dict[Split, list[IntArray]] | None = None  # for each split the rows of each source, once known
+        self._transforms = given.get("transform"), given.get("eval_transform")
         for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
             check_callable(given.get(name), name)
+        self._check_split()
         if models := models_of_the_other_package():
             # A Trainer refuses such a model before it looks at us, in words that do not say which is which.
             self._log_once(
@@ -89,15 +86,27 @@ class BaseH5DataModule(KeepsPosition):
 
     def names_data(self, split: Split) -> bool:
         """Whether the arguments name data for a split, as far as they say so without a look at the files."""
-        return True
+        return self._paths[split] is not None or (self._paths["train"] is not None and self._split.may_fill(split))
+
+    def other_data(self, split: Split) -> list[str]:
+        """What a user may pass for a split, instead of files of its own or a share of the training files."""
+        return []
 
     def missing_data_hint(self, split: Split) -> str:
         """A sentence on what to pass so that a split has data."""
-        raise NotImplementedError
+        shares: dict[Split, str] = {"val": "val_fraction (or num_folds and fold)", "test": "test_fraction"}
+        cut = [f"split with {shares[split]}"] if split in shares else []
+        ways = [self._path_names[split], *cut, *self.other_data(split)]
+        return f"Pass {', or '.join(ways)}."
 
     def why_no_rows(self, split: Split) -> str:
         """A sentence on why a split that has data has no rows."""
-        return self.missing_data_hint(split)
+        given = self._paths[split]
+        if split == "train" or given is not None or self._cut is None:
+            return f"Its files, {given or self._paths['train']!r}, hold no rows. Pass files that have some."
+        n_rows = sum(len(part) for rows in self._cut.values() for part in rows)
+        shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
+        return f"{shares} of {n_rows} rows leave none for it. A row takes a share of {1 / max(1, n_rows):.2g}."
 
     def can_reuse(self, old: RowDataset, new: RowDataset) -> bool:
         """Whether a dataset of an earlier ``setup`` holds what a new one would have to get again."""
@@ -122,9 +131,9 @@ class BaseH5DataModule(KeepsPosition):
             H5Error: the data is missing, broken, too little, or not the same on all ranks.
         """
         name = getattr(stage, "value", stage)
-        if name is not None and name not in _STAGES:
-            raise H5ValueError(f"setup({stage!r}) was called; the stages are {', '.join(map(repr, _STAGES))} and None.")
-        splits = SPLITS if name is None else _STAGES[name]
+        if name is not None and name not in _STAGE_OF.values():
+            raise H5ValueError(f"setup({stage!r}) was called; the stages are {listing(_STAGE_OF.values())} and None.")
+        splits = _splits_of(name)
         self._cut = None  # the files may be others by now
         self._set_up -= {*splits}  # until all of them are as they should be
         try:
@@ -133,11 +142,6 @@ class BaseH5DataModule(KeepsPosition):
             # Its text says all. Frames and causes inside this package would only hide the line of the user's script.
             raise error.with_traceback(None) from None
         self._set_up |= {*splits}
-        if getattr(self.trainer, "loggers", None) and (names := self._names_of_the_model()):
-            self._log_once(
-                f"the model has other values of {listing(names)} in its hyperparameters; loggers record those of this "
-                f"data module as {listing(f'data/{name}' for name in names)}"
-            )
         self._run()  # a second fit must not go on where an earlier one was resumed
         self._insert_callbacks()
 
@@ -172,7 +176,7 @@ class BaseH5DataModule(KeepsPosition):
         if name in (None, "fit"):
             self._position.is_over = True
         # Another Trainer may validate in the middle of a fit: what that fit reads stays open.
-        for split in SPLITS if name is None else _STAGES[name]:
+        for split in _splits_of(name):
             for loader in list(self._loaders[split]):
                 loader.close()
             if (dataset := self._datasets.get(split)) is not None:
@@ -184,23 +188,23 @@ class BaseH5DataModule(KeepsPosition):
 
     def train_dataloader(self) -> Any:
         """The training loader of this rank, in the order of the plan."""
-        self._train_loader = self._loader("train")
-        if self._train_loader is None:
-            return NoRows()
-        self._position.resume_last_epoch()
-        return self._train_loader
+        loader = self._loader("train")
+        self._train_loader = loader if isinstance(loader, H5DataLoader) else None
+        if self._train_loader is not None:
+            self._position.resume_last_epoch()
+        return loader
 
     def val_dataloader(self) -> Any:
         """The validation loader of this rank: a contiguous shard, every row once over all ranks."""
-        return _or_no_rows(self._loader("val"))
+        return self._loader("val")
 
     def test_dataloader(self) -> Any:
         """The test loader of this rank: a contiguous shard, every row once over all ranks."""
-        return _or_no_rows(self._loader("test"))
+        return self._loader("test")
 
     def predict_dataloader(self) -> Any:
         """The prediction loader of this rank: a contiguous shard, every row once over all ranks."""
-        return _or_no_rows(self._loader("predict"))
+        return self._loader("predict")
 
     def _build(self, split: Split, *, needed: bool) -> None:
         old = self._datasets.pop(split, None)
@@ -214,7 +218,7 @@ class BaseH5DataModule(KeepsPosition):
                 old.close()
         if dataset is None:
             if needed:
-                raise H5ValueError(self._no_data(split))
+                raise H5ValueError(f"there is no data for {split!r}. {self.missing_data_hint(split)}")
             return
         self._datasets[split] = dataset
         for other in self._datasets.values():  # one transform decodes the integers of all splits
@@ -229,13 +233,9 @@ class BaseH5DataModule(KeepsPosition):
         super()._check_rows(split, n_rows)
 
     def _facts(self, splits: tuple[Split, ...]) -> dict[str, Any]:
-        facts: dict[str, Any] = {
-            "seed": self.seed,
-            "world_size": self.world_size,
-            "shuffle": self._options.shuffle.mode,
-            "drop_last": self._options.drop_last,
-            "batch_size": self.batch_size,
-        }
+        options = self._options
+        facts: dict[str, Any] = {"seed": self.seed, "world_size": self.world_size, "shuffle": options.shuffle.mode}
+        facts |= {"drop_last": options.drop_last, "batch_size": self.batch_size}
         for split in splits:
             if (dataset := self._datasets.get(split)) is not None:
                 facts[f"rows of {split!r}"] = dataset.n_rows
@@ -252,19 +252,18 @@ class BaseH5DataModule(KeepsPosition):
             text = f"integrity levels (0 to 4): {each} (level {found[0][0]}: {INTEGRITY[found[0][0]]})"
             self._log_once(text, log=rank_zero_only(logger.debug))
 
-    def _loader(self, split: Split) -> H5DataLoader | None:
+    def _loader(self, split: Split) -> H5DataLoader | NoRows:
         if split not in self._set_up:
             raise H5ValueError(self._why_not_set_up(split))
         if split == "train" and split in self._datasets:
             self._check_rows(split, self._datasets[split].n_rows)  # a tuner may have made batches larger
         return self._make_loader(split)
 
-    def _no_data(self, split: Split) -> str:
-        return f"there is no data for {split!r}. {self.missing_data_hint(split)}"
-
     def _why_not_set_up(self, split: Split) -> str:
         if not self.names_data(split):  # as the setup that would be advised says
-            return f"{split}_dataloader() was called, and {self._no_data(split)}"
+            return (
+                f"{split}_dataloader() was called, and there is no data for {split!r}. {self.missing_data_hint(split)}"
+            )
         ready = listing(each for each in SPLITS if each in self._set_up)
         what = f"setup() has set up {ready} only" if self._set_up else "setup() was not called, or ended with an error"
         stage = _STAGE_OF[split]
@@ -274,8 +273,8 @@ class BaseH5DataModule(KeepsPosition):
         )
 
 
-def _or_no_rows(loader: H5DataLoader | None) -> Any:
-    return NoRows() if loader is None else loader  # not `or`: a rank without rows has a loader of length zero
+def _splits_of(stage: str | None) -> tuple[Split, ...]:
+    return ("train", "val") if stage == "fit" else tuple(each for each in SPLITS if stage in (None, _STAGE_OF[each]))
 
 
 def fields_of(dataset: RowDataset) -> Iterator[ArrayLayout]:

@@ -12,7 +12,7 @@ from ..datasets import FieldStats, column_of, count_rows, read_stats
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions, expand_paths, field_names, fill_split, guess_keys_in, keys_in, kind_of, torch_dtype
 from ..types import IntArray, Keys
-from .arguments import SPLITS, SampleArguments, Split
+from .arguments import SPLITS, SampleArguments, Split, picked
 from .base import BaseH5DataModule, fields_of
 from .split_file import cut_rows
 
@@ -42,18 +42,16 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)
-        self._samples = samples = SampleArguments.pick(given)
+        self._samples = samples = picked(SampleArguments, given)
         self.x_key, self.y_key = samples.x_key, samples.y_key
         self._check_arguments()
-        self._check_split()
 
     def on_exception(self, exception: BaseException) -> None:
         """Adds what to pass to an error of dtypes, if arrays come in the file's, and closes files."""
-        is_of_dtypes = isinstance(exception, RuntimeError | ValueError) and any(
-            words in str(exception) for words in ("type", "not implemented for")
-        )
-        for note in self._notes_on_dtypes() if is_of_dtypes else ():
-            exception.add_note(note)
+        told = str(exception)
+        if isinstance(exception, RuntimeError | ValueError) and ("type" in told or "not implemented for" in told):
+            for note in self._notes_on_dtypes():
+                exception.add_note(note)
         super().on_exception(exception)
 
     def _notes_on_dtypes(self) -> Iterator[str]:
@@ -85,8 +83,8 @@ class KeyedH5DataModule(BaseH5DataModule):
         indices = None
         if source.is_cut:
             if self._cut is None:
-                self._cut = self._cut_rows(source.files, x_key)
-            indices = self._cut[split]
+                self._cut = {each: [rows] for each, rows in self._cut_rows(source.files, x_key).items()}
+            (indices,) = self._cut[split]
             if not len(indices) and split != "train" and not self._split.fills(split):
                 return None  # a file that says nothing of this split
         arguments = vars(self._samples) | {
@@ -115,14 +113,10 @@ class KeyedH5DataModule(BaseH5DataModule):
         filled = [str(fill_split(key, split)) for key in keys]
         return Source(files, split) if filled != keys and self._has(files[0], filled) else None
 
-    @property
-    def _options_of_files(self) -> OpenOptions:
-        return OpenOptions(trust=self._options.files)
-
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
         fields = [str(fill_split(key, split)) for key in keys_in(self.x_key, self.y_key) for split in SPLITS]
-        columns = (self._split.group_key, self._split.stratify_key)
+        columns = (self._split.group_key, self._split.stratify_key, *self._weights.keys)
         return fields, [str(fill_split(key, "train")) for key in columns if key is not None]
 
     def _statistics(self, source: Source) -> Mapping[str, FieldStats] | None:
@@ -154,24 +148,12 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     def names_data(self, split: Split) -> bool:
         """See ``BaseH5DataModule.names_data``."""
-        if self._paths["train"] is None or split == "train":
-            return self._paths[split] is not None
         in_keys = any("{split}" in key for key in keys_in(self.x_key, self.y_key))
-        return self._paths[split] is not None or self._split.may_fill(split) or in_keys
+        return super().names_data(split) or (in_keys and split != "train" and self._paths["train"] is not None)
 
-    def missing_data_hint(self, split: Split) -> str:
-        """A sentence on what to pass so that a split has data."""
-        cut = {"val": "val_fraction (or num_folds and fold), ", "test": "test_fraction, "}.get(split, "")
-        return f"Pass {split}_path, {cut}or train_path and keys with {{split}} in them."
-
-    def why_no_rows(self, split: Split) -> str:
-        """A sentence on why a split that has data has no rows."""
-        if self._paths[split] is None and self._cut is not None:
-            n_rows = sum(len(rows) for rows in self._cut.values())
-            shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
-            return f"{shares} of {n_rows} rows leave none for it. A row takes a share of {1 / max(1, n_rows):.2g}."
-        source = self._paths[split] or self._paths["train"]
-        return f"Its files, {source!r}, are there and hold no rows. Pass files that have some."
+    def other_data(self, split: Split) -> list[str]:
+        """See ``BaseH5DataModule.other_data``."""
+        return ["train_path and keys with {split} in them"]
 
     def _check_arguments(self) -> None:
         samples = self._samples
@@ -195,7 +177,7 @@ class KeyedH5DataModule(BaseH5DataModule):
                 found = guess_keys_in(file, path)
                 return found, keys_in(*found)
 
-            self.x_key, self.y_key = self._catalog.search(path, self._options_of_files, "keys", guess)
+            self.x_key, self.y_key = self._catalog.search(path, OpenOptions(trust=self._options.files), "keys", guess)
             rank_zero_info(
                 f"x_key={self.x_key!r}, y_key={self.y_key!r}: {source.files[0]!r} leaves no doubt about them"
             )
@@ -207,4 +189,4 @@ class KeyedH5DataModule(BaseH5DataModule):
         return x_key, y_key
 
     def _has(self, path: str, keys: Keys | None) -> bool:
-        return self._catalog.has(path, keys_in(keys), self._options_of_files)
+        return self._catalog.has(path, keys_in(keys), OpenOptions(trust=self._options.files))

@@ -118,12 +118,6 @@ class LazyH5DataModule(KeyedH5DataModule):
         distributed: DistributedOptions | dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
-        self._weights = WeightOptions.parse(weights, "weights")
-
-    def expected_arrays(self) -> tuple[list[str], list[str]]:
-        """See ``BaseH5DataModule.expected_arrays``."""
-        fields, columns = super().expected_arrays()
-        return fields, [*columns, *(key.replace("{split}", "train") for key in self._weights.keys)]
 
     def build_dataset(self, split: Split) -> H5LazyDataset | MixtureDataset | None:
         """The dataset of a split, or None where there is no data for it."""

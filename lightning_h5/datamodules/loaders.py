@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -27,9 +27,8 @@ from ..order import (
     WeightedRecipe,
     resolve_replica,
 )
-from ..order.samplers import EpochSource
 from ..sizes import whole
-from .arguments import SPLITS, LoaderArguments, RecordsSettings, Split
+from .arguments import SPLITS, LoaderArguments, RecordsSettings, Split, picked
 from .training_rows import weights_of
 
 __all__ = ["MakesLoaders", "NoRows"]
@@ -55,7 +54,7 @@ class MakesLoaders(RecordsSettings):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given["batch_size"])
-        self._options = options = LoaderArguments.pick(given)
+        self._options = options = picked(LoaderArguments, given)
         self.rank: int | None = options.distributed.rank
         self.world_size: int | None = options.distributed.world_size
         self.seed = options.seed
@@ -86,12 +85,9 @@ class MakesLoaders(RecordsSettings):
         return bool(getattr(self.trainer, "overfit_batches", False))
 
     def __repr__(self) -> str:
-        lines = [self._shown_settings(), f"  batch_size {self.batch_size}"]
-        if self._datasets:
-            lines[1] += f", rank {self.rank} of {self.world_size}"
-            lines += [f"  {split}: {self._datasets[split]!r}" for split in SPLITS if split in self._datasets]
-        else:
-            lines[1] += ", no data yet: setup() looks at the files"
+        found = f"rank {self.rank} of {self.world_size}" if self._datasets else "no data yet: setup() looks at files"
+        lines = [self._shown_settings(), f"  batch_size {self.batch_size}, {found}"]
+        lines += [f"  {split}: {self._datasets[split]!r}" for split in SPLITS if split in self._datasets]
         return "\n".join(lines)
 
     __str__ = __repr__  # Lightning's would make loaders
@@ -160,17 +156,22 @@ class MakesLoaders(RecordsSettings):
         return PlanSampler(
             dataset.blocks(),
             self._parameters(order),
-            batch_size=self._rows_of_a_batch(training=training),
-            drop_last=training and self._options.drop_last,
-            evaluation=not training,
+            **self._sampler_arguments(training=training),
             rank=rank,
             world_size=world_size,
-            samples=self._options.collate_fn is not None,
-            epoch_source=cast("EpochSource", self) if training else None,
             chooses=self._options.shuffle.mode == "auto",
             recipe=order.recipe if training else None,
             repeats=self.is_overfitting,
         )
+
+    def _sampler_arguments(self, *, training: bool) -> dict[str, Any]:
+        return {
+            "batch_size": self._rows_of_a_batch(training=training),
+            "drop_last": training and self._options.drop_last,
+            "evaluation": not training,
+            "samples": self._options.collate_fn is not None,
+            "epoch_source": self if training else None,
+        }
 
     def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:
         """Tell a dataset how its rows will be visited, before they are."""
@@ -232,10 +233,10 @@ class MakesLoaders(RecordsSettings):
 
     # Loaders -------------------------------------------------------------------------------------------------
 
-    def _make_loader(self, split: Split) -> H5DataLoader | None:
+    def _make_loader(self, split: Split) -> H5DataLoader | NoRows:
         dataset = self._datasets.get(split)
         if dataset is None:
-            return None
+            return NoRows()
         self.batch_size = whole(self.batch_size, "batch_size", least=1)
         options, training = self._options, split == "train"
         order = self._order(dataset, training=training)
@@ -267,25 +268,21 @@ class MakesLoaders(RecordsSettings):
     # Log -----------------------------------------------------------------------------------------------------
 
     def _log_order(self, order: Order, n_rows: int) -> None:
-        if order.sources:
-            self._log_once(f"training order: {order.why}, seed {self.seed}")
-            for each in order.sources:
-                self._log_few_blocks(each)
-            return
-        mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "window" else ""
-        streams = f" in each of {order.streams} streams" if order.streams > 1 else ""
-        what = self.mixed_rows(n_rows) if order.recipe is None else order.recipe.text
-        self._log_once(f"training order: {order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})")
-        self._log_few_blocks(order)
-
-    def _log_few_blocks(self, order: Order) -> None:
-        if order.mode == "window" and order.window < FEW_BLOCKS:
-            self._log_once(
-                f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks(order.window)} at a time, so that "
-                "rows which are neighbors in the file often share a batch. Raise shuffle.buffer to "
-                f"'{-(-order.enough >> 20)} MiB' for {FEW_BLOCKS} or more, use fewer workers, or write the file again "
-                "with fewer rows in a chunk (lightning-h5 repack)."
-            )
+        text = order.why + f", seed {self.seed}"
+        if not order.sources:
+            what = self.mixed_rows(n_rows) if order.recipe is None else order.recipe.text
+            mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "window" else ""
+            streams = f" in each of {order.streams} streams" if order.streams > 1 else ""
+            text = f"{order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})"
+        self._log_once(f"training order: {text}")
+        for each in order.sources or (order,):
+            if each.mode == "window" and each.window < FEW_BLOCKS:
+                self._log_once(
+                    f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks(each.window)} at a time, so that "
+                    "rows which are neighbors in the file often share a batch. Raise shuffle.buffer to "
+                    f"'{-(-each.enough >> 20)} MiB' for {FEW_BLOCKS} or more, use fewer workers, or write the file "
+                    "again with fewer rows in a chunk (lightning-h5 repack)."
+                )
 
     def _log_once(self, text: str, log: Callable[[str], object] = rank_zero_info) -> None:
         if text not in self._logged:

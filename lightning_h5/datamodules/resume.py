@@ -280,15 +280,15 @@ class KeepsPosition(MakesLoaders):
         if sampler is None or run.is_applied or run.trainer is None:
             return
         failure: H5ResumeError | None = None
+        raises = self._options.distributed.on_resume_mismatch == "raise"
         with exchange("resuming", self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
             try:
                 run.check(sampler, self._identities["train"])
             except H5ResumeError as error:
-                failure = error
-            asked = self._options.distributed.on_resume_mismatch == "restart_epoch"
-            if failure is not None and (asked or isinstance(failure, OtherShardsError)):
-                run.restart(failure)
-                failure = None
+                if isinstance(error, OtherShardsError) or not raises:
+                    run.restart(error)
+                else:
+                    failure = error
             all_ranks.agree({"saved position": run.saved}, failure)
         run.apply(sampler)
 

@@ -25,13 +25,7 @@ from .split_file import cut_rows
 
 __all__ = ["Source", "SourceFiles", "SourceMixture", "SplitDataset"]
 
-OF_A_SOURCE = (
-    "load_fields",
-    "label",
-    "where",
-    "field_map",
-    "valid_mask",
-)
+OF_A_SOURCE = ("load_fields", "label", "where", "field_map", "valid_mask")
 """Arguments that a source may have of its own."""
 
 
@@ -95,17 +89,17 @@ class SourceMixture:
 
 
 def _sources(given: Any) -> tuple[Source, ...]:
+    named: list[tuple[Any, Any]] = []
     if isinstance(given, Mapping):
-        sources = [_source(name, value) for name, value in given.items()]
+        named = list(given.items())
     elif isinstance(given, Sequence) and not isinstance(given, str):
-        sources = [_source(None, value) for value in given]
-    else:
-        sources = []
-    if not sources:
+        named = [(None, value) for value in given]
+    if not named:
         raise H5ValueError(
             f"mixture.sources={given!r} names no source. Pass a mapping from names to files, or to mappings such as "
             "{'paths': 'site_a/*.h5', 'label': 2}."
         )
+    sources = [_source(name, value) for name, value in named]
     names = [source.name for source in sources]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise H5ValueError(f"mixture has several sources of the name {listing(twice)}. Give each a name of its own.")
@@ -138,8 +132,7 @@ def _weights(given: Any, names: Sequence[str]) -> tuple[float, ...] | None:
         if set(given) != set(names):
             raise H5ValueError(f"weights are of {listing(given)}, and the sources are {listing(names)}. Name them all.")
         given = [given[name] for name in names]
-    given = given.tolist() if isinstance(given, np.ndarray) else given
-    numbers = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
+    numbers = list(given) if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) else []
     if len(numbers) != len(names):
         raise H5ValueError(
             f"weights={given!r} are {len(numbers)}, and there are {len(names)} sources: {listing(names)}."
@@ -277,31 +270,25 @@ class SourceFiles:
         Returns:
             For each split the rows of each source, counted in its files.
         """
-        tables = [self._unfiltered(source).table for source in sources]
-        # By number, since sources may name one file by different links.
-        sizes = [dict(zip(map(file_number, t.paths), np.diff(t.starts).tolist(), strict=True)) for t in tables]
-        names = {file_number(path): path for table in tables for path in table.paths}
+        tables = {source: self._unfiltered(source).table for source in sources}
+        columns: dict[str, list[npt.NDArray[Any]]] = {"group_key": [], "stratify_key": []}
+        sizes: list[dict[Any, int]] = []  # by number, since sources may name one file by different links
         starts: dict[Any, int] = {}
-        groups: list[npt.NDArray[Any]] = []
-        labels: list[npt.NDArray[Any]] = []
         n_rows = 0
-        for source, table, of_source in zip(sources, tables, sizes, strict=True):
-            new = [file for file in of_source if file not in starts]
-            n_new = sum(of_source[file] for file in new)
-            starts |= zip(new, np.cumsum([n_rows, *(of_source[file] for file in new)]).tolist(), strict=False)
-            paths_of_new = [names[file] for file in new]
-            n_rows += n_new
-            if new and options.group_key is not None:
-                groups.append(self._column(source, table, paths_of_new, options.group_key, n_new, "group_key"))
-            if new and options.stratify_key is not None:
-                labels.append(self._column(source, table, paths_of_new, options.stratify_key, n_new, "stratify_key"))
-        cut = cut_rows(
-            n_rows,
-            options,
-            paths=paths,
-            groups=_joined(groups, "group_key") if groups else None,
-            labels=_joined(labels, "stratify_key") if labels else None,
-        )
+        for source, table in tables.items():
+            numbers = [file_number(path) for path in table.paths]
+            sizes.append(dict(zip(numbers, np.diff(table.starts).tolist(), strict=True)))
+            new = {file: path for file, path in zip(numbers, table.paths, strict=True) if file not in starts}
+            begin = n_rows
+            for file in new:
+                starts[file] = n_rows
+                n_rows += sizes[-1][file]
+            for argument, parts in columns.items():
+                if new and (key := getattr(options, argument)) is not None:
+                    paths_of_new = list(new.values())
+                    parts.append(self._column(source, table, paths_of_new, key, n_rows - begin, argument))
+        groups, labels = (_joined(parts, argument) if parts else None for argument, parts in columns.items())
+        cut = cut_rows(n_rows, options, paths=paths, groups=groups, labels=labels)
         split_of = np.full(n_rows, -1)
         for split, rows in cut.items():
             split_of[rows] = SPLITS.index(split)

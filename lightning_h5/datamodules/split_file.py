@@ -97,39 +97,24 @@ def write_splits(
         H5FileError: it cannot be written.
     """
     n_rows = sum(map(len, splits.values()))
-    if groups is None:
-        written: dict[Split, list[Any]] = {name: _ranges(rows) for name, rows in splits.items()}
-    else:
-        written = {name: np.unique(groups[rows]).tolist() for name, rows in splits.items()}
-    text = {
-        "format": FORMAT,
-        "version": 1,
-        "group_key": group_key,
-        "n_rows": n_rows,
-        "settings": dict(settings),
-        "splits": written,
+    written = {
+        name: _ranges(rows) if groups is None else np.unique(groups[rows]).tolist() for name, rows in splits.items()
     }
+    text = {"format": FORMAT, "version": 1, "group_key": group_key, "n_rows": n_rows, "settings": dict(settings)}
     target = Path(expand_user(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, made = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(text, file, indent=1, ensure_ascii=False)
+        with tempfile.NamedTemporaryFile("w", dir=target.parent, suffix=".tmp", encoding="utf-8") as file:
+            json.dump(text | {"splits": written}, file, indent=1, ensure_ascii=False)
+            file.flush()
             with suppress(FileExistsError):  # another rank was faster, and wrote the same
-                os.link(made, target)
-        finally:
-            os.unlink(made)
+                os.link(file.name, target)
     except OSError as error:
         raise H5FileError(f"split.file={str(target)!r} cannot be written: {error.strerror}.") from error
 
 
 def read_splits(
-    path: PathLike,
-    n_rows: int,
-    group_key: str | None,
-    groups: npt.NDArray[Any] | None,
-    settings: Mapping[str, Any],
+    path: PathLike, n_rows: int, group_key: str | None, groups: npt.NDArray[Any] | None, settings: Mapping[str, Any]
 ) -> dict[Split, IntArray] | None:
     """The rows of each split, as a file has it; None where there is no such file.
 
@@ -151,12 +136,9 @@ def read_splits(
         return None
     except (OSError, ValueError) as error:
         raise H5ValueError(f"{name} cannot be read as JSON: {error}. Write it again, or name another file.") from error
-    splits = text.get("splits") if isinstance(text, dict) and text.get("format") == FORMAT else None
-    if (
-        not isinstance(splits, dict)
-        or set(splits) - set(NAMES)
-        or not all(isinstance(v, list) for v in splits.values())
-    ):
+    splits: Any = text.get("splits") if isinstance(text, dict) and text.get("format") == FORMAT else None
+    is_splits = isinstance(splits, dict) and all(isinstance(rows, list) for rows in splits.values())
+    if not is_splits or set(splits) - set(NAMES):
         raise H5ValueError(
             f"{name} says nothing of splits. It takes {{'format': {FORMAT!r}, 'splits': {{'train': [...], 'val': "
             "[...], 'test': [...]}}, with groups, or ranges [start, stop] of rows."
@@ -167,12 +149,9 @@ def read_splits(
         )
     made = text.get("settings") or {}
     if other := [key for key in settings if key in made and made[key] != settings[key]]:
-        were = ", ".join(f"{key}={made[key]!r}" for key in other)
-        now = ", ".join(f"{key}={settings[key]!r}" for key in other)
+        were, now = (", ".join(f"{key}={values[key]!r}" for key in other) for values in (made, settings))
         raise H5ValueError(f"{name} was made with {were}, and {now} was given. Name another file, or pass the same.")
-    if groups is None:
-        return _rows_of_ranges(splits, n_rows, name)
-    return _rows_of_groups(splits, groups, name)
+    return _rows_of_ranges(splits, n_rows, name) if groups is None else _rows_of_groups(splits, groups, name)
 
 
 def _rows_of_groups(splits: Mapping[str, list[Any]], groups: npt.NDArray[Any], name: str) -> dict[Split, IntArray]:

@@ -44,26 +44,22 @@ def row_weights(options: WeightOptions, column: Callable[[str, str], npt.NDArray
         )
     classes, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     wanted = _class_weights(options, classes)
-    return RowWeights(
-        (wanted / counts)[codes], f"by class of {options.balance_key!r}, {_classes_text(classes, wanted)}"
-    )
+    text = f"by class of {options.balance_key!r}, {_classes_text(classes, wanted)}"
+    return RowWeights((wanted / counts)[codes], text)
 
 
 def _class_weights(options: WeightOptions, classes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     if options.class_weights is None:
         return np.ones(len(classes))
     is_number = classes.dtype.kind in "biuf"
-    there = {_plain(value, is_number=is_number): at for at, value in enumerate(classes.tolist())}
+    there = [_plain(value, is_number=is_number) for value in classes.tolist()]
     given = {_plain(name, is_number=is_number): weight for name, weight in options.class_weights.items()}
-    if given.keys() != there.keys() or len(given) != len(options.class_weights):
+    if given.keys() != set(there) or len(given) != len(options.class_weights):
         raise H5ValueError(
             f"class_weights names {listing(options.class_weights)}; the classes of {options.balance_key!r} are "
             f"{listing(there)}. Name each once; 0 leaves one out."
         )
-    wanted = np.zeros(len(classes))
-    for name, weight in given.items():
-        wanted[there[name]] = weight
-    return wanted
+    return np.array([given[name] for name in there], dtype=np.float64)
 
 
 def _classes_text(classes: npt.NDArray[Any], wanted: npt.NDArray[np.float64]) -> str:

@@ -19,11 +19,7 @@ MARGIN = 0.8  # other batches, and other processes, take more than the trial's
 
 
 def calculate_optimal_batch_size(
-    model: torch.nn.Module,
-    input_shape: Sequence[int],
-    device: str | torch.device = "cuda",
-    *,
-    most: int = 4096,
+    model: torch.nn.Module, input_shape: Sequence[int], device: str | torch.device = "cuda", *, most: int = 4096
 ) -> int:
     """The largest batch that a training step of a model has room for, less a margin.
 
