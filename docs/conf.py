@@ -41,8 +41,8 @@ python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 
 # Links to classes of other packages need those packages' inventories, which come from the network.
-# BaseContext is multiprocessing's, DataLoader and Dataset torch's, Fraction Python's, Figure matplotlib's and Column a
-# type alias of ours, named in signatures as they stand in the source.
+# BaseContext is multiprocessing's, DataLoader and Dataset torch's, Fraction Python's, and Column a type
+# alias of ours, named in signatures as they stand in the source.
 OTHERS = (
     r"(torch|numpy|np|npt|lightning|pytorch_lightning|collections|multiprocessing|os)"
 )
@@ -54,7 +54,6 @@ nitpick_ignore_regex = [
     ("py:class", "Column"),
     ("py:class", r"(.*\.)?Asked"),
     ("py:class", "Fraction"),
-    ("py:class", "Figure"),
 ]
 
 

@@ -113,21 +113,21 @@ MUTANTS = [
     Mutant(
         "a batch whose step failed counts",
         "datamodules/trainer_progress.py",
-        "batch_progress.current.processed)",
-        "batch_progress.current.ready)",
+        "self._batches.current.processed)",
+        "self._batches.current.ready)",
         RESUME,
     ),
     Mutant(
         "the trainer's counter is not moved",
         "datamodules/resume.py",
-        "            set_batch_count(trainer, done)\n",
+        "            progress.set_batch_count(done)\n",
         "            pass\n",
         RESUME,
     ),
     Mutant(
         "restored counters may contradict each other",
         "datamodules/resume.py",
-        "        sync_counters(trainer)\n",
+        "        progress.sync()\n",
         "",
         RESUME,
     ),
@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         "a second fit goes on where the first was resumed",
-        "datamodules/base.py",
+        "datamodules/resume.py",
         "(old.is_over or old.trainer is not trainer):",
         "old.trainer is None:",
         RESUME,
@@ -155,7 +155,7 @@ MUTANTS = [
     Mutant(
         "an epoch that max_steps broke off is left out",
         "datamodules/resume.py",
-        "        resume_epoch(trainer, restored.epoch)\n",
+        "        progress.resume_epoch(restored.epoch)\n",
         "",
         RESUME,
     ),

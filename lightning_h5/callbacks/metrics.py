@@ -1,15 +1,14 @@
-"""What a stage counted on one rank and on all, and the figures, table and plot made from it."""
+"""What a stage counted on one rank and on all, and the figures and table made from it."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from shutil import get_terminal_size
 from textwrap import wrap
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,13 +16,9 @@ import torch.distributed
 
 from ..counters import COUNTED, WaitTimes
 from ..datasets import rows_of
-from ..errors import H5Error
 from ..loading import H5DataLoader
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["WAITS", "Meter", "TransferTimer", "chart_of", "figures_of", "over_ranks", "shares_of", "table_of"]
+__all__ = ["WAITS", "Meter", "TransferTimer", "difference", "figures_of", "over_ranks", "shares_of", "table_of"]
 
 WAITS = tuple(f"waits {at}" for at in range(WaitTimes.N_CLASSES))
 """Names of the classes of waiting times among a stage's amounts."""
@@ -37,8 +32,7 @@ class Meter:
         seconds: that it ran, up to the last ``stop``.
         transfer_seconds: that copying batches to the device took.
         n_slow: batches that were waited for too long.
-        baseline: what loaders had counted before the stage began.
-        baseline_waits: how many batches they had waited for how long.
+        baseline: what loaders had counted before the stage began, waiting times included.
         at_lap: what was counted when figures were last logged by step.
         at_epoch: what was counted when figures were last logged by epoch.
     """
@@ -47,7 +41,6 @@ class Meter:
     transfer_seconds: float = 0.0
     n_slow: int = 0
     baseline: dict[str, float] = field(default_factory=dict)
-    baseline_waits: dict[str, float] = field(default_factory=dict)
     at_lap: dict[str, float] = field(default_factory=dict)
     at_epoch: dict[str, float] = field(default_factory=dict)
     _running_since: float | None = None
@@ -56,8 +49,8 @@ class Meter:
     def of(cls, loaders: Sequence[H5DataLoader]) -> Meter:
         """Return a meter that begins with what these loaders have counted so far."""
         meter = cls()
-        meter.baseline = meter.at_lap = meter.at_epoch = meter.now(loaders)
-        meter.baseline_waits = waits_of(loaders)
+        meter.at_lap = meter.at_epoch = meter.now(loaders)
+        meter.baseline = meter.at_lap | waits_of(loaders)
         return meter
 
     def start(self) -> None:
@@ -81,31 +74,26 @@ class Meter:
             for name, amount in total.items():
                 sums[name] = sums.get(name, 0.0) + amount
             sums["bytes_given"] += total["rows"] * loader.dataset.cost.row_bytes
-        return sums | {
-            "seconds": self.seconds,
-            "transfer_seconds": self.transfer_seconds,
-            "n_slow": float(self.n_slow),
-        }
-
-    def since(
-        self, mark: Mapping[str, float], loaders: Sequence[H5DataLoader]
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Return what was counted since a mark, and a mark for the next time. Bytes that are kept are those of now.
-
-        Args:
-            mark: what ``now`` returned then.
-            loaders: of the stage.
-        """
-        now = self.now(loaders)
-        amounts = {name: value - mark.get(name, 0.0) for name, value in now.items()}
-        amounts["kept_bytes"] = float(sum(loader.kept_bytes for loader in loaders))
-        return amounts, now
+        of_stage = {"seconds": self.seconds, "transfer_seconds": self.transfer_seconds, "n_slow": float(self.n_slow)}
+        return sums | of_stage
 
     def whole(self, loaders: Sequence[H5DataLoader]) -> dict[str, float]:
         """Return what was counted in the whole stage, waiting times included."""
-        amounts, _ = self.since(self.baseline, loaders)
-        waits = waits_of(loaders)
-        return amounts | {name: waits[name] - self.baseline_waits[name] for name in WAITS}
+        return difference(self.baseline, self.now(loaders) | waits_of(loaders), loaders)
+
+
+def difference(
+    mark: Mapping[str, float], now: Mapping[str, float], loaders: Iterable[H5DataLoader]
+) -> dict[str, float]:
+    """Return what was counted since a mark. Bytes that are kept are those of now.
+
+    Args:
+        mark: what a meter's ``now`` returned then.
+        now: what it returned now.
+        loaders: of the stage.
+    """
+    amounts = {name: value - mark.get(name, 0.0) for name, value in now.items()}
+    return amounts | {"kept_bytes": float(sum(loader.kept_bytes for loader in loaders))}
 
 
 def waits_of(loaders: Iterable[H5DataLoader]) -> dict[str, float]:
@@ -129,32 +117,32 @@ class TransferTimer:
 
     def __init__(self, strategy: Any) -> None:
         self._strategy = strategy
+        self._has_events = strategy.root_device.type == "cuda"
         self._seconds = 0.0
-        self._events: deque[tuple[Any, Any]] = deque()  # of copies that may not be over
-        copy, event = strategy.batch_to_device, cast("Any", torch.cuda.Event)  # torch leaves it unannotated
+        self._copies: deque[tuple[Any, Any]] = deque()  # begin and end of those that may not be over
+        copy = strategy.batch_to_device
 
         def timed(*arguments: Any, **named: Any) -> Any:
-            began = perf_counter()
+            began = self._now()
             copied = copy(*arguments, **named)
-            self._seconds += perf_counter() - began
+            self._copies.append((began, self._now()))
+            self.seconds()  # so that few are kept
             return copied
 
-        def timed_by_events(*arguments: Any, **named: Any) -> Any:
-            first, last = event(enable_timing=True), event(enable_timing=True)
-            first.record()
-            copied = copy(*arguments, **named)
-            last.record()
-            self._events.append((first, last))
-            self.seconds()  # so that few events are kept
-            return copied
+        strategy.batch_to_device = timed
 
-        strategy.batch_to_device = timed_by_events if strategy.root_device.type == "cuda" else timed
+    def _now(self) -> Any:
+        if not self._has_events:
+            return perf_counter()
+        event = cast("Any", torch.cuda.Event)(enable_timing=True)  # torch leaves it unannotated
+        event.record()
+        return event
 
     def seconds(self) -> float:
         """Return the seconds of all copies that are known to be over."""
-        while self._events and self._events[0][1].query():
-            first, last = self._events.popleft()
-            self._seconds += first.elapsed_time(last) / 1000
+        while self._copies and (not self._has_events or self._copies[0][1].query()):
+            first, last = self._copies.popleft()
+            self._seconds += first.elapsed_time(last) / 1000 if self._has_events else last - first
         return self._seconds
 
     def remove(self) -> None:
@@ -224,11 +212,6 @@ def _hit_rate(amounts: Mapping[str, float]) -> float:
     return used_last + (1 - used_last) * max(0.0, there)
 
 
-def _has_cache(amounts: Mapping[str, float]) -> bool:
-    """Return whether rows came from a cache. Otherwise (held whole, or none kept) a hit rate means nothing."""
-    return amounts["cache_hits"] + amounts["cache_misses"] + amounts["blocks_used"] > 0
-
-
 def shares_of(amounts: Mapping[str, float], loaders: Iterable[H5DataLoader]) -> dict[str, float]:
     """Return the share of rows that each source of a mixture had, and was to have."""
     shares: dict[str, float] = {}
@@ -273,6 +256,8 @@ def _column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
     amounts = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
     figures = figures_of(amounts, len(ranks))
     most, worst = max((_waiting(rank), -number) for number, rank in enumerate(ranks))
+    # Of rows that are held whole, or not kept at all, a hit rate means nothing.
+    has_cache = amounts["cache_hits"] + amounts["cache_misses"] + amounts["blocks_used"] > 0
     p95 = WaitTimes.quantile([amounts[name] for name in WAITS], 0.95)
     return {
         "batches": f"{amounts['batches']:,.0f}",
@@ -285,7 +270,7 @@ def _column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
         "waiting, worst rank": f"{most:.1%} (rank {-worst})" if len(ranks) > 1 and most >= 0.0005 else "-",
         "wait per batch, ms": _number(figures["wait_ms"]),
         "wait, 95th percentile, ms": _number(1000 * p95),
-        "cache hits": f"{figures['cache_hit_rate']:.1%}" if _has_cache(amounts) else "-",
+        "cache hits": f"{figures['cache_hit_rate']:.1%}" if has_cache else "-",
         "rows in memory, MiB": _number(figures["cache_mib"]),
     }
 
@@ -295,47 +280,3 @@ def _number(value: float) -> str:
     if value == 0 or value >= 100:
         return f"{value:,.0f}"
     return "<0.01" if value < 0.01 else f"{value:.{1 if value >= 10 else 2}f}"
-
-
-BLUE, RED, GRAY = "#2b6cb0", "#c53030", "#4a5568"
-
-
-def chart_of(history: Sequence[tuple[int, Mapping[str, float]]]) -> Figure:
-    """Plot rows per second, waiting, and MiB per second over the steps of a run.
-
-    Args:
-        history: the global step and the figures, without prefix, each time that figures were logged.
-
-    Raises:
-        H5Error: matplotlib is not installed.
-    """
-    try:
-        figure: Any = import_module("matplotlib.figure").Figure(figsize=(8, 7), layout="constrained")
-        import_module("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)  # saves without a display
-    except ImportError as error:
-        raise H5Error(
-            f"a plot needs matplotlib, which is not installed ({error}). Run `pip install 'lightning-h5[plot]'`."
-        ) from error
-    steps = [step for step, _ in history]
-    rows, waiting, mib = figure.subplots(3, 1, sharex=True)
-
-    def line(axes: Any, name: str, **style: Any) -> None:
-        axes.plot(steps, [figures[name] for _, figures in history], marker="." if len(steps) < 60 else "", **style)
-
-    line(rows, "samples_per_second", color=BLUE)
-    rows.set_ylabel("rows a second")
-    line(waiting, "wait_fraction", color=RED)
-    waiting.set_ylabel("share of time waiting")
-    waiting.set_ylim(0, 1)
-    line(mib, "read_mib_per_second", color=GRAY, label="read")
-    line(mib, "decoded_mib_per_second", color=BLUE, label="decoded")
-    mib.set_ylabel("MiB a second")
-    mib.set_xlabel("step")
-    mib.legend(frameon=False)
-    for axes in (rows, waiting, mib):
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
-    rows.set_title("Rows from HDF5", loc="left")
-    made: Figure = figure
-    return made

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import logging
-import os
 import resource
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.utils._pytree import tree_leaves  # by which Lightning, too, finds loaders
 
 from .._lightning import Callback, LightningModule, Trainer, drop_logged, is_logging_step, logged_step
 from ..datasets import SequenceDataset
 from ..datasets.file_dataset import FileDataset
-from ..errors import H5Error, H5ValueError
+from ..errors import H5ValueError
 from ..loading import H5DataLoader, what_limits
+from ..options.base import check_whole
 from ..readers import usable_cores
-from .metrics import Meter, TransferTimer, chart_of, figures_of, over_ranks, shares_of, table_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .metrics import Meter, TransferTimer, difference, figures_of, over_ranks, shares_of, table_of
 
 __all__ = ["H5StatsMonitor"]
 
 logger = logging.getLogger(__name__)
-
-MAX_POINTS = 4096
-"""Points of a plot; with more, every other one is left out."""
 
 IN_PROGRESS_BAR = ("samples_per_second", "wait_fraction")
 
@@ -66,8 +62,6 @@ class H5StatsMonitor(Callback):
         slow_batch_seconds: a batch that is waited for longer is reported at once, with its step, through Python's
             logging, by the rank that waits. The default is far above what reading takes and far below a time limit;
             None reports none.
-        save_plot: save the plot of the run as ``h5_stats.png`` next to the logs (``trainer.log_dir``, else
-            ``trainer.default_root_dir``) when training ends. Needs the extra ``plot``.
 
     Raises:
         H5ValueError: ``log_every_n_steps`` is below 1, or ``slow_batch_seconds`` not above 0.
@@ -85,10 +79,8 @@ class H5StatsMonitor(Callback):
         *,
         progress_bar: bool = False,
         slow_batch_seconds: float | None = 10.0,
-        save_plot: bool = False,
     ) -> None:
-        if log_every_n_steps is not None and log_every_n_steps < 1:
-            raise H5ValueError(f"log_every_n_steps={log_every_n_steps} was given. Pass at least 1, or None.")
+        check_whole(log_every_n_steps, "log_every_n_steps", 1)
         if slow_batch_seconds is not None and not slow_batch_seconds > 0:
             raise H5ValueError(f"slow_batch_seconds={slow_batch_seconds} was given. Pass seconds above 0, or None.")
         self.log_every_n_steps = log_every_n_steps
@@ -96,34 +88,16 @@ class H5StatsMonitor(Callback):
         self.prefix = prefix
         self.progress_bar = progress_bar
         self.slow_batch_seconds = slow_batch_seconds
-        self.save_plot = save_plot
         self._meters: dict[str, Meter] = {}
         self._training: list[H5DataLoader] = []  # the loaders of this epoch
         self._transfer: TransferTimer | None = None
-        self._history: list[tuple[int, dict[str, float]]] = []
         self._logged: tuple[str, ...] = ()  # by the batch before
-
-    def plot(self) -> Figure:
-        """The last training's figures over its steps: rows a second, waiting, MiB a second.
-
-        Returns:
-            A matplotlib ``Figure``, to be saved or shown.
-
-        Raises:
-            H5Error: matplotlib is not installed.
-            H5ValueError: nothing was logged yet.
-        """
-        if not self._history:
-            raise H5ValueError(
-                "a plot was asked for, and no figures were logged yet. Train for log_every_n_steps steps at least."
-            )
-        return chart_of(self._history)
 
     # Training ------------------------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget earlier figures, so that a second fit does not show the first one's."""
-        self._meters, self._history, self._logged = {}, [], ()
+        self._meters, self._logged = {}, ()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock; not at the epoch's start, which is not called if an epoch resumes in its middle."""
@@ -166,9 +140,6 @@ class H5StatsMonitor(Callback):
             return
         step, meter = logged_step(trainer), self._meters["train"]
         figures, meter.at_lap = self._lap(trainer, meter, meter.at_lap)
-        self._history.append((step, figures))
-        if len(self._history) > MAX_POINTS:
-            self._history = self._history[::2]
         named = self._named(figures)
         shown = {self.prefix + name for name in IN_PROGRESS_BAR if self.progress_bar}
         for name, value in named.items():  # the same on all ranks by now
@@ -192,15 +163,8 @@ class H5StatsMonitor(Callback):
         _ = trainer.progress_bar_metrics
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the table, and save the plot."""
+        """Print the table."""
         self._end(trainer, "train", "validate")
-        if self.save_plot and trainer.is_global_zero and self._history:
-            folder = trainer.log_dir or trainer.default_root_dir
-            os.makedirs(folder, exist_ok=True)
-            try:
-                self.plot().savefig(os.path.join(folder, "h5_stats.png"), dpi=120)
-            except (H5Error, OSError) as error:  # a finished run must not fail for lack of a picture
-                logger.warning("the plot was not saved: %s", error)
 
     # Evaluation ----------------------------------------------------------------------------------------------
 
@@ -245,8 +209,8 @@ class H5StatsMonitor(Callback):
         self._meters = {}  # an interrupted stage does not count for the next
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Forget the interrupted stage."""
-        self._meters = {}
+        """Do what Lightning calls ``teardown`` for, which it does not call after an error."""
+        self.teardown(trainer, pl_module, "")
 
     # Parts ---------------------------------------------------------------------------------------------------
 
@@ -262,8 +226,9 @@ class H5StatsMonitor(Callback):
         loaders = _loaders(trainer, "train")
         if self._transfer is not None:
             meter.transfer_seconds = self._transfer.seconds()
-        amounts, now = meter.since(mark, loaders)
-        amounts, _ = over_ranks(amounts, trainer.strategy.root_device, own=_is_alone(trainer))
+        now = meter.now(loaders)
+        amounts = difference(mark, now, loaders)
+        amounts, _ = over_ranks(amounts, trainer.strategy.root_device, own=trainer.world_size == 1)
         figures = figures_of(amounts, trainer.world_size) | shares_of(amounts, loaders)
         if self._transfer is not None:
             figures["transfer_ms"] = 1000 * amounts["transfer_seconds"] / max(1.0, amounts["batches"])
@@ -275,15 +240,14 @@ class H5StatsMonitor(Callback):
     def _end(self, trainer: Trainer, *stages: str) -> None:
         """Print the table of these stages, and forget them."""
         ranks: dict[str, list[dict[str, float]]] = {}
-        limit = None
-        own = "predict" in stages  # a rank without a row to predict skips its loop and this hook
+        limit, own = None, "predict" in stages  # a rank without a row to predict skips its loop and this hook
         for stage in stages:
             if (meter := self._meters.pop(stage, None)) is None:
                 continue
             meter.stop()
             loaders = _loaders(trainer, stage)
             amounts = meter.whole(loaders) | {"memory": _peak_memory()}
-            sums, ranks[stage] = over_ranks(amounts, trainer.strategy.root_device, own=own or _is_alone(trainer))
+            sums, ranks[stage] = over_ranks(amounts, trainer.strategy.root_device, own=own or trainer.world_size == 1)
             limit = limit or _limit_of(stage, sums, loaders)
         if ranks and self.print_summary and trainer.is_global_zero:
             remarks = _remarks(ranks, self.slow_batch_seconds) + ([limit] if limit else [])
@@ -292,32 +256,10 @@ class H5StatsMonitor(Callback):
             sys.stdout.flush()
 
 
-_LOADERS = {
-    "train": "train_dataloader",
-    "validate": "val_dataloaders",
-    "test": "test_dataloaders",
-    "predict": "predict_dataloaders",
-}
-
-
 def _loaders(trainer: Trainer, stage: str) -> list[H5DataLoader]:
     """Return this package's loaders of a stage, however the user nested them."""
-    flat: list[H5DataLoader] = []
-    todo = [getattr(trainer, _LOADERS[stage])]
-    while todo:
-        item = todo.pop()
-        if isinstance(item, H5DataLoader):
-            flat.append(item)
-        elif isinstance(item, Mapping):
-            todo += item.values()
-        elif isinstance(item, list | tuple):
-            todo += item
-    return flat
-
-
-def _is_alone(trainer: Trainer) -> bool:
-    """Return whether the trainer has one process, whatever other processes exist."""
-    return bool(trainer.world_size == 1)
+    given = {"train": "train_dataloader", "validate": "val_dataloaders"}.get(stage, f"{stage}_dataloaders")
+    return [each for each in tree_leaves(getattr(trainer, given)) if isinstance(each, H5DataLoader)]
 
 
 def _limit_of(stage: str, amounts: Mapping[str, float], loaders: list[H5DataLoader]) -> str | None:
@@ -340,10 +282,8 @@ def _to_keep(loaders: list[H5DataLoader]) -> str:
             # The cache has the size of `shuffle.buffer` only if rows are shuffled, and if nothing else was asked for.
             is_own = loader.dataset.asked_cache_bytes is not None or loader.sampler.present_order().mode == "none"
             missing.append((all_bytes, "files.cache_bytes" if is_own else "shuffle.buffer"))
-    if not missing:
-        return ""
-    all_bytes, name = max(missing)
-    return f"{name}='{-(-all_bytes >> 20)} MiB' holds all"
+    all_bytes, name = max(missing, default=(0, ""))
+    return name and f"{name}='{-(-all_bytes >> 20)} MiB' holds all"
 
 
 def _remarks(ranks: Mapping[str, list[dict[str, float]]], most: float | None) -> list[str]:
@@ -352,8 +292,8 @@ def _remarks(ranks: Mapping[str, list[dict[str, float]]], most: float | None) ->
     n_slow = sum(rank["n_slow"] for rank in amounts)
     batches = f"{n_slow:,.0f} batch{'es' if n_slow != 1 else ''}"
     slow = [f"{batches} took longer than {most:g} s to arrive; the log has the steps."] if n_slow else []
-    memory = max(rank["memory"] for rank in amounts)
-    return [f"peak memory of a rank's main process: {memory / 2**20:,.0f} MiB", *slow]
+    memory = max(rank["memory"] for rank in amounts) / 2**20
+    return [f"peak memory of a rank's main process: {memory:,.0f} MiB", *slow]
 
 
 def _peak_memory() -> float:

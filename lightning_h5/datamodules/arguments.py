@@ -1,56 +1,48 @@
-"""The constructor arguments of data modules, bundled: what all of them take, and what their samples are."""
+"""The constructor arguments of data modules: bundled, checked, and kept as plain values (``hparams``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Self
+from enum import Enum
+from functools import partial
+from pprint import pformat
+from traceback import walk_stack
+from types import FrameType
+from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
+import torch
+
+from .._lightning import LightningDataModule
 from ..errors import H5ValueError
 from ..options import DistributedOptions, FileOptions, ShuffleOptions, WorkerOptions
 from ..options.base import Options, check_callable, check_choice, check_whole
+from ..sizes import whole
 from ..types import DTypeLike, Keys, PathLike
 
-__all__ = ["SPLITS", "Arguments", "LoaderArguments", "SampleArguments", "Split"]
+__all__ = ["SPLITS", "LoaderArguments", "RecordsSettings", "SampleArguments", "Split", "picked", "plain_settings"]
 
 Split = Literal["train", "val", "test", "predict"]
+T = TypeVar("T")
+_OPTIONS: dict[str, type[Options]] = {
+    "shuffle": ShuffleOptions,
+    "workers": WorkerOptions,
+    "files": FileOptions,
+    "distributed": DistributedOptions,
+}
 SPLITS: tuple[Split, ...] = ("train", "val", "test", "predict")
 
 
-class Arguments:
-    """Base of bundles of arguments.
-
-    Attributes:
-        option_objects: the arguments that hold an option object, with its class.
-    """
-
-    option_objects: ClassVar[Mapping[str, type[Options]]] = {}
-
-    @classmethod
-    def pick(cls, given: Mapping[str, Any]) -> Self:
-        """Return the bundle, from a constructor's arguments by name.
-
-        Args:
-            given: the arguments; those that the bundle does not have are ignored.
-
-        Raises:
-            H5ValueError: an argument makes no sense.
-        """
-        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # subclasses are dataclasses
-        parsed = {name: kind.parse(given[name], name) for name, kind in cls.option_objects.items()}
-        return cls(**{name: given[name] for name in names} | parsed)
-
-
 @dataclass(frozen=True, kw_only=True)
-class LoaderArguments(Arguments):
+class LoaderArguments:
     """How batches are made and loaded, and how ranks work together; see the arguments of the data modules."""
-
-    option_objects: ClassVar[Mapping[str, type[Options]]] = {
-        "shuffle": ShuffleOptions,
-        "workers": WorkerOptions,
-        "files": FileOptions,
-        "distributed": DistributedOptions,
-    }
 
     batch_size: int
     eval_batch_size: int | None
@@ -65,7 +57,6 @@ class LoaderArguments(Arguments):
     distributed: DistributedOptions
 
     def __post_init__(self) -> None:
-        check_whole(self.batch_size, "batch_size", 1, allow_none=False)
         check_whole(self.eval_batch_size, "eval_batch_size", 1)
         check_whole(self.seed, "seed", 0)
         check_whole(self.num_workers, "num_workers", 0, allow_none=False)
@@ -75,7 +66,7 @@ class LoaderArguments(Arguments):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleArguments(Arguments):
+class SampleArguments:
     """What a sample of an input and a target is made of; see the arguments of the data modules."""
 
     x_key: Keys | None
@@ -91,6 +82,232 @@ class SampleArguments(Arguments):
     sample: Literal["row"] | None
 
     def __post_init__(self) -> None:
-        for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
-            check_callable(getattr(self, name), name)
         check_choice(self.sample, "sample", (None, "row"))
+
+
+MAX_LETTERS = 4096  # of one setting as JSON; the names of thousands of files would go into every checkpoint and log
+NOT_STORED = "not stored: "
+
+
+def picked(kind: type[T], given: Mapping[str, Any]) -> T:
+    """Return a bundle of arguments, from a constructor's by name; those that the bundle does not have are ignored.
+
+    Args:
+        kind: a dataclass whose fields are arguments; what is given for an option object becomes one.
+        given: the arguments.
+
+    Raises:
+        H5ValueError: an argument makes no sense.
+    """
+    found = {field.name: given[field.name] for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    options = {name: parser.parse(found[name], name) for name, parser in _OPTIONS.items() if name in found}
+    return kind(**found | options)
+
+
+class RecordsSettings(LightningDataModule):
+    """A data module that records its settings, and shows them.
+
+    Args:
+        batch_size: rows of a training batch on one rank.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__()
+        self._record(constructor_settings(self))
+        self._batch_size = whole(batch_size, "batch_size", least=1)
+        self._is_batch_size_in_hparams = self.hparams.get("batch_size") == self._batch_size
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a training batch on one rank. May be set between runs; ``hparams.batch_size`` is the same number."""
+        found = self.hparams.get("batch_size") if self._is_batch_size_in_hparams else None
+        return self._batch_size if found is None else cast("int", found)
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        if self._is_batch_size_in_hparams:
+            self.hparams["batch_size"] = batch_size
+
+    @property
+    def hparams_initial(self) -> Any:
+        """The settings that loggers record.
+
+        Lightning refuses to log a model's and a data module's hyperparameters together if they have different values
+        under one name. The model's keep the name then, and these are recorded as, for example, ``data/batch_size``.
+        """
+        settings = super().hparams_initial
+        for name in [name for name in settings if name.startswith("_")]:
+            del settings[name]  # LightningCLI's own; Lightning before 2.5 compares them with the model's
+        model = getattr(self.trainer, "lightning_module", None)
+        of_model = {} if model is None or not getattr(model, "_log_hyperparams", True) else model.hparams_initial
+        for name in [name for name in settings if name in of_model and not _equal(settings[name], of_model[name])]:
+            settings[f"data/{name}"] = settings.pop(name)
+        return settings
+
+    def _record(self, settings: Mapping[str, Any]) -> None:
+        # LightningCLI has its own form of them, with which it makes the module again, functions included: the first
+        # call takes it. Otherwise that call takes nothing, as no constructor is above the outermost frame.
+        frame = list(walk_stack(sys._getframe()))[-1][0]
+        self.save_hyperparameters(frame=frame)
+        of_cli = dict(self.hparams)
+        is_of_cli = bool(of_cli) and {name for name in of_cli if not name.startswith("_")} <= set(settings)
+        self.hparams.clear()
+        self.save_hyperparameters(plain_settings(of_cli if is_of_cli else settings), frame=frame)
+
+    def _shown_settings(self) -> str:
+        """The class with the settings that are not defaults, as they would be passed."""
+        parameters = inspect.signature(type(self).__init__).parameters
+        defaults = plain_settings({name: each.default for name, each in parameters.items()})
+        given = [
+            f"{name}={_shown(value)}"
+            for name, value in self.hparams.items()
+            if not name.startswith("_") and not (name in defaults and _equal(defaults[name], value))
+        ]
+        return f"{type(self).__name__}({', '.join(given)})"
+
+
+def constructor_settings(module: object) -> dict[str, Any]:
+    """Return the arguments of the constructor that makes an object, by name. Call it first in a constructor.
+
+    If a subclass has a constructor of its own, its arguments count: ``load_from_checkpoint`` passes them to it.
+
+    Args:
+        module: the object that is being made.
+
+    Raises:
+        H5ValueError: an argument is what ``plain_settings`` puts in the place of a value that is not stored.
+    """
+    outer, *inner = _constructors(module)
+    names, varargs, keywords, values = inspect.getargvalues(outer)
+    settings = {name: values[name] for name in names[1:]} | (values[keywords] if keywords else {})
+    rest: Sequence[Any] = values[varargs] if varargs else ()
+    for frame in inner if rest else ():  # `*args` that are passed on have the names of the next constructor
+        names, varargs, _, values = inspect.getargvalues(frame)
+        settings |= dict(zip(names[1:], rest, strict=False))
+        rest = values[varargs] if varargs else ()
+        if not rest:
+            break
+    _check_stored(type(module).__name__, settings)
+    return settings
+
+
+def _constructors(module: object) -> list[FrameType]:
+    """The running constructors of an object, the one that was called first in front."""
+    # No variable may hold the frame that it is in: such a cycle would keep the object until the collector comes.
+    frames = (each for each, _ in walk_stack(sys._getframe()) if each.f_code.co_name == "__init__")
+    return [each for each in frames if each.f_locals.get(next(iter(each.f_code.co_varnames), "")) is module][::-1]
+
+
+def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as numbers, text, lists and dicts, which every logger and ``torch.load`` accept.
+
+    Paths, dtypes and NumPy's numbers become what the constructors also accept. For a function, any other object, and a
+    value of more than 4,096 letters the result has a note. It says what the value was, and constructors refuse it.
+
+    Args:
+        settings: by name.
+    """
+    plain = {}
+    for name, value in settings.items():
+        found = _plain(value)
+        if (n_letters := len(json.dumps(found))) > MAX_LETTERS:
+            found = f"{NOT_STORED}{_length(value)} ({n_letters:,} letters)"
+        plain[name] = found
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    for kinds, convert in _CONVERSIONS:
+        if isinstance(value, kinds):
+            return convert(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        defaults = {field.name: field.default for field in dataclasses.fields(value)}
+        return {name: _plain(each) for name, each in given.items() if not _equal(each, defaults[name])}
+    if isinstance(value, type) and (value in (bool, int, float) or issubclass(value, np.generic)):
+        return np.dtype(value).name
+    return NOT_STORED + _name_of(value)
+
+
+def _plain_array(value: Any) -> Any:
+    n_values = value.numel() if isinstance(value, torch.Tensor) else value.size
+    is_object = isinstance(value, np.ndarray) and value.dtype.hasobject
+    too_large = n_values > MAX_LETTERS  # each takes a letter or more
+    return f"{NOT_STORED}{_length(value)}" if too_large else _plain(list(value) if is_object else value.tolist())
+
+
+def _plain_key(key: Any) -> Any:
+    plain = _plain(key)
+    return plain if plain is None or isinstance(plain, str | int | float) else str(plain)
+
+
+_CONVERSIONS: tuple[tuple[Any, Any], ...] = (
+    (np.generic, lambda value: _plain(value.item())),
+    (Enum, lambda value: _plain(value.value)),
+    (int, int),
+    (float, float),
+    (str, str),
+    (os.PathLike, lambda value: os.fsdecode(value)),
+    (np.dtype, lambda value: value.name),
+    (torch.dtype, lambda value: str(value).removeprefix("torch.")),
+    (torch.device, str),
+    (np.ndarray | torch.Tensor, _plain_array),
+    (Mapping, lambda value: {_plain_key(key): _plain(each) for key, each in value.items()}),
+    (AbstractSet, lambda value: sorted(map(_plain, value), key=repr)),
+    (bytes, lambda value: NOT_STORED + _length(value)),
+    (Sequence, lambda value: [_plain(each) for each in value]),
+)
+"""What becomes of a value of each kind; the first kind that fits counts."""
+
+
+def _name_of(value: Any) -> str:
+    """A name that says what an object is; not its ``repr``, which may hold anything."""
+    while isinstance(value, partial):
+        value = value.func
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _length(value: Any) -> str:
+    kind = type(value).__name__
+    return f"a {kind} of {len(value):,}" if hasattr(value, "__len__") else f"a {kind}"
+
+
+def _check_stored(class_name: str, settings: Mapping[str, Any]) -> None:
+    missing = {name: note for name, value in settings.items() if (note := _first_note(value)) is not None}
+    if missing:
+        told = ", ".join(f"{name} was {note.removeprefix(NOT_STORED)}" for name, note in missing.items())
+        raise H5ValueError(
+            f"{class_name} is being made from a checkpoint or log that does not hold all of its settings: {told}. "
+            f"Functions, other objects, and values of more than {MAX_LETTERS:,} letters are not stored. Pass them: "
+            f"{class_name}.load_from_checkpoint(path, {', '.join(f'{name}=...' for name in missing)})."
+        )
+
+
+def _first_note(value: Any) -> str | None:
+    """The first note of a value that was not stored, at any depth."""
+    if isinstance(value, str):
+        return value if value.startswith(NOT_STORED) else None
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return next((note for part in parts if (note := _first_note(part)) is not None), None)
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    """Whether Lightning takes two hyperparameters for the same."""
+    if type(ours) is not type(theirs):
+        return False
+    try:
+        return bool(ours == theirs)
+    except (TypeError, ValueError, RuntimeError):  # there are arrays in them
+        return False
+
+
+def _shown(value: Any) -> str:
+    """A setting's text, cut; of one that is not stored its name in angle brackets, as Python shows a function."""
+    if isinstance(value, str) and value.startswith(NOT_STORED):
+        return f"<{value.removeprefix(NOT_STORED)}>"
+    text = pformat(value, width=sys.maxsize)
+    return text if len(text) <= 120 else f"{text[:117]}..."

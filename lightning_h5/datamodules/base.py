@@ -5,43 +5,29 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
-from .._lightning import (
-    PACKAGE,
-    Checkpoint,
-    check_trainer,
-    models_of_the_other_package,
-    rank_zero_only,
-    rank_zero_warn,
-)
-from ..callbacks import H5StatsMonitor, SetEpochCallback
+from .._lightning import PACKAGE, models_of_the_other_package, rank_zero_only, rank_zero_warn
 from ..datasets import Catalog, RowDataset, different_packing
 from ..distributed import exchange
-from ..errors import H5Error, H5ResumeError, H5ValueError, listing
+from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
 from ..loading import H5DataLoader
-from ..order import OtherShardsError, PlanSampler
+from ..options import SplitOptions, WeightOptions
+from ..options.base import check_callable
+from ..types import IntArray
 from .arguments import SPLITS, Split
-from .checks import check_equal_batches, check_rows
-from .loaders import MakesLoaders, NoRows
-from .resume import RunPosition
-from .trainer_progress import loaders
+from .loaders import NoRows
+from .resume import KeepsPosition
 
-__all__ = ["BaseH5DataModule", "is_running"]
+__all__ = ["BaseH5DataModule", "fields_of"]
 
 logger = logging.getLogger(__name__)
 
-_STAGES: dict[str, tuple[Split, ...]] = {
-    "fit": ("train", "val"),
-    "validate": ("val",),
-    "test": ("test",),
-    "predict": ("predict",),
-}
 _STAGE_OF: dict[Split, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
 
 
-class BaseH5DataModule(MakesLoaders):
+class BaseH5DataModule(KeepsPosition):
     """Builds datasets in ``setup``, loaders on demand, and keeps the position of the run.
 
     A subclass has an ``__init__`` with all arguments spelled out, which passes ``locals()`` on, and ``build_dataset``.
@@ -54,11 +40,18 @@ class BaseH5DataModule(MakesLoaders):
         super().__init__(given)
         # Predicting fewer rows than ranks leaves ranks without any; all other stages are checked in `setup`.
         self.allow_zero_length_dataloader_with_multiple_devices = True
-        self._identities: dict[Split, str] = {}
         self._catalog = Catalog()  # what is in the files; filled and dropped by ``setup``
         self._set_up: set[Split] = set()
-        self._train_loader: H5DataLoader | None = None
-        self._position = RunPosition()
+        paths = "path" if "train_path" in given else "paths"
+        self._path_names = {split: f"{split}_{paths}" for split in SPLITS}
+        self._paths: dict[Split, Any] = {split: given.get(name) for split, name in self._path_names.items()}
+        self._split = SplitOptions.parse(given.get("split"), "split")
+        self._weights = WeightOptions.parse(given.get("weights"), "weights")
+        self._cut: dict[Split, list[IntArray]] | None = None  # for each split the rows of each source, once known
+        self._transforms = given.get("transform"), given.get("eval_transform")
+        for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
+            check_callable(given.get(name), name)
+        self._check_split()
         if models := models_of_the_other_package():
             # A Trainer refuses such a model before it looks at us, in words that do not say which is which.
             self._log_once(
@@ -66,22 +59,18 @@ class BaseH5DataModule(MakesLoaders):
                 f"classes; this data module and its Trainer are of {PACKAGE!r} (LIGHTNING_H5_IMPORT chooses)"
             )
 
-    # Lightning sets this attribute; a property can refuse a Trainer of the other Lightning package in time.
-    @property
-    def trainer(self) -> Any:
-        """The trainer that this module is attached to, or None."""
-        return self._trainer
+    def _check_split(self) -> None:
+        for split in ("val", "test"):
+            if self._paths[split] is not None and self._split.fills(split):
+                name = self._path_names[split]
+                raise H5ValueError(
+                    f"{name} was given, and split takes rows of the training files for {split!r} too. Pass {name}, or "
+                    f"split with {split}_fraction (or folds), not both."
+                )
 
-    @trainer.setter
-    def trainer(self, trainer: Any) -> None:
-        if trainer is not None:
-            check_trainer(trainer)
-        self._trainer = trainer
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_train_loader": None}
-
-    # What a subclass says ------------------------------------------------------------------------------------
+    def _transform_of(self, split: Split) -> Any:
+        transform, eval_transform = self._transforms
+        return transform if split == "train" or eval_transform is None else eval_transform
 
     def build_dataset(self, split: Split) -> RowDataset | None:
         """The dataset of a split, or None where this module has no data for it.
@@ -97,15 +86,27 @@ class BaseH5DataModule(MakesLoaders):
 
     def names_data(self, split: Split) -> bool:
         """Whether the arguments name data for a split, as far as they say so without a look at the files."""
-        return True
+        return self._paths[split] is not None or (self._paths["train"] is not None and self._split.may_fill(split))
+
+    def other_data(self, split: Split) -> list[str]:
+        """What a user may pass for a split, instead of files of its own or a share of the training files."""
+        return []
 
     def missing_data_hint(self, split: Split) -> str:
         """A sentence on what to pass so that a split has data."""
-        raise NotImplementedError
+        shares: dict[Split, str] = {"val": "val_fraction (or num_folds and fold)", "test": "test_fraction"}
+        cut = [f"split with {shares[split]}"] if split in shares else []
+        ways = [self._path_names[split], *cut, *self.other_data(split)]
+        return f"Pass {', or '.join(ways)}."
 
     def why_no_rows(self, split: Split) -> str:
         """A sentence on why a split that has data has no rows."""
-        return self.missing_data_hint(split)
+        given = self._paths[split]
+        if split == "train" or given is not None or self._cut is None:
+            return f"Its files, {given or self._paths['train']!r}, hold no rows. Pass files that have some."
+        n_rows = sum(len(part) for rows in self._cut.values() for part in rows)
+        shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
+        return f"{shares} of {n_rows} rows leave none for it. A row takes a share of {1 / max(1, n_rows):.2g}."
 
     def can_reuse(self, old: RowDataset, new: RowDataset) -> bool:
         """Whether a dataset of an earlier ``setup`` holds what a new one would have to get again."""
@@ -130,9 +131,10 @@ class BaseH5DataModule(MakesLoaders):
             H5Error: the data is missing, broken, too little, or not the same on all ranks.
         """
         name = getattr(stage, "value", stage)
-        if name is not None and name not in _STAGES:
-            raise H5ValueError(f"setup({stage!r}) was called; the stages are {', '.join(map(repr, _STAGES))} and None.")
-        splits = SPLITS if name is None else _STAGES[name]
+        if name is not None and name not in _STAGE_OF.values():
+            raise H5ValueError(f"setup({stage!r}) was called; the stages are {listing(_STAGE_OF.values())} and None.")
+        splits = _splits_of(name)
+        self._cut = None  # the files may be others by now
         self._set_up -= {*splits}  # until all of them are as they should be
         try:
             self._set_up_splits(splits, name)
@@ -140,11 +142,6 @@ class BaseH5DataModule(MakesLoaders):
             # Its text says all. Frames and causes inside this package would only hide the line of the user's script.
             raise error.with_traceback(None) from None
         self._set_up |= {*splits}
-        if getattr(self.trainer, "loggers", None) and (names := self._names_of_the_model()):
-            self._log_once(
-                f"the model has other values of {listing(names)} in its hyperparameters; loggers record those of this "
-                f"data module as {listing(f'data/{name}' for name in names)}"
-            )
         self._run()  # a second fit must not go on where an earlier one was resumed
         self._insert_callbacks()
 
@@ -164,8 +161,9 @@ class BaseH5DataModule(MakesLoaders):
             finally:
                 self._catalog = Catalog()  # the files may be others by the next time
             all_ranks.agree(facts, failure)
-        self._log_integrity([self._datasets[split] for split in splits if split in self._datasets])
-        self.load([split for split in splits if split in self._datasets])
+        there = [split for split in splits if split in self._datasets]
+        self._log_integrity([self._datasets[split] for split in there])
+        self.load(there)
 
     def teardown(self, stage: str | None = None) -> None:
         """Ends reading ahead and closes files. They open again where a dataset is read again."""
@@ -178,7 +176,7 @@ class BaseH5DataModule(MakesLoaders):
         if name in (None, "fit"):
             self._position.is_over = True
         # Another Trainer may validate in the middle of a fit: what that fit reads stays open.
-        for split in SPLITS if name is None else _STAGES[name]:
+        for split in _splits_of(name):
             for loader in list(self._loaders[split]):
                 loader.close()
             if (dataset := self._datasets.get(split)) is not None:
@@ -190,106 +188,23 @@ class BaseH5DataModule(MakesLoaders):
 
     def train_dataloader(self) -> Any:
         """The training loader of this rank, in the order of the plan."""
-        self._train_loader = self._loader("train")
-        if self._train_loader is None:
-            return NoRows()
-        self._position.resume_last_epoch()
-        return self._train_loader
+        loader = self._loader("train")
+        self._train_loader = loader if isinstance(loader, H5DataLoader) else None
+        if self._train_loader is not None:
+            self._position.resume_last_epoch()
+        return loader
 
     def val_dataloader(self) -> Any:
         """The validation loader of this rank: a contiguous shard, every row once over all ranks."""
-        return _or_no_rows(self._loader("val"))
+        return self._loader("val")
 
     def test_dataloader(self) -> Any:
         """The test loader of this rank: a contiguous shard, every row once over all ranks."""
-        return _or_no_rows(self._loader("test"))
+        return self._loader("test")
 
     def predict_dataloader(self) -> Any:
         """The prediction loader of this rank: a contiguous shard, every row once over all ranks."""
-        return _or_no_rows(self._loader("predict"))
-
-    # Position of the run -------------------------------------------------------------------------------------
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether a trainer keeps epoch and position: from the start of a fit to its end."""
-        trainer = self._run().trainer
-        return trainer is not None and not self._position.is_over and trainer.state.fn == "fit"
-
-    @property
-    def is_in_a_fit(self) -> bool:
-        """Whether a trainer trains from this data module now."""
-        return _is_fitting(self._position.trainer) and not self._position.is_over
-
-    def start_epoch(self, sampler: PlanSampler) -> int | None:
-        """Return the trainer's epoch, for an iteration that starts now; None if no trainer trains.
-
-        Raises:
-            H5ResumeError: a position was loaded and not applied.
-        """
-        return self._position.start(sampler) if self.is_attached else None
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position of training as plain values, under 4 KiB whatever the number of rows."""
-        sampler = self._training_sampler()
-        if self._position.trainer is None or sampler is None:
-            return {}
-        return self._position.state(sampler, self._identities["train"])
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a saved position, for a fit; it is applied when training starts."""
-        if _is_fitting(self.trainer):
-            self._run().load(state_dict)
-            self._insert_callbacks()  # also where a subclass passed over our setup
-
-    def find_position(self, checkpoint: Mapping[str, Any]) -> None:
-        """Takes the position from a checkpoint where Lightning does not: a data module of another name saved it."""
-        if _is_fitting(self.trainer) and (name := self._run().find(checkpoint)):
-            self._log_once(
-                f"a data module {name!r} saved this checkpoint; {type(self).__name__} goes on from its position"
-            )
-
-    def apply_position(self) -> None:
-        """Goes on where the restored position says; called when training starts, and without effect after that.
-
-        Raises:
-            H5ResumeError: the position does not fit the present data or settings, or the checkpoint has none; on all
-                ranks with the same text.
-        """
-        run, sampler = self._run(), self._training_sampler()
-        if sampler is None or run.is_applied or run.trainer is None:
-            return
-        failure: H5ResumeError | None = None
-        with exchange("resuming", self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
-            try:
-                run.check(sampler, self._identities["train"])
-            except H5ResumeError as error:
-                failure = error
-            asked = self._options.distributed.on_resume_mismatch == "restart_epoch"
-            if failure is not None and (asked or isinstance(failure, OtherShardsError)):
-                run.restart(failure)
-                failure = None
-            all_ranks.agree({"saved position": run.saved}, failure)
-        run.apply(sampler)
-
-    def _run(self) -> RunPosition:
-        """The position of the fit that goes on; a new one where that is another fit than before."""
-        old, trainer = self._position, self.trainer
-        if _is_fitting(trainer) and (old.is_over or old.trainer is not trainer):
-            if not old.is_over and _is_fitting(old.trainer):
-                raise H5ValueError(
-                    "this data module is in the fit of one Trainer, and another began to fit with it. Make a data "
-                    "module for each."
-                )
-            self._position = RunPosition(trainer)
-        return self._position
-
-    def _training_sampler(self) -> PlanSampler | None:
-        """That of the loader which is trained on; others may have been made since."""
-        for loader in [] if self._position.trainer is None else loaders(self._position.trainer):
-            if loader in self._loaders["train"]:
-                return cast("H5DataLoader", loader).sampler
-        return None if self._train_loader is None else self._train_loader.sampler
+        return self._loader("predict")
 
     def _build(self, split: Split, *, needed: bool) -> None:
         old = self._datasets.pop(split, None)
@@ -303,11 +218,11 @@ class BaseH5DataModule(MakesLoaders):
                 old.close()
         if dataset is None:
             if needed:
-                raise H5ValueError(self._no_data(split))
+                raise H5ValueError(f"there is no data for {split!r}. {self.missing_data_hint(split)}")
             return
         self._datasets[split] = dataset
         for other in self._datasets.values():  # one transform decodes the integers of all splits
-            for a, b in zip(_fields_of(other), _fields_of(dataset), strict=False):
+            for a, b in zip(fields_of(other), fields_of(dataset), strict=False):
                 if a.packing != b.packing:
                     raise different_packing(a, b)
         self._check_rows(split, dataset.n_rows)
@@ -315,22 +230,12 @@ class BaseH5DataModule(MakesLoaders):
     def _check_rows(self, split: Split, n_rows: int) -> None:
         if n_rows == 0:
             raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_rows(split)}")
-        world_size = self.world_size or 1
-        cut = self.train_batches(n_rows) if split == "train" else None
-        if told := check_rows(split, n_rows, world_size, cut):
-            self._log_once(told)
-        if cut is None:
-            strategy = getattr(self.trainer, "strategy", None)
-            check_equal_batches(split, n_rows, self._options.eval_batch_size or self.batch_size, world_size, strategy)
+        super()._check_rows(split, n_rows)
 
     def _facts(self, splits: tuple[Split, ...]) -> dict[str, Any]:
-        facts: dict[str, Any] = {
-            "seed": self.seed,
-            "world_size": self.world_size,
-            "shuffle": self._options.shuffle.mode,
-            "drop_last": self._options.drop_last,
-            "batch_size": self.batch_size,
-        }
+        options = self._options
+        facts: dict[str, Any] = {"seed": self.seed, "world_size": self.world_size, "shuffle": options.shuffle.mode}
+        facts |= {"drop_last": options.drop_last, "batch_size": self.batch_size}
         for split in splits:
             if (dataset := self._datasets.get(split)) is not None:
                 facts[f"rows of {split!r}"] = dataset.n_rows
@@ -339,41 +244,26 @@ class BaseH5DataModule(MakesLoaders):
                     facts["order"] = self._parameters(self._order(dataset, training=True))
         return facts
 
-    def _insert_callbacks(self) -> None:
-        """Puts our callbacks into the trainer, before those that save checkpoints, once."""
-        if self.trainer is None:
-            return
-        callbacks: list[Any] = self.trainer.callbacks
-        if not any(isinstance(callback, SetEpochCallback) for callback in callbacks):
-            callbacks.insert(0, SetEpochCallback())  # who looks at a batch in on_train_start looks at the right one
-        if not self.trainer.barebones and not any(isinstance(callback, H5StatsMonitor) for callback in callbacks):
-            at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
-            callbacks.insert(at, H5StatsMonitor())
-
     def _log_integrity(self, datasets: Sequence[RowDataset]) -> None:
         # For debugging alone: a training run can change nothing about it, and min_integrity refuses low levels.
-        levels: dict[str, int] = {}
-        for layout in (layout for dataset in datasets for layout in dataset.layouts()):
-            levels[layout.key] = min(layout.integrity, levels.get(layout.key, layout.integrity))
-        if levels:
-            each = ", ".join(f"{key}: {level}" for key, level in levels.items())
-            lowest = min(levels.values())
-            text = f"integrity levels (0 to 4): {each} (level {lowest}: {INTEGRITY[lowest]})"
+        found = sorted({(each.integrity, each.key) for dataset in datasets for each in dataset.layouts()})
+        if found:
+            each = ", ".join(f"{key}: {level}" for level, key in found)
+            text = f"integrity levels (0 to 4): {each} (level {found[0][0]}: {INTEGRITY[found[0][0]]})"
             self._log_once(text, log=rank_zero_only(logger.debug))
 
-    def _loader(self, split: Split) -> H5DataLoader | None:
+    def _loader(self, split: Split) -> H5DataLoader | NoRows:
         if split not in self._set_up:
             raise H5ValueError(self._why_not_set_up(split))
         if split == "train" and split in self._datasets:
             self._check_rows(split, self._datasets[split].n_rows)  # a tuner may have made batches larger
         return self._make_loader(split)
 
-    def _no_data(self, split: Split) -> str:
-        return f"there is no data for {split!r}. {self.missing_data_hint(split)}"
-
     def _why_not_set_up(self, split: Split) -> str:
         if not self.names_data(split):  # as the setup that would be advised says
-            return f"{split}_dataloader() was called, and {self._no_data(split)}"
+            return (
+                f"{split}_dataloader() was called, and there is no data for {split!r}. {self.missing_data_hint(split)}"
+            )
         ready = listing(each for each in SPLITS if each in self._set_up)
         what = f"setup() has set up {ready} only" if self._set_up else "setup() was not called, or ended with an error"
         stage = _STAGE_OF[split]
@@ -383,20 +273,10 @@ class BaseH5DataModule(MakesLoaders):
         )
 
 
-def _or_no_rows(loader: H5DataLoader | None) -> Any:
-    return NoRows() if loader is None else loader  # not `or`: a rank without rows has a loader of length zero
+def _splits_of(stage: str | None) -> tuple[Split, ...]:
+    return ("train", "val") if stage == "fit" else tuple(each for each in SPLITS if stage in (None, _STAGE_OF[each]))
 
 
-def _fields_of(dataset: RowDataset) -> Iterator[ArrayLayout]:
+def fields_of(dataset: RowDataset) -> Iterator[ArrayLayout]:
     """The arrays of a dataset's first file, in the order of its fields."""
     return next((fields for _, fields in groupby(dataset.layouts(), lambda layout: layout.path)), iter(()))
-
-
-def is_running(trainer: Any) -> bool:
-    """Whether a trainer is in the middle of a run of any kind."""
-    state = getattr(trainer, "state", None)
-    return state is not None and bool(state.status == "running")
-
-
-def _is_fitting(trainer: Any) -> bool:
-    return is_running(trainer) and bool(trainer.state.fn == "fit")

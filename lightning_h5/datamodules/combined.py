@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -28,15 +28,12 @@ from ..options import (
     WeightOptions,
     WorkerOptions,
 )
-from ..options.base import check_callable
 from ..order import Mixture, check_mixture
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .arguments import Split
 from .base import BaseH5DataModule
-from .mixtures import Source, SourceMixture
-from .sequences import check_segments, segment_dataset, segment_order
-from .source_files import SourceFiles, SplitDataset
-from .weighting import row_weights, weights_of
+from .sources import Source, SourceFiles, SourceMixture, SplitDataset
+from .training_rows import check_segments, row_weights, segment_dataset, segment_order, weights_of
 
 __all__ = ["CombinedHDF5DataModule"]
 
@@ -153,44 +150,11 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         distributed: DistributedOptions | dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
-        for function, name in (
-            (transform, "transform"),
-            (eval_transform, "eval_transform"),
-            (batch_transform, "batch_transform"),
-        ):
-            check_callable(function, name)
-        self._paths: dict[Split, Paths | None] = {
-            "train": train_paths,
-            "val": val_paths,
-            "test": test_paths,
-            "predict": predict_paths,
-        }
-        self._split = SplitOptions.parse(split, "split")
-        self._weights = WeightOptions.parse(weights, "weights")
         self._segments = SegmentOptions.parse(segments, "segments")
-        self._transforms = transform, eval_transform
         self._of_samples: dict[str, Any] = {"batch_transform": batch_transform, "with_index": with_index}
-        self._files = SourceFiles(
-            {
-                "load_fields": load_fields,
-                "field_map": field_map,
-                "where": where,
-                "label": label,
-                "valid_mask": valid_mask,
-                "dtype": dtype,
-                "cache_size": RowCacheOptions.parse(row_cache, "row_cache"),
-                "cache_index": cache_index,
-                "on_bad_file": on_bad_file,
-                "normalize": normalize,
-                "sample": sample,
-                "files": self._options.files,
-            }
-        )
+        self._files = SourceFiles(locals(), self._options.files)
         self._mixture = None if mixture is None else SourceMixture.parse(MixtureOptions.parse(mixture, "mixture"))
-        self._sources: tuple[Source, ...] = () if self._mixture is None else self._mixture.sources
-        if self._mixture is None and train_paths is not None:
-            self._sources = (Source("train", train_paths, {}, "train_paths"),)
-        self._cut: dict[Split, list[IntArray]] | None = None
+        self._sources = self._own_files("train") if self._mixture is None else self._mixture.sources
         self._check_arguments()
 
     def _check_arguments(self) -> None:
@@ -205,16 +169,9 @@ class CombinedHDF5DataModule(BaseH5DataModule):
                     "strategy='concat' with epoch_length='sum'."
                 )
         check_segments(self._segments, self._split, mixes=self._mixture is not None, weighs=self._weights.is_given)
-        for name in ("val", "test"):
-            if self._paths[name] is not None and self._split.fills(name):
-                raise H5ValueError(
-                    f"{name}_paths was given, and split takes rows of the training files for {name!r} too. Pass "
-                    f"{name}_paths, or split with {name}_fraction (or folds), not both."
-                )
 
     def setup(self, stage: str | None = None) -> None:
         """See ``BaseH5DataModule.setup``."""
-        self._cut = None  # the files may be others by now
         try:
             super().setup(stage)
         finally:
@@ -222,8 +179,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
 
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
-        names = [self._split.group_key, self._split.stratify_key, *self._weights.keys]
-        names += [self._segments.key, self._segments.sort_key]
+        split, segments = self._split, self._segments
+        names = [split.group_key, split.stratify_key, *self._weights.keys, segments.key, segments.sort_key]
         return self._files.expected_arrays(self._sources, [name for name in names if name is not None])
 
     def build_dataset(self, split: Split) -> CombinedHDF5Dataset | MixtureDataset | SequenceDataset | None:
@@ -236,30 +193,32 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             return None
         rows: Sequence[IntArray | None] = [None] * len(sources)
         if is_cut or (trains and self._split.is_given):
-            rows = chosen = self._rows()[split]
+            if self._cut is None:  # for each split the rows of each source, counted in its files
+                self._cut = self._files.cut(self._sources, self._split, self._paths)
+            rows = chosen = self._cut[split]
             if not any(map(len, chosen)):
                 if not trains and not self._split.fills(split):
                     return None  # a file that says nothing of this split
                 raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_rows(split)}")
-        transform = self._transforms[0 if trains or self._transforms[1] is None else 1]
-        of_samples = {"transform": transform, **self._of_samples}
-        if self._mixture is None or not (trains or is_cut):
+        of_samples = {"transform": self._transform_of(split), **self._of_samples}
+        dataset: SplitDataset | MixtureDataset
+        if self._mixture is not None and (trains or is_cut):
+            opened = self._open(split, sources, rows)
+            self._files.refuse_images(opened)
+            named = {source.name: each for source, each in opened.items()}
+            mixes = not trains or not self._mixture.in_batches
+            dataset = mixture_dataset(named, mixes=mixes, is_named=True, **of_samples)
+        else:
             try:
                 dataset = self._files.open(sources[0], rows[0], **of_samples)
             except H5ValueError as error:
                 raise H5ValueError(f"the data of {split!r}: {error}") from error
-            column = partial(self._files.column, {sources[0]: dataset})
-            if self._segments.key is not None:
-                return segment_dataset(dataset, self._segments, column)
-            return weighted_dataset(dataset, row_weights(self._weights, column)) if self._weighs(split) else dataset
-        opened = self._open(split, sources, rows)
-        self._files.refuse_images(opened)
-        named = {source.name: each for source, each in opened.items()}
-        mixes = not trains or not self._mixture.in_batches
-        mixture = mixture_dataset(named, mixes=mixes, is_named=True, **of_samples)
-        if not self._weighs(split):
-            return mixture
-        return weighted_dataset(mixture, row_weights(self._weights, partial(self._files.column, opened)))
+            opened = {sources[0]: dataset}
+        column = partial(self._files.column, opened)
+        if self._segments.key is not None:  # of one source, then
+            return segment_dataset(opened[sources[0]], self._segments, column)
+        weighs = trains and self._weights.is_given
+        return weighted_dataset(dataset, row_weights(self._weights, column)) if weighs else dataset
 
     def _open(
         self, split: Split, sources: Sequence[Source], rows: Sequence[IntArray | None]
@@ -284,34 +243,14 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         paths = self._paths[split]
         return () if paths is None else (Source(split, paths, {}, f"{split}_paths"),)
 
-    def _rows(self) -> Mapping[Split, list[IntArray]]:
-        """For each split the rows of each source, counted in its files."""
-        if self._cut is None:
-            self._cut = self._files.cut(self._sources, self._split, self._paths)
-        return self._cut
-
-    def _weighs(self, split: Split) -> bool:
-        return split == "train" and self._weights.is_given
-
     def names_data(self, split: Split) -> bool:
         """See ``BaseH5DataModule.names_data``."""
-        if split == "train":
-            return bool(self._sources)
-        return self._paths[split] is not None or (bool(self._sources) and self._split.may_fill(split))
+        is_mixed = self._mixture is not None and (split == "train" or self._split.may_fill(split))
+        return super().names_data(split) or is_mixed
 
-    def missing_data_hint(self, split: Split) -> str:
-        """A sentence on what to pass so that a split has data."""
-        cut = {
-            "val": ", or split with val_fraction (or num_folds and fold)",
-            "test": ", or split with test_fraction",
-        }.get(split, "")
-        return f"Pass {split}_paths{' or mixture' if split == 'train' else ''}{cut}."
-
-    def why_no_rows(self, split: Split) -> str:
-        """A sentence on why a split that has data has no rows."""
-        if split != "train" and self._paths[split] is None:
-            return f"Its share of the training files' rows is empty. Raise the share, or pass {split}_paths."
-        return f"Its files, {self._paths[split] or self._paths['train']!r}, hold no rows. Pass files that have some."
+    def other_data(self, split: Split) -> list[str]:
+        """See ``BaseH5DataModule.other_data``."""
+        return ["mixture"] if split == "train" else []
 
     # Order ---------------------------------------------------------------------------------------------------
 

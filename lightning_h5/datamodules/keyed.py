@@ -2,48 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from .._lightning import rank_zero_info
-from ..datasets import FieldStats, Transform, column_of, count_rows, read_stats
+from ..datasets import FieldStats, column_of, count_rows, read_stats
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions, field_names, fill_split, guess_keys_in, keys_in, kind_of, torch_dtype
-from ..options import SplitOptions
-from ..types import DTypeLike, IntArray, Keys
-from .arguments import SPLITS, SampleArguments, Split
-from .base import BaseH5DataModule
-from .dtype_errors import explain_dtype_error
-from .sources import Source, cut_rows, source_of
+from ..types import IntArray, Keys
+from .arguments import SPLITS, SampleArguments, Split, picked
+from .base import BaseH5DataModule, fields_of
+from .split_file import cut_rows
 
-__all__ = ["KeyedH5DataModule", "SplitRows"]
+__all__ = ["KeyedH5DataModule"]
 
 
-class SplitRows(NamedTuple):
-    """What a split is made of: the arguments of its dataset.
+class Source(NamedTuple):
+    """Where a split's rows come from: files of its own, its group inside the training files, or rows cut off them.
 
     Attributes:
-        files: the files.
-        x_key: the input.
-        y_key: the target, if any.
-        y_dtype: dtype of the target.
-        transform: runs on each sample's input.
-        target_transform: runs on each sample's target.
-        normalize: statistics of these arrays; None leaves values as they are.
-        indices: rows of the files; None for all.
+        files: the files, expanded.
+        group: what ``{split}`` stands for in the keys.
+        is_cut: whether the split has a part of the files' rows (see ``cut_rows``).
     """
 
     files: tuple[str, ...]
-    x_key: Keys
-    y_key: Keys | None
-    y_dtype: DTypeLike
-    transform: Transform | None
-    target_transform: Transform | None
-    normalize: Mapping[str, FieldStats] | None
-    indices: IntArray | None
+    group: Split
+    is_cut: bool = False
 
 
 class KeyedH5DataModule(BaseH5DataModule):
@@ -55,78 +42,81 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)
-        self._paths = {split: given[f"{split}_path"] for split in SPLITS}
-        self._samples = samples = SampleArguments.pick(given)
-        self._split = SplitOptions.parse(given["split"], "split")
+        self._samples = samples = picked(SampleArguments, given)
         self.x_key, self.y_key = samples.x_key, samples.y_key
-        self._cut: dict[Split, IntArray] | None = None
         self._check_arguments()
 
-    def setup(self, stage: str | None = None) -> None:
-        """See ``BaseH5DataModule.setup``."""
-        self._cut = None  # the files may be others by now
-        super().setup(stage)
-
     def on_exception(self, exception: BaseException) -> None:
-        """Explains errors of dtypes that are the file's, and closes files."""
-        model = getattr(self.trainer, "lightning_module", None)
-        parameters = () if model is None else model.parameters()
-        computes_in = {f"{each.dtype}".removeprefix("torch.") for each in parameters}
-        explain_dtype_error(exception, self._stored_dtypes(), computes_in)
+        """Adds what to pass to an error of dtypes, if arrays come in the file's, and closes files."""
+        told = str(exception)
+        if isinstance(exception, RuntimeError | ValueError) and ("type" in told or "not implemented for" in told):
+            for note in self._notes_on_dtypes():
+                exception.add_note(note)
         super().on_exception(exception)
 
-    def _stored_dtypes(self) -> dict[tuple[str, str], npt.DTypeLike]:
-        """Dtypes of arrays that come as they are stored, which a transform may change, by argument and key."""
-        samples = self._samples
-        x_changes = samples.transform or samples.eval_transform or samples.batch_transform
-        y_changes = samples.target_transform or samples.batch_transform
-        found: dict[tuple[str, str], npt.DTypeLike] = {}
-        for dataset in self._datasets.values():
-            dtypes = {layout.key: layout.dtype for layout in dataset.layouts()}
-            for argument, keys, asked, changes in (
-                ("x_dtype", self.x_key, samples.x_dtype, x_changes),
-                ("y_dtype", self.y_key, samples.y_dtype, y_changes),
-            ):
-                for split in () if asked is not None or changes is not None else SPLITS:
-                    names = {str(fill_split(key, split)) for key in keys_in(keys)}
-                    found |= {(argument, name): dtypes[name] for name in names if name in dtypes}
-        return {key: dtype for key, dtype in found.items() if kind_of(np.dtype(dtype)) == "number"}
+    def _notes_on_dtypes(self) -> Iterator[str]:
+        """What to pass for arrays that come as they are stored, and that the model may not take so."""
+        model, samples = getattr(self.trainer, "lightning_module", None), self._samples
+        dtypes = [] if model is None else [each.dtype for each in model.parameters() if each.is_floating_point()]
+        if not dtypes or not self._datasets or samples.batch_transform is not None or samples.normalize is not None:
+            return
+        computes_in = f"{dtypes[0]}".removeprefix("torch.")
+        for number, layout in enumerate(fields_of(next(iter(self._datasets.values())))):
+            argument, changes = "y_dtype", samples.target_transform
+            if number < len(keys_in(self.x_key)):
+                argument, changes = "x_dtype", samples.transform or samples.eval_transform
+            is_class = argument == "y_dtype" and layout.dtype.kind in "iub"
+            wanted = ["int64", computes_in] if is_class else [computes_in]
+            is_as_stored = getattr(samples, argument) is None and changes is None and kind_of(layout.dtype) == "number"
+            if is_as_stored and (stored := layout.dtype.name) not in wanted:
+                yield (
+                    f"lightning_h5: {layout.key!r} comes as {stored} since the file has it so, and the model computes "
+                    f"in {computes_in}. Pass {argument}={' or '.join(map(repr, wanted))} to the data module."
+                )
 
-    def rows_of(self, split: Split) -> SplitRows | None:
-        """What a split is made of, or None where there is no data for it."""
-        samples = self._samples
-        keys = keys_in(self.x_key, self.y_key)
-        source = source_of(split, self._paths, self._split, keys, self._catalog, self._options.files)
+    def dataset_arguments(self, split: Split) -> dict[str, Any] | None:
+        """The arguments of a split's dataset, or None where there is no data for it."""
+        source = self._source(split)
         if source is None:
             return None
         x_key, y_key = self._keys(source, split)
         indices = None
         if source.is_cut:
             if self._cut is None:
-                self._cut = self._cut_rows(source.files, x_key)
-            indices = self._cut[split]
+                self._cut = {each: [rows] for each, rows in self._cut_rows(source.files, x_key).items()}
+            (indices,) = self._cut[split]
             if not len(indices) and split != "train" and not self._split.fills(split):
                 return None  # a file that says nothing of this split
-        trains = split == "train" or samples.eval_transform is None
-        return SplitRows(
-            source.files,
-            x_key,
-            y_key,
-            samples.y_dtype if y_key is not None else None,
-            samples.transform if trains else samples.eval_transform,
-            samples.target_transform if y_key is not None else None,
-            self._statistics(source),
-            indices,
-        )
+        arguments = vars(self._samples) | {
+            "path": source.files,
+            "x_key": x_key,
+            "y_key": y_key,
+            "transform": self._transform_of(split),
+            "normalize": self._statistics(source),
+            "indices": indices,
+            "files": self._options.files,
+            "catalog": self._catalog,
+        }
+        del arguments["eval_transform"]
+        return arguments if y_key is not None else arguments | {"y_dtype": None, "target_transform": None}
 
-    @property
-    def _options_of_files(self) -> OpenOptions:
-        return OpenOptions(files=self._options.files)
+    def _source(self, split: Split) -> Source | None:
+        own, training = self._paths[split], self._paths["train"]
+        if own is not None:
+            return Source(self._catalog.files(own, f"{split}_path"), split, split == "train" and self._split.is_given)
+        if training is None or split == "train":
+            return None
+        files = self._catalog.files(training, "train_path")
+        if self._split.may_fill(split):
+            return Source(files, "train", is_cut=True)
+        keys = keys_in(self.x_key, self.y_key)
+        filled = [str(fill_split(key, split)) for key in keys]
+        return Source(files, split) if filled != keys and self._has(files[0], filled) else None
 
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
         fields = [str(fill_split(key, split)) for key in keys_in(self.x_key, self.y_key) for split in SPLITS]
-        columns = (self._split.group_key, self._split.stratify_key)
+        columns = (self._split.group_key, self._split.stratify_key, *self._weights.keys)
         return fields, [str(fill_split(key, "train")) for key in columns if key is not None]
 
     def _statistics(self, source: Source) -> Mapping[str, FieldStats] | None:
@@ -158,24 +148,12 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     def names_data(self, split: Split) -> bool:
         """See ``BaseH5DataModule.names_data``."""
-        if self._paths["train"] is None or split == "train":
-            return self._paths[split] is not None
         in_keys = any("{split}" in key for key in keys_in(self.x_key, self.y_key))
-        return self._paths[split] is not None or self._split.may_fill(split) or in_keys
+        return super().names_data(split) or (in_keys and split != "train" and self._paths["train"] is not None)
 
-    def missing_data_hint(self, split: Split) -> str:
-        """A sentence on what to pass so that a split has data."""
-        cut = {"val": "val_fraction (or num_folds and fold), ", "test": "test_fraction, "}.get(split, "")
-        return f"Pass {split}_path, {cut}or train_path and keys with {{split}} in them."
-
-    def why_no_rows(self, split: Split) -> str:
-        """A sentence on why a split that has data has no rows."""
-        if self._paths[split] is None and self._cut is not None:
-            n_rows = sum(len(rows) for rows in self._cut.values())
-            shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
-            return f"{shares} of {n_rows} rows leave none for it. A row takes a share of {1 / max(1, n_rows):.2g}."
-        source = self._paths[split] or self._paths["train"]
-        return f"Its files, {source!r}, are there and hold no rows. Pass files that have some."
+    def other_data(self, split: Split) -> list[str]:
+        """See ``BaseH5DataModule.other_data``."""
+        return ["train_path and keys with {split} in them"]
 
     def _check_arguments(self) -> None:
         samples = self._samples
@@ -189,12 +167,6 @@ class KeyedH5DataModule(BaseH5DataModule):
                 torch_dtype(one, name)
         if samples.target_transform is not None and self.y_key is None and self.x_key is not None:
             raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
-        for split in ("val", "test"):
-            if self._paths[split] is not None and self._split.fills(split):
-                raise H5ValueError(
-                    f"{split}_path was given, and rows are to be cut off the training files for {split!r} too. "
-                    f"Pass {split}_path, or {split}_fraction (or folds), not both."
-                )
 
     def _keys(self, source: Source, split: Split) -> tuple[Keys, Keys | None]:
         """The arrays of a split; guessed from its first file where none are named."""
@@ -205,7 +177,7 @@ class KeyedH5DataModule(BaseH5DataModule):
                 found = guess_keys_in(file, path)
                 return found, keys_in(*found)
 
-            self.x_key, self.y_key = self._catalog.search(path, self._options_of_files, "keys", guess)
+            self.x_key, self.y_key = self._catalog.search(path, OpenOptions(files=self._options.files), "keys", guess)
             rank_zero_info(
                 f"x_key={self.x_key!r}, y_key={self.y_key!r}: {source.files[0]!r} leaves no doubt about them"
             )
@@ -217,4 +189,4 @@ class KeyedH5DataModule(BaseH5DataModule):
         return x_key, y_key
 
     def _has(self, path: str, keys: Keys | None) -> bool:
-        return self._catalog.has(path, keys_in(keys), self._options_of_files)
+        return self._catalog.has(path, keys_in(keys), OpenOptions(files=self._options.files))

@@ -12,7 +12,7 @@ from ..options import DistributedOptions, FileOptions, ShuffleOptions, SplitOpti
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
 from .keyed import KeyedH5DataModule
-from .weighting import row_weights
+from .training_rows import row_weights
 
 __all__ = ["LazyH5DataModule"]
 
@@ -118,39 +118,18 @@ class LazyH5DataModule(KeyedH5DataModule):
         distributed: DistributedOptions | dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
-        self._weights = WeightOptions.parse(weights, "weights")
-
-    def expected_arrays(self) -> tuple[list[str], list[str]]:
-        """See ``BaseH5DataModule.expected_arrays``."""
-        fields, columns = super().expected_arrays()
-        return fields, [*columns, *(key.replace("{split}", "train") for key in self._weights.keys)]
 
     def build_dataset(self, split: Split) -> H5LazyDataset | MixtureDataset | None:
         """The dataset of a split, or None where there is no data for it."""
-        rows, samples = self.rows_of(split), self._samples
-        if rows is None:
+        arguments = self.dataset_arguments(split)
+        if arguments is None:
             return None
-        dataset = H5LazyDataset(
-            rows.files,
-            rows.x_key,
-            rows.y_key,
-            samples.x_dtype,
-            rows.y_dtype,
-            rows.transform,
-            rows.target_transform,
-            indices=rows.indices,
-            batch_transform=samples.batch_transform,
-            normalize=rows.normalize,
-            with_index=samples.with_index,
-            sample=samples.sample,
-            files=self._options.files,
-            catalog=self._catalog,
-        )
+        dataset = H5LazyDataset(**arguments)
         if split != "train" or not self._weights.is_given:
             return dataset
 
         def column(key: str, argument: str) -> npt.NDArray[Any]:
-            found = self._column(rows.files, key, dataset.table.n_rows, argument)
-            return found if rows.indices is None else found[rows.indices]
+            found, rows = self._column(arguments["path"], key, dataset.table.n_rows, argument), arguments["indices"]
+            return found if rows is None else found[rows]
 
         return weighted_dataset(dataset, row_weights(self._weights, column))

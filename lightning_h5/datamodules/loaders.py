@@ -7,16 +7,18 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from .._lightning import rank_zero_info
+from .._lightning import check_trainer, rank_zero_info
 from ..cores import share_cores
 from ..datasets import RowDataset
+from ..errors import H5ValueError
 from ..loading import H5DataLoader, SampleCollate
 from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
 from ..order import (
+    EvaluationBatches,
     OrderParameters,
     PlanSampler,
     Replica,
@@ -25,13 +27,13 @@ from ..order import (
     WeightedRecipe,
     resolve_replica,
 )
-from ..order.samplers import EpochSource
 from ..sizes import whole
-from .arguments import SPLITS, LoaderArguments, Split
-from .hparams import RecordsSettings
-from .weighting import weights_of
+from .arguments import SPLITS, LoaderArguments, RecordsSettings, Split, picked
+from .training_rows import weights_of
 
 __all__ = ["MakesLoaders", "NoRows"]
+
+_GATHER_IN_FORWARD = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
 
 
 class NoRows(list[Any]):
@@ -52,13 +54,25 @@ class MakesLoaders(RecordsSettings):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given["batch_size"])
-        self._options = options = LoaderArguments.pick(given)
+        self._options = options = picked(LoaderArguments, given)
         self.rank: int | None = options.distributed.rank
         self.world_size: int | None = options.distributed.world_size
         self.seed = options.seed
         self._datasets: dict[Split, RowDataset] = {}
         self._loaders = _no_loaders()
         self._logged: set[str] = set()
+
+    # Lightning sets this attribute; a property can refuse a Trainer of the other Lightning package in time.
+    @property
+    def trainer(self) -> Any:
+        """The trainer that this module is attached to, or None."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        if trainer is not None:
+            check_trainer(trainer)
+        self._trainer = trainer
 
     @property
     def datasets(self) -> Mapping[Split, RowDataset]:
@@ -71,12 +85,9 @@ class MakesLoaders(RecordsSettings):
         return bool(getattr(self.trainer, "overfit_batches", False))
 
     def __repr__(self) -> str:
-        lines = [self._shown_settings(), f"  batch_size {self.batch_size}"]
-        if self._datasets:
-            lines[1] += f", rank {self.rank} of {self.world_size}"
-            lines += [f"  {split}: {self._datasets[split]!r}" for split in SPLITS if split in self._datasets]
-        else:
-            lines[1] += ", no data yet: setup() looks at the files"
+        found = f"rank {self.rank} of {self.world_size}" if self._datasets else "no data yet: setup() looks at files"
+        lines = [self._shown_settings(), f"  batch_size {self.batch_size}, {found}"]
+        lines += [f"  {split}: {self._datasets[split]!r}" for split in SPLITS if split in self._datasets]
         return "\n".join(lines)
 
     __str__ = __repr__  # Lightning's would make loaders
@@ -94,6 +105,43 @@ class MakesLoaders(RecordsSettings):
         """How an epoch of training is divided into batches."""
         return TrainBatches(n_rows, self.batch_size, self.world_size or 1, self._options.drop_last)
 
+    def _check_rows(self, split: Split, n_rows: int) -> None:
+        """Refuses numbers of rows, ranks and batches that cannot work out."""
+        world_size = self.world_size or 1
+        if n_rows < world_size and split != "predict":
+            raise H5ValueError(
+                f"the split {split!r} has {n_rows} rows and there are {world_size} ranks; each needs at least one. "
+                "Use fewer devices, or more rows."
+            )
+        if split != "train":
+            self._check_equal_batches(split, n_rows, world_size)
+            return
+        cut = self.train_batches(n_rows)
+        if cut.n_steps == 0:
+            raise H5ValueError(
+                f"drop_last leaves nothing of the {n_rows} rows of 'train': a step takes batch_size {cut.batch_size} x "
+                f"{world_size} ranks = {cut.batch_size * world_size} rows. Make batch_size smaller, or leave drop_last "
+                "out."
+            )
+        if cut.n_left_out and not cut.drop_last:
+            self._log_once(
+                f"batch_size=1 on {world_size} ranks: {cut.n_left_out} of {n_rows} rows, other ones each epoch, sit "
+                "out so that all ranks take equally many steps"
+            )
+
+    def _check_equal_batches(self, split: Split, n_rows: int, world_size: int) -> None:
+        """Refuses evaluation where some ranks have a batch more, and the others would be waited for in ``forward``."""
+        strategy, batch_size = getattr(self.trainer, "strategy", None), self._rows_of_a_batch(training=False)
+        # The first ranks have the larger shards.
+        ends = [EvaluationBatches(n_rows, batch_size, world_size, rank).n_steps for rank in (0, world_size - 1)]
+        gathers = any(kind.__name__ in _GATHER_IN_FORWARD for kind in type(strategy).__mro__)
+        if ends[0] != ends[1] and gathers:
+            raise H5ValueError(
+                f"the {n_rows} rows of {split!r} make {ends[0]} batches of {batch_size} on some of {world_size} ranks "
+                f"and {ends[1]} on others, which {type(strategy).__name__} would wait for, since it gathers parameters "
+                "in forward. Pass eval_batch_size=2 or more, and have a row or more for each rank."
+            )
+
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """The order in which rows are visited."""
         order = choose_order(
@@ -108,17 +156,22 @@ class MakesLoaders(RecordsSettings):
         return PlanSampler(
             dataset.blocks(),
             self._parameters(order),
-            batch_size=self._rows_of_a_batch(training=training),
-            drop_last=training and self._options.drop_last,
-            evaluation=not training,
+            **self._sampler_arguments(training=training),
             rank=rank,
             world_size=world_size,
-            samples=self._options.collate_fn is not None,
-            epoch_source=cast("EpochSource", self) if training else None,
             chooses=self._options.shuffle.mode == "auto",
             recipe=order.recipe if training else None,
             repeats=self.is_overfitting,
         )
+
+    def _sampler_arguments(self, *, training: bool) -> dict[str, Any]:
+        return {
+            "batch_size": self._rows_of_a_batch(training=training),
+            "drop_last": training and self._options.drop_last,
+            "evaluation": not training,
+            "samples": self._options.collate_fn is not None,
+            "epoch_source": self if training else None,
+        }
 
     def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:
         """Tell a dataset how its rows will be visited, before they are."""
@@ -180,10 +233,10 @@ class MakesLoaders(RecordsSettings):
 
     # Loaders -------------------------------------------------------------------------------------------------
 
-    def _make_loader(self, split: Split) -> H5DataLoader | None:
+    def _make_loader(self, split: Split) -> H5DataLoader | NoRows:
         dataset = self._datasets.get(split)
         if dataset is None:
-            return None
+            return NoRows()
         self.batch_size = whole(self.batch_size, "batch_size", least=1)
         options, training = self._options, split == "train"
         order = self._order(dataset, training=training)
@@ -215,25 +268,21 @@ class MakesLoaders(RecordsSettings):
     # Log -----------------------------------------------------------------------------------------------------
 
     def _log_order(self, order: Order, n_rows: int) -> None:
-        if order.sources:
-            self._log_once(f"training order: {order.why}, seed {self.seed}")
-            for each in order.sources:
-                self._log_few_blocks(each)
-            return
-        mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "window" else ""
-        streams = f" in each of {order.streams} streams" if order.streams > 1 else ""
-        what = self.mixed_rows(n_rows) if order.recipe is None else order.recipe.text
-        self._log_once(f"training order: {order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})")
-        self._log_few_blocks(order)
-
-    def _log_few_blocks(self, order: Order) -> None:
-        if order.mode == "window" and order.window < FEW_BLOCKS:
-            self._log_once(
-                f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks(order.window)} at a time, so that "
-                "rows which are neighbors in the file often share a batch. Raise shuffle.buffer to "
-                f"'{-(-order.enough >> 20)} MiB' for {FEW_BLOCKS} or more, use fewer workers, or write the file again "
-                "with fewer rows in a chunk (lightning-h5 repack)."
-            )
+        text = order.why + f", seed {self.seed}"
+        if not order.sources:
+            what = self.mixed_rows(n_rows) if order.recipe is None else order.recipe.text
+            mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "window" else ""
+            streams = f" in each of {order.streams} streams" if order.streams > 1 else ""
+            text = f"{order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})"
+        self._log_once(f"training order: {text}")
+        for each in order.sources or (order,):
+            if each.mode == "window" and each.window < FEW_BLOCKS:
+                self._log_once(
+                    f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks(each.window)} at a time, so that "
+                    "rows which are neighbors in the file often share a batch. Raise shuffle.buffer to "
+                    f"'{-(-each.enough >> 20)} MiB' for {FEW_BLOCKS} or more, use fewer workers, or write the file "
+                    "again with fewer rows in a chunk (lightning-h5 repack)."
+                )
 
     def _log_once(self, text: str, log: Callable[[str], object] = rank_zero_info) -> None:
         if text not in self._logged:

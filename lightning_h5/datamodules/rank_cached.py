@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, cast
 
@@ -17,8 +17,8 @@ from ..options import DistributedOptions, FileOptions, MemoryOptions, ShuffleOpt
 from ..order import PlanSampler, ShardSampler, TrainBatches
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
-from .base import is_running
 from .keyed import KeyedH5DataModule
+from .resume import is_running
 
 __all__ = ["RankCachedH5DataModule"]
 
@@ -139,34 +139,21 @@ class RankCachedH5DataModule(KeyedH5DataModule):
 
     def build_dataset(self, split: Split) -> RankMemCachedH5Dataset | None:
         """The dataset of a split, not loaded yet; or None where there is no data for it."""
-        rows, samples, trains = self.rows_of(split), self._samples, split == "train"
-        if rows is None:
+        arguments, trains = self.dataset_arguments(split), split == "train"
+        if arguments is None:
             return None
         dataset = RankMemCachedH5Dataset(
-            rows.files,
-            rows.x_key,
-            rows.y_key,
+            **arguments,
             mode=self._memory.mode if trains else "contiguous",  # as evaluation cuts its rows
-            x_dtype=samples.x_dtype,
-            y_dtype=rows.y_dtype,
-            transform=rows.transform,
-            target_transform=rows.target_transform,
             pin_host_memory=self._memory.pin,
             share_memory=self._memory.share,
             log_fn=rank_zero_info,
             rank=self.rank,
             world_size=self.world_size,
-            indices=rows.indices,
             reshard_every_n_epochs=self._memory.reshard_every_n_epochs if trains else 0,
             seed=self.seed or 0,
-            batch_transform=samples.batch_transform,
-            normalize=rows.normalize,
-            with_index=samples.with_index,
-            sample=samples.sample,
-            files=self._options.files,
             cache_device=self._device(),
             preload=False,
-            catalog=self._catalog,
         )
         context = multiprocessing.get_context(self._options.workers.start_method)
         dataset.for_training = trains
@@ -180,8 +167,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
 
     def can_reuse(self, old: RowDataset, new: RowDataset) -> bool:
         """Whether a dataset of an earlier ``setup`` holds in memory what a new one would load."""
-        both = cast("RankMemCachedH5Dataset", old), cast("RankMemCachedH5Dataset", new)
-        return both[0].can_reuse(both[1])
+        return cast("RankMemCachedH5Dataset", old).can_reuse(cast("RankMemCachedH5Dataset", new))
 
     def load(self, splits: Sequence[Split]) -> None:
         """Loads the shards of some splits; those that are loaded stay as they are.
@@ -192,26 +178,19 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         held = {split: cast("RankMemCachedH5Dataset", dataset) for split, dataset in self._datasets.items()}
         # Another Trainer may validate in the middle of a fit, which goes on reading.
         needed = {*splits, *(("train", "val") if self.is_in_a_fit else ())}
+        wanted = [split for split in splits if getattr(self.trainer, f"limit_{split}_batches", 1) != 0]
         self._load(
-            {
-                split: held[split]
-                for split in splits
-                if not held[split].is_loaded and getattr(self.trainer, f"limit_{split}_batches", 1) != 0
-            },
+            {split: held[split] for split in wanted if not held[split].is_loaded},
             spare=[dataset for split, dataset in held.items() if split not in needed],
         )
 
     def _load(
-        self, datasets: dict[Split, RankMemCachedH5Dataset], spare: Sequence[RankMemCachedH5Dataset] = ()
+        self, datasets: Mapping[Split, RankMemCachedH5Dataset], spare: Sequence[RankMemCachedH5Dataset] = ()
     ) -> None:
-        profiler = getattr(self.trainer, "profiler", None)
+        profiler, patience = getattr(self.trainer, "profiler", None), self._options.distributed.setup_timeout
+        named = cast("dict[str, RankMemCachedH5Dataset]", datasets)
         with nullcontext() if profiler is None else profiler.profile(f"[{type(self).__name__}]load"):
-            load_shards(
-                cast("dict[str, RankMemCachedH5Dataset]", datasets),
-                is_alone=self._is_alone(),
-                patience=self._options.distributed.setup_timeout,
-                spare=spare,
-            )
+            load_shards(named, is_alone=self._is_alone(), patience=patience, spare=spare)
 
     def release(self, dataset: RowDataset, stage: str | None) -> None:
         """Keeps what is loaded at the end of a Trainer's run, for the next one; else gives it back."""
@@ -238,10 +217,9 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         world_size = self.world_size or 1
         if world_size == 1:
             return super().mixed_rows(n_rows)
+        which = f"one of every {world_size}" if self._memory.mode == "interleave" else "neighboring rows"
         if every := self._memory.reshard_every_n_epochs:
             which = f"redrawn {'each epoch' if every == 1 else f'every {every} epochs'}"
-        else:
-            which = f"one of every {world_size}" if self._memory.mode == "interleave" else "neighboring rows"
         return f"the rows that each rank holds, {n_rows // world_size:,} of {n_rows:,} ({which})"
 
     def train_batches(self, n_rows: int) -> TrainBatches:
@@ -256,15 +234,10 @@ class RankCachedH5DataModule(KeyedH5DataModule):
 
     def sampler_of(self, dataset: RowDataset, order: Order, *, training: bool) -> PlanSampler:
         """The sampler of a loader: of this rank's rows alone."""
-        options = self._options
         return ShardSampler(
             cast("RankMemCachedH5Dataset", dataset).shard,
             self._parameters(order),
-            batch_size=self._rows_of_a_batch(training=training),
-            drop_last=training and options.drop_last,
-            evaluation=not training,
-            samples=options.collate_fn is not None,
-            epoch_source=self if training else None,
+            **self._sampler_arguments(training=training),
             rotates=not self.is_overfitting,
             is_given=self.trainer is not None or self._options.distributed.rank is not None,
         )

@@ -5,27 +5,19 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from .._lightning import rank_zero_info, rank_zero_warn
-from ..errors import H5ResumeError
-from ..order import PlanSampler, Position, Segment, is_position
-from .trainer_progress import (
-    begin_epoch_again,
-    begin_next_epoch,
-    cycles,
-    end_epoch,
-    epoch_of_batches,
-    has_loader,
-    is_alone,
-    is_interrupted,
-    processed,
-    resume_epoch,
-    set_batch_count,
-    sync_counters,
-)
+from .._lightning import Checkpoint, rank_zero_info, rank_zero_warn
+from ..callbacks import H5StatsMonitor, SetEpochCallback
+from ..distributed import exchange
+from ..errors import H5ResumeError, H5ValueError
+from ..loading import H5DataLoader
+from ..order import OtherShardsError, PlanSampler, Position, Segment, is_position
+from .arguments import Split
+from .loaders import MakesLoaders
+from .trainer_progress import TrainerProgress
 
-__all__ = ["RunPosition"]
+__all__ = ["KeepsPosition", "RunPosition", "is_running"]
 
 
 class RunPosition:
@@ -55,6 +47,10 @@ class RunPosition:
     def trainer(self) -> Any:
         """Whose fit it is; None once it was deleted."""
         return None if self._trainer is None else self._trainer()
+
+    @property
+    def _progress(self) -> TrainerProgress:
+        return TrainerProgress(self.trainer)
 
     @property
     def saved(self) -> str | None:
@@ -94,7 +90,7 @@ class RunPosition:
         Without this it would end at once if that epoch is the last one.
         """
         if self._pending is not None and self._pending.get("finished") is False:
-            resume_epoch(self.trainer, self._pending.get("epoch"))
+            self._progress.resume_epoch(self._pending.get("epoch"))
 
     def check(self, sampler: PlanSampler, identity: str) -> None:
         """Check that training can continue from the checkpoint.
@@ -102,7 +98,7 @@ class RunPosition:
         Raises:
             H5ResumeError: it has no position, or one that does not fit the present data or settings.
         """
-        trainer = self.trainer
+        trainer, progress = self.trainer, self._progress
         if self._pending is not None:
             self._restored = restored = Position.from_state(self._pending, sampler, identity)
             if trainer.current_epoch not in (restored.epoch, restored.epoch + 1):
@@ -110,16 +106,16 @@ class RunPosition:
                     f"the checkpoint's position is in epoch {restored.epoch}, and its trainer in epoch "
                     f"{trainer.current_epoch}; they do not belong together. Resume from another checkpoint."
                 )
-            if restored.segments and not restored.finished and not is_alone(trainer):
+            if restored.segments and not restored.finished and not progress.is_alone:
                 _check_same_batches(restored.segments[-1], sampler.batch_size, sampler.replica.world_size)
-        elif is_interrupted(trainer) and not self._is_resumed:
+        elif progress.is_interrupted and not self._is_resumed:
             rank_zero_warn(
-                f"the previous fit of this Trainer stopped after {processed(trainer)} batches of an epoch; this fit "
+                f"the previous fit of this Trainer stopped after {progress.processed} batches of an epoch; this fit "
                 "starts a new epoch. Pass ckpt_path to resume with the remaining rows."
             )
-        elif is_interrupted(trainer):
+        elif progress.is_interrupted:
             raise H5ResumeError(
-                f"the checkpoint was saved after {processed(trainer)} batches of an epoch, and holds no position of "
+                f"the checkpoint was saved after {progress.processed} batches of an epoch, and holds no position of "
                 "this data module: which rows were trained on is not known. Resume from a checkpoint that was saved "
                 "with this data module, or at an epoch's end. Or pass on_resume_mismatch='restart_epoch' to it: "
                 "weights and counters are restored, and the interrupted epoch starts over."
@@ -128,38 +124,39 @@ class RunPosition:
     def apply(self, sampler: PlanSampler) -> None:
         """Make the sampler, and the trainer's counter, continue from the position that was checked."""
         self.is_applied, self._pending = True, None
-        trainer, restored = self.trainer, self._restored
+        restored = self._restored
         if restored is None:
             return
-        sync_counters(trainer)
+        trainer, progress = self.trainer, self._progress
+        progress.sync()
         if restored.finished:
-            begin_next_epoch(trainer, restored.epoch)
+            progress.begin_next_epoch(restored.epoch)
             return
-        resume_epoch(trainer, restored.epoch)
+        progress.resume_epoch(restored.epoch)
         sampler.restore(restored)
         self._left = sampler.plan(restored.epoch).n_steps
         if not self._left and not sampler.drop_last:
             n_left = sampler.n_left(restored.epoch)
             rank_zero_info(f"{n_left} rows of epoch {restored.epoch} are left, fewer than ranks, and are left out")
         done = len(sampler) - self._left
-        if not is_alone(trainer):
-            done = processed(trainer)
+        if not progress.is_alone:
+            done = progress.processed
         elif done < trainer.num_training_batches:
-            set_batch_count(trainer, done)
+            progress.set_batch_count(done)
         else:  # of batches of the present size there are as many as the epoch may have
             self._restored = replace(restored, finished=True)
-            end_epoch(trainer)
-            begin_next_epoch(trainer, restored.epoch)
+            progress.end_epoch()
+            progress.begin_next_epoch(restored.epoch)
         self._base = done
 
     def restart(self, reason: H5ResumeError) -> None:
         """Start the interrupted epoch over, as the user asked for if the position cannot be used."""
-        trainer = self.trainer
+        trainer, progress = self.trainer, self._progress
         rank_zero_warn(f"epoch {trainer.current_epoch} starts over: {reason}")
         if self._pending is not None and self._pending.get("finished") is True:
-            begin_next_epoch(trainer, trainer.current_epoch - 1)
-        elif is_interrupted(trainer):
-            begin_epoch_again(trainer)
+            progress.begin_next_epoch(trainer.current_epoch - 1)
+        elif progress.is_interrupted:
+            progress.begin_epoch_again()
         self._pending = self._restored = None
 
     def start(self, sampler: PlanSampler) -> int:
@@ -170,15 +167,15 @@ class RunPosition:
         """
         trainer = self.trainer
         epoch = int(trainer.current_epoch)
-        if not self.is_applied and self._is_resumed and has_loader(trainer):
+        if not self.is_applied and self._is_resumed and self._progress.has_loader:
             raise H5ResumeError(
                 "a batch was asked for after a checkpoint was loaded, and before its position was applied: training "
                 "would repeat rows. Leave SetEpochCallback in trainer.callbacks. To look at a batch first, do it in "
                 "on_train_start. If a batch size or learning rate finder runs in this fit, run it before, without "
                 "ckpt_path."
             )
-        restored = self._restored_in(epoch)
-        if restored is not None and processed(trainer) - self._base >= self._left and cycles(trainer):
+        restored, progress = self._restored_in(epoch), self._progress
+        if restored is not None and progress.processed - self._base >= self._left and progress.cycles:
             restored = None  # another loader is longer: ours begins again, as a whole
         sampler.restore(restored)
         return epoch
@@ -187,18 +184,18 @@ class RunPosition:
         """Return the position as plain values."""
         if self._pending is not None:
             return dict(self._pending)
-        trainer, restored = self.trainer, self._restored
-        epoch = epoch_of_batches(trainer)
+        trainer, progress, restored = self.trainer, self._progress, self._restored
+        epoch = progress.epoch_of_batches
         if restored is not None and trainer.current_epoch == restored.epoch:
             epoch = restored.epoch
         if restored is not None and restored.finished and epoch == restored.epoch:
             return restored.state(sampler, identity)
-        begun, left, n_steps = Position(epoch, (), sampler.present_order()), len(sampler), processed(trainer)
+        begun, left, n_steps = Position(epoch, (), sampler.present_order()), len(sampler), progress.processed
         if (here := self._restored_in(epoch)) is not None:
             begun, left, n_steps = here, self._left, n_steps - self._base
-        if n_steps >= left and cycles(trainer):
+        if n_steps >= left and progress.cycles:
             begun, n_steps, left = replace(begun, segments=()), (n_steps - left) % len(sampler), len(sampler)
-        finished = 0 < trainer.num_training_batches <= processed(trainer)
+        finished = 0 < trainer.num_training_batches <= progress.processed
         return replace(begun.after(sampler, min(n_steps, left)), finished=finished).state(sampler, identity)
 
     def _restored_in(self, epoch: int) -> Position | None:
@@ -215,3 +212,123 @@ def _check_same_batches(saved: Segment, batch_size: int, world_size: int) -> Non
             "with another loader, whose batches cannot be cut again. Resume with the saved batch_size and number of "
             "ranks."
         )
+
+
+class KeepsPosition(MakesLoaders):
+    """A data module that keeps the position of the run.
+
+    Args:
+        given: the constructor's arguments by name.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self._identities: dict[Split, str] = {}
+        self._train_loader: H5DataLoader | None = None
+        self._position = RunPosition()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_train_loader": None}
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a trainer keeps epoch and position: from the start of a fit to its end."""
+        trainer = self._run().trainer
+        return trainer is not None and not self._position.is_over and trainer.state.fn == "fit"
+
+    @property
+    def is_in_a_fit(self) -> bool:
+        """Whether a trainer trains from this data module now."""
+        return _is_fitting(self._position.trainer) and not self._position.is_over
+
+    def start_epoch(self, sampler: PlanSampler) -> int | None:
+        """Return the trainer's epoch, for an iteration that starts now; None if no trainer trains.
+
+        Raises:
+            H5ResumeError: a position was loaded and not applied.
+        """
+        return self._position.start(sampler) if self.is_attached else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of training as plain values, under 4 KiB whatever the number of rows."""
+        sampler = self._training_sampler()
+        if self._position.trainer is None or sampler is None:
+            return {}
+        return self._position.state(sampler, self._identities["train"])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes a saved position, for a fit; it is applied when training starts."""
+        if _is_fitting(self.trainer):
+            self._run().load(state_dict)
+            self._insert_callbacks()  # also where a subclass passed over our setup
+
+    def find_position(self, checkpoint: Mapping[str, Any]) -> None:
+        """Takes the position from a checkpoint where Lightning does not: a data module of another name saved it."""
+        if _is_fitting(self.trainer) and (name := self._run().find(checkpoint)):
+            self._log_once(
+                f"a data module {name!r} saved this checkpoint; {type(self).__name__} goes on from its position"
+            )
+
+    def apply_position(self) -> None:
+        """Goes on where the restored position says; called when training starts, and without effect after that.
+
+        Raises:
+            H5ResumeError: the position does not fit the present data or settings, or the checkpoint has none; on all
+                ranks with the same text.
+        """
+        run, sampler = self._run(), self._training_sampler()
+        if sampler is None or run.is_applied or run.trainer is None:
+            return
+        failure: H5ResumeError | None = None
+        raises = self._options.distributed.on_resume_mismatch == "raise"
+        with exchange("resuming", self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
+            try:
+                run.check(sampler, self._identities["train"])
+            except H5ResumeError as error:
+                if isinstance(error, OtherShardsError) or not raises:
+                    run.restart(error)
+                else:
+                    failure = error
+            all_ranks.agree({"saved position": run.saved}, failure)
+        run.apply(sampler)
+
+    def _run(self) -> RunPosition:
+        """The position of the fit that goes on; a new one where that is another fit than before."""
+        old, trainer = self._position, self.trainer
+        if _is_fitting(trainer) and (old.is_over or old.trainer is not trainer):
+            if not old.is_over and _is_fitting(old.trainer):
+                raise H5ValueError(
+                    "this data module is in the fit of one Trainer, and another began to fit with it. Make a data "
+                    "module for each."
+                )
+            self._position = RunPosition(trainer)
+        return self._position
+
+    def _training_sampler(self) -> PlanSampler | None:
+        """That of the loader which is trained on; others may have been made since."""
+        trainer = self._position.trainer
+        for loader in [] if trainer is None else TrainerProgress(trainer).loaders:
+            if loader in self._loaders["train"]:
+                return cast("H5DataLoader", loader).sampler
+        return None if self._train_loader is None else self._train_loader.sampler
+
+    def _insert_callbacks(self) -> None:
+        """Puts our callbacks into the trainer, before those that save checkpoints, once."""
+        if self.trainer is None:
+            return
+        callbacks: list[Any] = self.trainer.callbacks
+        if not any(isinstance(callback, SetEpochCallback) for callback in callbacks):
+            callbacks.insert(0, SetEpochCallback())  # who looks at a batch in on_train_start looks at the right one
+        if not self.trainer.barebones and not any(isinstance(callback, H5StatsMonitor) for callback in callbacks):
+            at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
+            callbacks.insert(at, H5StatsMonitor())
+
+
+def is_running(trainer: Any) -> bool:
+    """Whether a trainer is in the middle of a run of any kind."""
+    state = getattr(trainer, "state", None)
+    return state is not None and bool(state.status == "running")
+
+
+def _is_fitting(trainer: Any) -> bool:
+    return is_running(trainer) and bool(trainer.state.fn == "fit")

@@ -1,118 +1,333 @@
-"""Where a split's rows come from: files of its own, its group inside the training files, or rows cut off them."""
+"""Sources of training rows: as a user names them, opened with their filters, and cut into splits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-from ..datasets import Catalog
-from ..errors import H5FileError, H5ValueError
-from ..hdf5 import OpenOptions, expand_paths, fill_split
-from ..options import FileOptions, SplitOptions
-from ..order import group_split, k_fold
+from ..datasets import Catalog, CombinedHDF5Dataset, RowTable, column_of, expand_those_there, refuse_images
+from ..datasets.fields import TARGET, keys_of
+from ..datasets.row_filters import criteria_of
+from ..errors import H5ValueError, listing
+from ..hdf5 import expand_paths, file_number
+from ..options import FileOptions, MixtureOptions, RowCacheOptions, SplitOptions
+from ..order import Mixture
 from ..types import IntArray, Paths
-from .arguments import Split
-from .split_file import read_splits, write_splits
+from .arguments import SPLITS, Split
+from .split_file import cut_rows
 
-__all__ = ["Source", "cut_rows", "source_of"]
+__all__ = ["Source", "SourceFiles", "SourceMixture", "SplitDataset"]
+
+OF_A_SOURCE = ("load_fields", "label", "where", "field_map", "valid_mask")
+"""Arguments that a source may have of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """One source.
+
+    Attributes:
+        name: in samples, logs and errors.
+        paths: its files.
+        own: arguments that it has instead of the data module's.
+        argument: what its files were given as, for errors.
+    """
+
+    name: str
+    paths: Any
+    own: Mapping[str, Any]
+    argument: str
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a split's rows come from.
+class SourceMixture:
+    """Sources, and how they are mixed.
 
     Attributes:
-        files: the files, expanded.
-        group: what ``{split}`` stands for in the keys.
-        is_cut: whether the split has a part of the files' rows (see ``cut_rows``).
+        options: as the user gave them.
+        sources: in their order.
     """
 
-    files: tuple[str, ...]
-    group: Split
-    is_cut: bool = False
+    options: MixtureOptions
+    sources: tuple[Source, ...]
 
+    @classmethod
+    def parse(cls, options: MixtureOptions) -> SourceMixture:
+        """Return the mixture that options describe.
 
-def source_of(
-    split: Split,
-    paths: Mapping[Split, Paths | None],
-    options: SplitOptions,
-    keys: list[str],
-    catalog: Catalog,
-    opened: FileOptions,
-) -> Source | None:
-    """Decides where a split's rows come from; None where there are none for it.
+        Raises:
+            H5ValueError: a source or a number makes no sense.
+        """
+        mixture = cls(options, _sources(options.sources))
+        mixture.of_rows([1] * len(mixture.sources))  # refuses what no number of rows makes possible
+        return mixture
 
-    Args:
-        split: the split.
-        paths: what the user gave for each split.
-        options: how the training files are cut.
-        keys: the arrays, ``{split}`` and all.
-        catalog: of the files.
-        opened: how files are opened.
-    """
-    own, training = paths[split], paths["train"]
-    if own is not None:
-        return Source(expand_paths(own, f"{split}_path"), split, split == "train" and options.is_given)
-    if training is None or split == "train":
-        return None
-    files = expand_paths(training, "train_path")
-    if options.may_fill(split):
-        return Source(files, "train", is_cut=True)
-    filled = [str(fill_split(key, split)) for key in keys]
-    if filled != keys and catalog.has(files[0], filled, OpenOptions(files=opened)):
-        return Source(files, split)
-    return None
+    @property
+    def in_batches(self) -> bool:
+        """Whether each batch is of one source."""
+        return self.of_rows([0] * len(self.sources)).in_batches
 
-
-def cut_rows(
-    n_rows: int,
-    options: SplitOptions,
-    *,
-    paths: Mapping[Split, Paths | None],
-    groups: npt.NDArray[Any] | None,
-    labels: npt.NDArray[Any] | None,
-) -> dict[Split, IntArray]:
-    """Cuts the rows of the training files into splits; the same in every process. Or takes what a file says.
-
-    Args:
-        n_rows: rows of the training files.
-        options: shares and folds.
-        paths: what the user gave for each split.
-        groups: each row's group, if any.
-        labels: each row's class, if shares of classes are to be alike.
-
-    Returns:
-        For each split its rows in ascending order.
-    """
-    path, settings = options.file, options.recipe()
-    if path is not None and (kept := read_splits(path, n_rows, options.group_key, groups, settings)) is not None:
-        for split, rows in kept.items():
-            if split != "train" and len(rows) and paths[split] is not None:
-                raise H5ValueError(
-                    f"split.file={str(path)!r} gives {len(rows)} rows to {split!r}, which has files of its own: they "
-                    "would be in no split. Leave these files out, or move the rows to another split."
-                )
-        return kept
-    if not options.has_fractions:
-        raise H5FileError(
-            f"split.file={str(path)!r} does not exist, and nothing says how to make it. Pass val_fraction, "
-            "test_fraction or num_folds and fold, or the path of an existing file."
+    def of_rows(self, n_rows: Sequence[int]) -> Mixture:
+        """Return the mixture of sources that have so many rows."""
+        names, options = [source.name for source in self.sources], self.options
+        return Mixture(
+            names=tuple(names),
+            n_rows=tuple(n_rows),
+            strategy=options.strategy,
+            unit=options.mix,
+            weights=_weights(options.weights, names),
+            pattern=_pattern(options.pattern, names) if options.strategy == "alternating" else (),
+            epoch_length=options.epoch_length,
         )
-    splits = _cut(n_rows if groups is None else groups, labels, options)
-    if path is not None:
-        write_splits(path, splits, options.group_key, groups, settings)
-    return splits
 
 
-def _cut(n_or_groups: Any, labels: Any, options: SplitOptions) -> dict[Split, IntArray]:
-    fractions = [1 - options.val_fraction - options.test_fraction, options.val_fraction, options.test_fraction]
-    train, val, test = group_split(n_or_groups, fractions, options.seed, labels=labels)
-    if options.num_folds is not None and options.fold is not None:
-        within = len(train) if isinstance(n_or_groups, int) else n_or_groups[train]
-        of_them = None if labels is None else labels[train]
-        kept, held_out = k_fold(within, options.num_folds, options.fold, options.seed, labels=of_them)
-        train, val = train[kept], train[held_out]
-    return {"train": train, "val": val, "test": test}
+def _sources(given: Any) -> tuple[Source, ...]:
+    named: list[tuple[Any, Any]] = []
+    if isinstance(given, Mapping):
+        named = list(given.items())
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        named = [(None, value) for value in given]
+    if not named:
+        raise H5ValueError(
+            f"mixture.sources={given!r} names no source. Pass a mapping from names to files, or to mappings such as "
+            "{'paths': 'site_a/*.h5', 'label': 2}."
+        )
+    sources = [_source(name, value) for name, value in named]
+    names = [source.name for source in sources]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise H5ValueError(f"mixture has several sources of the name {listing(twice)}. Give each a name of its own.")
+    return tuple(sources)
+
+
+def _source(name: Any, value: Any) -> Source:
+    own = dict(value) if isinstance(value, Mapping) else {"paths": value}
+    name, paths = own.pop("name", name), own.pop("paths", None)
+    if paths is None:
+        raise H5ValueError(f"the source {name!r} has no files: {value!r}. Pass its paths.")
+    if unknown := [key for key in own if key not in OF_A_SOURCE]:
+        raise H5ValueError(
+            f"the source {name!r} has {listing(unknown)}. A source may have of its own: {listing(OF_A_SOURCE)}."
+        )
+    if not isinstance(paths, str | os.PathLike | Sequence):
+        raise H5ValueError(f"the source {name!r} has the files {paths!r}. Pass a path, a glob, or a list of these.")
+    if name is None and (isinstance(paths, str) or not isinstance(paths, Sequence)):
+        name = Path(paths).stem
+    if name is None:
+        raise H5ValueError(f"the source of the files {paths!r} has no name. Pass a mapping from names to files.")
+    return Source(str(name), paths, own, f"mixture[{name!r}]")
+
+
+def _weights(given: Any, names: Sequence[str]) -> tuple[float, ...] | None:
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        given = {str(name): weight for name, weight in given.items()}
+        if set(given) != set(names):
+            raise H5ValueError(f"weights are of {listing(given)}, and the sources are {listing(names)}. Name them all.")
+        given = [given[name] for name in names]
+    numbers = list(given) if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) else []
+    if len(numbers) != len(names):
+        raise H5ValueError(
+            f"weights={given!r} are {len(numbers)}, and there are {len(names)} sources: {listing(names)}."
+        )
+    for name, number in zip(names, numbers, strict=True):
+        if isinstance(number, bool) or not isinstance(number, int | float | np.number) or not 0 <= number < 1e300:
+            raise H5ValueError(f"the weight of the source {name!r} is {number!r}. Pass 0 or more.")
+    if not any(numbers):
+        raise H5ValueError(f"weights={given!r} are all 0, which leaves nothing to train on. Make one larger.")
+    return tuple(map(float, numbers))
+
+
+def _pattern(given: Any, names: Sequence[str]) -> tuple[int, ...]:
+    pattern = list(map(str, given)) if isinstance(given, Sequence) and not isinstance(given, str) else []
+    if not pattern:
+        raise H5ValueError(
+            f"pattern={given!r} was given. strategy='alternating' takes the names of sources in their turn, "
+            f"such as {[names[0], *names]}."
+        )
+    if unknown := [name for name in pattern if name not in names]:
+        raise H5ValueError(f"pattern names {listing(unknown)}; the sources are {listing(names)}.")
+    return tuple(names.index(name) for name in pattern)
+
+
+_UNFILTERED = ("load_fields", "field_map", "files", "on_bad_file")
+"""Arguments that count rows before any filter."""
+
+
+_OF_ALL_SOURCES = (*OF_A_SOURCE, "dtype", "cache_index", "on_bad_file", "normalize", "sample")
+"""Arguments of the data module that its datasets take as they are."""
+
+
+class SplitDataset(CombinedHDF5Dataset):
+    """The dataset of a split; the data module sees to it that all ranks have the same rows."""
+
+    agrees_by_itself = False
+    public_name = CombinedHDF5Dataset.__name__
+
+
+class _CountedDataset(SplitDataset):
+    """Rows that are only counted."""
+
+    takes_packed = True
+
+
+class SourceFiles:
+    """Opens the files of sources.
+
+    Args:
+        given: the data module's arguments by name, for all sources that have none of their own.
+        opened: how files are opened.
+
+    Attributes:
+        catalog: what is in the files, as far as it is known.
+    """
+
+    def __init__(self, given: Mapping[str, Any], opened: FileOptions) -> None:
+        row_cache = RowCacheOptions.parse(given["row_cache"], "row_cache")
+        self._arguments = {name: given[name] for name in _OF_ALL_SOURCES} | {"cache_size": row_cache, "files": opened}
+        self.catalog = Catalog()
+
+    def open(self, source: Source, rows: IntArray | None, *, n_sources: int = 1, **of_samples: Any) -> SplitDataset:
+        """A source's rows that pass the filters.
+
+        Args:
+            source: which one.
+            rows: rows of its files to choose among; None are all.
+            n_sources: that share the memory for rows that were used last.
+            of_samples: what is done to samples and batches.
+        """
+        arguments = self._of(source)
+        row_cache: RowCacheOptions = arguments["cache_size"]
+        arguments["cache_size"] = replace(row_cache, max_bytes=row_cache.n_bytes // n_sources)
+        return SplitDataset(self._paths(source), **arguments, **of_samples, indices=rows, catalog=self.catalog)
+
+    def expected_arrays(self, sources: Sequence[Source], names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Arrays that sources need, and those of them with values that decide about rows, as the files call them.
+
+        Args:
+            sources: of the training rows.
+            names: of further arrays that decide about rows.
+        """
+        fields: list[str] = []
+        columns: list[str] = []
+        for arguments in (self._arguments, *map(self._of, sources)):
+            with suppress(H5ValueError):  # is raised when the dataset is made
+                filters = criteria_of(where=arguments["where"])
+                keys, _ = keys_of(arguments["field_map"])
+                more = [] if arguments["label"] is None else [TARGET, *filter(None, [arguments["valid_mask"]])]
+                fields += [keys.get(name, name) for name in (*(arguments["load_fields"] or ()), *more)]
+                asked = [*names, *(one.column for one in filters if one.column is not None)]
+                columns += [keys.get(name, name) for name in asked]
+        return fields, columns
+
+    def refuse_images(self, opened: Mapping[Source, SplitDataset]) -> None:
+        """Refuses sources of which each file may be one image or volume, and its rows lines of it.
+
+        Args:
+            opened: their rows.
+
+        Raises:
+            H5ValueError: they may be.
+        """
+        tables = [each.scanned for source, each in opened.items() if self._of(source)["sample"] is None]
+        found = [table for table in tables if table is not None]
+        sizes = {file_number(path): size for t in found for path, size in zip(t.paths, np.diff(t.starts), strict=True)}
+        if len({tuple(array.axes for array in table.layouts[0]) for table in found}) == 1:
+            refuse_images(found[0].layouts[0], sizes.values(), len(sizes))
+
+    def column(self, opened: Mapping[Source, SplitDataset], name: str, argument: str) -> npt.NDArray[Any]:
+        """One value of each row of some sources, one source after the other.
+
+        Args:
+            opened: their rows.
+            name: the array.
+            argument: what it was given as, for errors.
+        """
+        parts = []
+        for source, dataset in opened.items():
+            table = dataset.table
+            values = self._column(source, table, table.paths, name, table.n_rows, argument)
+            parts.append(values if dataset.indices is None else values[dataset.indices])
+        return _joined(parts, argument)
+
+    def cut(
+        self, sources: Sequence[Source], options: SplitOptions, paths: Mapping[Split, Paths | None]
+    ) -> dict[Split, list[IntArray]]:
+        """Cuts the rows of all files, each once: a row that two sources have is on one side.
+
+        Args:
+            sources: of the training rows.
+            options: shares and folds.
+            paths: what the user gave for each split.
+
+        Returns:
+            For each split the rows of each source, counted in its files.
+        """
+        tables = {source: self._unfiltered(source).table for source in sources}
+        columns: dict[str, list[npt.NDArray[Any]]] = {"group_key": [], "stratify_key": []}
+        sizes: list[dict[Any, int]] = []  # by number, since sources may name one file by different links
+        starts: dict[Any, int] = {}
+        n_rows = 0
+        for source, table in tables.items():
+            numbers = [file_number(path) for path in table.paths]
+            sizes.append(dict(zip(numbers, np.diff(table.starts).tolist(), strict=True)))
+            new = {file: path for file, path in zip(numbers, table.paths, strict=True) if file not in starts}
+            begin = n_rows
+            for file in new:
+                starts[file] = n_rows
+                n_rows += sizes[-1][file]
+            for argument, parts in columns.items():
+                if new and (key := getattr(options, argument)) is not None:
+                    paths_of_new = list(new.values())
+                    parts.append(self._column(source, table, paths_of_new, key, n_rows - begin, argument))
+        groups, labels = (_joined(parts, argument) if parts else None for argument, parts in columns.items())
+        cut = cut_rows(n_rows, options, paths=paths, groups=groups, labels=labels)
+        split_of = np.full(n_rows, -1)
+        for split, rows in cut.items():
+            split_of[rows] = SPLITS.index(split)
+        own = [
+            np.concatenate([split_of[starts[file] : starts[file] + size] for file, size in of_source.items()])
+            for of_source in sizes
+        ]
+        return {split: [np.flatnonzero(rows == SPLITS.index(split)) for rows in own] for split in cut}
+
+    def _unfiltered(self, source: Source) -> SplitDataset:
+        arguments = {name: value for name, value in self._of(source).items() if name in _UNFILTERED}
+        paths, catalog = self._paths(source), self.catalog
+        return _CountedDataset(paths, **arguments, sample="row", catalog=catalog)  # looked at when they are opened
+
+    def _column(
+        self, source: Source, table: RowTable, paths: Sequence[str], name: str, n_rows: int, argument: str
+    ) -> npt.NDArray[Any]:
+        field_map = self._of(source)["field_map"] or {}
+        given = field_map.get(name, name)
+        key = given.get("key", name) if isinstance(given, Mapping) else given  # what it is called in the files
+        opened: FileOptions = self._arguments["files"]
+        first, catalog = table.layouts[0][0].key if opened.swmr else None, self.catalog
+        return column_of(paths, key, n_rows, argument=argument, files=opened, same_rows_as=first, catalog=catalog)
+
+    def _of(self, source: Source) -> dict[str, Any]:
+        return self._arguments | dict(source.own)
+
+    def _paths(self, source: Source) -> Any:
+        if self._arguments["on_bad_file"] != "skip":
+            return expand_paths(source.paths, source.argument)
+        expand_those_there(source.paths, lambda *_: None, source.argument)  # an error has the argument's name
+        return source.paths  # the dataset logs what it leaves out, and counts it
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]], argument: str) -> npt.NDArray[Any]:
+    """Columns of several sources as one."""
+    if len({part.dtype.kind for part in parts}) > 1:
+        raise H5ValueError(
+            f"{argument} is of {listing(part.dtype for part in parts)} in the sources. Name an array that is alike in "
+            "all of them."
+        )
+    return np.concatenate(parts)

@@ -1,4 +1,4 @@
-"""Which rows or groups are in which split, as a file that people can read, keep, and write themselves."""
+"""Who is in which split: by shares and folds, or as a file says that people can read, keep, and write themselves."""
 
 from __future__ import annotations
 
@@ -15,13 +15,66 @@ import numpy.typing as npt
 
 from ..errors import H5FileError, H5ValueError, listing
 from ..hdf5 import expand_user
-from ..types import IntArray, PathLike
+from ..options import SplitOptions
+from ..order import group_split, k_fold
+from ..types import IntArray, PathLike, Paths
 from .arguments import Split
 
-__all__ = ["read_splits", "write_splits"]
+__all__ = ["cut_rows", "read_splits"]
 
 FORMAT = "lightning_h5 splits"
 NAMES: tuple[Split, ...] = ("train", "val", "test")
+
+
+def cut_rows(
+    n_rows: int,
+    options: SplitOptions,
+    *,
+    paths: Mapping[Split, Paths | None],
+    groups: npt.NDArray[Any] | None,
+    labels: npt.NDArray[Any] | None,
+) -> dict[Split, IntArray]:
+    """Cuts the rows of the training files into splits; the same in every process. Or takes what a file says.
+
+    Args:
+        n_rows: rows of the training files.
+        options: shares and folds.
+        paths: what the user gave for each split.
+        groups: each row's group, if any.
+        labels: each row's class, if shares of classes are to be alike.
+
+    Returns:
+        For each split its rows in ascending order.
+    """
+    path, settings = options.file, options.recipe()
+    if path is not None and (kept := read_splits(path, n_rows, options.group_key, groups, settings)) is not None:
+        for split, rows in kept.items():
+            if split != "train" and len(rows) and paths[split] is not None:
+                raise H5ValueError(
+                    f"split.file={str(path)!r} gives {len(rows)} rows to {split!r}, which has files of its own: they "
+                    "would be in no split. Leave these files out, or move the rows to another split."
+                )
+        return kept
+    if not options.has_fractions:
+        raise H5FileError(
+            f"split.file={str(path)!r} does not exist, and nothing says how to make it. Pass val_fraction, "
+            "test_fraction or num_folds and fold, or the path of an existing file."
+        )
+    splits = _cut(n_rows if groups is None else groups, labels, options)
+    if path is not None:
+        write_splits(path, splits, options.group_key, groups, settings)
+    return splits
+
+
+def _cut(n_or_groups: Any, labels: Any, options: SplitOptions) -> dict[Split, IntArray]:
+    fractions = [1 - options.val_fraction - options.test_fraction, options.val_fraction, options.test_fraction]
+    train, val, test = group_split(n_or_groups, fractions, options.seed, labels=labels)
+    if options.num_folds is not None and options.fold is not None:
+        within = len(train) if isinstance(n_or_groups, int) else n_or_groups[train]
+        of_them = None if labels is None else labels[train]
+        kept, held_out = k_fold(within, options.num_folds, options.fold, options.seed, labels=of_them)
+        train, val = train[kept], train[held_out]
+    return {"train": train, "val": val, "test": test}
 
 
 def write_splits(
@@ -44,39 +97,24 @@ def write_splits(
         H5FileError: it cannot be written.
     """
     n_rows = sum(map(len, splits.values()))
-    if groups is None:
-        written: dict[Split, list[Any]] = {name: _ranges(rows) for name, rows in splits.items()}
-    else:
-        written = {name: np.unique(groups[rows]).tolist() for name, rows in splits.items()}
-    text = {
-        "format": FORMAT,
-        "version": 1,
-        "group_key": group_key,
-        "n_rows": n_rows,
-        "settings": dict(settings),
-        "splits": written,
+    written = {
+        name: _ranges(rows) if groups is None else np.unique(groups[rows]).tolist() for name, rows in splits.items()
     }
+    text = {"format": FORMAT, "version": 1, "group_key": group_key, "n_rows": n_rows, "settings": dict(settings)}
     target = Path(expand_user(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, made = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(text, file, indent=1, ensure_ascii=False)
+        with tempfile.NamedTemporaryFile("w", dir=target.parent, suffix=".tmp", encoding="utf-8") as file:
+            json.dump(text | {"splits": written}, file, indent=1, ensure_ascii=False)
+            file.flush()
             with suppress(FileExistsError):  # another rank was faster, and wrote the same
-                os.link(made, target)
-        finally:
-            os.unlink(made)
+                os.link(file.name, target)
     except OSError as error:
         raise H5FileError(f"split.file={str(target)!r} cannot be written: {error.strerror}.") from error
 
 
 def read_splits(
-    path: PathLike,
-    n_rows: int,
-    group_key: str | None,
-    groups: npt.NDArray[Any] | None,
-    settings: Mapping[str, Any],
+    path: PathLike, n_rows: int, group_key: str | None, groups: npt.NDArray[Any] | None, settings: Mapping[str, Any]
 ) -> dict[Split, IntArray] | None:
     """The rows of each split, as a file has it; None where there is no such file.
 
@@ -98,12 +136,9 @@ def read_splits(
         return None
     except (OSError, ValueError) as error:
         raise H5ValueError(f"{name} cannot be read as JSON: {error}. Write it again, or name another file.") from error
-    splits = text.get("splits") if isinstance(text, dict) and text.get("format") == FORMAT else None
-    if (
-        not isinstance(splits, dict)
-        or set(splits) - set(NAMES)
-        or not all(isinstance(v, list) for v in splits.values())
-    ):
+    splits: Any = text.get("splits") if isinstance(text, dict) and text.get("format") == FORMAT else None
+    is_splits = isinstance(splits, dict) and all(isinstance(rows, list) for rows in splits.values())
+    if not is_splits or set(splits) - set(NAMES):
         raise H5ValueError(
             f"{name} says nothing of splits. It takes {{'format': {FORMAT!r}, 'splits': {{'train': [...], 'val': "
             "[...], 'test': [...]}}, with groups, or ranges [start, stop] of rows."
@@ -114,12 +149,9 @@ def read_splits(
         )
     made = text.get("settings") or {}
     if other := [key for key in settings if key in made and made[key] != settings[key]]:
-        were = ", ".join(f"{key}={made[key]!r}" for key in other)
-        now = ", ".join(f"{key}={settings[key]!r}" for key in other)
+        were, now = (", ".join(f"{key}={values[key]!r}" for key in other) for values in (made, settings))
         raise H5ValueError(f"{name} was made with {were}, and {now} was given. Name another file, or pass the same.")
-    if groups is None:
-        return _rows_of_ranges(splits, n_rows, name)
-    return _rows_of_groups(splits, groups, name)
+    return _rows_of_ranges(splits, n_rows, name) if groups is None else _rows_of_groups(splits, groups, name)
 
 
 def _rows_of_groups(splits: Mapping[str, list[Any]], groups: npt.NDArray[Any], name: str) -> dict[Split, IntArray]:

@@ -2,157 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 from .._lightning import PACKAGE, training_loaders
 from ..errors import H5ResumeError
 
-__all__ = [
-    "begin_epoch_again",
-    "begin_next_epoch",
-    "cycles",
-    "end_epoch",
-    "epoch_of_batches",
-    "has_loader",
-    "is_alone",
-    "is_interrupted",
-    "loaders",
-    "processed",
-    "resume_epoch",
-    "set_batch_count",
-    "sync_counters",
-]
-
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["TrainerProgress"]
 
 
-def _counters(function: F) -> F:
-    """Name the version in the error if a later one keeps its counters elsewhere."""
+class TrainerProgress:
+    """What a Trainer has counted of its fit.
 
-    @wraps(function)
-    def checked(trainer: Any, *arguments: Any) -> Any:
+    Args:
+        trainer: that trains, or will.
+
+    Raises:
+        H5ResumeError: this version of Lightning keeps its counters elsewhere.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
         try:
-            return function(trainer, *arguments)
+            self._loop, self._inner = trainer.fit_loop, trainer.fit_loop.epoch_loop
+            self._epochs, self._batches = self._loop.epoch_progress, self._inner.batch_progress
+            self.loaders = training_loaders(trainer)  # flat
         except AttributeError as error:
             raise H5ResumeError(
                 f"the position of training was asked of {PACKAGE}, and this version of it does not keep its counters "
                 f"where lightning_h5 looks for them ({error}). Install a version that lightning_h5 allows."
             ) from error
 
-    return checked  # type: ignore[return-value]
+    @property
+    def processed(self) -> int:
+        """Batches of the running epoch whose training step is done.
 
+        Not ``completed``, which lags behind while batch-end callbacks save; not ``ready``, which counts a batch
+        whose step then fails.
+        """
+        return int(self._batches.current.processed)
 
-@_counters
-def processed(trainer: Any) -> int:
-    """Return the batches of the running epoch whose training step is done.
+    def sync(self) -> None:
+        """Make the restored counters of batches agree with each other.
 
-    Not ``completed``, which lags behind while batch-end callbacks save; not ``ready``, which counts a batch
-    whose step then fails.
-    """
-    return int(trainer.fit_loop.epoch_loop.batch_progress.current.processed)
+        A batch that was begun and not done when the checkpoint was saved is not done; one whose callbacks had not all
+        run is done. Otherwise Lightning mistakes a later stop for another kind of stop, and loses or repeats a batch.
+        """
+        if getattr(self._inner, "restarted_on_train_batch_end", False):  # Lightning 2.5 and newer will do it
+            return
+        for counts in (self._batches.total, self._batches.current):
+            counts.ready = counts.started = counts.completed = counts.processed
 
+    def set_batch_count(self, batches: int) -> None:
+        """Set the counter of batches: under another world size or batch size the same rows are other batches."""
+        current, delta = self._batches.current, batches - self.processed
+        for name in ("ready", "started", "processed", "completed") if delta else ():
+            setattr(current, name, getattr(current, name) + delta)
 
-@_counters
-def sync_counters(trainer: Any) -> None:
-    """Make the restored counters of batches agree with each other.
+    def begin_epoch_again(self) -> None:
+        """Make the interrupted epoch start over."""
+        self.sync()
+        self.set_batch_count(0)
+        self._batches.is_last_batch = False  # as Lightning had it, if that one failed
 
-    A batch that was begun and not done when the checkpoint was saved is not done; one whose callbacks had not all run
-    is done. Otherwise Lightning mistakes a later stop for another kind of stop, and loses or repeats a batch.
-    """
-    loop = trainer.fit_loop.epoch_loop
-    if getattr(loop, "restarted_on_train_batch_end", False):  # Lightning 2.5 and newer will do it
-        return
-    for counts in (loop.batch_progress.total, loop.batch_progress.current):
-        counts.ready = counts.started = counts.completed = counts.processed
+    @property
+    def epoch_of_batches(self) -> int:
+        """The epoch whose batches the trainer has counted; between two epochs it is the one before."""
+        epochs = self._epochs.current
+        return int(epochs.completed) if epochs.started > epochs.completed else max(0, int(epochs.completed) - 1)
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the last epoch was left in its middle; also in its last batch, which Lightning counts as begun."""
+        is_done = self._batches.is_last_batch and self.processed >= self._batches.current.ready
+        return self.processed > 0 and not is_done
 
-@_counters
-def set_batch_count(trainer: Any, batches: int) -> None:
-    """Set the counter of batches: under another world size or batch size the same rows are other batches."""
-    current = trainer.fit_loop.epoch_loop.batch_progress.current
-    delta = batches - processed(trainer)
-    for name in ("ready", "started", "processed", "completed") if delta else ():
-        setattr(current, name, getattr(current, name) + delta)
+    def resume_epoch(self, epoch: object) -> None:
+        """Go back into an epoch that ``max_steps`` interrupted, if the trainer counted it as done."""
+        if self._trainer.current_epoch - 1 != epoch:
+            return
+        for counts in (self._epochs.total, self._epochs.current):
+            counts.processed = counts.completed = counts.started - 1
+        self._loop.restarting = True  # makes the inner loops keep their counts
+        if hasattr(self._loop, "update_restart_stage"):  # Lightning 2.5 and newer
+            self._loop.update_restart_stage()
 
+    def end_epoch(self) -> None:
+        """Count the interrupted epoch as done."""
+        for counts in (self._epochs.total, self._epochs.current):
+            counts.ready = counts.started = counts.processed = counts.completed = counts.processed + 1
 
-@_counters
-def begin_epoch_again(trainer: Any) -> None:
-    """Make the interrupted epoch start over."""
-    sync_counters(trainer)
-    set_batch_count(trainer, 0)
-    trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False  # as Lightning had it, if that one failed
+    def begin_next_epoch(self, finished: int) -> None:
+        """Begin the epoch after a finished one as any other.
 
+        Otherwise a trainer that counts by ``max_steps`` passes through the finished epoch once more, and one whose
+        checkpoint was saved in the last batch's callbacks does not count that the next epoch began.
+        """
+        if self._trainer.current_epoch != finished + 1:
+            return
+        self._inner.restarting = False
+        if hasattr(self._loop, "reset_restart_stage") and not self._loop.restarted_on_epoch_start:  # Lightning 2.5
+            self._loop.reset_restart_stage()
 
-@_counters
-def epoch_of_batches(trainer: Any) -> int:
-    """Return the epoch whose batches the trainer has counted; between two epochs it is the one before."""
-    progress = trainer.fit_loop.epoch_progress.current
-    is_running = progress.started > progress.completed
-    return int(progress.completed) if is_running else max(0, int(progress.completed) - 1)
+    @property
+    def has_loader(self) -> bool:
+        """Whether the trainer has made its training loader: what is iterated before is not for training."""
+        return self._loop._combined_loader is not None
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the training loader is one loader, so that a batch of the trainer is a batch of ours."""
+        return len(self.loaders) <= 1
 
-@_counters
-def is_interrupted(trainer: Any) -> bool:
-    """Return whether the last epoch was left in its middle; also in its last batch, which Lightning counts as begun."""
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    is_done = progress.is_last_batch and progress.current.processed >= progress.current.ready
-    return processed(trainer) > 0 and not is_done
-
-
-@_counters
-def resume_epoch(trainer: Any, epoch: object) -> None:
-    """Go back into an epoch that ``max_steps`` interrupted, if the trainer counted it as done."""
-    loop = trainer.fit_loop
-    if trainer.current_epoch - 1 != epoch:
-        return
-    for counts in (loop.epoch_progress.total, loop.epoch_progress.current):
-        counts.processed = counts.completed = counts.started - 1
-    loop.restarting = True  # makes the inner loops keep their counts
-    if hasattr(loop, "update_restart_stage"):  # Lightning 2.5 and newer
-        loop.update_restart_stage()
-
-
-@_counters
-def end_epoch(trainer: Any) -> None:
-    """Count the interrupted epoch as done."""
-    progress = trainer.fit_loop.epoch_progress
-    for counts in (progress.total, progress.current):
-        counts.ready = counts.started = counts.processed = counts.completed = counts.processed + 1
-
-
-@_counters
-def begin_next_epoch(trainer: Any, finished: int) -> None:
-    """Begin the epoch after a finished one as any other.
-
-    Otherwise a trainer that counts by ``max_steps`` passes through the finished epoch once more, and one whose
-    checkpoint was saved in the last batch's callbacks does not count that the next epoch began.
-    """
-    loop = trainer.fit_loop
-    if trainer.current_epoch != finished + 1:
-        return
-    loop.epoch_loop.restarting = False
-    if hasattr(loop, "reset_restart_stage") and not loop.restarted_on_epoch_start:  # Lightning 2.5 and newer
-        loop.reset_restart_stage()
-
-
-@_counters
-def has_loader(trainer: Any) -> bool:
-    """Return whether the trainer has made its training loader: what is iterated before is not for training."""
-    return trainer.fit_loop._combined_loader is not None
-
-
-loaders = _counters(training_loaders)
-
-
-@_counters
-def is_alone(trainer: Any) -> bool:
-    """Return whether the training loader is one loader, so that a batch of the trainer is a batch of ours."""
-    return len(loaders(trainer)) <= 1
-
-
-@_counters
-def cycles(trainer: Any) -> bool:
-    """Return whether loaders that are shorter than others begin again within an epoch."""
-    return not is_alone(trainer) and trainer.fit_loop._combined_loader._mode == "max_size_cycle"
+    @property
+    def cycles(self) -> bool:
+        """Whether loaders that are shorter than others begin again within an epoch."""
+        return not self.is_alone and self._loop._combined_loader._mode == "max_size_cycle"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from .._lightning import LightningDataModule, LightningModule, Trainer, Tuner
+from .._lightning import LightningModule, Trainer, Tuner
 from ..errors import H5ValueError
 
 __all__ = ["calculate_optimal_batch_size"]
@@ -19,11 +19,7 @@ MARGIN = 0.8  # other batches, and other processes, take more than the trial's
 
 
 def calculate_optimal_batch_size(
-    model: torch.nn.Module,
-    input_shape: Sequence[int],
-    device: str | torch.device = "cuda",
-    *,
-    most: int = 4096,
+    model: torch.nn.Module, input_shape: Sequence[int], device: str | torch.device = "cuda", *, most: int = 4096
 ) -> int:
     """The largest batch that a training step of a model has room for, less a margin.
 
@@ -51,7 +47,6 @@ def calculate_optimal_batch_size(
 
 def largest_batch(model: torch.nn.Module, input_shape: Sequence[int], accelerator: str, most: int) -> int:
     """The largest power of two, up to a number, with which a training step has room."""
-    data = _Trial(tuple(input_shape), most)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             accelerator=accelerator,
@@ -62,41 +57,24 @@ def largest_batch(model: torch.nn.Module, input_shape: Sequence[int], accelerato
             enable_progress_bar=False,
             enable_model_summary=False,
         )
-        found = Tuner(trainer).scale_batch_size(
-            _Step(model), datamodule=data, mode="power", steps_per_trial=1, init_val=2, max_trials=most.bit_length()
-        )
+        step = _Step(model, tuple(input_shape), most)
+        found = Tuner(trainer).scale_batch_size(step, steps_per_trial=1, init_val=2, max_trials=most.bit_length())
     return min(most, int(found or 1))
 
 
-class _Random(Dataset[torch.Tensor]):
-    def __init__(self, shape: tuple[int, ...], n_rows: int) -> None:
-        self._shape, self._n_rows = shape, n_rows
+class _Step(LightningModule):
+    """A step on random numbers, whose learning rate is zero."""
 
-    def __len__(self) -> int:
-        return self._n_rows
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.randn(self._shape)
-
-
-class _Trial(LightningDataModule):
-    def __init__(self, shape: tuple[int, ...], n_rows: int) -> None:
+    def __init__(self, model: torch.nn.Module, shape: tuple[int, ...], n_rows: int) -> None:
         super().__init__()
-        self.batch_size, self._rows = 2, _Random(shape, n_rows)  # BatchNorm takes no single row
+        self.model, self.batch_size = model, 2  # BatchNorm takes no single row
+        self._rows = TensorDataset(torch.randn(1, *shape).expand(n_rows, *shape))
 
-    def train_dataloader(self) -> DataLoader[torch.Tensor]:
+    def train_dataloader(self) -> DataLoader[tuple[torch.Tensor, ...]]:
         return DataLoader(self._rows, batch_size=self.batch_size)
 
-
-class _Step(LightningModule):
-    """A step whose learning rate is zero."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        found: Any = self.model(batch)
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        found: Any = self.model(batch[0])
         while not isinstance(found, torch.Tensor):
             found = next(iter(found.values() if isinstance(found, dict) else found))
         return found.float().mean()

@@ -18,7 +18,6 @@ from lightning_models import Recorder, quiet_trainer
 
 from lightning_h5 import (
     CombinedHDF5DataModule,
-    H5Error,
     H5StatsMonitor,
     H5ValueError,
     LazyH5DataModule,
@@ -234,27 +233,6 @@ def test_a_shard_in_memory_is_counted_once(make_h5, tmp_path):
         lines = list(csv.DictReader(text))
     assert column(lines, "h5/cache_mib_epoch") == [64 * 256 * 4 / 2**20]
     assert column(lines, "h5/cache_hit_rate_epoch") == [1]
-
-
-def test_the_plot_of_a_run_is_saved_next_to_the_logs(file, tmp_path):
-    monitor = H5StatsMonitor(save_plot=True, print_summary=False)
-    with pytest.raises(H5ValueError, match="no figures were logged yet"):
-        monitor.plot()
-    trainer = quiet_trainer(logger=CSVLogger(tmp_path), callbacks=[monitor], log_every_n_steps=2)
-    trainer.fit(Recorder(), datamodule=module(file))
-    with open(trainer.log_dir + "/h5_stats.png", "rb") as image:
-        assert image.read(8) == b"\x89PNG\r\n\x1a\n"
-    axes = monitor.plot().axes
-    assert [list(line.get_xdata()) for line in axes[0].lines] == [[1, 3, 5, 7, 9, 11, 13, 15]]
-    assert axes[1].get_ylabel() == "share of time waiting"
-
-
-def test_a_plot_without_matplotlib_names_the_extra(file, monkeypatch):
-    monitor = H5StatsMonitor(1, print_summary=False)
-    quiet_trainer(callbacks=[monitor], max_epochs=1).fit(Recorder(), datamodule=module(file))
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    with pytest.raises(H5Error, match=r"pip install 'lightning-h5\[plot\]'"):
-        monitor.plot()
 
 
 def test_copies_to_a_device_are_timed_and_the_strategy_is_left_as_it_was():

@@ -270,9 +270,9 @@ def test_training_and_validation_have_all_classes_shuffled_and_no_group_of_both(
         files = [path] if Path(path).is_file() else sorted(Path(path).iterdir())
         groups = np.concatenate([h5py.File(file)[key][:] for file in files]).astype(str)
         n_rows = len(groups)
-        held = [set(groups[split].tolist()) for split in (module._cut["train"], module._cut["val"])]
-        assert not held[0] & held[1]
-        assert len(module._cut["train"]) + len(module._cut["val"]) == n_rows
+        (train,), (val,) = module._cut["train"], module._cut["val"]
+        assert not {*groups[train].tolist()} & {*groups[val].tolist()}
+        assert len(train) + len(val) == n_rows
     module.teardown("fit")
 
 

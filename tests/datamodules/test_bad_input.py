@@ -169,7 +169,12 @@ def test_it_is_refused_before_training_starts(folder, case, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("stage", "words"), [("validate", "val_path, val_fraction"), ("test", "test_fraction"), ("predict", "predict_path")]
+    ("stage", "words"),
+    [
+        ("validate", "val_path, or split with val_fraction"),
+        ("test", "test_path, or split with test_fraction"),
+        ("predict", "predict_path"),
+    ],
 )
 def test_a_stage_without_data_says_what_to_pass(folder, stage, words):
     with pytest.raises(H5ValueError, match=words):

@@ -11,6 +11,7 @@ from lightning_models import Recorder, quiet_trainer
 from processes import run_ranks, values
 
 from lightning_h5 import H5StatsMonitor, LazyH5DataModule
+from lightning_h5._lightning import logged_step
 
 ROWS, BATCH = 120, 5
 
@@ -37,7 +38,7 @@ class Kept(H5StatsMonitor):
 
     def on_train_start(self, trainer, pl_module):
         super().on_train_start(trainer, pl_module)
-        self.collectives = []
+        self.collectives, self.history = [], []
 
     def on_train_batch_end(self, trainer, *others):
         found, gather = [], torch.distributed.all_gather
@@ -47,6 +48,9 @@ class Kept(H5StatsMonitor):
         finally:
             torch.distributed.all_gather = gather
         self.collectives.append(len(found))
+        if self._logged:
+            figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            self.history.append((logged_step(trainer), figures))
 
 
 def fit(rank, file):
@@ -55,7 +59,7 @@ def fit(rank, file):
     data = LazyH5DataModule(file, x_key="x", batch_size=BATCH, transform=SlowOnOneRank(rank), with_index=True)
     trainer.fit(Recorder(), datamodule=data)
     logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    return logged, monitor._history, monitor.collectives
+    return logged, monitor.history, monitor.collectives
 
 
 def test_sums_are_exact_and_each_rank_has_its_own_waiting(file, tmp_path):
