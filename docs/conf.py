@@ -54,6 +54,7 @@ nitpick_ignore_regex = [
     ("py:class", "Column"),
     ("py:class", r"(.*\.)?Asked"),
     ("py:class", "Fraction"),
+    ("py:class", "Skip"),
 ]
 
 
