@@ -221,10 +221,10 @@ class SampleLayout:
 
     @cached_property
     def is_as_read(self) -> bool:
-        """Whether a batch is the tuple of the fields as they were read."""
-        if self.y is None or self.has_transforms or self.with_index:
+        """Whether a batch is the field, or the tuple of both, as they were read."""
+        if self.has_transforms or self.with_index or self.x.fields.kind != "single":
             return False
-        return self.x.fields.kind == self.y.fields.kind == "single"
+        return self.y is None or self.y.fields.kind == "single"
 
     def _join(self, parts: list[Any], index: Any) -> Any:
         if self.with_index and len(parts) == 1 and isinstance(parts[0], dict):

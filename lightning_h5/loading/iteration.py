@@ -171,6 +171,8 @@ class Passes:
         one.n_given += 1
         if one.n_loaded == self._n_loaded:
             self._last, furthest = one, self._furthest
+            if furthest is one:
+                return
             if furthest is None or furthest.began.epoch != one.began.epoch or furthest.n_rows < one.n_rows:
                 self._furthest = one
 

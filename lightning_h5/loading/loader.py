@@ -212,7 +212,8 @@ class H5DataLoader(DataLoader[Any]):
         sizes = [len(token.rows) for token in tokens]
         as_read = self.dataset.is_passthrough and getattr(self.collate_fn, "user", True) is None
         if as_read and not self._pins and not tokens[0].samples:
-            return raw.split_columns(sizes)
+            batches = raw.split_columns(sizes)
+            return batches if len(raw.columns) > 1 else (column for (column,) in batches)
         # No `map`: it would end with a StopIteration of one batch, and the others would be lost.
         return (self._finish(each, token) for each, token in zip(raw.split(sizes), tokens, strict=True))
 

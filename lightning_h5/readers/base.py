@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
@@ -175,7 +176,7 @@ MIN_SHARED_BYTES = 256 << 10  # one thread copies less before the others wake up
 TRIAL_SHARE = 20
 """The slower way is tried again for at most this fraction (one in so many) of the time spent on copying."""
 
-WEIGHT = 0.25  # of the last copy, in the mean time that a byte takes
+RECENT = 4  # uses of a way, the fastest of which counts: a copy that the system interrupted says nothing of the way
 
 
 class FasterWay:
@@ -185,16 +186,17 @@ class FasterWay:
     """
 
     def __init__(self) -> None:
-        self._seconds_per_byte: list[float | None] = [None, None]
+        self._paces: tuple[deque[float], deque[float]] = deque(maxlen=RECENT), deque(maxlen=RECENT)  # seconds a byte
         self._last_trial = [0.0, 0.0]  # seconds that the last use of each way took
         self._since_trial = 0.0  # seconds spent on the faster way since the slower one was tried
+        self._is_warm = [False, False]  # the first use may start threads, and is not counted
 
     def next(self) -> int:
         """Return the way to use now, 0 or 1."""
-        first, second = self._seconds_per_byte
-        if first is None or second is None:
-            return 0 if first is None else 1
-        faster = int(second < first)
+        first, second = self._paces
+        if not first or not second:
+            return 0 if not first else 1
+        faster = int(min(second) < min(first))
         is_trial_due = self._since_trial >= TRIAL_SHARE * self._last_trial[1 - faster]
         return 1 - faster if is_trial_due else faster
 
@@ -206,11 +208,13 @@ class FasterWay:
             n_bytes: bytes copied, at least 1.
             seconds: time that the copy took.
         """
-        pace, old = seconds / n_bytes, self._seconds_per_byte[way]
-        other = self._seconds_per_byte[1 - way]
-        is_trial = old is None or (other is not None and other <= old)
-        # A trial replaces the mean: the last one is outdated, or was the first use, which started threads.
-        self._seconds_per_byte[way] = pace if old is None or is_trial else old + WEIGHT * (pace - old)
+        if not self._is_warm[way]:
+            self._is_warm[way] = True
+            return
+        mine, other = self._paces[way], self._paces[1 - way]
+        if is_trial := not mine or (bool(other) and min(other) <= min(mine)):
+            mine.clear()  # outdated
+        mine.append(seconds / n_bytes)
         self._last_trial[way] = seconds
         self._since_trial = 0.0 if is_trial else self._since_trial + seconds
 

@@ -363,9 +363,9 @@ class CachedRead:
 
     def _note(self, lease: Lease, epoch: int) -> npt.NDArray[np.bool_]:
         counts = np.bincount(self._which, minlength=len(self._blocks))[self._part]
-        is_contiguous = lease.slots >= 0
-        counts = np.where(is_contiguous, counts, 0)
-        return is_contiguous & self._reader.note_read(self._cache, self._blocks[self._part], counts, epoch)
+        has_slot = lease.slots >= 0
+        counts = np.where(has_slot, counts, 0)
+        return has_slot & self._reader.note_read(self._cache, self._blocks[self._part], counts, epoch)
 
 
 def _n_different(numbers: IntArray) -> int:
