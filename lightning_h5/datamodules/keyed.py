@@ -47,15 +47,15 @@ class KeyedH5DataModule(BaseH5DataModule):
         self._check_arguments()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Adds what to pass to an error of dtypes, if arrays come in the file's, and closes files."""
-        told = str(exception)
-        if isinstance(exception, RuntimeError | ValueError) and ("type" in told or "not implemented for" in told):
+        """Add a note on what to pass to an error about dtypes, if arrays come in the file's dtype; close files."""
+        text = str(exception)
+        if isinstance(exception, RuntimeError | ValueError) and ("type" in text or "not implemented for" in text):
             for note in self._notes_on_dtypes():
                 exception.add_note(note)
         super().on_exception(exception)
 
     def _notes_on_dtypes(self) -> Iterator[str]:
-        """What to pass for arrays that come as they are stored, and that the model may not take so."""
+        """Yield what to pass for arrays that come in the file's dtype if the model computes in another one."""
         model, samples = getattr(self.trainer, "lightning_module", None), self._samples
         dtypes = [] if model is None else [each.dtype for each in model.parameters() if each.is_floating_point()]
         if not dtypes or not self._datasets or samples.batch_transform is not None or samples.normalize is not None:
@@ -75,7 +75,7 @@ class KeyedH5DataModule(BaseH5DataModule):
                 )
 
     def dataset_arguments(self, split: Split) -> dict[str, Any] | None:
-        """The arguments of a split's dataset, or None where there is no data for it."""
+        """Return the arguments of a split's dataset; None if there is no data for it."""
         source = self._source(split)
         if source is None:
             return None

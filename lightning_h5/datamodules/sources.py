@@ -16,7 +16,7 @@ from ..datasets import Catalog, CombinedHDF5Dataset, RowTable, column_of, expand
 from ..datasets.fields import TARGET, keys_of
 from ..datasets.row_filters import criteria_of
 from ..errors import H5ValueError, listing
-from ..hdf5 import expand_paths, file_number
+from ..hdf5 import file_number
 from ..options import FileOptions, MixtureOptions, RowCacheOptions, SplitOptions
 from ..order import Mixture
 from ..types import IntArray, Paths
@@ -318,7 +318,7 @@ class SourceFiles:
 
     def _paths(self, source: Source) -> Any:
         if self._arguments["on_bad_file"] != "skip":
-            return expand_paths(source.paths, source.argument)
+            return self.catalog.files(source.paths, source.argument)
         expand_those_there(source.paths, lambda *_: None, source.argument)  # an error has the argument's name
         return source.paths  # the dataset logs what it leaves out, and counts it
 

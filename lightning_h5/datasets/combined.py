@@ -232,7 +232,7 @@ class CombinedHDF5Dataset(CachingDataset):
         if on_bad_file not in ("error", "skip"):
             raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'error' or 'skip'.")
         bad: dict[str, str] | None = {} if on_bad_file == "skip" else None
-        files = files_to_read(paths, bad)
+        files = files_to_read(catalog, paths, bad)
         names = names_to_load(catalog, files, options, load_fields, self._keys, [*columns, *of_label], bad)
         wanted = list(dict.fromkeys([*names, *columns, *of_label]))
         if unknown := [name for name in self._named_dtypes if name not in wanted]:
@@ -311,12 +311,6 @@ class CombinedHDF5Dataset(CachingDataset):
             "pin_memory": self.pin_memory,
             "bytes_read": int(counted["bytes_read"]),
         }
-
-
-def _checked_count(n: Any, name: str) -> int:
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
-        raise H5ValueError(f"{name}={n!r} is no number of rows. Pass 0 or more.")
-    return int(n)
 
 
 def _checked_label(label: Any) -> int:

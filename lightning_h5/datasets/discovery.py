@@ -35,14 +35,15 @@ _log = logging.getLogger(__name__)
 SKIP_THEM = "Repair them, or pass on_bad_file='skip' to leave them out, each with a warning."
 
 
-def files_to_read(paths: Paths, bad: dict[str, str] | None) -> list[str]:
+def files_to_read(catalog: Catalog, paths: Paths, bad: dict[str, str] | None) -> list[str]:
     """Return the files that a path argument names.
 
     Args:
+        catalog: what is in the files.
         paths: the argument.
         bad: gets missing files with what is wrong with them; None raises their errors.
     """
-    return list(expand_paths(paths, "paths") if bad is None else expand_those_there(paths, partial(_leave_out, bad)))
+    return list(catalog.files(paths, "paths") if bad is None else expand_those_there(paths, partial(_leave_out, bad)))
 
 
 def names_to_load(

@@ -187,7 +187,7 @@ class FasterWay:
 
     def __init__(self) -> None:
         self._paces: tuple[deque[float], deque[float]] = deque(maxlen=RECENT), deque(maxlen=RECENT)  # seconds a byte
-        self._last_trial = [0.0, 0.0]  # seconds that the last use of each way took
+        self._last_seconds = [0.0, 0.0]  # that the last use of each way took
         self._since_trial = 0.0  # seconds spent on the faster way since the slower one was tried
         self._is_warm = [False, False]  # the first use may start threads, and is not counted
 
@@ -197,7 +197,7 @@ class FasterWay:
         if not first or not second:
             return 0 if not first else 1
         faster = int(min(second) < min(first))
-        is_trial_due = self._since_trial >= TRIAL_SHARE * self._last_trial[1 - faster]
+        is_trial_due = self._since_trial >= TRIAL_SHARE * self._last_seconds[1 - faster]
         return 1 - faster if is_trial_due else faster
 
     def note(self, way: int, n_bytes: int, seconds: float) -> None:
@@ -215,7 +215,7 @@ class FasterWay:
         if is_trial := not mine or (bool(other) and min(other) <= min(mine)):
             mine.clear()  # outdated
         mine.append(seconds / n_bytes)
-        self._last_trial[way] = seconds
+        self._last_seconds[way] = seconds
         self._since_trial = 0.0 if is_trial else self._since_trial + seconds
 
 

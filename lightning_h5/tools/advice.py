@@ -357,8 +357,9 @@ def _choose_module(
     lazy = "LazyH5DataModule"
     costly = [array for array in fields if not array.is_contiguous and array.n_bytes * n_files > SHUFFLE_BYTES]
     if not costly:
-        is_contiguous = all(array.is_contiguous for array in fields)
-        why = "single rows are read by position" if is_contiguous else "all decoded rows fit shuffle.buffer"
+        why = "all decoded rows fit shuffle.buffer"
+        if all(array.is_contiguous for array in fields):
+            why = "single rows are read by position"
         why = (
             f"Rows are read on demand: {why}, so that any order costs the same. `lightning-h5 bench` measures whether "
             "RankCachedH5DataModule, which loads all rows first, is faster."
