@@ -66,7 +66,6 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             files, or ``MixtureOptions`` (``sources``, ``strategy``, ``weights``, ``epoch_length``, ``mix``,
             ``pattern``).
         segments: which rows are one sample together: ``SegmentOptions`` (``key``, ``sort_key``, ``bucket``).
-        cache_index: keep on disk which rows pass, for the next time: True, or a folder.
         on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged, and ranks that
             do not leave out the same stop.
         transform: runs on each sample, a dict. See ``LazyH5DataModule`` for what it may draw.
@@ -127,7 +126,6 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         row_cache: RowCacheOptions | int | dict[str, Any] | None = None,
         mixture: MixtureOptions | dict[str, Any] | None = None,
         segments: SegmentOptions | dict[str, Any] | None = None,
-        cache_index: bool | PathLike = False,
         on_bad_file: Literal["error", "skip"] = "error",
         transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,

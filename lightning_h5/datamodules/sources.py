@@ -161,7 +161,7 @@ _UNFILTERED = ("load_fields", "field_map", "files", "on_bad_file")
 """Arguments that count rows before any filter."""
 
 
-_OF_ALL_SOURCES = (*OF_A_SOURCE, "dtype", "cache_index", "on_bad_file", "normalize", "sample")
+_OF_ALL_SOURCES = (*OF_A_SOURCE, "dtype", "on_bad_file", "normalize", "sample")
 """Arguments of the data module that its datasets take as they are."""
 
 

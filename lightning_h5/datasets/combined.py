@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..distributed import exchange, own_store
+from ..distributed import exchange
 from ..errors import H5ValueError, listing, without_frames
 from ..hdf5 import ArrayLayout, OpenOptions, torch_dtype
 from ..options import FileOptions, RowCacheOptions
-from ..order import resolve_replica
-from ..types import DTypeLike, IntArray, PathLike, Paths
+from ..types import DTypeLike, IntArray, Paths
 from .catalog import Catalog
 from .compatibility import Asked
 from .discovery import files_to_read, names_to_load, table_of
@@ -26,7 +25,7 @@ from .row_filters import Where, criteria_of
 from .row_table import RowTable
 from .sample_cache import CachingDataset
 from .sample_layout import Transform
-from .selection import RowIndexStore, Selection, SharedIndex
+from .selection import Selection
 
 __all__ = ["CombinedHDF5Dataset"]
 
@@ -66,8 +65,6 @@ class CombinedHDF5Dataset(CachingDataset):
         field_map: names of ours for arrays that are called otherwise: ``{"guid": "meta/patient"}``. What the axes of a
             target are can be said here too: ``{"target": {"key": "y", "layout": "NCT"}}``.
         valid_mask: array that is not 0 at steps that count for ``label``, one value a step or one a row.
-        cache_index: keep which rows pass on disk, for the next time: True, or a folder. It is made anew where a file
-            or a filter changed.
         on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged.
         indices: rows to choose among, counted over all files (shape ``(n,)``, or a mask). None are all.
         transform: runs on each sample, a dict (see ``H5LazyDataset``).
@@ -101,8 +98,7 @@ class CombinedHDF5Dataset(CachingDataset):
     takes_packed = False  # packed integers as they are stored, whether or not their dtype is named
     agrees_by_itself = True  # with the other ranks, on which files were left out
     scanned: RowTable | None = None
-    _shared_index: SharedIndex | None = None
-    _of_process = (*CachingDataset._of_process, "_shared_index", "scanned")
+    _of_process = (*CachingDataset._of_process, "scanned")
 
     def __init__(
         self,
@@ -121,7 +117,6 @@ class CombinedHDF5Dataset(CachingDataset):
         where: Where | None = None,
         field_map: FieldMap | None = None,
         valid_mask: str | None = None,
-        cache_index: bool | PathLike = False,
         on_bad_file: Literal["error", "skip"] = "error",
         indices: Sequence[int] | npt.NDArray[Any] | None = None,
         transform: Transform | None = None,
@@ -142,7 +137,6 @@ class CombinedHDF5Dataset(CachingDataset):
             raise H5ValueError(f"dtype={dtype!r} is for floating fields. Pass a floating dtype, or None to leave all.")
         row_cache = RowCacheOptions.parse(cache_size, "cache_size")
         self._keys, layout = keys_of(field_map)
-        store = RowIndexStore(cache_index) if cache_index else None
         criteria = criteria_of(
             allowed_guids=allowed_guids,
             cs_label=cs_label,
@@ -196,7 +190,7 @@ class CombinedHDF5Dataset(CachingDataset):
             max_cache_bytes=row_cache.n_bytes,
         )
         self.counters.share(MAX_WORKERS)  # workers of any loader: their counts should be seen here
-        self.indices = self._select(selection, store)
+        self.indices = selection.rows(self.counters)
         self.scanned = full
 
     # Which rows ----------------------------------------------------------------------------------------------
@@ -253,36 +247,6 @@ class CombinedHDF5Dataset(CachingDataset):
             with exchange("leaving out bad files", PATIENCE) as ranks:
                 ranks.agree({"files that can be read": len(full.paths), "files left out": left_out}, None)
         return full, names
-
-    def _select(self, selection: Selection, store: RowIndexStore | None) -> IntArray | None:
-        """Return the rows of the files that pass the filters, ascending unless ``indices`` had another order.
-
-        None if all of them do.
-        """
-        if selection.passes_all:
-            return selection.among
-        # The digest costs a look into each file.
-        name = selection.digest() if store is not None or own_store() is not None else None
-        if name is None and store is not None:
-            texts = [one.text for one in selection.criteria if one.key is None]
-            raise H5ValueError(
-                f"cache_index was asked for, and {texts[0]} is a function, which is not known again in another "
-                "process. Say the same by values and ranges, or leave cache_index out."
-            )
-
-        def find(progress: Callable[[], None], shows_progress: bool) -> IntArray:
-            if store is None or name is None:
-                return selection.find(self.counters, progress, shows_progress=shows_progress)
-            rows = store.load(name, selection.table.n_rows)
-            if rows is None:
-                rows = selection.find(self.counters, progress, shows_progress=shows_progress)
-                store.keep(name, rows)
-            return rows
-
-        if name is None:  # each rank asks its own function, and they compare what they found
-            return find(lambda: None, resolve_replica().rank == 0)
-        self._shared_index = SharedIndex(name, find)
-        return self._shared_index.rows
 
     @property
     def index(self) -> tuple[IntArray, IntArray]:

@@ -1,42 +1,37 @@
-"""Rows that pass a user's criteria: found on all cores, once on each machine, and kept on disk for the next time."""
+"""Rows that pass a user's criteria: found on all cores, once on each machine."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-import logging
-import os
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..distributed import OncePerNode
-from ..errors import H5Error, H5ValueError, listing
-from ..hdf5 import ArrayLayout, OpenOptions, expand_user
+from ..distributed import OncePerNode, own_store
+from ..errors import H5ValueError, listing
+from ..hdf5 import ArrayLayout, OpenOptions
 from ..order import resolve_replica
 from ..readers import do_tasks, run_with_progress, usable_cores
-from ..types import IntArray, PathLike
+from ..types import IntArray
 from .catalog import Catalog
 from .columns import column_tasks, decoded, read_columns
 from .labels import LabelCriterion, search_label
-from .row_filters import Criterion
+from .row_filters import Criterion, Mask
 from .row_table import RowTable
-from .shard_memory import ShardMemory
 
-__all__ = ["NoRowPassesError", "RowIndexStore", "Selection", "SharedIndex"]
+__all__ = ["NoRowPassesError", "Selection"]
 
-NAME = "h5_index"  # of the shared memory
-VERSION = 1  # of what a selection means; another number makes all that was kept on disk void
-
-_log = logging.getLogger(__name__)
+MAX_SENT = 4 << 20
+"""Letters that go through the ranks' store at most; torch's refuses values of more than 8 MiB."""
 
 
 class NoRowPassesError(H5ValueError):
@@ -86,13 +81,51 @@ class Selection:
         if (wanted := self.label) is not None:
             valid = None if wanted.valid is None else arrays[wanted.valid]
             label = [wanted.label, arrays[wanted.target], valid, wanted.layout]
-        digest = hashlib.sha256(json.dumps([VERSION, self.table.identity, files, asked, label]).encode())
+        digest = hashlib.sha256(json.dumps([self.table.identity, files, asked, label]).encode())
         if self.among is not None:
             digest.update(b"among" + self.among.tobytes())
         return digest.hexdigest()[:32]
 
-    def find(self, counters: Counters, progress: Callable[[], None], *, shows_progress: bool = True) -> IntArray:
-        """Return the rows that pass, in ascending order.
+    def rows(self, counters: Counters) -> IntArray | None:
+        """Return the rows that pass, ascending unless ``among`` has another order; None if nothing is asked of rows.
+
+        One process of each machine finds them for all, as far as they know that all of them ask for the same.
+
+        Args:
+            counters: counts what is read.
+
+        Raises:
+            H5Error: see ``find``.
+        """
+        if self.passes_all:
+            return self.among
+        # The digest costs a look into each file.
+        name = self.digest() if own_store() is not None else None
+        if name is None:  # each rank asks its own function, and they compare what they found
+            passes = self.find(counters, lambda: None, shows_progress=resolve_replica().rank == 0)
+        else:
+            passes = self._found_once(name, counters)
+        return np.flatnonzero(passes) if self.among is None else self.among[passes]
+
+    def _found_once(self, name: str, counters: Counters) -> Mask:
+        question = OncePerNode(f"rows that pass/{name}")
+        n_rows = self.table.n_rows if self.among is None else len(self.among)
+        if not question.is_first and (sent := question.value()) is not None:
+            packed = np.frombuffer(zlib.decompress(base64.b64decode(sent)), np.uint8)
+            return np.unpackbits(packed, count=n_rows).view(np.bool_)
+        sent = None
+        try:
+            shows_progress = question.has_others or (question.is_first and resolve_replica().rank == 0)
+            passes = self.find(counters, question.progress, shows_progress=shows_progress)
+            if question.has_others:
+                sent = base64.b64encode(zlib.compress(np.packbits(passes).tobytes(), 1)).decode()
+        finally:
+            if question.has_others:
+                question.publish(sent if sent is None or len(sent) <= MAX_SENT else None)
+        return passes
+
+    def find(self, counters: Counters, progress: Callable[[], None], *, shows_progress: bool = True) -> Mask:
+        """Return which rows pass, of ``among`` or of all.
 
         Args:
             counters: counts what is read.
@@ -127,15 +160,15 @@ class Selection:
             has_label = search_label(table, self.label, found, self.options, counters, run)
             kept[f"label={self.label.label}"] = int(has_label.sum())
             mask[found[~has_label]] = False
-        chosen = np.flatnonzero(mask) if self.among is None else self.among[mask[self.among]]
-        if not len(chosen):
+        passes: Mask = mask if self.among is None else mask[self.among]
+        if not passes.any():
             each = "; ".join(f"{text} keeps {n:,}" for text, n in kept.items())
             of = "" if self.among is None else f" among the {len(self.among):,} that `indices` names"
             raise NoRowPassesError(f"no row of {table.n_rows:,} passes all filters{of}: {each}. Loosen one of them.")
         expected = frozenset[str]().union(*(one.expected for one in self.criteria))
         if absent := sorted(expected - seen):  # a typing error would make the data smaller in silence
             warnings.warn(f"filters name {listing(absent)}, which no row has.", stacklevel=4)
-        return chosen
+        return passes
 
 
 class _FileColumns(Mapping[str, npt.NDArray[Any]]):
@@ -193,118 +226,3 @@ def _no_column(layout: ArrayLayout, n_rows: int) -> H5ValueError:
         f"{(layout.n_rows, *layout.row_shape)}; rows are told apart by one value each. "
         f"Name an array of shape ({n_rows},)."
     )
-
-
-# Rows that were found before ----------------------------------------------------------------------------------------
-
-
-class RowIndexStore:
-    """A folder with one index a file. A file that is missing or damaged counts as not kept.
-
-    Args:
-        folder: where; True is ``lightning_h5`` in the user's cache folder (``XDG_CACHE_HOME``, or ``~/.cache``).
-    """
-
-    def __init__(self, folder: PathLike | Literal[True]) -> None:
-        if folder is True:
-            folder = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lightning_h5")
-        self._folder = Path(expand_user(folder))
-
-    def load(self, name: str, n_rows: int) -> IntArray | None:
-        """Return the rows kept by a name; None if there are none."""
-        path = self._path(name)
-        try:
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
-                rows: IntArray = kept["rows"]
-                if str(kept["digest"]) != _digest_of(rows) or rows.dtype != np.int64 or rows.ndim != 1:
-                    raise ValueError("its digest differs")
-                if len(rows) and not (rows.min() >= 0 and rows.max() < n_rows):
-                    raise ValueError("it has other rows")
-        except FileNotFoundError:
-            return None
-        except Exception as error:  # whatever is wrong with it, the rows can be found again
-            _log.warning("%s is not a whole index (%s); it is made again", path, error)
-            return None
-        return rows
-
-    def keep(self, name: str, rows: IntArray) -> None:
-        """Keep rows, whole or not at all. If that fails, training goes on without."""
-        partial_file = self._folder / f"index-{name}.{os.getpid()}.partial"
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with open(partial_file, "wb") as file:
-                np.savez(file, rows=rows, digest=np.array(_digest_of(rows)))
-            partial_file.replace(self._path(name))
-        except OSError as error:
-            _log.warning("the index of rows is not kept in %s: %s", self._folder, error)
-        finally:
-            with suppress(OSError):
-                partial_file.unlink(missing_ok=True)
-
-    def _path(self, name: str) -> Path:
-        return self._folder / f"index-{name}.npz"
-
-
-class SharedIndex:
-    """Rows that one process of this machine found and shared with the others; each finds them itself if that fails.
-
-    Args:
-        name: identifies the rows; the same in all processes that ask for the same.
-        find: finds them; calls its first argument as it goes on. The second is whether this process shows progress:
-            one on each machine does, or rank 0 if each rank works for itself.
-
-    Attributes:
-        rows: the rows; not to be written to.
-
-    Raises:
-        H5Error: what ``find`` raised, in each process.
-    """
-
-    rows: IntArray
-
-    def __init__(self, name: str, find: Callable[[Callable[[], None], bool], IntArray]) -> None:
-        question = OncePerNode(f"rows that pass/{name}")
-        self._memory: ShardMemory | None = None  # its descriptor stays open for processes that come later
-        if not question.is_first and self._take(question.first, question.value()):
-            return
-        shared = None
-        try:
-            shows_progress = question.has_others or (question.is_first and resolve_replica().rank == 0)
-            self.rows = find(question.progress, shows_progress)
-            if question.has_others:
-                shared = self._share()
-        finally:
-            if question.has_others:
-                question.publish(shared)
-
-    def _share(self) -> list[Any] | None:
-        """Move the rows to shared memory; return where they are."""
-        digest = _digest_of(self.rows)
-        try:
-            memory = ShardMemory([(len(self.rows), self.rows.itemsize)], shared=True, name=NAME)
-            memory.write(0, 0, self.rows)
-        except H5Error:
-            return None
-        self._use(memory)
-        return [memory.descriptor, len(self.rows), digest]
-
-    def _take(self, first: list[str], shared: list[Any] | None) -> bool:
-        """Take the rows that another process shared; return whether that worked."""
-        if shared is None:
-            return False
-        descriptor, n_rows, digest = shared
-        with suppress(OSError, H5Error):  # another user's process, or one that has ended
-            self._use(ShardMemory.of_process(int(first[2]), descriptor, [(n_rows, np.dtype(np.int64).itemsize)], NAME))
-            if _digest_of(self.rows) == digest:
-                return True
-        self._memory = None  # the descriptor is of other memory by now
-        return False
-
-    def _use(self, memory: ShardMemory) -> None:
-        self._memory = memory
-        self.rows = memory.columns[0].reshape(-1).view(np.int64)
-        self.rows.flags.writeable = False
-
-
-def _digest_of(rows: IntArray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()

@@ -92,12 +92,6 @@ def test_statistics_are_read_and_written(home):
     assert (home / "by_hand.json").exists()
 
 
-@pytest.mark.parametrize("folder", ["~/kept", True], ids=["named", "the user's cache folder"])
-def test_an_index_of_rows_is_kept(folder, home):
-    CombinedHDF5Dataset("~/runs", ["x"], where={"y": [1, 2]}, cache_index=folder)
-    assert len(list((home / ("kept" if folder == "~/kept" else ".cache/lightning_h5")).glob("index-*.npz"))) == 1
-
-
 def test_tools_take_paths_below_the_home_directory(home):
     assert inspect_file("~/runs/a.h5").path == str(home / "runs" / "a.h5")
     assert inspect_folder("~/runs").paths == (str(home / "runs" / "a.h5"),)

@@ -1,7 +1,6 @@
 """``CombinedHDF5Dataset``: fields, dtypes, the rows that were used last, worker processes. Filters are next door."""
 
 import copy
-import gc
 import itertools
 import logging
 import os
@@ -18,7 +17,6 @@ from torch.utils.data import DataLoader, default_collate
 
 from lightning_h5.datasets import CombinedHDF5Dataset
 from lightning_h5.errors import H5FileError, H5KeyError, H5ValueError
-from lightning_h5.hdf5 import process_pool
 
 
 def write_recordings(folder, n_rows=120, n_files=3, n_guids=12, n_steps=20):
@@ -675,131 +673,9 @@ def test_shuffled_epochs_of_a_plain_data_loader_are_permutations(recordings):
         assert sorted(itertools.chain(*(batch["index"].tolist() for batch in batches))) == list(range(120))
 
 
-# The index of rows on disk -----------------------------------------------------------------------------------
-
-
-def is_new(dataset):
-    """Whether columns were read to choose its rows."""
-    return dataset.get_stats()["bytes_read"] > 0
-
-
-ASKED = {"allowed_guids": ["patient_001", "patient_004", "patient_007"], "epoch_min": -50, "label": 2}
-
-
-def asked(paths, folder, **more):
-    return CombinedHDF5Dataset(paths, **nested_files(**{**ASKED, **more}, cache_index=folder, dtype=None))
-
-
-def chosen_of(oracle, **more):
-    want = {**ASKED, **more}
-    return [
-        (file, row, values)
-        for file, row, values in oracle
-        if values["guid"] in want["allowed_guids"]
-        and values["epoch"] >= want["epoch_min"]
-        and (values["target"] == want["label"]).any()
-    ]
-
-
-def test_the_second_time_the_rows_come_from_the_index(recordings, oracle, tmp_path):
-    first, second = asked(recordings, tmp_path / "kept"), asked(recordings, str(tmp_path / "kept"))
-    assert is_new(first)
-    assert not is_new(second)
-    for dataset in (first, second):
-        assert_holds(dataset, chosen_of(oracle))
-    assert len(list((tmp_path / "kept").iterdir())) == 1
-
-
-def test_another_filter_has_an_index_of_its_own(recordings, oracle, tmp_path):
-    for more in (
-        {},
-        {"label": 1},
-        {"epoch_min": -49},
-        {"allowed_guids": ["patient_001", "patient_004"]},
-        {"allowed_guids": ["patient_001", "patient_004", "patient_007", "patient_002"]},
-    ):
-        found = asked(recordings, tmp_path, **more)
-        assert is_new(found)
-        assert_holds(found, chosen_of(oracle, **more))
-        assert not is_new(asked(recordings, tmp_path, **more))
-    assert is_new(asked(recordings, tmp_path, cs_label=True))
-    assert is_new(asked(recordings, tmp_path, cs_label=False))
-    assert is_new(asked(recordings, tmp_path, valid_mask="weight"))
-    assert is_new(asked(recordings, tmp_path, indices=np.arange(119)))
-    assert is_new(asked(recordings, tmp_path, indices=np.arange(119)[::-1]))
-    assert is_new(asked(recordings[::-1], tmp_path))
-    assert is_new(asked(recordings[:2], tmp_path))
-
-
-def test_no_rows_to_choose_among_are_not_all_of_them(recordings, tmp_path):
-    asked(recordings, tmp_path)
+def test_no_rows_to_choose_among_are_not_all_of_them(recordings):
     with pytest.raises(H5ValueError, match="no row"):
-        asked(recordings, tmp_path, indices=[])
-
-
-def test_names_that_mean_other_arrays_have_an_index_of_their_own(make_h5, tmp_path):
-    path = make_h5(x=np.arange(6), y=np.arange(6)[::-1].copy())
-    for names, keys in ((["a", "b"], {"a": "x", "b": "y"}), (["b", "a"], {"b": "x", "a": "y"})):
-        dataset = CombinedHDF5Dataset(path, names, field_map=keys, where={"a": {"min": 4}}, cache_index=tmp_path)
-        assert dataset.read_batch(range(2))["a"].min() == 4
-
-
-def test_an_index_is_made_anew_where_a_file_changed(own, tmp_path):
-    asked(own, tmp_path / "kept").close()
-    process_pool().close()
-    with h5py.File(own[2], "r+") as file:
-        file["epoch"][:] = -99
-    make_older(own[2])
-    again = asked(own, tmp_path / "kept")
-    assert is_new(again)
-    assert_holds(again, chosen_of(rows_of(own)))
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("how", ["empty", "cut short", "no archive", "a byte", "other rows"])
-def test_an_index_that_is_not_whole_is_made_anew(recordings, oracle, tmp_path, how, caplog):
-    asked(recordings, tmp_path)
-    (kept,) = tmp_path.iterdir()
-    content = bytearray(kept.read_bytes())
-    if how == "other rows":
-        with np.load(kept) as stored:
-            digest = stored["digest"]
-        np.savez(kept, rows=np.array([0, 1]), digest=digest)
-    else:
-        content[150] ^= 0xFF
-        changed = {"empty": b"", "cut short": content[: len(content) // 2], "no archive": b"x" * 99, "a byte": content}
-        kept.write_bytes(bytes(changed[how]))
-    with caplog.at_level(logging.WARNING, "lightning_h5"):
-        again = asked(recordings, tmp_path)
-    assert "made again" in caplog.text
-    assert is_new(again)
-    assert_holds(again, chosen_of(oracle))
-    assert not is_new(asked(recordings, tmp_path))
-    caplog.clear()  # it holds the error, and with it what the error came from
-    gc.collect()
-
-
-def test_true_keeps_the_index_in_the_users_cache_folder(recordings, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    asked(recordings, True)
-    assert len(list((tmp_path / "lightning_h5").iterdir())) == 1
-    assert not is_new(asked(recordings, True))
-
-
-def test_a_folder_that_cannot_be_written_costs_the_index_only(recordings, oracle, tmp_path, caplog):
-    (tmp_path / "file").write_text("in the way")
-    with caplog.at_level(logging.WARNING, "lightning_h5"):
-        assert_holds(asked(recordings, tmp_path / "file" / "kept"), chosen_of(oracle))
-    assert "not kept" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "where", [{"meta/age": lambda age: age > 3}, lambda columns: columns["epoch"] > 3], ids=["of a column", "of all"]
-)
-def test_a_function_as_filter_has_no_index(recordings, tmp_path, where):
-    with pytest.raises(H5ValueError, match="cache_index"):
-        CombinedHDF5Dataset(recordings, where=where, cache_index=tmp_path)
-    assert not list(tmp_path.iterdir())
+        CombinedHDF5Dataset(recordings, label=2, indices=[])
 
 
 # What is refused ---------------------------------------------------------------------------------------------

@@ -124,16 +124,11 @@ def test_filters_see_the_rows_that_indices_name_in_their_order(recordings, oracl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [False, True], ids=["chosen", "index kept"])
-def test_filters_over_many_rows_keep_what_a_loop_keeps(tmp_path, kept):
+def test_filters_over_many_rows_keep_what_a_loop_keeps(tmp_path):
     paths = add_odd(write_recordings(tmp_path, n_rows=2000, n_guids=40, n_steps=50))
     oracle = rows_of(paths)
     for names in [*((name,) for name in FILTERS), *PAIRS]:
-        if not kept:
-            check(paths, oracle, names)
-        elif not any("function" in name for name in names):
-            for _ in range(2):
-                check(paths, oracle, names, cache_index=tmp_path / "kept")
+        check(paths, oracle, names)
 
 
 @pytest.mark.parametrize(

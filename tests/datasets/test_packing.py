@@ -202,19 +202,6 @@ def test_columns_are_decoded_file_by_file(write):
     assert dataset.read_batch(range(len(dataset)))["y"].tolist() == [6, 7, 5, 6, 7]
 
 
-def test_rows_that_an_index_on_disk_has_are_chosen_again_if_attributes_change(write, tmp_path):
-    path = write({"t": {"scale_factor": 1.5}}, t=np.arange(N), y=np.arange(N))
-
-    def chosen():
-        dataset = CombinedHDF5Dataset(path, ["y"], where={"t": {"min": 9}}, cache_index=tmp_path / "index")
-        return dataset.read_batch(range(len(dataset)))["y"].tolist()
-
-    assert chosen() == [6, 7]
-    with h5py.File(path, "a") as file:
-        file["t"].attrs.modify("scale_factor", 2.0)
-    assert chosen() == [5, 6, 7]
-
-
 def test_attributes_that_are_no_numbers_are_refused_too(write):
     for value in ("0.01", np.bytes_(b"0.01"), np.arange(3.0), [b"a", b"b"]):
         path = write({"x": {"scale_factor": value}}, x=VALUES, y=np.arange(N))

@@ -29,13 +29,12 @@ KINDS = {
     "combined": lambda file, **options: CombinedHDF5DataModule(
         file, **nested(load_fields=["x", "index"], val_fraction=0.1, num_workers=2, **options)
     ),
-    "combined, index and split kept": lambda file, **options: CombinedHDF5DataModule(
+    "combined, filtered, split kept": lambda file, **options: CombinedHDF5DataModule(
         file,
         **nested(
             load_fields=["x", "index"],
             val_fraction=0.1,
             num_workers=2,
-            cache_index=str(Path(file).parent / "kept"),
             split_file=str(Path(file).parent / "split.json"),
             where={"index": {"min": 3}},
             **options,

@@ -169,13 +169,6 @@ def splits(path, folder):
     loader_of("lazy", path, split={"val_fraction": 0.5, "seed": 1, "file": str(folder / "split.json")}, batch_size=16)
 
 
-def kept_index(path, folder):
-    rows = {"where": {"index": {"min": 1}}, "cache_index": str(folder)}
-    module = CombinedHDF5DataModule(path, **nested(batch_size=16, **rows))
-    module.setup("fit")
-    assert sum(len(batch["index"]) for batch in module.train_dataloader()) > 0
-
-
 def statistics(path, folder):
     compute_stats(path, "x").save(folder / "stats.json")
 
@@ -216,14 +209,3 @@ def write_to_a_read_only_folder(rank, path, folder, names):
     return {
         name: (attempt(lambda name=name: WRITERS[name](path, folder)), sorted(os.listdir(folder))) for name in names
     }
-
-
-def keep_an_index_where_nothing_can_be_kept(rank, path, full, read_only):
-    """Training goes on without."""
-    assert spaces.leave()
-    assert spaces.small(full, 64 << 10)
-    assert spaces.read_only(read_only)
-    fill(Path(full, "taken"))
-    for folder in (full, read_only):
-        kept_index(path, Path(folder))
-    return os.listdir(full), os.listdir(read_only)

@@ -90,14 +90,6 @@ def says_why(error, folder):
     return error is not None and error[2] and folder in error[1] and any(cause in error[1] for cause in CAUSES)
 
 
-@needs_mounts
-def test_training_goes_on_where_an_index_cannot_be_kept(path, tmp_path):
-    full, read_only = tmp_path / "full", tmp_path / "read_only"
-    full.mkdir()
-    read_only.mkdir()
-    assert run(limited.keep_an_index_where_nothing_can_be_kept, tmp_path, path, full, read_only) == (["taken"], [])
-
-
 # Disks that cannot be read -----------------------------------------------------------------------------------------
 
 STORAGE = {

@@ -20,7 +20,7 @@ WORKERS_END = 10  # seconds after their trainer, at most
 CASES = [
     ("lazy", 1, 12),
     ("rank cached, shared", 2, 40),
-    ("combined, index and split kept", 1, 40),
+    ("combined, filtered, split kept", 1, 40),
     ("rank cached", 1, 12),
     ("combined", 1, 12),
     ("lazy", 2, 40),

@@ -2,7 +2,6 @@
 
 import os
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,27 +45,35 @@ def start(rank, world_size=3):
     return Counting()
 
 
-def maps():
-    return Path("/proc/self/maps").read_text().count("h5_index")
-
-
 def rank_that_filters(rank, files):
     counting = start(rank)
     dataset = CombinedHDF5Dataset(files, where={"age": [1, 2]})
-    seen = counting.n, dataset.indices.tolist(), dataset.read_batch([0, -1])["x"].tolist(), maps()
+    seen = counting.n, dataset.indices.tolist(), dataset.read_batch([0, -1])["x"].tolist()
     torch.distributed.barrier()
-    del dataset
-    assert not maps()
     torch.distributed.destroy_process_group()
     return seen
 
 
-def test_one_rank_finds_the_rows_and_all_have_them_in_one_memory(files, tmp_path):
+def test_one_rank_finds_the_rows_and_all_have_them(files, tmp_path):
     seen = values(run_ranks(rank_that_filters, 3, tmp_path, files))
     assert sum(n for n, *_ in seen) == 1
-    assert [rows for _, rows, *_ in seen] == [expected(1, 2)] * 3
-    assert [batch for *_, batch, _ in seen] == [[1, 149]] * 3
-    assert [n for *_, n in seen] == [1] * 3
+    assert [rows for _, rows, _ in seen] == [expected(1, 2)] * 3
+    assert [batch for *_, batch in seen] == [[1, 149]] * 3
+
+
+def rank_that_chooses_among_some(rank, files):
+    counting = start(rank)
+    among = np.arange(2 * ROWS)[::-3]
+    rows = CombinedHDF5Dataset(files, where={"age": [1, 2]}, indices=among).indices.tolist()
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return counting.n, rows, [row for row in among.tolist() if row in expected(1, 2)]
+
+
+def test_rows_that_one_rank_finds_among_some_keep_their_order(files, tmp_path):
+    seen = values(run_ranks(rank_that_chooses_among_some, 3, tmp_path, files))
+    assert sum(n for n, *_ in seen) == 1
+    assert all(rows == wanted for _, rows, wanted in seen)
 
 
 def rank_with_its_own_order(rank, files):
@@ -107,10 +114,8 @@ def rank_whose_first_is_no_help(rank, files, how):
     counting = start(rank)
     if how == "slow":
         once_per_node.PATIENCE = 0.2
-    if how == "no memory":
-        selection.ShardMemory = refuse
-    if how == "another's":
-        selection._digest_of = lambda rows: f"{rank}"
+    if how == "too much to send":
+        selection.MAX_SENT = 0
     rows = CombinedHDF5Dataset(files, where={"age": [1, 2]}).indices.tolist()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -171,11 +176,7 @@ def test_a_worker_of_a_rank_is_no_rank(files, tmp_path):
     assert values(run_ranks(rank_with_workers, 3, tmp_path, files)) == [[every[place] for place in places] * 2] * 3
 
 
-def refuse(*_, **__):
-    raise H5ValueError("no memory")
-
-
-@pytest.mark.parametrize("how", ["slow", "no memory", "another's"])
+@pytest.mark.parametrize("how", ["slow", "too much to send"])
 def test_a_rank_does_it_itself_where_the_first_is_no_help(files, tmp_path, how):
     assert values(run_ranks(rank_whose_first_is_no_help, 3, tmp_path, files, how)) == [(1, expected(1, 2))] * 3
 
@@ -248,5 +249,4 @@ def test_alone_there_is_nobody_to_tell(files):
     question = OncePerNode("anything")
     assert question.is_first
     assert not question.has_others
-    CombinedHDF5Dataset(files, where={"age": 1})
-    assert not maps()
+    assert len(CombinedHDF5Dataset(files, where={"age": 1})) == len(expected(1))
