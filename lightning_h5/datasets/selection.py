@@ -150,25 +150,25 @@ class Selection:
         for file, values in enumerate(read):
             columns = _FileColumns(self, file, dict(zip(names, values, strict=True)), counters)
             for criterion in self.criteria:
-                passes = criterion.mask(columns, columns.n_rows)
-                kept[criterion.text] = kept.get(criterion.text, 0) + int(passes.sum())
-                mask[table.starts[file] : table.starts[file + 1]] &= passes
+                is_kept = criterion.mask(columns, columns.n_rows)
+                kept[criterion.text] = kept.get(criterion.text, 0) + int(is_kept.sum())
+                mask[table.starts[file] : table.starts[file + 1]] &= is_kept
                 if criterion.expected and criterion.column is not None:
-                    seen |= criterion.expected.intersection(columns[criterion.column][passes])
+                    seen |= criterion.expected.intersection(columns[criterion.column][is_kept])
         if self.label is not None and mask.any():
             found = np.flatnonzero(mask)
             has_label = search_label(table, self.label, found, self.options, counters, run)
             kept[f"label={self.label.label}"] = int(has_label.sum())
             mask[found[~has_label]] = False
-        passes: Mask = mask if self.among is None else mask[self.among]
-        if not passes.any():
+        chosen = mask if self.among is None else mask[self.among]
+        if not chosen.any():
             each = "; ".join(f"{text} keeps {n:,}" for text, n in kept.items())
             of = "" if self.among is None else f" among the {len(self.among):,} that `indices` names"
             raise NoRowPassesError(f"no row of {table.n_rows:,} passes all filters{of}: {each}. Loosen one of them.")
         expected = frozenset[str]().union(*(one.expected for one in self.criteria))
         if absent := sorted(expected - seen):  # a typing error would make the data smaller in silence
             warnings.warn(f"filters name {listing(absent)}, which no row has.", stacklevel=4)
-        return passes
+        return chosen
 
 
 class _FileColumns(Mapping[str, npt.NDArray[Any]]):

@@ -1,7 +1,6 @@
 """Whether shards that ranks keep have different targets: neighboring rows of a sorted file, or every n-th row.
 
-A few thousand targets, drawn from all shards, are enough to see it. They are in memory; only a rank that loads its
-shard without the others reads a few targets of theirs.
+A few thousand targets, drawn from all shards in memory, are enough to see it.
 """
 
 from __future__ import annotations
@@ -15,12 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
-from ..errors import H5Error
 from ..order import RankShard, permutation
-from ..readers import do_tasks
 from ..types import IntArray
-from .buffers import BufferPool, Column
-from .held_rows import HeldRows
+from .buffers import Column
 
 if TYPE_CHECKING:
     from .rank_cached import RankMemCachedH5Dataset
@@ -30,7 +26,6 @@ __all__ = ["are_in_order", "compare_targets", "differ_clearly", "sampled_places"
 TargetValue: TypeAlias = int | float | str
 
 MAX_SAMPLES = 2_048  # of all ranks together: each rank is sent those of all others
-SAMPLES_OF_OTHERS = 128  # targets that a rank reads which loads without the others; some are its own
 MIN_SAMPLES = 32  # fewer may be in order by chance
 MAX_ROW_BYTES = 4_096  # a class or its one-hot code; more is a picture
 ROWS_A_VALUE = 4  # at least, on average: values that are seen less often are numbers or names, not classes
@@ -80,11 +75,6 @@ def are_in_order(values: Sequence[TargetValue]) -> bool:
     return bool((steps >= 0).all() or (steps <= 0).all())
 
 
-def _are_few(values: Sequence[TargetValue]) -> bool:
-    """Whether targets are values that repeat, as classes do."""
-    return len({_comparable(value) for value in values}) * ROWS_A_VALUE <= len(values)
-
-
 def differ_clearly(samples: Sequence[Sequence[TargetValue]]) -> bool:
     """Return whether shards have clearly different shares of a few values, by a chi-squared test of homogeneity.
 
@@ -92,7 +82,7 @@ def differ_clearly(samples: Sequence[Sequence[TargetValue]]) -> bool:
         samples: values of sampled rows, for each shard.
     """
     values = [_comparable(value) for sample in samples for value in sample]
-    if len(values) < MIN_SAMPLES or not _are_few(values):
+    if len(values) < MIN_SAMPLES or len(set(values)) * ROWS_A_VALUE > len(values):
         return False
     codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
     counts = np.zeros((len(samples), len(codes)))
@@ -138,14 +128,9 @@ def compare_targets(dataset: RankMemCachedH5Dataset, answers: Sequence[Any]) -> 
         if None in samples:
             continue
         together = list(chain.from_iterable(samples))
-        if shard.mode == "contiguous" and are_in_order(together):
-            differ = True
-        elif len(ranks) == shard.world_size:
-            differ = shard.mode == "interleave" and differ_clearly(samples)
-        else:  # parts of a file may differ in much; a sorted one has a single value here
-            can_tell = _are_few(together) if shard.mode == "interleave" else len(set(together)) == 1
-            differ = can_tell and differ_clearly([together, _values_of_others(dataset, field)])
-        if differ:
+        # A rank that loads without the others knows nothing of their targets, but sees whether its own are sorted.
+        is_sorted = shard.mode == "contiguous" and are_in_order(together)
+        if is_sorted or (shard.mode == "interleave" and len(ranks) == shard.world_size and differ_clearly(samples)):
             _warn(shard, keys[field])
 
 
@@ -153,24 +138,6 @@ def _may_differ(dataset: RankMemCachedH5Dataset) -> bool:
     """Whether this rank trains on the same rows in every epoch, and not on all of them."""
     shard = dataset.shard
     return dataset.for_training and shard.world_size > 1 and not shard.reshard_every
-
-
-def _values_of_others(dataset: RankMemCachedH5Dataset, field: int) -> list[TargetValue]:
-    """Return a few values of a field in other ranks' rows, read from the files; none if they cannot be read."""
-    mine, table = dataset.shard.rows(dataset.draw), dataset.table
-    drawn = sampled_places(dataset.shard.n_rows, MAX_SAMPLES // SAMPLES_OF_OTHERS)
-    rows = np.unique(dataset.located(np.array([row for row in drawn.tolist() if row not in mine], dtype=np.int64)))
-    plans = [dataset.plans[field]]
-    held = HeldRows(rows, rows, rows, plans, device=torch.device("cpu"), shared=False)
-    try:
-        tasks = held.tasks(table.with_fields([field]), dataset.options, dataset.counters)
-        do_tasks([*chain.from_iterable(tasks)], 1, lambda _: None)
-        return sampled_values(held.take(np.arange(len(rows)), BufferPool())[0]) or []
-    except H5Error:  # of rows that this rank does not train on
-        return []
-    finally:
-        held.close()
-        dataset.close_files()
 
 
 def _warn(shard: RankShard, key: str) -> None:

@@ -180,19 +180,3 @@ def test_each_of_several_targets_is_looked_at(make):
 @pytest.mark.parametrize("targets", [torch.zeros(0), torch.zeros(0, 3, 4), []], ids=["numbers", "pictures", "text"])
 def test_a_shard_without_rows_says_nothing(targets):
     assert sampled_values(targets) == []
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("values", [["a", "b"], [0, 1], [0, 1, 2, 3], [np.nan, 1.0]], ids=repr)
-@pytest.mark.parametrize("of_some", [False, True], ids=["all rows", "chosen rows"])
-def test_a_rank_that_loads_alone_finds_targets_that_repeat_with_the_ranks(make, rank, values, of_some):
-    path = make(y=[values[row % len(values)] for row in range(ROWS)])
-    indices = np.arange(2 * (ROWS // 6)) if of_some else None
-    with pytest.warns(UserWarning, match=r"target 'y' .*mode='interleave'.*Pass reshard_every_n_epochs=1, or shuffle"):
-        RankMemCachedH5Dataset(path, "x", "y", rank=rank, world_size=2, mode="interleave", indices=indices)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_loads_alone_finds_a_class_of_its_own(make, rank):
-    with pytest.warns(UserWarning, match="sorted by the target 'y'"):
-        RankMemCachedH5Dataset(make(y=np.arange(ROWS) * 2 // ROWS), "x", "y", rank=rank, world_size=2)
