@@ -1,36 +1,32 @@
-"""The chunk table: where an array's chunks lie, also if the HDF5 library reports wrong coordinates of chunks."""
+"""The chunk table: where an array's chunks lie."""
 
 from __future__ import annotations
 
 import array
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from io import BytesIO
+from typing import Any
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from ..types import IntArray
-from .open import h5_in_memory
 
 __all__ = [
     "MAX_CHUNKS",
     "OLD_INDEX",
     "ChunkTable",
-    "Reported",
     "chunk_table",
-    "coordinates_of",
-    "coordinates_reported",
     "grid_of",
     "index_type",
     "leaves_edges_plain",
     "moves_axis",
     "plain_edges",
-    "report_chunks",
     "skipped_bytes",
 ]
 
@@ -92,13 +88,13 @@ def chunk_table(
         has_user_block: whether the file may begin with a user block.
 
     Returns:
-        The table; None if it is unknown how the library reports the coordinates of this array's chunks.
+        The table; None if the library may report wrong coordinates of this array's chunks (see ``moves_axis``).
 
     Raises:
         ValueError: the index has a chunk that lies outside of the array or between chunks, or one twice. The HDF5
             library would not find it, and read fill values.
     """
-    if (how := coordinates_reported(array_id)) is None:
+    if moves_axis(array_id):
         return None
     grid = grid_of(shape, chunks)
     places, others = array.array("q"), array.array("q")
@@ -109,7 +105,7 @@ def chunk_table(
         places.extend(info.chunk_offset)
         others.extend((min(info.byte_offset + skipped, MAX_PLACE), min(info.size, MAX_PLACE), info.filter_mask))
 
-    report_chunks(array_id, note)
+    array_id.chunk_iter(note)
     n_chunks = math.prod(grid)
     table = ChunkTable(
         grid,
@@ -122,8 +118,7 @@ def chunk_table(
         found = np.frombuffer(others, dtype=np.int64).reshape(-1, 3)
         if (corners % np.asarray(chunks)).any():
             raise ValueError("a chunk begins between chunks")
-        coordinates = coordinates_of(array_id, corners // np.asarray(chunks), how)
-        at = np.ravel_multi_index(tuple(coordinates.T), grid)
+        at = np.ravel_multi_index(tuple((corners // np.asarray(chunks)).T), grid)
         if len(np.unique(at)) < len(at):
             raise ValueError("it has a chunk twice")
         table.offsets[at], table.sizes[at], table.masks[at] = found.T
@@ -163,7 +158,7 @@ def skipped_bytes(array_id: Any) -> int:
 @cache
 def _counts_user_block() -> bool:
     size = 1 << 20
-    with h5_in_memory(userblock_size=size) as (file, _):
+    with h5py.File(BytesIO(), "w", userblock_size=size) as file:
         array = file.create_dataset("x", data=[1], chunks=(1,))
         file.flush()
         return bool(array.id.get_chunk_info(0).byte_offset >= size)
@@ -219,116 +214,14 @@ def plain_edges(
     return ChunkTable(table.grid, table.offsets, table.sizes, masks)
 
 
-MAX_NUMBERS = 1 << 32  # chunks that an extensible array numbers
-MAX_AXES = 8  # of an array that is tried out in memory, with two or three chunks along each
-
-Reported: TypeAlias = Literal["right", "moved"]
-"""How the library reports coordinates of chunks: right, or wrong because the growing axis was moved."""
-
-
-def report_chunks(array_id: Any, call: Callable[[Any], object]) -> None:
-    """Call a function with what the library reports of each chunk (h5py's ``StoreInfo``).
-
-    Args:
-        array_id: h5py's low-level dataset.
-        call: the function. Coordinates can be wrong, see ``coordinates_reported``.
-    """
-    array_id.chunk_iter(call)
-
-
 def moves_axis(array_id: Any) -> bool:
-    """Return whether the chunk index of an array numbers chunks with another axis than the first in front, or may.
+    """Return whether the library may report wrong coordinates of an array's chunks.
+
+    HDF5 numbers chunks of an extensible array with the growing axis in front, and forgets that when it reports them.
 
     Args:
         array_id: h5py's low-level dataset, chunked.
     """
-    return _growth(array_id)[0] > 0 and index_type(array_id) in (None, EXTENSIBLE_ARRAY)
-
-
-def coordinates_reported(array_id: Any) -> Reported | None:
-    """Return how the library reports the coordinates of an array's chunks; None if that is unknown.
-
-    Args:
-        array_id: h5py's low-level dataset.
-    """
-    if not moves_axis(array_id):
-        return "right"
-    axis, limits = _growth(array_id)
-    is_known = index_type(array_id) is not None and len(limits) <= MAX_AXES and math.prod(limits) < MAX_NUMBERS
-    return _reported_in_memory(len(limits), axis) if is_known else None
-
-
-def coordinates_of(array_id: Any, reported: IntArray, how: Reported) -> IntArray:
-    """Return coordinates of chunks in the chunk grid, from those that the library reports.
-
-    Args:
-        array_id: h5py's low-level dataset.
-        reported: by the library, in chunks, shape ``(n_chunks, n_axes)``.
-        how: what ``coordinates_reported`` found.
-
-    Raises:
-        ValueError: the array has no such chunk.
-    """
-    return reported if how == "right" else _moved_back(reported, *_growth(array_id))
-
-
-def _growth(array_id: Any) -> tuple[int, tuple[int, ...]]:
-    """Return the only axis without a limit, or 0, and the most chunks along each axis (1 along that one)."""
     limits = array_id.get_space().get_simple_extent_dims(True)
     unlimited = [axis for axis, limit in enumerate(limits) if limit == h5py.h5s.UNLIMITED]
-    if len(unlimited) != 1:
-        return 0, ()
-    chunks = array_id.get_create_plist().get_chunk()
-    return unlimited[0], tuple(
-        1 if limit == h5py.h5s.UNLIMITED else -(-limit // step) for limit, step in zip(limits, chunks, strict=True)
-    )
-
-
-def _moved_back(reported: IntArray, axis: int, limits: Sequence[int]) -> IntArray:
-    """Return coordinates of chunks, from those that the library computed without moving the growing axis.
-
-    Args:
-        reported: by the library, shape ``(n_chunks, n_axes)``.
-        axis: the axis that grows.
-        limits: the most chunks along each axis; 1 along that one.
-    """
-    if reported[:, :axis].any():  # no number is so large that anything would be left for these
-        raise ValueError("a chunk lies outside of the array")
-    numbers = np.zeros(len(reported), dtype=np.int64)
-    for at in range(axis, len(limits)):
-        numbers = numbers * limits[at] + reported[:, at]
-    found = np.empty_like(reported)
-    for at in (each for each in reversed(range(len(limits))) if each != axis):
-        numbers, found[:, at] = np.divmod(numbers, limits[at])
-    found[:, axis] = numbers
-    return found
-
-
-@cache
-def _reported_in_memory(n_axes: int, axis: int) -> Reported | None:
-    """Return how the library reports chunks of a small array in memory that grows along an axis."""
-    limits = [2 + at % 2 for at in range(n_axes)]
-    shape = [3 if at == axis else 2 for at in range(n_axes)]
-    with h5_in_memory(libver="latest") as (file, content):
-        stored = file.create_dataset(
-            "x",
-            data=np.arange(math.prod(shape)).reshape(shape),
-            dtype="<i8",
-            chunks=(1,) * n_axes,
-            maxshape=[None if at == axis else limit for at, limit in enumerate(limits)],
-        )
-        file.flush()
-        found: list[Any] = []
-        report_chunks(stored.id, found.append)
-        if index_type(stored.id) != EXTENSIBLE_ARRAY or len(found) != math.prod(shape):
-            return None
-        places = [info.byte_offset for info in found]
-        numbers = [int.from_bytes(content.getvalue()[place : place + 8], "little") for place in places]
-    right, reported = np.array(np.unravel_index(numbers, shape)).T, np.array([info.chunk_offset for info in found])
-    if np.array_equal(right, reported):
-        return "right"
-    limits[axis] = 1
-    try:
-        return "moved" if np.array_equal(right, _moved_back(reported, axis, limits)) else None
-    except ValueError:
-        return None
+    return len(unlimited) == 1 and unlimited[0] > 0 and index_type(array_id) in (None, EXTENSIBLE_ARRAY)

@@ -18,10 +18,10 @@ from .chunk_index import (
     OLD_INDEX,
     ChunkTable,
     chunk_table,
-    coordinates_reported,
     grid_of,
     index_type,
     leaves_edges_plain,
+    moves_axis,
     plain_edges,
 )
 from .digests import read_digests, with_digests
@@ -152,11 +152,8 @@ def _table_or_reason(array: Any, path: str, key: str) -> tuple[ChunkTable | None
         return None, "its chunks move under a live writer"  # an index that grows while it is read makes no table
     if (n := math.prod(grid_of(array.shape, array.chunks))) > _max_chunks(array):
         return None, f"it has {n:,} chunks, of which no table is made"
-    if coordinates_reported(array.id) is None:
-        return (
-            None,
-            "it grows along another axis than the first, and it is unknown which chunk is which",
-        )
+    if moves_axis(array.id):
+        return None, "it grows along another axis than the first, and HDF5 does not say which chunk is which"
     if (table := table_of(array.id, path, key)) is None:
         return None, "chunks at its edge may have gone through no filter, and do not say so"
     return table, None

@@ -11,7 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from factories import is_decodable, known_filters
+from factories import known_filters
 
 from lightning_h5 import H5LazyDataset, check_files, compute_stats, inspect_file, repack_file
 from lightning_h5.errors import H5CorruptError, H5FileError, H5ValueError
@@ -54,7 +54,8 @@ def write_any(path, seed):
     more = random.integers(1, 6, n_axes).tolist()
     limits = {"fixed": lambda at: shape[at], "limited": lambda at: shape[at] + more[at], "unlimited": lambda at: None}
     maxshape = tuple(limits[kind](at) for at, kind in enumerate(kinds))
-    names = [name for name in known_filters() if not name.startswith("blosc2") or is_decodable(name)]
+    # Blosc2 is refused if only the library knows where its chunks are.
+    names = [name for name in known_filters() if not name.startswith("blosc2")]
     filters = some(random, [(), (), ("gzip",), ("shuffle", "lzf"), ("gzip", "fletcher32"), (some(random, names),)])
     stored = Chunked(chunks, filters, maxshape, early=bool(random.random() < 0.2))
     version = some(random, VERSIONS)
@@ -114,8 +115,10 @@ def assert_table_is_right(path, table, key="x"):
 def assert_read_right(path, seed):
     expected = read_by_h5py(path)
     layout = look(path)
-    assert layout.table is not None
-    assert_table_is_right(path, layout.table)
+    if layout.table is None:
+        assert "grows along another axis" in fallback_reason(layout)
+    else:
+        assert_table_is_right(path, layout.table)
     rows = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(expected)), 2))
     dataset = H5LazyDataset(path, "x")
     np.testing.assert_array_equal(dataset.read_batch(rows).numpy(), expected[rows])
@@ -182,11 +185,7 @@ def test_every_tool_reads_an_array_that_grows_along_another_axis(tmp_path, compr
     path = str(tmp_path / "x.h5")
     expected = grown(path, **COMPRESSIONS[compression])
     assert check_files(path).errors == ()
-    (report,) = inspect_file(path).arrays
-    with h5py.File(path) as file:
-        n_written = file["x"].id.get_num_chunks()
-    if compression != "scale-offset":
-        assert report.n_chunks - report.n_unwritten == n_written
+    assert len(inspect_file(path).arrays) == 1
     stats = compute_stats(path, "x").arrays[0]
     assert (stats.min, stats.max) == (expected.min(), expected.max())
     np.testing.assert_allclose(stats.mean, expected.mean())
@@ -216,36 +215,6 @@ def test_every_tool_reads_an_array_that_grows_along_another_axis(tmp_path, compr
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("how", ["right", "otherwise"])
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_a_library_that_reports_in_another_way_is_recognized(tmp_path, monkeypatch, nothing_held, compression, how):
-    """Right coordinates are not changed, as of a library that was repaired; unknown ones are left to the library."""
-    path, copy = str(tmp_path / "x.h5"), str(tmp_path / "copy.h5")
-    expected = grown(path, **COMPRESSIONS[compression])
-    wrong_here = chunk_index._reported_in_memory(2, 1)
-
-    def report(array_id, call):
-        found = []
-        array_id.chunk_iter(found.append)
-        chunks = np.array(array_id.get_create_plist().get_chunk())
-        places = np.array([info.chunk_offset for info in found]) // chunks
-        places = chunk_index.coordinates_of(array_id, places, wrong_here)
-        for info, place in zip(found, places if how == "right" else places[:, ::-1], strict=True):
-            call(info._replace(chunk_offset=tuple((place * chunks).tolist())))
-
-    monkeypatch.setattr("lightning_h5.hdf5.chunk_index.report_chunks", report)
-    chunk_index._reported_in_memory.cache_clear()
-    try:
-        layout = look(path)
-        assert (layout.table is not None) == (how == "right")
-        assert how == "right" or "which chunk is which" in fallback_reason(layout)
-        np.testing.assert_array_equal(H5LazyDataset(path, "x").read_batch(range(8)).numpy(), expected)
-        repack_file(path, copy, compression="gzip", verify=True)
-        np.testing.assert_array_equal(read_by_h5py(copy), expected)
-    finally:
-        chunk_index._reported_in_memory.cache_clear()
-
-
 def test_without_a_way_to_ask_for_the_kind_of_index_the_library_reads_what_may_be_wrong(
     tmp_path, monkeypatch, nothing_held
 ):
@@ -254,30 +223,6 @@ def test_without_a_way_to_ask_for_the_kind_of_index_the_library_reads_what_may_b
     monkeypatch.setattr(chunk_index, "index_type", lambda array_id: None)
     assert look(path).table is None
     np.testing.assert_array_equal(H5LazyDataset(path, "x").read_batch(range(8)).numpy(), expected)
-
-
-@pytest.mark.parametrize("maxshape", [(9, 12), (None, 12), (None, None), (9, None)])
-@pytest.mark.parametrize("libver", ["earliest", "latest"])
-def test_other_arrays_cost_nothing(tmp_path, monkeypatch, maxshape, libver):
-    """No array is made in memory for one of which the library reports what is right."""
-    path = str(tmp_path / "x.h5")
-    with h5py.File(path, "w", libver=libver) as file:
-        file.create_dataset("x", data=np.ones((6, 10)), **(GROWS_ELSEWHERE | {"maxshape": maxshape, "shape": None}))
-    if libver == "latest" and maxshape == (9, None):
-        return
-    monkeypatch.setattr(chunk_index, "_reported_in_memory", lambda *_: pytest.fail("an array was made"))
-    assert look(path).table is not None
-
-
-def test_a_copy_is_right_also_if_the_chunk_table_is_wrong(tmp_path, monkeypatch):
-    path, copy = str(tmp_path / "x.h5"), str(tmp_path / "copy.h5")
-    expected = grown(path, compression="gzip")
-    right = chunk_index.coordinates_of
-    monkeypatch.setattr(
-        "lightning_h5.hdf5.chunk_index.coordinates_of", lambda *given: np.roll(right(*given), 1, axis=0)
-    )
-    repack_file(path, copy, rows_per_chunk=2, verify=True)
-    np.testing.assert_array_equal(read_by_h5py(copy), expected)
 
 
 @pytest.mark.parametrize("kind", ["text", "scale-offset"])
