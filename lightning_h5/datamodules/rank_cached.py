@@ -17,7 +17,7 @@ from ..options import DistributedOptions, FileOptions, MemoryOptions, ShuffleOpt
 from ..order import PlanSampler, ShardSampler, TrainBatches
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
-from .keyed import KeyedH5DataModule
+from .lazy import KeyedH5DataModule
 from .resume import is_running
 
 __all__ = ["RankCachedH5DataModule"]
