@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from io import BytesIO
 from typing import Any
 
 import h5py
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import IntArray
+from .open import h5_in_memory
 
 __all__ = [
     "MAX_CHUNKS",
@@ -158,7 +158,7 @@ def skipped_bytes(array_id: Any) -> int:
 @cache
 def _counts_user_block() -> bool:
     size = 1 << 20
-    with h5py.File(BytesIO(), "w", userblock_size=size) as file:
+    with h5_in_memory(userblock_size=size) as file:
         array = file.create_dataset("x", data=[1], chunks=(1,))
         file.flush()
         return bool(array.id.get_chunk_info(0).byte_offset >= size)

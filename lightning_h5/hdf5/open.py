@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from typing import Any
 
 import h5py
@@ -18,6 +19,7 @@ __all__ = [
     "FAULTS",
     "before_opening",
     "create_h5",
+    "h5_in_memory",
     "is_in_other_file",
     "object_address",
     "open_h5",
@@ -190,6 +192,15 @@ def _lowest_version(like: Any) -> int:
         file.seek(like.userblock_size + len(SIGNATURE))
         version = file.read(1)[0]
     return int(h5py.h5f.LIBVER_V18 if version <= 2 else h5py.h5f.LIBVER_V110)
+
+
+def h5_in_memory(**options: Any) -> Any:
+    """Create a file in memory, to find out how the HDF5 library behaves.
+
+    Args:
+        options: options of ``h5py.File``.
+    """
+    return h5py.File(BytesIO(), "w", **options)
 
 
 def object_address(item: Any) -> tuple[Any, Any]:
