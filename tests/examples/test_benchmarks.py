@@ -151,6 +151,12 @@ def test_the_chart(run, tmp_path):
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_chart_of_the_front_page_has_the_figures_of_the_benchmark_page(run, tmp_path):
+    docs = BENCHMARKS.parents[1] / "docs"
+    run(BENCHMARKS / "speed_chart.py", docs / "_parts" / "benchmarks.json", tmp_path / "speed.svg")
+    assert (tmp_path / "speed.svg").read_text() == (docs / "_static" / "speed.svg").read_text()
+
+
 @pytest.mark.wide
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_training(run, tmp_path):
