@@ -24,17 +24,17 @@ from lightning_h5.hdf5 import open_h5
 FAQ = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
 
 FIRST_THINGS = {
-    "one path and nothing else": "Must I name the arrays?",
+    "one path and nothing else": "Do I have to name the arrays?",
     "workers under spawn": "`Can't pickle ...` with workers",
-    "two GPUs and the default flags": "Must I set `use_distributed_sampler=False` for several GPUs?",
+    "two GPUs and the default flags": "Do I need `use_distributed_sampler=False` for multiple GPUs?",
     "resume from last.ckpt": "How do I resume?",
     "what a Trainer limits and finds": (
         "Do `overfit_batches`, `limit_train_batches`, `fast_dev_run` and the batch size finder work?"
     ),
     "predict": "Which rows do the predictions belong to?",
-    "rows that do not fit": "And if they do not fit after all?",
+    "rows that do not fit": "What if they do not fit after all?",
     "locks of network file systems": "Reading fails with a message about file locks",
-    "Ctrl-C while rows are loaded": "May I press Ctrl-C while rows are loaded?",
+    "Ctrl-C while rows are loaded": "Can I press Ctrl-C while rows are loading?",
     "an unknown filter": "A filter is missing",
 }
 """What users try first, and its heading. Code under a heading is run by test_docs.py."""
