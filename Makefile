@@ -21,7 +21,7 @@ PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n $(JOBS) --dist worksteal $(A
 # Two pips in one environment would trip over each other.
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-wide test-oldest coverage lint format types docs package bench clean
+.PHONY: help quickstart test test-all test-wide test-long test-oldest coverage lint format types docs package bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -29,11 +29,16 @@ help: ## show this list
 quickstart: $(VENV)/.run ## train a small model from an HDF5 file
 	$(BIN)/python examples/quickstart.py
 
-test: $(VENV)/.test ## run the tests (ARGS="-m slow" for the long ones)
+test: $(VENV)/.test ## run the tests, in a few minutes
 	$(call PYTEST,$(BIN))
 
-test-wide: $(VENV)/.test ## run the tests with many cases, which make test leaves out
-	$(call PYTEST,$(BIN)) -m "wide and not slow"
+test-all: test test-wide ## run all tests but those that take minutes each
+
+test-wide: $(VENV)/.test ## run what make test leaves out: many cases, and property tests with all examples
+	HYPOTHESIS_PROFILE=broad $(call PYTEST,$(BIN)) -m "(wide or property) and not slow"
+
+test-long: $(VENV)/.test ## run the tests that take minutes each: fuzzing, faults, endurance
+	HYPOTHESIS_PROFILE=broad $(call PYTEST,$(BIN)) -m slow
 
 test-oldest: $(OLDEST)/.test ## run the tests of make test with the oldest versions we allow
 	$(call PYTEST,$(OLDEST)/bin)

@@ -8,27 +8,25 @@ import signal
 import pytest
 import tqdm
 from factories import H5Factory
-from hypothesis import HealthCheck, settings
 from lightning_utilities.core.rank_zero import WarningCache
+from tiers import load_profile
 
 from lightning_h5.hdf5 import process_pool
 
-_COMMON = {
-    "deadline": None,
-    "database": None,
-    # Files of an example have names of their own, so sharing `tmp_path` between examples is harmless.
-    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-}
-settings.register_profile("default", max_examples=100, derandomize=True, **_COMMON)
-settings.register_profile("thorough", max_examples=2000, **_COMMON)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-
+load_profile()
 
 # Its thread looks after bars that stand still, from the first bar of a process on; many tests count threads.
 tqdm.tqdm.monitor_interval = 0
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so shells start what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items):
+    """Property tests run again in the wider tier, with more examples."""
+    for item in items:
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("property")
 
 
 def pytest_collection_finish():

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5 import jit as module
 from lightning_h5.jit import compiled
@@ -120,7 +121,7 @@ def test_no_damaged_file_is_loaded(kept):
     path.write_bytes(whole)
     assert load() is not None
 
-    @settings(max_examples=5000)
+    @settings(max_examples=examples(5000))
     @given(damage)
     def look(how):
         if (found := damaged(whole, *how)) != whole:

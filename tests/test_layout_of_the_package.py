@@ -254,6 +254,7 @@ def observed():
     return json.loads(" ".join(run_fresh(f"DATA = {DATA!r}; LIGHTNING = {LIGHTNING!r}\n{OBSERVE}")))
 
 
+@pytest.mark.wide
 def test_lightning_is_not_imported_for_the_data(observed):
     """It costs seconds and memory in every spawned worker."""
     assert observed["lightning"] == []

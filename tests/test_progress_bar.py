@@ -171,6 +171,7 @@ def test_a_redirected_standard_error_has_lines():
     ]
 
 
+@pytest.mark.wide
 def test_a_notebook_has_a_bar_without_a_red_ground():
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(REPACK)])

@@ -67,7 +67,10 @@ def losses(results: Sequence[Mapping[str, Any]]) -> str:
     """Who is faster than we are by default, and where."""
     found = list(_losses(results))
     return "\n\n".join(
-        ["### Where others are faster", table(("array", "loader", "times lightning_h5"), found) if found else "Nowhere."]
+        [
+            "### Where others are faster",
+            table(("array", "loader", "times ours"), found) if found else "Nowhere.",
+        ]
     )
 
 

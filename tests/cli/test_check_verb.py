@@ -61,6 +61,7 @@ def test_problems_are_grouped_by_file_and_summed_up(run, folder):
 FLETCHER = {"fletcher32": True}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("how", "libver", "level"),
     [({}, "earliest", 0), (GZIP, "earliest", 1), (FLETCHER, "v110", 2), (GZIP | FLETCHER, "v110", 3)],

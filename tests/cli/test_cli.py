@@ -62,6 +62,7 @@ def test_a_config_can_name_a_transform(arguments, capsys):
     assert "train" in capsys.readouterr().out
 
 
+@pytest.mark.wide
 def test_what_print_config_prints_is_a_config(arguments, capsys, tmp_path):
     with pytest.raises(SystemExit):
         main(["fit", *arguments, "--print_config"])
@@ -155,6 +156,7 @@ def test_a_model_of_the_other_lightning_package_is_told_apart(tmp_path):
     assert "LIGHTNING_H5_IMPORT=pytorch_lightning" in done.stderr
 
 
+@pytest.mark.wide
 def test_data_that_are_not_as_they_should_be_end_in_one_line(arguments, tmp_path):
     more_path = Path(lightning_models.__file__).parent
     done = command(tmp_path, "fit", *arguments, "--data.x_key=z", more_path=more_path)

@@ -184,6 +184,7 @@ def shell(command, **environment):
     )  # fmt: skip
 
 
+@pytest.mark.wide
 def test_a_reader_that_has_seen_enough_is_no_error(make_h5):
     path = make_h5({f"x{i}": np.arange(3) for i in range(2000)})
     done = shell(f"set -o pipefail; $PY -m lightning_h5 inspect {path} | head -n 1")

@@ -287,6 +287,7 @@ def test_codes_with_missing_values_are_no_target(make_h5, run):
     assert "y_key" not in settings_of(run("inspect", path))
 
 
+@pytest.mark.wide
 def test_rows_of_50_mb_come_one_at_a_time(make_h5, run):
     stored = Stored(np.zeros((1, 1), "f4"), "chunked", (1, 1))
     path = make_h5({"x": stored})
@@ -353,6 +354,7 @@ def parsed(text, tmp_path):
     return parser.parse_args(["--config", str(config)]).data.init_args
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", [*NUMBERS, *WORDS, *MARKS, *UNNAMEABLE])
 def test_a_name_in_pasted_settings_is_that_array_or_is_left_out_with_a_comment(make_h5, tmp_path, run, name):
     groups = np.arange(200) // 10

@@ -177,6 +177,7 @@ def test_help_has_examples(run):
     assert "lightning-h5 stats data.h5\n" in out
 
 
+@pytest.mark.wide
 def test_ctrl_c_ends_it_in_one_line_and_leaves_nothing(path, tmp_path):
     """A pass that never ends, so that the signal finds it at work."""
     code = (

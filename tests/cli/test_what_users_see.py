@@ -40,6 +40,7 @@ def folder(make_h5, tmp_path):
     return tmp_path
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("which", SCRIPTS)
 def test_the_traceback_of_a_script_ends_with_one_message_after_few_lines_of_ours(which, folder):
     fit = f"quiet_trainer().fit(Recorder(), datamodule={SCRIPTS[which]})"
@@ -119,6 +120,7 @@ def test_a_command_ends_with_one_message_and_a_code(command, folder, monkeypatch
     ends_well(ended.value.code, capsys.readouterr().err)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "arguments",
     [

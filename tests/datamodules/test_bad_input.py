@@ -207,6 +207,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("first", "trainer", "environment", "words"),
     [

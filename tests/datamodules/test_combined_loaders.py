@@ -96,6 +96,7 @@ def test_the_first_pass_is_that_of_our_loader_alone(file):
     assert {epoch: rows[:ROWS] for epoch, rows in both.train_rows.items()} == alone.train_rows
 
 
+@pytest.mark.wide
 @BESIDE
 @WORKERS
 @pytest.mark.parametrize("mode", MODES)
@@ -115,6 +116,7 @@ def combined_on_a_rank(rank, file, mode, n_other):
     return model.train_rows
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mode", MODES)
 def test_combined_over_two_ranks_each_row_comes_once_a_pass(file, tmp_path, mode):
     n_other = 12  # shared by Lightning: 6 batches on each rank, and ours has 4

@@ -41,6 +41,7 @@ def notes_of(model, module):
     return getattr(raised.value, "__notes__", [])
 
 
+@pytest.mark.wide
 @MODULES
 @pytest.mark.parametrize("dtype", ["f8", "f2", "u1", "i2", "i4", "i8"])
 @pytest.mark.parametrize("model", [Ordinary, Convolution, Recurrent])

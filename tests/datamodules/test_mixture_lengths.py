@@ -98,6 +98,7 @@ def check_many(make_h5, number, n):
     assert ends["right"] > n // 2
 
 
+@pytest.mark.wide
 def test_an_epoch_of_any_mixture_is_as_long_as_promised(make_h5):
     check_many(make_h5, 1, 60)
 

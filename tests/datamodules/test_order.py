@@ -217,6 +217,7 @@ def fit(datamodule, folder=None, fail_at=None, ckpt_path=None, epochs=2):
     return model.train_rows
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("stop", [(0, 1), (0, 24), (1, 7)])
 @pytest.mark.parametrize("workers", [(0, 0), (2, 2)])
 def test_a_window_goes_on_exactly_where_it_was_broken_off(tmp_path, make_h5, stop, workers):

@@ -76,6 +76,7 @@ def test_a_bare_loop_has_every_row_once_in_an_order_of_each_epoch(file, whole, o
     assert len({tuple(rows) for rows in whole}) == 4
 
 
+@pytest.mark.wide
 @WORKERS
 @pytest.mark.parametrize("n", STOPS)
 def test_a_bare_loop_saved_in_an_epoch_goes_on_with_the_rest_and_with_whole_epochs(file, whole, options, n):
@@ -239,6 +240,7 @@ def every(ranks):
     return sorted(row for rank in ranks for row in rank)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("early", "num_workers"), [(False, 0), (True, 2)], ids=["loader after", "before, workers"])
 def test_two_processes_by_hand_share_each_epoch(file, tmp_path, whole, early, num_workers):
     (first, _), (second, _) = values(run_ranks(by_hand, 2, tmp_path, file, 2, STEPS, None, 2, early, num_workers))
@@ -247,6 +249,7 @@ def test_two_processes_by_hand_share_each_epoch(file, tmp_path, whole, early, nu
     assert in_order([first[1], second[1]]) == whole[1]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("before", "after", "num_workers"), [(2, 1, 0), (1, 2, 0), (2, 3, 0), (3, 2, 2), (2, 2, 2)], ids=str
 )
@@ -282,12 +285,14 @@ def fabric_on_a_rank(rank, file, early, num_workers):
     return [[index_of(batch) for batch in loader] for _ in range(2)]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("early", "num_workers"), [(False, 0), (True, 2)], ids=["loader after", "before, workers"])
 def test_fabric_over_two_ranks_has_each_row_once(file, tmp_path, whole, early, num_workers):
     first, second = values(run_ranks(fabric_on_a_rank, 2, tmp_path, file, early, num_workers))
     assert [in_order([first[epoch], second[epoch]]) for epoch in (0, 1)] == whole[:2]
 
 
+@pytest.mark.wide
 @WORKERS
 @pytest.mark.parametrize("n", STOPS)
 def test_fabric_goes_on_from_its_checkpoint_with_the_rest_and_with_whole_epochs(file, whole, tmp_path, options, n):
@@ -319,6 +324,7 @@ def fabric_resumed_on_a_rank(rank, file, folder, world_size, n):
     return seen
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 2)])
 def test_fabric_goes_on_over_another_number_of_ranks(file, tmp_path, whole, before, after):
     broken = values(run_ranks(fabric_resumed_on_a_rank, before, tmp_path, file, str(tmp_path), before, 2))

@@ -24,6 +24,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, SimpleProfiler
 from lightning.pytorch.tuner import Tuner
 from lightning_models import Recorder, index_of, quiet_trainer, together
 from test_resume import at_each_batch, on_exception, rows_of_a_whole_run, stop_and_go_on
+from tiers import examples
 
 from lightning_h5 import H5ResumeError, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.cli import main
@@ -143,6 +144,7 @@ def test_all_four_stages_give_the_rows_of_h5py_each_once(file, kind):
         assert_same_rows(y.numpy(), rows_by_h5py(file, "y", index))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_each_epoch_has_an_order_of_its_own_that_the_seed_decides(file, num_workers):
     runs = [fit(module(file, seed=seed, num_workers=num_workers), max_epochs=3).train_rows for seed in (1, 1, 2)]
@@ -173,6 +175,7 @@ WITHOUT_EFFECT = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("option", WITHOUT_EFFECT)
 def test_the_order_of_one_process_follows_from_the_seed_alone(file, option):
     assert fit(module(file, **WITHOUT_EFFECT[option])).train_rows == fit(module(file)).train_rows
@@ -323,6 +326,7 @@ def test_draws_of_a_row_are_those_that_the_lazy_one_makes(file, options):
     assert not any(found[0][row] == found[1][row] for row in ALL)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_draws_from_the_global_streams_follow_from_the_seed(file, num_workers):
     options = {"transform": noise, "num_workers": num_workers}
@@ -353,6 +357,7 @@ def test_a_collate_fn_gets_the_samples(file, num_workers):
 # Loaded once -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("same", [True, False], ids=["the same trainer", "a trainer each"])
 def test_what_a_stage_has_loaded_no_later_one_loads_again(file, loads, same, num_workers):
@@ -488,6 +493,7 @@ class InsideAFit(Callback):
             datamodule.trainer = trainer
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("stage", STAGES[1:])
 def test_another_trainer_may_use_it_in_the_middle_of_a_fit(file, loads, stage):
     inside = InsideAFit(stage)
@@ -517,6 +523,7 @@ def resident_bytes():
     return int(re.search(r"VmRSS:\s+(\d+)", Path("/proc/self/status").read_text())[1]) << 10
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("stage", [None, "fit"])
 def test_teardown_by_hand_gives_the_memory_back(make_h5, stage):
     datamodule = RankCachedH5DataModule(make_h5(x=np.ones((1600, 65536), "u1")), with_index=True)
@@ -690,6 +697,7 @@ def test_workers_read_the_one_copy_however_they_are_started(file, loads, capfd, 
 # Options of the Trainer ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_options_of_the_trainer_take_the_batches_they_should(file, num_workers):
     whole = fit(module(file)).train_rows
@@ -744,7 +752,7 @@ def test_a_batch_size_finder_loads_once(file, loads, tmp_path):
 # Ranks, one after the other --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_ranks_take_equally_many_steps_and_each_row_once_but_for_fewer_than_ranks(make_h5, data):
     world_size = data.draw(st.integers(1, 5), "ranks")
@@ -832,6 +840,7 @@ OTHERWISE = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("otherwise", OTHERWISE)
 def test_it_goes_on_with_the_rest_also_otherwise(file, tmp_path, otherwise):
     make, other = (lambda: module(file)), (lambda: module(file, **OTHERWISE[otherwise]))
@@ -875,6 +884,7 @@ def test_the_saved_position_is_plain_and_small(file, tmp_path):
     assert state["shards"] == {"mode": "interleave", "world_size": 1, "reshard_every": 2}
 
 
+@pytest.mark.wide
 def test_the_state_stays_small_after_many_changes_within_an_epoch(file, tmp_path):
     """Each start of the program trains one batch, of another size than the last."""
     path, seen = None, []
@@ -913,6 +923,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_position_of_other_data_or_settings_is_refused_with_both_values(file, saved, case):
     make, other, options, told = REFUSED[case]
@@ -944,6 +955,7 @@ def test_an_epoch_that_is_to_start_over_is_trained_on_whole(file, tmp_path, make
 BATCHES = {1: 15, 2: 8, 3: 5}  # of four rows, of each number of ranks
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stop", [1, 3, -1], ids=["after a batch", "after three", "in the last"])
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2), (2, 1), (1, 2)])
@@ -1112,6 +1124,7 @@ data:
     return path
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("verb", STAGES)
 def test_each_verb_runs_from_a_config(config, verb, capsys):
     main([verb, "--config", str(config)])

@@ -89,6 +89,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", [Recorder, OneCycle])
 def test_with_options_of_the_trainer(tmp_path, module, options, kind):

@@ -71,6 +71,7 @@ class SetsUpAgain(Recorder):
         return super().configure_optimizers()
 
 
+@pytest.mark.wide
 @WAYS
 @pytest.mark.parametrize("model", [LooksInSetup, SetsUpAgain])
 def test_a_model_may_look_at_the_data_before_training(tmp_path, file, whole, way, model):

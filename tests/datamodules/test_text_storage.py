@@ -40,6 +40,7 @@ def write(folder, storage, words, *, in_table):
     return str(path)
 
 
+@pytest.mark.wide
 @given(
     storages=st.lists(st.sampled_from(sorted(STORAGES)), min_size=2, max_size=4),
     words=st.lists(st.sampled_from(WORDS), min_size=1, max_size=6),

@@ -58,6 +58,7 @@ def overfit_on_a_rank(rank, files, n_batches, num_workers):
     return model.train_rows, model.rows["val"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_overfit_batches_over_two_ranks_has_each_row_once(files, tmp_path, num_workers):
     ranks = values(run_ranks(overfit_on_a_rank, 2, tmp_path, files, 2, num_workers))
@@ -241,6 +242,7 @@ def two_ranks(rank, files, options):
     return model.train_rows, model.rows
 
 
+@pytest.mark.wide
 def test_injection_of_samplers_changes_no_row_on_two_ranks(files, tmp_path):
     left, right = (
         values(run_ranks(two_ranks, 2, tmp_path, files, {"use_distributed_sampler": choice}))

@@ -24,6 +24,7 @@ class Limited(torch.nn.Module):
         return {"logits": (self.layers(x),)}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("most_rows", "expected"), [(9, 8), (16, 16), (1000, 64)])
 def test_the_largest_batch_that_has_room_is_found_and_the_model_stays_as_it_is(most_rows, expected):
     model = Limited(most_rows)

@@ -143,6 +143,7 @@ def test_a_loader_taken_by_hand_before_the_fit_still_works_after_it(files, whole
 # Fit after fit ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @WORKERS
 @pytest.mark.parametrize("same", [True, False], ids=["the same data module", "a data module each"])
 def test_a_second_fit_of_a_new_trainer_is_like_the_first(files, whole, num_workers, same):
@@ -247,6 +248,7 @@ class WritesRows(Recorder):
         torch.save(self.rows["predict"], f"{self.folder}/predicted{self.global_rank}.pt")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("strategy", "num_workers"), [pytest.param("ddp_spawn", 0, marks=pytest.mark.slow), ("ddp_fork", 1)]
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5 import jit
 from lightning_h5.datasets import multiply_add
@@ -68,7 +69,7 @@ def assert_near(found, expected):
 
 
 @pytest.mark.wide
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(given_=changes())
 def test_copied_rows_are_what_64_bits_give(way, given_):
     change, rows, random = given_
@@ -83,7 +84,7 @@ def test_copied_rows_are_what_64_bits_give(way, given_):
     assert_near(everything, in_64_bits(change, rows))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(given_=changes() | changes("f4") | changes("f8"))
 def test_rows_in_place_become_what_64_bits_give(way, given_):
     change, rows, _ = given_
@@ -92,7 +93,7 @@ def test_rows_in_place_become_what_64_bits_give(way, given_):
     assert_near(found, in_64_bits(change, rows))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(given_=changes())
 def test_compiled_loops_give_the_very_bits_of_numpy(given_):
     pytest.importorskip("numba")

@@ -12,6 +12,7 @@ from factories import Stored
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tiers import examples
 
 from lightning_h5.datasets import H5LazyDataset
 from lightning_h5.datasets.buffers import FREE_BYTES, MIN_FREE, SMALLEST, BufferPool
@@ -122,7 +123,7 @@ class BufferMachine(RuleBasedStateMachine):
 
 
 TestBuffers = BufferMachine.TestCase
-TestBuffers.settings = settings(max_examples=25, stateful_step_count=40)
+TestBuffers.settings = settings(max_examples=examples(25), stateful_step_count=40)
 
 
 def test_memory_is_used_again_once_nobody_looks_at_it():

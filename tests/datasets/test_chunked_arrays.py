@@ -16,6 +16,7 @@ import torch
 from factories import Stored, edit, in_threads, make_older, run_forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch.utils.data import DataLoader, default_collate
 
 from lightning_h5.datasets import H5LazyDataset
@@ -88,7 +89,7 @@ def test_one_row_several_rows_and_a_batch_give_the_same_values(paths, budget):
     )
 
     @given(st.lists(st.integers(-N, N - 1), min_size=1, max_size=20))
-    @settings(max_examples=15)
+    @settings(max_examples=examples(15))
     def check(indices):
         rows = np.arange(N)[indices]
         batch = dataset.read_batch(indices)

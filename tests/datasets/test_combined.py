@@ -639,6 +639,7 @@ def test_a_pickled_copy_has_the_same_rows_and_an_empty_cache(recordings, oracle)
         assert_holds(one, chosen)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_a_plain_data_loader_gives_each_row_once_in_worker_processes(recordings, oracle, start_method):
     dataset = CombinedHDF5Dataset(recordings, bg_label=False, dtype=None, where=lambda columns: columns["epoch"] > -50)

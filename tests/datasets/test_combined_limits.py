@@ -89,6 +89,7 @@ def test_ten_epochs_leave_no_descriptor_open(folder, num_workers):
     loader.close()
 
 
+@pytest.mark.wide
 def test_closing_a_dataset_closes_its_files(folder):
     dataset = CombinedHDF5Dataset(folder)
     dataset.read_batch(range(len(dataset)))

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tiers import examples
 
 from lightning_h5.datasets import CombinedHDF5Dataset
 from lightning_h5.errors import H5ValueError
@@ -239,7 +240,7 @@ def test_whatever_is_done_in_whatever_order_the_model_says_what_comes(make_h5, r
         request.getfixturevalue("nothing_held")
     paths = write(make_h5)
     run_state_machine_as_test(
-        lambda: Model(paths), settings=settings(settings.default, max_examples=15, stateful_step_count=20)
+        lambda: Model(paths), settings=settings(settings.default, max_examples=examples(15), stateful_step_count=20)
     )
 
 

@@ -12,6 +12,7 @@ from arguments import nested, nested_files
 from factories import Stored, random_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5 import (
     CombinedHDF5Dataset,
@@ -113,7 +114,7 @@ def test_whole_files_are_read_as_without(make_h5, request, kind, small):
 
 @pytest.mark.wide
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_row_is_wrong_whatever_byte_of_a_file_is_another_one(make_h5, nothing_held, kind, data):
     path, key = make_h5(x=KINDS[kind]), KEY.get(kind, "x")

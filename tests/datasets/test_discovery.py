@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5 import CombinedHDF5DataModule, H5KeyError
 from lightning_h5.datasets import CombinedHDF5Dataset
@@ -209,7 +210,7 @@ def test_any_tree_gives_rows_as_they_are_stored_or_an_error(make_h5, arrays):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=2500)
+@settings(max_examples=examples(2500))
 @given(arrays=trees())
 def test_thousands_of_trees_give_rows_as_they_are_stored_or_an_error(make_h5, arrays):
     check_tree(make_h5, arrays)

@@ -11,6 +11,7 @@ from factories import Stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_combined import assert_holds, rows_of, write_recordings
+from tiers import examples
 
 from lightning_h5.datasets import CombinedHDF5Dataset
 from lightning_h5.errors import H5KeyError, H5ValueError
@@ -186,6 +187,7 @@ def test_bounds_and_values_are_rounded_as_the_column_is(make_h5):
     assert rows_kept(path, where={"epoch": 0.1}) == rows_kept(path, where={"epoch": [0.1]}) == [1]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("dtype", ["u1", "i1", ">u2", "i4", "u8", "i8", "f2", "f4", "f8", "bool"])
 def test_bounds_and_values_beyond_a_dtype_are_compared_as_numbers(make_h5, dtype):
     path = make_h5(x=np.array([0, 1, 1], dtype))
@@ -215,7 +217,8 @@ def test_large_ids_are_told_apart(make_h5, dtype):
 NUMBERS = st.one_of(st.integers(-3, 300), st.floats(-3, 300, width=32), st.booleans())
 
 
-@settings(max_examples=150)
+@pytest.mark.wide
+@settings(max_examples=examples(150))
 @given(
     dtype=st.sampled_from(["u1", "i2", "i8", "f4", "f8", "bool", ">i4"]),
     stored=st.lists(st.integers(0, 4), min_size=1, max_size=12),
@@ -336,6 +339,7 @@ def passing(label, valid=None):
     return [row for row in range(N) if ((IDS[row] == label) & (np.broadcast_to(counts, IDS.shape)[row] != 0)).any()]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("dtype", ["f4", "u1", "i8", ">f8", "f2"])
 @pytest.mark.parametrize("kind", TARGETS)
 def test_a_label_is_found_whatever_the_target_looks_like(make_h5, kind, dtype):
@@ -453,7 +457,8 @@ def test_a_mask_is_of_no_use_without_a_label(recordings):
         CombinedHDF5Dataset(recordings, valid_mask="weight")
 
 
-@settings(max_examples=60)
+@pytest.mark.wide
+@settings(max_examples=examples(60))
 @given(
     seed=st.integers(0, 10**6),
     n=st.integers(1, 8),

@@ -11,6 +11,7 @@ from arguments import nested_files
 from factories import Stored, edit, make_older, random_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch.utils.data import DataLoader, default_collate
 
 from lightning_h5.datasets import H5LazyDataset
@@ -98,7 +99,7 @@ def check_three_ways(make_h5, kind, n_files):
     n = len(dataset)
 
     @given(st.lists(st.integers(-n, n - 1), min_size=1, max_size=12))
-    @settings(max_examples=25)
+    @settings(max_examples=examples(25))
     def check(indices):
         samples = dataset.__getitems__(indices)
         assert same(samples, [dataset[i] for i in indices])

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning.pytorch.cli import LightningCLI
 from lightning_models import Recorder
+from tiers import examples
 
 from lightning_h5 import CombinedHDF5DataModule, H5FileError, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.datasets import (
@@ -87,7 +88,7 @@ def stats_file(folder, fields):
     st.sampled_from([None, "float32", "float16"]),
     st.data(),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_batches_and_samples_are_what_numpy_computes_in_64_bits(make_h5, tmp_path, kind, dtype, shape, asked, data):
     values = values_of(dtype, (N, *shape), data.draw(st.integers(0, 99)))
     channel_axis = data.draw(st.none() | st.integers(-len(shape), len(shape) - 1)) if shape else None

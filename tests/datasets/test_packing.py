@@ -9,6 +9,7 @@ import yaml
 from arguments import nested, nested_files
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5 import (
     CombinedHDF5DataModule,
@@ -237,6 +238,7 @@ def test_a_file_that_inspect_describes_trains_with_its_settings(write):
     LazyH5DataModule(**nested(**arguments)).setup("fit")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("stored", ["i1", "u1", "i2", "u2", "i4", "u4", "i8"])
 @pytest.mark.parametrize("named", ["int8", "uint8", "int16", "int32", "int64", "float32", "float64", "bool"])
 def test_integers_of_which_some_are_missing_are_taken_as_any_integers_that_hold_them(write, stored, named):
@@ -396,6 +398,7 @@ def check_any_attributes(make_h5, values, attributes):
 BEYOND_FLOATS = np.arange(-4, N - 4), {"missing_value": np.float32(0), "_Unsigned": "true"}
 
 
+@pytest.mark.wide
 @given(case=arrays())
 @example(case=BEYOND_FLOATS)
 @example(case=(BEYOND_FLOATS[0], {"add_offset": np.float32(1), "_FillValue": np.float32(0), "_Unsigned": "true"}))
@@ -405,7 +408,7 @@ def test_any_attributes_give_plain_values_or_an_error(make_h5, case):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=2500)
+@settings(max_examples=examples(2500))
 @given(case=arrays())
 def test_thousands_of_attributes_give_plain_values_or_an_error(make_h5, case):
     check_any_attributes(make_h5, *case)

@@ -7,6 +7,7 @@ import pytest
 from arguments import nested, nested_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5 import CombinedHDF5DataModule, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.datasets import CombinedHDF5Dataset, H5LazyDataset, RankMemCachedH5Dataset
@@ -223,6 +224,7 @@ def check_folder(make_h5, shapes):
         check_rows(paths, values)
 
 
+@pytest.mark.wide
 @given(shapes=folders())
 def test_any_folder_gives_the_rows_of_its_files_or_an_error(make_h5, shapes):
     check_folder(make_h5, shapes)
@@ -230,7 +232,7 @@ def test_any_folder_gives_the_rows_of_its_files_or_an_error(make_h5, shapes):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=2500)
+@settings(max_examples=examples(2500))
 @given(shapes=folders())
 def test_thousands_of_folders_give_the_rows_of_their_files_or_an_error(make_h5, shapes):
     check_folder(make_h5, shapes)

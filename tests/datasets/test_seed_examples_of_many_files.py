@@ -197,6 +197,7 @@ def test_the_distributed_example_on_two_ranks(names):
     assert len(found[0]) + len(found[1]) in (2 * n_rows, 2 * (n_rows - 1))
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
 def test_a_loader_that_starts_fresh_processes(names):
     names["dataset"] = lightning_h5.CombinedHDF5Dataset(names["hdf5_files"])

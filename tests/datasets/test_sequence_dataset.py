@@ -11,6 +11,7 @@ from factories import Stored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
+from tiers import examples
 from torch.utils.data import DataLoader
 
 from lightning_h5 import CombinedHDF5DataModule, H5Error, H5ValueError
@@ -99,7 +100,7 @@ def check_sample(sample, one):
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 3), st.integers(0, 99), st.booleans(), st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_sequences_are_what_h5py_has_of_each_group_in_its_order(make_h5, n_rows, n_groups, n_files, seed, sorts, data):
     paths = write(make_h5, arrays_of(n_rows, n_groups, seed), min(n_files, n_rows))
     order = "step" if sorts else None
@@ -382,6 +383,7 @@ KINDS = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_stopped_in_the_middle_of_an_epoch_goes_on_as_an_unbroken_one(paths, tmp_path, kind):
     def data():

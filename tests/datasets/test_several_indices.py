@@ -6,6 +6,7 @@ import torch
 from factories import Stored
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset
 
 from lightning_h5 import CombinedHDF5DataModule, H5ValueError, LazyH5DataModule
@@ -64,14 +65,14 @@ def same(a, b):
 
 
 @pytest.mark.wide
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.integers(-N, N - 1), min_size=1, max_size=9))
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda rows: np.array(rows, "i4")])
 def test_a_list_or_an_array_of_indices_gives_what_read_batch_gives(dataset, kind, rows):
     assert same(dataset[kind(rows)], dataset.read_batch(rows))
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.slices(N))
 def test_a_slice_or_a_range_gives_what_read_batch_gives(dataset, rows):
     wanted = list(range(N))[rows]

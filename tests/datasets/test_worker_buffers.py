@@ -16,6 +16,7 @@ from factories import Stored
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from tiers import examples
 from torch.utils.data import get_worker_info
 
 from lightning_h5 import H5Error, H5LazyDataset
@@ -92,7 +93,7 @@ class Post(RuleBasedStateMachine):
             assert bool((tensor == value).all())
 
 
-Post.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Post.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 class TestPost(Post.TestCase):
@@ -350,6 +351,7 @@ def check(batches):
     return sorted(row for batch in batches for row in batch["y"].tolist())
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("method", "persistent"),
     [

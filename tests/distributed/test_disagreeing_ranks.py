@@ -152,11 +152,13 @@ def test_a_rank_that_hangs_inside_a_library_is_ended_by_the_others(file, tmp_pat
         assert rank == hanging or told in outcome.error
 
 
+@pytest.mark.wide
 def test_a_rank_that_is_slow_is_waited_for(file, tmp_path):
     ranks = values(run_ranks(fit, 2, tmp_path, file, {"setup_timeout": 30}, {}, 2, {1: be_slow}))
     assert sorted(row for rank in ranks for row in rank[0]) == list(range(ROWS))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_comes_too_late_stops_with_the_same_words(file, tmp_path, late):
     outcomes = run_ranks(fit, 2, tmp_path, file, {"setup_timeout": 0.5}, {}, 2, {late: be_slow})
@@ -197,6 +199,7 @@ def test_a_refused_resume_has_the_same_words_on_all_ranks(file, tmp_path):
     assert "seed: saved 0, present 1" in error
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("hanging", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_lightnings_own_launcher_leaves_no_process_behind(file, tmp_path, hanging):
     script = tmp_path / "hanging.py"

@@ -111,6 +111,7 @@ def predict(rank, path, world_size):
     return [row for batch in batches or [] for row in batch[0].tolist()]  # Lightning gives None where there is none
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("n_rows", "world_size"), [(1, 2), (2, 3), (1, 3)])
 def test_fewer_rows_than_ranks_can_be_predicted(tmp_path, n_rows, world_size):
     path, _ = write(tmp_path, n_rows)

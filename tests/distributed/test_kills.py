@@ -378,6 +378,7 @@ def test_three_stops_around_the_edge_of_an_epoch(point, file, tmp_path, unbroken
 # Single claims -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_unbroken_runs_on_any_number_of_ranks_have_one_order(unbroken, world_size):
     """What all comparisons of runs on different numbers of ranks rest on."""
@@ -394,6 +395,7 @@ def test_another_number_of_workers_goes_on_with_the_rest(before, after, file, tm
     play(chain((FAILED, ONE + 5, 1, 4, before), (None, 0, 1, 4, after)), file, tmp_path, unbroken)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("first", [BY_HAND, "killed after a save"])
 def test_two_kills_in_an_epoch_with_a_limit(first, file, tmp_path, unbroken):
     play(chain((first, 7), (BY_HAND, 2), (None,), options="limited"), file, tmp_path, unbroken)
@@ -418,6 +420,7 @@ def go_through(starts, options, file, folder):
 
 
 # In the epoch of the change the limit counts what is trained in present batches: 2 of 2 ranks are 4 of one.
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("starts", "rows"),
     [

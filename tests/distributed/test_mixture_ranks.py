@@ -112,6 +112,7 @@ def test_so_many_steps_have_two_ranks_go_twice_as_far(sources, tmp_path):
     assert one == two
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mixture", ["round robin", "weighted rows"])
 def test_a_run_of_two_ranks_goes_on_exactly_on_one(sources, tmp_path, mixture):
     options, saved = MIXTURES[mixture], tmp_path / "saved"

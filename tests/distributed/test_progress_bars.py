@@ -68,6 +68,7 @@ def fit(rank, path, callbacks, folder):
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("callbacks", CALLBACKS)
 def test_values_logged_over_ranks_go_together_with_a_progress_bar(callbacks, tmp_path):
     if callbacks == "rich":

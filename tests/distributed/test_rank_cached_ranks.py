@@ -142,6 +142,7 @@ def look_at(ranks, path):
 N_ROWS = {2: [3, 7, 12], 3: [3, 8]}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("which", ["some", pytest.param("all", marks=pytest.mark.slow)])
 def test_any_number_of_rows_makes_equal_steps_and_each_row_comes_once(tmp_path, which, world_size):
@@ -239,6 +240,7 @@ def in_each_way(rank, path, all_options):
     return found
 
 
+@pytest.mark.wide
 def test_ranks_that_hold_rows_together_train_on_the_same_and_decode_each_chunk_once(tmp_path):
     """Of 25 rows in chunks of 3 the middle chunk is cut, and decoded twice where each rank holds its own rows."""
     ways = [{"mode": mode, **more} for mode in MODES for more in ({}, {"share_memory": True}, {"num_workers": 2})]
@@ -303,6 +305,7 @@ def test_each_rank_sees_all_classes_of_a_sorted_file_and_a_choice_that_prevents_
         assert text in ranks[0].output
 
 
+@pytest.mark.wide
 def test_targets_that_repeat_with_the_number_of_ranks_warn_once(tmp_path):
     path = write(tmp_path, SORTED_ROWS, chunk=100)
     with h5py.File(path, "a") as file:
@@ -368,6 +371,7 @@ def drawn_anew(rank, world_size, cases, folder):
     return found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_shards_that_are_drawn_anew_hold_other_rows_and_all_of_them_once(tmp_path, world_size):
     ways = [{"reshard_every_n_epochs": 1, "mode": mode} for mode in MODES]
@@ -485,6 +489,7 @@ def resumed_in_each_way(rank, world_size, path, folder):
     return whole.train_rows, found
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("before", "after"),
     [(2, 3), pytest.param(3, 2, marks=pytest.mark.slow), pytest.param(2, 1, marks=pytest.mark.slow)],
@@ -575,6 +580,7 @@ def gives_room_at_its_leisure(rank, path, folder):
     return error_of(lambda: trainer.test(model, datamodule=datamodule)), model.rows["test"]
 
 
+@pytest.mark.wide
 def test_a_rank_waits_until_all_have_given_back_what_they_can_spare(tmp_path):
     """The room that is looked for is that of the machine."""
     ranks = values(run_ranks(gives_room_at_its_leisure, 2, tmp_path, write(tmp_path, 12), str(tmp_path)))
@@ -606,6 +612,7 @@ def test_a_rank_that_loads_slowly_is_waited_for(tmp_path):
     assert sorted(ranks[0] + ranks[1]) == [*range(24)]
 
 
+@pytest.mark.wide
 def test_a_rank_that_hangs_while_it_loads_is_named_and_ends_too(tmp_path):
     outcomes = run_ranks(slowly, 2, tmp_path, write(tmp_path, 24), 1000)
     told = "loading shards did not finish on rank 1 of 2 ranks within 1 s"

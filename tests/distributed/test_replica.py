@@ -60,6 +60,7 @@ def rows_on_a_mesh(rank, file, data_parallel, tensor_parallel, options):
     return {"replica": [datamodule.rank, datamodule.world_size], "train": model.train_rows, **model.rows}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}], ids=["no workers", "a worker"])
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 1), (2, 2)], ids=str)
 def test_tensor_parallel_peers_see_the_same_rows_and_replicas_share_all(file, tmp_path, mesh, options):
@@ -83,6 +84,7 @@ def rows_with_a_replica_of_ones_own(rank, file, replicas):
     return model.train_rows[0]
 
 
+@pytest.mark.wide
 def test_a_replica_that_is_given_comes_before_the_trainers(file, tmp_path):
     """For strategies of one's own, with groups of ranks that the trainer does not know of."""
     same = values(run_ranks(rows_with_a_replica_of_ones_own, 2, tmp_path, file, [(0, 1), (0, 1)]))
@@ -104,6 +106,7 @@ def rows_of_a_loader_alone(rank, file, num_workers):
     return {"train": model.train_rows, **model.rows}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_loader_without_its_data_module_shards_too(file, tmp_path, num_workers):
     """It was made before there were ranks; torch.distributed tells it when its iteration begins."""

@@ -139,6 +139,7 @@ def rank_that_takes_its_time(rank, files):
     return counting.n, dataset.indices.tolist()
 
 
+@pytest.mark.wide
 def test_ranks_wait_for_a_slow_one_that_goes_on(files, tmp_path):
     seen = values(run_ranks(rank_that_takes_its_time, 3, tmp_path, files))
     assert sum(n for n, _ in seen) == 1
@@ -170,12 +171,14 @@ def rank_with_workers(rank, files):
     return rows
 
 
+@pytest.mark.wide
 def test_a_worker_of_a_rank_is_no_rank(files, tmp_path):
     places = expected(1, 2)
     every = [*range(ROWS), *range(100, 100 + ROWS)]
     assert values(run_ranks(rank_with_workers, 3, tmp_path, files)) == [[every[place] for place in places] * 2] * 3
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("how", ["slow", "too much to send"])
 def test_a_rank_does_it_itself_where_the_first_is_no_help(files, tmp_path, how):
     assert values(run_ranks(rank_whose_first_is_no_help, 3, tmp_path, files, how)) == [(1, expected(1, 2))] * 3

@@ -245,6 +245,7 @@ def test_a_damaged_chunk_stops_all_ranks_with_the_words_of_the_one_that_read_it(
     )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("failing", "wrong", "told"),
     [
@@ -259,6 +260,7 @@ def test_a_rank_that_fails_stops_all_ranks_with_its_words(file, tmp_path, failin
     assert f"failed on 1 of 3 ranks:\n  rank {failing}: {told}" in error
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "other",
     [{"indices": [*range(40), 50]}, {"dtype_x": "float64"}, {"share_memory": True}],

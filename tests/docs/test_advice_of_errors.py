@@ -8,6 +8,8 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 import lightning_h5
 from lightning_h5.cli import TOOLS, TRAINING
 
@@ -35,6 +37,7 @@ def options_of(verb):
     return {"--json"} | {name for action in parser._actions for name in action.option_strings}
 
 
+@pytest.mark.wide
 def test_commands_that_messages_name_exist():
     found = [(place, *match) for place, text in texts() for match in re.findall(r"`lightning-h5 (\w+)([^`]*)`", text)]
     assert len(found) > 5
@@ -44,6 +47,7 @@ def test_commands_that_messages_name_exist():
         assert not unknown, place
 
 
+@pytest.mark.wide
 def test_extras_that_messages_name_exist():
     extras = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     found = [(place, name) for place, text in texts() for name in re.findall(r"lightning-h5\[(\w+)\]", text)]
@@ -55,6 +59,7 @@ def is_error(each):
     return isinstance(each, type) and issubclass(each, Exception)
 
 
+@pytest.mark.wide
 def test_arguments_that_messages_say_to_pass_exist():
     public = [getattr(lightning_h5, name) for name in lightning_h5.__all__]
     callables = [each for each in public if callable(each) and not is_error(each)]

@@ -43,6 +43,7 @@ def run_on_two_ranks(launcher, timeout=150):
     return output
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "launcher", [TORCHRUN, pytest.param([], marks=pytest.mark.slow)], ids=["torchrun", "lightning"]
 )

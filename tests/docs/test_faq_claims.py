@@ -82,6 +82,7 @@ def test_two_arrays_that_could_both_be_the_input_are_listed(tmp_path):
         LazyH5DataModule(tmp_path / "two.h5").setup("fit")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_function_of_a_module_goes_to_workers_and_a_lambda_does_not(signals, method):
     def batches(transform):

@@ -189,6 +189,7 @@ def judge(case, path, error):
         assert any(words in str(error) for words in DEEDS[case.deed]), error
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "numbers",
     [range(65), pytest.param(range(65, 265), marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
@@ -210,6 +211,7 @@ def test_no_wrong_row_comes_from_a_file_that_changes_and_the_error_says_what_did
     assert told.wrong == []
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("is_held", [False, True], ids=["read", "held"])
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("n_workers", [0, 1])
 @pytest.mark.parametrize("change", CHANGES)
 def test_no_wrong_row_comes_of_another_file_that_changes_and_the_error_names_it(files, monkeypatch, change, n_workers):

@@ -46,6 +46,7 @@ def test_contiguous_arrays(run, tmp_path):
     assert out.count("lightning_h5 / plain h5py") == 2
 
 
+@pytest.mark.wide
 def test_chunked_arrays(run, tmp_path):
     cases = ["images-gzip-32", "images-chunked-32", "images-guess", "signals-gzip-32", "signals-contiguous"]
     wanted = ["--rows", 150, "--rounds", 1, "--peers", "--json", tmp_path / "out.json", "--cases", *cases]

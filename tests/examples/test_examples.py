@@ -41,6 +41,7 @@ def clone(tmp_path):
     return tmp_path
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("name", "n_predicted"), [("lazy", 1797), ("rank_cached", 1797), ("combined", 484)])
 def test_a_config_fits_tests_and_predicts_from_the_command_line(clone, name, n_predicted):
     config, checkpoint = f"examples/{name}.yaml", f"checkpoints/{name}/last.ckpt"
@@ -76,6 +77,7 @@ def test_a_killed_run_resumes_to_the_rows_and_weights_of_an_unbroken_one(run):
     assert number(r"the largest difference to the unbroken run is (\S+)", out) == 0
 
 
+@pytest.mark.wide
 def test_patients_are_whole_where_their_key_is_named(run):
     out = run("patients.py")
     pattern = r"cut {}: mean accuracy ([\d.]+) .*patients on both sides: (\d+)"
@@ -86,6 +88,7 @@ def test_patients_are_whole_where_their_key_is_named(run):
     assert float(by_row[0]) > 0.95
 
 
+@pytest.mark.wide
 def test_a_mixture_has_the_shares_that_were_asked_for(run):
     lines = re.findall(r"^(\S.*?) +([\d.]+) +([\d.]+) +([\d.]+) +([\d.]+)$", run("mixture.py"), re.MULTILINE)
     found = {name: tuple(map(float, numbers)) for name, *numbers in lines}
@@ -98,6 +101,7 @@ def test_a_mixture_has_the_shares_that_were_asked_for(run):
     assert found["concat"][2] > 0.9
 
 
+@pytest.mark.wide
 def test_images_are_learned_and_their_augmentation_follows_the_row(run):
     out = run("images.py")
     assert number(r"accuracy on the validation rows: ([\d.]+)", out) > 0.8
@@ -105,6 +109,7 @@ def test_images_are_learned_and_their_augmentation_follows_the_row(run):
     assert number(r"in the next epoch (\d+) of 900", out) > 800
 
 
+@pytest.mark.wide
 def test_a_regression_on_normalised_signals_is_far_better_than_the_mean(run, tmp_path):
     out = run("signals.py")
     error, guessing = re.search(r"mean error on the test rows: ([\d.]+) s; .* mean: ([\d.]+) s", out).groups()
@@ -126,6 +131,7 @@ def test_features_lie_at_their_rows(run, ranks, tmp_path):
     assert not list(tmp_path.glob("*.part")), "the ranks' parts are gone"
 
 
+@pytest.mark.wide
 def test_repacked_rows_are_equal_and_lie_in_other_chunks(run):
     out = run("repack.py")
     assert "rows are equal: True" in out

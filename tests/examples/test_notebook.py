@@ -44,6 +44,7 @@ def test_the_notebook_shows_the_file_the_batches_and_a_trained_model(outputs):
     assert kinds.count("image/png") == 2
 
 
+@pytest.mark.wide
 def test_the_notebook_shows_how_fast_rows_came(outputs):
     for stage in ("train", "validate", "test", "predict"):
         assert re.search(rf"^ .* {stage}\b", outputs[0], re.MULTILINE), "the table has a column for each stage"

@@ -47,6 +47,7 @@ def test_the_file_lies_as_people_find_them(clone_and_output):
         assert h5py.check_string_dtype(writer.dtype).length is None
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("way", WAYS)
 def test_the_config_trains_and_tests_the_same_from_the_command_line(tmp_path, way):
     def run(verb, *more):

@@ -107,6 +107,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("verdict", [pytest.param(v, marks=pytest.mark.slow if v == "hang" else ()) for v in BROKEN])
 def test_the_matrix_notices_what_is_wrong(verdict, tmp_path, monkeypatch):
     monkeypatch.setattr(*BROKEN[verdict])

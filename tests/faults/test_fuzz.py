@@ -89,6 +89,7 @@ def write_digests(path):
     return f"{path}.digests.json"
 
 
+@pytest.mark.wide
 def test_damaged_digests_are_refused_or_still_say_what_is_right(tmp_path):
     """The file is as it was: values that come are right, and no error is a stranger's."""
     base = some(fuzzing.make_bases(tmp_path, digests=write_digests), "gzip, latest")
@@ -147,6 +148,7 @@ def test_places_of_filter_masks_are_found(bases, tmp_path):
                 assert file["x"].id.get_chunk_info(0).filter_mask == 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("verdict", "judge"),
     [

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5 import FileOptions
 from lightning_h5.errors import H5Error
@@ -94,7 +95,7 @@ def described(find: Any) -> ArrayLayout | str:
 
 
 @pytest.mark.wide
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.lists(arrays(), min_size=2, max_size=4), st.booleans())
 def test_it_equals_the_full_description(made: list[dict[str, Any]], repeats: bool) -> None:
     session = AlikeArrays()

@@ -133,6 +133,7 @@ def fuzzed(small, large):
     )
 
 
+@pytest.mark.wide
 @fuzzed(100, 2500)
 def test_any_chunked_array_reads_as_by_h5py(tmp_path, nothing_held, seeds):
     path = str(tmp_path / "x.h5")

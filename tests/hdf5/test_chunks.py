@@ -10,6 +10,7 @@ import pytest
 from factories import Stored, known_filters, random_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5.datasets import H5LazyDataset
 from lightning_h5.hdf5 import find_array, layout_of, open_h5
@@ -69,7 +70,7 @@ def assert_is_what_the_library_says(path, key="x"):
 
 
 @given(grids())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_a_table_says_what_the_library_says_of_each_chunk(make_h5, drawn):
     stored, file = drawn
     path = make_h5(x=stored, **file)

@@ -61,6 +61,7 @@ def test_slow_transforms_in_workers_want_more_workers(make_h5, capsys):
     assert "Transforms are the bottleneck: use more workers than 1" in line
 
 
+@pytest.mark.wide
 def test_decoding_wants_another_compression_or_none(make_h5, capsys, monkeypatch, nothing_held):
     rows = np.random.default_rng(0).integers(0, 64, (800, 256, 256), dtype=np.uint8)
     path = make_h5(x=Stored(rows, "chunked", (4, 256, 256), options={"compression": "gzip", "compression_opts": 1}))
@@ -112,6 +113,7 @@ def test_what_the_library_reads_is_to_be_repacked(make_h5, capsys, nothing_held)
     assert "The HDF5 library, which serves one thread at a time, is the bottleneck: lightning-h5 inspect" in line
 
 
+@pytest.mark.wide
 def test_the_start_of_workers_is_told_from_the_rest(make_h5, capsys):
     path = make_h5(x=np.zeros((32, 4), "f4"))
     module = LazyH5DataModule(
@@ -186,6 +188,7 @@ def test_files_that_the_system_has_in_memory_are_not_slow_ones():
     assert what_limits(amounts | {"bytes_read": 2e10}, n_workers=0, n_cores=2).kind == "copies"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_the_buffer_that_is_advised_holds_all_decoded_rows(make_h5, noise, nothing_held, n_workers):
     path = make_h5(x=Stored(np.tile(noise, (40, 1, 1)), "chunked", (8, 64, 64), {"compression": "gzip"}))
@@ -205,6 +208,7 @@ def test_the_buffer_that_is_advised_holds_all_decoded_rows(make_h5, noise, nothi
     assert "shuffle.buffer that holds all" in what_limits(BUSY, n_workers=n_workers, n_cores=2).text
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("options", [{"shuffle": False}, {"cache_bytes": "1 MiB"}], ids=str)
 def test_memory_that_the_buffer_does_not_decide_is_advised_by_its_name(make_h5, noise, nothing_held, options):
     path = make_h5(x=Stored(np.tile(noise, (40, 1, 1)), "chunked", (8, 64, 64), {"compression": "gzip"}))

@@ -116,6 +116,7 @@ def shown(error):
     return "".join(traceback.format_exception(error))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("kind", "which", "num_workers"),
     [
@@ -285,6 +286,7 @@ def raise_unknown(x):
     return x
 
 
+@pytest.mark.wide
 @given(st.lists(st.one_of(st.text(), st.integers(), st.none(), st.binary()), max_size=3))
 def test_a_failure_keeps_type_arguments_and_notes(args):
     for kind in (ValueError, RuntimeError, H5Error, TypeError, ArithmeticError):

@@ -80,6 +80,7 @@ def test_each_row_and_epoch_draws_its_own_and_the_same_in_any_layout(draws, tran
     assert draws(transform=transform, seed=1)[0] != right[0]
 
 
+@pytest.mark.wide
 def test_a_spawned_worker_draws_the_same(draws):
     spawned = {"num_workers": 1, "multiprocessing_context": "spawn"}
     assert draws(transform=draw_of_the_row, loader=spawned) == draws(transform=draw_of_the_row)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5 import H5ResumeError
 from lightning_h5.order import BlockTable, OrderParameters, PlanSampler, Position, Segment, consumed_rows
@@ -71,7 +72,7 @@ anything = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.data())
 def test_a_changed_state_is_refused_wherever_it_was_changed(data):
     changed = copy.deepcopy(state())

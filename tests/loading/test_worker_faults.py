@@ -165,6 +165,7 @@ class Hang:
         return x
 
 
+@pytest.mark.wide
 def test_the_training_process_is_not_interrupted_where_it_runs(path, tmp_path, leaves_nothing):
     """Torch's own handler would raise inside the loop that trains."""
     loader = loader_of(path, Fate("SIGKILL", tmp_path / "done"), prefetch_factor=4)
@@ -530,12 +531,14 @@ def slow_start(_):
     time.sleep(2)
 
 
+@pytest.mark.wide
 def test_the_time_that_a_worker_takes_to_start_is_not_that_of_its_batches(path, leaves_nothing):
     loader = loader_of(path, None, worker_init_fn=slow_start, timeout=1)
     assert sum(map(len, loader)) == ROWS
     loader.close()
 
 
+@pytest.mark.wide
 def test_a_worker_that_never_starts_is_said_to(path, monkeypatch, leaves_nothing):
     monkeypatch.setattr(worker_pool, "START_SECONDS", 2.0)
     loader = loader_of(path, None, worker_init_fn=lambda _: hang(), timeout=1)

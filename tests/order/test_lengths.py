@@ -57,6 +57,7 @@ def log_normal(n, sigma):
     return np.maximum(1, np.random.default_rng(7).lognormal(4, sigma, n)).astype(np.int64)
 
 
+@pytest.mark.wide
 @in_stretches
 @given(enough_lengths, st.integers(2, 12), st.integers(1, 4), st.integers(0, 9), modes)
 def test_each_sequence_comes_once_an_epoch_with_equal_steps_on_all_ranks(lengths, size, world_size, epoch, mode):
@@ -65,6 +66,7 @@ def test_each_sequence_comes_once_an_epoch_with_equal_steps_on_all_ranks(lengths
     assert all(1 <= len(batch) <= size for batch in batches)
 
 
+@pytest.mark.wide
 @in_stretches
 @given(some_lengths, st.integers(1, 12), st.integers(1, 4), modes, st.booleans())
 def test_every_epoch_has_as_many_steps_as_its_length_says(lengths, size, world_size, mode, drop_last):
@@ -73,6 +75,7 @@ def test_every_epoch_has_as_many_steps_as_its_length_says(lengths, size, world_s
     assert {len(list(one.tokens(epoch))) for one in ranks for epoch in range(5)} == {len(ranks[0])}
 
 
+@pytest.mark.wide
 @in_stretches
 @given(enough_lengths, st.integers(1, 12), st.integers(1, 4), st.integers(0, 9), modes)
 def test_where_the_end_is_dropped_whole_batches_are(lengths, size, world_size, epoch, mode):
@@ -81,6 +84,7 @@ def test_where_the_end_is_dropped_whole_batches_are(lengths, size, world_size, e
     assert dropped == alone[: len(alone) // world_size * world_size]
 
 
+@pytest.mark.wide
 @in_stretches
 @given(
     enough_lengths,
@@ -112,6 +116,7 @@ def test_an_epoch_broken_off_anywhere_goes_on_with_exactly_the_rest(lengths, siz
         assert found == flat
 
 
+@pytest.mark.wide
 @in_stretches
 @given(enough_lengths, st.integers(2, 9), st.integers(1, 4), modes, st.data())
 def test_resumed_on_as_many_ranks_each_batch_is_the_one_of_an_unbroken_epoch(lengths, size, world_size, mode, data):

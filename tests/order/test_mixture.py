@@ -170,6 +170,7 @@ def test_each_batch_is_of_one_source_where_batches_are_mixed(case, world_size, e
         assert len(batch) == batch_size if drop_last else 1 <= len(batch) <= batch_size
 
 
+@pytest.mark.wide
 @given(mixtures(), st.integers(1, 4), epochs)
 def test_any_batch_is_reached_without_those_before_it(case, world_size, epoch):
     for rank in range(world_size):
@@ -267,6 +268,7 @@ def look_at_cycles(case, n_epochs=6):
 lasting = st.just("sum") | st.integers(1, 6)
 
 
+@pytest.mark.wide
 @given(mixtures(lengths=lasting))
 def test_a_source_goes_on_over_epochs_and_gives_each_row_once_before_any_comes_again(case):
     look_at_cycles(case)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5.order import schedules
 from lightning_h5.order.schedules import Pattern, Runs, even_schedule, largest_remainder
@@ -113,7 +114,7 @@ def test_where_an_epoch_is_dealt_in_pieces_no_source_is_ever_far_off(numbers):
     assert off_by(even_schedule(numbers), numbers) <= 2 + len(numbers) / 2
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_after_ten_thousand_steps_each_source_has_its_exact_share_but_for_a_unit(weights):
     shares = shares_of(weights)

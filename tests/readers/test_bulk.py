@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import OPTIONS, can_be_pooled, look, n_decoded
 from test_readers_match_h5py import FULL_SHAPES, arrays
+from tiers import examples
 
 from lightning_h5.counters import Counters
 from lightning_h5.errors import H5CorruptError
@@ -86,14 +87,14 @@ def check(make_h5, monkeypatch, data, stored, file):
 
 @pytest.mark.wide
 @given(data=st.data(), drawn=arrays(["contiguous", "contiguous", "compact", "virtual", "chunked"], SHAPES))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_any_rows_of_any_numbers_are_those_of_h5py(make_h5, monkeypatch, data, drawn):
     check(make_h5, monkeypatch, data, *drawn)
 
 
 @pytest.mark.wide
 @given(data=st.data(), drawn=arrays(["chunked"], FULL_SHAPES))
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 def test_any_rows_of_any_chunks_are_those_of_h5py_and_each_chunk_is_decoded_once(make_h5, monkeypatch, data, drawn):
     check(make_h5, monkeypatch, data, *drawn)
 

@@ -10,6 +10,7 @@ from factories import in_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+from tiers import examples
 
 from lightning_h5.readers.chunk_cache import ChunkCache, _Stack
 
@@ -162,7 +163,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=80, stateful_step_count=40)
+TestPool.settings = settings(max_examples=examples(80), stateful_step_count=40)
 
 
 def test_a_block_that_is_done_stays_readable_until_its_place_is_needed():

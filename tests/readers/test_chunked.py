@@ -21,6 +21,7 @@ from pools import (
     rows_per_block,
 )
 from test_readers_match_h5py import chunked as chunked_layout
+from tiers import examples
 
 from lightning_h5.counters import Counters
 from lightning_h5.hdf5 import process_pool
@@ -72,10 +73,11 @@ def task_bytes(monkeypatch):
     return partial(load_at_a_time, monkeypatch)
 
 
+@pytest.mark.wide
 @given(
     data=st.data(), n_bytes=TASKS, n_blocks=POOLS, retain=st.sampled_from([None, True, False]), has_team=st.booleans()
 )
-@settings(max_examples=120)
+@settings(max_examples=examples(120))
 def test_whatever_is_asked_before_each_answer_is_right(make_h5, task_bytes, data, n_bytes, n_blocks, retain, has_team):
     """Any reads, ahead of time or not, planned or not, with the memory given back between them."""
     task_bytes(n_bytes)
@@ -119,7 +121,7 @@ def test_whatever_is_asked_before_each_answer_is_right(make_h5, task_bytes, data
 
 
 @given(data=st.data(), n_bytes=TASKS, n_blocks=POOLS, retain=st.sampled_from([None, True, False]), subset=st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_planned_epochs_are_right_in_any_order_and_interleaved(
     make_h5, task_bytes, data, n_bytes, n_blocks, retain, subset
 ):
@@ -217,6 +219,7 @@ def check_some(reader, values, seed, *, prefetches=False, epoch=None):
         assert np.array_equal(found, values[rows])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("n_team", "retain", "n_bytes"), [(0, None, 100), (2, False, 100), (0, False, 2000)])
 @pytest.mark.parametrize("n_blocks", [0, 1, 2, 9, EVERYTHING])
 def test_eight_threads_read_from_one_reader_at_a_time(large, task_bytes, n_blocks, retain, n_team, n_bytes):
@@ -263,7 +266,7 @@ def test_numbers_too_large_for_a_dtype_become_infinite_and_nobody_is_warned(make
 
 
 @given(data=st.data(), n_bytes=st.integers(0, 4000))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_the_memory_of_a_pool_is_within_its_budget(make_h5, data, n_bytes):
     layouts, values = write(make_h5, data.draw(several_files()))
     made = []

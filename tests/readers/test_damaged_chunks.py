@@ -13,6 +13,7 @@ from factories import Stored, edit, encode, in_threads, is_decodable, known_filt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import EVERYTHING, OPTIONS, TASK_BYTES, can_be_pooled, load_at_a_time, look, open_pool
+from tiers import examples
 
 from lightning_h5.errors import H5CorruptError, H5FileError
 from lightning_h5.hdf5 import process_pool
@@ -189,7 +190,7 @@ def test_a_chunk_that_was_cut_off(make_h5, filters, part):
     ),
     places=st.lists(st.tuples(st.floats(0, 0.999), st.integers(1, 255)), min_size=1, max_size=4),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_bytes_that_changed_are_never_taken_for_data_where_there_is_a_checksum(make_h5, filters, places):
     path = make_h5(x=array(filters))
     content = bytearray(stored_bytes(path))
@@ -248,6 +249,7 @@ def test_a_chunk_that_failed_ahead_of_time_is_no_matter_to_reads_of_others(damag
         assert not thread.is_alive()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("n_team", [0, 2])
 @pytest.mark.parametrize("n_blocks", [0, 1, 3, EVERYTHING])
 def test_of_many_threads_exactly_those_fail_that_need_the_chunk(damaged, n_blocks, n_team):

@@ -6,6 +6,7 @@ from factories import H5Factory, Stored, random_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import EVERYTHING, look, n_decoded, open_pool
+from tiers import examples
 
 from lightning_h5.counters import Counters
 from lightning_h5.readers import TaskQueue
@@ -93,7 +94,7 @@ def test_in_a_windowed_order_a_chunk_is_decoded_once_by_a_pool_little_larger_tha
     size=st.integers(1, 30),
     cut=st.integers(1, ROWS),
 )
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_in_any_order_a_chunk_is_decoded_once_where_all_blocks_that_are_mixed_at_a_time_have_a_place(
     layouts, order, size, cut
 ):
@@ -107,7 +108,7 @@ def test_in_any_order_a_chunk_is_decoded_once_where_all_blocks_that_are_mixed_at
 
 
 @given(seed=st.integers(0, 999), size=st.integers(1, 9), ahead=st.integers(1, 3), has_team=st.booleans())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_looking_ahead_decodes_nothing_twice_and_leaves_nothing_to_decode(layouts, seed, size, ahead, has_team):
     batches = batches_of(windowed(8, seed), size)
     # What is looked at ahead has to have a place, too.

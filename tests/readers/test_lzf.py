@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5 import jit
 from lightning_h5.readers.filters.compiled import LONGEST, lzf_loop
@@ -83,7 +84,7 @@ def streams(draw):
 
 @pytest.mark.wide
 @pytest.mark.parametrize("way", LOOPS)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(stream=streams())
 @example(stream=(literal(b"a") + repeat(LONGEST, 1), b"a" * (LONGEST + 1)))
 def test_runs_and_repeats_of_all_kinds_decode(way, stream):
@@ -96,7 +97,7 @@ def test_runs_and_repeats_of_all_kinds_decode(way, stream):
 
 @pytest.mark.wide
 @pytest.mark.parametrize("way", LOOPS)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(stream=streams(), data=st.data())
 def test_what_is_damaged_is_refused_where_the_library_refuses_it_and_the_same_bytes_where_not(way, stream, data):
     stored, n_out = bytearray(stream[0]), len(stream[1])
@@ -107,12 +108,13 @@ def test_what_is_damaged_is_refused_where_the_library_refuses_it_and_the_same_by
 
 
 @pytest.mark.parametrize("way", LOOPS)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(stored=st.binary(min_size=1, max_size=400), n_out=st.integers(1, 2000))
 def test_garbage_is_what_the_library_takes_it_for(way, stored, n_out):
     assert decode(LOOPS[way], stored, n_out) == by_library(stored, n_out)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", ["noise", "steps", "text", "zeros", "waves"])
 @pytest.mark.parametrize("n", [300, 5_000, 100_000])
 def test_what_the_library_compresses_comes_back(kind, n):

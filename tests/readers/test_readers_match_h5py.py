@@ -10,6 +10,7 @@ from factories import Stored, assert_same_rows, is_decodable, known_filters, ran
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import EVERYTHING, IS_COMPILED, OPTIONS, can_be_pooled, look, n_decoded, open_pool
+from tiers import examples
 
 from lightning_h5.counters import Counters
 from lightning_h5.hdf5 import process_pool
@@ -192,14 +193,14 @@ def arrays(draw, storages, shapes):
 
 
 @given(data=st.data(), drawn=arrays(["contiguous", "contiguous", "compact", "virtual", "chunked"], ANY_SHAPES))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_any_reader_gives_any_rows_of_any_numbers_as_h5py_does(make_h5, data, drawn):
     check_drawn(make_h5, data, *drawn)
 
 
 @pytest.mark.wide
 @given(data=st.data(), drawn=arrays(["chunked"], FULL_SHAPES))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_any_reader_gives_any_rows_of_any_chunks_as_h5py_does(make_h5, data, drawn):
     check_drawn(make_h5, data, *drawn)
 
@@ -279,6 +280,7 @@ def fill(dtype, shape, seed):
     return values
 
 
+@pytest.mark.wide
 @given(
     dtype=TABLES,
     shape=st.sampled_from([(0,), (1,), (9,), (14,), (5, 2)]),

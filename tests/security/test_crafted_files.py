@@ -102,6 +102,7 @@ MEMORY = 2 << 30  # bytes of addresses
 BOMBS = [name for name in CASES if name.startswith(("bomb", "large"))]
 
 
+@pytest.mark.wide
 def test_data_modules_refuse_by_name_or_read_rightly_and_open_no_other_file(case, path, elsewhere, tmp_path):
     """In a child, which may crash."""
 

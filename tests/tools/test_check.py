@@ -11,6 +11,7 @@ import pytest
 from factories import Stored, edit, random_values, run_forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5 import H5LazyDataset
 from lightning_h5.errors import H5FileError, H5KeyError, H5ValueError
@@ -41,7 +42,7 @@ STORAGES = ["contiguous", "chunked", "compact", "virtual"]
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_file_as_it_should_be_has_no_problem(make_h5, data):
     shape = (data.draw(st.integers(1, 30)), *data.draw(st.lists(st.integers(1, 5), max_size=2)))
     dtype = data.draw(st.sampled_from(["f2", "f4", ">f8", "i1", ">u2", "i8", "?", "c8", "S3"]))
@@ -486,8 +487,9 @@ def test_layouts_that_make_training_slow_are_a_warning_for_all_files_at_once(mak
 # Damage of any kind -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.wide
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_whatever_bytes_are_changed_the_check_ends_with_a_report(make_h5, data):
     """In a process of its own: on some damaged metadata the HDF5 library crashes, and then it does so without us."""
     libver = data.draw(st.sampled_from([None, "latest"]))

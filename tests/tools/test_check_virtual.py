@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5 import H5CorruptError, H5KeyError, H5LazyDataset
 from lightning_h5.hdf5 import links
@@ -82,7 +83,7 @@ def test_rows_that_are_made_of_nothing_are_a_warning(tmp_path):
 
 
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_rows_made_of_nothing_are_those_that_read_as_the_fill_value(tmp_path_factory, data):
     shape = (data.draw(st.integers(1, 12)), *data.draw(st.lists(st.integers(1, 4), max_size=2)))
     path = tmp_path_factory.mktemp("v") / "v.h5"

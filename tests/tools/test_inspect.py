@@ -84,6 +84,7 @@ def test_arrays_are_described_as_h5py_describes_them(zoo):
     assert "no shape" in arrays["empty"].problem
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["a/gz", "a/guess", "a/plain", "a/part"])
 def test_a_row_costs_what_is_said(zoo, name, nothing_held):
     """Each row alone, with nothing kept: the mean of what is counted."""
@@ -196,6 +197,7 @@ def test_many_files_are_one_set_and_outliers_are_named(make_h5, tmp_path):
     assert "is not an HDF5 file" in said["broken.h5"]
 
 
+@pytest.mark.wide
 def test_a_thousand_arrays_are_all_there(make_h5):
     report = inspect_file(make_h5({f"g{i % 10}/x{i}": np.zeros((3, 2)) for i in range(1000)}))
     assert len(report.arrays) == 1000

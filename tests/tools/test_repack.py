@@ -284,6 +284,7 @@ def test_the_user_block_and_the_format_stay(zoo, tmp_path):
     assert versions[1] == max(2, versions[0])
 
 
+@pytest.mark.wide
 def test_rows_are_shuffled_together_and_nothing_else_is(zoo, tmp_path):
     with h5py.File(zoo, "a") as file:
         del file["virtual"]  # which shows rows that move
@@ -293,6 +294,7 @@ def test_rows_are_shuffled_together_and_nothing_else_is(zoo, tmp_path):
     assert_same_file(zoo, tmp_path / "copy.h5", [*ALIGNED, "group/another name"], places(60, 5))
 
 
+@pytest.mark.wide
 def test_a_copy_of_a_copy_is_the_same_file(zoo, tmp_path):
     for at, (one, other) in enumerate([("zoo.h5", "a.h5"), ("a.h5", "b.h5")]):
         repack_file(tmp_path / one, tmp_path / other, compression="gzip", verify=at == 1)
@@ -346,6 +348,7 @@ def test_any_array_has_the_same_rows_in_the_copy(make_h5, array, rows, name, ext
         assert not copy["x"].chunks or copy["x"].chunks[1:] == file["x"].shape[1:]
 
 
+@pytest.mark.wide
 @given(array=stored_arrays(), rows=st.integers(1, 30), more=st.integers(1, 20), name=st.sampled_from(NAMES))
 def test_rows_that_are_added_later_are_fill_values(make_h5, array, rows, more, name):
     """What hangs over the edge of the last chunk shows when the array is made longer."""
@@ -908,6 +911,7 @@ def test_a_copy_that_is_broken_off_leaves_nothing(make_h5, tmp_path, number, cod
     assert "Traceback" not in errors
 
 
+@pytest.mark.wide
 def test_a_copy_goes_on_after_a_closed_terminal_that_is_ignored(make_h5, tmp_path):
     path = make_h5({"x": np.zeros((10, 10))})
     ignores = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"  # as nohup does

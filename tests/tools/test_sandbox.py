@@ -22,6 +22,7 @@ import pytest
 from factories import Stored, edit, run_forked
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5.errors import H5KeyError, H5ValueError, H5WorkerError
 from lightning_h5.tools import check, sandbox
@@ -112,6 +113,7 @@ def folder_of_all_sorts(make_h5, tmp_path):
     return [*paths, damaged, other, str(tmp_path / "set" / "junk.h5")]
 
 
+@pytest.mark.wide
 def test_what_is_found_is_what_is_found_without_a_sandbox(make_h5, tmp_path):
     paths = folder_of_all_sorts(make_h5, tmp_path)
     plain, apart_from_us = check_files(paths, finite=True), check_files(paths, finite=True, sandbox=True)
@@ -175,6 +177,7 @@ def test_however_a_child_ends_its_file_is_named_and_no_other(make_h5, child_does
     assert text in problem.text
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "script",
     [f"exec sleep {LONG}", f"exec >&-; exec sleep {LONG}", f"sleep {LONG} & wait", f"echo '{NOTHING}'; sleep {LONG}"],
@@ -190,6 +193,7 @@ def test_a_child_that_does_not_end_is_stopped(make_h5, child_does, tmp_path, scr
     assert all(is_gone(pid) for pid in pids_in(tmp_path / "pids", 1))
 
 
+@pytest.mark.wide
 def test_a_child_that_hangs_or_spins_inside_of_its_check_is_stopped(make_h5, monkeypatch):
     in_child(monkeypatch, f"sandbox._check = lambda task: time.sleep({LONG})")
     assert problems(check_files(make_h5(x=VALUES), sandbox=True, sandbox_seconds=2)) == [("error", "hung", None)]
@@ -422,6 +426,7 @@ def test_this_process_never_opens_the_file(make_h5, child_does):
     assert path not in Path("/proc/self/maps").read_text()
 
 
+@pytest.mark.wide
 def test_many_files_are_checked_and_reported_in_order(make_h5, child_does, monkeypatch, tmp_path):
     path = make_h5(x=VALUES)
     (tmp_path / "many").mkdir()
@@ -567,7 +572,7 @@ def places_in(value, at=()):
 
 
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_whatever_is_reported_becomes_plain_values_or_a_problem(reported, data):
     path, value = reported
     for _ in range(data.draw(st.integers(1, 3))):
@@ -606,6 +611,7 @@ def assert_plain(found):
     assert all(type(name) is str and level in (0, 1, 2, 3) for name, level in found.integrity.items())
 
 
+@pytest.mark.wide
 def test_a_file_with_very_many_arrays_is_compared_in_good_time(make_h5, child_does, tmp_path):
     """A list as long as a child may tell: nothing takes the square of its length."""
     arrays = {f"a{n}": ["u1 ()", 10_000 + n % 9000] for n in range(50_000)}

@@ -12,6 +12,7 @@ import pytest
 from factories import Stored, edit, random_values
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
 from lightning_h5 import H5LazyDataset, LazyH5DataModule
 from lightning_h5.datasets import read_stats
@@ -83,7 +84,7 @@ def numbers(draw, shape):
 
 @pytest.mark.wide
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_any_array_has_its_exact_statistics(make_h5, monkeypatch, data):
     shape = (data.draw(st.integers(0, 40)), *data.draw(st.lists(st.integers(1, 5), max_size=2)))
     values = data.draw(numbers(shape))

@@ -203,6 +203,7 @@ def test_every_tool_reads_the_file_that_is_there_now(make_h5, tmp_path, nothing_
         ask_after_replacing(make_h5, str(tmp_path), kind, kind, way, read, tool, 10 * at)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "seeds",
     [range(100), pytest.param(range(100, 2200), marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],

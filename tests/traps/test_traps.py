@@ -139,6 +139,7 @@ def on_two_ranks(tmp_path_factory):
     return cache(lambda kind: ranks(2, folder, batches_of_stages, kind, file))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("kind", [trap(TWICE, "plain subset"), trap(TWICE, "plain sampler"), "ours"])
 def test_two_ranks_see_each_row_once(on_two_ranks, kind, stage):
@@ -156,6 +157,7 @@ def batches_of_loader(rank, kind, file, stage):
     return model.batches[STAGES[stage]]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("stage", ["fit", "validate"])
 @pytest.mark.parametrize("kind", [trap(NOT_SHARDED, "plain distributed"), "ours"])
 def test_two_ranks_see_each_row_once_from_a_loader_without_its_data_module(tmp_path, file, kind, stage):
@@ -204,6 +206,7 @@ def steps_of_unequal_ranks(rank, kind, files):
     return trainer.global_step, ""
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", [trap(LENGTHS, "plain files"), "ours"])
 def test_ranks_of_unequal_lengths_stop_before_the_first_step(tmp_path, make_h5, kind):
     files = [numbered(make_h5, n_rows) for n_rows in (3 * BATCH, 4 * BATCH)]
@@ -234,6 +237,7 @@ def rows_on_a_mesh(rank, kind, file, replicas, peers):
     return {stage: flat(model.batches[stage]) for stage in ("train", "validate")}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("replicas", "peers"), [(1, 2), (2, 2)])
 @pytest.mark.parametrize("kind", [trap(MESH, "plain distributed"), "ours"])
 def test_tensor_parallel_peers_share_rows_that_replicas_do_not(tmp_path, file, kind, replicas, peers):
@@ -267,6 +271,7 @@ def accuracies(rank, kind, file):
     return [stage(Judge(), datamodule=data(kind, file), verbose=False)[0]["accuracy"] for stage in stages]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("n_rows", [5, 7, 101])
 @pytest.mark.parametrize("kind", [trap(PADDED), "ours"])
 def test_accuracy_over_two_ranks_counts_each_row_once(tmp_path, make_h5, kind, n_rows):
@@ -311,6 +316,7 @@ def leave_a_trace(folder, worker_id):
     (folder / str(os.getpid())).touch()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", [trap(RELOADED), "ours"])
 def test_reloading_each_epoch_starts_workers_once_an_epoch(tmp_path, file, kind):
     traces = tmp_path / "workers"
@@ -480,6 +486,7 @@ def part_of_a_run(rank, kind, file, devices, stop, saved):
     return train(Recorder(stop), data(kind, file), callbacks=[SavesIn("on_train_batch_end", saved)], **options)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("kind", [trap(LOST_PLACE, "plain distributed"), "ours"])
 def test_a_run_goes_on_on_another_number_of_ranks(tmp_path, file, kind, before, after):
@@ -563,6 +570,7 @@ def config_of(kind, file):
     }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", [trap(NO_DTYPE, "plain arguments"), "ours"])
 def test_what_the_command_line_prints_runs(tmp_path, capsys, file, kind):
     first, again = tmp_path / "first.yaml", tmp_path / "again.yaml"
