@@ -4,12 +4,13 @@ import faulthandler
 import gc
 import os
 import signal
+from collections import defaultdict
 
 import pytest
 import tqdm
 from factories import H5Factory
 from lightning_utilities.core.rank_zero import WarningCache
-from tiers import load_profile
+from tiers import load_profile, spread
 
 from lightning_h5.hdf5 import process_pool
 
@@ -22,11 +23,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so shells start what ru
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items):
-    """Property tests run again in the wider tier, with more examples."""
+    """Mark what is left to the wider tiers: all but a few cases of a test; property tests run again there."""
+    cases = defaultdict(list)
     for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
+    for of_test in cases.values():
+        for item in set(of_test) - set(spread(of_test)):
+            item.add_marker("wide")
 
 
 def pytest_collection_finish():

@@ -1,4 +1,4 @@
-"""How many examples property tests try: few in `make test`, all in `make test-all`, more in `make test-long`."""
+"""How many cases of a test, and examples of a property, `make test` tries; `make test-all` tries all of them."""
 
 import os
 
@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, settings
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "few")
 SHARES = {"few": 0.2, "broad": 1.0, "thorough": 20.0}
 EXAMPLES = 100  # of a test that names no number
+CASES = 6  # of a parametrized test
 
 
 def examples(n):
@@ -26,3 +27,10 @@ def load_profile():
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
     settings.load_profile(PROFILE)
+
+
+def spread(cases):
+    """Return the cases of a parametrized test that `make test` runs: the first, the last, and some between."""
+    if len(cases) <= CASES:
+        return cases
+    return [cases[round(at * (len(cases) - 1) / (CASES - 1))] for at in range(CASES)]
