@@ -216,7 +216,7 @@ def test_help_has_examples(run):
     code, out, _ = run("--help")
     assert code == 0
     assert "lightning-h5 check data.h5\n" in out
-    assert "Take --sandbox for untrusted files" in " ".join(out.split())
+    assert "untrusted files, and files that crashed a program" in " ".join(out.split())
 
 
 @pytest.mark.wide
