@@ -300,7 +300,7 @@ def test_a_file_that_vanishes_is_named_once(make_h5, monkeypatch):
         return iter(made)
 
     monkeypatch.setattr(ArrayDecoder, "tasks", tasks)
-    assert [problem.kind for problem in check_files(path).errors] == ["changed", "decode"]
+    assert [problem.kind for problem in check_files(path).errors] == ["decode", "changed"]
 
 
 # Values -----------------------------------------------------------------------------------------------------
@@ -376,18 +376,19 @@ def test_a_file_alone_whose_arrays_nearly_have_the_same_length_is_a_warning(make
 
 def test_the_same_data_twice_is_a_warning(make_h5, tmp_path):
     path = make_h5(x=VALUES, name="a.h5")
+    shutil.copy(path, tmp_path / "copy.h5")
+    report = check_files([path, tmp_path / "copy.h5"])
+    assert found(report) == [("warning", "duplicate", None)]
+    assert report.warnings[0].text == f"it holds the same as {path!r}: its rows would be trained on twice"
+
+
+def test_a_file_that_is_named_twice_is_refused_as_in_training(make_h5, tmp_path):
+    path = make_h5(x=VALUES, name="a.h5")
     os.symlink(path, tmp_path / "link.h5")
     os.link(path, tmp_path / "hard.h5")
-    shutil.copy(path, tmp_path / "copy.h5")
-    report = check_files([path, tmp_path / "copy.h5", path, tmp_path / "link.h5", tmp_path / "hard.h5"])
-    assert found(report) == [("warning", "duplicate", None)] * 4
-    assert len(report.files) == 2
-    assert {problem.text for problem in report.warnings} == {
-        "it is named twice",
-        f"it is named twice, as '{tmp_path / 'link.h5'}' as well",
-        f"it is named twice, as '{tmp_path / 'hard.h5'}' as well",
-        f"it holds the same as {path!r}: its rows would be trained on twice",
-    }
+    for other in (path, tmp_path / "link.h5", tmp_path / "hard.h5"):
+        with pytest.raises(H5ValueError, match=r"paths names .* more than once .* Name each file once"):
+            check_files([path, other])
 
 
 def test_text_of_different_lengths_is_alike(make_h5):
@@ -459,9 +460,9 @@ def test_a_key_that_some_file_has_is_missing_in_the_others(make_h5):
 
 
 def test_layouts_that_make_training_slow_are_a_warning_for_all_files_at_once(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.tools.file_checks.SLOW_BYTES", 100)
-    monkeypatch.setattr("lightning_h5.tools.file_checks.LARGE_BLOCK", 1000)
-    monkeypatch.setattr("lightning_h5.tools.file_checks.MANY_CHUNKS", 5)
+    monkeypatch.setattr("lightning_h5.tools.check_file.SLOW_BYTES", 100)
+    monkeypatch.setattr("lightning_h5.tools.check_file.LARGE_BLOCK", 1000)
+    monkeypatch.setattr("lightning_h5.tools.check_file.MANY_CHUNKS", 5)
 
     def make(seed):
         values = VALUES + seed

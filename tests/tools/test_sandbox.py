@@ -34,8 +34,7 @@ ROWS, STEP = 40, 5
 VALUES = np.resize(np.arange(11, dtype="i4"), (ROWS, 50))
 GZIP = {"compression": "gzip"}
 NOTHING = (
-    '{"path": "", "is_open": true, "arrays": {}, "problems": [], "order": [], "integrity": {}, "identity": null, '
-    '"unknown": null, "n_decoded": 0}'
+    '{"path": "", "is_open": true, "arrays": {}, "problems": [], "integrity": {}, "identity": null, "n_decoded": 0}'
 )
 LONG = 1000  # seconds, of something that has to be stopped
 
@@ -600,9 +599,7 @@ def assert_plain(found):
     for name, (look, n_rows) in found.arrays.items():
         assert type(name) is type(look) is str
         assert type(n_rows) is int
-    assert all(type(name) is str for name in found.order)
     assert type(found.n_decoded) is int
-    assert found.unknown is None or type(found.unknown) is str
     assert all(type(name) is str and level in (0, 1, 2, 3) for name, level in found.integrity.items())
 
 
