@@ -265,7 +265,7 @@ def _range(text: str) -> range:
 
 def _stats(options: argparse.Namespace) -> int:
     from ..hdf5 import expand_paths, expand_user
-    from ..tools.output_files import check_output
+    from ..tools.repack import check_output
     from ..tools.stats import compute_stats
     from .text import stats_doubts, stats_text
 

@@ -34,7 +34,7 @@ from ..order.shards import Rows
 from ..progress_bar import progress_bar
 from ..readers import BulkTask, bulk_tasks, do_tasks, first_places, open_source, usable_cores
 from ..types import IntArray, PathLike, Paths
-from .output_files import check_output
+from .repack import check_output
 from .running_stats import RunningStats, empty_stats, merge_stats, stats_of
 
 ChannelAxis: TypeAlias = int | Mapping[str, int | None] | None

@@ -539,12 +539,10 @@ def test_chunks_hold_whole_rows_of_256_to_512_kib(make_h5, row, expected):
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-@pytest.mark.parametrize("most", [400, 4000])
-def test_chunks_that_span_many_rows_are_put_together_in_a_file(make_h5, monkeypatch, most, seed):
-    """Rows that share chunks and are too many for memory; and for a file of a bearable size."""
+def test_chunks_that_span_many_rows_are_put_together_in_a_file(make_h5, monkeypatch, seed):
+    """Rows that share chunks and are too many for memory."""
     monkeypatch.setattr(row_io, "PIECE_BYTES", 100)
     monkeypatch.setattr(row_io, "MAX_IN_MEMORY", 50)
-    monkeypatch.setattr(row_io, "MAX_SHARED", most)
     x = random_values("i2", (130, 3, 4))
     for filters in (("gzip",), ("shuffle", "gzip"), ()):
         path = make_h5({"x": Stored(x, "chunked", (50, 1, 3), filters=filters)})
