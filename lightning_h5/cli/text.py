@@ -98,8 +98,6 @@ def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
         parts += [" + ".join(array.filters)] if array.filters else []
         parts += [f"{array.ratio:.1f}:1"] if array.filters and array.ratio else []
         parts += [f"packed: {array.packing}"] if array.packing else []
-        parts += [f"fill {array.fill:g}"] if array.fill else []
-        parts += [f"{array.n_unwritten} of {array.n_chunks} chunks never written"] if array.n_unwritten else []
     return "  ".join(parts) + attributes
 
 

@@ -8,11 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from ..errors import H5Error, H5FileError
 from ..hdf5 import (
@@ -20,7 +16,6 @@ from ..hdf5 import (
     INTEGRITY,
     ArrayLayout,
     Entry,
-    OpenOptions,
     entries_of,
     expand_paths,
     expand_user,
@@ -31,12 +26,9 @@ from ..hdf5 import (
     open_h5,
 )
 from ..progress_bar import with_bar
-from ..readers import fallback_reason, open_reader
+from ..readers import fallback_reason
 from ..types import PathLike
 from .advice import Advice, advise
-
-MAX_COLUMN_ROWS = 1_000_000
-"""Longer columns are not read for a suggestion."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +62,6 @@ class ArrayReport:
         n_bytes: bytes of all rows as read.
         n_stored_bytes: bytes that the array takes in the file.
         ratio: the first over the second; None if nothing is stored.
-        fill: the value of elements that were never written, if it is not zero.
-        n_chunks: chunks of the array, and how many of them were never written.
-        n_unwritten: see above.
         row: what a random row costs; None if the array has no rows to train from.
         integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
         problem: why it cannot be trained from, or None.
@@ -89,9 +78,6 @@ class ArrayReport:
     n_bytes: int = 0
     n_stored_bytes: int = 0
     ratio: float | None = None
-    fill: float | None = None
-    n_chunks: int = 0
-    n_unwritten: int = 0
     row: RowCost | None = None
     integrity: int | None = None
     problem: str | None = None
@@ -106,7 +92,6 @@ class FileReport:
     Attributes:
         path: the file.
         n_bytes: its size.
-        superblock: version of the file format's first block; from 2 on it has a checksum.
         entries: all names in it, each group before what is in it.
         arrays: its arrays, without further names of the same one.
         integrity: the least of the arrays that ``advice`` takes, in words.
@@ -115,7 +100,6 @@ class FileReport:
 
     path: str
     n_bytes: int
-    superblock: int
     entries: tuple[Entry, ...]
     arrays: tuple[ArrayReport, ...]
     integrity: str | None
@@ -169,13 +153,11 @@ def inspect_with_layouts(path: str, *, reads_columns: bool = True) -> tuple[File
         entries = tuple(entries_of(file))
         layouts: dict[str, ArrayLayout] = {}
         arrays = tuple(_describe(file, path, entry, layouts) for entry in entries if entry.kind == "array")
-        superblock = file.id.get_create_plist().get_version()[0]
     advice = _advise(path, arrays, layouts, [path] if reads_columns else [])
     levels = [layouts[key].integrity for key in (*advice.x_keys, *advice.y_keys)]
     report = FileReport(
         path=path,
         n_bytes=os.path.getsize(path),
-        superblock=superblock,
         entries=entries,
         arrays=arrays,
         integrity=f"level {min(levels)}: {INTEGRITY[min(levels)]}" if levels else None,
@@ -245,7 +227,7 @@ def _advise(
         columns=columns_of(arrays),
         texts=[a.name for a in arrays if a.shape is not None and len(a.shape) == 1 and a.dtype.startswith("text")],
         problem=next(unreadable, None),
-        read_column=partial(read_column, files),
+        files=files,
     )
 
 
@@ -258,27 +240,6 @@ def columns_of(arrays: Sequence[ArrayReport]) -> dict[str, int]:
             names = [f"{array.name}/{name}" for name in array.columns] if is_table else [array.name]
             columns |= dict.fromkeys(names, array.shape[0])
     return columns
-
-
-def read_column(paths: Sequence[str], key: str) -> npt.NDArray[Any] | None:
-    """Return the values of a column of some files, as one; None if it cannot be read, or is too long for a suggestion.
-
-    Args:
-        paths: the files.
-        key: the column, or a member of a table.
-    """
-    parts, n_rows = [], 0
-    try:
-        for path in paths:
-            with open_h5(path) as file:
-                layout = layout_of(find_array(file, key), path, key)
-            n_rows += layout.n_rows
-            if layout.row_shape or n_rows > MAX_COLUMN_ROWS:
-                return None
-            parts.append(np.asarray(open_reader(layout, OpenOptions()).read(np.arange(layout.n_rows))))
-    except (H5Error, *FAULTS):
-        return None
-    return np.concatenate(parts) if parts else None
 
 
 def _describe(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout]) -> ArrayReport:
@@ -299,7 +260,7 @@ def _describe(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout
     elif kind == "compound" and layout.n_rows:
         members = [layout.member(name) for name in names if kind_of(layout.stored[name].base) == "number"]
         layouts |= {member.key: member for member in members}
-    table, stored = layout.table, layout.n_stored_bytes
+    stored = layout.n_stored_bytes
     single = [name for name in names if not layout.stored[name].shape]
     return replace(
         report,
@@ -309,9 +270,6 @@ def _describe(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout
         n_bytes=layout.n_bytes,
         n_stored_bytes=stored,
         ratio=layout.stored_row_bytes * layout.n_rows / stored if stored else None,
-        fill=_fill(layout),
-        n_chunks=0 if table is None else len(table.offsets),
-        n_unwritten=0 if table is None else int((table.offsets < 0).sum()),
         row=_row_cost(layout) if layout.n_rows else None,
         integrity=layout.integrity,
         problem=_problem(layout),
@@ -334,12 +292,6 @@ def _filter_text(label: str, options: tuple[int, ...]) -> str:
     return f"gzip {options[0]}" if label == "deflate" and options else {"deflate": "gzip"}.get(label, label)
 
 
-def _fill(layout: ArrayLayout) -> float | None:
-    if not layout.fill or layout.stored.names is not None or layout.stored.kind not in "iuf":
-        return None
-    return float(np.frombuffer(layout.fill, layout.stored.base)[0]) or None
-
-
 def _problem(layout: ArrayLayout) -> str | None:
     """Return why one cannot train from an array, if so."""
     kind = kind_of(layout.dtype)
@@ -352,31 +304,25 @@ def _problem(layout: ArrayLayout) -> str | None:
     return None if kind == "number" else f"a tensor cannot hold {layout.stored}"
 
 
-_Schema: TypeAlias = tuple[tuple[str, str, tuple[int, ...] | None], ...]
-"""Of each array the name, the dtype and the shape of a row."""
+_Schema: TypeAlias = tuple[tuple[str, str], ...]
+"""Of each array the name, and its dtype and the shape of a row in words."""
 
 
 def _schema(report: FileReport) -> _Schema:
-    return tuple(
-        # Text comes as str, however it is stored.
-        sorted(
-            (a.name, "text" if a.dtype.startswith("text") else a.dtype, None if a.shape is None else a.shape[1:])
-            for a in report.arrays
-        )
-    )
+    looks = {}
+    for array in report.arrays:
+        dtype = "text" if array.dtype.startswith("text") else array.dtype  # text comes as str, however it is stored
+        shape = None if array.shape is None else "x".join(map(str, array.shape[1:])) or "1"
+        looks[array.name] = f"{dtype} {'without rows' if shape is None else f'in rows of {shape}'}"
+    return tuple(sorted(looks.items()))
 
 
 def _difference(usual: _Schema, found: _Schema) -> str:
     """Return the first difference from most files, in words."""
-    expected, existing = ({name: (dtype, row) for name, dtype, row in schema} for schema in (usual, found))
-    for name, (dtype, row) in expected.items():
+    expected, existing = dict(usual), dict(found)
+    for name, look in expected.items():
         if name not in existing:
             return f"has no {name!r}"
-        if existing[name] != (dtype, row):
-            other, other_row = existing[name]
-            return f"{name!r} is {other} {_rows(other_row)}; in most files it is {dtype} {_rows(row)}"
+        if existing[name] != look:
+            return f"{name!r} is {existing[name]}; in most files it is {look}"
     return f"has {min(set(existing) - set(expected))!r} as well, which most files do not"
-
-
-def _rows(shape: tuple[int, ...] | None) -> str:
-    return "without rows" if shape is None else f"in rows of {'x'.join(map(str, shape)) or '1'}"

@@ -77,7 +77,6 @@ def test_arrays_are_described_as_h5py_describes_them(zoo):
             assert array.n_stored_bytes == there.id.get_storage_size(), name
     assert arrays["a/gz"].filters == ("gzip 7",)
     assert arrays["a/guess"].filters == ("shuffle", "lzf")
-    assert (arrays["a/part"].fill, arrays["a/part"].n_chunks, arrays["a/part"].n_unwritten) == (-1, 7, 5)
     assert arrays["a/gz"].ratio == pytest.approx(200 * 12 * 4 / arrays["a/gz"].n_stored_bytes)
     assert "list of str" in arrays["text"].problem
     assert "scalar" in arrays["scalar"].problem
