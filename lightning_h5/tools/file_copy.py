@@ -194,7 +194,7 @@ class FileCopy:
         self, source: Any, copy: Any, plans: Mapping[int, ArrayPlan], order: Order | None, pool: Executor, folder: str
     ) -> None:
         self.source, self.copy, self.plans, self.order = source, copy, plans, order
-        self._pool, self._folder = pool, folder
+        self._pool, self.folder = pool, folder
         self.places: dict[int, bytes] = {address_of(source["/"].id): b"/"}
 
     def copy_structure(self) -> None:
@@ -279,10 +279,10 @@ class FileCopy:
             by_library: read through the HDF5 library alone.
         """
         raw = None if by_library else raw_layout(original, self.source.filename, plan.name)
-        pieces = read_rows(original, plan.name, raw, self._folder)
+        pieces = read_rows(original, plan.name, raw, self.folder)
         if self.order is None or not plan.is_shuffled:
             return pieces
-        return shuffle_pieces(pieces, self.order, original.shape[0], row_bytes_of(original), self._folder)
+        return shuffle_pieces(pieces, self.order, original.shape[0], row_bytes_of(original), self.folder)
 
     def objects_of(self, original: Any, plan: ArrayPlan) -> Iterator[tuple[Any, Any]]:
         """Yield all values of an array of the source as Python objects, after what selects them in the copy.

@@ -23,7 +23,7 @@ from .file_copy import (
     was_written,
 )
 from .repack_plan import ArrayPlan
-from .row_io import PIECE_BYTES, read_box, rows_box
+from .row_io import PIECE_BYTES, make_buffer, read_box, rows_box
 
 
 class CopyVerifier:
@@ -97,7 +97,8 @@ class CopyVerifier:
             self._done(plan.n_bytes)
             return
         for first, rows in self._made.rows_of(original, plan, by_library=not may_run_code(original)):
-            expected, read = rows.reshape(-1), read_box(copied, plan.name, rows_box(original.shape, first, len(rows)))
+            expected, read = rows.reshape(-1), make_buffer(rows.nbytes, self._made.folder)
+            read_box(copied, plan.name, rows_box(original.shape, first, len(rows)), read)
             parts = (slice(at, at + PIECE_BYTES) for at in range(0, len(read), PIECE_BYTES))
             is_same = all(np.array_equal(read[part], expected[part]) for part in parts)
             self._ensure(is_same, plan.name, f"rows {first} to {first + len(rows) - 1}")

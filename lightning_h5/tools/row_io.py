@@ -27,6 +27,7 @@ MAX_ROWS = 1 << 18  # permuted at a time: the numbers of small rows take more me
 ENCODE_BYTES = 256 << 10  # of a task that encodes,
 MAX_CHUNKS = 1024  # each of whose chunks is an object until it is written
 MAX_TASKS = 64  # that encode at a time
+MAX_WRITTEN = 1 << 14  # chunks that the HDF5 library writes at a time: it takes 6 KiB for each
 
 Order: TypeAlias = Callable[[int, int], IntArray]
 """The new places of the rows ``[start, stop)`` of the source."""
@@ -118,7 +119,7 @@ def read_rows(array_id: Any, name: str, raw: ArrayLayout | None, folder: str) ->
     source = None if raw is None else open_source(raw, OpenOptions(), 1, Counters())
     for start in range(0, n_rows, n_read):
         n_some = min(n_read, n_rows - start)
-        rows = _buffer(n_some * row_bytes, folder).reshape(n_some, row_bytes)
+        rows = make_buffer(n_some * row_bytes, folder).reshape(n_some, row_bytes)
         if raw is None or source is None:
             read_box(array_id, name, rows_box(array_id.shape, start, n_some), rows)
         else:
@@ -128,7 +129,7 @@ def read_rows(array_id: Any, name: str, raw: ArrayLayout | None, folder: str) ->
             yield start + at, rows[at : at + n_piece]
 
 
-def _buffer(n_bytes: int, folder: str) -> Bytes:
+def make_buffer(n_bytes: int, folder: str) -> Bytes:
     """Return memory, in a temporary file without a name if it is much."""
     if n_bytes <= MAX_IN_MEMORY:
         return np.empty(n_bytes, dtype=np.uint8)
@@ -147,7 +148,7 @@ def shuffle_pieces(pieces: Pieces, order: Order, n_rows: int, row_bytes: int, fo
         row_bytes: of each.
         folder: for the temporary file.
     """
-    held = _buffer(n_rows * row_bytes, folder)
+    held = make_buffer(n_rows * row_bytes, folder)
     rows_held = held.view(f"V{row_bytes}")
     for first, rows in pieces:
         for at in range(0, len(rows), MAX_ROWS):
@@ -184,9 +185,11 @@ def write_rows(copied: Any, pieces: Pieces, pool: Executor, done: Callable[[int]
             for start, encoded in zip(starts, pool.map(encode_all, tasks), strict=True):
                 for number, data in enumerate(encoded):
                     copied.write_direct_chunk(rows_box(shape, first + start + number * size, size)[0], data)
-        if n_whole < len(rows):  # the library fills up the last chunk
-            box = rows_box(shape, first + n_whole, len(rows) - n_whole)
-            values = rows[n_whole:].reshape(-1).view(f"V{itemsize}").reshape(box[1])
+        n_written = MAX_WRITTEN * size if chunks else len(rows)
+        for at in range(n_whole, len(rows), n_written):  # the library fills up the last chunk
+            some = rows[at : at + n_written]
+            box = rows_box(shape, first + at, len(some))
+            values = some.reshape(-1).view(f"V{itemsize}").reshape(box[1])
             copied.write(*_selection(copied, box), values, copied.get_type())
         done(rows.nbytes)
 
