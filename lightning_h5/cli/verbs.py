@@ -115,9 +115,7 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="a file, a glob or a directory")
     add("--key", action="append", dest="keys", metavar="K", help="an array; repeatable (default: all)")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--nan", action="store_true", help="NaN and infinite values are errors, too")
-    how.add_argument("--no-decode", action="store_true", help="read metadata alone: fast, and finds no damaged chunk")
+    add("--no-decode", action="store_true", help="read metadata alone: fast, and finds no damaged chunk")
     add("--strict", action="store_true", help="end with 1 if a warning is found, too")
     digests = "write digests beside each file without an error, which files.verify='digest' compares rows with"
     add("--write-digests", action="store_true", help=digests)
@@ -138,7 +136,6 @@ def _check(options: argparse.Namespace) -> int:
     report = check_files(
         options.paths,
         decode=not options.no_decode,
-        finite=options.nan,
         keys=options.keys,
         sandbox=options.sandbox,
         write_digests=options.write_digests,
@@ -321,7 +318,7 @@ VERBS = {
     ),
     "check": Verb(
         "problems in one file or many: fields, rows, chunks that do not decode",
-        ("data.h5", "runs/ --nan", "'runs/*.h5' --key signal --key label", "downloads/ --sandbox"),
+        ("data.h5", "runs/ --strict", "'runs/*.h5' --key signal --key label", "downloads/ --sandbox"),
         _check_arguments,
         _check,
     ),

@@ -70,7 +70,6 @@ def check_files(
     paths: Paths,
     *,
     decode: bool = True,
-    finite: bool = False,
     keys: str | Sequence[str] | None = None,
     sandbox: bool = False,
     sandbox_memory: int | str = "4 GiB",
@@ -98,7 +97,6 @@ def check_files(
     Args:
         paths: a file, a glob, a directory, or a list of these.
         decode: read all rows.
-        finite: look for NaN and infinite values, too, which are errors then.
         keys: arrays to look at, of which each file has to have all; None takes all.
         sandbox: never open a file in this process. Made for Linux.
         sandbox_memory: address space of the subprocess, in bytes or as a text; more than 256 MiB, which Python and the
@@ -114,8 +112,6 @@ def check_files(
         H5ValueError: arguments make no sense, or a file is named twice.
         H5WorkerError: the sandbox cannot be started.
     """
-    if finite and not decode:
-        raise H5ValueError("finite=True needs the values, and decode=False reads none. Leave one of them out.")
     if write_digests and (sandbox or not decode):
         raise H5ValueError(
             "write_digests=True vouches for files whose rows were all read, in this process. Check untrusted files "
@@ -126,7 +122,7 @@ def check_files(
     folder = ""
     with suppress(OSError):  # it was removed
         folder = os.getcwd()
-    wanted = Wanted(names=names, decode=decode, finite=finite, folder=folder)
+    wanted = Wanted(names=names, decode=decode, folder=folder)
     files = expand_paths(paths, "paths")
     guards = {path: ChangeGuard.of(path) for path in files if os.path.isfile(path)}
     n_bytes = sum(guard.n_bytes for guard in guards.values())

@@ -1,4 +1,4 @@
-"""All checks of one file: small generators of problems in its metadata, then every chunk, then its values."""
+"""All checks of one file: small generators of problems in its metadata, then every chunk."""
 
 from __future__ import annotations
 
@@ -85,13 +85,11 @@ class Wanted:
     Attributes:
         names: arrays that each file has to have; None takes all.
         decode: read all rows.
-        finite: count what is not finite.
         folder: the working directory of the process that will read the files.
     """
 
     names: Sequence[str] | None = None
     decode: bool = True
-    finite: bool = False
     folder: str = ""
 
 
@@ -142,7 +140,7 @@ def check_file(path: str, wanted: Wanted, n_cores: int, report: Callable[[int], 
     if wanted.decode:
         misplaced = {problem.array for problem in found.problems if problem.kind == "place"}
         layouts = [layout for key, layout in contents.layouts.items() if key not in misplaced]
-        decoders = [ArrayDecoder(layout, finite=wanted.finite) for layout in layouts]
+        decoders = [ArrayDecoder(layout) for layout in layouts]
         tasks = [task for decoder in decoders for task in decoder.tasks()]
         do_reading(path, tasks, n_cores, report)
         report(max(0, n_bytes - sum(task.n_bytes for task in tasks)))
@@ -417,25 +415,22 @@ FILE_CHECKS: tuple[Callable[[Contents], Iterator[Problem]], ...] = (
 class ArrayDecoder:
     """Reads all rows of one array, in tasks for any number of threads, and notes what is wrong with them.
 
-    Chunks that were never written are skipped, unless their fill value may be NaN. Virtual arrays are read as others
-    are: even if the arrays that they are made of can be read, they may lie elsewhere, or be something else, than the
-    virtual one declares.
+    Chunks that were never written are skipped. Virtual arrays are read as others are: even if the arrays that they are
+    made of can be read, they may lie elsewhere, or be something else, than the virtual one declares.
 
     Args:
         layout: the array.
-        finite: count numbers that are NaN or infinite.
 
     Attributes:
         n_decoded: bytes that were decoded.
     """
 
-    def __init__(self, layout: ArrayLayout, *, finite: bool) -> None:
+    def __init__(self, layout: ArrayLayout) -> None:
         self.n_decoded = 0
-        self._layout, self._finite = layout, finite
+        self._layout = layout
         self._lock = threading.Lock()
         self._broken: dict[int, Exception] = {}  # by the first row that was read
         self._unreadable: Exception | None = None
-        self._found: list[_NotFinite] = []
 
     def tasks(self) -> Iterator[BulkTask]:
         """Yield what has to be read."""
@@ -450,7 +445,7 @@ class ArrayDecoder:
         size = layout.rows_per_chunk if layout.chunks else run
         step = max(1, STEP_BYTES // (size * layout.row_bytes)) * size
         starts = np.arange(0, layout.n_rows, step)
-        if layout.table is not None and not self._finite:
+        if layout.table is not None:
             written = np.flatnonzero(layout.table.offsets >= 0) // layout.table.per_row * size
             starts = np.unique(written // step) * step
         share = layout.n_stored_bytes / layout.n_rows
@@ -478,22 +473,15 @@ class ArrayDecoder:
                 yield error(path, key, "decode", why)
         if (more := len(self._broken) - MAX_PROBLEMS) > 0:
             yield error(path, key, "decode", f"{more:,} more pieces of it cannot be read")
-        if found := [each for each in self._found if each.n_nan or each.n_infinite]:
-            n_nan, n_infinite = sum(each.n_nan for each in found), sum(each.n_infinite for each in found)
-            first = min(each.first for each in found)
-            text = f"{n_nan:,} NaN and {n_infinite:,} infinite values, the first in row {first}"
-            yield error(path, key, "not finite", text)
 
     def _read(self, source: BlockSource | None, rows: range, size: int) -> None:
         """Read rows; if that fails, those of each chunk by themselves, so that each damaged one is named."""
         if self._unreadable is not None:
             return
-        found = _NotFinite(counts=self._finite)
         try:
-            self._read_once(source, rows, found)
+            self._read_once(source, rows)
             with self._lock:
                 self.n_decoded += len(rows) * self._layout.row_bytes
-                self._found.append(found)
         except Exception as why:  # of any kind: all that is wrong with a file belongs into the report
             if len(rows) > size:
                 for start in range(rows.start, rows.stop, size):
@@ -505,50 +493,21 @@ class ArrayDecoder:
                 else:
                     self._broken[rows.start] = why
 
-    def _read_once(self, source: BlockSource | None, rows: range, found: _NotFinite) -> None:
+    def _read_once(self, source: BlockSource | None, rows: range) -> None:
         layout = self._layout
         if source is None:
             open_reader(layout, OpenOptions()).read(np.arange(rows.start, rows.stop))
             return
         step = max(1, MAX_ROWS_BYTES // layout.row_bytes)
         for start in range(rows.start, rows.stop, step):
-            for task in bulk_tasks(source, layout, range(start, min(start + step, rows.stop)), found, start):
+            for task in bulk_tasks(source, layout, range(start, min(start + step, rows.stop)), _Nowhere(), start):
                 task.run()
 
 
-class _NotFinite:
-    """A ``BulkTarget`` that counts what is not finite, and keeps no row.
-
-    Args:
-        counts: whether it counts at all.
-
-    Attributes:
-        n_nan: values that are no number.
-        n_infinite: infinite values.
-        first: first row that has one of them; -1 if none has.
-    """
+class _Nowhere:
+    """A ``BulkTarget`` that keeps no row."""
 
     array: npt.NDArray[Any] | None = None
 
-    def __init__(self, *, counts: bool) -> None:
-        self.n_nan, self.n_infinite, self.first = 0, 0, -1
-        self._counts = counts
-
     def put(self, start: int, rows: npt.NDArray[Any]) -> None:
         """See ``BulkTarget.put``."""
-        for numbers in _numbers(rows) if self._counts else ():
-            is_finite = np.isfinite(numbers)
-            if not is_finite.all():
-                n_nan = int(np.isnan(numbers).sum())
-                self.n_nan += n_nan
-                self.n_infinite += int(is_finite.size - is_finite.sum()) - n_nan
-                first = start + int(np.flatnonzero(~is_finite.reshape(len(numbers), -1).all(axis=1))[0])
-                self.first = first if self.first < 0 else min(self.first, first)
-
-
-def _numbers(rows: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """Yield what of rows may be infinite: they themselves, or members of a table."""
-    for name in rows.dtype.names or ():
-        yield from _numbers(rows[name])
-    if rows.dtype.kind in "fc":
-        yield rows
