@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -210,30 +210,17 @@ def _repack(options: argparse.Namespace) -> int:
     from ..tools.repack import repack_file
     from .text import repack_text
 
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, they leave nothing of an unfinished copy
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _exit)
     arguments = {name: value for name, value in vars(options).items() if name != "json"}
-    with _ended_by_signal():
-        report = repack_file(**arguments, shows_progress=True)
+    report = repack_file(**arguments, shows_progress=True)
     show(report, repack_text(report), as_json=options.json)
     return 0
 
 
-@contextmanager
-def _ended_by_signal() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP exceptions, so that nothing is left of an unfinished copy."""
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)  # what a shell shows for a process that a signal ended
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    # What is ignored stays so, as under nohup.
-    before = {number: handler for number, handler in before.items() if handler not in (signal.SIG_IGN, None)}
-    try:
-        for number in before:
-            signal.signal(number, end)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _exit(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # what a shell shows for a process that a signal ended
 
 
 def _stats_arguments(parser: argparse.ArgumentParser) -> None:
@@ -295,17 +282,17 @@ def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[s
     from ..hdf5 import expand_user
     from ..tools.stats import named_keys
 
-    try:
-        text = json.loads(Path(expand_user(name)).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise H5ValueError(f"--split-file {name!r} cannot be read as JSON: {error}. Name another file.") from error
-    group_key = text.get("group_key") if isinstance(text, dict) else None
+    group_key = None
+    with suppress(OSError, ValueError, AttributeError):  # `read_splits` says what is wrong with it
+        group_key = json.loads(Path(expand_user(name)).read_text(encoding="utf-8")).get("group_key")
     n_rows = count_rows(paths, named_keys(paths, keys)[0])
     groups = None if group_key is None else column_of(paths, group_key, n_rows, argument="group_key")
     splits = read_splits(name, n_rows, group_key, groups, {}) or {}
     found = {str(each): rows for each, rows in splits.items()}
     if not len(found.get(split, ())):
-        raise H5ValueError(f"--split-file {name!r} has no row in the split {split!r}. Name another with --split.")
+        raise H5ValueError(
+            f"--split-file {name!r} does not exist, or has no row in the split {split!r}. Name another file or --split."
+        )
     return found[split]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +29,9 @@ from ..hdf5 import (
 )
 from ..readers import fallback_reason, open_reader
 from ..sizes import bytes_text, parse_bytes
+
+if TYPE_CHECKING:
+    from .inspect import Contents
 
 SHUFFLE_BYTES = parse_bytes("512 MiB", "shuffle_bytes")
 """What the data modules mix at a time by default."""
@@ -86,34 +88,23 @@ class Advice:
         return yaml_of(self.datamodule or "", self.settings, self.comments)
 
 
-def advise(
-    path: str | list[str],
-    layouts: Sequence[ArrayLayout],
-    *,
-    files: Sequence[str],
-    n_rows: int | None = None,
-    columns: Mapping[str, int],
-    texts: Sequence[str],
-    problem: str | None,
-) -> Advice:
-    """Return what to use for one file. Looks at how much memory is free here.
+def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n_rows: int | None = None) -> Advice:
+    """Return what to use for one file, or for several that are alike. Looks at how much memory is free here.
 
     Args:
         path: the file, or the files as their user names them.
-        layouts: the arrays of numbers of one file that have rows, members of tables among them.
+        contents: what is in one of them.
         files: of which columns are read.
         n_rows: rows of all files; None if there is one.
-        columns: arrays and members of tables with one value a row, text among them, and their rows. One may
-            name groups.
-        texts: arrays of text with one value a row.
-        problem: why an array of the file cannot be read, if so.
     """
+    layouts: Sequence[ArrayLayout] = list(contents.layouts.values())
     names = {array.key for array in layouts}
     groups = {name.removesuffix("/indptr") for name in names if name.endswith("/indptr")}
     sparse = sorted(group for group in groups if {f"{group}/data", f"{group}/indices"} <= names)
     layouts = [array for array in layouts if array.key.rpartition("/")[0] not in sparse]
     if all(array.members and names_rows(array.key) for array in layouts):
-        reason = problem or "The file has no array of numbers with rows to train from."
+        unreadable = (a.problem for a in contents.arrays if a.problem and a.storage is None and a.filters)
+        reason = next(unreadable, "The file has no array of numbers with rows to train from.")
         return Advice(datamodule=None, settings={}, reasons=(reason,))
     x, y, others = _choose(layouts)
     codes = read_column(files, y[0].key) if y and y[0].key.endswith("/codes") else None
@@ -121,11 +112,11 @@ def advise(
         others, y = [*others, *y], []  # of AnnData and pandas: -1 for none, which no loss takes
     rows = x[0].n_rows if n_rows is None else n_rows
     x_keys, y_keys = [each.key for each in x], [each.key for each in y]
-    group_key = group_key_in(columns, x[0].n_rows, [*x_keys, *y_keys])
+    group_key = group_key_in(contents.columns, x[0].n_rows, [*x_keys, *y_keys])
     choices, why = suggest(x, y, rows, group_key, files)
     row_bytes = trained_row_bytes(x, y, choices)
-    first_path = path if isinstance(path, str) else path[0]
-    name, more, why_module = _choose_module([*x, *y], first_path, rows / x[0].n_rows, row_bytes * rows)
+    name, more, why_module = _choose_module([*x, *y], rows / x[0].n_rows, row_bytes * rows)
+    texts = [array.name for array in contents.arrays if array.name in contents.columns and array.dtype[:4] == "text"]
     comments = [] if y else [_why_no_target(key) for key in texts if _names_target(key)][:1]
     slow = [each for each in (*x, *y) if fallback_reason(each) is not None and each.n_bytes > SHUFFLE_BYTES]
     reasons = [
@@ -252,8 +243,8 @@ def _suggest_split(
         there_are = "There is 1 row" if n_rows == 1 else f"There are {n_rows} rows"
         return {}, [f"{there_are}, too few to validate on some of them."]
     reasons = []
-    if groups is not None and (problem := _why_no_groups(groups)) is not None:
-        reasons.append(f"{group_key!r} is no group_key: {problem}.")
+    if groups is not None and not _are_groups(groups):
+        reasons.append(f"{group_key!r} is no group_key: its values name no groups of rows.")
         group_key = groups = None
     classes = None
     if labels is not None and labels.dtype.kind in "biu" and (groups is not None or not group_key):
@@ -273,17 +264,15 @@ def _suggest_split(
     return split, reasons
 
 
-def _why_no_groups(groups: npt.NDArray[Any]) -> str | None:
+def _are_groups(groups: npt.NDArray[Any]) -> bool:
+    """Return whether values can be told apart, and some but not all rows have the same."""
     from ..order import group_split  # brings torch, which takes longer to import than a look at most files
 
-    try:
+    with suppress(H5ValueError):
         group_split(groups, [0.5, 0.5])
-    except H5ValueError as error:
-        return f"{error}".rstrip(".")
-    n_groups = len(np.unique(groups.astype(str) if groups.dtype.kind == "O" else groups))
-    if n_groups == len(groups):
-        return "each row has a value of its own"
-    return "all rows have the same value" if n_groups == 1 else None
+        n_groups = len(np.unique(groups.astype(str) if groups.dtype.kind == "O" else groups))
+        return 1 < n_groups < len(groups)
+    return False
 
 
 def _fraction(n_rows: int, groups: Column, classes: Column) -> tuple[float, bool]:
@@ -373,9 +362,7 @@ def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], others: Seque
     return f"{x[0].key!r} is the largest array{target}.{more}"
 
 
-def _choose_module(
-    fields: Sequence[ArrayLayout], path: str, n_files: float, held_bytes: int
-) -> tuple[str, dict[str, Any], str]:
+def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: int) -> tuple[str, dict[str, Any], str]:
     """Return the data module, more choices for it, and why.
 
     There are ``n_files`` times the rows of ``fields``, which take ``held_bytes`` in the dtypes they are trained in.
@@ -408,12 +395,8 @@ def _choose_module(
         why = f"A row costs a block of {_size(block)}: {wanted} MiB of shuffle.buffer mix {FEW_BLOCKS} at a time."
         return lazy, {"shuffle": {"buffer": f"{wanted} MiB"}}, why
     rows = max(1, (1 << 20) // max(1, costly[0].row_bytes))
-    command = f"lightning-h5 repack {os.path.basename(path)} repacked.h5 --rows-per-chunk {rows} --compression gzip"
-    return (
-        lazy,
-        {},
-        f"A row costs a block of {_size(block)}, of which {_size(SHUFFLE_BYTES)} mix few. Repack: {command}",
-    )
+    why = f"A row costs a block of {_size(block)}, of which {_size(SHUFFLE_BYTES)} mix few."
+    return lazy, {}, f"{why} Repack: lightning-h5 repack IN OUT --rows-per-chunk {rows} --compression gzip"
 
 
 def _size(n_bytes: int) -> str:

@@ -27,7 +27,7 @@ from ..readers import is_pooled
 from ..sizes import bytes_text, whole
 from ..types import Keys, Paths
 from .advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, sample_setting, suggest, trained_row_bytes, yaml_of
-from .inspect import columns_of, inspect_file, inspect_with_layouts
+from .inspect import contents_of, inspect_file
 
 NEARLY = 0.95  # of the fastest rate counts as equally fast: runs differ by as much
 
@@ -208,8 +208,7 @@ def _choices(
         to_do = f"Pass a batch_size of at most {n_rows}." if n_rows else "Pass files that have some."
         raise H5ValueError(f"batch_size={batch_size} was asked for, and {there_are}. {to_do}")
     arrays = table.layouts[0]
-    columns = columns_of(inspect_with_layouts(table.paths[0], reads_columns=False)[0].arrays)
-    group_key = group_key_in(columns, arrays[0].n_rows, [*x_keys, *y_keys])
+    group_key = group_key_in(contents_of(table.paths[0]).columns, arrays[0].n_rows, [*x_keys, *y_keys])
     x, y = arrays[: len(x_keys)], arrays[len(x_keys) :]
     choices, _ = suggest(x, y, n_rows, group_key, table.paths)
     sample, comments = sample_setting(arrays, np.diff(table.starts).tolist())

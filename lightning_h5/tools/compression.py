@@ -97,14 +97,9 @@ def _is_installed(known: _Compression) -> bool:
     if known.plugin:
         with suppress(ImportError):
             importlib.import_module("hdf5plugin")  # registers its filters when imported
-    return _can_encode(known.id)
-
-
-def _can_encode(number: int) -> bool:
-    try:
-        return bool(h5py.h5z.get_filter_info(number) & h5py.h5z.FILTER_CONFIG_ENCODE_ENABLED)
-    except (RuntimeError, ValueError, OSError):
-        return False
+    with suppress(RuntimeError, ValueError, OSError):
+        return bool(h5py.h5z.get_filter_info(known.id) & h5py.h5z.FILTER_CONFIG_ENCODE_ENABLED)
+    return False
 
 
 def filter_steps(

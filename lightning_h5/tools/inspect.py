@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import H5Error, H5FileError
 from ..hdf5 import (
@@ -66,7 +66,6 @@ class ArrayReport:
         integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
         problem: why it cannot be trained from, or None.
         packing: attributes that say how its integers are to be decoded, or None.
-        columns: members of a table that are numbers or text, one value a row.
     """
 
     name: str
@@ -82,7 +81,6 @@ class ArrayReport:
     integrity: int | None = None
     problem: str | None = None
     packing: str | None = None
-    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +125,22 @@ class FolderReport:
     outliers: dict[str, str]
 
 
+class Contents(NamedTuple):
+    """What is in a file.
+
+    Attributes:
+        entries: all names.
+        arrays: of these, the arrays.
+        layouts: the arrays, and members of tables, that one can train from, by key.
+        columns: arrays, and members of tables, that have one number or text a row, and their rows.
+    """
+
+    entries: tuple[Entry, ...]
+    arrays: tuple[ArrayReport, ...]
+    layouts: dict[str, ArrayLayout]
+    columns: dict[str, int]
+
+
 def inspect_file(path: PathLike) -> FileReport:
     """Look at one file: about a millisecond for an array, and a second for a million chunks.
 
@@ -139,31 +153,31 @@ def inspect_file(path: PathLike) -> FileReport:
     Raises:
         H5FileError: it does not exist, is no HDF5 file, or cannot be read.
     """
-    return inspect_with_layouts(expand_user(path))[0]
+    path = expand_user(path)
+    contents = contents_of(path)
+    return _report(path, contents, advise(path, contents, files=[path]))
 
 
-def inspect_with_layouts(path: str, *, reads_columns: bool = True) -> tuple[FileReport, dict[str, ArrayLayout]]:
-    """Return a file's report, and the layouts of the arrays and members of tables that one can train from.
-
-    Args:
-        path: the file.
-        reads_columns: read classes and groups, for the advice.
-    """
+def contents_of(path: str) -> Contents:
+    """Return what is in a file."""
+    layouts: dict[str, ArrayLayout] = {}
+    columns: dict[str, int] = {}
     with open_h5(path) as file:
         entries = tuple(entries_of(file))
-        layouts: dict[str, ArrayLayout] = {}
-        arrays = tuple(_describe(file, path, entry, layouts) for entry in entries if entry.kind == "array")
-    advice = _advise(path, arrays, layouts, [path] if reads_columns else [])
-    levels = [layouts[key].integrity for key in (*advice.x_keys, *advice.y_keys)]
-    report = FileReport(
+        arrays = (_describe(file, path, entry, layouts, columns) for entry in entries if entry.kind == "array")
+        return Contents(entries, tuple(arrays), layouts, columns)
+
+
+def _report(path: str, contents: Contents, advice: Advice) -> FileReport:
+    levels = [contents.layouts[key].integrity for key in (*advice.x_keys, *advice.y_keys)]
+    return FileReport(
         path=path,
         n_bytes=os.path.getsize(path),
-        entries=entries,
-        arrays=arrays,
+        entries=contents.entries,
+        arrays=contents.arrays,
         integrity=f"level {min(levels)}: {INTEGRITY[min(levels)]}" if levels else None,
         advice=advice,
     )
-    return report, layouts
 
 
 def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool = False) -> FolderReport:
@@ -177,73 +191,43 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
         H5FileError: no file matches, or none of the files can be read.
     """
     paths = expand_paths(path)
-    reports: dict[str, FileReport] = {}
     outliers: dict[str, str] = {}
     schemas: dict[str, _Schema] = {}
-    layouts: dict[_Schema, dict[str, ArrayLayout]] = {}  # of the first file of each: a chunk table can be large
+    rows: dict[str, dict[str, int]] = {}
+    examples: dict[_Schema, Contents] = {}  # of the first file of each: a chunk table can be large
     for each in with_bar(paths, "looking at files", shows_progress=shows_progress, unit="file"):
         try:
-            reports[each], found_layouts = inspect_with_layouts(each, reads_columns=False)
-            schemas[each] = _schema(reports[each])
-            layouts.setdefault(schemas[each], found_layouts)
+            contents = contents_of(each)
         except H5FileError as error:
             outliers[each] = f"{error}"
-    if not reports:
+            continue
+        schemas[each] = _schema(contents.arrays)
+        rows[each] = {array.name: array.shape[0] for array in contents.arrays if array.shape}
+        examples.setdefault(schemas[each], contents)
+    if not schemas:
         raise H5FileError(f"none of {len(paths)} files can be read: {next(iter(outliers.values()))}")
     usual = Counter(schemas.values()).most_common(1)[0][0]
     alike = [each for each, schema in schemas.items() if schema == usual]
     outliers |= {each: _difference(usual, schema) for each, schema in schemas.items() if schema != usual}
-    example, n_rows = reports[alike[0]], 0
-    if example.advice.x_keys:
-        name = layouts[usual][example.advice.x_keys[0]].name.strip("/")  # of the table, if these are members
-        arrays = (array for each in alike for array in reports[each].arrays)
-        n_rows = sum((array.shape or (0,))[0] for array in arrays if array.name == name)
     named = [os.fspath(each) for each in ([path] if isinstance(path, str | os.PathLike) else path)]
-    given = named[0] if len(named) == 1 else named
-    advice = _advise(given, example.arrays, layouts[usual], alike, n_rows)
+    given, example, n_rows = named[0] if len(named) == 1 else named, examples[usual], 0
+    if x_keys := advise(given, example, files=[]).x_keys:
+        name = example.layouts[x_keys[0]].name.strip("/")  # of the table, if these are members
+        n_rows = sum(rows[each].get(name, 0) for each in alike)
     return FolderReport(
         paths=tuple(paths),
         n_bytes=sum(os.path.getsize(each) for each in paths if os.path.exists(each)),
         n_rows=n_rows,
-        example=replace(example, advice=advice),
+        example=_report(alike[0], example, advise(given, example, files=alike, n_rows=n_rows)),
         n_alike=len(alike),
         outliers={each: outliers[each] for each in paths if each in outliers},
     )
 
 
-def _advise(
-    path: str | list[str],
-    arrays: Sequence[ArrayReport],
-    layouts: Mapping[str, ArrayLayout],
-    files: Sequence[str],
-    n_rows: int | None = None,
-) -> Advice:
-    """Return advice under the name that the user gave, with the columns of some files."""
-    unreadable = (a.problem for a in arrays if a.problem is not None and a.storage is None and a.filters)
-    return advise(
-        path,
-        list(layouts.values()),
-        n_rows=n_rows,
-        columns=columns_of(arrays),
-        texts=[a.name for a in arrays if a.shape is not None and len(a.shape) == 1 and a.dtype.startswith("text")],
-        problem=next(unreadable, None),
-        files=files,
-    )
-
-
-def columns_of(arrays: Sequence[ArrayReport]) -> dict[str, int]:
-    """Return the rows of each array, or member of a table, that has one value a row."""
-    columns: dict[str, int] = {}
-    for array in arrays:
-        if array.shape is not None and len(array.shape) == 1:
-            is_table = array.dtype.startswith("table of ")
-            names = [f"{array.name}/{name}" for name in array.columns] if is_table else [array.name]
-            columns |= dict.fromkeys(names, array.shape[0])
-    return columns
-
-
-def _describe(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout]) -> ArrayReport:
-    """Return an array's report; its layout is added to the others if one can train from it."""
+def _describe(
+    file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout], columns: dict[str, int]
+) -> ArrayReport:
+    """Return an array's report; its layout is added to the others if one can train from it, and so are its columns."""
     report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype)
     try:
         layout = layout_of(find_array(file, entry.name), path, entry.name)
@@ -254,14 +238,20 @@ def _describe(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout
             filters = tuple(_filter_text(step.label, ()) for step in filters_of(array))
             report = replace(report, chunks=array.chunks, filters=filters)
         return report
+    n_rows = layout.n_rows
     kind, names = kind_of(layout.dtype), [name for name in layout.stored.names or () if "/" not in name]
-    if kind == "number" and layout.n_rows:
+    if kind == "number" and n_rows:
         layouts[entry.name] = layout
-    elif kind == "compound" and layout.n_rows:
+    elif kind == "compound" and n_rows:
         members = [layout.member(name) for name in names if kind_of(layout.stored[name].base) == "number"]
         layouts |= {member.key: member for member in members}
+    if kind == "compound" and not layout.row_shape:
+        single = [name for name in names if not layout.stored[name].shape]
+        keys = [f"{entry.name}/{name}" for name in single if kind_of(layout.stored[name]) in ("number", "text")]
+        columns |= dict.fromkeys(keys, n_rows)
+    elif not layout.row_shape:
+        columns[entry.name] = n_rows
     stored = layout.n_stored_bytes
-    single = [name for name in names if not layout.stored[name].shape]
     return replace(
         report,
         storage=layout.storage,
@@ -269,12 +259,11 @@ def _describe(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout
         filters=tuple(_filter_text(each.label, each.options) for each in layout.filters),
         n_bytes=layout.n_bytes,
         n_stored_bytes=stored,
-        ratio=layout.stored_row_bytes * layout.n_rows / stored if stored else None,
-        row=_row_cost(layout) if layout.n_rows else None,
+        ratio=layout.stored_row_bytes * n_rows / stored if stored else None,
+        row=_row_cost(layout) if n_rows else None,
         integrity=layout.integrity,
         problem=_problem(layout),
         packing=None if layout.packing is None else str(layout.packing),
-        columns=tuple(name for name in single if kind_of(layout.stored[name]) in ("number", "text")),
     )
 
 
@@ -308,9 +297,9 @@ _Schema: TypeAlias = tuple[tuple[str, str], ...]
 """Of each array the name, and its dtype and the shape of a row in words."""
 
 
-def _schema(report: FileReport) -> _Schema:
+def _schema(arrays: Sequence[ArrayReport]) -> _Schema:
     looks = {}
-    for array in report.arrays:
+    for array in arrays:
         dtype = "text" if array.dtype.startswith("text") else array.dtype  # text comes as str, however it is stored
         shape = None if array.shape is None else "x".join(map(str, array.shape[1:])) or "1"
         looks[array.name] = f"{dtype} {'without rows' if shape is None else f'in rows of {shape}'}"

@@ -199,7 +199,7 @@ def _repack(file: Any, source: str, target: str, options: RepackOptions, shows_p
     total += sum(plan.n_bytes for plan in plans.values() if plan.way != "elsewhere") if options.verify else 0
     with (
         new_file(target) as partial,
-        _thread_pool() as pool,
+        ThreadPoolExecutor(usable_cores(), "lightning_h5-repack") as pool,
         progress_bar(total, "repacking", shows_progress=shows_progress, delay=0.5) as bar,
     ):
         with create_h5(partial, like=file, checked=options.checksum) as copy:
@@ -231,15 +231,6 @@ def _repack(file: Any, source: str, target: str, options: RepackOptions, shows_p
         seconds=written - began,
         verify_seconds=verify_seconds,
     )
-
-
-@contextmanager
-def _thread_pool() -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(usable_cores(), "lightning_h5-repack")
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
