@@ -238,13 +238,10 @@ def _stats_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _range(text: str) -> range:
-    try:
-        start, stop, step = map(int, [*text.split(":"), "1"][:3])
-        if text.count(":") <= 2 and start >= 0 and step > 0:
-            return range(start, stop, step)
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r} is no range of rows; write START:STOP or START:STOP:STEP")
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(part.isdecimal() for part in parts) or parts[2:] == ["0"]:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of rows; write START:STOP or START:STOP:STEP")
+    return range(*map(int, parts))
 
 
 def _stats(options: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ from ..hdf5 import (
     open_h5,
     words_in,
 )
-from ..readers import fallback_reason, open_reader
+from ..readers import open_reader
 from ..sizes import bytes_text, parse_bytes
 
 if TYPE_CHECKING:
@@ -118,14 +118,12 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     name, more, why_module = _choose_module([*x, *y], rows / x[0].n_rows, row_bytes * rows)
     texts = [array.name for array in contents.arrays if array.name in contents.columns and array.dtype[:4] == "text"]
     comments = [] if y else [_why_no_target(key) for key in texts if _names_target(key)][:1]
-    slow = [each for each in (*x, *y) if fallback_reason(each) is not None and each.n_bytes > SHUFFLE_BYTES]
     reasons = [
         _why_these(x, y, others),
         *why,
         *(f"{group!r} is a sparse matrix, whose rows are no rows of an array: write it dense." for group in sparse),
         *comments,
         why_module,
-        *(f"{a.key!r} is read through the HDF5 library, one thread at a time: {fallback_reason(a)}." for a in slow),
     ]
     keys = {"x_key": x_keys[0] if len(x_keys) == 1 else x_keys} | ({"y_key": y_keys[0]} if y_keys else {})
     return Advice(

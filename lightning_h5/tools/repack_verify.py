@@ -129,9 +129,9 @@ def _is_objects(stored: Any) -> bool:
 
 def _extent_of(array: Any) -> Any:
     space = array.get_space()
-    kind = space.get_simple_extent_type()
-    is_simple = kind == h5py.h5s.SIMPLE
-    return kind, [space.get_simple_extent_dims(limits) for limits in (False, True)] if is_simple else []
+    is_simple = space.get_simple_extent_type() == h5py.h5s.SIMPLE
+    limits = space.get_simple_extent_dims(True) if is_simple else None
+    return space.get_simple_extent_type(), array.shape, limits
 
 
 def _fill_of(array: Any) -> Any:

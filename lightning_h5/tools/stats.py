@@ -123,7 +123,11 @@ class StatsReport:
         """
         self.fields()
         check_output(expand_user(path), self.files, overwrite=overwrite)
-        write_stats(path, {array.key: _as_json(array) | {"files": list(self.files)} for array in self.arrays})
+        fields = {
+            array.key: {name: np.asarray(value).tolist() for name, value in vars(array).items() if name != "key"}
+            for array in self.arrays
+        }
+        write_stats(path, {key: field | {"files": list(self.files)} for key, field in fields.items()})
 
 
 def compute_stats(
@@ -351,15 +355,3 @@ def _ensure_usable(array: ArrayStats) -> None:
         f"({int(array.n_nan.sum()):,} NaN and {int(array.n_infinite.sum()):,} infinite ones in all). Mend the values, "
         "or leave the array out."
     )
-
-
-def _as_json(array: ArrayStats) -> dict[str, Any]:
-    """Return what the JSON file says about an array."""
-    numbers = ("mean", "std", "min", "max", "n_values", "n_nan", "n_infinite")
-    return {
-        **{name: getattr(array, name).tolist() for name in numbers},
-        "channel_axis": array.channel_axis,
-        "row_shape": list(array.row_shape),
-        "n_rows": array.n_rows,
-        "dtype": array.dtype,
-    }
