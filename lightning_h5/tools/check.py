@@ -137,7 +137,7 @@ def check_files(
     opened = [each for each in found if each.is_open]
     problems = [problem for each in found for problem in each.problems]
     for check in SET_CHECKS:
-        if names is None or check is not _same_arrays:  # which of the named are missing is known already
+        if names is None or check is not same_arrays:  # which of the named are missing is known already
             problems += check(opened)
     if names is not None:
         _ensure_known(names, found, problems)
@@ -185,7 +185,7 @@ def _reported_once(problems: Sequence[Problem]) -> Iterator[Problem]:
             yield replace(problem, text=f"{problem.text}{more}")
 
 
-def _same_arrays(files: Sequence[Findings]) -> Iterator[Problem]:
+def same_arrays(files: Sequence[Findings]) -> Iterator[Problem]:
     """Find files that lack arrays of most files, or have others. Of use if no array was named."""
     total = len(files)
     holders = Counter(name for found in files for name in found.arrays)
@@ -200,7 +200,7 @@ def _same_arrays(files: Sequence[Findings]) -> Iterator[Problem]:
                 yield warning(found.path, name, "extra", text)
 
 
-def _same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
+def same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
     """Find arrays with another dtype or shape of a row than in most files."""
     of_name: dict[str, Counter[str]] = defaultdict(Counter)
     for found in files:
@@ -273,8 +273,8 @@ def _groups(found: Findings) -> tuple[tuple[str, ...], ...]:
 
 
 SET_CHECKS: tuple[Callable[[Sequence[Findings]], Iterator[Problem]], ...] = (
-    _same_arrays,
-    _same_looks,
+    same_arrays,
+    same_looks,
     _same_rows,
     _nearly_same_rows,
     _same_data,

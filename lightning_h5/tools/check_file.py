@@ -159,17 +159,20 @@ def _note(found: Findings, contents: Contents) -> None:
     found.is_open = True
     for entry in contents.entries:
         if entry.kind == "array" and entry.shape and (entry.name in contents.layouts or entry.name in contents.refused):
-            # Text of any length becomes a list of str.
-            dtype = "text" if entry.dtype.startswith("text") else entry.dtype
-            found.arrays[entry.name] = f"{dtype} {entry.shape[1:]}", entry.shape[0]
+            found.arrays[entry.name] = look_of(entry.dtype, entry.shape), entry.shape[0]
     for key, layout in contents.layouts.items():
         if layout.n_stored_bytes:
             found.integrity[key] = layout.integrity
         if key not in found.arrays:  # a member of a table, which is no entry of its own
             dtype = "text" if kind_of(layout.dtype) == "text" else str(layout.dtype)
-            found.arrays[key] = f"{dtype} {layout.row_shape}", layout.n_rows
+            found.arrays[key] = look_of(dtype, (layout.n_rows, *layout.row_shape)), layout.n_rows
     if contents.layouts:
         found.identity = file_identity(found.path, contents.layouts.values())
+
+
+def look_of(dtype: str, shape: tuple[int, ...]) -> str:
+    """Return the dtype and the shape of a row of an array in words; text is alike, of whatever length."""
+    return f"{'text' if dtype.startswith('text') else dtype} {shape[1:]}"
 
 
 def findings_from_json(path: str, reported: Any) -> Findings:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from ..errors import H5Error, H5FileError
 from ..hdf5 import (
@@ -29,6 +28,8 @@ from ..progress_bar import with_bar
 from ..readers import fallback_reason
 from ..types import PathLike
 from .advice import Advice, advise
+from .check import same_arrays, same_looks
+from .check_file import Findings, look_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,33 +193,30 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
     """
     paths = expand_paths(path)
     outliers: dict[str, str] = {}
-    schemas: dict[str, _Schema] = {}
-    rows: dict[str, dict[str, int]] = {}
-    examples: dict[_Schema, Contents] = {}  # of the first file of each: a chunk table can be large
+    found: list[Findings] = []
     for each in with_bar(paths, "looking at files", shows_progress=shows_progress, unit="file"):
         try:
-            contents = contents_of(each)
+            arrays = contents_of(each).arrays
+            looks = {array.name: (look_of(array.dtype, array.shape), array.shape[0]) for array in arrays if array.shape}
+            found.append(Findings(path=each, arrays=looks))
         except H5FileError as error:
             outliers[each] = f"{error}"
-            continue
-        schemas[each] = _schema(contents.arrays)
-        rows[each] = {array.name: array.shape[0] for array in contents.arrays if array.shape}
-        examples.setdefault(schemas[each], contents)
-    if not schemas:
+    if not found:
         raise H5FileError(f"none of {len(paths)} files can be read: {next(iter(outliers.values()))}")
-    usual = Counter(schemas.values()).most_common(1)[0][0]
-    alike = [each for each, schema in schemas.items() if schema == usual]
-    outliers |= {each: _difference(usual, schema) for each, schema in schemas.items() if schema != usual}
+    for problem in (*same_arrays(found), *same_looks(found)):
+        outliers.setdefault(problem.file, f"{problem.array!r}: {problem.text}")
+    alike = [each for each in found if each.path not in outliers] or found[:1]
     named = [os.fspath(each) for each in ([path] if isinstance(path, str | os.PathLike) else path)]
-    given, example, n_rows = named[0] if len(named) == 1 else named, examples[usual], 0
+    given, example, n_rows = named[0] if len(named) == 1 else named, contents_of(alike[0].path), 0
     if x_keys := advise(given, example, files=[]).x_keys:
         name = example.layouts[x_keys[0]].name.strip("/")  # of the table, if these are members
-        n_rows = sum(rows[each].get(name, 0) for each in alike)
+        n_rows = sum(each.arrays[name][1] for each in alike if name in each.arrays)
+    advice = advise(given, example, files=[each.path for each in alike], n_rows=n_rows)
     return FolderReport(
         paths=tuple(paths),
         n_bytes=sum(os.path.getsize(each) for each in paths if os.path.exists(each)),
         n_rows=n_rows,
-        example=_report(alike[0], example, advise(given, example, files=alike, n_rows=n_rows)),
+        example=_report(alike[0].path, example, advice),
         n_alike=len(alike),
         outliers={each: outliers[each] for each in paths if each in outliers},
     )
@@ -291,27 +289,3 @@ def _problem(layout: ArrayLayout) -> str | None:
     if kind == "text":
         return "it is text, which comes as a list of str: a target, or one of several inputs"
     return None if kind == "number" else f"a tensor cannot hold {layout.stored}"
-
-
-_Schema: TypeAlias = tuple[tuple[str, str], ...]
-"""Of each array the name, and its dtype and the shape of a row in words."""
-
-
-def _schema(arrays: Sequence[ArrayReport]) -> _Schema:
-    looks = {}
-    for array in arrays:
-        dtype = "text" if array.dtype.startswith("text") else array.dtype  # text comes as str, however it is stored
-        shape = None if array.shape is None else "x".join(map(str, array.shape[1:])) or "1"
-        looks[array.name] = f"{dtype} {'without rows' if shape is None else f'in rows of {shape}'}"
-    return tuple(sorted(looks.items()))
-
-
-def _difference(usual: _Schema, found: _Schema) -> str:
-    """Return the first difference from most files, in words."""
-    expected, existing = dict(usual), dict(found)
-    for name, look in expected.items():
-        if name not in existing:
-            return f"has no {name!r}"
-        if existing[name] != look:
-            return f"{name!r} is {existing[name]}; in most files it is {look}"
-    return f"has {min(set(existing) - set(expected))!r} as well, which most files do not"

@@ -101,7 +101,7 @@ def test_a_directory_is_one_set(make_h5, capsys):
     code, out, _ = run(capsys, "inspect", folder)
     assert code == 0
     assert "3 of 4 have the same arrays" in out
-    assert f"{folder}/2.h5: 'x' is float64 in rows of 4" in out
+    assert f"{folder}/2.h5: 'x': 3 of 4 files have it as float64 (3,); here it is float64 (4,)" in out
     _, out, _ = run(capsys, "inspect", f"{folder}/0.h5", f"{folder}/2.h5", "--json")
     assert list(json.loads(out)["outliers"]) == [f"{folder}/2.h5"]
 
