@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float64]
 class RunningStats(NamedTuple):
     """Statistics of the values so far, for each channel: all have the shape ``(n_channels,)``.
 
-    Mean and squares are those of the deviations from ``shift``, a number amid the first values that a float64 holds
+    Mean and squares are those of the deviations from ``shift``, a number near the first values that a float64 holds
     exactly. So a large mean leaves small deviations all their digits.
 
     Attributes:
