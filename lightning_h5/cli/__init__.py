@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+
+from .verbs import VERBS, run_verb
 
 __all__ = ["main"]
 
-TOOLS = {
-    "inspect": "what is in a file, how it is stored, what a random row costs, what to use",
-    "check": "problems in one file or many: fields, rows, chunks that do not decode",
-    "bench": "how fast rows come from a file with the settings that matter",
-    "repack": "a copy of a file with other chunks or another compression",
-    "stats": "mean, standard deviation, minimum and maximum of arrays",
-}
 TRAINING = {
     "fit": "train a model: LightningCLI, with the data modules of this package by their short names",
     "validate": "the same for one epoch of validation",
@@ -45,23 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from .train import run_training
 
         run_training(given)
-    elif verb in TOOLS:
-        from .terminal import INTERRUPTED, run_verb, warn
-
-        try:
-            module = import_module(f".{verb}_command", __name__)
-        except KeyboardInterrupt:
-            warn(f"{verb} was interrupted.")
-            raise SystemExit(INTERRUPTED) from None
-        run_verb(verb, module, given[1:])
+    elif verb in VERBS:
+        run_verb(verb, given[1:])
     else:
-        names = ", ".join([*TOOLS, *TRAINING])
+        names = ", ".join([*VERBS, *TRAINING])
         sys.stderr.write(f"lightning_h5: {verb!r} is no verb; there are {names}.\n\n{_usage()}")
         raise SystemExit(2)
 
 
 def _usage() -> str:
-    verbs = "\n".join(f"  {name:<10}{summary}" for name, summary in (TOOLS | TRAINING).items())
+    summaries = {name: verb.summary for name, verb in VERBS.items()} | TRAINING
+    verbs = "\n".join(f"  {name:<10}{summary}" for name, summary in summaries.items())
     return f"""usage: lightning-h5 VERB ...  (or python -m lightning_h5 VERB ...)
 
 {verbs}

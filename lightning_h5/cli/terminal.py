@@ -1,8 +1,7 @@
-"""What the verbs share: running them, exit codes, JSON, tables, and colors for terminals that have them."""
+"""Output on a terminal: text or JSON, tables, wrapped lines, and colors for terminals that have them."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -13,84 +12,14 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
-from ..errors import H5Error
-
-INTERRUPTED = 130  # what a shell shows for a process that Ctrl-C ended
-PROBLEM = 1
 MIN_WIDTH, MAX_WIDTH = 60, 120
 _OURS = re.compile(r"(\n|\x1b\[[012]m)")  # a line's end, and the codes of `bold` and `faint`
 
 
-class Verb(Protocol):
-    """What a verb's module has."""
-
-    SUMMARY: str
-    """What the verb does, in a line."""
-
-    EXAMPLES: str
-    """Commands to try, a line each."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the verb's arguments; ``--json`` is added for all."""
-
-    def run(self, options: argparse.Namespace) -> int:
-        """Run it, write the results, and return the exit code: 0, or 1 if a problem was found."""
-
-
-def run_verb(name: str, verb: Verb, arguments: Sequence[str]) -> None:
-    """Run a verb, and write errors to the standard error.
-
-    Args:
-        name: of the verb.
-        verb: its module.
-        arguments: what follows the name.
-
-    Raises:
-        SystemExit: with 0, with 1 for a problem, with 2 for wrong usage, with 130 after Ctrl-C.
-    """
-    parser = argparse.ArgumentParser(
-        prog=f"lightning-h5 {name}",
-        description=textwrap.fill(verb.SUMMARY, 80),
-        epilog=f"examples:\n{verb.EXAMPLES}",
-        formatter_class=_HelpFormatter,
-    )
-    verb.add_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="write the result as JSON instead of text")
-    options = parser.parse_args(arguments)
-    code = PROBLEM
-    try:
-        code = verb.run(options)
-        sys.stdout.flush()
-    except H5Error as error:
-        text = f"{error}"
-        if "allow_external=True" in text:
-            text += f" (Data modules and datasets take that; `lightning-h5 {name}` opens no file that you do not name.)"
-        warn(text)
-    except MemoryError as error:
-        warn(f"{name} ran out of memory{f': {error}' if f'{error}' else ''}. Run it on a machine with more.")
-    except KeyboardInterrupt:
-        warn(f"{name} was interrupted.")
-        code = INTERRUPTED
-    except BrokenPipeError:  # `... | head` has read enough
-        _discard_output()
-        code = 0
-    except OSError as error:  # errors of files are H5Errors, above
-        _discard_output()
-        warn(f"{name} could not write its output: {error.strerror or error}. Its work is done; look for disk space.")
-    raise SystemExit(code)
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Breaks no line within a word such as ``blosc-zstd``."""
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
-
-
-def _discard_output() -> None:
-    """Python would complain once more at its end of what it could not write."""
+def discard_output() -> None:
+    """Drop what could not be written; Python would complain of it once more at its end."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -128,9 +57,9 @@ def warn(text: str) -> None:
     sys.stderr.write("lightning_h5: " + "\n  ".join(lines) + "\n")
 
 
-def write_json(report: Any) -> None:
-    """Write a report of the package's dataclasses as JSON; what is no number there (NaN, infinity) is null."""
-    write(json.dumps(_plain(report), indent=1))
+def show(report: Any, text: Iterable[str], *, as_json: bool) -> None:
+    """Write a report of the package's dataclasses as text or as JSON; what is no number there (NaN) is null."""
+    write(json.dumps(_plain(report), indent=1) if as_json else "\n".join(text))
 
 
 def _plain(value: Any) -> Any:

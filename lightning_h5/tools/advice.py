@@ -1,21 +1,37 @@
-"""What to train a file with: which arrays, which data module, which settings, and why."""
+"""What to train a file with: which arrays, which data module, which settings, and why; settings as YAML to paste."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 
-from ..errors import H5ValueError, listing
-from ..hdf5 import GROUP_WORDS, ArrayLayout, kind_of, names_rows, words_in
-from ..readers import fallback_reason
+from ..errors import H5Error, H5ValueError, listing
+from ..hdf5 import (
+    FAULTS,
+    GROUP_WORDS,
+    ArrayLayout,
+    OpenOptions,
+    find_array,
+    keys_in,
+    kind_of,
+    layout_of,
+    names_rows,
+    open_h5,
+    words_in,
+)
+from ..readers import open_reader
 from ..sizes import bytes_text, parse_bytes
-from .config_yaml import make_settings, yaml_of
+
+if TYPE_CHECKING:
+    from .inspect import Contents
 
 SHUFFLE_BYTES = parse_bytes("512 MiB", "shuffle_bytes")
 """What the data modules mix at a time by default."""
@@ -36,8 +52,12 @@ MAX_CLASSES = 0.2  # of the rows: more different numbers are no classes
 TARGET_WORDS = {word.removesuffix("s") for word in ("label", "target", "mask", "y", "class", "classes")}
 """Words in the name of an array that is no input if there is another, as ``words_in`` returns them."""
 
+MAX_COLUMN_ROWS = 1_000_000
+"""Longer columns are not read for a suggestion."""
+
+OPTIONS = ("split", "shuffle", "files")  # arguments that have fields
+
 Column = npt.NDArray[Any] | None
-ReadColumn = Callable[[str], Column]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,75 +83,52 @@ class Advice:
     comments: tuple[str, ...] = ()
 
     @property
-    def x_key(self) -> str | list[str] | None:
-        """What a data module takes as ``x_key``; None without advice."""
-        return list(self.x_keys) if len(self.x_keys) > 1 else next(iter(self.x_keys), None)
-
-    @property
-    def y_key(self) -> str | None:
-        """What a data module takes as ``y_key``."""
-        return next(iter(self.y_keys), None)
-
-    @property
     def yaml(self) -> str:
         """The ``data`` part of a configuration."""
         return yaml_of(self.datamodule or "", self.settings, self.comments)
 
 
-def advise(
-    path: str | list[str],
-    layouts: Sequence[ArrayLayout],
-    *,
-    n_rows: int | None = None,
-    columns: Mapping[str, int],
-    texts: Sequence[str],
-    problem: str | None,
-    read_column: ReadColumn,
-) -> Advice:
-    """Return what to use for one file. Looks at how much memory is free here.
+def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n_rows: int | None = None) -> Advice:
+    """Return what to use for one file, or for several that are alike. Looks at how much memory is free here.
 
     Args:
         path: the file, or the files as their user names them.
-        layouts: the arrays of numbers of one file that have rows, members of tables among them.
+        contents: what is in one of them.
+        files: of which columns are read.
         n_rows: rows of all files; None if there is one.
-        columns: arrays and members of tables with one value a row, text among them, and their rows. One may
-            name groups.
-        texts: arrays of text with one value a row.
-        problem: why an array of the file cannot be read, if so.
-        read_column: returns the values of such an array, of all files; None if they cannot be read, or are too many.
     """
+    layouts: Sequence[ArrayLayout] = list(contents.layouts.values())
     names = {array.key for array in layouts}
     groups = {name.removesuffix("/indptr") for name in names if name.endswith("/indptr")}
     sparse = sorted(group for group in groups if {f"{group}/data", f"{group}/indices"} <= names)
     layouts = [array for array in layouts if array.key.rpartition("/")[0] not in sparse]
     if all(array.members and names_rows(array.key) for array in layouts):
-        reason = problem or "The file has no array of numbers with rows to train from."
+        unreadable = (a.problem for a in contents.arrays if a.problem and a.storage is None and a.filters)
+        reason = next(unreadable, "The file has no array of numbers with rows to train from.")
         return Advice(datamodule=None, settings={}, reasons=(reason,))
     x, y, others = _choose(layouts)
-    if y and (labels := read_column(y[0].key)) is not None and _misses_some(y[0].key, labels):
-        others, y = [*others, *y], []  # class numbers of AnnData and pandas, which no loss takes
+    codes = read_column(files, y[0].key) if y and y[0].key.endswith("/codes") else None
+    if codes is not None and codes.dtype.kind == "i" and (codes < 0).any():
+        others, y = [*others, *y], []  # of AnnData and pandas: -1 for none, which no loss takes
     rows = x[0].n_rows if n_rows is None else n_rows
     x_keys, y_keys = [each.key for each in x], [each.key for each in y]
-    group_key = group_key_in(columns, x[0].n_rows, [*x_keys, *y_keys])
-    choices, why = suggest(x, y, rows, group_key, read_column)
-    reasons = [_why_these(x, y, others), *why]
-    reasons += [
-        f"{group!r} is a sparse matrix, whose rows are no rows of an array: write it dense." for group in sparse
-    ]
+    group_key = group_key_in(contents.columns, x[0].n_rows, [*x_keys, *y_keys])
+    choices, why = suggest(x, y, rows, group_key, files)
+    row_bytes = trained_row_bytes(x, y, choices)
+    name, more, why_module = _choose_module([*x, *y], rows / x[0].n_rows, row_bytes * rows)
+    texts = [array.name for array in contents.arrays if array.name in contents.columns and array.dtype[:4] == "text"]
     comments = [] if y else [_why_no_target(key) for key in texts if _names_target(key)][:1]
-    row_bytes = trained_row_bytes(x, choices.get("x_dtype")) + trained_row_bytes(y, choices.get("y_dtype"))
-    first_path = path if isinstance(path, str) else path[0]
-    name, more, why_module = _choose_module([*x, *y], first_path, rows / x[0].n_rows, row_bytes * rows)
-    slow = [each for each in (*x, *y) if fallback_reason(each) is not None and each.n_bytes > SHUFFLE_BYTES]
-    reasons += [*comments, why_module]
-    reasons += [
-        f"{each.key!r} is read through the HDF5 library, one thread at a time: {fallback_reason(each)}."
-        for each in slow
+    reasons = [
+        _why_these(x, y, others),
+        *why,
+        *(f"{group!r} is a sparse matrix, whose rows are no rows of an array: write it dense." for group in sparse),
+        *comments,
+        why_module,
     ]
-    keys = {"x_key": x_keys[0] if len(x_keys) == 1 else x_keys, "y_key": next(iter(y_keys), None)}
+    keys = {"x_key": x_keys[0] if len(x_keys) == 1 else x_keys} | ({"y_key": y_keys[0]} if y_keys else {})
     return Advice(
         datamodule=name,
-        settings=make_settings(train_path=path, **keys, **choices, **more),
+        settings={"train_path": path, **keys, **choices, **more},
         x_keys=tuple(x_keys),
         y_keys=tuple(y_keys),
         cached_bytes=rows * row_bytes,
@@ -141,26 +138,48 @@ def advise(
 
 
 def suggest(
-    x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], n_rows: int, group_key: str | None, read_column: ReadColumn
+    x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], n_rows: int, group_key: str | None, files: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return dtypes, split and batch size for arrays to train from (see ``make_settings``), and why.
+    """Return dtypes, split and batch size for arrays to train from, as arguments of a data module, and why.
 
     Args:
         x: the input's arrays.
         y: the target's arrays.
         n_rows: rows of all files.
         group_key: an array that seems to name groups, if any.
-        read_column: see ``advise``.
+        files: of which columns are read.
     """
     y_key = y[0].key if len(y) == 1 and not y[0].row_shape else None
-    labels, groups = (None if key is None else read_column(key) for key in (y_key, group_key))
-    dtypes, why_dtypes = _suggest_dtypes(x, y, labels)
+    labels, groups = (None if key is None else read_column(files, key) for key in (y_key, group_key))
+    settings, why_dtypes = _suggest_dtypes(x, y, labels)
     split, why_split = _suggest_split(n_rows, y_key, labels, group_key, groups)
+    if split:
+        settings["split"] = split if len(split) > 1 else split["val_fraction"]
     n_train = round(n_rows * (1 - split.get("val_fraction", 0)))
-    row_bytes = trained_row_bytes(x, dtypes.get("x_dtype")) + trained_row_bytes(y, dtypes.get("y_dtype"))
+    row_bytes = trained_row_bytes(x, y, settings)
     most = max(1, min(MAX_BATCH, n_train // MIN_STEPS, MAX_BATCH_BYTES // max(1, row_bytes)))
-    batch_size = 1 << (most.bit_length() - 1)  # a power of two
-    return dtypes | split | {"batch_size": batch_size}, [*why_dtypes, *why_split]
+    return settings | {"batch_size": 1 << (most.bit_length() - 1)}, [*why_dtypes, *why_split]  # a power of two
+
+
+def read_column(files: Sequence[str], key: str) -> npt.NDArray[Any] | None:
+    """Return the values of a column of some files, as one; None if it cannot be read, or is too long for a suggestion.
+
+    Args:
+        files: the files.
+        key: the column, or a member of a table.
+    """
+    parts, n_rows = [], 0
+    try:
+        for path in files:
+            with open_h5(path) as file:
+                layout = layout_of(find_array(file, key), path, key)
+            n_rows += layout.n_rows
+            if layout.row_shape or n_rows > MAX_COLUMN_ROWS:
+                return None
+            parts.append(np.asarray(open_reader(layout, OpenOptions()).read(np.arange(layout.n_rows))))
+    except (H5Error, *FAULTS):
+        return None
+    return np.concatenate(parts) if parts else None
 
 
 def _suggest_dtypes(
@@ -203,13 +222,14 @@ def _to_cast(arrays: Sequence[ArrayLayout], kinds: str, dtype: str) -> list[Arra
     return [array for array in arrays if array.dtype != dtype]
 
 
-def trained_row_bytes(arrays: Sequence[ArrayLayout], dtype: str | Mapping[str, str] | None) -> int:
-    """Return the bytes of a row of some arrays, as stored or in another dtype (for some, by key), whichever is more."""
+def trained_row_bytes(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], settings: Mapping[str, Any]) -> int:
+    """Return the bytes of a row of input and target, as stored or in the dtypes of ``settings``, whichever is more."""
     n_bytes = 0
-    for array in arrays:
-        wanted = dtype.get(array.key) if isinstance(dtype, Mapping) else dtype
-        itemsize = 0 if wanted is None else np.dtype(wanted).itemsize
-        n_bytes += max(array.row_bytes, math.prod(array.row_shape) * itemsize)
+    for arrays, dtype in ((x, settings.get("x_dtype")), (y, settings.get("y_dtype"))):
+        for array in arrays:
+            wanted = dtype.get(array.key) if isinstance(dtype, Mapping) else dtype
+            itemsize = 0 if wanted is None else np.dtype(wanted).itemsize
+            n_bytes += max(array.row_bytes, math.prod(array.row_shape) * itemsize)
     return n_bytes
 
 
@@ -221,8 +241,8 @@ def _suggest_split(
         there_are = "There is 1 row" if n_rows == 1 else f"There are {n_rows} rows"
         return {}, [f"{there_are}, too few to validate on some of them."]
     reasons = []
-    if groups is not None and (problem := _why_no_groups(groups)) is not None:
-        reasons.append(f"{group_key!r} is no group_key: {problem}.")
+    if groups is not None and not _are_groups(groups):
+        reasons.append(f"{group_key!r} is no group_key: its values name no groups of rows.")
         group_key = groups = None
     classes = None
     if labels is not None and labels.dtype.kind in "biu" and (groups is not None or not group_key):
@@ -242,17 +262,15 @@ def _suggest_split(
     return split, reasons
 
 
-def _why_no_groups(groups: npt.NDArray[Any]) -> str | None:
+def _are_groups(groups: npt.NDArray[Any]) -> bool:
+    """Return whether values can be told apart, and some but not all rows have the same."""
     from ..order import group_split  # brings torch, which takes longer to import than a look at most files
 
-    try:
+    with suppress(H5ValueError):
         group_split(groups, [0.5, 0.5])
-    except H5ValueError as error:
-        return f"{error}".rstrip(".")
-    n_groups = len(np.unique(groups.astype(str) if groups.dtype.kind == "O" else groups))
-    if n_groups == len(groups):
-        return "each row has a value of its own"
-    return "all rows have the same value" if n_groups == 1 else None
+        n_groups = len(np.unique(groups.astype(str) if groups.dtype.kind == "O" else groups))
+        return 1 < n_groups < len(groups)
+    return False
 
 
 def _fraction(n_rows: int, groups: Column, classes: Column) -> tuple[float, bool]:
@@ -323,11 +341,6 @@ def _names_target(key: str) -> bool:
     return any(word in key.casefold() for word in ("label", "target", "class", "/y"))
 
 
-def _misses_some(key: str, labels: npt.NDArray[Any]) -> bool:
-    """Return whether these are codes of categories, -1 for none."""
-    return key.endswith("/codes") and labels.dtype.kind == "i" and bool((labels < 0).any())
-
-
 def _why_no_target(key: str) -> str:
     return (
         f"{key!r} is text and left out: y_key={key!r} gives batches a list of str. Store class numbers, or pass it "
@@ -347,9 +360,7 @@ def _why_these(x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], others: Seque
     return f"{x[0].key!r} is the largest array{target}.{more}"
 
 
-def _choose_module(
-    fields: Sequence[ArrayLayout], path: str, n_files: float, held_bytes: int
-) -> tuple[str, dict[str, Any], str]:
+def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: int) -> tuple[str, dict[str, Any], str]:
     """Return the data module, more choices for it, and why.
 
     There are ``n_files`` times the rows of ``fields``, which take ``held_bytes`` in the dtypes they are trained in.
@@ -380,15 +391,74 @@ def _choose_module(
     wanted = -(-bytes_to_mix(FEW_BLOCKS, block, 1) >> 20)  # MiB
     if wanted << 20 <= MAX_SHUFFLE:
         why = f"A row costs a block of {_size(block)}: {wanted} MiB of shuffle.buffer mix {FEW_BLOCKS} at a time."
-        return lazy, {"shuffle_bytes": f"{wanted} MiB"}, why
+        return lazy, {"shuffle": {"buffer": f"{wanted} MiB"}}, why
     rows = max(1, (1 << 20) // max(1, costly[0].row_bytes))
-    command = f"lightning-h5 repack {os.path.basename(path)} repacked.h5 --rows-per-chunk {rows} --compression gzip"
-    return (
-        lazy,
-        {},
-        f"A row costs a block of {_size(block)}, of which {_size(SHUFFLE_BYTES)} mix few. Repack: {command}",
-    )
+    why = f"A row costs a block of {_size(block)}, of which {_size(SHUFFLE_BYTES)} mix few."
+    return lazy, {}, f"{why} Repack: lightning-h5 repack IN OUT --rows-per-chunk {rows} --compression gzip"
 
 
 def _size(n_bytes: int) -> str:
     return bytes_text(n_bytes, least="MiB", most="GiB")
+
+
+def yaml_of(datamodule: str, settings: Mapping[str, Any], comments: Sequence[str]) -> str:
+    """Return the ``data`` part of a configuration.
+
+    Args:
+        datamodule: the class.
+        settings: its arguments.
+        comments: sentences above it.
+    """
+    comments = [*comments]
+    data = {"data": {"class_path": datamodule, "init_args": _yaml_forms(settings, comments)}}
+    text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+    printable = ("".join(c if c.isprintable() else " " for c in comment) for comment in comments)
+    lines = [line for comment in printable for line in wrap(comment, 78, break_long_words=False)]
+    return "\n".join([*(f"# {line}" for line in lines), text.rstrip()])
+
+
+def _yaml_forms(settings: Mapping[str, Any], comments: list[str]) -> dict[str, Any]:
+    """Return settings as a configuration can have them; adds a comment for each that it cannot."""
+    forms: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name in OPTIONS and isinstance(value, Mapping):
+            if fields := _yaml_forms(value, comments):
+                forms[name] = fields
+        elif name.endswith("_key") and any("{split}" in key for key in keys_in(value)):
+            comments.append(
+                f"{name} is left out: {{split}} in {value!r} would be replaced by a split's name. Rename the array."
+            )
+        elif not isinstance(value, str) or _stays_text(value):
+            forms[name] = value
+        elif name == "train_path":
+            forms[name] = [value]
+        elif _stays_text(f"/{value}"):
+            forms[name] = f"/{value}"  # the same array
+        else:
+            comments.append(f"{name} is left out: a configuration cannot name {value!r}. Use Python: {name}={value!r}.")
+    return forms
+
+
+def _stays_text(text: str) -> bool:
+    """Return whether jsonargparse, which reads a string of YAML once more as YAML, leaves it a string."""
+    try:
+        read = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):  # no YAML, no date
+        return True
+    if isinstance(read, dict):
+        return text in (f"{key}:" for key in read)
+    return read is not None and not isinstance(read, list)
+
+
+def _quoted(dumper: Any, text: str) -> Any:
+    """Write a string, in quotes if YAML 1.2 reads it as a number, such as 1e3, which PyYAML leaves plain."""
+    style = None
+    for read in (float, lambda digits: int(digits, base=0)):
+        with suppress(ValueError):
+            read(text.replace("_", ""))
+            style = "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper: Any = type("_Dumper", (yaml.SafeDumper,), {})
+_Dumper.add_representer(str, _quoted)

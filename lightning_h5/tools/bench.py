@@ -6,9 +6,8 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from itertools import count
 from statistics import median
@@ -27,9 +26,8 @@ from ..progress_bar import Progress, progress_bar
 from ..readers import is_pooled
 from ..sizes import bytes_text, whole
 from ..types import Keys, Paths
-from .advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, sample_setting, suggest, trained_row_bytes
-from .config_yaml import OPTION_FIELDS, make_settings, yaml_of
-from .inspect import columns_of, inspect_with_layouts, read_column
+from .advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, sample_setting, suggest, trained_row_bytes, yaml_of
+from .inspect import contents_of, inspect_file
 
 NEARLY = 0.95  # of the fastest rate counts as equally fast: runs differ by as much
 
@@ -90,7 +88,7 @@ class Candidate:
 
     Attributes:
         datamodule: the data module; None for plain h5py.
-        choices: arguments of ``make_settings`` that no other candidate has.
+        choices: arguments that no other candidate has.
         n_bytes: of rows that it holds in memory beyond what the defaults do.
         note: what to know before using it, a sentence.
     """
@@ -103,7 +101,10 @@ class Candidate:
     @property
     def name(self) -> str:
         """The data module and its own choices."""
-        choices = [f"{'.'.join(OPTION_FIELDS.get(name, (name,)))}={value}" for name, value in self.choices.items()]
+        choices = []
+        for name, value in self.choices.items():
+            fields = value if isinstance(value, Mapping) else {"": value}
+            choices += [f"{name}{field and '.'}{field}={each}" for field, each in fields.items()]
         return ", ".join([self.datamodule or "plain h5py", *choices])
 
 
@@ -154,15 +155,12 @@ def bench_file(
         raise H5ValueError(f"y_key={y_key!r} was given without x_key. Pass both.")
     paths = expand_paths(path)
     if x_key is None:
-        advice = inspect_with_layouts(paths[0])[0].advice
-        x_key, y_key = (advice.x_key, advice.y_key) if advice.x_key is not None else guess_keys(paths[0])
+        advised = inspect_file(paths[0]).advice.settings
+        x_key, y_key = (advised["x_key"], advised.get("y_key")) if advised else guess_keys(paths[0])
     with closing(LazyFileDataset(paths, x_key, y_key, sample="row")) as dataset:
         choices, comments = _choices(dataset, keys_in(x_key), keys_in(y_key), batch_size)
-        choices |= {
-            "train_path": _plain(path),
-            "x_key": _plain(x_key),
-            "y_key": None if y_key is None else _plain(y_key),
-        }
+        keys = {"x_key": _plain(x_key)} | ({} if y_key is None else {"y_key": _plain(y_key)})
+        choices = {"train_path": _plain(path), **keys, **choices}
         candidates, left_out = _candidates(dataset, choices, len(keys_in(x_key)), num_workers)
     with progress_bar(len(candidates) * (1 + rounds), "bench", shows_progress=shows_progress, unit="run") as bar:
         rates, failed = _measure(candidates, choices, dataset.table, seconds=seconds, rounds=rounds, bar=bar)
@@ -170,7 +168,7 @@ def bench_file(
         each: BenchResult(
             name=each.name,
             datamodule=each.datamodule,
-            settings=make_settings(**choices, **each.choices),
+            settings=choices | dict(each.choices),
             rows_per_second=median(rates[each]),
             rates=tuple(rates[each]),
         )
@@ -210,10 +208,9 @@ def _choices(
         to_do = f"Pass a batch_size of at most {n_rows}." if n_rows else "Pass files that have some."
         raise H5ValueError(f"batch_size={batch_size} was asked for, and {there_are}. {to_do}")
     arrays = table.layouts[0]
-    columns = columns_of(inspect_with_layouts(table.paths[0], reads_columns=False)[0].arrays)
-    group_key = group_key_in(columns, arrays[0].n_rows, [*x_keys, *y_keys])
+    group_key = group_key_in(contents_of(table.paths[0]).columns, arrays[0].n_rows, [*x_keys, *y_keys])
     x, y = arrays[: len(x_keys)], arrays[len(x_keys) :]
-    choices, _ = suggest(x, y, n_rows, group_key, partial(read_column, table.paths))
+    choices, _ = suggest(x, y, n_rows, group_key, table.paths)
     sample, comments = sample_setting(arrays, np.diff(table.starts).tolist())
     return choices | ({} if batch_size is None else {"batch_size": batch_size}) | sample, comments
 
@@ -228,16 +225,15 @@ def _candidates(
     found = [Candidate(None), Candidate(lazy)]
     if any(layout.offset is not None and layout.is_contiguous for layout in on_demand):
         note = "files.mmap needs files that nothing truncates while they are read: that ends the process."
-        found.append(Candidate(lazy, {"mmap": True}, note=note))
+        found.append(Candidate(lazy, {"files": {"mmap": True}}, note=note))
     large = []
     if (n_bytes := dataset.cost.decoded_bytes) > SHUFFLE_BYTES and any(
         is_pooled(layout, OpenOptions()) for layout in on_demand
     ):
         note = "All rows are decoded in the first epoch and stay in memory, on each rank."
-        large.append(Candidate(lazy, {"shuffle_bytes": f"{-(-n_bytes >> 20)} MiB"}, n_bytes, note))
+        large.append(Candidate(lazy, {"shuffle": {"buffer": f"{-(-n_bytes >> 20)} MiB"}}, n_bytes, note))
     x, y = table.layouts[0][:n_inputs], table.layouts[0][n_inputs:]
-    row_bytes = trained_row_bytes(x, choices.get("x_dtype")) + trained_row_bytes(y, choices.get("y_dtype"))
-    n_bytes = row_bytes * len(dataset)
+    n_bytes = trained_row_bytes(x, y, choices) * len(dataset)
     note = f"All rows are loaded before the first step: {bytes_text(n_bytes)}, divided over the ranks."
     large.append(Candidate("RankCachedH5DataModule", {}, n_bytes, note))
     left_out, memory = {}, available_memory()
@@ -267,37 +263,31 @@ def _measure(
     bar: Progress,
 ) -> tuple[dict[Candidate, list[float]], dict[str, str]]:
     """Return the rates of candidates, which take turns once all have warmed up, and why others have none."""
-    running: dict[Candidate, Generator[int]] = {}
     rates: dict[Candidate, list[float]] = {}
     failed: dict[str, str] = {}
     with ExitStack() as stack:
-
-        @contextmanager
-        def leaving_out(candidate: Candidate) -> Iterator[None]:
-            bar.set_postfix_str(candidate.name)
-            try:
-                yield
-            except H5Error:
-                raise
-            except Exception as error:
-                lines = f"{error}".strip().splitlines()
-                failed[candidate.name] = f"it failed: {type(error).__name__}: {lines[-1] if lines else ''}"
-                rates.pop(candidate, None)
-            bar.update()
-
+        running: dict[Candidate, Generator[int]] = {}
         # A process that has threads is better not forked: workers start first. What loads all rows comes last.
         for each in sorted(candidates, key=lambda each: ("num_workers" not in each.choices, each.n_bytes)):
-            with leaving_out(each):
-                batches = _plain_batches(table, choices) if each.datamodule is None else _batches(each, choices)
-                running[each] = stack.enter_context(closing(batches))
-                _rate(running[each], WARM_UP * seconds, ends_with_epoch=True)
-                rates[each] = []
-        for number in range(rounds):
-            turn = list(rates)
-            for each in turn[number % max(1, len(turn)) :] + turn[: number % max(1, len(turn))]:
-                with leaving_out(each):
-                    _rate(running[each], seconds / 4)  # what was read ahead in the meantime
-                    rates[each].append(_rate(running[each], seconds))
+            batches = _plain_batches(table, choices) if each.datamodule is None else _batches(each, choices)
+            running[each] = stack.enter_context(closing(batches))
+        for number in range(1 + rounds):
+            for each, batches in list(running.items()):
+                bar.set_postfix_str(each.name)
+                try:
+                    if number == 0:
+                        _rate(batches, WARM_UP * seconds, ends_with_epoch=True)
+                    else:
+                        _rate(batches, seconds / 4)  # what was read ahead in the meantime
+                        rates.setdefault(each, []).append(_rate(batches, seconds))
+                except H5Error:
+                    raise
+                except Exception as error:
+                    lines = f"{error}".strip().splitlines()
+                    failed[each.name] = f"it failed: {type(error).__name__}: {lines[-1] if lines else ''}"
+                    del running[each]
+                    rates.pop(each, None)
+                bar.update()
     for path in table.paths:
         process_pool().close(path)
     return rates, failed
@@ -317,7 +307,7 @@ def _rate(batches: Iterator[int], seconds: float, *, ends_with_epoch: bool = Fal
 def _batches(candidate: Candidate, choices: Mapping[str, Any]) -> Generator[int]:
     """Yield the rows of each batch of a data module, epoch after epoch; 0 at the end of each."""
     modules = import_module("lightning_h5.datamodules")  # brings Lightning, which no other tool needs
-    module = getattr(modules, candidate.datamodule or "")(**make_settings(**choices, **candidate.choices))
+    module = getattr(modules, candidate.datamodule or "")(**choices, **candidate.choices)
     try:
         module.setup("fit")
         loader = module.train_dataloader()
@@ -345,7 +335,7 @@ def _plain_batches(table: RowTable, choices: Mapping[str, Any]) -> Generator[int
     Rows are drawn with replacement, which costs the same and needs no permutation.
     """
     starts, rng = table.starts.tolist(), np.random.default_rng(0)
-    keys = [*keys_in(choices["x_key"]), *keys_in(choices["y_key"])]
+    keys = [*keys_in(choices["x_key"]), *keys_in(choices.get("y_key"))]
     files: dict[int, list[tuple[Any, Sequence[str]]]] = {}
     batch: list[Any] = []
     with ExitStack() as stack:

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ..errors import H5Error, H5FileError, H5KeyError, H5ValueError
+from ..errors import H5Error, H5KeyError, H5ValueError
 from ..hdf5 import (
     ArrayDigests,
+    ArrayLayout,
     ChangeGuard,
     OpenOptions,
     digests_path,
     expand_paths,
-    expand_user,
     field_names,
-    file_number,
+    open_h5,
     read_digests,
     with_digests,
 )
@@ -26,8 +26,7 @@ from ..hdf5 import write_digests as write_digest_file
 from ..progress_bar import progress_bar
 from ..readers import BulkTask, digest_tasks, empty_digests, usable_cores, verify_tasks
 from ..types import Paths
-from .check_file import Findings, Wanted, check_file, do_reading, findings_from_json
-from .file_checks import Problem, error, look_at, warning
+from .check_file import Findings, Problem, Wanted, check_file, do_reading, error, findings_from_json, look_at, warning
 from .sandbox import SandboxError, SandboxLimits, run_in_sandbox
 
 NEARLY = 0.011
@@ -48,7 +47,7 @@ class CheckReport:
         files: that were looked at, in this order.
         n_arrays: arrays with rows in all files.
         n_bytes: bytes that were decoded.
-        errors: what keeps rows from being read as they were written, in the order of files and arrays.
+        errors: what keeps rows from being read as they were written, in the order of files.
         warnings: what is worth knowing.
         unchecked: arrays whose values have no checksum in any filter: most damage to them would not show.
         integrity: how surely damage to the arrays shows, 0 to 3, the least of all; None if no array stores anything.
@@ -71,7 +70,6 @@ def check_files(
     paths: Paths,
     *,
     decode: bool = True,
-    finite: bool = False,
     keys: str | Sequence[str] | None = None,
     sandbox: bool = False,
     sandbox_memory: int | str = "4 GiB",
@@ -99,7 +97,6 @@ def check_files(
     Args:
         paths: a file, a glob, a directory, or a list of these.
         decode: read all rows.
-        finite: look for NaN and infinite values, too, which are errors then.
         keys: arrays to look at, of which each file has to have all; None takes all.
         sandbox: never open a file in this process. Made for Linux.
         sandbox_memory: address space of the subprocess, in bytes or as a text; more than 256 MiB, which Python and the
@@ -112,11 +109,9 @@ def check_files(
     Raises:
         H5FileError: a path does not exist, or matches nothing; or digests cannot be written.
         H5KeyError: no file has an array of such a name.
-        H5ValueError: arguments make no sense.
+        H5ValueError: arguments make no sense, or a file is named twice.
         H5WorkerError: the sandbox cannot be started.
     """
-    if finite and not decode:
-        raise H5ValueError("finite=True needs the values, and decode=False reads none. Leave one of them out.")
     if write_digests and (sandbox or not decode):
         raise H5ValueError(
             "write_digests=True vouches for files whose rows were all read, in this process. Check untrusted files "
@@ -127,8 +122,8 @@ def check_files(
     folder = ""
     with suppress(OSError):  # it was removed
         folder = os.getcwd()
-    wanted = Wanted(names=names, decode=decode, finite=finite, folder=folder)
-    files, problems = _expand(paths)
+    wanted = Wanted(names=names, decode=decode, folder=folder)
+    files = expand_paths(paths, "paths")
     guards = {path: ChangeGuard.of(path) for path in files if os.path.isfile(path)}
     n_bytes = sum(guard.n_bytes for guard in guards.values())
     found = []
@@ -140,9 +135,9 @@ def check_files(
             else:
                 found.append(check_file(path, wanted, usable_cores(), bar.update))
     opened = [each for each in found if each.is_open]
-    problems += [problem for each in found for problem in each.problems]
+    problems = [problem for each in found for problem in each.problems]
     for check in SET_CHECKS:
-        if names is None or check is not _same_arrays:  # which of the named are missing is known already
+        if names is None or check is not same_arrays:  # which of the named are missing is known already
             problems += check(opened)
     if names is not None:
         _ensure_known(names, found, problems)
@@ -154,7 +149,8 @@ def check_files(
         if os.path.lexists(digests_path(path)):
             problems += _compare_digests(path, wanted)
     levels = [(name, level) for each in found for name, level in each.integrity.items()]
-    ordered = _in_order(_reported_once(problems), found)
+    place = {path: at for at, path in enumerate(files)}
+    ordered = sorted(_reported_once(problems), key=lambda problem: place[problem.file])
     return CheckReport(
         files=files,
         n_arrays=sum(len(each.arrays) for each in opened),
@@ -168,62 +164,28 @@ def check_files(
     )
 
 
-def _in_order(problems: Iterable[Problem], found: Sequence[Findings]) -> list[Problem]:
-    """Return problems in the order of files, and of the arrays in each."""
-    place = {each.path: at for at, each in enumerate(found)}
-    rank = {(each.path, name): at for each in found for at, name in enumerate(("", *each.order))}
-    return sorted(problems, key=lambda p: (place[p.file], rank.get((p.file, p.array or ""), len(rank))))
-
-
-def _expand(paths: Paths) -> tuple[tuple[str, ...], list[Problem]]:
-    """Return the files, each once, and a warning for each that was named twice."""
-    given = [paths] if isinstance(paths, str | os.PathLike) else paths
-    if not isinstance(given, list | tuple) or not given:
-        return expand_paths(paths, "paths"), []  # which raises
-    found: list[str] = []
-    for one in given:
-        try:
-            found += expand_paths(one, "paths")
-        except H5FileError:  # what exists and is no file, such as a pipe, is a problem in the report
-            name = expand_user(one)
-            if not os.path.lexists(name) or os.path.isdir(name):
-                raise
-            found.append(os.path.abspath(name))
-    first: dict[tuple[int, int] | str, str] = {}
-    problems = []
-    for path in found:
-        other = first.setdefault(number := file_number(path), path)
-        if number in first and other is not path:
-            also = "" if path == other else f", as {path!r} as well"
-            problems.append(warning(other, None, "duplicate", f"it is named twice{also}"))
-    return tuple(first.values()), problems
-
-
 def _ensure_known(names: Sequence[str], found: Sequence[Findings], problems: Iterable[Problem]) -> None:
     """Refuse names that no file has: they were misspelled."""
     known = {name for each in found for name in each.arrays}
     known |= {problem.array for problem in problems if problem.array is not None and problem.kind != "missing"}
-    unknown = next((each.unknown for each in found if each.unknown is not None), None)
+    unknown = next((problem.text for problem in problems if problem.kind == "missing"), None)
     if unknown is not None and not known.issuperset(names):
         raise H5KeyError(unknown)
 
 
 def _reported_once(problems: Sequence[Problem]) -> Iterator[Problem]:
     """Yield problems, and warnings that are the same for many files once."""
-
-    def group(problem: Problem) -> tuple[str, str | None] | None:
-        is_one_of_many = problem.severity == "warning" and problem.kind in ONCE
-        return (problem.kind, problem.array) if is_one_of_many else None
-
-    times = Counter(map(group, problems))
+    times = Counter((problem.kind, problem.array) for problem in problems if problem.severity == "warning")
     for problem in problems:
-        n = 1 if (which := group(problem)) is None else times.pop(which, 0)
+        n = 1
+        if problem.severity == "warning" and problem.kind in ONCE:
+            n = times.pop((problem.kind, problem.array), 0)
         if n:
             more = f" (the same in {n - 1} more files)" if n > 1 else ""
             yield replace(problem, text=f"{problem.text}{more}")
 
 
-def _same_arrays(files: Sequence[Findings]) -> Iterator[Problem]:
+def same_arrays(files: Sequence[Findings]) -> Iterator[Problem]:
     """Find files that lack arrays of most files, or have others. Of use if no array was named."""
     total = len(files)
     holders = Counter(name for found in files for name in found.arrays)
@@ -238,7 +200,7 @@ def _same_arrays(files: Sequence[Findings]) -> Iterator[Problem]:
                 yield warning(found.path, name, "extra", text)
 
 
-def _same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
+def same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
     """Find arrays with another dtype or shape of a row than in most files."""
     of_name: dict[str, Counter[str]] = defaultdict(Counter)
     for found in files:
@@ -311,8 +273,8 @@ def _groups(found: Findings) -> tuple[tuple[str, ...], ...]:
 
 
 SET_CHECKS: tuple[Callable[[Sequence[Findings]], Iterator[Problem]], ...] = (
-    _same_arrays,
-    _same_looks,
+    same_arrays,
+    same_looks,
     _same_rows,
     _nearly_same_rows,
     _same_data,
@@ -334,6 +296,12 @@ def _check_in_sandbox(path: str, wanted: Wanted, limits: SandboxLimits) -> Findi
     return found
 
 
+def _layouts_of(path: str, wanted: Wanted) -> dict[str, ArrayLayout]:
+    """Return the arrays of a file that can be read, each under its own name."""
+    with open_h5(path) as file:
+        return {layout.name: layout for layout in look_at(file, path, wanted).layouts.values()}
+
+
 def _write_digests(path: str, wanted: Wanted, guard: ChangeGuard) -> Iterator[Problem]:
     """Write the digests of a file; reads its arrays once more, as they are stored.
 
@@ -345,17 +313,14 @@ def _write_digests(path: str, wanted: Wanted, guard: ChangeGuard) -> Iterator[Pr
     Yields:
         Arrays of which no digests can be made.
     """
-    facts = look_at(path, wanted.names, wanted.folder)
     made: dict[str, ArrayDigests] = {}
     tasks: list[BulkTask] = []
-    for layout in facts.layouts.values():
-        if layout.name in made:
-            continue
+    for name, layout in _layouts_of(path, wanted).items():
         if (empty := empty_digests(layout)) is None:
             text = f"its dtype {layout.stored} is one of which no digests are made: verify='digest' refuses it"
             yield warning(path, layout.key, "no digest", text)
         else:
-            made[layout.name] = empty
+            made[name] = empty
             tasks += digest_tasks(layout, OpenOptions(), empty)
     do_reading(path, tasks, usable_cores())
     guard.check()
@@ -365,12 +330,10 @@ def _write_digests(path: str, wanted: Wanted, guard: ChangeGuard) -> Iterator[Pr
 def _compare_digests(path: str, wanted: Wanted) -> Iterator[Problem]:
     """Compare a file with its digests."""
     try:
-        known = read_digests(path)
-        facts = look_at(path, wanted.names, wanted.folder)
+        known, layouts = read_digests(path), _layouts_of(path, wanted)
     except H5Error as why:
         yield error(path, None, "digest", why)
         return
-    layouts = {layout.name: layout for layout in facts.layouts.values()}
     for name in known.keys() - layouts.keys() if wanted.names is None else ():
         yield error(path, name.strip("/"), "digest", "it has digests, and is missing, or cannot be looked at")
     for name in known.keys() & layouts.keys():

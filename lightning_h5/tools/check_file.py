@@ -1,26 +1,81 @@
-"""All checks of one file: its metadata, whether every chunk decodes, and whether values are finite."""
+"""All checks of one file: small generators of problems in its metadata, then every chunk."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..errors import H5CorruptError, H5Error, H5KeyError
-from ..hdf5 import ArrayLayout, OpenOptions, kind_of, process_pool
-from ..readers import BlockSource, BulkTask, bulk_tasks, do_tasks, open_reader, open_source
-from .file_checks import FILE_CHECKS, FileFacts, Problem, error, is_of_memory, look_at, warning
+from ..errors import H5CorruptError, H5Error, H5FileError, H5KeyError, H5ValueError, listing
+from ..hdf5 import (
+    ArrayLayout,
+    ChangeGuard,
+    Entry,
+    OpenOptions,
+    entries_of,
+    file_identity,
+    find_array,
+    kind_of,
+    layout_of,
+    open_h5,
+    overlaps,
+    process_pool,
+    resolve_path,
+    unmapped_rows,
+)
+from ..readers import BlockSource, BulkTask, bulk_tasks, do_tasks, fallback_reason, open_reader, open_source
 
-OPTIONS = OpenOptions()
+MANY_CHUNKS = 16  # of one row: reading a row is as many reads, and as many decodings
+LARGE_BLOCK = 16 << 20  # decoded bytes of the chunks that a row shares
+SLOW_BYTES = 16 << 20  # arrays below are read once and held
 STEP_BYTES = 4 << 20  # decoded bytes of a task
 MAX_ROWS_BYTES = 1 << 30  # of rows that share their chunks and are put together
 MAX_PROBLEMS = 10  # of an array that are reported one by one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What is wrong with a file, or may be.
+
+    Attributes:
+        file: the file.
+        array: the array, or another name in the file; None if it is the file as a whole.
+        kind: what it is about, in a word or two, the same for all problems alike.
+        text: what is wrong, in a sentence or two.
+        severity: an error keeps rows from being read as they were written; a warning is worth knowing.
+    """
+
+    file: str
+    array: str | None
+    kind: str
+    text: str
+    severity: Literal["error", "warning"] = "error"
+
+
+def error(file: str, array: str | None, kind: str, text: object) -> Problem:
+    """Return a problem that keeps rows from being read as they were written."""
+    return Problem(file=file, array=array, kind=kind, text=f"{text}")
+
+
+def warning(file: str, array: str | None, kind: str, text: object) -> Problem:
+    """Return a problem that is worth knowing."""
+    return Problem(file=file, array=array, kind=kind, text=f"{text}", severity="warning")
+
+
+def is_of_memory(why: BaseException | None) -> bool:
+    """Return whether an error came from a lack of memory, which can happen with an intact file."""
+    while why is not None:
+        if isinstance(why, MemoryError):
+            return True
+        why = why.__cause__
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +85,11 @@ class Wanted:
     Attributes:
         names: arrays that each file has to have; None takes all.
         decode: read all rows.
-        finite: count what is not finite.
         folder: the working directory of the process that will read the files.
     """
 
-    names: tuple[str, ...] | None = None
+    names: Sequence[str] | None = None
     decode: bool = True
-    finite: bool = False
     folder: str = ""
 
 
@@ -48,11 +101,9 @@ class Findings:
         path: the file.
         is_open: whether it could be looked at.
         arrays: for each array with rows, its dtype and shape of a row in words, and its number of rows.
-        problems: in the order in which they are reported.
-        order: names in the file's order.
+        problems: in the order of the checks.
         integrity: how surely damage to each array shows, 0 to 3 (see ``INTEGRITY``).
         identity: of what the file holds; None if that is unknown.
-        unknown: the error about an array that was named and that the file lacks.
         n_decoded: bytes that were decoded.
     """
 
@@ -60,10 +111,8 @@ class Findings:
     is_open: bool = False
     arrays: dict[str, tuple[str, int]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    order: list[str] = field(default_factory=list)
     integrity: dict[str, int] = field(default_factory=dict)
     identity: str | None = None
-    unknown: str | None = None
     n_decoded: int = 0
 
 
@@ -78,46 +127,52 @@ def check_file(path: str, wanted: Wanted, n_cores: int, report: Callable[[int], 
     """
     found = Findings(path=path)
     try:
-        facts = look_at(path, wanted.names, wanted.folder)
+        with open_h5(path) as file:
+            guard, n_bytes = ChangeGuard.of_open(file, path), os.path.getsize(path)
+            contents = look_at(file, path, wanted)
+            for check in FILE_CHECKS:
+                found.problems += check(contents)
     except Exception as why:  # of any kind: the other files are checked all the same
         text = f"{why}" if isinstance(why, H5Error) else f"{path!r} cannot be opened: {type(why).__name__}: {why}"
         found.problems.append(error(path, None, "memory" if is_of_memory(why) else "open", text))
         return found
-    _note(found, facts)
+    _note(found, contents)
     if wanted.decode:
         misplaced = {problem.array for problem in found.problems if problem.kind == "place"}
-        decoders = [ArrayDecoder(a, finite=wanted.finite) for key, a in facts.layouts.items() if key not in misplaced]
+        layouts = [layout for key, layout in contents.layouts.items() if key not in misplaced]
+        decoders = [ArrayDecoder(layout) for layout in layouts]
         tasks = [task for decoder in decoders for task in decoder.tasks()]
         do_reading(path, tasks, n_cores, report)
-        report(max(0, facts.n_bytes - sum(task.n_bytes for task in tasks)))
+        report(max(0, n_bytes - sum(task.n_bytes for task in tasks)))
         for decoder in decoders:
             found.n_decoded += decoder.n_decoded
             found.problems += decoder.problems()
     try:
-        facts.guard.check()
+        guard.check()
     except H5Error as why:
         found.problems.append(error(path, None, "changed", why))
     return found
 
 
-def _note(found: Findings, facts: FileFacts) -> None:
+def _note(found: Findings, contents: Contents) -> None:
     """Add what the metadata of a file contain."""
-    found.is_open, found.identity = True, facts.identity
-    for entry in facts.entries:
-        if entry.kind == "array" and entry.shape and (entry.name in facts.layouts or entry.name in facts.refused):
-            # Text of any length becomes a list of str.
-            dtype = "text" if entry.dtype.startswith("text") else entry.dtype
-            found.arrays[entry.name] = f"{dtype} {entry.shape[1:]}", entry.shape[0]
-    for key, layout in facts.layouts.items():
+    found.is_open = True
+    for entry in contents.entries:
+        if entry.kind == "array" and entry.shape and (entry.name in contents.layouts or entry.name in contents.refused):
+            found.arrays[entry.name] = look_of(entry.dtype, entry.shape), entry.shape[0]
+    for key, layout in contents.layouts.items():
         if layout.n_stored_bytes:
             found.integrity[key] = layout.integrity
         if key not in found.arrays:  # a member of a table, which is no entry of its own
             dtype = "text" if kind_of(layout.dtype) == "text" else str(layout.dtype)
-            found.arrays[key] = f"{dtype} {layout.row_shape}", layout.n_rows
-    found.order = list(dict.fromkeys([*(entry.name for entry in facts.entries), *facts.layouts, *facts.refused]))
-    found.unknown = next((f"{why}" for why in facts.refused.values() if isinstance(why, H5KeyError)), None)
-    for check in FILE_CHECKS:
-        found.problems += check(facts)
+            found.arrays[key] = look_of(dtype, (layout.n_rows, *layout.row_shape)), layout.n_rows
+    if contents.layouts:
+        found.identity = file_identity(found.path, contents.layouts.values())
+
+
+def look_of(dtype: str, shape: tuple[int, ...]) -> str:
+    """Return the dtype and the shape of a row of an array in words; text is alike, of whatever length."""
+    return f"{'text' if dtype.startswith('text') else dtype} {shape[1:]}"
 
 
 def findings_from_json(path: str, reported: Any) -> Findings:
@@ -136,10 +191,8 @@ def findings_from_json(path: str, reported: Any) -> Findings:
             )
             for one in reported["problems"]
         ],
-        order=[str(name) for name in reported["order"]],
         integrity={str(name): min(max(0, int(level)), 3) for name, level in reported["integrity"].items()},
         identity=text(reported["identity"]),
-        unknown=text(reported["unknown"]),
         n_decoded=int(reported["n_decoded"]),
     )
 
@@ -154,6 +207,214 @@ def do_reading(
         process_pool().close(path)
 
 
+# Metadata ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, kw_only=True)
+class Contents:
+    """What the metadata of an open file contain.
+
+    Attributes:
+        file: the open file.
+        path: its path.
+        folders: in which HDF5 looks for other files that it names: its own, and the working directory.
+        entries: all names in it; if keys are asked for, these alone.
+        layouts: by key, the arrays that can be read.
+        refused: by key, why an array cannot be; in the order of the file, like all others here.
+        unmapped: by key of a virtual array, how many of its rows are made of nothing, or None if that is unknown.
+    """
+
+    file: Any
+    path: str
+    folders: tuple[str, str]
+    entries: tuple[Entry, ...] = ()
+    layouts: dict[str, ArrayLayout] = field(default_factory=dict)
+    refused: dict[str, Exception] = field(default_factory=dict)
+    unmapped: dict[str, int | None] = field(default_factory=dict)
+
+    def exists(self, name: str) -> bool:
+        """Return whether another file that this one names exists."""
+        return any(os.path.exists(os.path.join(folder, name)) for folder in self.folders)
+
+
+def look_at(file: Any, path: str, wanted: Wanted) -> Contents:
+    """Describe the arrays of an open file. Reads no rows; faults inside the file are kept, and not raised."""
+    keys = wanted.names
+    found = Contents(file=file, path=path, folders=(os.path.dirname(os.path.abspath(path)), wanted.folder))
+    try:
+        found.entries = tuple(entry for entry in entries_of(file) if keys is None or entry.name in keys)
+    except Exception as why:  # of any kind: a damaged file makes h5py raise anything
+        found.entries = (Entry(name="/", kind="unreadable", target=f"{why}"),)
+    for key in keys if keys is not None else [e.name for e in found.entries if e.kind == "array" and e.shape]:
+        try:
+            handle = find_array(file, key)
+            layout = layout_of(handle, path, key)
+            if layout.storage == "virtual" and layout.n_rows:
+                found.unmapped[key] = unmapped_rows(handle.array)
+            found.layouts[key] = layout
+        except Exception as why:
+            found.refused[key] = why
+    return found
+
+
+def _refused(contents: Contents) -> Iterator[Problem]:
+    """Find arrays that cannot be described, or lie in other files."""
+    kinds = {H5CorruptError: "chunk index", H5KeyError: "missing", H5FileError: "filter"}
+    for key, why in contents.refused.items():
+        kind = next((kind for of, kind in kinds.items() if isinstance(why, of)), "damaged")
+        if (elsewhere := _in_other_files(contents, key)) is not None:
+            yield elsewhere
+        elif is_of_memory(why):
+            text = f"no memory is left to look at it: {f'{why}' or type(why).__name__}"
+            yield error(contents.path, key, "memory", text)
+        elif kind == "damaged" and isinstance(why, H5ValueError):
+            yield warning(contents.path, key, "not read", why)
+        else:
+            yield error(contents.path, key, kind, why if kind != "damaged" else f"{type(why).__name__}: {why}")
+
+
+def _in_other_files(contents: Contents, key: str) -> Problem | None:
+    """Return a warning if an array has its rows in other files, none of which is opened."""
+    path, file = contents.path, contents.file
+    try:
+        array, _ = resolve_path(file, key, allow_external=False)
+        names = [name for name, _, _ in array.external or ()]
+        names += [source.file_name for source in array.virtual_sources()] if array.is_virtual else []
+        others = [name for name in dict.fromkeys(names) if name not in (".", file.filename)]
+        if not others:
+            return None
+    except H5ValueError:  # a link leads out of the file
+        others = []
+    except Exception:  # it is reported why the array cannot be described
+        return None
+    if missing := [name for name in others if "%b" not in name and not contents.exists(name)]:
+        text = f"its rows lie in {listing(missing)}, which is missing: HDF5 itself would read them as fill values"
+        return warning(path, key, "link", text)
+    where = listing(others) if others else "the file that a link leads to"
+    text = f"its rows lie in {where}, and were not read. Check that by itself; to train from it through this file takes"
+    return warning(path, key, "not read", f"{text} files=FileOptions(allow_external=True)")
+
+
+def _names(contents: Contents) -> Iterator[Problem]:
+    """Find names that cannot be opened, and links that lead nowhere, or out of the file."""
+    path = contents.path
+    for entry in contents.entries:
+        target = entry.target or ""
+        if entry.kind == "unreadable":
+            yield error(path, entry.name, "damaged", f"it is listed and cannot be opened: {target}")
+        elif entry.kind == "soft link":
+            try:
+                find_array(contents.file, entry.name)
+            except H5KeyError:
+                yield warning(path, entry.name, "link", f"this soft link leads to {target!r}, which does not exist")
+            except Exception:  # what it leads to is reported under its own name
+                pass
+        elif entry.kind == "external link":
+            file, _, inside = target.rpartition(":")
+            tail = "it was not followed; check that file itself" if contents.exists(file) else "which does not exist"
+            yield warning(path, entry.name, "link", f"this link leads to {inside!r} in the file {file!r}: {tail}")
+
+
+def _behind_the_end(contents: Contents) -> Iterator[Problem]:
+    """Find chunks and rows that lie behind the end of the file."""
+    end = os.path.getsize(contents.path)
+    for layout in contents.layouts.values():
+        places = layout.pieces()
+        # Not by their sum, which may be too large for an integer.
+        beyond = places[(places[:, 1] > end) | (places[:, 0] > end - places[:, 1])]
+        if not len(beyond):
+            continue
+        what = "the rows"
+        if layout.table is not None:
+            chunk = int(np.flatnonzero(layout.table.offsets == beyond[0, 0])[0])
+            first = chunk // layout.table.per_row * layout.rows_per_chunk
+            last = min(first + layout.rows_per_chunk, layout.n_rows) - 1
+            more = f" and {len(beyond) - 1:,} more" if len(beyond) > 1 else ""
+            what = f"chunk {chunk} (rows {first} to {last}){more}"
+        text = (
+            f"{what} should begin at byte {int(beyond[0, 0]):,}, and end behind byte {end:,}, which is the end of the "
+            "file. It was truncated or damaged; copy it again."
+        )
+        yield error(contents.path, layout.key, "place", text)
+
+
+def _overlaps(contents: Contents) -> Iterator[Problem]:
+    """Find bytes that two chunks, or two arrays, both have."""
+    seen = set()
+    for layout, other, text in overlaps(list(contents.layouts.values())):
+        if (layout.name, other.name) not in seen:
+            seen.add((layout.name, other.name))
+            yield error(contents.path, layout.key, "place", text)
+
+
+def _unwritten(contents: Contents) -> Iterator[Problem]:
+    """Find rows that were never written, or are made of nothing in a virtual array: they read as the fill value."""
+    for key, layout in contents.layouts.items():
+        rows = f"{layout.n_rows:,} rows"
+        if layout.storage == "virtual" and layout.n_rows:
+            n_rows, part = contents.unmapped[key], ", in part at least" if layout.axes else ""
+            if n_rows == 0:
+                continue
+            text = "it is virtual, in too many pieces to find out whether rows are made of nothing, and read as"
+            if n_rows is not None:
+                text = f"it is virtual, and {n_rows:,} of {rows} are made of nothing{part}: they read as"
+        elif layout.table is not None and (missing := np.flatnonzero(layout.table.offsets < 0)).size:
+            firsts = np.unique(missing // layout.table.per_row) * layout.rows_per_chunk
+            n_rows = int(np.minimum(firsts + layout.rows_per_chunk, layout.n_rows).sum() - firsts.sum())
+            part = "parts of " if layout.table.per_row > 1 else ""
+            chunks = f"{len(missing):,} of {len(layout.table.offsets):,} chunks were never written"
+            text = f"{chunks}: {part}{n_rows:,} of {rows} read as"
+        elif layout.storage == "contiguous" and layout.offset is None and not layout.n_stored_bytes and layout.n_rows:
+            text = f"none of it was ever written: {layout.n_rows:,} of {rows} read as"
+        else:
+            continue
+        is_number = kind_of(layout.stored) == "number" and not layout.stored.shape
+        known = is_number and len(layout.fill) == layout.stored.itemsize
+        fill = f" {np.frombuffer(layout.fill, layout.stored)[0]}" if known else ""
+        yield warning(contents.path, key, "unwritten", f"{text} the fill value{fill}")
+
+
+def _no_fields(contents: Contents) -> Iterator[Problem]:
+    """Find arrays that no batch can hold."""
+    for layout in contents.layouts.values():
+        if kind_of(layout.dtype) == "object":
+            text = f"its dtype {layout.stored} is none that a tensor can have: it cannot be a field"
+            yield warning(contents.path, layout.key, "no field", text)
+
+
+def _slow(contents: Contents) -> Iterator[Problem]:
+    """Find layouts that make training slow."""
+    for layout in contents.layouts.values():
+        if kind_of(layout.dtype) != "number" or layout.n_bytes <= SLOW_BYTES or layout.is_contiguous:
+            continue
+        across = layout.table.per_row if layout.table is not None else 1
+        span = layout.chunk_span_bytes
+        if across > MANY_CHUNKS:
+            text = f"a row takes part in {across:,} chunks, {span / 2**20:,.1f} MiB decoded"
+        elif layout.rows_per_chunk > 1 and span > LARGE_BLOCK:
+            text = f"{layout.rows_per_chunk:,} rows share chunks of {span / 2**20:,.1f} MiB decoded, in all"
+        elif (why := fallback_reason(layout)) is not None:
+            text = f"only the HDF5 library can read it, one thread at a time: {why}"
+        else:
+            continue
+        yield warning(contents.path, layout.key, "slow", f"{text}. `lightning-h5 repack` makes a copy that is fast.")
+
+
+FILE_CHECKS: tuple[Callable[[Contents], Iterator[Problem]], ...] = (
+    _refused,
+    _names,
+    _behind_the_end,
+    _overlaps,
+    _unwritten,
+    _no_fields,
+    _slow,
+)
+"""The checks of the metadata of each file, in this order."""
+
+
+# Rows -------------------------------------------------------------------------------------------------------------
+
+
 class ArrayDecoder:
     """Reads all rows of one array, in tasks for any number of threads, and notes what is wrong with them.
 
@@ -162,20 +423,17 @@ class ArrayDecoder:
 
     Args:
         layout: the array.
-        finite: count numbers that are NaN or infinite.
 
     Attributes:
         n_decoded: bytes that were decoded.
     """
 
-    def __init__(self, layout: ArrayLayout, *, finite: bool) -> None:
+    def __init__(self, layout: ArrayLayout) -> None:
         self.n_decoded = 0
         self._layout = layout
-        self._finite = finite
         self._lock = threading.Lock()
         self._broken: dict[int, Exception] = {}  # by the first row that was read
         self._unreadable: Exception | None = None
-        self._found = _NotFinite(layout.n_rows, counts=finite)
 
     def tasks(self) -> Iterator[BulkTask]:
         """Yield what has to be read."""
@@ -183,13 +441,14 @@ class ArrayDecoder:
         is_stored = layout.n_stored_bytes or layout.storage == "virtual"
         if not is_stored or not layout.row_bytes or not layout.n_rows:
             return
+        run = max(1, STEP_BYTES // layout.row_bytes)
         source: BlockSource | None = None
         if kind_of(layout.dtype) in ("number", "compound"):
-            source = open_source(layout, OPTIONS, max(1, STEP_BYTES // layout.row_bytes), Counters())
-        size = layout.rows_per_chunk if layout.chunks else max(1, STEP_BYTES // layout.row_bytes)
+            source = open_source(layout, OpenOptions(), run, Counters())
+        size = layout.rows_per_chunk if layout.chunks else run
         step = max(1, STEP_BYTES // (size * layout.row_bytes)) * size
         starts = np.arange(0, layout.n_rows, step)
-        if layout.table is not None and not (self._finite and _fill_is_infinite(layout)):
+        if layout.table is not None:
             written = np.flatnonzero(layout.table.offsets >= 0) // layout.table.per_row * size
             starts = np.unique(written // step) * step
         share = layout.n_stored_bytes / layout.n_rows
@@ -200,7 +459,7 @@ class ArrayDecoder:
 
     def problems(self) -> Iterator[Problem]:
         """Yield what was found, once all tasks are done."""
-        path, key, found = self._layout.path, self._layout.key, self._found
+        path, key = self._layout.path, self._layout.key
         if self._unreadable is not None:
             yield error(path, key, "decode", self._unreadable)
         for first, why in sorted(self._broken.items())[:MAX_PROBLEMS]:
@@ -217,19 +476,15 @@ class ArrayDecoder:
                 yield error(path, key, "decode", why)
         if (more := len(self._broken) - MAX_PROBLEMS) > 0:
             yield error(path, key, "decode", f"{more:,} more pieces of it cannot be read")
-        if found.n_nan or found.n_infinite:
-            text = f"{found.n_nan:,} NaN and {found.n_infinite:,} infinite values, the first in row {found.first}"
-            yield error(path, key, "not finite", text)
 
     def _read(self, source: BlockSource | None, rows: range, size: int) -> None:
         """Read rows; if that fails, those of each chunk by themselves, so that each damaged one is named."""
         if self._unreadable is not None:
             return
         try:
-            found = self._read_once(source, rows)
+            self._read_once(source, rows)
             with self._lock:
                 self.n_decoded += len(rows) * self._layout.row_bytes
-                self._found.add(found)
         except Exception as why:  # of any kind: all that is wrong with a file belongs into the report
             if len(rows) > size:
                 for start in range(rows.start, rows.stop, size):
@@ -241,65 +496,21 @@ class ArrayDecoder:
                 else:
                     self._broken[rows.start] = why
 
-    def _read_once(self, source: BlockSource | None, rows: range) -> _NotFinite:
-        layout, found = self._layout, _NotFinite(self._layout.n_rows, counts=self._finite)
+    def _read_once(self, source: BlockSource | None, rows: range) -> None:
+        layout = self._layout
         if source is None:
-            open_reader(layout, OPTIONS).read(np.arange(rows.start, rows.stop))
-            return found
+            open_reader(layout, OpenOptions()).read(np.arange(rows.start, rows.stop))
+            return
         step = max(1, MAX_ROWS_BYTES // layout.row_bytes)
         for start in range(rows.start, rows.stop, step):
-            for task in bulk_tasks(source, layout, range(start, min(start + step, rows.stop)), found, start):
+            for task in bulk_tasks(source, layout, range(start, min(start + step, rows.stop)), _Nowhere(), start):
                 task.run()
-        return found
 
 
-class _NotFinite:
-    """A ``BulkTarget`` that counts what is not finite, and keeps no row.
-
-    Args:
-        n_rows: of the array.
-        counts: whether it counts at all.
-
-    Attributes:
-        n_nan: values that are no number.
-        n_infinite: infinite values.
-        first: first row that has one of them.
-    """
+class _Nowhere:
+    """A ``BulkTarget`` that keeps no row."""
 
     array: npt.NDArray[Any] | None = None
 
-    def __init__(self, n_rows: int, *, counts: bool) -> None:
-        self.n_nan, self.n_infinite, self.first = 0, 0, n_rows
-        self._counts = counts
-
     def put(self, start: int, rows: npt.NDArray[Any]) -> None:
         """See ``BulkTarget.put``."""
-        for numbers in _numbers(rows) if self._counts else ():
-            is_finite = np.isfinite(numbers)
-            if not is_finite.all():
-                n_nan = int(np.isnan(numbers).sum())
-                self.n_nan += n_nan
-                self.n_infinite += int(is_finite.size - is_finite.sum()) - n_nan
-                rows_with = np.flatnonzero(~is_finite.reshape(len(numbers), -1).all(axis=1))
-                self.first = min(self.first, start + int(rows_with[0]))
-
-    def add(self, other: _NotFinite) -> None:
-        """Add what was counted in other rows."""
-        self.n_nan += other.n_nan
-        self.n_infinite += other.n_infinite
-        self.first = min(self.first, other.first)
-
-
-def _numbers(rows: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """Yield what of rows may be infinite: they themselves, or members of a table."""
-    for name in rows.dtype.names or ():
-        yield from _numbers(rows[name])
-    if rows.dtype.kind in "fc":
-        yield rows
-
-
-def _fill_is_infinite(layout: ArrayLayout) -> bool:
-    if len(layout.fill) != layout.stored.itemsize:
-        return False
-    fill = np.frombuffer(layout.fill, layout.stored).reshape(1, *layout.stored.shape)
-    return any(not np.isfinite(numbers).all() for numbers in _numbers(fill))

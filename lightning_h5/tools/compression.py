@@ -30,14 +30,14 @@ class _Compression(NamedTuple):
 
     Attributes:
         id: number of its filter.
-        levels: the lowest and the highest level; None if it has none.
+        levels: its levels, if it has any.
         level: the default.
         plugin: hdf5plugin's class; empty if HDF5 or h5py bring the filter.
         codec: the compressor that this class is made with.
     """
 
     id: int
-    levels: tuple[int, int] | None = None
+    levels: range = range(0)
     level: int = 0
     plugin: str = ""
     codec: str = ""
@@ -45,13 +45,13 @@ class _Compression(NamedTuple):
 
 # Levels are the libraries' own defaults, except Blosc's: 5 takes little longer than 1 to encode, and as long to decode.
 _KNOWN = {
-    "gzip": _Compression(GZIP, (1, 9), 4),
+    "gzip": _Compression(GZIP, range(1, 10), 4),
     "lzf": _Compression(LZF),
-    "zstd": _Compression(ZSTD, (1, 22), 3, "Zstd"),
+    "zstd": _Compression(ZSTD, range(1, 23), 3, "Zstd"),
     "lz4": _Compression(LZ4, plugin="LZ4"),
-    "blosc": _Compression(BLOSC, (0, 9), 5, "Blosc", "lz4"),
-    "blosc-zstd": _Compression(BLOSC, (0, 9), 5, "Blosc", "zstd"),
-    "blosc2": _Compression(BLOSC2, (0, 9), 5, "Blosc2", "lz4"),
+    "blosc": _Compression(BLOSC, range(10), 5, "Blosc", "lz4"),
+    "blosc-zstd": _Compression(BLOSC, range(10), 5, "Blosc", "zstd"),
+    "blosc2": _Compression(BLOSC2, range(10), 5, "Blosc2", "lz4"),
     "bitshuffle": _Compression(BITSHUFFLE, plugin="Bitshuffle", codec="lz4"),
 }
 COMPRESSIONS = ("keep", "none", *_KNOWN)
@@ -78,11 +78,10 @@ def check_compression(name: str, level: int | None, shuffle_filter: bool) -> Non
             "Pass one of these."
         )
     known = _KNOWN.get(name)
-    levels = known.levels if known else None
-    if level is not None and levels is None:
-        raise H5ValueError(f"level={level} was asked of compression={name!r}, which has no levels. Leave it out.")
-    if level is not None and levels is not None and not levels[0] <= level <= levels[1]:
-        raise H5ValueError(f"level={level} was asked of compression={name!r}, which has {levels[0]} to {levels[1]}.")
+    levels = known.levels if known else range(0)
+    if level is not None and level not in levels:
+        has = f"{levels[0]} to {levels[-1]}" if levels else "no levels"
+        raise H5ValueError(f"level={level} was asked of compression={name!r}, which has {has}. Leave it out.")
     if shuffle_filter and (name == "none" or (known is not None and known.id in SHUFFLING)):
         why = "stores bytes as they are" if name == "none" else "shuffles by itself"
         raise H5ValueError(f"shuffle_filter was asked with compression={name!r}, which {why}. Leave it out.")
@@ -98,18 +97,13 @@ def _is_installed(known: _Compression) -> bool:
     if known.plugin:
         with suppress(ImportError):
             importlib.import_module("hdf5plugin")  # registers its filters when imported
-    return _can_encode(known.id)
-
-
-def _can_encode(number: int) -> bool:
-    try:
-        return bool(h5py.h5z.get_filter_info(number) & h5py.h5z.FILTER_CONFIG_ENCODE_ENABLED)
-    except (RuntimeError, ValueError, OSError):
-        return False
+    with suppress(RuntimeError, ValueError, OSError):
+        return bool(h5py.h5z.get_filter_info(known.id) & h5py.h5z.FILTER_CONFIG_ENCODE_ENABLED)
+    return False
 
 
 def filter_steps(
-    name: str, *, level: int | None, shuffle_filter: bool, checksum: bool, itemsize: int, kept: tuple[FilterStep, ...]
+    name: str, level: int | None, shuffle_filter: bool, checksum: bool, itemsize: int, kept: tuple[FilterStep, ...]
 ) -> tuple[FilterStep, ...]:
     """Return the filters of an array that gets other chunks.
 
@@ -124,7 +118,7 @@ def filter_steps(
     steps = list(kept) if name == "keep" else []
     if known := _KNOWN.get(name):
         level = known.level if level is None else level
-        options: tuple[int, ...] = () if known.levels is None else (level,)
+        options: tuple[int, ...] = (level,) if known.levels else ()
         if known.plugin:
             arguments: dict[str, Any] = {"cname": known.codec} if known.codec else {}
             arguments |= {"clevel": level} if known.levels else {}
@@ -151,19 +145,6 @@ def kept_steps(plist: Any) -> tuple[FilterStep, ...]:
     cuts[BITSHUFFLE] = slice(3, None)
     found = [plist.get_filter(at)[:3] for at in range(plist.get_nfilters())]
     return tuple(FilterStep(number, flags, tuple(more[cuts.get(number, slice(None))])) for number, flags, more in found)
-
-
-def set_filters(plist: Any, steps: tuple[FilterStep, ...]) -> None:
-    """Replace the filters of a creation property list."""
-    if plist.get_nfilters():
-        plist.remove_filter(h5py.h5z.FILTER_ALL)
-    for step in steps:
-        plist.set_filter(*step)
-
-
-def loses_digits(steps: tuple[FilterStep, ...]) -> bool:
-    """Return whether writing rows again through these filters may change them (scale-offset, ZFP, unknown ones)."""
-    return any(step.id not in LOSSLESS for step in steps)
 
 
 def encoder_of(plist: Any, itemsize: int) -> Encoder | None:

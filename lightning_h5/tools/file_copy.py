@@ -5,45 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h5py
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5FileError, H5ValueError
-from .compression import FilterStep, kept_steps, set_filters
-from .row_io import Order, pipeline_of, read_rows, row_bytes_of, shuffle_pieces, write_rows
+from .compression import kept_steps
+from .row_io import Order, Pieces, raw_layout, read_rows, row_bytes_of, shuffle_pieces, write_rows
+
+if TYPE_CHECKING:
+    from .repack_plan import ArrayPlan
 
 MAX_DEPTH = 1000  # of nested groups: each path is followed part by part from the root
 MAX_OBJECTS = 1 << 16  # texts, lists and references that are Python objects at a time
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArrayPlan:
-    """What becomes of an array.
-
-    Attributes:
-        name: one of its names in the file.
-        way: copied by the HDF5 library as it is stored; or its values are written again in the same layout; or its rows
-            are written in other chunks, or none.
-        chunks: of the copy; None if it has none. For ``rows`` alone.
-        steps: filters of the copy. For ``rows`` alone.
-        is_shuffled: whether its rows are permuted.
-        is_elsewhere: its values lie in other files, or it is virtual: they are never read.
-        n_bytes: of all rows, decoded.
-        note: why it is not as asked, if so.
-    """
-
-    name: str
-    way: Literal["as it is", "values", "rows"] = "as it is"
-    chunks: tuple[int, ...] | None = None
-    steps: tuple[FilterStep, ...] = ()
-    is_shuffled: bool = False
-    is_elsewhere: bool = False
-    n_bytes: int = 0
-    note: str = ""
 
 
 class Link(NamedTuple):
@@ -141,22 +117,26 @@ def attributes_of(owner: Any) -> Iterator[Any]:
 
 def has_class(stored: Any, *wanted: int) -> bool:
     """Return whether h5py's low-level type, or one inside it, is of a class of HDF5's, such as ``h5t.REFERENCE``."""
-    kind = stored.get_class()
-    if kind in wanted:
-        return True
-    if kind == h5py.h5t.COMPOUND:
-        return any(has_class(stored.get_member_type(at), *wanted) for at in range(stored.get_nmembers()))
-    return kind in (h5py.h5t.ARRAY, h5py.h5t.VLEN) and has_class(stored.get_super(), *wanted)
+    return _contains(stored, lambda kind: kind.get_class() in wanted)
 
 
 def is_variable(stored: Any) -> bool:
     """Return whether elements of a type have no fixed size: text or lists that lie elsewhere in the file."""
+    return _contains(stored, lambda kind: isinstance(kind, h5py.h5t.TypeVlenID) or _is_text(kind))
+
+
+def _is_text(stored: Any) -> bool:
+    return stored.get_class() == h5py.h5t.STRING and bool(stored.is_variable_str())
+
+
+def _contains(stored: Any, is_wanted: Callable[[Any], bool]) -> bool:
+    """Return whether a low-level type, or one inside it, is wanted."""
     kind = stored.get_class()
-    if kind == h5py.h5t.STRING:
-        return bool(stored.is_variable_str())
+    if is_wanted(stored):
+        return True
     if kind == h5py.h5t.COMPOUND:
-        return any(is_variable(stored.get_member_type(at)) for at in range(stored.get_nmembers()))
-    return kind == h5py.h5t.VLEN or (kind == h5py.h5t.ARRAY and is_variable(stored.get_super()))
+        return any(_contains(stored.get_member_type(at), is_wanted) for at in range(stored.get_nmembers()))
+    return kind in (h5py.h5t.ARRAY, h5py.h5t.VLEN) and _contains(stored.get_super(), is_wanted)
 
 
 def was_written(array_id: Any) -> bool:
@@ -187,27 +167,6 @@ def read_attribute(attribute: Any, *, as_objects: bool) -> tuple[npt.NDArray[Any
     return values, memory_type
 
 
-def object_pieces(array: Any, name: str) -> Iterator[tuple[Any, Any]]:
-    """Yield the values of an array as Python objects, some rows at a time, after what selects them.
-
-    Args:
-        array: h5py's dataset.
-        name: of it, for messages.
-
-    Raises:
-        H5FileError: h5py has no such type.
-    """
-    parts: list[Any] = [()]
-    if array.shape:
-        step = max(1, MAX_OBJECTS // max(1, math.prod(array.shape[1:])))
-        parts = [slice(at, at + step) for at in range(0, len(array), step)]
-    for part in parts:
-        try:
-            yield part, array[part]
-        except TypeError as error:
-            raise unknown_type(name, error) from error
-
-
 def unknown_type(name: str, error: TypeError) -> H5FileError:
     """Return the error about values that h5py cannot read."""
     return H5FileError(
@@ -224,13 +183,18 @@ class FileCopy:
         copy: the open new one.
         plans: for each array, by its address in the source.
         order: the new places of rows that are permuted.
+        pool: threads that decode and encode.
+        folder: for temporary files.
 
     Attributes:
         places: a path of each object, the same in both files, by its address in the source.
     """
 
-    def __init__(self, source: Any, copy: Any, plans: Mapping[int, ArrayPlan], order: Order | None) -> None:
+    def __init__(
+        self, source: Any, copy: Any, plans: Mapping[int, ArrayPlan], order: Order | None, pool: Executor, folder: str
+    ) -> None:
         self.source, self.copy, self.plans, self.order = source, copy, plans, order
+        self._pool, self.folder = pool, folder
         self.places: dict[int, bytes] = {address_of(source["/"].id): b"/"}
 
     def copy_structure(self) -> None:
@@ -266,13 +230,17 @@ class FileCopy:
             group_options.set_link_creation_order(found.get_link_creation_order())
             group_options.set_attr_creation_order(found.get_attr_creation_order())
             h5py.h5g.create(into, link.name, options, group_options)
-        elif plan is None or plan.way == "as it is":
+        elif plan is None or plan.way in ("as it is", "elsewhere"):
             how = h5py.h5p.create(h5py.h5p.OBJECT_COPY)
             how.set_copy_object(h5py.h5o.COPY_WITHOUT_ATTR_FLAG)
             h5py.h5o.copy(h5py.h5o.open(self.source.id, link.group), link.name, into, link.name, how, options)
         else:
             plist = link.item.get_create_plist().copy()
-            set_filters(plist, plan.steps if plan.way == "rows" else kept_steps(plist))
+            steps = plan.steps if plan.way == "rows" else kept_steps(plist)
+            if plist.get_nfilters():
+                plist.remove_filter(h5py.h5z.FILTER_ALL)
+            for step in steps:
+                plist.set_filter(*step)
             if plan.way == "rows" and plan.chunks is None:
                 plist.set_layout(h5py.h5d.CONTIGUOUS)
                 plist.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
@@ -283,38 +251,59 @@ class FileCopy:
             stored = link.item.get_type().copy()  # no named type of another file
             h5py.h5d.create(into, link.name, stored, link.item.get_space(), plist, options)
 
-    def copy_rows(self, pool: Executor, folder: str, done: Callable[[int], object]) -> None:
+    def copy_rows(self, done: Callable[[int], object]) -> None:
         """Write the rows of arrays that are written again.
 
         Args:
-            pool: threads that decode and encode.
-            folder: for temporary files.
             done: called with the decoded bytes of rows that were written.
         """
         for address, plan in self.plans.items():
-            if plan.way == "as it is":
+            if plan.way in ("as it is", "elsewhere"):
                 continue
             original, copied = (h5py.h5o.open(file.id, self.places[address]) for file in (self.source, self.copy))
             if not was_written(original) or not original.get_space().get_simple_extent_npoints():
                 continue
-            order = self.order if plan.is_shuffled else None
             if plan.way == "values":
-                self._copy_objects(plan.name, h5py.Dataset(original), h5py.Dataset(copied), order)
+                for place, values in self.objects_of(original, plan):
+                    h5py.Dataset(copied)[place] = self.translate(values)
                 done(plan.n_bytes)
-                continue
-            pipeline = pipeline_of(original, self.source.filename, plan.name)
-            pieces = read_rows(original, plan.name, pipeline, pool=pool, folder=folder)
-            if order is not None:
-                pieces = shuffle_pieces(pieces, order, original.shape[0], row_bytes_of(original), folder)
-            write_rows(copied, pieces, pool, done)
-
-    def _copy_objects(self, name: str, original: Any, copied: Any, order: Order | None) -> None:
-        for part, values in object_pieces(original, name):
-            if order is None:
-                copied[part] = self.translate(values)
             else:
-                for place, row in zip(order(part.start, part.start + len(values)).tolist(), values, strict=True):
-                    copied[place] = self.translate(row)
+                write_rows(copied, self.rows_of(original, plan), self._pool, done)
+
+    def rows_of(self, original: Any, plan: ArrayPlan, *, by_library: bool = False) -> Pieces:
+        """Yield all rows of an array of the source as bytes, in pieces, as the copy has them.
+
+        Args:
+            original: h5py's low-level dataset.
+            plan: for it.
+            by_library: read through the HDF5 library alone.
+        """
+        raw = None if by_library else raw_layout(original, self.source.filename, plan.name)
+        pieces = read_rows(original, plan.name, raw, self.folder)
+        if self.order is None or not plan.is_shuffled:
+            return pieces
+        return shuffle_pieces(pieces, self.order, original.shape[0], row_bytes_of(original), self.folder)
+
+    def objects_of(self, original: Any, plan: ArrayPlan) -> Iterator[tuple[Any, Any]]:
+        """Yield all values of an array of the source as Python objects, after what selects them in the copy.
+
+        Raises:
+            H5FileError: h5py has no such type.
+        """
+        array = h5py.Dataset(original)
+        parts: list[Any] = [()]
+        if array.shape:
+            step = max(1, MAX_OBJECTS // max(1, math.prod(array.shape[1:])))
+            parts = [slice(at, at + step) for at in range(0, len(array), step)]
+        for part in parts:
+            try:
+                values = array[part]
+            except TypeError as error:
+                raise unknown_type(plan.name, error) from error
+            if self.order is None or not plan.is_shuffled:
+                yield part, values
+            else:
+                yield from zip(self.order(part.start, part.start + len(values)).tolist(), values, strict=True)
 
     def copy_attributes(self) -> None:
         """Copy the attributes and comments of all objects; what they refer to must exist by now."""

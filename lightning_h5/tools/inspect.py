@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, NamedTuple
 
 from ..errors import H5Error, H5FileError
 from ..hdf5 import (
@@ -20,7 +15,6 @@ from ..hdf5 import (
     INTEGRITY,
     ArrayLayout,
     Entry,
-    OpenOptions,
     entries_of,
     expand_paths,
     expand_user,
@@ -31,12 +25,11 @@ from ..hdf5 import (
     open_h5,
 )
 from ..progress_bar import with_bar
-from ..readers import fallback_reason, open_reader
+from ..readers import fallback_reason
 from ..types import PathLike
 from .advice import Advice, advise
-
-MAX_COLUMN_ROWS = 1_000_000
-"""Longer columns are not read for a suggestion."""
+from .check import same_arrays, same_looks
+from .check_file import Findings, look_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +63,10 @@ class ArrayReport:
         n_bytes: bytes of all rows as read.
         n_stored_bytes: bytes that the array takes in the file.
         ratio: the first over the second; None if nothing is stored.
-        fill: the value of elements that were never written, if it is not zero.
-        n_chunks: chunks of the array, and how many of them were never written.
-        n_unwritten: see above.
         row: what a random row costs; None if the array has no rows to train from.
         integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
         problem: why it cannot be trained from, or None.
         packing: attributes that say how its integers are to be decoded, or None.
-        columns: members of a table that are numbers or text, one value a row.
     """
 
     name: str
@@ -89,14 +78,10 @@ class ArrayReport:
     n_bytes: int = 0
     n_stored_bytes: int = 0
     ratio: float | None = None
-    fill: float | None = None
-    n_chunks: int = 0
-    n_unwritten: int = 0
     row: RowCost | None = None
     integrity: int | None = None
     problem: str | None = None
     packing: str | None = None
-    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +91,6 @@ class FileReport:
     Attributes:
         path: the file.
         n_bytes: its size.
-        superblock: version of the file format's first block; from 2 on it has a checksum.
         entries: all names in it, each group before what is in it.
         arrays: its arrays, without further names of the same one.
         integrity: the least of the arrays that ``advice`` takes, in words.
@@ -115,7 +99,6 @@ class FileReport:
 
     path: str
     n_bytes: int
-    superblock: int
     entries: tuple[Entry, ...]
     arrays: tuple[ArrayReport, ...]
     integrity: str | None
@@ -143,6 +126,22 @@ class FolderReport:
     outliers: dict[str, str]
 
 
+class Contents(NamedTuple):
+    """What is in a file.
+
+    Attributes:
+        entries: all names.
+        arrays: of these, the arrays.
+        layouts: the arrays, and members of tables, that one can train from, by key.
+        columns: arrays, and members of tables, that have one number or text a row, and their rows.
+    """
+
+    entries: tuple[Entry, ...]
+    arrays: tuple[ArrayReport, ...]
+    layouts: dict[str, ArrayLayout]
+    columns: dict[str, int]
+
+
 def inspect_file(path: PathLike) -> FileReport:
     """Look at one file: about a millisecond for an array, and a second for a million chunks.
 
@@ -155,33 +154,31 @@ def inspect_file(path: PathLike) -> FileReport:
     Raises:
         H5FileError: it does not exist, is no HDF5 file, or cannot be read.
     """
-    return inspect_with_layouts(expand_user(path))[0]
+    path = expand_user(path)
+    contents = contents_of(path)
+    return _report(path, contents, advise(path, contents, files=[path]))
 
 
-def inspect_with_layouts(path: str, *, reads_columns: bool = True) -> tuple[FileReport, dict[str, ArrayLayout]]:
-    """Return a file's report, and the layouts of the arrays and members of tables that one can train from.
-
-    Args:
-        path: the file.
-        reads_columns: read classes and groups, for the advice.
-    """
+def contents_of(path: str) -> Contents:
+    """Return what is in a file."""
+    layouts: dict[str, ArrayLayout] = {}
+    columns: dict[str, int] = {}
     with open_h5(path) as file:
         entries = tuple(entries_of(file))
-        layouts: dict[str, ArrayLayout] = {}
-        arrays = tuple(_describe(file, path, entry, layouts) for entry in entries if entry.kind == "array")
-        superblock = file.id.get_create_plist().get_version()[0]
-    advice = _advise(path, arrays, layouts, [path] if reads_columns else [])
-    levels = [layouts[key].integrity for key in (*advice.x_keys, *advice.y_keys)]
-    report = FileReport(
+        arrays = (_describe(file, path, entry, layouts, columns) for entry in entries if entry.kind == "array")
+        return Contents(entries, tuple(arrays), layouts, columns)
+
+
+def _report(path: str, contents: Contents, advice: Advice) -> FileReport:
+    levels = [contents.layouts[key].integrity for key in (*advice.x_keys, *advice.y_keys)]
+    return FileReport(
         path=path,
         n_bytes=os.path.getsize(path),
-        superblock=superblock,
-        entries=entries,
-        arrays=arrays,
+        entries=contents.entries,
+        arrays=contents.arrays,
         integrity=f"level {min(levels)}: {INTEGRITY[min(levels)]}" if levels else None,
         advice=advice,
     )
-    return report, layouts
 
 
 def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool = False) -> FolderReport:
@@ -195,94 +192,40 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
         H5FileError: no file matches, or none of the files can be read.
     """
     paths = expand_paths(path)
-    reports: dict[str, FileReport] = {}
     outliers: dict[str, str] = {}
-    schemas: dict[str, _Schema] = {}
-    layouts: dict[_Schema, dict[str, ArrayLayout]] = {}  # of the first file of each: a chunk table can be large
+    found: list[Findings] = []
     for each in with_bar(paths, "looking at files", shows_progress=shows_progress, unit="file"):
         try:
-            reports[each], found_layouts = inspect_with_layouts(each, reads_columns=False)
-            schemas[each] = _schema(reports[each])
-            layouts.setdefault(schemas[each], found_layouts)
+            arrays = contents_of(each).arrays
+            looks = {array.name: (look_of(array.dtype, array.shape), array.shape[0]) for array in arrays if array.shape}
+            found.append(Findings(path=each, arrays=looks))
         except H5FileError as error:
             outliers[each] = f"{error}"
-    if not reports:
+    if not found:
         raise H5FileError(f"none of {len(paths)} files can be read: {next(iter(outliers.values()))}")
-    usual = Counter(schemas.values()).most_common(1)[0][0]
-    alike = [each for each, schema in schemas.items() if schema == usual]
-    outliers |= {each: _difference(usual, schema) for each, schema in schemas.items() if schema != usual}
-    example, n_rows = reports[alike[0]], 0
-    if example.advice.x_keys:
-        name = layouts[usual][example.advice.x_keys[0]].name.strip("/")  # of the table, if these are members
-        arrays = (array for each in alike for array in reports[each].arrays)
-        n_rows = sum((array.shape or (0,))[0] for array in arrays if array.name == name)
+    for problem in (*same_arrays(found), *same_looks(found)):
+        outliers.setdefault(problem.file, f"{problem.array!r}: {problem.text}")
+    alike = [each for each in found if each.path not in outliers] or found[:1]
     named = [os.fspath(each) for each in ([path] if isinstance(path, str | os.PathLike) else path)]
-    given = named[0] if len(named) == 1 else named
-    advice = _advise(given, example.arrays, layouts[usual], alike, n_rows)
+    given, example, n_rows = named[0] if len(named) == 1 else named, contents_of(alike[0].path), 0
+    if x_keys := advise(given, example, files=[]).x_keys:
+        name = example.layouts[x_keys[0]].name.strip("/")  # of the table, if these are members
+        n_rows = sum(each.arrays[name][1] for each in alike if name in each.arrays)
+    advice = advise(given, example, files=[each.path for each in alike], n_rows=n_rows)
     return FolderReport(
         paths=tuple(paths),
         n_bytes=sum(os.path.getsize(each) for each in paths if os.path.exists(each)),
         n_rows=n_rows,
-        example=replace(example, advice=advice),
+        example=_report(alike[0].path, example, advice),
         n_alike=len(alike),
         outliers={each: outliers[each] for each in paths if each in outliers},
     )
 
 
-def _advise(
-    path: str | list[str],
-    arrays: Sequence[ArrayReport],
-    layouts: Mapping[str, ArrayLayout],
-    files: Sequence[str],
-    n_rows: int | None = None,
-) -> Advice:
-    """Return advice under the name that the user gave, with the columns of some files."""
-    unreadable = (a.problem for a in arrays if a.problem is not None and a.storage is None and a.filters)
-    return advise(
-        path,
-        list(layouts.values()),
-        n_rows=n_rows,
-        columns=columns_of(arrays),
-        texts=[a.name for a in arrays if a.shape is not None and len(a.shape) == 1 and a.dtype.startswith("text")],
-        problem=next(unreadable, None),
-        read_column=partial(read_column, files),
-    )
-
-
-def columns_of(arrays: Sequence[ArrayReport]) -> dict[str, int]:
-    """Return the rows of each array, or member of a table, that has one value a row."""
-    columns: dict[str, int] = {}
-    for array in arrays:
-        if array.shape is not None and len(array.shape) == 1:
-            is_table = array.dtype.startswith("table of ")
-            names = [f"{array.name}/{name}" for name in array.columns] if is_table else [array.name]
-            columns |= dict.fromkeys(names, array.shape[0])
-    return columns
-
-
-def read_column(paths: Sequence[str], key: str) -> npt.NDArray[Any] | None:
-    """Return the values of a column of some files, as one; None if it cannot be read, or is too long for a suggestion.
-
-    Args:
-        paths: the files.
-        key: the column, or a member of a table.
-    """
-    parts, n_rows = [], 0
-    try:
-        for path in paths:
-            with open_h5(path) as file:
-                layout = layout_of(find_array(file, key), path, key)
-            n_rows += layout.n_rows
-            if layout.row_shape or n_rows > MAX_COLUMN_ROWS:
-                return None
-            parts.append(np.asarray(open_reader(layout, OpenOptions()).read(np.arange(layout.n_rows))))
-    except (H5Error, *FAULTS):
-        return None
-    return np.concatenate(parts) if parts else None
-
-
-def _describe(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout]) -> ArrayReport:
-    """Return an array's report; its layout is added to the others if one can train from it."""
+def _describe(
+    file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout], columns: dict[str, int]
+) -> ArrayReport:
+    """Return an array's report; its layout is added to the others if one can train from it, and so are its columns."""
     report = ArrayReport(name=entry.name, shape=entry.shape, dtype=entry.dtype)
     try:
         layout = layout_of(find_array(file, entry.name), path, entry.name)
@@ -293,14 +236,20 @@ def _describe(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout
             filters = tuple(_filter_text(step.label, ()) for step in filters_of(array))
             report = replace(report, chunks=array.chunks, filters=filters)
         return report
+    n_rows = layout.n_rows
     kind, names = kind_of(layout.dtype), [name for name in layout.stored.names or () if "/" not in name]
-    if kind == "number" and layout.n_rows:
+    if kind == "number" and n_rows:
         layouts[entry.name] = layout
-    elif kind == "compound" and layout.n_rows:
+    elif kind == "compound" and n_rows:
         members = [layout.member(name) for name in names if kind_of(layout.stored[name].base) == "number"]
         layouts |= {member.key: member for member in members}
-    table, stored = layout.table, layout.n_stored_bytes
-    single = [name for name in names if not layout.stored[name].shape]
+    if kind == "compound" and not layout.row_shape:
+        single = [name for name in names if not layout.stored[name].shape]
+        keys = [f"{entry.name}/{name}" for name in single if kind_of(layout.stored[name]) in ("number", "text")]
+        columns |= dict.fromkeys(keys, n_rows)
+    elif not layout.row_shape:
+        columns[entry.name] = n_rows
+    stored = layout.n_stored_bytes
     return replace(
         report,
         storage=layout.storage,
@@ -308,15 +257,11 @@ def _describe(file: Any, path: str, entry: Entry, layouts: dict[str, ArrayLayout
         filters=tuple(_filter_text(each.label, each.options) for each in layout.filters),
         n_bytes=layout.n_bytes,
         n_stored_bytes=stored,
-        ratio=layout.stored_row_bytes * layout.n_rows / stored if stored else None,
-        fill=_fill(layout),
-        n_chunks=0 if table is None else len(table.offsets),
-        n_unwritten=0 if table is None else int((table.offsets < 0).sum()),
-        row=_row_cost(layout) if layout.n_rows else None,
+        ratio=layout.stored_row_bytes * n_rows / stored if stored else None,
+        row=_row_cost(layout) if n_rows else None,
         integrity=layout.integrity,
         problem=_problem(layout),
         packing=None if layout.packing is None else str(layout.packing),
-        columns=tuple(name for name in single if kind_of(layout.stored[name]) in ("number", "text")),
     )
 
 
@@ -334,12 +279,6 @@ def _filter_text(label: str, options: tuple[int, ...]) -> str:
     return f"gzip {options[0]}" if label == "deflate" and options else {"deflate": "gzip"}.get(label, label)
 
 
-def _fill(layout: ArrayLayout) -> float | None:
-    if not layout.fill or layout.stored.names is not None or layout.stored.kind not in "iuf":
-        return None
-    return float(np.frombuffer(layout.fill, layout.stored.base)[0]) or None
-
-
 def _problem(layout: ArrayLayout) -> str | None:
     """Return why one cannot train from an array, if so."""
     kind = kind_of(layout.dtype)
@@ -350,33 +289,3 @@ def _problem(layout: ArrayLayout) -> str | None:
     if kind == "text":
         return "it is text, which comes as a list of str: a target, or one of several inputs"
     return None if kind == "number" else f"a tensor cannot hold {layout.stored}"
-
-
-_Schema: TypeAlias = tuple[tuple[str, str, tuple[int, ...] | None], ...]
-"""Of each array the name, the dtype and the shape of a row."""
-
-
-def _schema(report: FileReport) -> _Schema:
-    return tuple(
-        # Text comes as str, however it is stored.
-        sorted(
-            (a.name, "text" if a.dtype.startswith("text") else a.dtype, None if a.shape is None else a.shape[1:])
-            for a in report.arrays
-        )
-    )
-
-
-def _difference(usual: _Schema, found: _Schema) -> str:
-    """Return the first difference from most files, in words."""
-    expected, existing = ({name: (dtype, row) for name, dtype, row in schema} for schema in (usual, found))
-    for name, (dtype, row) in expected.items():
-        if name not in existing:
-            return f"has no {name!r}"
-        if existing[name] != (dtype, row):
-            other, other_row = existing[name]
-            return f"{name!r} is {other} {_rows(other_row)}; in most files it is {dtype} {_rows(row)}"
-    return f"has {min(set(existing) - set(expected))!r} as well, which most files do not"
-
-
-def _rows(shape: tuple[int, ...] | None) -> str:
-    return "without rows" if shape is None else f"in rows of {'x'.join(map(str, shape)) or '1'}"

@@ -6,10 +6,11 @@ import errno
 import math
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,13 +24,13 @@ from ..progress_bar import progress_bar
 from ..readers import usable_cores
 from ..types import PathLike
 from .file_copy import FileCopy
-from .output_files import check_output, new_file
 from .repack_plan import RepackOptions, plan_arrays
 from .repack_verify import CopyVerifier
 from .row_io import chunks_of
 
 REPACK = 15  # purpose of the random stream
 CACHE_BYTES = 64 << 20  # of the HDF5 library for the array that it reads
+NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,6 @@ class RepackedArray:
 
     Attributes:
         name: one of its names in the file.
-        shape: of the array; None if it has none.
-        dtype: of an element, in words.
         n_bytes: of all rows, decoded.
         is_rewritten: whether its rows were written again; otherwise it is stored as before.
         is_shuffled: whether its rows were permuted.
@@ -66,8 +65,6 @@ class RepackedArray:
     """
 
     name: str
-    shape: tuple[int, ...] | None
-    dtype: str
     n_bytes: int
     is_rewritten: bool
     is_shuffled: bool
@@ -169,8 +166,7 @@ def repack_file(
         H5DataChangedError: the source was written to meanwhile.
     """
     options = RepackOptions(
-        rows_per_chunk=None if rows_per_chunk == "auto" else rows_per_chunk,
-        is_chunked=rows_per_chunk is not None,
+        rows_per_chunk=rows_per_chunk,
         compression=compression or "keep",
         level=level,
         shuffle_filter=shuffle_filter,
@@ -199,17 +195,17 @@ def _repack(file: Any, source: str, target: str, options: RepackOptions, shows_p
     order = None
     if (seed := options.shuffle_rows) is not None and (shuffled := [p for p in plans.values() if p.is_shuffled]):
         order = permutation(file[shuffled[0].name].shape[0], seed, 0, REPACK)
-    total = sum(plan.n_bytes for plan in plans.values() if plan.way != "as it is")
-    total += sum(plan.n_bytes for plan in plans.values() if not plan.is_elsewhere) if options.verify else 0
+    total = sum(plan.n_bytes for plan in plans.values() if plan.way in ("values", "rows"))
+    total += sum(plan.n_bytes for plan in plans.values() if plan.way != "elsewhere") if options.verify else 0
     with (
         new_file(target) as partial,
-        _thread_pool() as pool,
+        ThreadPoolExecutor(usable_cores(), "lightning_h5-repack") as pool,
         progress_bar(total, "repacking", shows_progress=shows_progress, delay=0.5) as bar,
     ):
         with create_h5(partial, like=file, checked=options.checksum) as copy:
-            made = FileCopy(file, copy, plans, order)
+            made = FileCopy(file, copy, plans, order, pool, folder)
             made.copy_structure()
-            made.copy_rows(pool, folder, bar.update)
+            made.copy_rows(bar.update)
             made.copy_attributes()
         if file.userblock_size:
             with open(source, "rb") as one, open(partial, "r+b") as other:
@@ -217,7 +213,7 @@ def _repack(file: Any, source: str, target: str, options: RepackOptions, shows_p
         written = time.monotonic()
         with open_h5(partial, rdcc_nbytes=CACHE_BYTES) as copy:
             if options.verify:
-                CopyVerifier(made, copy, pool, folder, bar.update).verify()
+                CopyVerifier(made, copy, bar.update).verify()
                 verify_seconds = time.monotonic() - written
             arrays = tuple(_report_arrays(made, copy))
         if not _is_unchanged(guard):
@@ -235,15 +231,6 @@ def _repack(file: Any, source: str, target: str, options: RepackOptions, shows_p
         seconds=written - began,
         verify_seconds=verify_seconds,
     )
-
-
-@contextmanager
-def _thread_pool() -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(usable_cores(), "lightning_h5-repack")
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
@@ -265,11 +252,6 @@ def _translate_errors(source: str, target: str) -> Iterator[None]:
             )
         elif number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             cure = "make room on the disk, or name a target on another one."
-        elif isinstance(error, UnicodeError):
-            cure = (
-                "a name in it (of a member of a table, for example) is not UTF-8, and is not copied. Write that array "
-                "again with other names, in the program that made it."
-            )
         raise H5FileError(
             f"{source!r} could not be copied to {target!r}: {os.strerror(number) if number else error}. Nothing is "
             f"left of the copy; {cure}"
@@ -285,20 +267,14 @@ def _is_unchanged(guard: ChangeGuard) -> bool:
 
 def _report_arrays(made: FileCopy, copy: Any) -> Iterator[RepackedArray]:
     for address, plan in made.plans.items():
-        one, two = (h5py.h5o.open(file.id, made.places[address]) for file in (made.source, copy))
-        try:
-            dtype = str(one.dtype)
-        except TypeError:
-            dtype = "a type that NumPy does not have"
+        before, after = (_stored_as(h5py.h5o.open(file.id, made.places[address])) for file in (made.source, copy))
         yield RepackedArray(
             name=plan.name,
-            shape=shape_of(h5py.Dataset(one)),
-            dtype=dtype,
             n_bytes=plan.n_bytes,
             is_rewritten=plan.way == "rows",
             is_shuffled=plan.is_shuffled,
-            before=_stored_as(one),
-            after=_stored_as(two),
+            before=before,
+            after=after,
             note=plan.note,
         )
 
@@ -312,3 +288,85 @@ def _stored_as(array: Any) -> StoredAs:
         row_cost = math.prod(across) * math.prod(chunks) * itemsize
     names = tuple("gzip" if found.id == 1 else found.label.split(";")[0] for found in filters)
     return StoredAs(chunks=chunks, filters=names, n_bytes=array.get_storage_size(), row_cost=row_cost)
+
+
+def check_output(path: str, inputs: Sequence[str] = (), *, overwrite: bool | None = None) -> None:
+    """Refuse an output before anything is computed for it.
+
+    Args:
+        path: the file to be written.
+        inputs: files that are read.
+        overwrite: whether an existing file may be replaced; None if it never is.
+
+    Raises:
+        H5FileError: it exists, is one of the inputs, or its folder is missing or not writable.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        why = f"there is no directory {folder!r}. Make it"
+    elif os.path.realpath(path) in map(os.path.realpath, inputs):
+        why = "it would be written over the data that it is made of. Name another file"
+    elif os.path.isdir(path):
+        why = "that is a directory. Name a file in it"
+    elif os.path.lexists(path) and not overwrite:
+        why = "it exists. Name another file" + (
+            "" if overwrite is None else ", or replace it (overwrite=True, --force)"
+        )
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        why = f"you have no permission to write to {folder!r}. Name another folder"
+    else:
+        return
+    raise H5FileError(f"{path!r} cannot be written: {why}.")
+
+
+@contextmanager
+def new_file(target: str) -> Iterator[str]:
+    """Yield the name to write a file under until it is complete. Then it gets its own, or is removed after an error.
+
+    The name lies in the same folder and begins with a dot. Only a process that is killed without a chance to clean up
+    leaves it behind.
+
+    Args:
+        target: the name that it gets.
+
+    Raises:
+        H5FileError: another program has made a file of that name by then.
+    """
+    folder, name = os.path.split(os.path.abspath(target))
+    partial = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.partial")
+    try:
+        yield partial
+        _sync(partial)
+        try:
+            _rename(partial, target)
+        except FileExistsError as error:
+            raise H5FileError(
+                f"{target!r} was made by another program in the meantime and is never overwritten; the copy is "
+                "discarded. Name another file."
+            ) from error
+    finally:
+        with suppress(OSError):
+            if not os.path.exists(target) or not os.path.samefile(partial, target):
+                os.truncate(partial, 0)  # a library that failed to close it would keep its room until the process ends
+            os.unlink(partial)
+    with suppress(OSError):  # some file systems cannot sync a folder
+        _sync(folder)
+
+
+def _rename(partial: str, target: str) -> None:
+    """Rename without ever replacing: a hard link fails if the name is taken, `os.rename` would not."""
+    try:
+        os.link(partial, target)
+    except OSError as error:
+        if error.errno not in NO_HARD_LINKS:
+            raise
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # ours from here on
+        os.replace(partial, target)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import h5py
 
@@ -17,9 +17,9 @@ from ..hdf5.chunk_index import moves_axis
 from ..hdf5.contents import resolve_path
 from ..options import FileOptions
 from ..readers import check_text
-from .compression import check_compression, filter_steps, kept_steps, loses_digits
-from .file_copy import ArrayPlan, address_of, has_class, is_variable, links_in
-from .row_io import chunks_of, pipeline_of
+from .compression import LOSSLESS, FilterStep, check_compression, filter_steps, kept_steps
+from .file_copy import address_of, has_class, is_variable, links_in
+from .row_io import chunks_of, raw_layout
 
 CHUNK_BYTES = 512 << 10
 """A chunk's decoded bytes are this, or down to half of it.
@@ -31,19 +31,16 @@ fewer bytes. The rows are a power of two, so that chunks of one field begin wher
 MAX_CHUNK_BYTES = 32 << 20
 """What a chunk may have decoded: each thread holds one, and each random row costs one."""
 
-MAX_ROWS = 1 << 20  # whose text is looked at together
-
 
 @dataclass(frozen=True, kw_only=True)
 class RepackOptions:
-    """What is asked; see ``repack_file``. ``is_chunked``: chunks are asked for, of so many rows or as many as suit.
+    """What is asked; see ``repack_file``.
 
     Raises:
         H5ValueError: it makes no sense, or a compression is not installed.
     """
 
-    rows_per_chunk: int | None = None
-    is_chunked: bool = False
+    rows_per_chunk: int | Literal["auto"] | None = None
     compression: str = "keep"
     level: int | None = None
     shuffle_filter: bool = False
@@ -55,7 +52,7 @@ class RepackOptions:
     files: FileOptions
 
     def __post_init__(self) -> None:
-        if self.rows_per_chunk is not None and self.rows_per_chunk < 1:
+        if isinstance(self.rows_per_chunk, int) and self.rows_per_chunk < 1:
             raise H5ValueError(
                 f"rows_per_chunk={self.rows_per_chunk} was asked, and a chunk has at least one row. Pass 1 or more, or "
                 "'auto'."
@@ -65,8 +62,32 @@ class RepackOptions:
         check_compression(self.compression, self.level, self.shuffle_filter)
 
 
-@dataclass(frozen=True)
-class _Array:
+@dataclass(frozen=True, kw_only=True)
+class ArrayPlan:
+    """What becomes of an array.
+
+    Attributes:
+        name: one of its names in the file.
+        way: copied by the HDF5 library as it is stored; copied as a link to values that lie in other files, or other
+            arrays, and are never read; its values written again in the same layout; its rows written in other chunks,
+            or none.
+        chunks: of the copy; None if it has none. For ``rows`` alone.
+        steps: filters of the copy. For ``rows`` alone.
+        is_shuffled: whether its rows are permuted.
+        n_bytes: of all rows, decoded.
+        note: why it is not as asked, if so.
+    """
+
+    name: str
+    way: Literal["as it is", "elsewhere", "values", "rows"] = "as it is"
+    chunks: tuple[int, ...] | None = None
+    steps: tuple[FilterStep, ...] = ()
+    is_shuffled: bool = False
+    n_bytes: int = 0
+    note: str = ""
+
+
+class _Array(NamedTuple):
     """An array of the file: its name, shape, bytes of a row, and whether a row is a single value (a label, an id)."""
 
     name: str
@@ -97,14 +118,13 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
     has_rows = any(not each.is_column and each.row_bytes and all(each.shape) for each in arrays.values())
     plans = {}
     for address, array in arrays.items():
-        is_named = address in named
-        plan = _plan(array, options if is_named else None, options, address in shuffled, has_rows)
-        if plan.note and options.keys is not None and is_named:
+        asked = options if address in named else None
+        plan = plans[address] = _plan(array, asked, options, address in shuffled, has_rows)
+        if plan.note and options.keys is not None and asked:
             cure = "Repack the other files by themselves, and leave" if "other files" in plan.note else "Leave"
             raise H5ValueError(f"{array.name!r} was named in keys and {plan.note}. {cure} it out of keys.")
-        if not plan.is_elsewhere:
+        if plan.way != "elsewhere":
             _check(file, array.id, plan, options)
-        plans[address] = plan
     return plans
 
 
@@ -114,7 +134,7 @@ def _check(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) -> No
     if (plan.way != "as it is" or options.verify) and array.shape:
         check_sizes(file, dataset, plan.name, options.files)
         ensure_filters(filters_of(dataset), file.filename, plan.name)
-        if may_run_code(array) and (plan.way != "rows" or pipeline_of(array, file.filename, plan.name) is None):
+        if may_run_code(array) and (plan.way != "rows" or raw_layout(array, file.filename, plan.name) is None):
             why = "not all of its chunks are decoded one by one to be copied or compared"
             check_library(dataset, file.filename, plan.name, why)
     # Before the HDF5 library looks at text and lists, which may never come back from a damaged heap.
@@ -183,17 +203,17 @@ def _plan(
     is_moved = layout == h5py.h5d.CHUNKED and moves_axis(array.id)
     # HDF5's own copy forgets references, and may end the process if it reports wrong coordinates of chunks.
     as_stored = replace(plan, way="values" if has_references or is_moved else "as it is")
-    loses = loses_digits(kept_steps(plist))
+    loses = any(step.id not in LOSSLESS for step in kept_steps(plist))
     why = ""
     if has_references:
         why = "holds references"
     elif is_variable(stored):
         if is_shuffled:
             return replace(plan, way="values")
-        return replace(as_stored, note="has text or lists of any length, which no filter reaches")
+        why = "has text or lists of any length, which no filter reaches,"
     elif array.row_bytes > MAX_CHUNK_BYTES:
         why = f"has rows of more than {MAX_CHUNK_BYTES >> 20} MiB"
-    elif (asked is None or asked.compression == "keep") and loses:
+    elif loses and (asked is None or asked.compression == "keep"):
         why = "has a filter that may lose digits if it is applied again"
     if why and is_shuffled:
         cure = "Name a compression" if loses else "Leave it out"
@@ -208,7 +228,7 @@ def _plan(
 
 
 def _plan_elsewhere(plan: ArrayPlan, array: Any, options: RepackOptions) -> ArrayPlan:
-    """Plan for an array whose values lie in other files, or that is virtual: it stays a link, and is never read."""
+    """Plan for an array whose values lie in other files, or that is virtual."""
     sources = array.virtual_sources() if array.is_virtual else []
     is_own = any(source.file_name in (".", array.file.filename) for source in sources)
     if plan.is_shuffled:
@@ -222,7 +242,7 @@ def _plan_elsewhere(plan: ArrayPlan, array: Any, options: RepackOptions) -> Arra
             "to an ordinary array first, or repack without shuffle_rows."
         )
     note = "is virtual and stays so" if is_own else "lies in other files and stays a link"
-    return replace(plan, is_elsewhere=True, note=note)
+    return replace(plan, way="elsewhere", note=note)
 
 
 def _plan_rows(
@@ -231,31 +251,23 @@ def _plan_rows(
     """Plan for rows that are written again, in chunks unless nothing asks for any."""
     shape, row_bytes, old_chunks = array.shape, array.row_bytes, chunks_of(array.id)
     kept = steps = kept_steps(array.id.get_create_plist())
-    wanted, is_chunked, is_left = None, False, False
+    wanted = None if asked is None else asked.rows_per_chunk
     if asked is not None:
-        wanted, is_chunked = asked.rows_per_chunk, asked.is_chunked
-        steps = filter_steps(
-            asked.compression,
-            level=asked.level,
-            shuffle_filter=asked.shuffle_filter,
-            checksum=asked.checksum,
-            itemsize=array.id.get_type().get_size(),
-            kept=kept,
-        )
-        is_left = wanted is not None and asked.keys is None and array.is_column and has_rows
+        itemsize = array.id.get_type().get_size()
+        steps = filter_steps(asked.compression, asked.level, asked.shuffle_filter, asked.checksum, itemsize, kept)
+    is_left = isinstance(wanted, int) and asked is not None and asked.keys is None and array.is_column and has_rows
+    rows_before = old_chunks[0] if old_chunks and old_chunks[0] * row_bytes <= MAX_CHUNK_BYTES else None
     if is_left:
         note = f"does not get chunks of {wanted} rows, which are meant for arrays with larger rows; name it in keys"
         plan, as_stored = replace(plan, note=f"{note} to get them"), replace(as_stored, note=f"{note} to get them")
         if steps == kept and not plan.is_shuffled:
             return as_stored
-        wanted, is_chunked = None, False
+        wanted = rows_before
     maxshape = array.id.get_space().get_simple_extent_dims(True)
-    stays_chunked = old_chunks is not None and (is_left or asked is None or asked.compression == "keep")
-    if not (steps or is_chunked or stays_chunked or maxshape != shape):
+    stays_chunked = old_chunks is not None and (asked is None or asked.compression == "keep")
+    if not (steps or wanted or stays_chunked or maxshape != shape):
         return replace(plan, way="rows")
-    if is_left and old_chunks is not None and old_chunks[0] * row_bytes <= MAX_CHUNK_BYTES:
-        return replace(plan, way="rows", chunks=(old_chunks[0], *shape[1:]), steps=steps)
-    rows = wanted or 1 << (max(1, CHUNK_BYTES // row_bytes).bit_length() - 1)
+    rows = wanted if isinstance(wanted, int) else 1 << (max(1, CHUNK_BYTES // row_bytes).bit_length() - 1)
     if rows * row_bytes > MAX_CHUNK_BYTES:
         raise H5ValueError(
             f"rows_per_chunk={rows} makes chunks of {rows * row_bytes / 2**20:,.0f} MiB of {plan.name!r}, and a "
@@ -263,7 +275,7 @@ def _plan_rows(
             f"({MAX_CHUNK_BYTES >> 20} MiB at most), or name the arrays that are meant with keys."
         )
     can_grow = maxshape[0] == h5py.h5s.UNLIMITED or maxshape[0] > shape[0]
-    if not (wanted and can_grow):
+    if not (isinstance(wanted, int) and can_grow):
         rows = min(rows, shape[0])
     if maxshape[0] != h5py.h5s.UNLIMITED:
         rows = min(rows, maxshape[0])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
@@ -13,31 +12,18 @@ import numpy as np
 
 from ..errors import H5CorruptError
 from ..hdf5.checks import may_run_code
-from .compression import Bytes
 from .file_copy import (
-    ArrayPlan,
     FileCopy,
     address_of,
     attributes_of,
     has_class,
     is_variable,
     links_in,
-    object_pieces,
     read_attribute,
     was_written,
 )
-from .row_io import (
-    PIECE_BYTES,
-    Box,
-    boxes_of,
-    chunks_of,
-    pipeline_of,
-    read_box,
-    read_rows,
-    row_bytes_of,
-    rows_box,
-    shuffle_pieces,
-)
+from .repack_plan import ArrayPlan
+from .row_io import PIECE_BYTES, make_buffer, read_box, rows_box
 
 
 class CopyVerifier:
@@ -49,14 +35,11 @@ class CopyVerifier:
     Args:
         made: what made the copy.
         copy: the copy, open for reading.
-        pool: threads that read ahead.
-        folder: for temporary files.
         done: called with the decoded bytes of rows that were compared.
     """
 
-    def __init__(self, made: FileCopy, copy: Any, pool: Executor, folder: str, done: Callable[[int], object]) -> None:
-        self._made, self._source, self._copy = made, made.source, copy
-        self._pool, self._folder, self._done = pool, folder, done
+    def __init__(self, made: FileCopy, copy: Any, done: Callable[[int], object]) -> None:
+        self._made, self._source, self._copy, self._done = made, made.source, copy, done
 
     def verify(self) -> None:
         """Compare everything.
@@ -100,41 +83,26 @@ class CopyVerifier:
 
     def _check_array(self, plan: ArrayPlan, original: Any, copied: Any) -> None:
         self._ensure(original.get_type() == copied.get_type(), plan.name, "dtype")
-        if plan.is_elsewhere:
+        if plan.way == "elsewhere":
             self._ensure(_sources_of(original) == _sources_of(copied), plan.name, "sources")
             return
-        spaces = original.get_space(), copied.get_space()
-        self._ensure(_extent_of(spaces[0]) == _extent_of(spaces[1]), plan.name, "shape")
+        self._ensure(_extent_of(original) == _extent_of(copied), plan.name, "shape")
         self._ensure(_fill_of(original) == _fill_of(copied), plan.name, "fill value")
-        if not spaces[0].get_simple_extent_npoints() or not (was_written(original) or was_written(copied)):
+        if not original.get_space().get_simple_extent_npoints() or not (was_written(original) or was_written(copied)):
             return
-        order, stored = self._made.order if plan.is_shuffled else None, original.get_type()
-        if not original.shape or _is_objects(stored):
+        if not original.shape or _is_objects(original.get_type()):
             found = h5py.Dataset(copied)
-            for part, values in object_pieces(h5py.Dataset(original), plan.name):
-                if order is None:
-                    is_same = self._equal(np.asarray(values), np.asarray(found[part]))
-                else:
-                    places = order(part.start, part.start + len(values)).tolist()
-                    is_same = all(self._equal(row, found[at]) for at, row in zip(places, values, strict=True))
-                self._ensure(is_same, plan.name, "values")
+            for place, values in self._made.objects_of(original, plan):
+                self._ensure(self._equal(np.asarray(values), np.asarray(found[place])), plan.name, "values")
             self._done(plan.n_bytes)
             return
-        pipeline = pipeline_of(original, self._source.filename, plan.name) if may_run_code(original) else None
-        if order is None and pipeline is None:
-            for box in boxes_of(original.shape, stored.get_size(), PIECE_BYTES, (chunks_of(original) or (1,))[0]):
-                self._check_rows(plan.name, copied, box, read_box(original, plan.name, box))
-            return
-        pieces = read_rows(original, plan.name, pipeline, pool=self._pool, folder=self._folder)
-        if order is not None:
-            pieces = shuffle_pieces(pieces, order, original.shape[0], row_bytes_of(original), self._folder)
-        for first, rows in pieces:
-            self._check_rows(plan.name, copied, rows_box(original.shape, first, len(rows)), rows)
-
-    def _check_rows(self, name: str, copied: Any, box: Box, expected: Bytes) -> None:
-        is_same = np.array_equal(read_box(copied, name, box), expected.reshape(-1))
-        self._ensure(is_same, name, f"rows {box[0][0]} to {box[0][0] + box[1][0] - 1}")
-        self._done(expected.nbytes)
+        for first, rows in self._made.rows_of(original, plan, by_library=not may_run_code(original)):
+            expected, read = rows.reshape(-1), make_buffer(rows.nbytes, self._made.folder)
+            read_box(copied, plan.name, rows_box(original.shape, first, len(rows)), read)
+            parts = (slice(at, at + PIECE_BYTES) for at in range(0, len(read), PIECE_BYTES))
+            is_same = all(np.array_equal(read[part], expected[part]) for part in parts)
+            self._ensure(is_same, plan.name, f"rows {first} to {first + len(rows) - 1}")
+            self._done(rows.nbytes)
 
     def _equal(self, original: Any, copied: Any) -> bool:
         """Return whether values are the same, to the bit; references, if they point at copies of the same."""
@@ -159,10 +127,11 @@ def _is_objects(stored: Any) -> bool:
     return is_variable(stored) or has_class(stored, h5py.h5t.REFERENCE)
 
 
-def _extent_of(space: Any) -> Any:
-    kind = space.get_simple_extent_type()
-    is_simple = kind == h5py.h5s.SIMPLE
-    return kind, [space.get_simple_extent_dims(limits) for limits in (False, True)] if is_simple else []
+def _extent_of(array: Any) -> Any:
+    space = array.get_space()
+    is_simple = space.get_simple_extent_type() == h5py.h5s.SIMPLE
+    limits = space.get_simple_extent_dims(True) if is_simple else None
+    return space.get_simple_extent_type(), array.shape, limits
 
 
 def _fill_of(array: Any) -> Any:

@@ -151,10 +151,11 @@ def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int
             f"slow, pass more than sandbox_seconds={limits.seconds:g}; if not, do not open it.",
         )
     if code < 0:
+        name = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")
         raise SandboxError(
             "crashed",
-            f"its check was ended by {_name(-code)}. Any program that opens it may crash in the same way: do not open "
-            "it, and copy or write it again.",
+            f"its check was ended by {name}. Any program that opens it may crash in the same way: do not open it, and "
+            "copy or write it again.",
         )
     return _parsed(text, code, limits)
 
@@ -182,13 +183,6 @@ def _command(task: str) -> list[str]:
     kept = [place for place in places if place == ours or place != os.path.abspath(os.curdir)]
     # -I: neither the environment nor the working directory changes what is imported. -B: nothing is written.
     return [sys.executable, "-I", "-B", "-c", START, task, *kept]
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def main(asked: str) -> None:

@@ -34,8 +34,8 @@ from ..order.shards import Rows
 from ..progress_bar import progress_bar
 from ..readers import BulkTask, bulk_tasks, do_tasks, first_places, open_source, usable_cores
 from ..types import IntArray, PathLike, Paths
-from .output_files import check_output
-from .running_stats import RunningStats, empty_stats, merge_stats, stats_of, std_of
+from .repack import check_output
+from .running_stats import RunningStats, empty_stats, merge_stats, stats_of
 
 ChannelAxis: TypeAlias = int | Mapping[str, int | None] | None
 """The axis of a row that has the channels, or that for each array; None takes all values of a row together."""
@@ -123,7 +123,11 @@ class StatsReport:
         """
         self.fields()
         check_output(expand_user(path), self.files, overwrite=overwrite)
-        write_stats(path, {array.key: _as_json(array) | {"files": list(self.files)} for array in self.arrays})
+        fields = {
+            array.key: {name: np.asarray(value).tolist() for name, value in vars(array).items() if name != "key"}
+            for array in self.arrays
+        }
+        write_stats(path, {key: field | {"files": list(self.files)} for key, field in fields.items()})
 
 
 def compute_stats(
@@ -269,11 +273,11 @@ def _stats_of(
     total = sums.result
     is_none = total.n == 0
 
-    def counts(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def shaped(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.asarray(values[0] if axis is None else values)
 
-    def shaped(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return counts(np.where(is_none, np.nan, values) if is_none.any() else values)
+    def known(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return shaped(np.where(is_none, np.nan, values) if is_none.any() else values)
 
     return ArrayStats(
         key=layout.key,
@@ -281,13 +285,13 @@ def _stats_of(
         row_shape=shape,
         channel_axis=axis,
         n_rows=len(rows),
-        n_values=counts(total.n),
-        n_nan=counts(total.n_nan),
-        n_infinite=counts(total.n_infinite),
-        mean=shaped(total.mean),
-        std=shaped(std_of(total)),
-        min=shaped(total.least),
-        max=shaped(total.largest),
+        n_values=shaped(total.n),
+        n_nan=shaped(total.n_nan),
+        n_infinite=shaped(total.n_infinite),
+        mean=known(total.mean),
+        std=known(total.std),
+        min=known(total.least),
+        max=known(total.largest),
     )
 
 
@@ -351,15 +355,3 @@ def _ensure_usable(array: ArrayStats) -> None:
         f"({int(array.n_nan.sum()):,} NaN and {int(array.n_infinite.sum()):,} infinite ones in all). Mend the values, "
         "or leave the array out."
     )
-
-
-def _as_json(array: ArrayStats) -> dict[str, Any]:
-    """Return what the JSON file says about an array."""
-    numbers = ("mean", "std", "min", "max", "n_values", "n_nan", "n_infinite")
-    return {
-        **{name: getattr(array, name).tolist() for name in numbers},
-        "channel_axis": array.channel_axis,
-        "row_shape": list(array.row_shape),
-        "n_rows": array.n_rows,
-        "dtype": array.dtype,
-    }

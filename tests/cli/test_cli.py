@@ -192,10 +192,10 @@ def test_advice_that_no_verb_takes_is_marked_as_that_of_data_modules(make_h5, ca
 
 
 def test_a_verb_that_finds_no_memory_says_so_in_a_line(make_h5, capsys, monkeypatch):
-    def fail(options):
+    def fail(path):
         raise MemoryError
 
-    monkeypatch.setattr("lightning_h5.cli.inspect_command.run", fail)
+    monkeypatch.setattr("lightning_h5.tools.inspect.inspect_file", fail)
     with pytest.raises(SystemExit) as ended:
         main(["inspect", make_h5(x=np.zeros(3))])
     assert ended.value.code == 1

@@ -14,7 +14,8 @@ import pytest
 import yaml
 from factories import Stored
 
-from lightning_h5.cli import TOOLS, main
+from lightning_h5.cli import main
+from lightning_h5.cli.verbs import VERBS
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,7 +101,7 @@ def test_a_directory_is_one_set(make_h5, capsys):
     code, out, _ = run(capsys, "inspect", folder)
     assert code == 0
     assert "3 of 4 have the same arrays" in out
-    assert f"{folder}/2.h5: 'x' is float64 in rows of 4" in out
+    assert f"{folder}/2.h5: 'x': 3 of 4 files have it as float64 (3,); here it is float64 (4,)" in out
     _, out, _ = run(capsys, "inspect", f"{folder}/0.h5", f"{folder}/2.h5", "--json")
     assert list(json.loads(out)["outliers"]) == [f"{folder}/2.h5"]
 
@@ -161,7 +162,7 @@ def test_wrong_usage_is_exit_2(capsys):
         assert "usage: lightning-h5" in err
 
 
-@pytest.mark.parametrize("verb", TOOLS)
+@pytest.mark.parametrize("verb", VERBS)
 def test_each_verb_explains_itself_with_examples(verb, capsys):
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0
@@ -173,7 +174,7 @@ def test_each_verb_explains_itself_with_examples(verb, capsys):
 def test_the_list_of_verbs_is_complete(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    for verb in (*TOOLS, "fit", "validate", "test", "predict"):
+    for verb in (*VERBS, "fit", "validate", "test", "predict"):
         assert f"\n  {verb} " in out
 
 
@@ -204,8 +205,8 @@ def test_ctrl_c_is_one_line_and_exit_130(file):
     code = (
         "import os, signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "import lightning_h5.cli.inspect_command as verb\n"
-        "verb.inspect_file = lambda path: os.kill(os.getpid(), signal.SIGINT)\n"
+        "import lightning_h5.tools.inspect as tool\n"
+        "tool.inspect_file = lambda path: os.kill(os.getpid(), signal.SIGINT)\n"
         "from lightning_h5.cli import main\n"
         f"main(['inspect', {file!r}])\n"
     )

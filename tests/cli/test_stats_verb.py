@@ -49,7 +49,7 @@ def test_a_table_shows_each_channel(run, path):
 
 
 def test_json_has_the_same_numbers_and_nothing_else(run, path):
-    code, out, err = run(path, "--key", "x", "--key", "y", "--channel-axis", "x=0", "--json")
+    code, out, err = run(path, "--key", "x", "--key", "y", "--channel-axis", 0, "--json")
     report = json.loads(out)
     assert (code, err) == (0, "")
     assert report["files"] == [path]
@@ -133,7 +133,6 @@ def test_many_channels_are_cut_short(run, make_h5):
         (["--key", "Y"], "Did you mean 'y'?"),
         (["--key", "x", "--rows", "0:1000"], "row 999 was asked of 'x', which has 100 rows"),
         (["--key", "x", "--channel-axis", "7"], "channel_axis=7"),
-        (["--key", "x", "--channel-axis", "q=1"], "channel_axis names 'q'"),
         (["--output", "no/such/folder.json"], "there is no directory"),
     ],
     ids=str,

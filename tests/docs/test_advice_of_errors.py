@@ -5,13 +5,13 @@ import ast
 import inspect
 import re
 import tomllib
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import lightning_h5
-from lightning_h5.cli import TOOLS, TRAINING
+from lightning_h5.cli import TRAINING
+from lightning_h5.cli.verbs import VERBS
 
 PACKAGE = Path(lightning_h5.__file__).parent
 
@@ -33,7 +33,7 @@ def texts():
 
 def options_of(verb):
     parser = argparse.ArgumentParser()
-    import_module(f"lightning_h5.cli.{verb}_command").add_arguments(parser)
+    VERBS[verb].add_arguments(parser)
     return {"--json"} | {name for action in parser._actions for name in action.option_strings}
 
 
@@ -42,8 +42,8 @@ def test_commands_that_messages_name_exist():
     found = [(place, *match) for place, text in texts() for match in re.findall(r"`lightning-h5 (\w+)([^`]*)`", text)]
     assert len(found) > 5
     for place, verb, rest in found:
-        assert verb in TOOLS | TRAINING, place
-        unknown = set(re.findall(r"--[a-z][a-z-]*", rest)) - (options_of(verb) if verb in TOOLS else set())
+        assert verb in {*VERBS, *TRAINING}, place
+        unknown = set(re.findall(r"--[a-z][a-z-]*", rest)) - (options_of(verb) if verb in VERBS else set())
         assert not unknown, place
 
 

@@ -164,10 +164,10 @@ def test_docs_do_not_promise_what_is_not_there() -> None:
 
 
 def _exists(name: str) -> bool:
-    from lightning_h5.cli import TOOLS
+    from lightning_h5.cli.verbs import VERBS
 
     verb = name.removeprefix("lightning_h5 ")
-    return verb in TOOLS or any(public.startswith(name) for public in lightning_h5.__all__)
+    return verb in VERBS or any(public.startswith(name) for public in lightning_h5.__all__)
 
 
 def benchmark(name):

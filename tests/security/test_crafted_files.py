@@ -290,11 +290,11 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
         path = str(tmp_path / name)  # an absolute name stays one
         for way in (*MODULES.values(), *OTHERS.values()):
             if way in (OTHERS["check"], OTHERS["check of a key"]):
-                continue  # their answer is a report
+                with suppress(H5FileError):  # or their answer is a report
+                    assert way(path, "x").errors
+                continue
             with pytest.raises(H5FileError, match=re.escape(os.path.basename(name))):
                 way(path, "x")
-        if not name.startswith("folder"):
-            assert check_files(path).errors
 
 
 # Sizes ---------------------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def test_a_path_that_matches_nothing_is_raised(tmp_path, monkeypatch, path):
 
 def test_arguments_that_make_no_sense_are_refused(make_h5):
     with pytest.raises(H5ValueError, match="decode=False"):
-        check_files(make_h5(x=VALUES), decode=False, finite=True)
+        check_files(make_h5(x=VALUES), decode=False, write_digests=True)
     with pytest.raises(H5ValueError, match=r"paths=\[\] names no file"):
         check_files([])
 
@@ -301,43 +301,7 @@ def test_a_file_that_vanishes_is_named_once(make_h5, monkeypatch):
         return iter(made)
 
     monkeypatch.setattr(ArrayDecoder, "tasks", tasks)
-    assert [problem.kind for problem in check_files(path).errors] == ["changed", "decode"]
-
-
-# Values -----------------------------------------------------------------------------------------------------
-
-
-def test_values_that_are_not_finite_are_counted_when_asked(make_h5):
-    values = np.random.default_rng(0).normal(size=(1000, 6)).astype("f4")
-    values[[500, 700], 2] = np.nan
-    values[321, 1] = -np.inf
-    table = np.zeros(30, dtype=[("a", "f4"), ("b", "i2")])
-    table["a"][7] = np.inf
-    paths = [
-        make_h5(x=Stored(values, "chunked", (10, 4), GZIP), n=np.arange(1000)),
-        make_h5(x=values, n=np.arange(1000)),
-    ]
-    report = check_files([*paths, make_h5(t=table)], finite=True)
-    errors = [problem for problem in report.errors if problem.kind == "not finite"]
-    assert [problem.array for problem in errors] == ["x", "x", "t"]
-    assert errors[0].text == errors[1].text == "2 NaN and 1 infinite values, the first in row 321"
-    assert errors[2].text == "0 NaN and 1 infinite values, the first in row 7"
-    assert not [problem for problem in check_files(paths).errors if problem.kind == "not finite"]
-
-
-def test_values_of_chunks_that_do_not_decode_are_counted_in_no_other_way(make_h5):
-    values = np.full((ROWS, 50), np.nan)
-    path = make_h5(x=Stored(values, "chunked", (STEP, 50), GZIP))
-    edit(path, chunk_at(path, 3).byte_offset)
-    texts = {problem.kind: problem.text for problem in check_files(path, finite=True).errors}
-    assert texts["not finite"] == "1,750 NaN and 0 infinite values, the first in row 0"
-    assert "chunk 3 " in texts["decode"]
-
-
-def test_a_fill_value_that_is_nan_counts_where_nothing_was_written(make_h5):
-    stored = Stored(np.ones((ROWS, 2), "f4"), "chunked", (STEP, 2), {"fillvalue": np.nan, **GZIP}, written=20)
-    report = check_files(make_h5(x=stored), finite=True)
-    assert report.errors[0].text == "40 NaN and 0 infinite values, the first in row 20"
+    assert [problem.kind for problem in check_files(path).errors] == ["decode", "changed"]
 
 
 # Files that do not go together ------------------------------------------------------------------------------
@@ -377,18 +341,19 @@ def test_a_file_alone_whose_arrays_nearly_have_the_same_length_is_a_warning(make
 
 def test_the_same_data_twice_is_a_warning(make_h5, tmp_path):
     path = make_h5(x=VALUES, name="a.h5")
+    shutil.copy(path, tmp_path / "copy.h5")
+    report = check_files([path, tmp_path / "copy.h5"])
+    assert found(report) == [("warning", "duplicate", None)]
+    assert report.warnings[0].text == f"it holds the same as {path!r}: its rows would be trained on twice"
+
+
+def test_a_file_that_is_named_twice_is_refused_as_in_training(make_h5, tmp_path):
+    path = make_h5(x=VALUES, name="a.h5")
     os.symlink(path, tmp_path / "link.h5")
     os.link(path, tmp_path / "hard.h5")
-    shutil.copy(path, tmp_path / "copy.h5")
-    report = check_files([path, tmp_path / "copy.h5", path, tmp_path / "link.h5", tmp_path / "hard.h5"])
-    assert found(report) == [("warning", "duplicate", None)] * 4
-    assert len(report.files) == 2
-    assert {problem.text for problem in report.warnings} == {
-        "it is named twice",
-        f"it is named twice, as '{tmp_path / 'link.h5'}' as well",
-        f"it is named twice, as '{tmp_path / 'hard.h5'}' as well",
-        f"it holds the same as {path!r}: its rows would be trained on twice",
-    }
+    for other in (path, tmp_path / "link.h5", tmp_path / "hard.h5"):
+        with pytest.raises(H5ValueError, match=r"paths names .* more than once .* Name each file once"):
+            check_files([path, other])
 
 
 def test_text_of_different_lengths_is_alike(make_h5):
@@ -460,9 +425,9 @@ def test_a_key_that_some_file_has_is_missing_in_the_others(make_h5):
 
 
 def test_layouts_that_make_training_slow_are_a_warning_for_all_files_at_once(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.tools.file_checks.SLOW_BYTES", 100)
-    monkeypatch.setattr("lightning_h5.tools.file_checks.LARGE_BLOCK", 1000)
-    monkeypatch.setattr("lightning_h5.tools.file_checks.MANY_CHUNKS", 5)
+    monkeypatch.setattr("lightning_h5.tools.check_file.SLOW_BYTES", 100)
+    monkeypatch.setattr("lightning_h5.tools.check_file.LARGE_BLOCK", 1000)
+    monkeypatch.setattr("lightning_h5.tools.check_file.MANY_CHUNKS", 5)
 
     def make(seed):
         values = VALUES + seed

@@ -33,7 +33,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"finite": True}, {"keys": ["x"]}], ids=["all", "finite", "by name"])
+@pytest.mark.parametrize("options", [{}, {"keys": ["x"]}], ids=["all", "by name"])
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_virtual_array_that_cannot_be_trained_from_is_an_error(tmp_path, kind, options):
     path = str(tmp_path / "v.h5")

@@ -157,14 +157,14 @@ def test_a_virtual_array_over_its_own_file_is_refused_by_name_as_well(path):
 # What could not be done -------------------------------------------------------------------------------------
 
 
-def test_a_table_with_a_name_that_is_no_utf8_is_told_of_as_such(path):
+def test_a_table_with_a_name_that_is_no_utf8_is_copied(path):
     with h5py.File(path, "a") as file:
         table = h5py.h5t.create(h5py.h5t.COMPOUND, 8)
         table.insert(b"\xff\xfe", 0, h5py.h5t.NATIVE_FLOAT)
         h5py.h5d.create(file.id, b"t", table, h5py.h5s.create_simple((5,)))
-    with pytest.raises(H5FileError, match=r"a name in it .* is not UTF-8.*other names") as error:
-        repack_file(path, path + ".copy")
-    assert "room" not in str(error.value)
+    repack_file(path, path + ".copy", verify=True)
+    with h5py.File(path + ".copy") as copy:
+        assert h5py.h5d.open(copy.id, b"t").get_type() == table
 
 
 CAUSES = {

@@ -19,8 +19,8 @@ from lightning_h5.datasets import read_stats
 from lightning_h5.errors import H5CorruptError, H5DataChangedError, H5FileError, H5KeyError, H5ValueError
 from lightning_h5.hdf5 import process_pool
 from lightning_h5.readers import bulk
-from lightning_h5.tools import running_stats, stats
-from lightning_h5.tools.running_stats import empty_stats, merge_stats, stats_of, std_of
+from lightning_h5.tools import stats
+from lightning_h5.tools.running_stats import empty_stats, merge_stats, stats_of
 from lightning_h5.tools.stats import compute_stats
 
 DTYPES = ["f2", "f4", "f8", ">f8", ">f4", "u1", "i1", ">u2", "i2", "i4", "u4", "i8", "u8", ">i8", "?"]
@@ -97,7 +97,6 @@ def test_any_array_has_its_exact_statistics(make_h5, monkeypatch, data):
     monkeypatch.setattr(bulk, "MAX_SCRATCH", data.draw(st.sampled_from([0, 64 << 20])))
     monkeypatch.setattr(stats, "BLOCK_VALUES", data.draw(st.sampled_from([1, 7, 1 << 17])))
     monkeypatch.setattr(stats, "MIN_BLOCK", data.draw(st.sampled_from([1, 3, 16])))
-    monkeypatch.setattr(running_stats, "FEW", data.draw(st.sampled_from([0, 3, 32, 1000])))
     monkeypatch.setattr(stats, "MAX_BYTES", data.draw(st.sampled_from([1, 100, 1 << 30])))
     monkeypatch.setattr(stats, "RUN_BYTES", data.draw(st.sampled_from([1, 1 << 20])))
     cut = data.draw(st.integers(0, len(values)))
@@ -210,7 +209,7 @@ def test_pieces_put_together_are_the_whole(pieces, offset):
         mean, std = exact(finite)
         assert total.mean[0] == pytest.approx(mean, rel=1e-14, abs=1e-15 * np.abs(finite).max())
         # Squares below 1e-300 have no digits left.
-        assert std_of(total)[0] == pytest.approx(std, rel=1e-11, abs=1e-140)
+        assert total.std[0] == pytest.approx(std, rel=1e-11, abs=1e-140)
 
 
 def test_a_member_of_a_table_and_rows_never_written_count_as_they_are_read(make_h5):

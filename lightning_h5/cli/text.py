@@ -1,0 +1,253 @@
+"""Reports of the tools as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import listing
+from ..hdf5 import INTEGRITY, Entry
+from ..sizes import bytes_text
+from .terminal import bold, faint, line_width, paragraphs, safe, table
+
+if TYPE_CHECKING:  # their modules bring torch
+    from ..tools.bench import BenchReport
+    from ..tools.check import CheckReport
+    from ..tools.inspect import ArrayReport, FileReport, FolderReport
+    from ..tools.repack import RepackReport, StoredAs
+    from ..tools.stats import ArrayStats, StatsReport
+
+MAX_NAME = 36  # letters of a name in a table
+MAX_ARRAYS = 20
+MIN_ROOM = 30  # letters below a name of the tree
+MAX_PROBLEMS = 200
+MAX_UNCHECKED = 6
+MAX_CHANNELS = 24
+NO_GAIN = 0.95  # of the bytes without compression
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'' if n == 1 else 's'}"
+
+
+def file_text(report: FileReport, depth: int | None) -> Iterator[str]:
+    """Yield what ``inspect`` shows of a file, as far as ``depth`` levels."""
+    kinds = [entry.kind for entry in report.entries]
+    listed = ("group", "array", "soft link", "hard link", "external link")
+    counts = ", ".join(_count(kinds.count(kind), kind) for kind in listed if kind in kinds)
+    yield f"{bold(report.path)}  {bytes_text(report.n_bytes)}: {counts or 'empty'}"
+    yield ""
+    yield from _tree(report, depth)
+    yield from _rows(report)
+    yield from _advice(report)
+
+
+def folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
+    """Yield what ``inspect`` shows of several files."""
+    n_files = len(report.paths)
+    yield f"{bold(f'{n_files:,} files')}  {bytes_text(report.n_bytes)}, {report.n_rows:,} rows in those that are alike"
+    yield ""
+    yield f"{report.n_alike:,} of {n_files:,} have the same arrays; {report.example.path} is one of them:"
+    yield ""
+    yield from _tree(report.example, depth)
+    yield from _rows(report.example)
+    if report.outliers:
+        yield ""
+        yield bold(f"{len(report.outliers):,} differ")
+        yield from (f"  {path}: {text}" for path, text in report.outliers.items())
+    yield from _advice(report.example)
+
+
+def _tree(report: FileReport, depth: int | None) -> Iterator[str]:
+    """Yield a line for each name, indented by its depth; what makes it too wide goes below the name."""
+    arrays = {array.name: array for array in report.arrays}
+    shown = [entry for entry in report.entries if depth is None or entry.name.count("/") < depth]
+    names = ["  " * (1 + entry.name.count("/")) + safe(entry.name.rpartition("/")[2]) for entry in shown]
+    width = min(48, max(map(len, names), default=0))
+    yield "/"
+    for entry, name in zip(shown, names, strict=True):
+        text = _entry_text(entry, arrays.get(entry.name))
+        line = f"{name:<{width}}  {text}".rstrip()
+        if len(line) <= line_width() or not text:
+            yield line
+            continue
+        yield name
+        indent = " " * (len(name) - len(name.lstrip()) + 4)
+        room = max(line_width() - len(indent), MIN_ROOM)
+        lines = [text] if "link" in entry.kind else wrap(text, room, break_long_words=False)
+        yield from (indent + each for each in lines)
+    if left := len(report.entries) - len(shown):
+        yield faint(f"... and {left} below; --depth shows more")
+
+
+def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
+    attributes = f"  {_count(entry.n_attributes, 'attribute')}" if entry.n_attributes else ""
+    if "link" in entry.kind:
+        return f"-> {safe(entry.target or '')}  ({entry.kind})"
+    if entry.kind == "unreadable":
+        return f"unreadable: {safe(entry.target or '')}"
+    if array is None:
+        return faint(f"{'a named datatype, ' + entry.dtype if entry.kind == 'type' else ''}{attributes}".strip())
+    parts = ["(no shape)" if entry.shape is None else f"({', '.join(map(str, entry.shape))})", entry.dtype]
+    if array.storage is not None:
+        parts.append(f"chunks ({', '.join(map(str, array.chunks))})" if array.chunks else array.storage)
+        parts += [" + ".join(array.filters)] if array.filters else []
+        parts += [f"{array.ratio:.1f}:1"] if array.filters and array.ratio else []
+        parts += [f"packed: {array.packing}"] if array.packing else []
+    return "  ".join(parts) + attributes
+
+
+def _rows(report: FileReport) -> Iterator[str]:
+    """Yield what a random row costs of each array, the largest first; what cannot be read, and why."""
+    # Text has no cost that means anything: a row's size is that of a pointer.
+    costly = [(a, a.row) for a in report.arrays if a.row and a.n_bytes and not a.dtype.startswith("text")]
+    costly.sort(key=lambda each: -each[0].n_bytes)
+    lines, notes = [["a random row of", "has", "reads", "decodes", "chunks"]], []
+    for array, row in costly[:MAX_ARRAYS]:
+        name = array.name if len(array.name) <= MAX_NAME else f"...{array.name[3 - MAX_NAME :]}"
+        sizes = (array.n_bytes / max(1, (array.shape or (1,))[0]), row.bytes_read, row.bytes_decoded)
+        lines.append([name, *map(bytes_text, sizes), str(row.n_chunks or "-")])
+        if row.why_slow:
+            notes.append(f"{array.name} is read through the HDF5 library, in one thread: {row.why_slow}")
+    if costly:
+        yield ""
+        yield table(lines)
+    if len(costly) > MAX_ARRAYS:
+        yield faint(f"... and {len(costly) - MAX_ARRAYS} smaller arrays; --json has all")
+    notes += [f"{a.name}: {a.problem}" for a in report.arrays if a.problem is not None and a.row is None]
+    yield from (each for note in notes for each in wrap(safe(note), line_width(), subsequent_indent="  "))
+
+
+def _advice(report: FileReport) -> Iterator[str]:
+    advice = report.advice
+    yield ""
+    if report.integrity is not None:
+        yield f"{bold('integrity')}  {report.integrity}"
+    if advice.datamodule is not None:
+        names = safe(", ".join((*advice.x_keys, *advice.y_keys)))
+        yield paragraphs("in memory  ", [f"{bytes_text(advice.cached_bytes)} for all rows of {names}"])
+    yield paragraphs("use        ", advice.reasons)
+    if advice.datamodule is not None:
+        yield ""
+        yield advice.yaml
+
+
+def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
+    """Yield what ``check`` shows: problems by file, and what was checked."""
+    place = {path: at for at, path in enumerate(report.files)}
+    problems = sorted([*report.errors, *report.warnings], key=lambda problem: place[problem.file])
+    # Names and texts come from the file, or from a process that it took over: `safe` lets them end no line.
+    for path, of_file in groupby(problems[:MAX_PROBLEMS], key=lambda problem: problem.file):
+        yield bold(safe(path))
+        for problem in of_file:
+            array = "" if problem.array is None else f"{problem.array}: "
+            yield safe(f"  {problem.severity} ({problem.kind}): {array}{problem.text}")
+    if (more := len(problems) - MAX_PROBLEMS) > 0:
+        yield faint(f"and {more:,} more problems; --json has all of them")
+    read = f"{bytes_text(report.n_bytes)} decoded" if decoded else "metadata alone"
+    sandboxed = ", each file in a process of its own" if report.sandboxed else ""
+    found = f"{_count(len(report.errors), 'error')}, {_count(len(report.warnings), 'warning')}"
+    files, arrays = _count(len(report.files), "file"), _count(report.n_arrays, "array")
+    yield f"{files}, {arrays}, {read}{sandboxed}: {bold(found)}"
+    if report.digested:
+        yield f"digests written beside {_count(len(report.digested), 'file')}"
+    elif report.integrity is not None:
+        names = listing(report.unchecked, MAX_UNCHECKED)
+        unchecked = f"most damage to the values of {names} would not show (no checksums)"
+        meaning = INTEGRITY[report.integrity] if report.integrity else unchecked
+        yield faint(f"integrity level {report.integrity} of 0 to 3: {meaning}")
+
+
+def bench_text(report: BenchReport) -> Iterator[str]:
+    """Yield what ``bench`` shows: a table of rates, and the settings to use."""
+    what = report.files[0] if len(report.files) == 1 else f"{len(report.files):,} files"
+    rows = f"{_count(report.n_rows, 'row')} of {bytes_text(report.row_bytes)}"
+    yield f"{bold(what)}  {rows}, in shuffled batches of {report.batch_size}"
+    yield ""
+    plain = next((each.rows_per_second for each in report.results if each.datamodule is None), None)
+    lines = [["", "rows/s", "MiB/s", "vs h5py"]]
+    for result in report.results:
+        rate = result.rows_per_second
+        times = "-" if plain is None else f"{rate / plain:,.{1 if rate < 10 * plain else 0}f}x"
+        name = f"{'*' if result.name == report.chosen.name else ' '} {result.name}"
+        lines.append([name, f"{rate:,.0f}", f"{rate * report.row_bytes / 2**20:,.1f}", times])
+    yield table(lines)
+    for name, why in report.left_out.items():
+        yield faint(f"not measured: {name}: {why}")
+    yield ""
+    yield paragraphs("use  ", report.reasons)
+    yield ""
+    yield report.yaml
+
+
+def repack_text(report: RepackReport) -> Iterator[str]:
+    """Yield what ``repack`` shows: how each array was stored before, and after."""
+    rows = [["array", "chunks", "filters", "stored", "a row costs"]]
+    for array in report.arrays:
+        name = array.name + (" (rows shuffled)" if array.is_shuffled else "")
+        rows.append([name, *_stored_cells(array.before)])
+        rows.append(["", *_stored_cells(array.after)] if array.is_rewritten else ["", "as before", "", "", ""])
+    yield table(rows)
+    yield from (faint(f"{array.name} {array.note}.") for array in report.arrays if array.note)
+    rewritten = [array for array in report.arrays if array.is_rewritten]
+    compressed = [array for array in rewritten if set(array.after.filters) - {"shuffle", "fletcher32"}]
+    if idle := [array.name for array in compressed if array.after.n_bytes > NO_GAIN * array.n_bytes]:
+        yield f"Compressed, {listing(idle, 3)} takes as much room as without: --compression none reads faster."
+    speed = sum(array.n_bytes for array in rewritten) / 2**20 / max(1e-9, report.seconds)
+    verified = "" if report.verify_seconds is None else f"; verified in {report.verify_seconds:.1f} s"
+    yield (
+        f"{bytes_text(report.n_bytes_before)} became {bytes_text(report.n_bytes_after)} "
+        f"({report.n_bytes_after / report.n_bytes_before:.2f} times) in {report.seconds:.1f} s, {speed:,.0f} MiB/s "
+        f"decoded{verified}."
+    )
+
+
+def _stored_cells(stored: StoredAs) -> list[str]:
+    chunks = "none" if stored.chunks is None else " x ".join(map(str, stored.chunks))
+    return [chunks, "+".join(stored.filters) or "none", bytes_text(stored.n_bytes), bytes_text(stored.row_cost)]
+
+
+def stats_text(report: StatsReport) -> list[str]:
+    """Return what ``stats`` shows: a table for each array, with a line for each channel."""
+    of_files = "" if len(report.files) == 1 else f" in {len(report.files)} files"
+    text: list[str] = []
+    for array in report.arrays:
+        of_rows = "" if array.n_rows == report.n_rows_of_files else f" of {report.n_rows_of_files:,}"
+        shape = "x".join(map(str, array.row_shape)) or "1"
+        head = f"{bold(array.key)}: {array.n_rows:,} rows{of_rows}{of_files}, each {shape} of {array.dtype}"
+        text += [*([""] if text else []), head, table(_channel_rows(array))]
+        if (hidden := array.mean.size - MAX_CHANNELS) > 0:
+            text.append(faint(f"and {hidden:,} more channels; --json and --output have all of them"))
+    return text
+
+
+def _channel_rows(array: ArrayStats) -> list[list[str]]:
+    """Return a line for each channel; columns of NaN and infinite values if there are any."""
+    columns = {name: getattr(array, name) for name in ("mean", "std", "min", "max")}
+    columns |= {name: n for name, n in (("NaN", array.n_nan), ("infinite", array.n_infinite)) if n.any()}
+    each = [np.atleast_1d(column)[:MAX_CHANNELS].tolist() for column in columns.values()]
+    lines = [["channel" if array.mean.ndim else "", *columns]]
+    for channel, numbers in enumerate(zip(*each, strict=True)):
+        lines.append([str(channel) if array.mean.ndim else "all values", *map(_number, numbers)])
+    return lines
+
+
+def _number(value: float) -> str:
+    """Return a number with 7 digits; integers with all of theirs."""
+    return f"{value:,}" if isinstance(value, int) else "-" if value != value else f"{value:.7g}"
+
+
+def stats_doubts(report: StatsReport) -> Iterator[str]:
+    """Yield warnings to consider before these statistics are used."""
+    for array in report.arrays:
+        n_nan, n_infinite = int(array.n_nan.sum()), int(array.n_infinite.sum())
+        if n_nan or n_infinite:
+            yield f"{array.key!r} has {n_nan:,} NaN and {n_infinite:,} infinite values, which are left out of the rest."
+        flat = np.flatnonzero(np.atleast_1d(array.std == 0)).tolist()
+        if flat:
+            which = f"channels {', '.join(map(str, flat[:12]))}{' ...' if len(flat) > 12 else ''} of " * array.mean.ndim
+            yield f"{which}{array.key!r}: all values are equal (std 0); normalized they become 0."

@@ -1,0 +1,335 @@
+"""The verbs for files: their arguments, the function that each one calls, and how a verb ends.
+
+Functions are imported when their verb runs: to look at a file takes no torch, which takes longer than most looks do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from ..errors import H5Error, H5ValueError
+from .terminal import discard_output, show, warn
+
+INTERRUPTED = 130  # what a shell shows for a process that Ctrl-C ended
+
+
+class Verb(NamedTuple):
+    """A verb of the command line.
+
+    Attributes:
+        summary: what it does, in a line.
+        examples: commands to try, a line each.
+        add_arguments: adds its arguments; ``--json`` is added for all.
+        run: calls the function, shows the report, and returns the exit code: 0, or 1 if a problem was found.
+    """
+
+    summary: str
+    examples: tuple[str, ...]
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def run_verb(name: str, arguments: Sequence[str]) -> None:
+    """Run a verb, and write errors to the standard error.
+
+    Args:
+        name: of the verb.
+        arguments: what follows the name.
+
+    Raises:
+        SystemExit: with 0, with 1 for a problem, with 2 for wrong usage, with 130 after Ctrl-C.
+    """
+    verb = VERBS[name]
+    examples = "\n".join(f"  lightning-h5 {name} {example}" for example in verb.examples)
+    parser = argparse.ArgumentParser(
+        prog=f"lightning-h5 {name}",
+        description=textwrap.fill(f"{verb.summary[0].upper()}{verb.summary[1:]}.", 80),
+        epilog=f"examples:\n{examples}",
+        formatter_class=_HelpFormatter,
+    )
+    verb.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="write the result as JSON instead of text")
+    options = parser.parse_args(arguments)
+    code = 1
+    try:
+        code = verb.run(options)
+        sys.stdout.flush()
+    except H5Error as error:
+        text = f"{error}"
+        if "allow_external=True" in text:
+            text += f" (Data modules and datasets take that; `lightning-h5 {name}` opens no file that you do not name.)"
+        warn(text)
+    except MemoryError as error:
+        warn(f"{name} ran out of memory{f': {error}' if f'{error}' else ''}. Run it on a machine with more.")
+    except KeyboardInterrupt:
+        warn(f"{name} was interrupted.")
+        code = INTERRUPTED
+    except BrokenPipeError:  # `... | head` has read enough
+        discard_output()
+        code = 0
+    except OSError as error:  # errors of files are H5Errors, above
+        discard_output()
+        warn(f"{name} could not write its output: {error.strerror or error}. Its work is done; look for disk space.")
+    raise SystemExit(code)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Breaks no line within a word such as ``blosc-zstd``."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="FILE", nargs="+", help="a file; or a directory, a glob or several files")
+    parser.add_argument("--depth", type=int, metavar="N", help="levels of the tree to show (default: all)")
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from ..hdf5 import expand_user
+    from ..tools import inspect
+    from .text import file_text, folder_text
+
+    only = expand_user(options.path[0])
+    if len(options.path) == 1 and not os.path.isdir(only) and not any(mark in only for mark in "*?["):
+        file = inspect.inspect_file(only)
+        show(file, file_text(file, options.depth), as_json=options.json)
+    else:
+        folder = inspect.inspect_folder(options.path, shows_progress=not options.json)
+        show(folder, folder_text(folder, options.depth), as_json=options.json)
+    return 0
+
+
+def _check_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("paths", nargs="+", metavar="PATH", help="a file, a glob or a directory")
+    add("--key", action="append", dest="keys", metavar="K", help="an array; repeatable (default: all)")
+    add("--no-decode", action="store_true", help="read metadata alone: fast, and finds no damaged chunk")
+    add("--strict", action="store_true", help="end with 1 if a warning is found, too")
+    digests = "write digests beside each file without an error, which files.verify='digest' compares rows with"
+    add("--write-digests", action="store_true", help=digests)
+    add = parser.add_argument_group("untrusted files, and files that crashed a program or made it hang").add_argument
+    add("--sandbox", action="store_true", help="open each file in a process of its own, with limits; 0.2 s more a file")
+    add("--sandbox-memory", metavar="SIZE", help="address space of such a process (default: 4 GiB)")
+    add("--sandbox-seconds", type=float, metavar="S", help="time for a file (default: 60), and 1 s more for each 10 MB")
+
+
+def _check(options: argparse.Namespace) -> int:
+    from ..tools.check import check_files
+    from .text import check_text
+
+    limits = {"sandbox_memory": options.sandbox_memory, "sandbox_seconds": options.sandbox_seconds}
+    limits = {name: limit for name, limit in limits.items() if limit is not None}
+    if limits and not options.sandbox:
+        raise H5ValueError("--sandbox-memory and --sandbox-seconds are limits of --sandbox. Add it, or leave them out.")
+    report = check_files(
+        options.paths,
+        decode=not options.no_decode,
+        keys=options.keys,
+        sandbox=options.sandbox,
+        write_digests=options.write_digests,
+        shows_progress=True,
+        **limits,
+    )
+    show(report, check_text(report, decoded=not options.no_decode), as_json=options.json)
+    return 1 if report.errors or (options.strict and report.warnings) else 0
+
+
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("paths", nargs="+", metavar="FILE", help="a file, a glob or a directory; several are one data set")
+    add("--x-key", action="append", metavar="K", help="the input array; repeatable (default: what inspect suggests)")
+    add("--y-key", action="append", metavar="K", help="the target array; repeatable")
+    add("--batch-size", type=int, metavar="N", help="rows of a batch (default: 64, fewer if rows are few or large)")
+    add("--num-workers", type=int, default=2, metavar="N", help="worker processes to try (default: 2; 0: none)")
+    add("--seconds", type=float, default=2.0, metavar="S", help="time for each measurement (default: 2)")
+    add("--rounds", type=int, default=3, metavar="N", help="measurements of each setting (default: 3)")
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from ..tools.bench import bench_file
+    from .text import bench_text
+
+    arguments = {name: value for name, value in vars(options).items() if name != "json"}
+    for name in ("paths", "x_key", "y_key"):
+        if arguments[name] and len(arguments[name]) == 1:
+            (arguments[name],) = arguments[name]
+    logging.disable(logging.INFO)  # what each data module logs about its rows
+    try:
+        report = bench_file(arguments.pop("paths"), **arguments, shows_progress=True)
+    finally:
+        logging.disable(logging.NOTSET)
+    show(report, bench_text(report), as_json=options.json)
+    return 0
+
+
+def _repack_arguments(parser: argparse.ArgumentParser) -> None:
+    from ..tools.compression import COMPRESSIONS
+
+    add = parser.add_argument
+    add("source", metavar="IN", help="the file to copy; it is only read")
+    add("target", metavar="OUT", help="the copy; never replaces a file")
+    rows = (
+        "rows of a chunk, or 'auto': as many as make 256 to 512 KiB (default: auto, if there are chunks). Labels and "
+        "other columns of a file with larger rows stay as they are, unless --keys names them"
+    )
+    add("--rows-per-chunk", type=_rows_per_chunk, metavar="N", help=rows)
+    known = f"one of {', '.join(COMPRESSIONS)} (default: keep)"
+    add("--compression", choices=COMPRESSIONS, metavar="NAME", help=known)
+    add("--level", type=int, metavar="L", help="how hard: gzip 1-9 (4), zstd 1-22 (3), blosc 0-9 (5)")
+    add("--shuffle-filter", action="store_true", help="shuffle bytes before compressing")
+    add("--checksum", action="store_true", help="store a checksum with each chunk")
+    add("--shuffle-rows", type=int, metavar="SEED", help="permute the rows, all arrays alike")
+    add("--shuffle-keys", nargs="+", metavar="K", help="arrays to permute, if not all have equally many rows")
+    add("--keys", nargs="+", metavar="K", help="arrays that get other chunks or filters (default: all)")
+    add("--verify", action="store_true", help="read the copy back and compare all of it")
+    trusted = "take arrays above 4 GiB of which next to nothing is stored, and chunks above 1 GiB, decoded"
+    add("--trusted", action="store_true", help=trusted)
+
+
+def _rows_per_chunk(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows; pass 1 or more, or 'auto'")
+    return int(text)
+
+
+def _repack(options: argparse.Namespace) -> int:
+    from ..tools.repack import repack_file
+    from .text import repack_text
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, they leave nothing of an unfinished copy
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _exit)
+    arguments = {name: value for name, value in vars(options).items() if name != "json"}
+    report = repack_file(**arguments, shows_progress=True)
+    show(report, repack_text(report), as_json=options.json)
+    return 0
+
+
+def _exit(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # what a shell shows for a process that a signal ended
+
+
+def _stats_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("paths", nargs="+", metavar="PATH", help="a file, a glob or a directory; several are one data set")
+    add("--key", action="append", dest="keys", metavar="K", help="an array; repeatable (default: the input)")
+    axis = "axis of a row that has the channels: 0 for rows (C, ...), -1 for (..., C) (default: none)"
+    add("--channel-axis", type=int, metavar="A", help=axis)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--rows", type=_range, metavar="START:STOP[:STEP]", help="rows to read, counted over all files")
+    which.add_argument("--split-file", metavar="FILE", help="read the rows of a split in this file of a data module")
+    add("--split", choices=("train", "val", "test"), default="train", help="which split of that file (default: train)")
+    add("--output", metavar="FILE", help="write the file that `normalize` of data modules and datasets reads")
+    add("--force", action="store_true", help="replace an existing output")
+
+
+def _range(text: str) -> range:
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(part.isdecimal() for part in parts) or parts[2:] == ["0"]:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of rows; write START:STOP or START:STOP:STEP")
+    return range(*map(int, parts))
+
+
+def _stats(options: argparse.Namespace) -> int:
+    from ..hdf5 import expand_paths, expand_user
+    from ..tools.repack import check_output
+    from ..tools.stats import compute_stats
+    from .text import stats_doubts, stats_text
+
+    paths = expand_paths(options.paths, "PATH")
+    if options.output is not None:
+        check_output(expand_user(options.output), paths, overwrite=options.force)  # before hours of reading
+    rows = options.rows
+    if options.split_file is not None:
+        rows = _rows_of_split(options.split_file, options.split, paths, options.keys)
+    report = compute_stats(paths, options.keys, channel_axis=options.channel_axis, rows=rows, shows_progress=True)
+    text, failure = stats_text(report), None
+    if options.output is not None:
+        try:
+            report.save(options.output, overwrite=options.force)
+            text += ["", f"wrote {options.output}: pass it as normalize={options.output!r}"]
+        except H5Error as error:  # what was computed is shown all the same
+            failure = error
+    show(report, text, as_json=options.json)
+    for line in stats_doubts(report):
+        warn(line)
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[str] | None) -> Any:
+    # The data modules bring Lightning along, which takes seconds to import.
+    from ..datamodules.split_file import read_splits
+    from ..datasets import column_of, count_rows
+    from ..hdf5 import expand_user
+    from ..tools.stats import named_keys
+
+    group_key = None
+    with suppress(OSError, ValueError, AttributeError):  # `read_splits` says what is wrong with it
+        group_key = json.loads(Path(expand_user(name)).read_text(encoding="utf-8")).get("group_key")
+    n_rows = count_rows(paths, named_keys(paths, keys)[0])
+    groups = None if group_key is None else column_of(paths, group_key, n_rows, argument="group_key")
+    splits = read_splits(name, n_rows, group_key, groups, {}) or {}
+    found = {str(each): rows for each, rows in splits.items()}
+    if not len(found.get(split, ())):
+        raise H5ValueError(
+            f"--split-file {name!r} does not exist, or has no row in the split {split!r}. Name another file or --split."
+        )
+    return found[split]
+
+
+VERBS = {
+    "inspect": Verb(
+        "what is in a file, how it is stored, what a random row costs, what to use",
+        ("signals.h5", "signals.h5 --depth 1", "recordings/ --json"),
+        _inspect_arguments,
+        _inspect,
+    ),
+    "check": Verb(
+        "problems in one file or many: fields, rows, chunks that do not decode",
+        ("data.h5", "runs/ --strict", "'runs/*.h5' --key signal --key label", "downloads/ --sandbox"),
+        _check_arguments,
+        _check,
+    ),
+    "bench": Verb(
+        "how fast rows come from a file with the settings that matter",
+        ("signals.h5", "images.h5 --x-key train/images --y-key train/labels --batch-size 256"),
+        _bench_arguments,
+        _bench,
+    ),
+    "repack": Verb(
+        "a copy of a file with other chunks or another compression",
+        (
+            "data.h5 small.h5 --rows-per-chunk 32 --compression zstd --verify",
+            "data.h5 fast.h5 --compression none",
+            "sorted.h5 shuffled.h5 --shuffle-rows 0",
+        ),
+        _repack_arguments,
+        _repack,
+    ),
+    "stats": Verb(
+        "mean, standard deviation, minimum and maximum of arrays",
+        (
+            "data.h5",
+            "images.h5 --key images --channel-axis 0 --output stats.json",
+            "'runs/*.h5' --key signal --split-file splits.json --output stats.json",
+        ),
+        _stats_arguments,
+        _stats,
+    ),
+}
