@@ -1,7 +1,6 @@
 """The DataLoader: reading ahead, tokens, worker start, position. Knows torch, not Lightning."""
 
 from .choose_order import FEW_BLOCKS, blocks_mixed, bytes_to_mix
-from .collate import SampleCollate
 from .diagnosis import LoaderReport, diagnose_dataloader_speed, what_limits
 from .factory import (
     create_multi_dataloaders,
@@ -10,7 +9,7 @@ from .factory import (
     get_optimal_num_workers,
     set_reproducible_training,
 )
-from .loader import H5DataLoader
+from .loader import H5DataLoader, SampleCollate
 
 __all__ = [
     "FEW_BLOCKS",

@@ -21,8 +21,7 @@ from ..order import OrderParameters, PlanSampler, Replica, ShardSampler, launche
 from ..sizes import whole
 from ..types import DTypeLike, Paths
 from .choose_order import choose_order
-from .collate import SampleCollate
-from .loader import H5DataLoader
+from .loader import H5DataLoader, SampleCollate
 
 __all__ = [
     "create_multi_dataloaders",

@@ -1,31 +1,32 @@
 """Pure functions for orders, shards and splits, and thin torch samplers over them. Reads no file."""
 
 from .buckets import LengthRecipe
-from .epoch import EpochRecipe
-from .mixture import EpochLength, Mixture, MixtureRecipe, Strategy, check_mixture
-from .permutation import KeyedPermutation, TablePermutation, permutation, stream
-from .plan import (
+from .epoch import (
     PLAN_VERSION,
     EpochPlan,
+    EpochRecipe,
     EvaluationBatches,
     Mode,
     OrderParameters,
     Segment,
     SourceOrder,
     TrainBatches,
+    balanced_contiguous_shard,
     consumed_rows,
+    interleaved_indices,
     order_rows,
 )
+from .mixture import EpochLength, Mixture, MixtureRecipe, Strategy, check_mixture
+from .permutation import KeyedPermutation, TablePermutation, permutation, stream
 from .position import OtherShardsError, Position, is_position
 from .samplers import PlanSampler, Replica, launched_replica, resolve_replica
-from .shard_samplers import EpochShuffleSampler, ShardSampler
 from .shards import (
+    EpochShuffleSampler,
     RankShard,
     Rows,
     ShardMode,
+    ShardSampler,
     as_array,
-    balanced_contiguous_shard,
-    interleaved_indices,
     places_in,
     union,
 )

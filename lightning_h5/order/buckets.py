@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import IntArray
-from .epoch import BatchSequence, EpochRecipe
+from .epoch import BatchSequence, EpochRecipe, OrderParameters, RowOrder, order_rows
 from .permutation import GAMMA, mix, stream
-from .plan import OrderParameters, RowOrder, order_rows
 from .window import BlockTable
 
 __all__ = ["AlikeBatches", "LengthBuckets", "LengthRecipe", "alike_sizes"]

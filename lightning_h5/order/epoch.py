@@ -1,4 +1,7 @@
-"""What an epoch visits on all ranks together: rows to be cut into batches, or batches that are made already.
+"""What an epoch visits, and its batches: one sequence, the same on every rank, as a pure function of a few numbers.
+
+Rank ``r`` of ``W`` takes batch ``t * W + r`` at step ``t``. What has been consumed is therefore always a prefix
+of the sequence, and the position of a run is a list of segments ``(batch_size, world_size, batches)``.
 
 An ``EpochRecipe`` makes the ``EpochSequence`` of each epoch. The recipes here visit each row once, of the dataset or of
 a rank's shard; ``weights``, ``buckets`` and ``mixture`` have the others. Samplers and loaders never ask which it is.
@@ -7,27 +10,355 @@ a rank's shard; ``weights``, ``buckets`` and ``mixture`` have the others. Sample
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple, Protocol
+from functools import cache, cached_property
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
 
 from ..errors import H5ValueError
 from ..types import IntArray
-from .plan import EpochPlan, OrderParameters, RowOrder, Segment, TrainBatches, consumed_rows, order_rows
-from .shards import RankShard, balanced_contiguous_shard
-from .window import BlockTable
+from .permutation import permutation
+from .window import BlockTable, WindowOrder
 
 __all__ = [
+    "PLAN_VERSION",
     "BatchSequence",
     "DealtBatches",
     "EachRowOnce",
+    "EpochPlan",
     "EpochRecipe",
     "EpochSequence",
+    "EvaluationBatches",
     "MadeBatches",
+    "Mode",
+    "OrderParameters",
+    "RowOrder",
     "RowSequence",
-    "ShardRows",
+    "Segment",
+    "SourceOrder",
+    "TrainBatches",
+    "balanced_contiguous_shard",
+    "consumed_rows",
+    "interleaved_indices",
+    "order_rows",
 ]
+
+
+PLAN_VERSION = 1
+"""Part of every saved state: raised when the order of any mode changes."""
+
+Mode = Literal["global", "window", "none"]
+RowOrder: TypeAlias = Callable[[int, int], IntArray]
+
+
+class SourceOrder(NamedTuple):
+    """The order of a source's rows; see ``OrderParameters``."""
+
+    mode: Mode
+    streams: int = 1
+    window: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderParameters:
+    """What decides the order of rows, together with the epoch and the block table.
+
+    Attributes:
+        mode: ``global`` (one permutation of all rows), ``window`` (blocks mixed a window at a time) or
+            ``none`` (storage order).
+        seed: seed of the run.
+        batch_size: rows of a batch when the epoch began; streams take turns by batches.
+        streams: independent streams of blocks (``window``).
+        window: blocks of a stream that are mixed at a time (``window``).
+        version: of the orders' definition.
+        recipe: what an epoch visits (see ``EpochRecipe``); "" for each row once.
+        n_units: batches or rows of the epoch when it began; 0 for each row once.
+        sources: the order of each source of a mixture.
+    """
+
+    mode: Mode
+    seed: int = 0
+    batch_size: int = 1
+    streams: int = 1
+    window: int = 0
+    version: int = PLAN_VERSION
+    recipe: str = ""
+    n_units: int = 0
+    sources: tuple[SourceOrder, ...] = ()
+
+
+class Segment(NamedTuple):
+    """A stretch of an epoch that was consumed under the same settings.
+
+    Attributes:
+        batch_size: rows of a batch on one rank.
+        world_size: number of ranks.
+        n_batches: batches consumed, over all ranks.
+    """
+
+    batch_size: int
+    world_size: int
+    n_batches: int
+
+
+@dataclass(frozen=True, eq=False)
+class EpochPlan:
+    """What one rank does in the rest of an epoch.
+
+    Attributes:
+        n_steps: batches that are left for this rank.
+        bounds: first position in the epoch's sequence, and the one after the last, of a step's rows; steps count from
+            0 at the first that is left.
+        rows: indices into the dataset for a step, shape ``(batch,)``.
+    """
+
+    n_steps: int
+    bounds: Callable[[int], tuple[int, int]]
+    rows: Callable[[int], IntArray]
+
+
+def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, place: int = 0) -> RowOrder:
+    """Return the sequence of an epoch's rows, as a function from positions ``[start, stop)`` to row indices.
+
+    Args:
+        blocks: the rows.
+        parameters: what decides the order.
+        epoch: which epoch.
+        place: sets orders apart that have the same parameters (``global`` alone).
+
+    Raises:
+        H5ValueError: the order belongs to another version of this package, or ``window`` has a number below 1.
+    """
+    if parameters.version != PLAN_VERSION:
+        raise H5ValueError(
+            f"an order of version {parameters.version} was asked for; this package has version {PLAN_VERSION}. "
+            "Install the version of lightning_h5 that began the run, or start a new run."
+        )
+    if parameters.mode == "none":
+        return lambda start, stop: np.arange(start, stop, dtype=np.int64)
+    if parameters.mode == "global":
+        # Drawn when the first rows are asked for: counting steps or rows of batches costs no permutation.
+        drawn = cache(lambda: permutation(blocks.n_rows, parameters.seed, epoch, place=place))
+        return lambda start, stop: drawn()(start, stop)
+    return WindowOrder(
+        blocks=blocks,
+        seed=parameters.seed,
+        epoch=epoch,
+        batch_size=parameters.batch_size,
+        streams=parameters.streams,
+        window=parameters.window,
+    )
+
+
+def balanced_contiguous_shard(total: int, world_size: int, rank: int) -> tuple[int, int]:
+    """Return a rank's contiguous piece of ``total`` rows; the pieces of two ranks differ by at most one row.
+
+    Args:
+        total: number of rows.
+        world_size: number of ranks.
+        rank: this rank, from 0.
+
+    Returns:
+        First row, and the row after the last. The first ``total % world_size`` ranks have one row more.
+
+    Raises:
+        H5ValueError: a number is out of range.
+    """
+    _check(total, world_size, rank)
+    size, rest = divmod(total, world_size)
+    start = rank * size + min(rank, rest)
+    return start, start + size + (rank < rest)
+
+
+def interleaved_indices(total: int, world_size: int, rank: int) -> IntArray:
+    """Return every ``world_size``-th of ``total`` rows, starting at ``rank``; shape ``(n,)``.
+
+    Args:
+        total: number of rows.
+        world_size: number of ranks.
+        rank: this rank, from 0.
+
+    Raises:
+        H5ValueError: a number is out of range.
+    """
+    _check(total, world_size, rank)
+    return np.arange(rank, total, world_size, dtype=np.int64)
+
+
+def _check(total: int, world_size: int, rank: int) -> None:
+    if total < 0 or world_size < 1 or not 0 <= rank < world_size:
+        raise H5ValueError(
+            f"a shard of total={total} rows was asked for rank={rank} of world_size={world_size}. "
+            "Pass total >= 0, world_size >= 1 and a rank from 0 to world_size - 1."
+        )
+
+
+@dataclass(frozen=True)
+class TrainBatches:
+    """One sequence of rows cut into rounds of ``world_size`` batches; rank ``r`` takes batch ``t * world_size + r``.
+
+    Whole rounds come first. A ragged end is dropped with ``drop_last``. Otherwise the last two rounds are cut again
+    into batches whose sizes differ by one row, so that nothing is dropped, nothing repeated and none is tiny.
+    If that is impossible (``batch_size`` 1 and a remainder), the remainder is left out: the sequence's end in
+    epoch 0, the rows before those in epoch 1, and so on to the sequence's start, and again from its end.
+
+    Attributes:
+        n_rows: length of the sequence.
+        batch_size: rows of a batch on one rank.
+        world_size: number of ranks.
+        drop_last: drop the ragged end.
+        epoch: decides which rows are left out.
+        consumed: rows of the epoch that came before this sequence, so that a resumed run leaves out the same rows.
+    """
+
+    n_rows: int
+    batch_size: int
+    world_size: int
+    drop_last: bool = False
+    epoch: int = 0
+    consumed: int = 0
+
+    @cached_property
+    def n_steps(self) -> int:
+        """Steps that every rank takes."""
+        full, rest = divmod(self.n_rows, self.batch_size * self.world_size)
+        if not rest or self.drop_last or (self.batch_size == 1 and full):
+            return full
+        if not full:
+            return 1 if self.n_rows >= self.world_size else 0
+        return full + 1
+
+    @property
+    def n_left_out(self) -> int:
+        """Rows of the sequence that are in no batch."""
+        full, rest = divmod(self.n_rows, self.batch_size * self.world_size)
+        return rest if self.n_steps == full else 0
+
+    def bounds(self, batch: int) -> tuple[int, int]:
+        """Return the position in the sequence of the first row of a batch, and of the one after the last."""
+        if batch < self._n_plain:
+            return batch * self.batch_size, (batch + 1) * self.batch_size
+        return self.start(batch), self.stop(batch)
+
+    def start(self, batch: int) -> int:
+        """Return the position in the sequence of the first row of a batch (0 to ``n_steps * world_size``)."""
+        return self._skip_left_out(self._before(batch))
+
+    def stop(self, batch: int) -> int:
+        """Return the position after the last row of a batch; 0 for batch -1."""
+        return self._skip_left_out(self._before(batch + 1) - 1) + 1 if batch >= 0 else 0
+
+    @cached_property
+    def _n_even_rounds(self) -> int:
+        """Rounds of full batches, before the ragged end."""
+        full, rest = divmod(self.n_rows, self.batch_size * self.world_size)
+        return self.n_steps if not rest or self.n_steps == full else max(0, full - 1)
+
+    @cached_property
+    def _n_plain(self) -> int:
+        """Full batches at the sequence's start, before any row that is left out."""
+        return min(self._n_even_rounds * self.world_size, self._first_left_out // self.batch_size)
+
+    @cached_property
+    def _first_left_out(self) -> int:
+        if self.drop_last or not self.n_left_out:
+            return self.n_rows
+        last_place = self.consumed + self.n_rows - self.n_left_out
+        return max(0, (last_place - self.epoch * self.n_left_out) % (last_place + 1) - self.consumed)
+
+    def _before(self, batch: int) -> int:
+        """Return the rows in the batches before a batch."""
+        even = self._n_even_rounds * self.world_size
+        if batch <= even:
+            return batch * self.batch_size
+        n_batches = self.n_steps * self.world_size - even
+        n_rows = self.n_rows - even * self.batch_size
+        return (
+            even * self.batch_size + balanced_contiguous_shard(n_rows, n_batches, min(batch - even, n_batches) - 1)[1]
+        )
+
+    def _skip_left_out(self, position: int) -> int:
+        """Return the position in the sequence of a position among the rows in batches."""
+        return position + self.n_left_out if position >= self._first_left_out else position
+
+
+@dataclass(frozen=True)
+class EvaluationBatches:
+    """A contiguous shard for each rank, cut into the same number of batches on every rank; every row exactly once.
+
+    With ``batch_size`` 1 and a remainder some ranks get one batch more: there is no row left to make one of.
+
+    Attributes:
+        n_rows: rows of all ranks.
+        batch_size: most rows of a batch.
+        world_size: number of ranks.
+        rank: this rank.
+    """
+
+    n_rows: int
+    batch_size: int
+    world_size: int
+    rank: int
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """First row, and the row after the last, of this rank."""
+        return balanced_contiguous_shard(self.n_rows, self.world_size, self.rank)
+
+    @property
+    def n_steps(self) -> int:
+        """Batches of this rank."""
+        first, last = self.shard
+        largest = -(-self.n_rows // self.world_size)
+        return min(-(-largest // self.batch_size), last - first)
+
+    def bounds(self, step: int) -> tuple[int, int]:
+        """Return the first row of a batch, and the row after the last: full ones first, the last two share the rest."""
+        first, last = self.shard
+        full = max(0, self.n_steps - 2)
+        if step < full:
+            return first + step * self.batch_size, first + (step + 1) * self.batch_size
+        start = first + full * self.batch_size
+        low, high = balanced_contiguous_shard(last - start, self.n_steps - full, step - full)
+        return start + low, start + high
+
+    def plan(self, first: int = 0) -> EpochPlan:
+        """Return this rank's plan: its shard in storage order.
+
+        Args:
+            first: row that is index 0 of the dataset.
+        """
+
+        def rows(step: int) -> IntArray:
+            start, stop = self.bounds(step)
+            return np.arange(start - first, stop - first, dtype=np.int64)
+
+        return EpochPlan(self.n_steps, self.bounds, rows)
+
+
+def consumed_rows(n_rows: int, segments: Sequence[Segment], drop_last: bool, epoch: int = 0) -> int:
+    """Return the rows of the sequence that the segments have consumed.
+
+    Args:
+        n_rows: rows of the epoch.
+        segments: what was consumed, in the order of time; each is a part of what the ones before it left.
+        drop_last: whether a ragged end is dropped.
+        epoch: which epoch.
+
+    Raises:
+        H5ValueError: a segment has more batches than were left.
+    """
+    done = 0
+    for segment in segments:
+        batches = TrainBatches(n_rows - done, segment.batch_size, segment.world_size, drop_last, epoch, done)
+        if segment.n_batches > batches.n_steps * batches.world_size:
+            raise H5ValueError(
+                f"{segment} was asked for, and {n_rows - done} rows are left of {n_rows}. Ask for fewer batches."
+            )
+        done += batches.stop(segment.n_batches - 1)
+    return done
 
 
 class EpochSequence(Protocol):
@@ -125,32 +456,6 @@ class EachRowOnce(EpochRecipe):
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
         """See ``EpochRecipe``."""
         return RowSequence(order_rows(self.blocks, order, epoch), self.blocks.n_rows, epoch)
-
-
-@dataclass(frozen=True, eq=False)
-class ShardRows(EachRowOnce):
-    """Epochs of the rows of one rank's shard, in an order of its own; equally many on each rank.
-
-    Attributes:
-        shard: the rows that the rank holds.
-        rotates: another row of a larger shard is left out each epoch.
-    """
-
-    shard: RankShard
-    rotates: bool
-
-    def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
-        """See ``EpochRecipe``."""
-        rows = order_rows(self.blocks, order, epoch, place=1 + self.shard.rank)
-        absent = self.shard.left_out(epoch if self.rotates else 0)
-        if absent is None:
-            return RowSequence(rows, self.blocks.n_rows, epoch)
-
-        def without_absent(start: int, stop: int) -> IntArray:
-            found = rows(start, stop)
-            return found + (found >= absent)
-
-        return RowSequence(without_absent, self.blocks.n_rows, epoch)
 
 
 class MadeBatches(Protocol):

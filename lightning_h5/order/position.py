@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import H5ResumeError, H5ValueError
-from .plan import OrderParameters, Segment, SourceOrder
+from .epoch import OrderParameters, Segment, SourceOrder
 
 if TYPE_CHECKING:
     from .samplers import PlanSampler

@@ -13,8 +13,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 
 from ..errors import H5ValueError
 from ..types import BatchToken
-from .epoch import EachRowOnce, EpochRecipe, EpochSequence
-from .plan import EpochPlan, EvaluationBatches, OrderParameters
+from .epoch import EachRowOnce, EpochPlan, EpochRecipe, EpochSequence, EvaluationBatches, OrderParameters
 from .position import Position
 from .window import BlockTable
 

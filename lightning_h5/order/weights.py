@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from ..errors import H5ValueError
 from ..types import IntArray
-from .epoch import EpochRecipe, RowSequence
+from .epoch import EpochRecipe, OrderParameters, RowOrder, RowSequence, order_rows
 from .permutation import GAMMA, mix, stream
-from .plan import OrderParameters, RowOrder, order_rows
 from .window import BlockTable
 
 __all__ = ["RowWeights", "WeightedRecipe"]

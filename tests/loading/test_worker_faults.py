@@ -21,7 +21,7 @@ from factories import Stored
 from torch.utils.data import DataLoader
 
 from lightning_h5 import H5Error, H5ValueError, H5WorkerError, LazyH5DataModule
-from lightning_h5.loading import collate, worker_pool
+from lightning_h5.loading import worker_pool
 
 ROWS, BATCH = 96, 8
 BAD = 41  # the row at which a worker meets its end
@@ -305,7 +305,7 @@ def pinning(monkeypatch):
         "set_device_index": None,
     }.items():
         monkeypatch.setattr(torch.accelerator, name, lambda *_, value=value: value)
-    monkeypatch.setattr(collate, "pin", lambda batch: batch)
+    monkeypatch.setattr("lightning_h5.loading.loader.pin", lambda batch: batch)
 
 
 @pytest.mark.timeout(60)

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import examples
 
-from lightning_h5.order import schedules
-from lightning_h5.order.schedules import Pattern, Runs, even_schedule, largest_remainder
+from lightning_h5.order import mixture
+from lightning_h5.order.mixture import Pattern, Runs, even_schedule, largest_remainder
 
 UNITS = 10_000
 SHARES = [Fraction(7, 10), Fraction(2, 10), Fraction(1, 10)]
@@ -40,12 +40,12 @@ def any_schedule(draw):
 @pytest.fixture(params=["as they are", "small"], autouse=True)
 def sizes(request, monkeypatch):
     """What is counted together, and dealt together, is also so small that an epoch of a few units has many of it."""
-    schedules._even_pattern.cache_clear()
+    mixture._even_pattern.cache_clear()
     if request.param == "small":
         for name, value in {"MAX_UNITS": 20, "PIECE_UNITS": 8, "COUNTED_TOGETHER": 4}.items():
-            monkeypatch.setattr(schedules, name, value)
+            monkeypatch.setattr(mixture, name, value)
     yield request.param
-    schedules._even_pattern.cache_clear()
+    mixture._even_pattern.cache_clear()
 
 
 @given(any_schedule(), st.data())
@@ -103,7 +103,7 @@ def test_even_units_add_up_to_the_quotas(numbers):
 
 @given(amounts, st.integers(1, 12))
 def test_no_source_is_ever_a_whole_unit_off_its_share(sizes, numbers, times):
-    if sizes == "as they are" or sum(numbers) <= schedules.MAX_UNITS:
+    if sizes == "as they are" or sum(numbers) <= mixture.MAX_UNITS:
         numbers = [number * times for number in numbers]
         assert off_by(even_schedule(numbers), numbers) < 1
 
