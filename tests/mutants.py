@@ -58,30 +58,30 @@ MUTANTS = [
     ),
     Mutant(
         "all ranks take the same batches",
-        "order/epoch.py",
+        "order/plan.py",
         "batches.bounds(step * world_size + rank)",
         "batches.bounds(step * world_size)",
         SAMPLING,
     ),
-    Mutant("segments do not add up", "order/epoch.py", "done += batches.stop(", "done = batches.stop(", SAMPLING),
+    Mutant("segments do not add up", "order/plan.py", "done += batches.stop(", "done = batches.stop(", SAMPLING),
     Mutant(
         "the ragged end is left out",
-        "order/epoch.py",
+        "order/plan.py",
         "        return full + 1\n",
         "        return full\n",
         SAMPLING,
     ),
-    Mutant("the last round is tiny", "order/epoch.py", "else max(0, full - 1)", "else max(0, full)", SAMPLING),
+    Mutant("the last round is tiny", "order/plan.py", "else max(0, full - 1)", "else max(0, full)", SAMPLING),
     Mutant(
         "the same rows sit out each epoch",
-        "order/epoch.py",
+        "order/plan.py",
         "(last_place - self.epoch * self.n_left_out)",
         "last_place",
         SAMPLING,
     ),
     Mutant(
         "all ranks evaluate the first shard",
-        "order/epoch.py",
+        "order/plan.py",
         "balanced_contiguous_shard(self.n_rows, self.world_size, self.rank)",
         "balanced_contiguous_shard(self.n_rows, self.world_size, 0)",
         SAMPLING,
@@ -187,10 +187,10 @@ MUTANTS = [
         "self.trainer.global_rank, self.trainer.world_size",
         RANKS,
     ),
-    Mutant("ranks may differ", "distributed/agreement.py", "if not differing:", "if True:", RANKS),
+    Mutant("ranks may differ", "distributed.py", "if not differing:", "if True:", RANKS),
     Mutant(
         "a rank that is late goes on alone",
-        "distributed/agreement.py",
+        "distributed.py",
         "            if late:\n                kind",
         "            if False:\n                kind",
         RANKS,
@@ -204,7 +204,7 @@ MUTANTS = [
     ),
     Mutant(
         "the iteration starts too early",
-        "loading/iteration.py",
+        "loading/loader.py",
         "        self._batches: Batches | None = None\n        self._plan: EpochPlan\n",
         "        self._batches, self._plan, self.progress = loader.start()\n",
         STATE + RESUME,
@@ -218,7 +218,7 @@ MUTANTS = [
     ),
     Mutant(
         "all ranks draw the same order of their rows",
-        "order/epoch.py",
+        "order/recipes.py",
         "place=1 + self.shard.rank",
         "place=1",
         ("tests/order",),
@@ -254,14 +254,14 @@ MUTANTS = [
     ),
     Mutant(
         "a source that is used up starts again in the same order",
-        "order/mixture.py",
+        "order/recipes.py",
         "order_rows(blocks, parameters, cycle)",
         "order_rows(blocks, parameters, 0)",
         MIXTURES,
     ),
     Mutant(
         "all sources have one seed",
-        "order/mixture.py",
+        "order/recipes.py",
         "seed = int(stream(parameters.seed, 0, SEEDS, number).random_raw())",
         "seed = parameters.seed",
         MIXTURES,
@@ -275,36 +275,30 @@ MUTANTS = [
     ),
     Mutant(
         "a row that comes again has the number that it had",
-        "order/weights.py",
+        "order/recipes.py",
         "return rows + (drawn - draws.before(rows)) * blocks.n_rows",
         "return rows",
         ("tests/order/test_weighted.py",),
     ),
     Mutant(
         "the last batches are not halved for the ranks",
-        "order/epoch.py",
+        "order/batches.py",
         "parts[largest] += 1",
         "parts[0] += 1",
         (*MIXTURES, "tests/order/test_lengths.py"),
     ),
     Mutant(
         "batches of one source are cut anew",
-        "order/epoch.py",
+        "order/batches.py",
         "if segments and batch_size != self.batch_size:",
         "if False:",
         MIXTURES,
     ),
     Mutant(
         "batches are dealt from the longest to the shortest",
-        "order/buckets.py",
-        """        return np.argsort(keys, kind="stable")
-
-    @cached_property
-    def _starts""",
-        """        return np.arange(len(keys))
-
-    @cached_property
-    def _starts""",
+        "order/batches.py",
+        'return np.argsort(keys, kind="stable")',
+        "return np.arange(len(keys))",
         ("tests/order/test_lengths.py",),
     ),
     Mutant(

@@ -238,7 +238,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             cast("RankMemCachedH5Dataset", dataset).shard,
             self._parameters(order),
             **self._sampler_arguments(training=training),
-            rotates=not self.is_overfitting,
+            repeats=self.is_overfitting,
             is_given=self.trainer is not None or self._options.distributed.rank is not None,
         )
 

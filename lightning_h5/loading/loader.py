@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import cached_property, partial
 from multiprocessing.context import BaseContext
-from queue import Empty, Queue
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from ..counters import Counters, WaitTimes
 from ..datasets import RawBatch, RowDataset, Samples, asked_for, fresh_draws, generators, note_rows, own_streams
-from ..errors import H5Error, stop_iteration
-from ..order import EpochPlan, PlanSampler, Position
+from ..errors import MAX_LETTERS, H5Error
+from ..order import EpochPlan, Passes, PlanSampler, Position, Progress
 from ..readers import usable_cores
 from ..types import BatchToken
-from .iteration import Batches, Iteration, Passes, Progress
-from .prefetch import CLOSED, InMemoryIterator, ReadAhead
-from .worker_pool import WorkerPool
+from .prefetch import CLOSED, Batches, InMemoryIterator, ReadAhead
+from .workers import PinnedBatches, WorkerPool, pin
 
-if TYPE_CHECKING:
-    from .worker_pool import WorkerBatches
+__all__ = ["H5DataLoader", "SampleCollate"]
 
-__all__ = ["Collate", "H5DataLoader", "PinnedBatches", "SampleCollate", "pin"]
+DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few to hold in memory
+MAX_TOGETHER = 16  # batches looked up at a time: more would not be faster
+TOGETHER_BYTES = 3 << 20  # what is being read and was not taken yet stays in the cores' shared cache
+TOGETHER_BYTES_MORE = 8 << 20  # of many chunks or runs, which cost more to look up; in memory, which costs less to copy
+MAX_LOOKAHEAD = 512  # batches after these that are decoded ahead; a token takes a kilobyte
 
 
 class SampleCollate:
@@ -62,102 +61,87 @@ class SampleCollate:
         return generators(self._asks_for, fresh_draws()) if self._asks_for else {}
 
 
-class Collate:
-    """What a loader runs on each batch: the user's ``collate_fn``, if there is one.
+class Iteration:
+    """Starts reading at the first ``next()``; times each one. After an error it raises errors only.
 
     Args:
-        user: that function.
+        loader: what to iterate over.
     """
 
-    def __init__(self, user: Callable[[Any], Any] | None) -> None:
-        self.user = user
+    def __init__(self, loader: H5DataLoader) -> None:
+        self._loader = loader
+        self._batches: Batches | None = None
+        self._plan: EpochPlan
+        self.progress: Progress
+        self._failed: str | None = None
+        self._is_over = False
 
-    def __call__(self, data: Any) -> Any:
-        """Return the batch of what the dataset returned."""
-        if self.user is None:
-            return data
-        try:
-            return self.user(data)
-        except StopIteration as error:
-            raise stop_iteration("collate_fn", self.user) from error
-
-
-def pin(batch: Any) -> Any:
-    """Return the same batch with its tensors in page-locked memory; other values stay as they are."""
-    if isinstance(batch, torch.Tensor):
-        return batch.pin_memory() if batch.device.type == "cpu" else batch
-    if isinstance(batch, dict):
-        return {key: pin(value) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(pin(value) for value in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(pin(value) for value in batch)
-    return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
-
-
-class PinnedBatches:
-    """Batches of workers in page-locked memory: a thread takes them ahead of use, and copies them there.
-
-    Args:
-        batches: the workers' batches.
-    """
-
-    def __init__(self, batches: WorkerBatches) -> None:
-        self._batches = batches
-        self._pinned: Queue[tuple[Any, BaseException | None]] = Queue(1)
-        self._is_over = threading.Event()
-        device = torch.accelerator.current_device_index()
-        arguments = (batches, self._pinned, self._is_over, device)  # not this object, or it would never be collected
-        self._thread = threading.Thread(target=_pin_all, args=arguments, name="lightning_h5-pin", daemon=True)
-        self._thread.start()
-
-    def __iter__(self) -> PinnedBatches:
+    def __iter__(self) -> Iteration:
         return self
 
     def __next__(self) -> Any:
-        if self._is_over.is_set():
-            raise H5Error(CLOSED)
-        batch, error = self._pinned.get()
-        if error is not None:
-            self.close()
-            raise error
+        loader, began = self._loader, perf_counter()
+        if self._failed is not None:  # otherwise a loop that ignores errors would take the rest for an epoch
+            raise H5Error(self._failed)
+        if self._is_over:
+            raise StopIteration
+        is_first = self._batches is None
+        try:
+            if self._batches is None:
+                self._batches, self._plan, self.progress = loader.start()
+                loader.running.add(self)
+            batch = self._next_of(self._batches)
+        except StopIteration:
+            self._batches, self._is_over = None, True
+            loader.running.discard(self)
+            loader.passes.end(self.progress)
+            raise
+        except H5Error as error:
+            self._fail(error)
+            # As `without_frames` does; only a StopIteration of the user's code stays.
+            cause = error.__cause__ if isinstance(error.__cause__, StopIteration) else None
+            raise error.with_traceback(None) from cause
+        except BaseException as error:
+            self._fail(error)
+            raise
+        progress = self.progress
+        start, stop = self._plan.bounds(progress.n_given)
+        progress.n_given += 1
+        if loader.passes.last is not progress:
+            loader.passes.switch(progress)
+        waited = perf_counter() - began
+        loader.counters.add_batch(stop - start, waited)
+        loader.waits.add(waited)
+        if is_first:
+            loader.counters.add(start_seconds=waited)
         return batch
 
-    def close(self) -> None:
-        """End the thread and the pass."""
-        self._end()
-        self._thread.join()
-
-    def _end(self) -> None:
-        self._is_over.set()
-        self._batches.close()
-        with suppress(Empty):
-            self._pinned.get_nowait()  # room for what the thread has
-
-    def __del__(self) -> None:
-        if hasattr(self, "_thread"):
-            self._end()
-
-
-def _pin_all(
-    batches: WorkerBatches, pinned: Queue[tuple[Any, BaseException | None]], is_over: threading.Event, device: int
-) -> None:
-    torch.accelerator.set_device_index(device)
-    error: BaseException | None = None
-    while error is None and not is_over.is_set():
-        batch = None
+    def _next_of(self, batches: Batches) -> Any:
+        """Return the next batch; raise StopIteration after the last step of the plan, and never before it."""
         try:
-            batch = pin(next(batches))
-        except BaseException as raised:  # it is raised when this batch is taken
-            error = raised
-        pinned.put((batch, error))
+            return next(batches)
+        except StopIteration as error:
+            n_steps, n_given = self._plan.n_steps, self.progress.n_given
+            if n_given == n_steps:
+                raise
+            raise H5Error(
+                f"the epoch has {n_steps} batches left, and none came after {n_given} of them: making the next one "
+                "raised StopIteration. Have the code that raised it (see above) raise another error."
+            ) from error
 
-
-DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few to hold in memory
-MAX_TOGETHER = 16  # batches looked up at a time: more would not be faster
-TOGETHER_BYTES = 3 << 20  # what is being read and was not taken yet stays in the cores' shared cache
-TOGETHER_BYTES_MORE = 8 << 20  # of many chunks or runs, which cost more to look up; in memory, which costs less to copy
-MAX_LOOKAHEAD = 512  # batches after these that are decoded ahead; a token takes a kilobyte
+    def _fail(self, error: BaseException) -> None:
+        batches, self._batches = self._batches, None
+        self._loader.running.discard(self)
+        if error.args == (CLOSED,):
+            self._failed = CLOSED
+        else:
+            text = (str(error).splitlines() or [""])[-1]  # of a worker's error all before that is its traceback
+            self._failed = (
+                f"the next batch was asked for, and this iteration has ended with an error ({type(error).__name__}: "
+                f"{text[:MAX_LETTERS]}). Start a new iteration of the loader: `iter(loader)`."
+            )
+        if batches is not None:
+            batches.close()
 
 
 class H5DataLoader(DataLoader[Any]):
@@ -190,7 +174,7 @@ class H5DataLoader(DataLoader[Any]):
         drop_last: False, for the same reason; the sampler decides.
         num_workers: worker processes. With 0 a thread of this process reads ahead, without a copy; rows in memory are
             read ahead once the consumer is away longer than copying them takes.
-        collate_fn: runs on what the dataset returns for a token.
+        collate_fn: runs on what the dataset returns for a token; None leaves it as it is.
         pin_memory: put batches into page-locked memory.
         prefetch_factor: batches read ahead, for each worker or in this process. None means 2 per worker. In this
             process it means 4, or twice as many as are read together: up to 16 batches of 3 MiB in all, or of 8 MiB
@@ -230,7 +214,7 @@ class H5DataLoader(DataLoader[Any]):
             batch_size=None,
             sampler=sampler,
             num_workers=num_workers,
-            collate_fn=collate_fn if isinstance(collate_fn, Collate) else Collate(collate_fn),
+            collate_fn=collate_fn or _as_it_is,
             pin_memory=pin_memory,
             prefetch_factor=prefetch_factor if num_workers else None,
             persistent_workers=persistent_workers and num_workers > 0,
@@ -277,7 +261,7 @@ class H5DataLoader(DataLoader[Any]):
             The batches, the plan they follow, and the count of those that were yielded.
 
         Raises:
-            H5Error: workers cannot be started: the system has no shared memory, descriptors or processes left.
+            H5Error: the system refuses to start workers.
             H5ValueError: a function of the user's cannot be pickled for workers.
             H5ResumeError: a position was loaded and not applied.
         """
@@ -339,7 +323,7 @@ class H5DataLoader(DataLoader[Any]):
     def _finish_all(self, raw: RawBatch, tokens: Sequence[BatchToken]) -> Iterator[Any]:
         """Do the same for batches that were read together; each is finished when it is taken."""
         sizes = [len(token.rows) for token in tokens]
-        as_read = self.dataset.is_passthrough and getattr(self.collate_fn, "user", True) is None
+        as_read = self.dataset.is_passthrough and self.collate_fn is _as_it_is
         if as_read and not self._pins and not tokens[0].samples:
             batches = raw.split_columns(sizes)
             return batches if len(raw.columns) > 1 else (column for (column,) in batches)
@@ -387,6 +371,11 @@ class H5DataLoader(DataLoader[Any]):
     @cached_property
     def _identity(self) -> str:
         return self.dataset.identity()
+
+
+def _as_it_is(data: Any) -> Any:
+    """Stand in for a user's ``collate_fn``: torch sets its own, which converts arrays, if there is none."""
+    return data
 
 
 def _do_nothing(worker: int) -> None:

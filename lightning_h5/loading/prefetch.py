@@ -23,7 +23,7 @@ from ..errors import H5Error
 from ..readers import TaskQueue
 from ..types import BatchToken, IntArray
 
-__all__ = ["CLOSED", "BatchSource", "InMemoryIterator", "ReadAhead"]
+__all__ = ["CLOSED", "BatchSource", "Batches", "InMemoryIterator", "ReadAhead"]
 
 CLOSED = "reading was closed in the middle of an epoch. Start a new iteration of the loader."
 
@@ -45,6 +45,21 @@ class BatchSource(Protocol):
 
     def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
         """Read rows in the caller's thread, on all cores."""
+        ...
+
+
+class Batches(Protocol):
+    """How batches come to an iteration: read by threads of this process, or by worker processes.
+
+    An implementation that raised an error holds nothing afterwards that would keep another pass from beginning.
+    """
+
+    def __next__(self) -> Any:
+        """Return the next batch. Raises H5Error if it was closed before the last one."""
+        ...
+
+    def close(self) -> None:
+        """End the pass; calling it again has no effect."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a worker process does, and the messages between it and the main process.
+"""What a worker process does, the messages between it and the main process, and what is said of its end.
 
 Each worker has a socket of its own. torch has one pipe for all workers, and a lock for writing to it: a worker that is
 killed while it writes leaves the lock taken and half of a message behind, and the main process would wait for the other
@@ -15,10 +15,11 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
+from pickle import PicklingError
 from queue import SimpleQueue
 from typing import Any
 
@@ -26,10 +27,19 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from ..datasets import RowDataset, WorkerFailure, WorkerMemory, naming_shared_memory, open_worker_buffers, start_worker
-from ..errors import stop_iteration
+from ..errors import listing, stop_iteration
 from ..types import BatchToken
 
-__all__ = ["HEADER", "WorkerJob", "WorkerQueue", "serve"]
+__all__ = [
+    "HEADER",
+    "WorkerJob",
+    "WorkerQueue",
+    "serve",
+    "unpicklable_arguments",
+    "what_it_was_loading",
+    "why_it_ended",
+    "why_it_was_killed",
+]
 
 HEADER = struct.Struct("!QQ")  # before each message: its bytes, and the number of its task
 
@@ -167,3 +177,126 @@ def _exit_with_trainer(connection: socket.socket) -> None:
     poll.register(connection, 0)  # POLLHUP alone
     poll.poll()
     os._exit(1)
+
+
+# What is said of a worker that cannot be started, ends or hangs ------------------------------------------------------
+
+MAX_ROWS = 8  # of a batch, in a message
+
+_CAUSES: dict[int, str] = {
+    signal.SIGKILL: "by a user, or by the system for lack of memory (see `dmesg`; use fewer workers, or a smaller "
+    "cache_bytes)",
+    signal.SIGBUS: "memory behind a file is missing: /dev/shm is full, or a file that is mapped was truncated",
+    signal.SIGSEGV: "a library crashed: run `lightning-h5 check --sandbox` on the files, and look at transforms with "
+    "native code",
+}
+
+
+def why_it_ended(worker: str, code: int | None, loading: str, *, has_begun: bool, method: str) -> str:
+    """Return the message about a worker that has ended.
+
+    Args:
+        worker: its name.
+        code: its exit code.
+        loading: what it was loading.
+        has_begun: whether it had begun a batch.
+        method: how workers start.
+    """
+    if code is None:
+        how = "broke its connection;"
+    elif code < 0:
+        name = signal.Signals(-code).name if -code in {s.value for s in signal.Signals} else f"signal {-code}"
+        how = f"was ended by {name}{f': {_CAUSES[-code]}' if -code in _CAUSES else ''};"
+    elif has_begun:
+        how = f"ended with exit code {code} (a library or a transform called exit);"
+    else:
+        guard = (
+            ""
+            if method == "fork"
+            else (
+                f" Workers that start by {method} import the script: what trains must stand under "
+                '`if __name__ == "__main__":` there.'
+            )
+        )
+        return (
+            f"{worker} ended with exit code {code} while it started; {loading} Look at what it wrote above, and at "
+            f"workers.init_fn.{guard}"
+        )
+    return f"{worker} {how} {loading} The files are closed; start again to continue."
+
+
+def why_it_was_killed(worker: str, seconds: float, loading: str, *, has_begun: bool) -> str:
+    """Return the message about a worker that took too long.
+
+    Args:
+        worker: its name.
+        seconds: how long it was waited for.
+        loading: what it was loading.
+        has_begun: whether it had begun a batch.
+    """
+    if has_begun:
+        return (
+            f"{worker} returned no batch for {seconds:g} s (timeout) and was killed; {loading} The storage or a "
+            "transform hangs: look at both, or raise timeout."
+        )
+    return (
+        f"{worker} has not started after {seconds:g} s and was killed; {loading} workers.init_fn hangs, or what a "
+        "worker imports, or the machine is overloaded: look at these, or use fewer workers."
+    )
+
+
+def what_it_was_loading(tokens: Sequence[BatchToken], dataset: RowDataset, begun: tuple[int, int] | None) -> str:
+    """Return which batch a worker was loading: the one that it began last, or what it would have begun next.
+
+    Args:
+        tokens: what it was asked for and has not returned, in order.
+        dataset: what it reads.
+        begun: epoch and step of the batch that it began last.
+    """
+    if not tokens:
+        return "it had nothing to load."
+    token = next((token for token in tokens if (token.epoch, token.step) >= (begun or (0, 0))), tokens[0])
+    rows = token.rows.tolist()
+    more = f" and {len(rows) - MAX_ROWS} more" if rows[MAX_ROWS:] else ""
+    files = dataset.files_of(token.rows)
+    where = f" of {listing(files, 3)}" if files else ""
+    return (
+        f"it was loading step {token.step} of epoch {token.epoch}, rows {', '.join(map(str, rows[:MAX_ROWS]))}{more}"
+        f"{where}."
+    )
+
+
+def unpicklable_arguments(loader: Any, method: str, error: BaseException) -> str | None:
+    """Return the message about the user's functions that cannot be pickled; None if it was another error.
+
+    Args:
+        loader: whose workers were to be started.
+        method: how they start.
+        error: of starting them.
+    """
+    if method == "fork" or not isinstance(error, AttributeError | TypeError | PicklingError):
+        return None
+    sample_layout = loader.dataset.sample_layout
+    arguments = {
+        "transform": getattr(getattr(sample_layout, "x", None), "transform", None),
+        "target_transform": getattr(getattr(sample_layout, "y", None), "transform", None),
+        "batch_transform": loader.dataset.batch_transform,
+        "collate_fn": loader.collate_fn,
+        "workers.init_fn": loader.worker_init_fn,
+    }
+    names = [name for name, value in arguments.items() if not _is_picklable(value)]
+    if not names and not isinstance(error, PicklingError):
+        return None
+    return (
+        f"workers that start by {method} get what they need pickled, and {' and '.join(names) or 'an argument'} cannot "
+        f"be: {error}. Define it at the top of a module, as a function or a class, not as a lambda; or pass "
+        "workers={'start_method': 'fork'}."
+    )
+
+
+def _is_picklable(value: Any) -> bool:
+    try:
+        ForkingPickler.dumps(value)
+    except Exception:
+        return False
+    return True

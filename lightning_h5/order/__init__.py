@@ -1,7 +1,9 @@
 """Pure functions for orders, shards and splits, and thin torch samplers over them. Reads no file."""
 
-from .buckets import LengthRecipe
-from .epoch import (
+from .batches import LengthRecipe
+from .mixture import EpochLength, Mixture, Strategy, check_mixture
+from .permutation import KeyedPermutation, TablePermutation, permutation, stream
+from .plan import (
     PLAN_VERSION,
     EpochPlan,
     EpochRecipe,
@@ -11,27 +13,25 @@ from .epoch import (
     Segment,
     SourceOrder,
     TrainBatches,
-    balanced_contiguous_shard,
-    consumed_rows,
-    interleaved_indices,
     order_rows,
 )
-from .mixture import EpochLength, Mixture, MixtureRecipe, Strategy, check_mixture
-from .permutation import KeyedPermutation, TablePermutation, permutation, stream
-from .position import OtherShardsError, Position, is_position
-from .samplers import PlanSampler, Replica, launched_replica, resolve_replica
+from .position import OtherShardsError, Passes, Position, Progress, is_position
+from .recipes import MixtureRecipe, RowWeights, WeightedRecipe
+from .samplers import EpochShuffleSampler, PlanSampler, ShardSampler
 from .shards import (
-    EpochShuffleSampler,
     RankShard,
+    Replica,
     Rows,
     ShardMode,
-    ShardSampler,
     as_array,
+    balanced_contiguous_shard,
+    interleaved_indices,
+    launched_replica,
     places_in,
+    resolve_replica,
     union,
 )
 from .splits import group_split, k_fold
-from .weights import RowWeights, WeightedRecipe
 from .window import BlockTable, WindowOrder
 
 _balanced_contiguous_shard = balanced_contiguous_shard  # the seed documents' names stay importable
@@ -52,8 +52,10 @@ __all__ = [
     "Mode",
     "OrderParameters",
     "OtherShardsError",
+    "Passes",
     "PlanSampler",
     "Position",
+    "Progress",
     "RankShard",
     "Replica",
     "RowWeights",
@@ -70,7 +72,6 @@ __all__ = [
     "as_array",
     "balanced_contiguous_shard",
     "check_mixture",
-    "consumed_rows",
     "group_split",
     "interleaved_indices",
     "is_position",

@@ -1,11 +1,12 @@
-"""Several sources in one sequence: which source comes when, and rows of each in orders of its own.
+"""How sources are mixed: their shares, the length of an epoch, and which source comes when.
 
 A source is a stream that never ends: all its rows in an order, then all of them in another, and so on. An epoch of the
 mixture takes up each stream where the epoch before it stopped, so that epochs of a thousand steps go through all rows
 of a source before any comes again. Epochs that are as long as the longest source, or the shortest, begin a new order.
 
-If a row comes again, a transform must draw other numbers, and a cache must not serve the earlier sample. So the row
-numbers of a mixture carry the cycle: number ``cycle * n_rows + row`` is ``row`` of the dataset.
+A schedule names the source of each unit (a batch or a row), and reaches any unit at once. Exact shares are kept at
+every unit: no source is ever a whole unit ahead of its share or behind it (Tijdeman, "The chairman assignment problem",
+Discrete Mathematics 32, 1980).
 """
 
 from __future__ import annotations
@@ -15,42 +16,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil, floor, gcd, lcm
-from typing import Literal, Protocol
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError
 from ..types import IntArray
-from .epoch import (
-    BatchSequence,
-    EpochRecipe,
-    EpochSequence,
-    EvaluationBatches,
-    OrderParameters,
-    RowOrder,
-    RowSequence,
-    SourceOrder,
-    order_rows,
-)
-from .permutation import stream
-from .window import BlockTable
 
-__all__ = [
-    "EpochLength",
-    "EpochSchedule",
-    "EvenPieces",
-    "Mixture",
-    "MixtureRecipe",
-    "Pattern",
-    "Runs",
-    "Schedule",
-    "Strategy",
-    "check_mixture",
-    "even_schedule",
-    "largest_remainder",
-]
-
+__all__ = ["EpochLength", "EpochSchedule", "Mixture", "Strategy", "check_mixture"]
 
 MAX_UNITS = 1 << 17
 """Units that are dealt as one pattern, once: 0.2 s for three sources. Longer epochs are dealt piece by piece."""
@@ -60,197 +34,6 @@ PIECE_UNITS = 1 << 14
 
 COUNTED_TOGETHER = 1 << 10
 """Units of a pattern whose counts are kept: no unit is reached by counting more than these."""
-
-
-class Schedule(Protocol):
-    """The sources of units, from 0 on without end."""
-
-    def sources(self, start: int, stop: int) -> IntArray:
-        """Return the source of each unit in ``[start, stop)``."""
-        ...
-
-    def counts(self, unit: int) -> IntArray:
-        """Return how many of the units before this one each source has, shape ``(n_sources,)``."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class EpochSchedule:
-    """The part of a schedule that is one epoch.
-
-    Attributes:
-        schedule: the schedule.
-        n_units: units of the epoch.
-        first: unit of the schedule at which the epoch begins.
-        taken: units of each source that earlier epochs took, apart from those before ``first``.
-    """
-
-    schedule: Schedule
-    n_units: int
-    first: int
-    taken: IntArray
-
-    def sources(self, start: int, stop: int) -> IntArray:
-        """Return the source of each unit in ``[start, stop)`` of the epoch."""
-        return self.schedule.sources(self.first + start, self.first + stop)
-
-    def counts(self, unit: int) -> IntArray:
-        """Return how many units each source has had before this one, since the run began."""
-        return self.taken + self.schedule.counts(self.first + unit)
-
-
-class Pattern:
-    """A pattern of sources, repeated.
-
-    Args:
-        sources: of the pattern's units.
-        n_sources: number of sources.
-    """
-
-    def __init__(self, sources: npt.ArrayLike, n_sources: int) -> None:
-        self._sources = np.asarray(sources, dtype=np.int64)
-        self._n_sources = n_sources
-        cuts = range(0, len(self._sources), COUNTED_TOGETHER)
-        each = [self._count(cut, cut + COUNTED_TOGETHER) for cut in cuts]
-        self._counted: IntArray = np.cumsum([np.zeros(n_sources, dtype=np.int64), *each], axis=0)
-
-    def _count(self, start: int, stop: int) -> IntArray:
-        return np.bincount(self._sources[start:stop], minlength=self._n_sources)
-
-    def sources(self, start: int, stop: int) -> IntArray:
-        """See ``Schedule``."""
-        return self._sources[np.arange(start, stop) % len(self._sources)]
-
-    def counts(self, unit: int) -> IntArray:
-        """See ``Schedule``."""
-        times, unit = divmod(unit, len(self._sources))
-        whole, rest = divmod(unit, COUNTED_TOGETHER)
-        counts: IntArray = times * self._counted[-1] + self._counted[whole] + self._count(unit - rest, unit)
-        return counts
-
-
-class Runs:
-    """All units of one source, then all of the next; once.
-
-    Args:
-        quotas: units of each source.
-    """
-
-    def __init__(self, quotas: Sequence[int]) -> None:
-        self._quotas = np.asarray(quotas, dtype=np.int64)
-        self._ends: IntArray = np.cumsum(self._quotas)
-
-    def sources(self, start: int, stop: int) -> IntArray:
-        """See ``Schedule``."""
-        return np.searchsorted(self._ends, np.arange(start, stop), side="right").astype(np.int64)
-
-    def counts(self, unit: int) -> IntArray:
-        """See ``Schedule``."""
-        counts: IntArray = np.clip(unit - self._ends + self._quotas, 0, self._quotas)
-        return counts
-
-
-def even_schedule(quotas: Sequence[int]) -> Schedule:
-    """Return exact quotas, spread as evenly as can be and repeated.
-
-    If the quotas are a multiple of numbers that add up to at most ``MAX_UNITS``, these are dealt as one pattern, and no
-    source is ever a whole unit off its share. Longer ones are cut into pieces (see ``EvenPieces``).
-
-    Args:
-        quotas: units of each source.
-    """
-    divisor = max(1, gcd(*quotas))
-    if sum(quotas) // divisor > MAX_UNITS:
-        return EvenPieces(quotas)
-    return _even_pattern(tuple(quota // divisor for quota in quotas)) if any(quotas) else Runs(quotas)
-
-
-class EvenPieces:
-    """Quotas dealt in pieces of ``PIECE_UNITS`` units, each with even quotas of its own; repeated after the last unit.
-
-    A source may be up to two units off its share, or some more if many sources are rare.
-
-    Args:
-        quotas: units of each source.
-    """
-
-    def __init__(self, quotas: Sequence[int]) -> None:
-        self._quotas, self._n_units = list(quotas), sum(quotas)
-        self._before = lru_cache(maxsize=256)(self._count_before)
-
-    def sources(self, start: int, stop: int) -> IntArray:
-        """See ``Schedule``."""
-        parts = [np.empty(0, dtype=np.int64)]
-        while start < stop:
-            unit = start % self._n_units
-            piece, inside = divmod(unit, PIECE_UNITS)
-            end = min(PIECE_UNITS, self._n_units - piece * PIECE_UNITS, inside + stop - start)
-            parts.append(self._pattern(piece).sources(inside, end))
-            start += len(parts[-1])
-        sources: IntArray = np.concatenate(parts)
-        return sources
-
-    def counts(self, unit: int) -> IntArray:
-        """See ``Schedule``."""
-        times, unit = divmod(unit, self._n_units)
-        piece, inside = divmod(unit, PIECE_UNITS)
-        counts = np.array([times * n + before for n, before in zip(self._quotas, self._before(piece), strict=True)])
-        return counts + self._pattern(piece).counts(inside) if inside else counts
-
-    def _count_before(self, piece: int) -> tuple[int, ...]:
-        unit, n = min(piece * PIECE_UNITS, self._n_units), self._n_units
-        if unit == n:
-            return tuple(self._quotas)
-        # Sources that have less than two units in a piece get them in the middle of their turns; the others share the
-        # rest. So what they add up to only grows.
-        largest = max(self._quotas)
-        is_rare = [quota * PIECE_UNITS < 2 * n and quota < largest for quota in self._quotas]
-        both = list(zip(self._quotas, is_rare, strict=True))
-        rare = [(2 * unit * quota + n) // (2 * n) if few else 0 for quota, few in both]
-        often = [0 if few else quota for quota, few in both]
-        shared = largest_remainder([Fraction(quota, sum(often)) for quota in often], unit - sum(rare))
-        return tuple(a + b for a, b in zip(rare, shared, strict=True))
-
-    def _pattern(self, piece: int) -> Pattern:
-        before, after = self._before(piece), self._before(piece + 1)
-        return _even_pattern(tuple(b - a for a, b in zip(before, after, strict=True)))
-
-
-@lru_cache(maxsize=16)
-def _even_pattern(quotas: tuple[int, ...]) -> Pattern:
-    """Deal quotas evenly: each unit goes to the source that would first be a unit behind, if far enough behind."""
-    n, slack = sum(quotas), 2 * max(1, len(quotas) - 1)
-    sources = np.empty(n, dtype=np.int64)
-    dealt = [0] * len(quotas)
-    for unit in range(n):
-        best, first = -1, 0.0
-        for source, quota in enumerate(quotas):
-            behind = (quota * (unit + 1) - n * dealt[source]) * slack
-            if behind >= n and quota:
-                deadline = ((slack - 1) * n - behind) / quota
-                if best < 0 or deadline < first:
-                    best, first = source, deadline
-        sources[unit] = best
-        dealt[best] += 1
-    return Pattern(sources, len(quotas))
-
-
-def largest_remainder(shares: Sequence[Fraction], n: int) -> list[int]:
-    """Return whole numbers that add up to ``n`` and are next to the exact shares of it (Hamilton's method).
-
-    Args:
-        shares: of each source, adding up to 1.
-        n: what to share out.
-    """
-    exact = [share * n for share in shares]
-    quotas = [int(number) for number in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda source: (quotas[source] - exact[source], source))
-    for source in by_remainder[: n - sum(quotas)]:
-        quotas[source] += 1
-    return quotas
-
-
-SEEDS = 11  # purpose of the random stream
 
 Strategy = Literal["concat", "weighted", "round_robin", "alternating", "sequential"]
 EpochLength = Literal["sum", "max", "min"] | int
@@ -393,146 +176,6 @@ def _end_of(turns: IntArray, n_turns: int, n_units: int) -> int:
     return times * n_turns + int(turns[at]) + 1
 
 
-@dataclass(frozen=True, eq=False)
-class MixtureRecipe(EpochRecipe):
-    """Epochs of a mixture.
-
-    Attributes:
-        mixture: how sources are mixed.
-        blocks: of each source; of all rows together for ``concat``.
-    """
-
-    mixture: Mixture
-    blocks: Sequence[BlockTable]
-
-    @property
-    def text(self) -> str:
-        """See ``EpochRecipe``."""
-        return self.mixture.text
-
-    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
-        """See ``EpochRecipe``."""
-        n_cycle = self.mixture.n_cycle(batch_size, drop_last)
-        return self.mixture.n_units(n_cycle, world_size * (1 if self.mixture.in_batches else batch_size))
-
-    def expected_shares(self, batch_size: int, *, drop_last: bool) -> dict[str, float]:
-        """See ``EpochRecipe``."""
-        shares = self.mixture.shares(self.mixture.n_cycle(batch_size, drop_last))
-        return dict(zip(self.mixture.names, map(float, shares), strict=True))
-
-    def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> EpochSequence:
-        """See ``EpochRecipe``."""
-        mixture, n_units = self.mixture, order.n_units
-        schedule = mixture.schedule(mixture.n_cycle(order.batch_size, drop_last), n_units, epoch)
-        n_rows = [table.n_rows for table in self.blocks]
-        firsts = np.cumsum([0, *n_rows[:-1]]).tolist()
-        streams = [
-            _Stream(table, first, sum(n_rows), _parameters(order, own, number), drop_last)
-            for number, (table, first, own) in enumerate(zip(self.blocks, firsts, order.sources, strict=True))
-        ]
-        if mixture.in_batches:
-            return BatchSequence(_MixedBatches(schedule, streams), order.batch_size)
-        return RowSequence(_MixedRows(schedule, streams), n_units, epoch)
-
-
-def _parameters(parameters: OrderParameters, order: SourceOrder, number: int) -> OrderParameters:
-    """Return those of one source. Sources of the same size must not be in step with each other."""
-    seed = int(stream(parameters.seed, 0, SEEDS, number).random_raw())
-    return OrderParameters(
-        mode=order.mode,
-        seed=seed,
-        batch_size=parameters.batch_size,
-        streams=order.streams,
-        window=order.window,
-        version=parameters.version,
-    )
-
-
-class _Stream:
-    """A source's rows, in one order after the other; places and batches are counted since the run began.
-
-    Args:
-        blocks: the source's rows.
-        first: the row of the mixture that is its first.
-        n_all: rows of the mixture.
-        parameters: what decides its order.
-        drop_last: each cycle has full batches alone, if units are batches.
-    """
-
-    def __init__(
-        self, blocks: BlockTable, first: int, n_all: int, parameters: OrderParameters, drop_last: bool
-    ) -> None:
-        self._first, self._n_all, self._n_rows = first, n_all, blocks.n_rows
-        n_batched = blocks.n_rows // parameters.batch_size * parameters.batch_size if drop_last else blocks.n_rows
-        self._batches = EvaluationBatches(n_batched, parameters.batch_size, 1, 0)  # of a cycle
-        self._order = lru_cache(maxsize=2)(lambda cycle: order_rows(blocks, parameters, cycle))
-
-    def rows(self, start: int, stop: int) -> IntArray:
-        """Return the rows at these places."""
-        parts = [np.empty(0, dtype=np.int64)]
-        while start < stop:
-            cycle, low = divmod(start, self._n_rows)
-            high = min(self._n_rows, low + stop - start)
-            parts.append(self._rows_of_cycle(cycle, low, high))
-            start += high - low
-        return parts[-1] if len(parts) <= 2 else np.concatenate(parts)
-
-    def batch(self, number: int) -> IntArray:
-        """Return the rows of a batch."""
-        cycle, inside = divmod(number, self._batches.n_steps)
-        return self._rows_of_cycle(cycle, *self._batches.bounds(inside))
-
-    def n_rows_before(self, number: int) -> int:
-        """Return the number of rows in all batches before one."""
-        cycle, inside = divmod(number, self._batches.n_steps)
-        return cycle * self._batches.n_rows + (self._batches.bounds(inside)[0] if inside else 0)
-
-    def _rows_of_cycle(self, cycle: int, low: int, high: int) -> IntArray:
-        order: RowOrder = self._order(cycle)
-        return order(low, high) + (cycle * self._n_all + self._first)
-
-
-class _MixedRows:
-    """An order of rows in which each place is of the source that the schedule names."""
-
-    def __init__(self, schedule: EpochSchedule, streams: Sequence[_Stream]) -> None:
-        self._schedule, self._streams = schedule, streams
-
-    def __call__(self, start: int, stop: int) -> IntArray:
-        before = self._schedule.counts(start)
-        if len(self._streams) == 1:
-            return self._streams[0].rows(int(before[0]), int(before[0]) + stop - start)
-        sources = self._schedule.sources(start, stop)
-        rows = np.empty(stop - start, dtype=np.int64)
-        for source in np.unique(sources).tolist():
-            here = np.flatnonzero(sources == source)
-            first = int(before[source])
-            rows[here] = self._streams[source].rows(first, first + len(here))
-        return rows
-
-
-class _MixedBatches:
-    """Batches of one source each."""
-
-    def __init__(self, schedule: EpochSchedule, streams: Sequence[_Stream]) -> None:
-        self._schedule, self._streams = schedule, streams
-        self.n_batches = schedule.n_units
-        self._n_rows_before = lru_cache(maxsize=64)(self._count_rows_before)  # asked for several times for each batch
-
-    def start(self, batch: int) -> int:
-        """See ``MadeBatches``."""
-        return self._n_rows_before(batch) - self._n_rows_before(0)
-
-    def _count_rows_before(self, batch: int) -> int:
-        counts = self._schedule.counts(batch).tolist()
-        return sum(each.n_rows_before(count) for each, count in zip(self._streams, counts, strict=True))
-
-    def rows(self, batch: int) -> IntArray:
-        """See ``MadeBatches``."""
-        source = int(self._schedule.sources(batch, batch + 1)[0])
-        return self._streams[source].batch(int(self._schedule.counts(batch)[source]))
-
-
 def check_mixture(mixture: Mixture, batch_size: int, drop_last: bool) -> None:
     """Raise if the sources cannot be mixed.
 
@@ -552,3 +195,183 @@ def check_mixture(mixture: Mixture, batch_size: int, drop_last: bool) -> None:
                 f"the source {name!r} has {n_rows} rows, and batch_size is {batch_size}: drop_last leaves no batch of "
                 "it. Make batch_size smaller, leave drop_last out, or mix rows (mix='rows')."
             )
+
+
+@dataclass(frozen=True, eq=False)
+class EpochSchedule:
+    """The part of a schedule that is one epoch.
+
+    Attributes:
+        schedule: the schedule.
+        n_units: units of the epoch.
+        first: unit of the schedule at which the epoch begins.
+        taken: units of each source that earlier epochs took, apart from those before ``first``.
+    """
+
+    schedule: Schedule
+    n_units: int
+    first: int
+    taken: IntArray
+
+    def sources(self, start: int, stop: int) -> IntArray:
+        """Return the source of each unit in ``[start, stop)`` of the epoch."""
+        return self.schedule.sources(self.first + start, self.first + stop)
+
+    def counts(self, unit: int) -> IntArray:
+        """Return how many units each source has had before this one, since the run began."""
+        return self.taken + self.schedule.counts(self.first + unit)
+
+
+class Pattern:
+    """A pattern of sources, repeated.
+
+    Args:
+        sources: of the pattern's units.
+        n_sources: number of sources.
+    """
+
+    def __init__(self, sources: npt.ArrayLike, n_sources: int) -> None:
+        self._sources = np.asarray(sources, dtype=np.int64)
+        self._n_sources = n_sources
+        cuts = range(0, len(self._sources), COUNTED_TOGETHER)
+        each = [self._count(cut, cut + COUNTED_TOGETHER) for cut in cuts]
+        self._counted: IntArray = np.cumsum([np.zeros(n_sources, dtype=np.int64), *each], axis=0)
+
+    def _count(self, start: int, stop: int) -> IntArray:
+        return np.bincount(self._sources[start:stop], minlength=self._n_sources)
+
+    def sources(self, start: int, stop: int) -> IntArray:
+        """Return the source of each unit in ``[start, stop)``."""
+        return self._sources[np.arange(start, stop) % len(self._sources)]
+
+    def counts(self, unit: int) -> IntArray:
+        """Return how many of the units before this one each source has, shape ``(n_sources,)``."""
+        times, unit = divmod(unit, len(self._sources))
+        whole, rest = divmod(unit, COUNTED_TOGETHER)
+        counts: IntArray = times * self._counted[-1] + self._counted[whole] + self._count(unit - rest, unit)
+        return counts
+
+
+class Runs:
+    """All units of one source, then all of the next; once.
+
+    Args:
+        quotas: units of each source.
+    """
+
+    def __init__(self, quotas: Sequence[int]) -> None:
+        self._quotas = np.asarray(quotas, dtype=np.int64)
+        self._ends: IntArray = np.cumsum(self._quotas)
+
+    def sources(self, start: int, stop: int) -> IntArray:
+        """See ``Pattern``."""
+        return np.searchsorted(self._ends, np.arange(start, stop), side="right").astype(np.int64)
+
+    def counts(self, unit: int) -> IntArray:
+        """See ``Pattern``."""
+        counts: IntArray = np.clip(unit - self._ends + self._quotas, 0, self._quotas)
+        return counts
+
+
+Schedule: TypeAlias = "Pattern | Runs | EvenPieces"
+"""The sources of units, from 0 on without end, and how many each source had before a unit."""
+
+
+def even_schedule(quotas: Sequence[int]) -> Schedule:
+    """Return exact quotas, spread as evenly as can be and repeated.
+
+    If the quotas are a multiple of numbers that add up to at most ``MAX_UNITS``, these are dealt as one pattern, and no
+    source is ever a whole unit off its share. Longer ones are cut into pieces (see ``EvenPieces``).
+
+    Args:
+        quotas: units of each source.
+    """
+    divisor = max(1, gcd(*quotas))
+    if sum(quotas) // divisor > MAX_UNITS:
+        return EvenPieces(quotas)
+    return _even_pattern(tuple(quota // divisor for quota in quotas)) if any(quotas) else Runs(quotas)
+
+
+class EvenPieces:
+    """Quotas dealt in pieces of ``PIECE_UNITS`` units, each with even quotas of its own; repeated after the last unit.
+
+    A source may be up to two units off its share, or some more if many sources are rare.
+
+    Args:
+        quotas: units of each source.
+    """
+
+    def __init__(self, quotas: Sequence[int]) -> None:
+        self._quotas, self._n_units = list(quotas), sum(quotas)
+        self._before = lru_cache(maxsize=256)(self._count_before)
+
+    def sources(self, start: int, stop: int) -> IntArray:
+        """See ``Pattern``."""
+        parts = [np.empty(0, dtype=np.int64)]
+        while start < stop:
+            unit = start % self._n_units
+            piece, inside = divmod(unit, PIECE_UNITS)
+            end = min(PIECE_UNITS, self._n_units - piece * PIECE_UNITS, inside + stop - start)
+            parts.append(self._pattern(piece).sources(inside, end))
+            start += len(parts[-1])
+        sources: IntArray = np.concatenate(parts)
+        return sources
+
+    def counts(self, unit: int) -> IntArray:
+        """See ``Pattern``."""
+        times, unit = divmod(unit, self._n_units)
+        piece, inside = divmod(unit, PIECE_UNITS)
+        counts = np.array([times * n + before for n, before in zip(self._quotas, self._before(piece), strict=True)])
+        return counts + self._pattern(piece).counts(inside) if inside else counts
+
+    def _count_before(self, piece: int) -> tuple[int, ...]:
+        unit, n = min(piece * PIECE_UNITS, self._n_units), self._n_units
+        if unit == n:
+            return tuple(self._quotas)
+        # Sources that have less than two units in a piece get them in the middle of their turns; the others share the
+        # rest. So what they add up to only grows.
+        largest = max(self._quotas)
+        is_rare = [quota * PIECE_UNITS < 2 * n and quota < largest for quota in self._quotas]
+        both = list(zip(self._quotas, is_rare, strict=True))
+        rare = [(2 * unit * quota + n) // (2 * n) if few else 0 for quota, few in both]
+        often = [0 if few else quota for quota, few in both]
+        shared = largest_remainder([Fraction(quota, sum(often)) for quota in often], unit - sum(rare))
+        return tuple(a + b for a, b in zip(rare, shared, strict=True))
+
+    def _pattern(self, piece: int) -> Pattern:
+        before, after = self._before(piece), self._before(piece + 1)
+        return _even_pattern(tuple(b - a for a, b in zip(before, after, strict=True)))
+
+
+@lru_cache(maxsize=16)
+def _even_pattern(quotas: tuple[int, ...]) -> Pattern:
+    """Deal quotas evenly: each unit goes to the source that would first be a unit behind, if far enough behind."""
+    n, slack = sum(quotas), 2 * max(1, len(quotas) - 1)
+    sources = np.empty(n, dtype=np.int64)
+    dealt = [0] * len(quotas)
+    for unit in range(n):
+        best, first = -1, 0.0
+        for source, quota in enumerate(quotas):
+            behind = (quota * (unit + 1) - n * dealt[source]) * slack
+            if behind >= n and quota:
+                deadline = ((slack - 1) * n - behind) / quota
+                if best < 0 or deadline < first:
+                    best, first = source, deadline
+        sources[unit] = best
+        dealt[best] += 1
+    return Pattern(sources, len(quotas))
+
+
+def largest_remainder(shares: Sequence[Fraction], n: int) -> list[int]:
+    """Return whole numbers that add up to ``n`` and are next to the exact shares of it (Hamilton's method).
+
+    Args:
+        shares: of each source, adding up to 1.
+        n: what to share out.
+    """
+    exact = [share * n for share in shares]
+    quotas = [int(number) for number in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda source: (quotas[source] - exact[source], source))
+    for source in by_remainder[: n - sum(quotas)]:
+        quotas[source] += 1
+    return quotas

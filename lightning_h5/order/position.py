@@ -1,20 +1,23 @@
-"""The position of a run: what is consumed of which epoch, in which order. One object, saved as plain values."""
+"""The position of a run: what is consumed of which epoch, in which order. One object, saved as plain values.
+
+Under a Trainer it is the Trainer's; in other loops it is that of the passes over a loader (``Passes``).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import H5ResumeError, H5ValueError
-from .epoch import OrderParameters, Segment, SourceOrder
+from ..errors import H5ResumeError, H5ValueError, listing
+from .plan import OrderParameters, Segment, SourceOrder
 
 if TYPE_CHECKING:
     from .samplers import PlanSampler
 
-__all__ = ["OtherShardsError", "Position", "is_position"]
+__all__ = ["OtherShardsError", "Passes", "Position", "Progress", "is_position"]
 
 STATE_VERSION = 2
 MAX_SEGMENTS = 32
@@ -180,3 +183,117 @@ def _compare(state: Mapping[str, Any], order: OrderParameters, sampler: PlanSamp
 def _kind_of_order(mode: str, sampler: PlanSampler) -> str:
     """Return the mode; if the package chose it, one name for all that shuffle: it follows from memory and workers."""
     return "shuffled" if sampler.chooses and mode != "none" else mode
+
+
+@dataclass(eq=False)
+class Progress:
+    """The progress of one iteration of a loader.
+
+    Attributes:
+        began: the position at which it began.
+        first_row: rows of the epoch that were consumed by then.
+        n_loaded: positions that were loaded before it began.
+        step_rows: rows of a step on all ranks.
+        n_given: batches that it has yielded.
+        is_over: whether it came to its end.
+    """
+
+    began: Position
+    first_row: int
+    n_loaded: int
+    step_rows: int
+    n_given: int = 0
+    is_over: bool = False
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the epoch that are consumed; a last batch that is not full counts as full."""
+        return self.first_row + self.step_rows * self.n_given
+
+
+class Passes:
+    """Keeps the position of a loader without a Trainer: that of the iteration which trains.
+
+    Args:
+        sampler: the loader's.
+
+    Attributes:
+        last: the iteration that yielded the last batch.
+    """
+
+    def __init__(self, sampler: PlanSampler) -> None:
+        self._sampler = sampler
+        self.last: Progress | None = None
+        self._furthest: Progress | None = None  # of those that were the last before it, in the same epoch
+        self._loaded_epoch: int | None = None  # until an iteration begins
+        self._n_loaded = 0
+
+    def begin(self, epoch: int) -> Progress:
+        """Begin an iteration of an epoch.
+
+        Raises:
+            H5ResumeError: the rest of another epoch was loaded and would be left out.
+        """
+        sampler, loaded = self._sampler, self._loaded_epoch
+        self._loaded_epoch = None
+        if loaded not in (None, epoch) and sampler.epoch_source is None and (left := sampler.plan(loaded).n_steps):
+            raise H5ResumeError(
+                f"a position in epoch {loaded} was loaded, which has {left} batches left, and an iteration of epoch "
+                f"{epoch} was begun. Call loader.sampler.set_epoch({loaded}) first, or do not load the position."
+            )
+        began = sampler.position(epoch)
+        return Progress(began, began.n_rows, self._n_loaded, sampler.batch_size * sampler.replica.world_size)
+
+    def switch(self, one: Progress) -> None:
+        """Note that another iteration than before yields batches; not one that began before a position was loaded."""
+        if one.n_loaded != self._n_loaded:
+            return
+        before, self.last, furthest = self.last, one, self._furthest
+        if before is None or before.is_over:
+            return
+        if furthest is None or furthest.began.epoch != before.began.epoch or furthest.n_rows < before.n_rows:
+            self._furthest = before
+
+    def end(self, one: Progress) -> None:
+        """End an iteration: the next one of the same epoch is a whole one again."""
+        one.is_over = True
+        if self._furthest is one or (self._furthest is not None and self._furthest.n_rows < one.n_rows):
+            self._furthest = None  # what comes after it is another pass
+        if one.n_loaded == self._n_loaded and self._sampler.epoch_source is None:
+            self._sampler.restore(None)
+
+    def position(self, running: Iterable[Progress]) -> Position:
+        """Return the position of the iteration which yielded the last batch.
+
+        Args:
+            running: iterations that began, and neither ended nor failed.
+
+        Raises:
+            H5ResumeError: others of the epoch are at other batches, so that it is not known which of them trains.
+        """
+        epoch, last, furthest = self._sampler.epoch, self.last, self._furthest
+        here = [one for one in running if one.n_given and (one.began.epoch, one.n_loaded) == (epoch, self._n_loaded)]
+        if last is None or last.began.epoch != epoch:
+            last = here[0] if here else None
+        if last is None:  # no iteration of it began here
+            return self._sampler.position(epoch)
+        others = [one for one in here if (one.began, one.n_given) != (last.began, last.n_given)]
+        if last not in here and furthest and furthest.began.epoch == epoch and furthest.n_rows > last.n_rows:
+            others.append(furthest)
+        if others:
+            raise H5ResumeError(
+                f"the loader's position was asked for, and several of its iterations are at different batches of epoch "
+                f"{epoch}: they have yielded {listing(sorted({one.n_given for one in (last, *others)}))}. Which of "
+                "them trains is not known. Delete the other iterators, let the training loop take its next batch "
+                "first, call loader.sampler.set_epoch(epoch) before each epoch, or look at batches through a loader "
+                "of its own."
+            )
+        return last.began.after(self._sampler, last.n_given)
+
+    def load(self, position: Position) -> None:
+        """Continue from a saved position."""
+        self._sampler.restore(position)
+        self._sampler.resume_epoch(position.epoch)
+        self.last = self._furthest = None
+        self._n_loaded += 1
+        self._loaded_epoch = position.epoch

@@ -1,80 +1,27 @@
-"""The replica of this process, and torch samplers over its plans."""
+"""The torch samplers: over the plans of an epoch, of all rows or of those that one rank holds."""
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import torch.distributed
+import numpy as np
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 from ..errors import H5ValueError
 from ..types import BatchToken
-from .epoch import EachRowOnce, EpochPlan, EpochRecipe, EpochSequence, EvaluationBatches, OrderParameters
+from .permutation import permutation
+from .plan import EpochPlan, EpochRecipe, EpochSequence, EvaluationBatches, OrderParameters
 from .position import Position
+from .recipes import EachRowOnce, ShardRows
+from .shards import RankShard, Replica, resolve_replica
 from .window import BlockTable
 
-__all__ = [
-    "EpochSource",
-    "PlanSampler",
-    "Replica",
-    "launched_replica",
-    "resolve_replica",
-]
+__all__ = ["EpochShuffleSampler", "EpochSource", "PlanSampler", "ShardSampler"]
 
-
-class Replica(NamedTuple):
-    """One data-parallel copy of the model.
-
-    Attributes:
-        rank: this copy, from 0.
-        world_size: number of copies.
-    """
-
-    rank: int
-    world_size: int
-
-
-def resolve_replica(rank: int | None = None, world_size: int | None = None) -> Replica:
-    """Return the replica given, or that of an initialized ``torch.distributed``, or 0 of 1.
-
-    Raises:
-        H5ValueError: only one of the two is given, or they make no sense.
-    """
-    if (rank is None) != (world_size is None):
-        raise H5ValueError(f"rank={rank} and world_size={world_size} were given. Pass both, or neither.")
-    if rank is not None and world_size is not None:
-        if world_size < 1 or not 0 <= rank < world_size:
-            raise H5ValueError(
-                f"rank={rank} of world_size={world_size} was given. Pass a rank from 0 to world_size - 1."
-            )
-        return Replica(rank, world_size)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return Replica(torch.distributed.get_rank(), torch.distributed.get_world_size())
-    return Replica(0, 1)
-
-
-def launched_replica() -> Replica | None:
-    """Return the replica that the environment names in ``RANK`` and ``WORLD_SIZE``, as ``torchrun`` sets them.
-
-    Returns:
-        None if it names none, or if ``torch.distributed`` is initialized, which knows better.
-
-    Raises:
-        H5ValueError: the two make no sense.
-    """
-    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if not (rank and world_size) or (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return None
-    if not (rank.isdecimal() and world_size.isdecimal()):
-        raise H5ValueError(
-            f"the environment has RANK={rank!r} and WORLD_SIZE={world_size!r}. Set both to numbers, as torchrun does, "
-            "or neither; or pass rank and world_size."
-        )
-    return resolve_replica(int(rank), int(world_size))
+EPOCH_SHUFFLE = 9  # purpose of the random stream
 
 
 class EpochSource(Protocol):
@@ -290,17 +237,12 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
     def tokens(self, epoch: int) -> Iterator[BatchToken]:
         """Yield what is left of an epoch on this rank; steps are counted from the start of the whole epoch."""
         plan = self.plan(epoch)
-        first_step = len(self) - plan.n_steps
-        return (
-            BatchToken(
-                epoch,
-                first_step + step,
-                plan.rows(step),
-                self.samples,
-                self.seed,
-                self.first_position + plan.bounds(step)[0],
-            )
-            for step in range(plan.n_steps)
+        return plan.tokens(
+            epoch,
+            len(self) - plan.n_steps,
+            first_position=self.first_position,
+            samples=self.samples,
+            seed=self.seed,
         )
 
     def __len__(self) -> int:
@@ -308,3 +250,135 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         if self.evaluation:
             return self._evaluation_plan().n_steps
         return self._training_plan(Position(0, (), self.present_order())).n_steps
+
+
+class ShardSampler(PlanSampler):
+    """Yields one ``BatchToken`` per step of rows that this rank holds, counted from 0 in its shard.
+
+    All ranks take equally many steps. A position is one within each rank's own order, so it holds for the same number
+    of ranks alone.
+
+    Args:
+        shard: what this rank holds.
+        parameters: what decides the order: the seed, and whether rows are shuffled.
+        is_given: the caller named the replica. If False, it is checked when iteration starts: rows that are held
+            cannot become another rank's.
+        options: others of ``PlanSampler``. ``evaluation`` is all rows of the shard in storage order.
+
+    Raises:
+        H5ValueError: when iteration starts, if the shard is not this rank's.
+    """
+
+    def __init__(self, shard: RankShard, parameters: OrderParameters, *, is_given: bool = True, **options: Any) -> None:
+        self.shard, self._is_given = shard, is_given
+        blocks = BlockTable.of_sizes([shard.n_trained])
+        # Rank 0 of 1: other ranks' rows do not matter to it.
+        super().__init__(blocks, parameters, rank=0, world_size=1, recipe=ShardRows(blocks, shard), **options)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all ranks."""
+        return self.shard.n_rows
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]  # of torch, an attribute
+        """Number of the replica that holds these rows, from 0."""
+        return self.shard.rank
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]  # of torch, an attribute
+        """Number of replicas that hold a shard each."""
+        return self.shard.world_size
+
+    @property
+    def shards(self) -> dict[str, Any]:
+        """What else a position in a shard depends on, as plain values."""
+        shard = self.shard
+        return {"mode": shard.mode, "world_size": shard.world_size, "reshard_every": shard.reshard_every}
+
+    def starting_epoch(self) -> int:
+        """See ``PlanSampler.starting_epoch``."""
+        now, held = resolve_replica(), Replica(self.shard.rank, self.shard.world_size)
+        if not self._is_given and now != held:
+            raise H5ValueError(
+                f"batches were asked for by rank {now.rank} of {now.world_size}, and the rows were loaded for rank "
+                f"{held.rank} of {held.world_size}. Pass the data module to the Trainer (datamodule=), which sets it "
+                "up once there are ranks; or pass rank and world_size to it."
+            )
+        return super().starting_epoch()
+
+    @property
+    def first_position(self) -> int:
+        """Places in the epoch's sequence count over all ranks, one after the other."""
+        return 0 if self.evaluation else self.shard.rank * self.blocks.n_rows
+
+    def _evaluation_plan(self) -> EpochPlan:
+        shard = self.shard
+        batches = EvaluationBatches(shard.n_rows, self.batch_size, shard.world_size, shard.rank)
+        return batches.plan(first=batches.shard[0])
+
+
+class EpochShuffleSampler(DistributedSampler[Any]):
+    """Yields indices of a dataset that holds one rank's rows, in another order for each epoch and rank.
+
+    For ``DataLoader(dataset, sampler=...)``; the data modules of this package have their own sampler. By type it is a
+    ``DistributedSampler``, so that Lightning does not shard the rank's rows again, and calls ``set_epoch``.
+
+    Args:
+        data_len: rows of this rank, ``len(dataset)``.
+        seed: of the order. Orders of neighboring seeds, epochs and ranks are unrelated.
+        shuffle: if False, rows come in storage order.
+        num_samples: rows of an epoch. If ranks hold different numbers of rows and must make equally many steps, pass
+            ``dataset.rows_on_each_rank``. Other rows are left out each epoch. None takes all.
+
+    Raises:
+        H5ValueError: a number is out of range.
+    """
+
+    # The parent's constructor wants a sized dataset, and a rank at once.
+    def __init__(  # pylint: disable=super-init-not-called
+        self, data_len: int, seed: int = 0, shuffle: bool = True, *, num_samples: int | None = None
+    ) -> None:
+        if data_len < 0 or not 0 <= (data_len if num_samples is None else num_samples) <= data_len:
+            raise H5ValueError(
+                f"EpochShuffleSampler(data_len={data_len}, num_samples={num_samples}) was asked for. Pass the number "
+                "of rows of this rank, and at most as many for an epoch."
+            )
+        self.data_len, self.seed, self.shuffle = data_len, seed, shuffle
+        self.num_samples = data_len if num_samples is None else num_samples
+        self.epoch = 0
+
+    # The rank is looked at when it is needed: a sampler may be made before the process group is.
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]  # of torch, an attribute
+        """Rank of this process in the process group; 0 without one. The order depends on it."""
+        return resolve_replica().rank
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]  # of torch, an attribute
+        """Number of ranks in the process group; 1 without one."""
+        return resolve_replica().world_size
+
+    def __repr__(self) -> str:
+        order = f"shuffled with seed {self.seed}, epoch {self.epoch}" if self.shuffle else "in storage order"
+        return (
+            f"{type(self).__name__}({self.num_samples:,} of {self.data_len:,} rows, rank {self.rank} of "
+            f"{self.num_replicas}, {order})"
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        n_absent = self.data_len - self.num_samples
+        rows = np.arange(self.data_len)
+        if n_absent:
+            rows = np.sort(np.roll(rows, -self.epoch * n_absent)[n_absent:])
+        if self.shuffle:
+            rows = rows[permutation(len(rows), self.seed, self.epoch, EPOCH_SHUFFLE, 1 + self.rank)(0, len(rows))]
+        return iter(rows.tolist())
+
+    def __len__(self) -> int:
+        return self.num_samples

@@ -1,42 +1,86 @@
-"""The rows that each rank holds: shards, the recipe and the samplers over them."""
+"""The replica of this process, contiguous and interleaved shards, and the sets of rows that they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from torch.utils.data import DistributedSampler
+import torch.distributed
 
 from ..errors import H5ValueError
 from ..types import IntArray
-from .epoch import (
-    EachRowOnce,
-    EpochPlan,
-    EvaluationBatches,
-    OrderParameters,
-    RowSequence,
-    balanced_contiguous_shard,
-    order_rows,
-)
 from .permutation import permutation
-from .samplers import EpochSource, PlanSampler, Replica, resolve_replica
 from .window import BlockTable
 
 __all__ = [
-    "EpochShuffleSampler",
     "RankShard",
+    "Replica",
     "Rows",
     "ShardMode",
-    "ShardRows",
-    "ShardSampler",
     "as_array",
+    "balanced_contiguous_shard",
+    "interleaved_indices",
+    "launched_replica",
     "places_in",
+    "resolve_replica",
     "union",
 ]
+
+
+class Replica(NamedTuple):
+    """One data-parallel copy of the model.
+
+    Attributes:
+        rank: this copy, from 0.
+        world_size: number of copies.
+    """
+
+    rank: int
+    world_size: int
+
+
+def resolve_replica(rank: int | None = None, world_size: int | None = None) -> Replica:
+    """Return the replica given, or that of an initialized ``torch.distributed``, or 0 of 1.
+
+    Raises:
+        H5ValueError: only one of the two is given, or they make no sense.
+    """
+    if (rank is None) != (world_size is None):
+        raise H5ValueError(f"rank={rank} and world_size={world_size} were given. Pass both, or neither.")
+    if rank is not None and world_size is not None:
+        if world_size < 1 or not 0 <= rank < world_size:
+            raise H5ValueError(
+                f"rank={rank} of world_size={world_size} was given. Pass a rank from 0 to world_size - 1."
+            )
+        return Replica(rank, world_size)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return Replica(torch.distributed.get_rank(), torch.distributed.get_world_size())
+    return Replica(0, 1)
+
+
+def launched_replica() -> Replica | None:
+    """Return the replica that the environment names in ``RANK`` and ``WORLD_SIZE``, as ``torchrun`` sets them.
+
+    Returns:
+        None if it names none, or if ``torch.distributed`` is initialized, which knows better.
+
+    Raises:
+        H5ValueError: the two make no sense.
+    """
+    rank, world_size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if not (rank and world_size) or (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return None
+    if not (rank.isdecimal() and world_size.isdecimal()):
+        raise H5ValueError(
+            f"the environment has RANK={rank!r} and WORLD_SIZE={world_size!r}. Set both to numbers, as torchrun does, "
+            "or neither; or pass rank and world_size."
+        )
+    return resolve_replica(int(rank), int(world_size))
 
 
 Rows: TypeAlias = range | IntArray
@@ -85,6 +129,41 @@ def places_in(held: Rows, rows: Rows) -> Rows:
 ShardMode = Literal["contiguous", "interleave"]
 
 RESHARD = 8  # purpose of the random stream
+
+
+def balanced_contiguous_shard(total: int, world_size: int, rank: int) -> tuple[int, int]:
+    """Return a rank's contiguous piece of ``total`` rows; the pieces of two ranks differ by at most one row.
+
+    Args:
+        total: number of rows.
+        world_size: number of ranks.
+        rank: this rank, from 0.
+
+    Returns:
+        First row, and the row after the last. The first ``total % world_size`` ranks have one row more.
+
+    Raises:
+        H5ValueError: a number is out of range.
+    """
+    _check(total, world_size, rank)
+    size, rest = divmod(total, world_size)
+    start = rank * size + min(rank, rest)
+    return start, start + size + (rank < rest)
+
+
+def interleaved_indices(total: int, world_size: int, rank: int) -> IntArray:
+    """Return every ``world_size``-th of ``total`` rows, starting at ``rank``; shape ``(n,)``.
+
+    Args:
+        total: number of rows.
+        world_size: number of ranks.
+        rank: this rank, from 0.
+
+    Raises:
+        H5ValueError: a number is out of range.
+    """
+    _check(total, world_size, rank)
+    return np.arange(rank, total, world_size, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,189 +255,9 @@ class RankShard:
         return epoch % self.n_held if self.n_held > self.n_trained else None
 
 
-EPOCH_SHUFFLE = 9  # purpose of the random stream
-
-
-@dataclass(frozen=True, eq=False)
-class ShardRows(EachRowOnce):
-    """Epochs of the rows of one rank's shard, in an order of its own; equally many on each rank.
-
-    Attributes:
-        shard: the rows that the rank holds.
-        rotates: another row of a larger shard is left out each epoch.
-    """
-
-    shard: RankShard
-    rotates: bool
-
-    def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
-        """See ``EpochRecipe``."""
-        rows = order_rows(self.blocks, order, epoch, place=1 + self.shard.rank)
-        absent = self.shard.left_out(epoch if self.rotates else 0)
-        if absent is None:
-            return RowSequence(rows, self.blocks.n_rows, epoch)
-
-        def without_absent(start: int, stop: int) -> IntArray:
-            found = rows(start, stop)
-            return found + (found >= absent)
-
-        return RowSequence(without_absent, self.blocks.n_rows, epoch)
-
-
-class ShardSampler(PlanSampler):
-    """Yields one ``BatchToken`` per step of rows that this rank holds, counted from 0 in its shard.
-
-    All ranks take equally many steps. A position is one within each rank's own order, so it holds for the same number
-    of ranks alone.
-
-    Args:
-        shard: what this rank holds.
-        parameters: what decides the order: the seed, and whether rows are shuffled.
-        batch_size: rows of a batch on one rank.
-        drop_last: drop the ragged end of an epoch (training only).
-        evaluation: all rows of the shard in storage order, instead of the training plan.
-        samples: ask for lists of samples instead of collated batches.
-        epoch_source: see ``PlanSampler``.
-        rotates: other rows are left out each epoch. If False, all epochs have the same.
-        is_given: the caller named the replica. If False, it is checked when iteration starts: rows that are held
-            cannot become another rank's.
-
-    Raises:
-        H5ValueError: when iteration starts, if the shard is not this rank's.
-    """
-
-    def __init__(
-        self,
-        shard: RankShard,
-        parameters: OrderParameters,
-        *,
-        batch_size: int,
-        drop_last: bool = False,
-        evaluation: bool = False,
-        samples: bool = False,
-        epoch_source: EpochSource | None = None,
-        rotates: bool = True,
-        is_given: bool = True,
-    ) -> None:
-        self.shard, self._is_given = shard, is_given
-        blocks = BlockTable.of_sizes([shard.n_trained])
-        super().__init__(
-            blocks,
-            parameters,
-            batch_size=batch_size,
-            drop_last=drop_last,
-            evaluation=evaluation,
-            rank=0,  # of one: other ranks' rows do not matter to it
-            world_size=1,
-            samples=samples,
-            epoch_source=epoch_source,
-            recipe=ShardRows(blocks, shard, rotates),
+def _check(total: int, world_size: int, rank: int) -> None:
+    if total < 0 or world_size < 1 or not 0 <= rank < world_size:
+        raise H5ValueError(
+            f"a shard of total={total} rows was asked for rank={rank} of world_size={world_size}. "
+            "Pass total >= 0, world_size >= 1 and a rank from 0 to world_size - 1."
         )
-
-    @property
-    def n_rows(self) -> int:
-        """Rows of all ranks."""
-        return self.shard.n_rows
-
-    @property
-    def rank(self) -> int:  # type: ignore[override]  # of torch, an attribute
-        """Number of the replica that holds these rows, from 0."""
-        return self.shard.rank
-
-    @property
-    def num_replicas(self) -> int:  # type: ignore[override]  # of torch, an attribute
-        """Number of replicas that hold a shard each."""
-        return self.shard.world_size
-
-    @property
-    def shards(self) -> dict[str, Any]:
-        """What else a position in a shard depends on, as plain values."""
-        shard = self.shard
-        return {"mode": shard.mode, "world_size": shard.world_size, "reshard_every": shard.reshard_every}
-
-    def starting_epoch(self) -> int:
-        """See ``PlanSampler.starting_epoch``."""
-        now, held = resolve_replica(), Replica(self.shard.rank, self.shard.world_size)
-        if not self._is_given and now != held:
-            raise H5ValueError(
-                f"batches were asked for by rank {now.rank} of {now.world_size}, and the rows were loaded for rank "
-                f"{held.rank} of {held.world_size}. Pass the data module to the Trainer (datamodule=), which sets it "
-                "up once there are ranks; or pass rank and world_size to it."
-            )
-        return super().starting_epoch()
-
-    @property
-    def first_position(self) -> int:
-        """Places in the epoch's sequence count over all ranks, one after the other."""
-        return 0 if self.evaluation else self.shard.rank * self.blocks.n_rows
-
-    def _evaluation_plan(self) -> EpochPlan:
-        shard = self.shard
-        batches = EvaluationBatches(shard.n_rows, self.batch_size, shard.world_size, shard.rank)
-        return batches.plan(first=batches.shard[0])
-
-
-class EpochShuffleSampler(DistributedSampler[Any]):
-    """Yields indices of a dataset that holds one rank's rows, in another order for each epoch and rank.
-
-    For ``DataLoader(dataset, sampler=...)``; the data modules of this package have their own sampler. By type it is a
-    ``DistributedSampler``, so that Lightning does not shard the rank's rows again, and calls ``set_epoch``.
-
-    Args:
-        data_len: rows of this rank, ``len(dataset)``.
-        seed: of the order. Orders of neighboring seeds, epochs and ranks are unrelated.
-        shuffle: if False, rows come in storage order.
-        num_samples: rows of an epoch. If ranks hold different numbers of rows and must make equally many steps, pass
-            ``dataset.rows_on_each_rank``. Other rows are left out each epoch. None takes all.
-
-    Raises:
-        H5ValueError: a number is out of range.
-    """
-
-    # The parent's constructor wants a sized dataset, and a rank at once.
-    def __init__(  # pylint: disable=super-init-not-called
-        self, data_len: int, seed: int = 0, shuffle: bool = True, *, num_samples: int | None = None
-    ) -> None:
-        if data_len < 0 or not 0 <= (data_len if num_samples is None else num_samples) <= data_len:
-            raise H5ValueError(
-                f"EpochShuffleSampler(data_len={data_len}, num_samples={num_samples}) was asked for. Pass the number "
-                "of rows of this rank, and at most as many for an epoch."
-            )
-        self.data_len, self.seed, self.shuffle = data_len, seed, shuffle
-        self.num_samples = data_len if num_samples is None else num_samples
-        self.epoch = 0
-
-    # The rank is looked at when it is needed: a sampler may be made before the process group is.
-
-    @property
-    def rank(self) -> int:  # type: ignore[override]  # of torch, an attribute
-        """Rank of this process in the process group; 0 without one. The order depends on it."""
-        return resolve_replica().rank
-
-    @property
-    def num_replicas(self) -> int:  # type: ignore[override]  # of torch, an attribute
-        """Number of ranks in the process group; 1 without one."""
-        return resolve_replica().world_size
-
-    def __repr__(self) -> str:
-        order = f"shuffled with seed {self.seed}, epoch {self.epoch}" if self.shuffle else "in storage order"
-        return (
-            f"{type(self).__name__}({self.num_samples:,} of {self.data_len:,} rows, rank {self.rank} of "
-            f"{self.num_replicas}, {order})"
-        )
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        n_absent = self.data_len - self.num_samples
-        rows = np.arange(self.data_len)
-        if n_absent:
-            rows = np.sort(np.roll(rows, -self.epoch * n_absent)[n_absent:])
-        if self.shuffle:
-            rows = rows[permutation(len(rows), self.seed, self.epoch, EPOCH_SHUFFLE, 1 + self.rank)(0, len(rows))]
-        return iter(rows.tolist())
-
-    def __len__(self) -> int:
-        return self.num_samples

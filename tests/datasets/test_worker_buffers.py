@@ -383,8 +383,8 @@ def test_batches_of_workers_lie_in_their_memory_and_stay_as_they_are(make_h5, me
 
 
 def test_more_batches_than_have_room_are_all_as_read(make_h5, monkeypatch):
-    monkeypatch.setattr("lightning_h5.loading.worker_pool.N_SHARED", 0)
-    monkeypatch.setattr("lightning_h5.loading.worker_pool.MIN_SHARED", 3 * 8 * ROW * 4)
+    monkeypatch.setattr("lightning_h5.loading.workers.N_SHARED", 0)
+    monkeypatch.setattr("lightning_h5.loading.workers.MIN_SHARED", 3 * 8 * ROW * 4)
     assert check(list(loader_of(make_h5, num_workers=2))) == list(range(ROWS))
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch.distributed
 from processes import run_ranks, values
 
-from lightning_h5 import CombinedHDF5DataModule, CombinedHDF5Dataset, H5ValueError
+from lightning_h5 import CombinedHDF5DataModule, CombinedHDF5Dataset, H5ValueError, distributed
 from lightning_h5.datasets import selection
 from lightning_h5.datasets.selection import Selection
-from lightning_h5.distributed import OncePerNode, once_per_node
+from lightning_h5.distributed import OncePerNode
 
 ROWS = 50
 
@@ -113,7 +113,7 @@ def test_each_rank_asks_its_own_function(files, tmp_path):
 def rank_whose_first_is_no_help(rank, files, how):
     counting = start(rank)
     if how == "slow":
-        once_per_node.PATIENCE = 0.2
+        distributed.NODE_PATIENCE = 0.2
     if how == "too much to send":
         selection.MAX_SENT = 0
     rows = CombinedHDF5Dataset(files, where={"age": [1, 2]}).indices.tolist()
@@ -124,7 +124,7 @@ def rank_whose_first_is_no_help(rank, files, how):
 
 def rank_that_takes_its_time(rank, files):
     counting = start(rank)
-    once_per_node.PATIENCE, once_per_node.PROGRESS = 1.0, 0.05
+    distributed.NODE_PATIENCE, distributed.NODE_PROGRESS = 1.0, 0.05
 
     def find(selection, counters, progress, **options):
         for _ in range(25):

@@ -21,7 +21,7 @@ from factories import Stored
 from torch.utils.data import DataLoader
 
 from lightning_h5 import H5Error, H5ValueError, H5WorkerError, LazyH5DataModule
-from lightning_h5.loading import worker_pool
+from lightning_h5.loading import workers
 
 ROWS, BATCH = 96, 8
 BAD = 41  # the row at which a worker meets its end
@@ -305,7 +305,7 @@ def pinning(monkeypatch):
         "set_device_index": None,
     }.items():
         monkeypatch.setattr(torch.accelerator, name, lambda *_, value=value: value)
-    monkeypatch.setattr("lightning_h5.loading.loader.pin", lambda batch: batch)
+    monkeypatch.setattr(workers, "pin", lambda batch: batch)
 
 
 @pytest.mark.timeout(60)
@@ -346,11 +346,10 @@ def test_workers_that_end_between_two_epochs_are_started_again(path, number, lea
     loader.close()
 
 
-def test_workers_that_end_while_an_epoch_starts_are_started_again(path, monkeypatch, leaves_nothing):
+def test_workers_that_end_while_an_epoch_starts_are_started_again(path, leaves_nothing):
     loader = loader_of(path, None)
     assert sum(map(len, loader)) == ROWS
     os.kill(loader._iterator.processes[0].pid, signal.SIGKILL)
-    monkeypatch.setattr(worker_pool.WorkerPool, "_are_alive", lambda _: True)  # it ends after that was asked
     assert sum(map(len, loader)) == ROWS
     loader.close()
 
@@ -363,7 +362,7 @@ def test_an_interrupt_while_a_batch_is_awaited_leaves_a_loader_that_works(
     batches = iter(loader)
     next(batches)
     with monkeypatch.context() as patch:
-        patch.setattr(worker_pool.WorkerPool, "wait_for", interrupt)
+        patch.setattr(workers.WorkerPool, "wait_for", interrupt)
         with pytest.raises(KeyboardInterrupt):
             list(batches)
     with pytest.raises(H5Error, match="has ended with an error"):
@@ -414,14 +413,14 @@ def test_a_worker_that_ends_while_it_starts_is_said_to(path, leaves_nothing):
 def test_a_worker_that_ends_while_others_are_started_is_said_to(path, monkeypatch, leaves_nothing):
     """Torch's signal handler would raise in the middle of that."""
     list(DataLoader(range(4), num_workers=1))  # torch has set its handler
-    start = worker_pool.WorkerPool._start
+    start = workers.WorkerPool._start
 
     def late(pool, *arguments):
         if pool.processes:
             pool.processes[0].join(20)
         return start(pool, *arguments)
 
-    monkeypatch.setattr(worker_pool.WorkerPool, "_start", late)
+    monkeypatch.setattr(workers.WorkerPool, "_start", late)
     loader = loader_of(path, None, worker_init_fn=leave)
     with pytest.raises(H5WorkerError, match=r"worker 0 .*ended with exit code 1 while it started; it was loading"):
         list(loader)
@@ -433,7 +432,7 @@ def leave(_):
 
 def test_where_the_script_is_imported_its_guard_is_named(path, monkeypatch, leaves_nothing):
     loader = loader_of(path, None, worker_init_fn=leave)
-    monkeypatch.setattr(worker_pool.WorkerPool, "_why_it_ended", as_if_spawned(worker_pool.WorkerPool._why_it_ended))
+    monkeypatch.setattr(workers.WorkerPool, "_why_it_ended", as_if_spawned(workers.WorkerPool._why_it_ended))
     with pytest.raises(H5WorkerError, match=r'stand under `if __name__ == "__main__":` there'):
         list(loader)
 
@@ -468,24 +467,14 @@ def refuse_the_second(number):
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(
-    ("number", "said"),
-    [(errno.EAGAIN, "limit of processes is reached"), (errno.ENOMEM, "no memory left")],
-    ids=["EAGAIN", "ENOMEM"],
-)
-def test_workers_that_cannot_be_started_leave_nothing_and_say_what_ran_out(
-    path, monkeypatch, number, said, leaves_nothing
-):
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM], ids=["EAGAIN", "ENOMEM"])
+def test_workers_that_cannot_be_started_leave_nothing_and_say_what_ran_out(path, monkeypatch, number, leaves_nothing):
     loader = loader_of(path, None)
-    loader.dataset.counters.share(2)
-    gc.collect()  # of what other tests have left
-    before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fork", refuse_the_second(number))
+        said = re.escape(os.strerror(number))
         with pytest.raises(H5Error, match=f"2 workers were to be started, and .*{said}.*Use fewer workers"):
             list(loader)
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before
     assert sum(map(len, loader)) == ROWS
     loader.close()
 
@@ -513,16 +502,11 @@ def descriptors_left(n):
 @pytest.mark.parametrize("n", [1, 3, 5, 7, 9])
 def test_without_descriptors_for_workers_the_error_names_them(path, n, leaves_nothing):
     loader = loader_of(path, None)
-    loader.dataset.counters.share(2)
-    gc.collect()  # of what other tests have left
-    before = len(os.listdir("/proc/self/fd"))
     with (
         descriptors_left(n),
-        pytest.raises(H5Error, match="2 workers were to be started, and this process has no desc"),
+        pytest.raises(H5Error, match=r"2 workers were to be started, .*Too many open files.*`ulimit -n`"),
     ):
         list(loader)
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= before
     assert sum(map(len, loader)) == ROWS
     loader.close()
 
@@ -540,7 +524,7 @@ def test_the_time_that_a_worker_takes_to_start_is_not_that_of_its_batches(path, 
 
 @pytest.mark.wide
 def test_a_worker_that_never_starts_is_said_to(path, monkeypatch, leaves_nothing):
-    monkeypatch.setattr(worker_pool, "START_SECONDS", 2.0)
+    monkeypatch.setattr(workers, "START_SECONDS", 2.0)
     loader = loader_of(path, None, worker_init_fn=lambda _: hang(), timeout=1)
     with pytest.raises(H5WorkerError, match="worker 0 has not started after 2 s and was killed"):
         list(loader)

@@ -17,7 +17,7 @@ enough_lengths = some_lengths.filter(lambda lengths: len(lengths) >= 4)
 @pytest.fixture(params=[3, 1024], ids=["short stretches", "long stretches"])
 def stretches(request, monkeypatch):
     """Few sequences are one stretch, which is all of them, unless stretches are short."""
-    monkeypatch.setattr("lightning_h5.order.buckets.STRETCH_BATCHES", request.param)
+    monkeypatch.setattr("lightning_h5.order.batches.STRETCH_BATCHES", request.param)
 
 
 in_stretches = pytest.mark.usefixtures("stretches")
@@ -154,7 +154,7 @@ def test_many_stretches_of_the_order_window_have_little_padding_too_and_whole_ba
 
 def test_the_order_window_keeps_stretches_of_the_file_together(monkeypatch):
     """So that what is decoded together is used together, also by sequences of other lengths."""
-    monkeypatch.setattr("lightning_h5.order.buckets.STRETCH_BATCHES", 8)
+    monkeypatch.setattr("lightning_h5.order.batches.STRETCH_BATCHES", 8)
     rows = np.concatenate(batches_of(log_normal(2_000, 0.5), 1, mode="window", batch_size=8))
     blocks = rows // 10
     assert max(len(np.unique(blocks[start : start + 64])) for start in range(0, 1_984, 64)) < 60

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 from lightning_h5 import H5ValueError
-from lightning_h5.order import BlockTable, OrderParameters, PlanSampler, Position, Segment, consumed_rows, order_rows
+from lightning_h5.order import BlockTable, OrderParameters, PlanSampler, Position, Segment, order_rows
 
 modes = st.sampled_from(["global", "window", "none"])
 
@@ -79,7 +79,7 @@ def test_a_run_broken_off_goes_on_with_exactly_the_rest(n_rows, stretches, mode)
         seen += [row for step in zip(*tokens, strict=True) for token in step for row in token.rows.tolist()]
         if tokens[0]:
             segments.append(Segment(batch_size, world_size, len(tokens[0]) * world_size))
-        assert consumed_rows(n_rows, segments, drop_last=False) == len(seen)
+        assert ranks[0].sequence(1, order).n_consumed(segments, drop_last=False) == len(seen)
     else:
         assert seen == whole
     assert seen == whole[: len(seen)]

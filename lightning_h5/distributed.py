@@ -1,4 +1,7 @@
-"""Agreement between ranks: all see the same data, or all stop, also if one hangs."""
+"""Agreement between ranks outside of training: all see the same data, or all stop; values that a node computes once.
+
+Ranks talk through the key-value store by which they found each other. Knows torch's processes, not Lightning.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -17,15 +20,34 @@ from typing import Any
 
 import torch.distributed
 
-from .. import errors
-from ..errors import H5Error, H5ValueError
+from . import errors
+from .errors import H5Error, H5ValueError
 
-__all__ = ["Exchange", "are_near", "exchange", "is_alive", "own_store", "pauses", "this_process"]
+__all__ = ["Exchange", "OncePerNode", "are_near", "exchange", "first_value", "own_store", "this_process"]
 
 GRACE = 5.0  # seconds for other ranks to read what went wrong, before this process ends and perhaps the store with it
 POLL = 0.5  # seconds between checks of a rank that is late
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02  # and of one that waits: most ranks arrive within milliseconds
-_numbers: defaultdict[str, count[int]] = defaultdict(count)  # of this process's exchanges of each kind
+NODE_PATIENCE = 120.0  # seconds without progress; then each process of a node computes the value itself
+NODE_PROGRESS = 1.0  # seconds between reports of progress
+_numbers: defaultdict[str, count[int]] = defaultdict(count)  # how often this process used each name
+
+
+def _wait(is_done: Callable[[], bool], patience: float, progress: Callable[[], int] = lambda: 0) -> bool:
+    """Wait until something is done; return whether it is.
+
+    Args:
+        is_done: asks for it.
+        patience: seconds to wait; they begin again with each progress.
+        progress: a number that grows.
+    """
+    end, seen, pause = time.monotonic() + patience, 0, FIRST_PAUSE
+    while not (done := is_done()) and time.monotonic() < end:
+        time.sleep(pause)
+        pause = min(LONGEST_PAUSE, 1.1 * pause)  # longer each time, since all ranks ask the same store
+        if (now := progress()) != seen:
+            end, seen = time.monotonic() + patience, now
+    return done
 
 
 @contextmanager
@@ -43,9 +65,9 @@ def exchange(what: str, patience: float, is_alone: bool = False) -> Iterator[Exc
     """
     store = None if is_alone else own_store()
     if store is None:
-        yield Exchange(what)
+        yield Exchange(what, patience, None)
         return
-    among_ranks = _RankExchange(what, patience, store)
+    among_ranks = Exchange(what, patience, store)
     over = threading.Event()
     watch = threading.Thread(target=among_ranks.watch, args=(over,), name="lightning_h5-exchange", daemon=True)
     watch.start()
@@ -56,31 +78,34 @@ def exchange(what: str, patience: float, is_alone: bool = False) -> Iterator[Exc
         watch.join()
 
 
-def pauses() -> Iterator[float]:
-    """Yield seconds between checks of a rank that waits: longer each time, since all ranks ask the same store."""
-    pause = FIRST_PAUSE
-    while True:
-        yield pause
-        pause = min(LONGEST_PAUSE, 1.1 * pause)
-
-
 class Exchange:
-    """An exchange of one rank alone.
+    """An exchange between ranks, or of one rank alone.
 
     Args:
         what: what the ranks do, for messages.
+        patience: seconds to wait for the slowest rank.
+        store: of the ranks; None if there is one alone.
 
     Attributes:
         rank: of this process, from 0.
     """
 
-    rank = 0
-
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, what: str, patience: float, store: Any) -> None:
+        self._what, self._patience, self._store = what, patience, store
+        self.rank = 0
+        if store is None:
+            return
+        self._name = f"lightning_h5/{what}/{next(_numbers[what])}"
+        self.rank, self._world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        self._keys = [f"{self._name}/{rank}" for rank in range(self._world_size)]
+        self._is_here = False  # whether this rank has reached `agree`
+        store.set(f"{self._keys[self.rank]}/process", json.dumps(this_process()))
 
     def progress(self) -> None:
         """Report that this rank makes progress: the time that others wait for it begins again."""
+        if self._store is not None:
+            with suppress(torch.distributed.DistError):  # reported when an answer is needed
+                self._store.add(f"{self._name}/progress", 1)
 
     def agree(self, facts: Mapping[str, Any], failure: Exception | None, message: Any = None) -> list[Any]:
         """Share what this rank found, and raise on all ranks if one failed, differs, or does not arrive.
@@ -97,29 +122,10 @@ class Exchange:
             Exception: this rank's own failure, as it is, if there is one rank.
             H5Error: a rank failed, found something else or did not arrive; the same text on all, with rank and values.
         """
-        if failure is not None:
-            raise failure
-        return [message]
-
-
-class _RankExchange(Exchange):
-    def __init__(self, what: str, patience: float, store: Any) -> None:
-        super().__init__(what)
-        self._store = store
-        self._name = f"lightning_h5/{what}/{next(_numbers[what])}"
-        self.rank, self._world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        self._keys = [f"{self._name}/{rank}" for rank in range(self._world_size)]
-        self._patience = patience
-        self._is_here = False  # whether this rank has reached `agree`
-        self._store.set(f"{self._keys[self.rank]}/process", json.dumps(this_process()))
-
-    def progress(self) -> None:
-        """See ``Exchange.progress``."""
-        with suppress(torch.distributed.DistError):  # reported when an answer is needed
-            self._store.add(f"{self._name}/progress", 1)
-
-    def agree(self, facts: Mapping[str, Any], failure: Exception | None, message: Any = None) -> list[Any]:
-        """See ``Exchange.agree``."""
+        if self._store is None:
+            if failure is not None:
+                raise failure
+            return [message]
         self._is_here = True
         mine = {
             "error": None if failure is None else [type(failure).__name__, str(failure)],
@@ -129,7 +135,7 @@ class _RankExchange(Exchange):
         every: list[Any] = []
         try:
             self._store.set(self._keys[self.rank], json.dumps(mine))
-            late = self._wait()
+            late = self._wait_for_all()
             if late:
                 kind, text = H5Error, self._late_text(late)
             else:
@@ -158,13 +164,13 @@ class _RankExchange(Exchange):
                 sys.stderr.flush()
                 os._exit(1)  # the main thread hangs, perhaps inside a library: it cannot be asked to raise
 
-    def _wait(self) -> list[int]:
+    def _wait_for_all(self) -> list[int]:
         """Wait until all ranks have arrived; return those that had not when the first rank's patience ended."""
-        end, seen, pause = time.monotonic() + self._patience, 0, pauses()
-        while not (all_here := self._store.check(self._keys)) and time.monotonic() < end:
-            time.sleep(next(pause))
-            if (progress := self._store.add(f"{self._name}/progress", 0)) != seen:
-                end, seen = time.monotonic() + self._patience, progress
+        all_here = _wait(
+            lambda: bool(self._store.check(self._keys)),
+            self._patience,
+            lambda: int(self._store.add(f"{self._name}/progress", 0)),
+        )
         late = [] if all_here else [rank for rank, key in enumerate(self._keys) if not self._store.check([key])]
         # The first rank decides for all: a rank that is just late must not continue without the others.
         decided: list[int] = json.loads(self._store.compare_set(f"{self._name}/late", "", json.dumps(late)))
@@ -184,10 +190,8 @@ class _RankExchange(Exchange):
 
     def _wait_for_others_to_leave(self, late: Sequence[int]) -> None:
         here = self._world_size - len(late)
-        end, pause = time.monotonic() + GRACE, pauses()
         with suppress(torch.distributed.DistError):
-            while self._store.add(f"{self._name}/left", 0) < here and time.monotonic() < end:
-                time.sleep(next(pause))
+            _wait(lambda: bool(self._store.add(f"{self._name}/left", 0) >= here), GRACE)
 
     def _verdict(self, every: Sequence[Mapping[str, Any]]) -> tuple[type[H5Error], str]:
         """Return the error that all ranks raise; no text if there is none."""
@@ -251,6 +255,79 @@ def _remember_inherited() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_remember_inherited)
+
+
+def first_value(name: str, value: int) -> int:
+    """Return the value of the first rank that calls this; its own if there is one rank.
+
+    Args:
+        name: of the value. The second call with a name is about another value.
+        value: this rank's.
+    """
+    if (store := own_store()) is None:
+        return value
+    try:
+        return int(store.compare_set(f"lightning_h5/first/{name}/{next(_numbers[name])}", "", str(value)))
+    except torch.distributed.DistError:  # reported when all ranks agree
+        return value
+
+
+class OncePerNode:
+    """A value that one process of each node computes; any process may ask for it, none has to.
+
+    It goes through the key-value store by which ranks found each other. If there is none, or the system does not say
+    which processes are of one machine, each process computes the value itself.
+
+    Args:
+        name: of the value. The second object with a name is about another value.
+
+    Attributes:
+        is_first: whether this process computes the value.
+        has_others: whether other processes may wait for it.
+        first: the process that computes it (see ``this_process``).
+    """
+
+    def __init__(self, name: str) -> None:
+        self.first = me = this_process()
+        self._store: Any = own_store() if me else None
+        self._reported = time.monotonic()
+        if self._store is not None:
+            self._key = f"lightning_h5/{name}/{next(_numbers[name])}/{me[0]}/{me[1]}"
+            try:
+                self.first = json.loads(self._store.compare_set(f"{self._key}/first", "", json.dumps(me)))
+            except torch.distributed.DistError:  # reported when all ranks agree
+                self._store = None
+        self.is_first = self.first == me
+        self.has_others = self.is_first and self._store is not None
+
+    def progress(self) -> None:
+        """Report that the value is being computed: the time that others wait for it begins again."""
+        if self.has_others and time.monotonic() > self._reported + NODE_PROGRESS:
+            self._reported = time.monotonic()
+            with suppress(torch.distributed.DistError):  # no other process is left
+                self._store.add(f"{self._key}/progress", 1)
+
+    def publish(self, value: Any) -> None:
+        """Share the value; None makes the others compute it themselves.
+
+        Args:
+            value: as JSON has it.
+        """
+        with suppress(torch.distributed.DistError):  # no other process is left
+            self._store.set(f"{self._key}/answer", json.dumps(value))
+
+    def value(self) -> Any:
+        """Return the value; None if the first process could not compute it, ended, or makes no progress for long."""
+        answer = f"{self._key}/answer"
+        try:
+            _wait(
+                lambda: self._store.check([answer]) or not is_alive(self.first),
+                NODE_PATIENCE,
+                lambda: int(self._store.add(f"{self._key}/progress", 0)),
+            )
+            return json.loads(self._store.get(answer)) if self._store.check([answer]) else None
+        except torch.distributed.DistError:
+            return None
 
 
 # Processes of this machine --------------------------------------------------------------------------------------

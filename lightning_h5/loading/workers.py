@@ -1,13 +1,16 @@
-"""The worker processes of a loader: started once, asked for batches in turn, ended with everything they hold."""
+"""The worker processes of a loader: started once, asked for batches in turn, ended with everything they hold.
+
+Their batches are put into page-locked memory in this process, by a thread.
+"""
 
 from __future__ import annotations
 
+import errno
 import logging
 import multiprocessing
 import os
 import pickle
 import select
-import signal
 import socket
 import sys
 import threading
@@ -17,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
+from queue import Empty, Queue
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
@@ -26,21 +30,20 @@ from ..datasets import WorkerFailure, naming_shared_memory, starting_workers, wo
 from ..errors import H5Error, H5ValueError, H5WorkerError
 from ..types import BatchToken
 from .prefetch import CLOSED
-from .worker_errors import (
-    close_pipes_of_fork,
-    how_it_ended,
-    resource_that_ran_out,
+from .worker_process import (
+    WorkerJob,
+    WorkerQueue,
+    serve,
     unpicklable_arguments,
     what_it_was_loading,
     why_it_ended,
     why_it_was_killed,
 )
-from .worker_process import WorkerJob, WorkerQueue, serve
 
 if TYPE_CHECKING:
     from .loader import H5DataLoader
 
-__all__ = ["WorkerBatches", "WorkerPool"]
+__all__ = ["PinnedBatches", "WorkerBatches", "WorkerPool", "pin"]
 
 POLL_SECONDS = 0.2
 """How often a wait for a batch checks whether time is over or the loader was closed."""
@@ -53,6 +56,8 @@ START_SECONDS = 300.0
 
 END_SECONDS = 5.0
 """How long workers may take to finish their batch when they are to end; then they are killed."""
+
+RAN_OUT = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
 
 MIN_SHARED = 16 << 20  # bytes of memory for a worker's batches, taken when they are used
 N_SHARED = 8  # times the batches that are read ahead: the consumer has some, transforms may make them larger
@@ -99,7 +104,7 @@ class WorkerPool:
         processes: of the workers.
 
     Raises:
-        H5Error: workers cannot be started: the system has no shared memory, descriptors or processes left.
+        H5Error: the system refuses to start workers.
         H5ValueError: a function of the user's cannot be pickled for workers.
     """
 
@@ -140,11 +145,14 @@ class WorkerPool:
                     self._start(context, job, worker)
         except BaseException as error:
             self.end(at_once=True)
-            close_pipes_of_fork(error)
             if (text := unpicklable_arguments(loader, self.method, error)) is not None:
                 raise H5ValueError(text) from error
-            if (text := resource_that_ran_out(error, loader.num_workers)) is not None:
-                raise H5Error(text) from error
+            # The system has no descriptors, processes, threads, memory or shared memory left.
+            if getattr(error, "errno", None) in RAN_OUT or "start new thread" in str(error):
+                raise H5Error(
+                    f"{loader.num_workers} workers were to be started, and the system refused: {error}. Use fewer "
+                    "workers, or raise its limits (`ulimit -n` for descriptors, `ulimit -u` for processes)."
+                ) from error
             raise
 
     def _start(self, context: Any, job: WorkerJob, worker: int) -> None:
@@ -171,17 +179,16 @@ class WorkerPool:
         if current is not None and current.is_running:
             self.persists = False  # they stay with their pass, whose batches would be lost
             return False
-        if self._are_alive():
-            try:
-                with self._lock:
-                    self._tasks.clear()  # of a pass that was left
-                    for task in [self.ask(worker, None) for worker in range(len(self.processes))]:
-                        self.wait_for(task)
-                return True
-            except H5WorkerError as error:  # they were ending, as by an interrupt that all processes got
-                _log.warning("persistent workers are started again: %s", str(error))
-        self.end(at_once=True)
-        return False
+        try:
+            with self._lock:
+                self._tasks.clear()  # of a pass that was left
+                for task in [self.ask(worker, None) for worker in range(len(self.processes))]:
+                    self.wait_for(task)
+        except H5WorkerError as error:  # they have ended since, as by an interrupt that all processes got
+            _log.warning("persistent workers are started again: %s", str(error))
+            self.end(at_once=True)
+            return False
+        return True
 
     def begin(self, tokens: Iterator[BatchToken], depth: int) -> WorkerBatches:
         """Begin a pass.
@@ -194,13 +201,6 @@ class WorkerPool:
         batches = WorkerBatches(self, tokens, depth * len(self.processes))
         self._pass = weakref.ref(batches)
         return batches
-
-    def _are_alive(self) -> bool:
-        ended = [(at, process.exitcode) for at, process in enumerate(self.processes) if not process.is_alive()]
-        for worker, code in ended:
-            if code is not None and code < 0 and code != -signal.SIGINT:
-                _log.warning("between two iterations worker %d %s others are started.", worker, how_it_ended(code))
-        return not ended
 
     # Tasks ---------------------------------------------------------------------------------------------------
 
@@ -375,6 +375,77 @@ class WorkerBatches:
     def __del__(self) -> None:
         if hasattr(self, "_is_closed") and not sys.is_finalizing():
             self.close()
+
+
+def pin(batch: Any) -> Any:
+    """Return the same batch with its tensors in page-locked memory; other values stay as they are."""
+    if isinstance(batch, torch.Tensor):
+        return batch.pin_memory() if batch.device.type == "cpu" else batch
+    if isinstance(batch, dict):
+        return {key: pin(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(pin(value) for value in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(pin(value) for value in batch)
+    return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
+
+
+class PinnedBatches:
+    """Batches of workers in page-locked memory: a thread takes them ahead of use, and copies them there.
+
+    Args:
+        batches: the workers' batches.
+    """
+
+    def __init__(self, batches: WorkerBatches) -> None:
+        self._batches = batches
+        self._pinned: Queue[tuple[Any, BaseException | None]] = Queue(1)
+        self._is_over = threading.Event()
+        device = torch.accelerator.current_device_index()
+        arguments = (batches, self._pinned, self._is_over, device)  # not this object, or it would never be collected
+        self._thread = threading.Thread(target=_pin_all, args=arguments, name="lightning_h5-pin", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> PinnedBatches:
+        return self
+
+    def __next__(self) -> Any:
+        if self._is_over.is_set():
+            raise H5Error(CLOSED)
+        batch, error = self._pinned.get()
+        if error is not None:
+            self.close()
+            raise error
+        return batch
+
+    def close(self) -> None:
+        """End the thread and the pass."""
+        self._end()
+        self._thread.join()
+
+    def _end(self) -> None:
+        self._is_over.set()
+        self._batches.close()
+        with suppress(Empty):
+            self._pinned.get_nowait()  # room for what the thread has
+
+    def __del__(self) -> None:
+        if hasattr(self, "_thread"):
+            self._end()
+
+
+def _pin_all(
+    batches: WorkerBatches, pinned: Queue[tuple[Any, BaseException | None]], is_over: threading.Event, device: int
+) -> None:
+    torch.accelerator.set_device_index(device)
+    error: BaseException | None = None
+    while error is None and not is_over.is_set():
+        batch = None
+        try:
+            batch = pin(next(batches))
+        except BaseException as raised:  # it is raised when this batch is taken
+            error = raised
+        pinned.put((batch, error))
 
 
 def _let_threads_leave_python() -> None:

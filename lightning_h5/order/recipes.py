@@ -1,0 +1,332 @@
+"""What epochs visit: each row once, of the dataset or of a rank's shard; rows by their weights; several sources.
+
+``LengthRecipe`` (batches of similar length) is in ``batches``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import H5ValueError
+from ..types import IntArray
+from .batches import BatchSequence
+from .mixture import EpochSchedule, Mixture
+from .permutation import GAMMA, mix, stream
+from .plan import (
+    EpochRecipe,
+    EpochSequence,
+    EvaluationBatches,
+    OrderParameters,
+    RowOrder,
+    RowSequence,
+    SourceOrder,
+    order_rows,
+)
+from .shards import RankShard
+from .window import BlockTable
+
+__all__ = ["EachRowOnce", "MixtureRecipe", "RowWeights", "ShardRows", "WeightedRecipe"]
+
+SEEDS, PLACES = 11, 12  # purposes of the random streams
+
+
+@dataclass(frozen=True, eq=False)
+class EachRowOnce(EpochRecipe):
+    """Epochs of each row once.
+
+    Attributes:
+        blocks: the rows.
+    """
+
+    blocks: BlockTable
+
+    def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
+        """See ``EpochRecipe``."""
+        return RowSequence(order_rows(self.blocks, order, epoch), self.blocks.n_rows, epoch)
+
+
+@dataclass(frozen=True, eq=False)
+class ShardRows(EachRowOnce):
+    """Epochs of the rows of one rank's shard, in an order of its own; equally many on each rank.
+
+    Attributes:
+        shard: the rows that the rank holds. Another row of a larger shard is left out each epoch.
+    """
+
+    shard: RankShard
+
+    def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
+        """See ``EpochRecipe``."""
+        rows = order_rows(self.blocks, order, epoch, place=1 + self.shard.rank)
+        absent = self.shard.left_out(epoch)
+        if absent is None:
+            return RowSequence(rows, self.blocks.n_rows, epoch)
+
+        def without_absent(start: int, stop: int) -> IntArray:
+            found = rows(start, stop)
+            return found + (found >= absent)
+
+        return RowSequence(without_absent, self.blocks.n_rows, epoch)
+
+
+@dataclass(frozen=True, eq=False)
+class RowWeights:
+    """How often each row is to come.
+
+    Attributes:
+        weights: of each row, 0 or more, shape ``(n_rows,)``; only their ratios count.
+        text: what they are, for the user.
+
+    Raises:
+        H5ValueError: one is negative or no number, or all are 0.
+    """
+
+    weights: npt.NDArray[np.float64]
+    text: str
+
+    def __post_init__(self) -> None:
+        bad = np.flatnonzero(~(np.isfinite(self.weights) & (self.weights >= 0)))
+        if len(bad):
+            raise H5ValueError(
+                f"rows weighted {self.text}: row {bad[0]} has the weight {self.weights[bad[0]]}, and {len(bad)} of "
+                f"{len(self.weights)} rows have none of 0 or more. Write weights of 0 or more."
+            )
+        if not self.weights.any():
+            raise H5ValueError(
+                f"rows weighted {self.text}: all {len(self.weights)} weights are 0, which leaves nothing to train on."
+            )
+
+    @cached_property
+    def ends(self) -> npt.NDArray[np.float64]:
+        """Draws of each row and those before it, expected in an epoch of as many as there are rows."""
+        sums = np.cumsum(self.weights / self.weights.max())
+        ends: npt.NDArray[np.float64] = sums * (len(sums) / sums[-1])
+        ends[self.weights.nonzero()[0][-1] :] = len(sums)  # whatever rounding made of it
+        return ends
+
+
+class _Draws:
+    """The draws of an epoch, in storage order: draw ``k`` falls somewhere in ``[k, k + 1)`` of the rows' ends.
+
+    Args:
+        weights: of the rows.
+        word: which draws.
+    """
+
+    def __init__(self, weights: RowWeights, word: np.uint64) -> None:
+        self._ends, self._word = weights.ends, word
+        self._n_bits = 52 - len(weights.ends).bit_length()  # so that no place is rounded up to the next draw's
+
+    def before(self, rows: IntArray) -> IntArray:
+        """Return the number of draws of all rows before these."""
+        starts = np.where(rows > 0, self._ends[rows - 1], 0.0)
+        draws = starts.astype(np.int64)
+        return draws + (self._places(draws) < starts)
+
+    def rows(self, draws: IntArray) -> IntArray:
+        """Return the row of each draw."""
+        return np.searchsorted(self._ends, self._places(draws), side="right").astype(np.int64)
+
+    def _places(self, draws: IntArray) -> npt.NDArray[np.float64]:
+        words = mix(self._word + draws.astype(np.uint64) * GAMMA)
+        places: npt.NDArray[np.float64] = (
+            draws + (words >> np.uint64(64 - self._n_bits)).astype(np.float64) / 2**self._n_bits
+        )
+        return places
+
+
+def weighted_order(blocks: BlockTable, weights: RowWeights, parameters: OrderParameters, epoch: int) -> RowOrder:
+    """Return the sequence of an epoch's draws. A row that comes again has a number larger by ``n_rows``, each time.
+
+    Args:
+        blocks: the rows.
+        weights: of the rows.
+        parameters: what decides the order.
+        epoch: from 0.
+    """
+    word = np.asarray(stream(parameters.seed, epoch, PLACES).random_raw(1), dtype=np.uint64)[0]
+    draws = _Draws(weights, word)
+    order = order_rows(BlockTable.of_sizes(np.diff(draws.before(blocks.starts))), parameters, epoch)
+
+    def numbers(start: int, stop: int) -> IntArray:
+        drawn = order(start, stop)
+        rows = draws.rows(drawn)
+        return rows + (drawn - draws.before(rows)) * blocks.n_rows
+
+    return numbers
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedRecipe(EpochRecipe):
+    """Epochs of rows drawn by their weights.
+
+    Attributes:
+        weights: of the rows.
+        blocks: the rows.
+    """
+
+    weights: RowWeights
+    blocks: BlockTable
+
+    @property
+    def text(self) -> str:
+        """See ``EpochRecipe``."""
+        digest = hashlib.sha256(self.weights.weights.tobytes()).hexdigest()[:16]
+        return f"rows weighted {self.weights.text} ({digest})"
+
+    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
+        """See ``EpochRecipe``: draws, as many as there are rows."""
+        return self.blocks.n_rows
+
+    def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
+        """See ``EpochRecipe``."""
+        return RowSequence(weighted_order(self.blocks, self.weights, order, epoch), order.n_units, epoch)
+
+
+@dataclass(frozen=True, eq=False)
+class MixtureRecipe(EpochRecipe):
+    """Epochs of a mixture.
+
+    If a row comes again, a transform must draw other numbers, and a cache must not serve the earlier sample. So the row
+    numbers of a mixture carry the cycle: number ``cycle * n_rows + row`` is ``row`` of the dataset.
+
+    Attributes:
+        mixture: how sources are mixed.
+        blocks: of each source; of all rows together for ``concat``.
+    """
+
+    mixture: Mixture
+    blocks: Sequence[BlockTable]
+
+    @property
+    def text(self) -> str:
+        """See ``EpochRecipe``."""
+        return self.mixture.text
+
+    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
+        """See ``EpochRecipe``."""
+        n_cycle = self.mixture.n_cycle(batch_size, drop_last)
+        return self.mixture.n_units(n_cycle, world_size * (1 if self.mixture.in_batches else batch_size))
+
+    def expected_shares(self, batch_size: int, *, drop_last: bool) -> dict[str, float]:
+        """See ``EpochRecipe``."""
+        shares = self.mixture.shares(self.mixture.n_cycle(batch_size, drop_last))
+        return dict(zip(self.mixture.names, map(float, shares), strict=True))
+
+    def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> EpochSequence:
+        """See ``EpochRecipe``."""
+        mixture, n_units = self.mixture, order.n_units
+        schedule = mixture.schedule(mixture.n_cycle(order.batch_size, drop_last), n_units, epoch)
+        n_rows = [table.n_rows for table in self.blocks]
+        firsts = np.cumsum([0, *n_rows[:-1]]).tolist()
+        streams = [
+            _Stream(table, first, sum(n_rows), _parameters(order, own, number), drop_last)
+            for number, (table, first, own) in enumerate(zip(self.blocks, firsts, order.sources, strict=True))
+        ]
+        if mixture.in_batches:
+            return BatchSequence(_MixedBatches(schedule, streams), order.batch_size)
+        return RowSequence(_MixedRows(schedule, streams), n_units, epoch)
+
+
+def _parameters(parameters: OrderParameters, order: SourceOrder, number: int) -> OrderParameters:
+    """Return those of one source. Sources of the same size must not be in step with each other."""
+    seed = int(stream(parameters.seed, 0, SEEDS, number).random_raw())
+    return OrderParameters(
+        mode=order.mode,
+        seed=seed,
+        batch_size=parameters.batch_size,
+        streams=order.streams,
+        window=order.window,
+        version=parameters.version,
+    )
+
+
+class _Stream:
+    """A source's rows, in one order after the other; places and batches are counted since the run began.
+
+    Args:
+        blocks: the source's rows.
+        first: the row of the mixture that is its first.
+        n_all: rows of the mixture.
+        parameters: what decides its order.
+        drop_last: each cycle has full batches alone, if units are batches.
+    """
+
+    def __init__(
+        self, blocks: BlockTable, first: int, n_all: int, parameters: OrderParameters, drop_last: bool
+    ) -> None:
+        self._first, self._n_all, self._n_rows = first, n_all, blocks.n_rows
+        n_batched = blocks.n_rows // parameters.batch_size * parameters.batch_size if drop_last else blocks.n_rows
+        self._batches = EvaluationBatches(n_batched, parameters.batch_size, 1, 0)  # of a cycle
+        self._order = lru_cache(maxsize=2)(lambda cycle: order_rows(blocks, parameters, cycle))
+
+    def rows(self, start: int, stop: int) -> IntArray:
+        """Return the rows at these places."""
+        parts = [np.empty(0, dtype=np.int64)]
+        while start < stop:
+            cycle, low = divmod(start, self._n_rows)
+            high = min(self._n_rows, low + stop - start)
+            parts.append(self._rows_of_cycle(cycle, low, high))
+            start += high - low
+        return parts[-1] if len(parts) <= 2 else np.concatenate(parts)
+
+    def batch(self, number: int) -> IntArray:
+        """Return the rows of a batch."""
+        cycle, inside = divmod(number, self._batches.n_steps)
+        return self._rows_of_cycle(cycle, *self._batches.bounds(inside))
+
+    def n_rows_before(self, number: int) -> int:
+        """Return the number of rows in all batches before one."""
+        cycle, inside = divmod(number, self._batches.n_steps)
+        return cycle * self._batches.n_rows + (self._batches.bounds(inside)[0] if inside else 0)
+
+    def _rows_of_cycle(self, cycle: int, low: int, high: int) -> IntArray:
+        order: RowOrder = self._order(cycle)
+        return order(low, high) + (cycle * self._n_all + self._first)
+
+
+class _MixedRows:
+    """An order of rows in which each place is of the source that the schedule names."""
+
+    def __init__(self, schedule: EpochSchedule, streams: Sequence[_Stream]) -> None:
+        self._schedule, self._streams = schedule, streams
+
+    def __call__(self, start: int, stop: int) -> IntArray:
+        before = self._schedule.counts(start)
+        if len(self._streams) == 1:
+            return self._streams[0].rows(int(before[0]), int(before[0]) + stop - start)
+        sources = self._schedule.sources(start, stop)
+        rows = np.empty(stop - start, dtype=np.int64)
+        for source in np.unique(sources).tolist():
+            here = np.flatnonzero(sources == source)
+            first = int(before[source])
+            rows[here] = self._streams[source].rows(first, first + len(here))
+        return rows
+
+
+class _MixedBatches:
+    """Batches of one source each."""
+
+    def __init__(self, schedule: EpochSchedule, streams: Sequence[_Stream]) -> None:
+        self._schedule, self._streams = schedule, streams
+        self.n_batches = schedule.n_units
+        self._n_rows_before = lru_cache(maxsize=64)(self._count_rows_before)  # asked for several times for each batch
+
+    def start(self, batch: int) -> int:
+        """See ``MadeBatches``."""
+        return self._n_rows_before(batch) - self._n_rows_before(0)
+
+    def _count_rows_before(self, batch: int) -> int:
+        counts = self._schedule.counts(batch).tolist()
+        return sum(each.n_rows_before(count) for each, count in zip(self._streams, counts, strict=True))
+
+    def rows(self, batch: int) -> IntArray:
+        """See ``MadeBatches``."""
+        source = int(self._schedule.sources(batch, batch + 1)[0])
+        return self._streams[source].batch(int(self._schedule.counts(batch)[source]))
