@@ -46,10 +46,11 @@ test-oldest: $(OLDEST)/.test ## run the tests of make test with the oldest versi
 coverage: $(VENV)/.test ## run the tests and list the lines they miss
 	$(call PYTEST,$(BIN)) --cov --cov-report=term-missing
 
-lint: $(VENV)/.lint ## check style, format and spelling
+lint: $(VENV)/.lint ## check style, format, spelling and plain English
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
+	$(BIN)/python tests/plain_english.py
 
 format: $(VENV)/.lint ## put style and format right where a tool can
 	$(BIN)/ruff check --fix .

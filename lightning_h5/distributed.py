@@ -275,7 +275,7 @@ def first_value(name: str, value: int) -> int:
 class OncePerNode:
     """A value that one process of each node computes; any process may ask for it, none has to.
 
-    It goes through the key-value store by which ranks found each other. If there is none, or the system does not say
+    It goes through the key-value store by which ranks found each other. If there is none, or the system does not report
     which processes are of one machine, each process computes the value itself.
 
     Args:
@@ -334,7 +334,7 @@ class OncePerNode:
 
 
 def this_process() -> list[str]:
-    """Return what identifies this process among all, on any machine; empty if the system does not say (not Linux)."""
+    """Return what identifies this process among all machines; empty if the system does not report it (not Linux)."""
     with suppress(OSError):
         machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return [machine, str(Path("/proc/self/ns/pid").readlink()), str(os.getpid()), _stat(os.getpid())[1]]

@@ -71,7 +71,7 @@ class H5ResumeError(H5Error, ValueError):
 def without_frames(function: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
     """Decorate a function so that an ``H5Error`` leaves it without the frames and causes inside this package.
 
-    Its text says all; they would only hide the line of the user's script. All other errors keep theirs.
+    Its text is complete; they would only hide the line of the user's script. All other errors keep theirs.
 
     Args:
         function: what a user calls.

@@ -414,7 +414,7 @@ class FileOptions(Options):
     """How files are opened, and which files are accepted.
 
     Args:
-        mmap: map contiguous arrays into memory: two to three times the rows per second. Only for files that nobody
+        mmap: map contiguous arrays into memory: two to three times the rows per second. Only for files that no program
             truncates while they are read, since that kills the process (SIGBUS).
         cache_bytes: memory for decoded rows on a rank, shared by its workers. It decides speed alone. "auto" is what
             decoding each chunk once an epoch needs in a data module, and 64 MiB in a dataset of its own.
@@ -458,7 +458,7 @@ class DistributedOptions(Options):
 
     Args:
         rank: this replica, if neither the trainer nor ``torch.distributed`` knows it.
-        world_size: number of replicas, likewise.
+        world_size: number of replicas; pass both or neither.
         setup_timeout: seconds that ranks wait in ``setup`` for the slowest one before all of them stop: a rank that
             hangs costs minutes of a cluster, and not the process group's half hour.
         on_resume_mismatch: what to do if a checkpoint's position does not fit (other files, another seed, no position).

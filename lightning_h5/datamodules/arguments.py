@@ -211,7 +211,7 @@ def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as numbers, text, lists and dicts, which every logger and ``torch.load`` accept.
 
     Paths, dtypes and NumPy's numbers become what the constructors also accept. For a function, any other object, and a
-    value of more than 4,096 letters the result has a note. It says what the value was, and constructors refuse it.
+    value of more than 4,096 letters the result has a note. The note describes the value, and constructors refuse it.
 
     Args:
         settings: by name.
@@ -272,7 +272,7 @@ _CONVERSIONS: tuple[tuple[Any, Any], ...] = (
 
 
 def _name_of(value: Any) -> str:
-    """A name that says what an object is; not its ``repr``, which may hold anything."""
+    """Return a name for an object; not its ``repr``, which may hold anything."""
     while isinstance(value, partial):
         value = value.func
     named = value if hasattr(value, "__qualname__") else type(value)

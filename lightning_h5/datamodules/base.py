@@ -84,7 +84,7 @@ class BaseH5DataModule(KeepsPosition):
         return [], []
 
     def names_data(self, split: Split) -> bool:
-        """Whether the arguments name data for a split, as far as they say so without a look at the files."""
+        """Return whether the arguments name data for a split, without a look at the files."""
         return self._paths[split] is not None or (self._paths["train"] is not None and self._split.may_fill(split))
 
     def other_data(self, split: Split) -> list[str]:

@@ -77,7 +77,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             the statistics are of other fields, shapes or numbers of channels.
         batch_size: rows of a training batch on one rank.
         eval_batch_size: rows of a batch in the other stages. None takes ``batch_size``.
-        shuffle: how training rows are shuffled, anew each epoch: True, False, "global", "window" or ``ShuffleOptions``.
+        shuffle: how training rows are shuffled each epoch: True, False, "global", "window" or ``ShuffleOptions``.
             True takes "global" if random access is as cheap as sequential access or all decoded rows fit its
             ``buffer``, and "window" otherwise, and logs which, and why.
         drop_last: drop the ragged end of a training epoch. False drops nothing, and all ranks take equally many steps,

@@ -205,8 +205,8 @@ class KeyedH5DataModule(BaseH5DataModule):
 class LazyH5DataModule(KeyedH5DataModule):
     """Trains from HDF5 files as they are, reading rows on demand.
 
-    Shards by rank without any Trainer flag, shuffles anew each epoch, resumes exactly where a run broke off,
-    and evaluates every row exactly once. Use it where the data do not fit into memory, or need not.
+    Shards rows across ranks without any Trainer flag, shuffles each epoch, resumes exactly, and evaluates every row
+    exactly once. Use it for data that does not fit into memory, or need not.
 
     Splits come from files of their own (``val_path``), from groups inside one file (``{split}`` in the keys), or
     from the training files (``split``).
@@ -239,7 +239,7 @@ class LazyH5DataModule(KeyedH5DataModule):
             the statistics are of other fields, shapes or numbers of channels.
         batch_size: rows of a training batch on one rank.
         eval_batch_size: rows of a batch in the other stages. None takes ``batch_size``.
-        shuffle: how training rows are shuffled, anew each epoch: True, False, "global", "window" or ``ShuffleOptions``.
+        shuffle: how training rows are shuffled each epoch: True, False, "global", "window" or ``ShuffleOptions``.
             True takes "global" if random access is as cheap as sequential access or all decoded rows fit its
             ``buffer``, and "window" otherwise, and logs which, and why.
         drop_last: drop the ragged end of a training epoch. False drops nothing, and all ranks take equally many steps,

@@ -174,7 +174,7 @@ class MakesLoaders(RecordsSettings):
         }
 
     def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:
-        """Tell a dataset how its rows will be visited, before they are."""
+        """Prepare a dataset for the order in which its rows will be visited."""
         # In evaluation each chunk is needed once, and for a short time.
         dataset.read_with(cache_bytes, retain=None if training else False, in_runs=order.mode == "window")
 

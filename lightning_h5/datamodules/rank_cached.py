@@ -65,7 +65,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             the statistics are of other fields, shapes or numbers of channels.
         batch_size: rows of a training batch on one rank.
         eval_batch_size: rows of a batch in the other stages. None takes ``batch_size``.
-        shuffle: how training rows are shuffled, anew each epoch: True, False, "global", "window" or ``ShuffleOptions``.
+        shuffle: how training rows are shuffled each epoch: True, False, "global", "window" or ``ShuffleOptions``.
             In memory all orders cost the same, so all but False permute each rank's rows.
         drop_last: drop the ragged end of a training epoch. False drops nothing, and all ranks take equally many steps,
             since the last two rounds are cut into slightly smaller batches.
@@ -198,7 +198,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             dataset.close()
 
     def start_epoch(self, sampler: PlanSampler) -> int | None:
-        """See ``BaseH5DataModule.start_epoch``; draws the shards anew where it is time to."""
+        """See ``BaseH5DataModule.start_epoch``; redraws the shards if they are due."""
         kept = super().start_epoch(sampler)
         dataset = cast("RankMemCachedH5Dataset | None", self._datasets.get("train"))
         epoch = sampler.epoch if kept is None else kept

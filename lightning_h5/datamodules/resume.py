@@ -24,10 +24,10 @@ class RunPosition:
     """The position of one fit: saved in checkpoints, and applied when training resumes.
 
     A checkpoint's state is *loaded*, then *checked* against the data and *applied* when training starts; from then on
-    the trainer's counters say where the run is. Iterations that callbacks begin read it and change nothing.
+    the trainer's counters hold the position of the run. Iterations that callbacks begin read it and change nothing.
 
     Args:
-        trainer: whose fit it is; None before there is one.
+        trainer: the trainer of the fit; None before there is one.
     """
 
     def __init__(self, trainer: Any = None) -> None:
@@ -45,7 +45,7 @@ class RunPosition:
 
     @property
     def trainer(self) -> Any:
-        """Whose fit it is; None once it was deleted."""
+        """The trainer of the fit; None once it was deleted."""
         return None if self._trainer is None else self._trainer()
 
     @property
@@ -54,7 +54,7 @@ class RunPosition:
 
     @property
     def saved(self) -> str | None:
-        """What tells one saved position from another; None if none was loaded."""
+        """A digest of the saved position; None if none was loaded."""
         return None if self._pending is None else str(self._pending.get("digest"))
 
     @property
@@ -160,7 +160,7 @@ class RunPosition:
         self._pending = self._restored = None
 
     def start(self, sampler: PlanSampler) -> int:
-        """Restore the position of a sampler whose iteration begins, and return the epoch.
+        """Restore the position of a sampler at the start of its iteration, and return the epoch.
 
         Raises:
             H5ResumeError: training resumes from a checkpoint, and its position was not applied.
@@ -270,7 +270,7 @@ class KeepsPosition(MakesLoaders):
             )
 
     def apply_position(self) -> None:
-        """Goes on where the restored position says; called when training starts, and without effect after that.
+        """Continue from the restored position; called when training starts, and without effect after that.
 
         Raises:
             H5ResumeError: the position does not fit the present data or settings, or the checkpoint has none; on all

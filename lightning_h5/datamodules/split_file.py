@@ -1,4 +1,4 @@
-"""Who is in which split: by shares and folds, or as a file says that people can read, keep, and write themselves."""
+"""The rows of each split: cut by fractions and folds, or read from a JSON file, which may be written by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cut_rows(
     groups: npt.NDArray[Any] | None,
     labels: npt.NDArray[Any] | None,
 ) -> dict[Split, IntArray]:
-    """Cuts the rows of the training files into splits; the same in every process. Or takes what a file says.
+    """Cut the rows of the training files into splits, the same in every process; or read them from a file.
 
     Args:
         n_rows: rows of the training files.
@@ -84,7 +84,7 @@ def write_splits(
     groups: npt.NDArray[Any] | None,
     settings: Mapping[str, Any],
 ) -> None:
-    """Writes who is in which split, where no such file is there yet; whole or not at all.
+    """Write the assignment of rows to splits unless the file exists; completely or not at all.
 
     Args:
         path: the file.
@@ -122,11 +122,11 @@ def read_splits(
         path: the file.
         n_rows: rows that there are.
         group_key: the array with each row's group, or None.
-        groups: each row's group, or None where rows are told apart by their numbers.
-        settings: what is asked for now; the file may say that it was made with others.
+        groups: each row's group, or None if the file has row numbers.
+        settings: the present settings; the file may have been made with others.
 
     Raises:
-        H5ValueError: the file is no such file, was made with other settings, or does not say of every row where it is.
+        H5ValueError: the file has another format, was made with other settings, or lacks some rows.
     """
     path = expand_user(path)
     name = f"split.file={path!r}"

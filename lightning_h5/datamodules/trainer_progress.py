@@ -34,18 +34,18 @@ class TrainerProgress:
 
     @property
     def processed(self) -> int:
-        """Batches of the running epoch whose training step is done.
+        """Batches of the running epoch that were trained on.
 
         Not ``completed``, which lags behind while batch-end callbacks save; not ``ready``, which counts a batch
-        whose step then fails.
+        before its step may fail.
         """
         return int(self._batches.current.processed)
 
     def sync(self) -> None:
         """Make the restored counters of batches agree with each other.
 
-        A batch that was begun and not done when the checkpoint was saved is not done; one whose callbacks had not all
-        run is done. Otherwise Lightning mistakes a later stop for another kind of stop, and loses or repeats a batch.
+        A batch that was begun and not done when the checkpoint was saved is not done; one with callbacks left to run
+        is done. Otherwise Lightning mistakes a later stop for another kind of stop, and loses or repeats a batch.
         """
         if getattr(self._inner, "restarted_on_train_batch_end", False):  # Lightning 2.5 and newer will do it
             return
@@ -66,7 +66,7 @@ class TrainerProgress:
 
     @property
     def epoch_of_batches(self) -> int:
-        """The epoch whose batches the trainer has counted; between two epochs it is the one before."""
+        """The epoch of the batches that the trainer has counted; between two epochs it is the one before."""
         epochs = self._epochs.current
         return int(epochs.completed) if epochs.started > epochs.completed else max(0, int(epochs.completed) - 1)
 
@@ -94,8 +94,8 @@ class TrainerProgress:
     def begin_next_epoch(self, finished: int) -> None:
         """Begin the epoch after a finished one as any other.
 
-        Otherwise a trainer that counts by ``max_steps`` passes through the finished epoch once more, and one whose
-        checkpoint was saved in the last batch's callbacks does not count that the next epoch began.
+        Otherwise a trainer that counts by ``max_steps`` passes through the finished epoch once more, and after a
+        checkpoint from the last batch's callbacks it does not count that the next epoch began.
         """
         if self._trainer.current_epoch != finished + 1:
             return

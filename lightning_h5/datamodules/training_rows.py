@@ -23,7 +23,7 @@ def row_weights(options: WeightOptions, column: Callable[[str, str], npt.NDArray
 
     Args:
         options: what weights follow from.
-        column: gives the values of an array, one a row; also told the argument that names it.
+        column: returns the values of an array, one a row; also gets the argument that names it.
 
     Raises:
         H5ValueError: they are missing, negative, all 0, or of classes that are not there.

@@ -63,7 +63,7 @@ def largest_batch(model: torch.nn.Module, input_shape: Sequence[int], accelerato
 
 
 class _Step(LightningModule):
-    """A step on random numbers, whose learning rate is zero."""
+    """A training step on random numbers with a learning rate of zero."""
 
     def __init__(self, model: torch.nn.Module, shape: tuple[int, ...], n_rows: int) -> None:
         super().__init__()

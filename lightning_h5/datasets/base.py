@@ -116,7 +116,7 @@ class RowDataset(Dataset[Any]):
     Args:
         sample_layout: what a sample looks like.
         batch_transform: runs once on each collated batch.
-        sources: datasets whose rows these are. They count with this one, and decode in the same threads.
+        sources: datasets that these rows belong to. They count with this one, and decode in the same threads.
         counters: counts what is read; None makes new ones.
 
     Attributes:

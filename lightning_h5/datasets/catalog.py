@@ -71,12 +71,12 @@ class _File:
 class Catalog:
     """What is in files, as far as it was asked for. Splits, columns, filters and datasets are views of it.
 
-    A file is opened when it is first asked for, and again only for arrays that nobody announced. What was found is
+    A file is opened when it is first asked for, and again only for arrays that were not announced. What was found is
     kept as long as the catalog: ``setup`` makes one and drops it.
 
     Args:
         fields: arrays that will be asked for, if a file has them.
-        columns: arrays whose values will be asked for, too.
+        columns: arrays with values that will be asked for, too.
         of_all_ranks: all ranks make this catalog, and find the same number of rows if a file grows.
     """
 
@@ -115,7 +115,7 @@ class Catalog:
             paths: the files.
             asked: the arrays, in the order of the fields.
             options: how files are opened.
-            sample: "row" if the user said that rows are samples, so that no other meaning is looked for.
+            sample: "row" if the user declared that rows are samples, so that no other meaning is considered.
             skip: called with files that are missing or broken, which are left out; None raises their errors.
             advice: what to do to train without broken files, for their errors.
             n_files: how many files were given, if some of them are left out already.
@@ -311,7 +311,7 @@ class Catalog:
 def each_readable(
     paths: Sequence[str], look: Callable[[str], _T], skip: Skip | None, advice: str, bar: Iterable[str] | None = None
 ) -> Iterator[tuple[str, _T]]:
-    """Yield files with what is found in them, one after the other, without those that are broken if the user says so.
+    """Yield files with what is found in them, one after the other, without broken ones if the user asked for that.
 
     Args:
         paths: the files.

@@ -45,13 +45,13 @@ class CombinedHDF5Dataset(CachingDataset):
         load_fields: arrays to load, in the order of the sample; their names are the sample's keys. None loads all that
             share axis 0, and raises if these may be samples of their own instead of fields of one row: arrays of one
             name in several groups, arrays that are all numbered, or arrays of one group that are all alike.
-        allowed_guids: keep rows whose ``guid`` is one of these.
-        cs_label: keep rows whose flag ``cs_label`` is set (True), or is not (False).
-        bg_label: likewise of ``bg_label``.
+        allowed_guids: keep rows with one of these values of ``guid``.
+        cs_label: keep rows with the flag ``cs_label`` set (True), or not set (False).
+        bg_label: the same for ``bg_label``.
         epoch_min: smallest value of ``epoch`` to keep.
         epoch_max: largest value of ``epoch`` to keep.
         label: keep rows that have this class at any step of ``target``: class ids ``(N,)`` and ``(N, T)``, or one-hot
-            ``(N, T, C)`` and ``(N, C, T)``, told apart by shape and values. Steps that were padded with 0 are of class
+            ``(N, T, C)`` and ``(N, C, T)``, distinguished by shape and values. Steps that were padded with 0 have class
             0: name a ``valid_mask`` to look for that one.
         cache_size: how many recently used rows each process keeps; 0 keeps none. ``RowCacheOptions``, or a mapping of
             its fields, limits their bytes too.
@@ -63,7 +63,7 @@ class CombinedHDF5Dataset(CachingDataset):
             ``{"min": 3, "max": 5}`` (bounds included, either may be left out), or a function from the column to a mask.
             Or one function from the columns of a file, by name, to a mask.
         field_map: names of ours for arrays that are called otherwise: ``{"guid": "meta/patient"}``. What the axes of a
-            target are can be said here too: ``{"target": {"key": "y", "layout": "NCT"}}``.
+            target are can be given here too: ``{"target": {"key": "y", "layout": "NCT"}}``.
         valid_mask: array that is not 0 at steps that count for ``label``, one value a step or one a row.
         on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged.
         indices: rows to choose among, counted over all files (shape ``(n,)``, or a mask). None are all.
@@ -73,7 +73,7 @@ class CombinedHDF5Dataset(CachingDataset):
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's index in this dataset, as ``"index"``.
-        sample: "row" says that an index along axis 0 is a sample, for files that look like an image or volume each
+        sample: "row" declares that an index along axis 0 is a sample, for files that look like an image or volume each
             (see ``H5LazyDataset``).
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).

@@ -142,7 +142,7 @@ def different_packing(a: ArrayLayout, b: ArrayLayout) -> H5ValueError:
 
 
 def refuse_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_files: int) -> None:
-    """Refuse files that may be an image or volume each, whose rows would be lines of pixels.
+    """Refuse files that may be an image or volume each: their rows would be lines of pixels.
 
     Args:
         arrays: those of one file that are asked for; others have the same but for the number of rows.

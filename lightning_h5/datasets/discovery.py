@@ -217,7 +217,7 @@ def _refuse_groups(path: str, fields: Sequence[str], looks: Mapping[str, _Look])
 
 
 def _refuse_alike(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) -> None:
-    """Refuse arrays that may be a sample each: nothing but their names tells them apart.
+    """Refuse arrays that may be a sample each: they differ in their names alone.
 
     An array that is the only field of its dtype and shape of a row is no such sample.
     """

@@ -232,7 +232,7 @@ class FileDataset(TableDataset):
         )
 
     def _is_cached(self, field: int) -> bool:
-        """Whether the page cache has all rows of a field whose file is mapped."""
+        """Return whether the page cache has all rows of a field of a mapped file."""
         if not self._mmap or len(self.table.paths) > 1:  # rows of many files are put together in a second copy
             return False
         reader = self._reader(0, field)

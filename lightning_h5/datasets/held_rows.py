@@ -139,7 +139,7 @@ class HeldRows:
         mine: this rank's, in its order; all of them are held.
         numbers: of this rank's rows among all that are sharded.
         plans: what rows of each field are. Each process holds text for itself.
-        device: whose memory.
+        device: that has the memory.
         shared: whether other processes may have it.
         owner: the process that made the memory, and the memory's descriptor there; None makes it here.
 

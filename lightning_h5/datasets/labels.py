@@ -122,11 +122,11 @@ def _layouts_possible(
 ) -> list[TargetLayout]:
     """Return what the axes of a target may mean, by their lengths.
 
-    Two axes are rows and steps: class ids. Three are one-hot, along either axis: their values tell which.
+    Two axes are rows and steps: class ids. Three are one-hot along either axis, which follows from their values.
 
     Args:
         row_shape: of the target.
-        given: what the user says, or None.
+        given: the user's layout, or None.
         n_steps: steps of a mask of each row, if there is one.
         name: of the array, for messages.
 

@@ -34,11 +34,11 @@ class H5LazyDataset(FileDataset):
         x_key: the input array, such as ``"train/images"``. A list of names gives a tuple, a mapping from names
             in the sample to names in the file gives a dict. A name may end in a member of a table
             (``"obs/label"``).
-        y_key: the target, likewise. None gives inputs alone.
+        y_key: the target, in the same forms. None yields inputs alone.
         x_dtype: dtype of the input: a name, a NumPy or a torch dtype, or a mapping from a field's name to one.
             None keeps the file's. Text is left alone. Packed integers (``scale_factor``, ``_FillValue`` and the like)
             are an error unless their stored dtype is named, such as "int16".
-        y_dtype: dtype of the target, likewise.
+        y_dtype: dtype of the target, in the same forms.
         transform: runs on each sample's input, a tensor of the row's shape (a tuple or dict where ``x_key`` is). Where
             it has a parameter ``rng``, it gets a NumPy generator for it, and for ``generator`` torch's. Under the
             loader of a data module these draw the same for (seed, epoch, row), whatever the batch; else others
@@ -56,8 +56,8 @@ class H5LazyDataset(FileDataset):
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's index in this dataset: last in a tuple, ``"index"`` in a dict.
-        sample: "row" says that an index along axis 0 is a sample. None means so too, and raises for several files that
-            all have two or more arrays of one image-like shape, and none of another: each file may be one image or
+        sample: "row" declares that an index along axis 0 is a sample. None does so too, and raises for several files
+            that all have two or more arrays of one image-like shape, and none of another: each file may be one image or
             volume, and its rows lines of pixels.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).

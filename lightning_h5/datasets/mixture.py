@@ -57,7 +57,7 @@ class MixtureDataset(RowDataset):
 
     Args:
         sources: the datasets, without transforms of their own; batches that mix them need fields that are alike.
-        names: of the sources; None leaves the name out of the sample (there is one source, whose rows are repeated).
+        names: of the sources; None leaves the name out of the sample (there is one source with repeated rows).
         sample_layout: what a sample looks like, of the fields and, if there are names, the source's name after them.
         batch_transform: runs once on each batch.
         plans: whether the cycles are those of the sources' orders, so that a source may forget what a cycle had.
@@ -172,7 +172,7 @@ class MixtureDataset(RowDataset):
 
 
 def weighted_dataset(dataset: RowDataset, weights: RowWeights) -> MixtureDataset:
-    """Return a dataset whose rows come as often as weights say.
+    """Return a dataset with rows that come as often as weights ask.
 
     Args:
         dataset: the rows; a mixture keeps its sources' names.
@@ -230,7 +230,7 @@ def mixture_dataset(
 
 
 def _check_alike(sources: Mapping[str, FileDataset], *, mixes: bool) -> None:
-    """Refuse sources whose samples have other fields, or whose rows cannot be in one batch.
+    """Refuse sources with different fields, or with rows that cannot be in one batch.
 
     Args:
         sources: datasets with samples that are dicts, by name.

@@ -51,8 +51,8 @@ class RankMemCachedH5Dataset(TableDataset):
     Args:
         path: one file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these (see
             ``H5LazyDataset``).
-        x_key: the input array, a list of arrays, or a mapping, likewise.
-        y_key: the target, likewise. None gives inputs alone.
+        x_key: the input array, a list of arrays, or a mapping (see ``H5LazyDataset``).
+        y_key: the target, in the same forms. None yields inputs alone.
         mode: "contiguous" gives each rank neighboring rows, so that it decodes its own chunks alone; it warns if the
             rows are sorted by their targets. "interleave" gives it every ``world_size``-th row, so that each rank has
             all classes of a sorted file; the ranks of a machine then hold the rows together and decode each chunk once
@@ -70,22 +70,22 @@ class RankMemCachedH5Dataset(TableDataset):
             process. Workers that are forked share it anyway.
         rdcc_nbytes: bytes of HDF5's chunk cache, or text such as "16 MiB", for arrays that only the HDF5 library can
             read. None leaves HDF5's.
-        rdcc_nslots: slots of that cache, likewise.
-        rdcc_w0: how eagerly it drops chunks that were read whole, likewise.
+        rdcc_nslots: slots of that cache.
+        rdcc_w0: how eagerly it drops chunks that were read completely, 0 to 1.
         swmr: the file has a live writer in single-writer/multiple-reader mode.
         log_fn: gets a line on what was loaded; None logs it.
         rank: this replica; with ``world_size`` it takes the place of the process group's, and ranks then load without
             each other.
         world_size: number of replicas.
         indices: rows to shard, in this order (shape ``(n,)``), or a mask over all rows. None shards all.
-        reshard_every_n_epochs: of shards that a data module draws anew; 0 keeps them.
+        reshard_every_n_epochs: epochs after which a data module redraws the shards; 0 keeps them.
         seed: decides those.
         batch_transform: runs once on each batch that ``read_batch`` collates.
         normalize: a JSON file with mean and standard deviation of fields, of all their values or of each channel (see
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's number among all rows that are sharded: last in a tuple, ``"index"`` in a dict.
-        sample: "row" says that an index along axis 0 is a sample, for files that look like an image or volume each
+        sample: "row" declares that an index along axis 0 is a sample, for files that look like an image or volume each
             (see ``H5LazyDataset``).
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
@@ -99,7 +99,7 @@ class RankMemCachedH5Dataset(TableDataset):
         shard: which rows this rank holds, and trains on.
         rows_on_each_rank: rows that every rank has at least; ``EpochShuffleSampler(num_samples=...)`` takes it.
         draw: how often the shards were drawn.
-        device: the device whose memory has the rows.
+        device: the device that holds the rows.
         shares_memory: see ``share_memory``.
         for_training: warn if ranks hold rows with different targets for good.
         for_workers: hold rows so that workers which are started afresh can be given them, as ``share_memory`` does too.

@@ -73,7 +73,7 @@ def criteria_of(
 
     Args:
         allowed_guids: values of ``guid`` to keep.
-        cs_label: keep rows whose flag ``cs_label`` is set (True), or is not (False).
+        cs_label: keep rows with the flag ``cs_label`` set (True), or not set (False).
         bg_label: the same for ``bg_label``.
         epoch_min: smallest ``epoch`` to keep.
         epoch_max: largest ``epoch`` to keep.

@@ -53,7 +53,7 @@ class SegmentTable:
 
 @dataclass(frozen=True, eq=False)
 class RowTable:
-    """Some arrays of some files, whose rows follow each other: a view of the catalog.
+    """Some arrays of some files with consecutive rows: a view of the catalog.
 
     Attributes:
         paths: the files.

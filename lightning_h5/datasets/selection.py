@@ -134,7 +134,7 @@ class Selection:
 
         Raises:
             H5KeyError: an array is missing.
-            H5ValueError: no row passes; the text says how many each condition keeps.
+            H5ValueError: no row passes; the text has how many each condition keeps.
             H5FileError: a file cannot be read.
         """
         table = self.table

@@ -246,7 +246,7 @@ class SequenceDataset(RowDataset):
         return found.hexdigest()[:32]
 
     def blocks(self) -> BlockTable:
-        """See ``RowDataset.blocks``: of sequences whose first rows lie together."""
+        """See ``RowDataset.blocks``: of sequences with first rows in one block."""
         firsts = np.minimum.reduceat(self.sequences.rows, self.sequences.starts[:-1])
         owners = np.searchsorted(self.dataset.blocks().starts, firsts, side="right")
         return BlockTable.of_sizes(np.diff(np.flatnonzero(np.diff(owners, prepend=-1, append=-1))))

@@ -60,7 +60,7 @@ SAMPLED = 16  # purpose of the random stream
 
 
 def sampled_places(n_rows: int, world_size: int) -> IntArray:
-    """Return places in a shard whose targets are looked at, ascending; at random, so that no period hides them."""
+    """Return places in a shard to sample targets at, ascending; at random, so that no period hides them."""
     n_samples = min(n_rows, -(-MAX_SAMPLES // world_size))
     return np.sort(permutation(n_rows, 0, 0, SAMPLED)(0, n_samples)) if n_samples else np.empty(0, np.int64)
 
@@ -368,7 +368,7 @@ class _Loading:
         return self._filling[name]
 
     def load(self, name: str, shows_bar: bool) -> None:
-        """Load this process's part of a dataset, and tell the ranks that wait about the progress."""
+        """Load this process's part of a dataset, and report progress to the ranks that wait."""
         holder, group, ranks = self._holders[name], self._groups[name], self._exchange
         held = self._filling.get(name) or self._hold(name)
         began = last = time.monotonic()
@@ -406,7 +406,7 @@ def _terms(holder: RankMemCachedH5Dataset) -> dict[str, Any]:
         "mode": shard.mode,
         "share_memory": holder.shares_memory,
         "dtypes": [str(plan.dtype) for plan in holder.plans],
-        "drawn anew": (holder.draw, shard.reshard_every, shard.seed),
+        "redrawn": (holder.draw, shard.reshard_every, shard.seed),
         "content": holder.identity() if holder.shares else None,
         "normalization": holder.fields.normalization,
     }

@@ -3,7 +3,7 @@
 Draws depend on the seed, the epoch and the row or batch, and on nothing else. A transform that draws from Python's,
 NumPy's or torch's global stream would draw the same on every rank after ``seed_everything``, the same again each epoch
 in persistent workers, and something else after a resume or with more workers. So a batch's transforms run on streams
-that begin anew with each batch. A transform whose draws should follow the row asks for a generator of the row's own.
+that restart with each batch. A transform that needs draws which depend on the row asks for a generator.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def generators(names: tuple[str, ...], draws: Draws, row: int | None = None) -> 
     Args:
         names: what ``asked_for`` gave.
         draws: what decides the batch's draws.
-        row: the row whose draws these are; None for the batch's.
+        row: the row that draws; None for the whole batch.
     """
     if not names:
         return {}
@@ -81,7 +81,7 @@ def fresh_draws() -> Draws:
 
 
 def seed_streams(draws: Draws) -> None:
-    """Begins Python's, NumPy's and torch's global streams (on the CPU) anew, for one batch."""
+    """Restart Python's, NumPy's and torch's global streams (on the CPU) for one batch."""
     words = stream(draws.seed, draws.epoch, STREAMS, draws.position).random_raw(4)
     torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed would reach the GPU's stream as well
     np.random.seed(words[1:3].view(np.uint32))  # noqa: NPY002  # users' transforms draw from the global stream
@@ -183,7 +183,7 @@ class WorkerFailure:
 
         Raises:
             Exception: of the same type, with the same arguments and notes; a ``RuntimeError`` if its class is not known
-                here. The worker's traceback is its cause, except for errors of this package, whose text is complete.
+                here. The worker's traceback is its cause, except for errors of this package, which are complete.
         """
         try:
             error = None if self._pickled is None else _unpickled(self._pickled)
@@ -213,7 +213,7 @@ def _unpickled(made: bytes) -> Exception:
 
 
 def _rebuilt(kind: type[Exception], args: tuple[Any, ...], state: Mapping[str, Any]) -> Exception:
-    """An error whose class is not to be called with what it keeps as its arguments."""
+    """An error of a class that cannot be called with the arguments that it keeps."""
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(state)
@@ -221,7 +221,7 @@ def _rebuilt(kind: type[Exception], args: tuple[Any, ...], state: Mapping[str, A
 
 
 def _is_like(made: Exception, error: Exception) -> bool:
-    """Whether two errors have the same type and say the same, but for addresses: an object's copy has another one."""
+    """Return whether two errors have the same type and text, except for addresses of objects."""
     kinds = [[type(each), *map(type, each.args)] for each in (made, error)]
     return kinds[0] == kinds[1] and _ADDRESS.sub("", str(made)) == _ADDRESS.sub("", str(error))
 

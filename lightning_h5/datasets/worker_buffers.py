@@ -1,7 +1,7 @@
 """Shared memory through which workers hand batches to the main process without a copy, and what workers do first.
 
 torch sends each tensor through memory of its own, which the worker allocates, the system clears, and the receiver maps.
-Here a worker's batches lie in one block that both sides have mapped from the start, and whose parts are used again once
+Here a worker's batches lie in one block that both sides have mapped from the start, and its parts are reused once
 the receiver has freed their tensors. A part that is in use is never written to, however long a batch is kept.
 """
 

@@ -74,7 +74,7 @@ class _Header(NamedTuple):
     """What an object header declares about an array.
 
     Attributes:
-        structure: equal for arrays whose descriptions differ only in the following.
+        structure: equal for arrays with descriptions that differ only in the following.
         n_rows: length of axis 0.
         place: start of a contiguous array, from the end of the user block.
         n_bytes: bytes of a contiguous array.
@@ -89,7 +89,7 @@ class _Header(NamedTuple):
 class AlikeArrays:
     """Describes arrays of many files, the first two of each structure in full.
 
-    Not for files with a live writer, whose headers can change while they are compared.
+    Not for files with a live writer: headers can change while they are compared.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ Kind = Literal["model", "transfer", "start", "transforms", "decode", "library", 
 
 
 class Limit(NamedTuple):
-    """The bottleneck, and a sentence that says what to change."""
+    """The bottleneck, and a sentence with what to change."""
 
     kind: Kind
     text: str

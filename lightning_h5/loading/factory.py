@@ -84,9 +84,9 @@ def create_optimized_dataloader(
         seed: of the order.
         hdf5_files: the files by name instead of as ``dataset``.
         load_fields: see ``CombinedHDF5Dataset``, like the arguments up to ``on_bad_file``.
-        allowed_guids: keep rows whose ``guid`` is one of these.
-        cs_label: keep rows whose flag ``cs_label`` is set (True), or is not (False).
-        bg_label: keep rows whose flag ``bg_label`` is set (True), or is not (False).
+        allowed_guids: keep rows with one of these values of ``guid``.
+        cs_label: keep rows with the flag ``cs_label`` set (True), or not set (False).
+        bg_label: keep rows with the flag ``bg_label`` set (True), or not set (False).
         epoch_min: smallest value of ``epoch`` to keep.
         epoch_max: largest value of ``epoch`` to keep.
         label: keep rows that have this class at any step of ``target``.
@@ -108,7 +108,7 @@ def create_optimized_dataloader(
     Raises:
         H5ValueError: ``batch_size`` is less than 1; both ``dataset`` and ``hdf5_files`` were given, or neither, or
             something that is neither a dataset nor paths; arguments for files were given with a dataset; or the rank
-            is not the one whose shard the dataset holds.
+            is not the one of the dataset's shard.
         H5Error: the files are not as they should be.
     """
     if (dataset is None) == (hdf5_files is None):

@@ -140,7 +140,7 @@ class ReadAhead:
     """Iterates over batches while threads read the next ones.
 
     Batches come in the order of the tokens. The threads end with the iteration, with an error, with ``close``,
-    and when this object is collected. An error while reading is raised by the ``next()`` whose batch it was.
+    and when this object is collected. An error while reading is raised by the ``next()`` of its batch.
 
     Args:
         source: what to read from.
@@ -148,7 +148,7 @@ class ReadAhead:
         tokens: what to read. The first are taken here, the others by the thread that reads next, one thread at a time.
         depth: batches that are read ahead, at least; those that are read together may be one round more.
         together: batches that are read together.
-        lookahead: batches after these whose chunks are decoded ahead, as far as there is room.
+        lookahead: batches after these with chunks that are decoded ahead, as far as there is room.
         team: threads that decode.
     """
 

@@ -1,4 +1,4 @@
-"""What a worker process does, the messages between it and the main process, and what is said of its end.
+"""What a worker process does, the messages between it and the main process, and the messages about its end.
 
 Each worker has a socket of its own. torch has one pipe for all workers, and a lock for writing to it: a worker that is
 killed while it writes leaves the lock taken and half of a message behind, and the main process would wait for the other
@@ -270,7 +270,7 @@ def unpicklable_arguments(loader: Any, method: str, error: BaseException) -> str
     """Return the message about the user's functions that cannot be pickled; None if it was another error.
 
     Args:
-        loader: whose workers were to be started.
+        loader: the loader of the workers.
         method: how they start.
         error: of starting them.
     """

@@ -96,7 +96,7 @@ class WorkerPool:
     """Worker processes of a loader, for one pass at a time.
 
     Args:
-        loader: whose workers to start.
+        loader: the loader to start workers for.
 
     Attributes:
         persists: whether they wait for another pass when one has ended.

@@ -1,4 +1,4 @@
-"""Batches that are made already, whose rows belong together: how ranks share them, and batches of similar length.
+"""Batches that are made already of rows that belong together: how ranks share them, and batches of similar length.
 
 Sequences of similar length share a batch, so that little of it is padding. In the order ``global`` all sequences are
 sorted by length, cut into batches, and these are shuffled. In the order ``window`` that is done to one stretch of the
@@ -41,7 +41,7 @@ padding."""
 
 
 class MadeBatches(Protocol):
-    """Batches whose rows belong together: of one source, or of similar length."""
+    """Batches of rows that belong together: of one source, or of similar length."""
 
     @property
     def n_batches(self) -> int:

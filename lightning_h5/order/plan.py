@@ -165,7 +165,7 @@ class TrainBatches:
     """One sequence of rows cut into rounds of ``world_size`` batches; rank ``r`` takes batch ``t * world_size + r``.
 
     Whole rounds come first. A ragged end is dropped with ``drop_last``. Otherwise the last two rounds are cut again
-    into batches whose sizes differ by one row, so that nothing is dropped, nothing repeated and none is tiny.
+    into batches with sizes that differ by one row, so that nothing is dropped, nothing repeated and none is tiny.
     If that is impossible (``batch_size`` 1 and a remainder), the remainder is left out: the sequence's end in
     epoch 0, the rows before those in epoch 1, and so on to the sequence's start, and again from its end.
 

@@ -278,7 +278,7 @@ class _BlockStream:
         return _Stretch(start, strata.firsts[pieces] + places)
 
     def _between(self, low: int, high: int) -> tuple[int, _Strata]:
-        """Return the pieces whose windows may reach into ``[low, high)``, and the number of rows before them."""
+        """Return the pieces with windows that may reach into ``[low, high)``, and the number of rows before them."""
         first = max(0, ((low >> FRACTION) - self._window) // 2 + 1)
         last = min(self._n_pieces, ((high >> FRACTION) + self._window) // 2 + 1)
         begins, firsts = self._pieces.begins[first : last + 1], self._pieces.firsts[first:last]

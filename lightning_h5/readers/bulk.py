@@ -197,7 +197,7 @@ class _BulkRead:
         self._target.put(place, scratch[within])
 
     def _pick_slowly(self, block: int, low: int, high: int) -> None:
-        """Read rows of a block that is too large for scratch memory in each thread, or whose rows can be read alone."""
+        """Read rows of a block that is too large for scratch memory, or that allows to read single rows."""
         within = np.asarray(self._rows[low:high]) - block * self._source.rows_per_block
         place = self._first + low
         if self._target.array is not None:

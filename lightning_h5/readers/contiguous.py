@@ -1,4 +1,4 @@
-"""Read rows whose place in the file is known, by position or from a memory map, without HDF5's lock."""
+"""Read rows at known places in the file, by position or from a memory map, without HDF5's lock."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _StoredRows(LayoutReader):
     def will_need(self, rows: range) -> None:
         """Advise the system to read rows into its page cache, in large pieces. Does not wait, and never raises.
 
-        A piece whose ends are cached already costs 2 microseconds.
+        A piece with ends that are cached already costs 2 microseconds.
         """
         if not rows or not self._row_bytes or not hasattr(os, "posix_fadvise"):
             return

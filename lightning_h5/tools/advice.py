@@ -263,7 +263,7 @@ def _suggest_split(
 
 
 def _are_groups(groups: npt.NDArray[Any]) -> bool:
-    """Return whether values can be told apart, and some but not all rows have the same."""
+    """Return whether values can be compared, and some but not all rows have the same."""
     from ..order import group_split  # brings torch, which takes longer to import than a look at most files
 
     with suppress(H5ValueError):

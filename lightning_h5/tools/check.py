@@ -49,7 +49,7 @@ class CheckReport:
         n_bytes: bytes that were decoded.
         errors: what keeps rows from being read as they were written, in the order of files.
         warnings: what is worth knowing.
-        unchecked: arrays whose values have no checksum in any filter: most damage to them would not show.
+        unchecked: arrays with values that have no checksum in any filter: most damage to them would not show.
         integrity: how surely damage to the arrays shows, 0 to 3, the least of all; None if no array stores anything.
         sandboxed: each file was opened in a process of its own, and never in this one.
         digested: files of which digests were written.

@@ -91,7 +91,7 @@ def links_in(file: Any) -> Iterator[Link]:
 def address_of(item: Any) -> int:
     """Return the address of an object in its file.
 
-    ``H5Oget_info`` would look at an array's chunk index on its way: a damaged one ends the process.
+    ``H5Oget_info`` would also look at an array's chunk index: a damaged one ends the process.
 
     Args:
         item: h5py's low-level group, dataset or named type.

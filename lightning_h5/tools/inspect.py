@@ -66,7 +66,7 @@ class ArrayReport:
         row: what a random row costs; None if the array has no rows to train from.
         integrity: how surely damage to it shows, 0 to 3 (see ``INTEGRITY``).
         problem: why it cannot be trained from, or None.
-        packing: attributes that say how its integers are to be decoded, or None.
+        packing: attributes that declare how its integers are to be decoded, or None.
     """
 
     name: str

@@ -162,7 +162,7 @@ def _named(file: Any, keys: Sequence[str], argument: str) -> set[int]:
 
 
 def _shuffled(file: Any, arrays: Mapping[int, _Array], options: RepackOptions) -> set[int]:
-    """Return arrays whose rows are permuted: never only some of those that belong together, unless they are named."""
+    """Return arrays with rows to permute: never only some of those that belong together, unless they are named."""
     if options.shuffle_rows is None:
         return set()
     if options.shuffle_keys is None:
@@ -228,7 +228,7 @@ def _plan(
 
 
 def _plan_elsewhere(plan: ArrayPlan, array: Any, options: RepackOptions) -> ArrayPlan:
-    """Plan for an array whose values lie in other files, or that is virtual."""
+    """Plan for an array with values in other files, or that is virtual."""
     sources = array.virtual_sources() if array.is_virtual else []
     is_own = any(source.file_name in (".", array.file.filename) for source in sources)
     if plan.is_shuffled:

@@ -30,7 +30,7 @@ class CopyVerifier:
     """Compares a copy with its source.
 
     Neither our encoders nor what we make of a chunk index judge themselves: the HDF5 library reads both files, except
-    for Blosc2 in the source, whose chunks the library finds and this package decodes (see ``hdf5.checks``).
+    for Blosc2 in the source: the library finds its chunks and this package decodes them (see ``hdf5.checks``).
 
     Args:
         made: what made the copy.

@@ -163,7 +163,7 @@ def write_rows(copied: Any, pieces: Pieces, pool: Executor, done: Callable[[int]
     """Write rows to a new array. Whole chunks are encoded in threads, if ``encoder_of`` can.
 
     Args:
-        copied: h5py's low-level dataset, whose chunks hold whole rows.
+        copied: h5py's low-level dataset with chunks of whole rows.
         pieces: all rows, in their order.
         pool: threads that encode.
         done: called with the bytes of rows that were written.

@@ -152,7 +152,7 @@ def compute_stats(
         keys: the arrays; None infers the input if exactly one array qualifies.
         channel_axis: the axis of a row (without that of the rows) that has the channels, which then have statistics of
             their own; or that of each array, by key. Arrays with one value a row have none. None, the default, takes
-            all values together: a file does not say what an axis means.
+            all values together: a file does not declare what an axis means.
         rows: numbers of rows, each once in any order, or a mask; counted over all files. None takes all.
         allow_external: follow links out of the files.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.

@@ -189,3 +189,9 @@ def test_the_table_of_label_entropies_is_what_the_order_gives():
     mixing = benchmark("mixing")
     found = mixing.table(mixing.Rows(n_rows=20_000, per_chunk=32, n_bytes=12_288))
     assert found == (ROOT / "docs" / "_parts" / "entropy.md").read_text()
+
+
+def test_the_tests_that_contributing_names_exist() -> None:
+    named = re.findall(r"`(tests/[\w/.]+)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    assert len(named) > 20
+    assert [path for path in named if not (ROOT / path).exists()] == []

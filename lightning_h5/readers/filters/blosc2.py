@@ -1,7 +1,7 @@
 """A look at a Blosc2 frame before its library sees it: a frame may name code to load, and claim any size.
 
 The library looks for a codec that it does not have by running Python, which imports a module by name from whatever
-folder the process is in. And it takes memory for what a frame says of its size, before a byte is decoded.
+folder the process is in. And it takes memory for the size that a frame declares, before a byte is decoded.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def check_frame(frame: bytes, n_bytes: int) -> int:
         n_bytes: what it is to decode to.
 
     Returns:
-        Bytes that it says it decodes to; more than ``n_bytes`` where its own chunks hang over the array's edge.
+        Bytes that it declares to decode to; more than ``n_bytes`` if its own chunks hang over the array's edge.
 
     Raises:
-        ValueError: it does, or its sizes do not fit each other; the text says why.
+        ValueError: it does, or its sizes do not fit each other.
     """
     if len(frame) < FRAME_BYTES + LEAST:
         raise ValueError(f"it has {len(frame):,} bytes, too few for a Blosc2 frame")
@@ -90,7 +90,7 @@ def _offsets(index: bytes, n_chunks: int) -> list[int]:
 
 
 def _check_chunk(data: memoryview, at: int, most: int) -> tuple[int, int, int]:
-    """Flags, decoded and stored bytes of a chunk that is sound, as far as its header says."""
+    """Flags, decoded and stored bytes of a chunk that is sound, judged by its header."""
     if not 0 <= at <= len(data) - LEAST:
         raise ValueError(f"a piece of it should be at its byte {at:,}, and it has {len(data):,}")
     version, _, flags, _, n_bytes, block, stored, filters, codec, more = CHUNK.unpack_from(data, at)
