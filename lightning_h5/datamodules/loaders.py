@@ -241,7 +241,7 @@ class MakesLoaders(RecordsSettings):
         options, training = self._options, split == "train"
         order = self._order(dataset, training=training)
         if training:
-            self._log_order(order, dataset.n_rows)
+            self._log_order(order, dataset)
         dataset.asked_cache_bytes = cache_bytes = options.files.cache_size
         self.read_with(dataset, order, order.cache_bytes if cache_bytes is None else cache_bytes, training=training)
         loader = H5DataLoader(
@@ -267,14 +267,15 @@ class MakesLoaders(RecordsSettings):
 
     # Log -----------------------------------------------------------------------------------------------------
 
-    def _log_order(self, order: Order, n_rows: int) -> None:
+    def _log_order(self, order: Order, dataset: RowDataset) -> None:
         text = order.why + f", seed {self.seed}"
         if not order.sources:
-            what = self.mixed_rows(n_rows) if order.recipe is None else order.recipe.text
+            what = self.mixed_rows(dataset.n_rows) if order.recipe is None else order.recipe.text
             mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "window" else ""
             streams = f" in each of {order.streams} streams" if order.streams > 1 else ""
             text = f"{order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})"
-        self._log_once(f"training order: {text}")
+        integrity = min((each.integrity for each in dataset.layouts()), default=0)
+        self._log_once(f"training order: {text}; integrity level {integrity} of 4")
         for each in order.sources or (order,):
             if each.mode == "window" and each.window < FEW_BLOCKS:
                 self._log_once(

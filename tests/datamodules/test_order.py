@@ -95,6 +95,7 @@ def test_it_says_once_which_order_it_took_and_why(module, caplog):
     assert "window over 400 rows" in said[0]
     assert "8 blocks mixed at a time" in said[0]
     assert "a single row costs a block" in said[0]
+    assert said[0].endswith("; integrity level 1 of 4")
 
 
 @pytest.mark.parametrize(
