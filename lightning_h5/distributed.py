@@ -224,7 +224,7 @@ class Exchange:
         )
 
     def _ended_text(self) -> str:
-        return f"the other ranks ended while rank {self.rank} was {self._what}. Their output says what went wrong."
+        return f"the other ranks ended while rank {self.rank} was {self._what}. Their output shows what went wrong."
 
 
 _inherited: list[Any] = []

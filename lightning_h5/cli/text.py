@@ -154,7 +154,7 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
     files, arrays = _count(len(report.files), "file"), _count(report.n_arrays, "array")
     yield f"{files}, {arrays}, {read}{sandboxed}: {bold(found)}"
     if report.digested:
-        yield f"digests written beside {_count(len(report.digested), 'file')}"
+        yield f"digests written for {_count(len(report.digested), 'file')}"
     elif report.integrity is not None:
         names = listing(report.unchecked, MAX_UNCHECKED)
         unchecked = f"most damage to the values of {names} would not show (no checksums)"

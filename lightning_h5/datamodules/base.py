@@ -170,7 +170,7 @@ class BaseH5DataModule(KeepsPosition):
         if name == "fit" and self._position.is_unused:
             rank_zero_warn(
                 "the checkpoint's position was not used: the Trainer counts its epoch as done, and had nothing left to "
-                "do. Where max_steps broke that epoch off, raise max_epochs by one to train on the rest of it."
+                "do. If max_steps interrupted that epoch, raise max_epochs by one to train on the rest of it."
             )
         if name in (None, "fit"):
             self._position.is_over = True

@@ -57,7 +57,7 @@ def cut_rows(
         return kept
     if not options.has_fractions:
         raise H5FileError(
-            f"split.file={str(path)!r} does not exist, and nothing says how to make it. Pass val_fraction, "
+            f"split.file={str(path)!r} does not exist, and no setting describes how to make it. Pass val_fraction, "
             "test_fraction or num_folds and fold, or the path of an existing file."
         )
     splits = _cut(n_rows if groups is None else groups, labels, options)
@@ -140,7 +140,7 @@ def read_splits(
     is_splits = isinstance(splits, dict) and all(isinstance(rows, list) for rows in splits.values())
     if not is_splits or set(splits) - set(NAMES):
         raise H5ValueError(
-            f"{name} says nothing of splits. It takes {{'format': {FORMAT!r}, 'splits': {{'train': [...], 'val': "
+            f"{name} is no file of splits. Its format is {{'format': {FORMAT!r}, 'splits': {{'train': [...], 'val': "
             "[...], 'test': [...]}}, with groups, or ranges [start, stop] of rows."
         )
     if text.get("group_key") != group_key:
@@ -166,7 +166,7 @@ def _rows_of_groups(splits: Mapping[str, list[Any]], groups: npt.NDArray[Any], n
     if (split_of < 0).any():
         unknown = found[split_of < 0]
         raise H5ValueError(
-            f"{name} says nothing of {len(unknown)} of {len(found)} groups: {listing(map(str, unknown[:6]))}. "
+            f"{name} lacks {len(unknown)} of {len(found)} groups: {listing(map(str, unknown[:6]))}. "
             "Add them to a split, or name another file, which is then made."
         )
     return {split: np.flatnonzero(split_of[codes] == number) for number, split in enumerate(NAMES)}

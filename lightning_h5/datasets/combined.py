@@ -146,7 +146,9 @@ class CombinedHDF5Dataset(CachingDataset):
             where=where,
         )
         if label is None and valid_mask is not None:
-            raise H5ValueError(f"valid_mask={valid_mask!r} says which steps count for `label`. Pass label as well.")
+            raise H5ValueError(
+                f"valid_mask={valid_mask!r} selects the steps that count for `label`. Pass label as well."
+            )
         opened = FileOptions.parse(files, "files")
         plain = OpenOptions(files=opened)
         catalog = catalog or Catalog()

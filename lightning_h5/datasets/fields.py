@@ -253,7 +253,7 @@ def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
                 "{'key': its name, 'layout': 'NTC'} for a target."
             )
         if "layout" in entry and name != TARGET:
-            raise H5ValueError(f"field_map[{name!r}] has a layout, which says where a target's classes are.")
+            raise H5ValueError(f"field_map[{name!r}] has a layout, which only a target can have.")
         keys[name] = entry.get("key", name).strip("/")
         layout = entry.get("layout", layout)
     twice = [key for key in keys.values() if list(keys.values()).count(key) > 1]

@@ -138,8 +138,8 @@ def _layouts_possible(
     if given is not None:
         if given not in possible:
             raise H5ValueError(
-                f"the target {name} is said to have the axes {given!r}, and its rows have the shape {row_shape}. "
-                f"Say one of {', '.join(map(repr, get_args(TargetLayout)))} that has {len(row_shape) + 1} axes."
+                f"the target {name} was declared to have the axes {given!r}, and its rows have the shape {row_shape}. "
+                f"Pass one of {', '.join(map(repr, get_args(TargetLayout)))} that has {len(row_shape) + 1} axes."
             )
         return [one for one in possible if one == given]
     if not possible:
@@ -226,13 +226,13 @@ class _TargetSearch:
         if not left:
             why = "; ".join(f"as {layout!r} {reason}" for layout, reason in self._why_not.items())
             raise H5ValueError(
-                f"label={self._label} was asked for, and the target {self._name} cannot be looked at: {why}. Say what "
-                "its axes are, with field_map={'target': {'key': ..., 'layout': 'NTC'}}, or pass a function as `where`."
+                f"label={self._label} was asked for, and the target {self._name} cannot be searched: {why}. Declare "
+                "its axes with field_map={'target': {'key': ..., 'layout': 'NTC'}}, or pass a function as `where`."
             )
         first = self._found[left[0]]
         if any((self._found[other] != first).any() for other in left[1:]):
             raise H5ValueError(
                 f"label={self._label} was asked for, and the target {self._name} could be one-hot along either axis. "
-                "Say which, with field_map={'target': {'key': ..., 'layout': 'NTC'}} (rows, steps, classes) or 'NCT'."
+                "Pass field_map={'target': {'key': ..., 'layout': 'NTC'}} (rows, steps, classes) or 'NCT'."
             )
         return first

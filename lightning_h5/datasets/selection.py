@@ -223,6 +223,6 @@ class _FileColumns(Mapping[str, npt.NDArray[Any]]):
 def _no_column(layout: ArrayLayout, n_rows: int) -> H5ValueError:
     return H5ValueError(
         f"a filter looks at {layout.key!r} in {layout.path!r}, which has the shape "
-        f"{(layout.n_rows, *layout.row_shape)}; rows are told apart by one value each. "
+        f"{(layout.n_rows, *layout.row_shape)}; a filter needs one value per row. "
         f"Name an array of shape ({n_rows},)."
     )

@@ -171,4 +171,4 @@ def _what_to_add(names: list[str], n_rows: dict[str, int]) -> str:
         return "None of them holds rows of numbers to train from. Pass the path of another file."
     x = names[0]
     y = [name for name in names[::-1] if name != x and n_rows[name] == n_rows[x] and not names_rows(name)]
-    return f"Say which to take, for example x_key={x!r}" + (f", y_key={y[0]!r}." if y else ".")
+    return f"Choose one, for example x_key={x!r}" + (f", y_key={y[0]!r}." if y else ".")

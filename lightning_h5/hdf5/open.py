@@ -109,7 +109,7 @@ def _why_not_open(path: str, error: OSError) -> str:
     size = os.path.getsize(path) if os.path.exists(path) else 0
     if "truncated" in text:
         return (
-            f"{path!r} is truncated: it has {size:,} bytes, fewer than its header says ({text}). "
+            f"{path!r} is truncated: it has {size:,} bytes, fewer than its header declares ({text}). "
             "Copy or download it again."
         )
     if "signature not found" in text:

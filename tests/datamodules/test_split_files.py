@@ -118,8 +118,8 @@ BY_ROW = {"group_key": None, "splits": {"train": [[0, 100]], "val": [[100, ROWS]
     ("text", "options", "words"),
     [
         ("{", {}, "cannot be read as JSON"),
-        ("[1]", {}, "says nothing of splits"),
-        ({"splits": {"training": []}}, {}, "says nothing of splits"),
+        ("[1]", {}, "is no file of splits"),
+        ({"splits": {"training": []}}, {}, "is no file of splits"),
         (BY_GUID, {}, "is of group_key='guid', and group_key=None"),
         (BY_ROW, {"group_key": "guid"}, "is of group_key=None, and group_key='guid'"),
         (BY_ROW | {"settings": {"fold": 0}}, {"num_folds": 3, "fold": 1}, "made with fold=0, and fold=1"),
@@ -129,7 +129,7 @@ BY_ROW = {"group_key": None, "splits": {"train": [[0, 100]], "val": [[100, ROWS]
         (
             {"group_key": "guid", "splits": {"train": sorted(set(GUIDS))[:-2]}},
             {"group_key": "guid"},
-            "says nothing of 2 of 20 groups: 'p18', 'p19'",
+            "lacks 2 of 20 groups: 'p18', 'p19'",
         ),
         (
             {"group_key": "guid", "splits": {"train": sorted(set(GUIDS)), "val": ["p03"]}},
@@ -149,7 +149,7 @@ def test_a_file_that_does_not_fit_is_refused(file, tmp_path, text, options, word
 
 
 def test_a_file_that_is_not_there_is_made_only_where_it_is_said_how(file, tmp_path):
-    with pytest.raises(H5FileError, match="does not exist, and nothing says how to make it"):
+    with pytest.raises(H5FileError, match="does not exist, and no setting describes how to make it"):
         lazy(file, split={"file": tmp_path / "s.json"}).setup("fit")
     (tmp_path / "not a folder").write_text("")
     with pytest.raises(H5FileError, match="cannot be written"):

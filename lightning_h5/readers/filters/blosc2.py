@@ -50,10 +50,10 @@ def check_frame(frame: bytes, n_bytes: int) -> int:
         raise ValueError("it is no Blosc2 frame in one piece")
     _built_in(frame[FILTERS], codec & 15 in CODECS and frame[CODEC] in CODECS)
     if not 0 < chunk <= total <= n_bytes << MAX_AXES:
-        raise ValueError(f"it says that it decodes to {total:,} bytes in pieces of {chunk:,}, not to {n_bytes:,}")
+        raise ValueError(f"it declares to decode to {total:,} bytes in pieces of {chunk:,}, not to {n_bytes:,}")
     n_chunks = -(-total // chunk)
     if not (header >= FRAME_BYTES and 0 <= stored <= len(frame) - header - LEAST) or n_chunks > n_bytes:
-        raise ValueError(f"it says that {stored:,} bytes of its {len(frame):,} are {n_chunks:,} pieces")
+        raise ValueError(f"it declares that {stored:,} bytes of its {len(frame):,} are {n_chunks:,} pieces")
     for offset in _offsets(frame[header + stored :], n_chunks):
         if offset >= 0:  # else it stands for itself: zeros, NaN
             _check_chunk(memoryview(frame)[header : header + stored], offset, chunk)
@@ -96,7 +96,7 @@ def _check_chunk(data: memoryview, at: int, most: int) -> tuple[int, int, int]:
     version, _, flags, _, n_bytes, block, stored, filters, codec, more = CHUNK.unpack_from(data, at)
     is_known = version <= NEWEST and flags & IS_EXTENDED == IS_EXTENDED and not more & IS_LAZY
     if not is_known or not LEAST <= stored <= len(data) - at or not 0 < n_bytes <= most or not 0 < block <= n_bytes:
-        raise ValueError(f"what it says of its piece at byte {at:,} cannot be")
+        raise ValueError(f"what it declares of its piece at byte {at:,} cannot be")
     _built_in(filters, flags >> 5 in FORMATS and codec in CODECS)
     return flags, n_bytes, stored
 

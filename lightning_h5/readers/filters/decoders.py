@@ -142,7 +142,7 @@ def _with_blosc(step: Filter, itemsize: int) -> Decoder:
         # The library trusts the length in the header, and would read beyond the data.
         sizes = np.frombuffer(data[4:16].tobytes(), dtype="<u4")
         if len(sizes) != 3 or sizes[0] != len(out) or sizes[2] > len(data):
-            raise ValueError(f"it has {len(data):,} bytes, and its header says otherwise")
+            raise ValueError(f"it has {len(data):,} bytes, and its header declares another size")
         inner(data, out)
 
     return decode
