@@ -37,10 +37,10 @@ LOWEST, HIGHEST = 100, 2_000_000
 STYLE = """
 text { font: 13px system-ui, sans-serif; fill: #1f2937 } .title { font-weight: 600 } .ours { font-weight: 600 }
 .note, .tick { fill: #64748b; font-size: 12px } .grid { stroke: #e2e8f0 } .dot { fill: #64748b }
-.dot.ours { fill: #c2410c }
+.dot.ours { fill: #c2410c } .page { fill: #ffffff }
 @media (prefers-color-scheme: dark) {
   text { fill: #e5e7eb } .note, .tick { fill: #94a3b8 } .grid { stroke: #334155 } .dot { fill: #94a3b8 }
-  .dot.ours { fill: #fb923c }
+  .dot.ours { fill: #fb923c } .page { fill: #131416 }
 }
 """
 
@@ -96,7 +96,7 @@ def draw(results: Mapping[str, Any]) -> str:
     label = "Rows per second of plain h5py, other loaders and lightning_h5"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">\n'
-        f"<style>{STYLE}</style>\n{body}\n</svg>\n"
+        f'<style>{STYLE}</style>\n<rect class="page" width="{WIDTH}" height="{height}"/>\n{body}\n</svg>\n'
     )
 
 
