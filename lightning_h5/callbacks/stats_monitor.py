@@ -15,7 +15,7 @@ from ..datasets import SequenceDataset
 from ..datasets.file_dataset import FileDataset
 from ..errors import H5ValueError
 from ..loading import H5DataLoader, what_limits
-from ..options import check_whole
+from ..options.base import check_whole
 from ..readers import usable_cores
 from .metrics import Meter, TransferTimer, difference, figures_of, over_ranks, shares_of, table_of
 

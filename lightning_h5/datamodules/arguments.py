@@ -22,16 +22,8 @@ import torch
 
 from .._lightning import LightningDataModule
 from ..errors import H5ValueError
-from ..options import (
-    DistributedOptions,
-    FileOptions,
-    Options,
-    ShuffleOptions,
-    WorkerOptions,
-    check_callable,
-    check_choice,
-    check_whole,
-)
+from ..options import DistributedOptions, FileOptions, ShuffleOptions, WorkerOptions
+from ..options.base import Options, check_callable, check_choice, check_whole
 from ..sizes import whole
 from ..types import DTypeLike, Keys, PathLike
 

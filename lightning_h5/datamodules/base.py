@@ -13,7 +13,8 @@ from ..distributed import exchange
 from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
 from ..loading import H5DataLoader
-from ..options import SplitOptions, WeightOptions, check_callable
+from ..options import SplitOptions, WeightOptions
+from ..options.base import check_callable
 from ..types import IntArray
 from .arguments import SPLITS, Split
 from .loaders import NoRows

@@ -8,15 +8,13 @@ thousand targets show whether shards that ranks keep have different ones.
 from __future__ import annotations
 
 import gc
-import hashlib
 import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,160 +22,18 @@ import torch
 from ..cores import local_ranks
 from ..distributed import are_near, exchange, this_process
 from ..errors import H5ValueError
-from ..order import RankShard, as_array, permutation, union
+from ..order import as_array, union
 from ..readers import BulkTask, run_with_progress
 from ..sizes import bytes_text
-from ..types import IntArray
-from .buffers import Column
 from .held_rows import HeldRows
 from .shard_memory import AvailableMemory, available_memory
 
 if TYPE_CHECKING:
     from .rank_cached import RankMemCachedH5Dataset
 
-__all__ = [
-    "NodeGroup",
-    "are_in_order",
-    "compare_targets",
-    "differ_clearly",
-    "load_shards",
-    "my_part",
-    "sampled_places",
-    "sampled_targets",
-    "sampled_values",
-]
+from .target_order import compare_targets, sampled_targets
 
-
-TargetValue: TypeAlias = int | float | str
-
-MAX_SAMPLES = 2_048  # of all ranks together: each rank is sent those of all others
-MIN_SAMPLES = 32  # fewer may be in order by chance
-MAX_ROW_BYTES = 4_096  # a class or its one-hot code; more is a picture
-ROWS_A_VALUE = 4  # at least, on average: values that are seen less often are numbers or names, not classes
-SURE = 10  # standard deviations: differences between ranks that chance does not make
-CLEAR = 0.05  # mean square contingency: 1 for two ranks with a class each; 0.05 if 9 % and 0 % of their rows have it
-SAMPLED = 16  # purpose of the random stream
-
-
-def sampled_places(n_rows: int, world_size: int) -> IntArray:
-    """Return places in a shard to sample targets at, ascending; at random, so that no period hides them."""
-    n_samples = min(n_rows, -(-MAX_SAMPLES // world_size))
-    return np.sort(permutation(n_rows, 0, 0, SAMPLED)(0, n_samples)) if n_samples else np.empty(0, np.int64)
-
-
-def sampled_values(targets: Column) -> list[TargetValue] | None:
-    """Return a plain value of each target: a number or text, the digest of a vector; None if these are no labels."""
-    if not isinstance(targets, torch.Tensor):
-        return [each if isinstance(each, str) else repr(each) for each in targets]
-    if not len(targets):
-        return []
-    rows = targets.reshape(len(targets), -1).cpu() if targets.numel() else targets
-    if rows.numel() == len(rows):
-        numbers: list[Any] = rows[:, 0].tolist()
-        return None if isinstance(numbers[0], complex) else numbers
-    if not rows.numel() or rows[0].nbytes > MAX_ROW_BYTES:
-        return None
-    octets = rows.contiguous().view(torch.uint8).numpy()
-    return [hashlib.sha256(row.tobytes()).hexdigest()[:16] for row in octets]
-
-
-def are_in_order(values: Sequence[TargetValue]) -> bool:
-    """Return whether targets are sorted, or each value comes in one run.
-
-    Args:
-        values: of sampled rows, in the order of the file.
-    """
-    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    if len(values) < MIN_SAMPLES or len(codes) == 1:
-        return False
-    found = np.array([codes[value] for value in values])
-    n_runs = 1 + np.count_nonzero(np.diff(found))
-    if n_runs == len(codes) <= len(values) // 2:
-        return True
-    if isinstance(values[0], str):
-        return False
-    steps = np.diff(np.array(values, dtype=np.float64))
-    return bool((steps >= 0).all() or (steps <= 0).all())
-
-
-def differ_clearly(samples: Sequence[Sequence[TargetValue]]) -> bool:
-    """Return whether shards have clearly different shares of a few values, by a chi-squared test of homogeneity.
-
-    Args:
-        samples: values of sampled rows, for each shard.
-    """
-    values = [_comparable(value) for sample in samples for value in sample]
-    if len(values) < MIN_SAMPLES or len(set(values)) * ROWS_A_VALUE > len(values):
-        return False
-    codes = {value: code for code, value in enumerate(dict.fromkeys(values))}
-    counts = np.zeros((len(samples), len(codes)))
-    for shard, sample in enumerate(samples):
-        np.add.at(counts[shard], [codes[_comparable(value)] for value in sample], 1)
-    counts = counts[counts.any(axis=1)]
-    expected = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0) / len(values)
-    by_chance = (len(counts) - 1) * (len(codes) - 1)  # what the sum is on average if all shards are alike
-    excess = ((counts - expected) ** 2 / expected).sum() - by_chance
-    return bool(excess > SURE * np.sqrt(2 * by_chance) and excess > CLEAR * len(values))
-
-
-def _comparable(value: TargetValue) -> TargetValue:
-    return value if value == value else "nan"  # NaN is equal to nothing
-
-
-def sampled_targets(dataset: RankMemCachedH5Dataset) -> list[Any] | None:
-    """Return this rank and a few values of each target, once the rows are complete on all ranks, as JSON has it.
-
-    None if this rank does not train on the same part of the rows in every epoch.
-    """
-    if not _may_differ(dataset):
-        return None
-    places = sampled_places(len(dataset), dataset.shard.world_size)
-    targets = dataset.gather(places).columns[dataset.fields.n_inputs :]
-    return [dataset.rank, [sampled_values(column) for column in targets]]
-
-
-def compare_targets(dataset: RankMemCachedH5Dataset, answers: Sequence[Any]) -> None:
-    """Warn of targets that differ between ranks; the first of the ranks that are loaded together does.
-
-    Args:
-        dataset: this rank's.
-        answers: what ``sampled_targets`` returned on all ranks that load together; None stands for what is no label.
-    """
-    if not _may_differ(dataset):
-        return
-    shard, ranks = dataset.shard, dict(answers)
-    if shard.rank != min(ranks):
-        return
-    n_inputs, keys = dataset.fields.n_inputs, dataset.fields.keys
-    for field, samples in enumerate(zip(*(ranks[rank] for rank in sorted(ranks)), strict=True), start=n_inputs):
-        if None in samples:
-            continue
-        together = list(chain.from_iterable(samples))
-        # A rank that loads without the others knows nothing of their targets, but sees whether its own are sorted.
-        is_sorted = shard.mode == "contiguous" and are_in_order(together)
-        if is_sorted or (shard.mode == "interleave" and len(ranks) == shard.world_size and differ_clearly(samples)):
-            _warn(shard, keys[field])
-
-
-def _may_differ(dataset: RankMemCachedH5Dataset) -> bool:
-    """Whether this rank trains on the same rows in every epoch, and not on all of them."""
-    shard = dataset.shard
-    return dataset.for_training and shard.world_size > 1 and not shard.reshard_every
-
-
-def _warn(shard: RankShard, key: str) -> None:
-    n = shard.world_size
-    if shard.mode == "contiguous":
-        why = f"the rows are sorted by the target {key!r}, and mode='contiguous' gives each of the {n} ranks "
-        why, advice = f"{why}neighboring rows", "mode='interleave'"
-    else:
-        why = f"the values of the target {key!r} repeat with the number of ranks, and mode='interleave' gives each "
-        why, advice = f"{why}of the {n} ranks one of every {n} rows", "reshard_every_n_epochs=1"
-    warnings.warn(
-        f"{why}: each trains on other targets than the others, in every epoch. Pass {advice}, or shuffle the rows "
-        "once (lightning-h5 repack --shuffle-rows).",
-        stacklevel=4,
-    )
+__all__ = ["NodeGroup", "load_shards", "my_part"]
 
 
 HEARTBEAT = 2.0  # seconds between signs of life for the ranks that wait

@@ -18,8 +18,9 @@ from ..errors import MAX_LETTERS, H5Error
 from ..order import EpochPlan, Passes, PlanSampler, Position, Progress
 from ..readers import usable_cores
 from ..types import BatchToken
+from .pinning import PinnedBatches, pin
 from .prefetch import CLOSED, Batches, InMemoryIterator, ReadAhead
-from .workers import PinnedBatches, WorkerPool, pin
+from .workers import WorkerPool
 
 __all__ = ["H5DataLoader", "SampleCollate"]
 

@@ -26,7 +26,8 @@ from ..hdf5 import write_digests as write_digest_file
 from ..progress_bar import progress_bar
 from ..readers import BulkTask, digest_tasks, empty_digests, usable_cores, verify_tasks
 from ..types import Paths
-from .check_file import Findings, Problem, Wanted, check_file, do_reading, error, findings_from_json, look_at, warning
+from .check_file import Findings, Wanted, check_file, do_reading, findings_from_json, look_at
+from .check_rows import Problem, error, warning
 from .sandbox import SandboxError, SandboxLimits, run_in_sandbox
 
 NEARLY = 0.011

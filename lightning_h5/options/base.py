@@ -1,0 +1,79 @@
+"""What option classes share: making one from an argument, and checking its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from ..errors import H5ValueError, listing, near
+from ..sizes import whole
+
+__all__ = ["Options", "check_callable", "check_choice", "check_fraction", "check_whole"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Base of the option classes: makes one from what an argument was given."""
+
+    @classmethod
+    def parse(cls, value: Any, argument: str) -> Self:
+        """Return the options that an argument stands for.
+
+        Args:
+            value: the object itself, a mapping of its fields, the class's shorthand, or None for the defaults.
+            argument: name of the argument, for errors.
+
+        Raises:
+            H5ValueError: a field is unknown, or the value is none of these.
+        """
+        if isinstance(value, cls):
+            return value
+        given = {} if value is None else value
+        if not isinstance(given, Mapping) or not cls._is_mapping_of_fields(given):
+            given = cls._from_shorthand(value)
+        names = [field.name for field in fields(cls)]
+        if given is None:
+            raise H5ValueError(
+                f"{argument}={value!r} was given. Pass {cls.__name__}({', '.join(f'{name}=...' for name in names)}), "
+                "or a mapping with these keys."
+            )
+        for name in given:
+            if name not in names:
+                hint = near(str(name), names)
+                raise H5ValueError(f"{argument} has no field {name!r}.{hint} Its fields are {listing(names)}.")
+        return cls(**given)
+
+    @classmethod
+    def _is_mapping_of_fields(cls, value: Mapping[Any, Any]) -> bool:
+        """Whether a mapping names fields, and is not a shorthand."""
+        return True
+
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        """The fields that a shorthand stands for; None if it is none."""
+        return None
+
+
+def check_choice(value: object, name: str, allowed: Sequence[object]) -> None:
+    """Raise an ``H5ValueError`` if a value is not one of those allowed."""
+    if isinstance(value, bool) or value not in allowed:
+        raise H5ValueError(f"{name}={value!r} was given. Pass {listing(allowed)}.")
+
+
+def check_callable(value: object, name: str) -> None:
+    """Raise an ``H5ValueError`` if a value is neither None nor callable."""
+    if value is not None and not callable(value):
+        raise H5ValueError(f"{name}={value!r} was given, which cannot be called. Pass a function, or None.")
+
+
+def check_whole(value: Any, name: str, least: int, *, allow_none: bool = True) -> None:
+    """Raise an ``H5ValueError`` if a value is not a whole number of at least ``least``, nor None if that is allowed."""
+    if value is not None or not allow_none:
+        whole(value, name, least=least)
+
+
+def check_fraction(value: object, name: str) -> None:
+    """Raise an ``H5ValueError`` if a value is not a number from 0 to below 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise H5ValueError(f"{name}={value!r} was given. Pass a fraction of the rows, from 0 to below 1.")

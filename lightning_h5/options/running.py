@@ -1,0 +1,187 @@
+"""Options on how rows are read and brought: order, workers, files, ranks, memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import H5ValueError
+from ..sizes import parse_bytes
+from .base import Options, check_callable, check_choice, check_whole
+
+__all__ = ["MAX_INTEGRITY", "DistributedOptions", "FileOptions", "MemoryOptions", "ShuffleOptions", "WorkerOptions"]
+
+MAX_INTEGRITY = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffleOptions(Options):
+    """How training rows are shuffled.
+
+    Shorthand: ``True`` (``mode="auto"``), ``False`` (``mode="none"``), ``"global"`` or ``"window"``.
+
+    Args:
+        mode: "global" permutes all rows. "window" shuffles blocks (rows that share a chunk) a window at a time, so that
+            each chunk is decoded once an epoch. "auto" takes "global" if random access is as cheap as sequential
+            access, or all decoded rows fit ``buffer``, and "window" otherwise. "none" keeps the storage order.
+        buffer: decoded bytes that "window" mixes at a time on a rank, over all its workers, such as "512 MiB". It
+            decides the order: the more blocks it holds, the better batches are mixed.
+        streams: independent streams of blocks that "window" deals to ranks and workers. None makes one for each, so
+            that no two of them decode the same chunk. A number gives the same order for any number of ranks and
+            workers; ``buffer`` is then shared by all streams.
+    """
+
+    mode: Literal["auto", "global", "window", "none"] = "auto"
+    buffer: int | str = "512 MiB"
+    streams: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(self.mode, "shuffle.mode", ("auto", "global", "window", "none"))
+        parse_bytes(self.buffer, "shuffle.buffer")
+        check_whole(self.streams, "shuffle.streams", 1)
+
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        if isinstance(value, bool):
+            return {"mode": "auto" if value else "none"}
+        return {"mode": value} if isinstance(value, str) else None
+
+    @property
+    def buffer_bytes(self) -> int:
+        """``buffer`` as a number of bytes."""
+        return parse_bytes(self.buffer, "shuffle.buffer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions(Options):
+    """How worker processes are run (with ``num_workers`` above 0), and how far batches are read ahead.
+
+    Args:
+        prefetch_factor: batches read ahead, for each worker or in this process. None means 2 for each worker; without
+            workers it means 4, or twice as many as are read together, up to 16 that take 3 MiB (8 MiB in the order
+            "window").
+        persistent: keep workers between epochs.
+        start_method: "fork", "forkserver" or "spawn". None takes Python's default.
+        timeout: seconds without a batch after which a worker counts as hanging and is killed. The default is more than
+            any working worker takes; 0 waits forever.
+        init_fn: function that runs in each worker, after its random generators are seeded.
+    """
+
+    prefetch_factor: int | None = None
+    persistent: bool = True
+    start_method: Literal["fork", "forkserver", "spawn"] | None = None
+    timeout: float = 600.0
+    init_fn: Callable[[int], Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_whole(self.prefetch_factor, "prefetch_factor", 1)
+        check_choice(self.start_method, "start_method", (None, *multiprocessing.get_all_start_methods()))
+        if not self.timeout >= 0:
+            raise H5ValueError(f"timeout={self.timeout!r} was given. Pass seconds, or 0 to wait forever.")
+        check_callable(self.init_fn, "init_fn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(Options):
+    """How files are opened, and which files are accepted.
+
+    Args:
+        mmap: map contiguous arrays into memory: two to three times the rows per second. Only for files that no program
+            truncates while they are read, since that kills the process (SIGBUS).
+        cache_bytes: memory for decoded rows on a rank, shared by its workers. It decides speed alone. "auto" is what
+            decoding each chunk once an epoch needs in a data module, and 64 MiB in a dataset of its own.
+        swmr: the files have a live writer in single-writer/multiple-reader mode. Rows that exist in ``setup`` are read.
+        allow_external: follow links, external storage and virtual arrays into other files. Off by default: a file can
+            name any other file you can read.
+        trusted: accept chunks over 1 GiB, and arrays that declare over 4 GiB and over 1,000 times their stored size.
+            Off by default: a tiny file can declare petabytes.
+        min_integrity: lowest integrity level to accept, 0 to 4: how surely damage to an array is noticed.
+        verify: "digest" compares rows with the digests next to the files, which ``lightning-h5 check --write-digests``
+            writes. None relies on the files' own checksums.
+    """
+
+    mmap: bool = False
+    cache_bytes: int | str = "auto"
+    swmr: bool = False
+    allow_external: bool = False
+    trusted: bool = False
+    min_integrity: int = 0
+    verify: Literal["digest"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.cache_bytes != "auto":
+            parse_bytes(self.cache_bytes, "cache_bytes")
+        check_choice(self.min_integrity, "min_integrity", range(MAX_INTEGRITY + 1))
+        if self.verify not in (None, "digest"):
+            raise H5ValueError(
+                f"verify={self.verify!r} was given. Pass 'digest', which compares rows with the digests that "
+                "`lightning-h5 check --write-digests` wrote, or None."
+            )
+
+    @property
+    def cache_size(self) -> int | None:
+        """``cache_bytes`` as a number of bytes; None for "auto"."""
+        return None if self.cache_bytes == "auto" else parse_bytes(self.cache_bytes, "cache_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedOptions(Options):
+    """How ranks work together, and what a resume requires.
+
+    Args:
+        rank: this replica, if neither the trainer nor ``torch.distributed`` knows it.
+        world_size: number of replicas; pass both or neither.
+        setup_timeout: seconds that ranks wait in ``setup`` for the slowest one before all of them stop: a rank that
+            hangs costs minutes of a cluster, and not the process group's half hour.
+        on_resume_mismatch: what to do if a checkpoint's position does not fit (other files, another seed, no position).
+            "raise" refuses, with the saved and the present values. "restart_epoch" warns, keeps weights and counters,
+            and starts the interrupted epoch again: some of its rows are repeated.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    setup_timeout: float = 120.0
+    on_resume_mismatch: Literal["raise", "restart_epoch"] = "raise"
+
+    def __post_init__(self) -> None:
+        check_whole(self.world_size, "world_size", 1)
+        check_whole(self.rank, "rank", 0)
+        if not self.setup_timeout > 0:
+            raise H5ValueError(f"setup_timeout={self.setup_timeout!r} was given. Pass seconds, more than 0.")
+        check_choice(self.on_resume_mismatch, "on_resume_mismatch", ("raise", "restart_epoch"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions(Options):
+    """How ``RankCachedH5DataModule`` holds each rank's rows in memory.
+
+    Shorthand: the mode.
+
+    Args:
+        mode: "interleave" gives each rank every ``world_size``-th row, so that each has all classes of a sorted file;
+            ranks of a machine hold the rows together, and each decodes a part. "contiguous" gives each rank
+            neighboring rows, and warns if they are sorted by their targets; each machine then decodes its own chunks
+            alone.
+        share: hold rows once for all ranks of a machine that need the same ones, as tensor-parallel peers do.
+        device: "cpu", or "cuda" to hold the rows in the rank's GPU: batches never cross the bus.
+        pin: lock the rows' pages for copies to a GPU. No effect without CUDA, or on memory that ranks share. Batches
+            are page-locked by ``pin_memory`` in any case.
+        reshard_every_n_epochs: draw the ranks' rows again every so many epochs, so that rows meet others than those of
+            their first shard. Each time takes as long as loading. 0 keeps them.
+    """
+
+    mode: Literal["contiguous", "interleave"] = "interleave"
+    share: bool = False
+    device: str = "cpu"
+    pin: bool = True
+    reshard_every_n_epochs: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice(self.mode, "memory.mode", ("contiguous", "interleave"))
+        check_whole(self.reshard_every_n_epochs, "reshard_every_n_epochs", 0)
+
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        return {"mode": value} if isinstance(value, str) else None

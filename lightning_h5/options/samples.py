@@ -1,0 +1,255 @@
+"""Options on which rows there are: splits, weights, segments, mixtures, cached rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+
+from ..errors import H5ValueError
+from ..sizes import parse_bytes, whole
+from ..types import PathLike
+from .base import Options, check_choice, check_fraction, check_whole
+
+__all__ = ["MixtureOptions", "RowCacheOptions", "SegmentOptions", "SplitOptions", "WeightOptions"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOptions(Options):
+    """How one set of files is split into training, validation and test rows.
+
+    Shorthand: a float, ``val_fraction``.
+
+    Args:
+        val_fraction: fraction of the training files' rows to validate on, from 0 to below 1.
+        test_fraction: fraction of the training files' rows to test on, from 0 to below 1.
+        group_key: array with each row's group, such as a patient or a recording. Groups are never divided.
+        stratify_key: array with each row's class. All splits and folds get about the same share of each class.
+        num_folds: number of folds for cross-validation over the training rows.
+        fold: the fold to validate on, from 0.
+        seed: decides which rows go where. Separate from the training seed, so that another training seed moves no row
+            between training and test.
+        file: JSON file with the assignment of rows to splits. Read if it exists, written otherwise. Raises if it was
+            made with other fractions or folds, or lacks a group.
+    """
+
+    val_fraction: float = 0.0
+    test_fraction: float = 0.0
+    group_key: str | None = None
+    stratify_key: str | None = None
+    num_folds: int | None = None
+    fold: int | None = None
+    seed: int = 0
+    file: PathLike | None = None
+
+    def __post_init__(self) -> None:
+        val, test = self.val_fraction, self.test_fraction
+        check_fraction(val, "val_fraction")
+        check_fraction(test, "test_fraction")
+        check_whole(self.num_folds, "num_folds", 2)
+        check_whole(self.fold, "fold", 0)
+        check_whole(self.seed, "split.seed", 0)
+        if val + test >= 1:
+            raise H5ValueError(
+                f"val_fraction={val} and test_fraction={test} leave {1 - val - test:g} for training. "
+                "Pass fractions from 0 to 1 that add up to less than 1."
+            )
+        if (self.num_folds is None) != (self.fold is None):
+            raise H5ValueError(f"num_folds={self.num_folds} and fold={self.fold} were given. Pass both, or neither.")
+        if self.num_folds is not None and val:
+            raise H5ValueError(
+                f"num_folds={self.num_folds} and val_fraction={val} were given; both choose the validation rows. "
+                "Pass one of them."
+            )
+        for name, is_used in (("group_key", self.is_given), ("stratify_key", self.has_fractions)):
+            if getattr(self, name) is not None and not is_used:
+                raise H5ValueError(
+                    f"{name}={getattr(self, name)!r} was given, but nothing is split. Pass val_fraction, "
+                    f"test_fraction or num_folds and fold, or leave {name} out."
+                )
+
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return {"val_fraction": value} if is_number else None
+
+    @property
+    def has_fractions(self) -> bool:
+        """Whether fractions or folds are given."""
+        return bool(self.val_fraction or self.test_fraction or self.num_folds)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the training files are split at all."""
+        return self.has_fractions or self.file is not None
+
+    def fills(self, split: str) -> bool:
+        """Whether fractions or folds give rows of the training files to a split."""
+        if split == "val":
+            return bool(self.val_fraction) or self.num_folds is not None
+        return split == "test" and bool(self.test_fraction)
+
+    def may_fill(self, split: str) -> bool:
+        """Whether fractions, folds or the split file may give rows to a split."""
+        return self.fills(split) or (self.file is not None and split in ("val", "test"))
+
+    def recipe(self) -> dict[str, Any]:
+        """What a split follows from, as it is written to the split file; empty without fractions and folds."""
+        names = ("val_fraction", "test_fraction", "num_folds", "fold", "seed", "stratify_key")
+        return {name: getattr(self, name) for name in names} if self.has_fractions else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightOptions(Options):
+    """How often each training row is drawn; an epoch has as many rows as there are. Evaluation has each row once.
+
+    Shorthand: the name of an array, ``weight_key``.
+
+    Args:
+        weight_key: array with each row's weight, 0 or more.
+        balance_key: array with each row's class. All classes are drawn equally often, or by ``class_weights``.
+        class_weights: weight of each class of ``balance_key``; names all of them.
+    """
+
+    weight_key: str | None = None
+    balance_key: str | None = None
+    class_weights: dict[Any, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight_key is not None and self.balance_key is not None:
+            raise H5ValueError(
+                f"weight_key={self.weight_key!r} and balance_key={self.balance_key!r} were given; both decide how "
+                "often rows are drawn. Pass one of them."
+            )
+        if self.class_weights is None:
+            return
+        if self.balance_key is None:
+            raise H5ValueError("class_weights was given without balance_key. Pass the array with the classes as well.")
+        given: Any = self.class_weights  # a configuration file may hold anything
+        if not isinstance(given, Mapping):
+            raise H5ValueError(f"class_weights={given!r} is not a mapping from classes to weights. Pass one.")
+        for name, weight in given.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float | np.number) or not 0 <= weight < np.inf:
+                raise H5ValueError(f"the weight of class {name!r} is {weight!r}. Pass a number of 0 or more.")
+
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        return {"weight_key": value} if isinstance(value, str) else None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether rows are weighted at all."""
+        return self.weight_key is not None or self.balance_key is not None
+
+    @property
+    def keys(self) -> list[str]:
+        """The arrays that weights follow from."""
+        return [key for key in (self.weight_key, self.balance_key) if key is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentOptions(Options):
+    """Which rows belong together, as one sample each (``sample="segment"``).
+
+    Args:
+        key: array with each row's group, such as a patient or a recording. A sample has all rows of a group that pass
+            the filters; ``batch_size`` counts groups. A batch pads them with zeros to its longest, as
+            ``(batch, steps, ...)``, with ``"mask"`` (True at rows) and ``"lengths"``.
+        sort_key: array that the rows of a segment are sorted by. None keeps the storage order.
+        bucket: make training batches of segments of similar length, in random order, with equal steps on all ranks.
+    """
+
+    key: str | None = None
+    sort_key: str | None = None
+    bucket: bool = False
+
+    def __post_init__(self) -> None:
+        if self.key is None and (self.sort_key is not None or self.bucket):
+            raise H5ValueError("segments was given without key. Pass the array with each row's group as key.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureOptions(Options):
+    """Which sources ``CombinedHDF5DataModule`` mixes, and how.
+
+    Shorthand: the sources, unless they are a mapping with a key ``"sources"``.
+
+    Args:
+        sources: mapping from each source's name to its files, or to a mapping with ``paths`` and with filters and
+            fields of its own (``load_fields``, ``field_map``, ``where``, ``label``, ``valid_mask``), which replace the
+            data module's. Samples have the name, as ``"source"``.
+        strategy: "concat" joins all rows. "weighted" draws sources by ``weights``. "round_robin" takes them in turn.
+            "alternating" follows ``pattern``. "sequential" takes one whole source after the other. A source that is
+            used up starts again, in a new order; the next epoch continues where this one left it.
+        weights: of the sources, in their order or by name, 0 or more. None takes their sizes.
+        epoch_length: "sum" (as many rows as all sources have), "max" (until each was seen whole), "min" (until the
+            first is used up, or a batch less if shares are rounded: no row twice), or a number of steps.
+        mix: "batches" makes each batch of one source (not for "concat"). "rows" takes turns by rows.
+        pattern: names of sources in their turn, for "alternating": ``["a", "a", "b"]``.
+    """
+
+    sources: Any = None
+    strategy: Literal["concat", "weighted", "round_robin", "alternating", "sequential"] = "concat"
+    weights: list[float] | dict[str, float] | None = None
+    epoch_length: int | Literal["sum", "max", "min"] = "sum"
+    mix: Literal["batches", "rows"] = "batches"
+    pattern: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(
+            self.strategy, "mixture.strategy", ("concat", "weighted", "round_robin", "alternating", "sequential")
+        )
+        check_choice(self.mix, "mixture.mix", ("batches", "rows"))
+        for name, strategy in (("weights", "weighted"), ("pattern", "alternating")):
+            if getattr(self, name) is not None and self.strategy != strategy:
+                raise H5ValueError(
+                    f"{name}={getattr(self, name)!r} was given with strategy={self.strategy!r}, which does not use it. "
+                    f"Pass strategy={strategy!r}, or leave {name} out."
+                )
+        if isinstance(self.epoch_length, str):
+            if self.epoch_length not in ("sum", "max", "min"):
+                raise H5ValueError(
+                    f"epoch_length={self.epoch_length!r} was given. Pass 'sum', 'max', 'min' or a number of steps."
+                )
+        else:
+            whole(self.epoch_length, "epoch_length", least=1)
+
+    @classmethod
+    def _is_mapping_of_fields(cls, value: Mapping[Any, Any]) -> bool:
+        return "sources" in value or set(value) <= {field.name for field in fields(cls)}
+
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        return {"sources": value} if isinstance(value, Mapping) or is_list else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowCacheOptions(Options):
+    """How many recently used rows each process keeps.
+
+    Shorthand: an int, ``size``.
+
+    Args:
+        size: number of rows; 0 keeps none.
+        max_bytes: memory that they may take on a rank; worker processes share it. "300 MiB" are a thousand rows of
+            300 KB.
+    """
+
+    size: int = 1000
+    max_bytes: int | str = "300 MiB"
+
+    def __post_init__(self) -> None:
+        check_whole(self.size, "row_cache.size (cache_size of a dataset)", 0, allow_none=False)
+        parse_bytes(self.max_bytes, "row_cache.max_bytes")
+
+    @property
+    def n_bytes(self) -> int:
+        """``max_bytes`` as a number of bytes."""
+        return parse_bytes(self.max_bytes, "row_cache.max_bytes")
+
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        return {"size": value} if isinstance(value, int) and not isinstance(value, bool) else None
