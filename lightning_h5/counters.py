@@ -197,7 +197,7 @@ class Counters:
         return {"_shared": self._shared, "names": self.names, "_places": self._places}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        shared: torch.Tensor = state["_shared"]
+        shared: torch.Tensor = state["_shared"].share_memory_()  # a copy by plain pickle is in memory of its own
         self._shared, self._block = shared, shared.numpy()
         self.names, self._places = state["names"], state["_places"]
         self._lock = threading.Lock()
