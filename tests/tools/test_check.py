@@ -16,9 +16,9 @@ from tiers import examples
 from lightning_h5 import H5LazyDataset
 from lightning_h5.errors import H5FileError, H5KeyError, H5ValueError
 from lightning_h5.hdf5 import process_pool
-from lightning_h5.tools import check_file
+from lightning_h5.tools import check_rows
 from lightning_h5.tools.check import check_files
-from lightning_h5.tools.check_file import ArrayDecoder
+from lightning_h5.tools.check_rows import ArrayDecoder
 
 ROWS, STEP = 40, 5
 VALUES = np.resize(np.arange(11, dtype="i4"), (ROWS, 50))
@@ -186,7 +186,7 @@ def test_many_damaged_chunks_are_counted(make_h5):
     for number in range(ROWS):
         edit(path, chunk_at(path, number).byte_offset)
     report = check_files(path)
-    assert found(report) == [("error", "decode", "x")] * (check_file.MAX_PROBLEMS + 1)
+    assert found(report) == [("error", "decode", "x")] * (check_rows.MAX_PROBLEMS + 1)
     assert report.errors[-1].text == "30 more pieces of it cannot be read"
 
 
