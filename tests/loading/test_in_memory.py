@@ -17,6 +17,11 @@ from lightning_h5.types import BatchToken
 ROWS = [np.arange(start, start + 4) for start in range(0, 40, 4)]
 
 
+def new_threads(before):
+    """Threads that began since then; some of an earlier test may have ended meanwhile."""
+    return set(threading.enumerate()) - before
+
+
 class Clock:
     """Seconds that pass where a test says so."""
 
@@ -115,9 +120,9 @@ def test_an_epoch_out_of_memory_starts_no_thread_for_a_consumer_who_is_fast(make
     monkeypatch.setattr(prefetch, "perf_counter", lambda: 0.0)
     data = RankCachedH5DataModule(make_h5({"x": np.arange(64.0)}), x_key="x", batch_size=4, with_index=True)
     data.setup("fit")
-    before, rows = threading.active_count(), []
+    before, rows = set(threading.enumerate()), []
     for x, index in data.train_dataloader():
-        assert threading.active_count() == before
+        assert not new_threads(before)
         assert x.tolist() == index.tolist()
         rows += index.tolist()
     assert sorted(rows) == list(range(64))
@@ -132,11 +137,11 @@ def test_an_epoch_out_of_memory_is_the_same_whoever_reads_it(make_h5, monkeypatc
         monkeypatch.setattr(prefetch, "perf_counter", lambda pace=pace, looks=looks: pace * next(looks) ** 2)
         data = RankCachedH5DataModule(path, x_key="x", batch_size=4, with_index=True)
         data.setup("fit")
-        n_threads, order = threading.active_count(), []
+        before, order = set(threading.enumerate()), []
         for _, index in data.train_dataloader():
-            n_most = threading.active_count()
+            n_new = len(new_threads(before))
             order.append(index.tolist())
-        assert n_most == n_threads + (pace > 0)
+        assert n_new == (pace > 0)
         orders.append(order)
         data.teardown("fit")
     assert orders[0] == orders[1]
@@ -154,11 +159,11 @@ def test_rows_of_a_mapped_file_are_in_memory_where_the_page_cache_has_them(
         file.create_dataset("x", data=x)
     data = LazyH5DataModule(tmp_path / "rows.h5", batch_size=4, with_index=True, files={"mmap": True}, shuffle=shuffle)
     data.setup("fit")
-    loader, before = data.train_dataloader(), threading.active_count()
+    loader, before = data.train_dataloader(), set(threading.enumerate())
     assert loader.dataset.cost.is_in_memory == is_cached
     rows = []
     for batch, index in loader:
-        assert (threading.active_count() > before) != is_cached
+        assert bool(new_threads(before)) != is_cached
         assert np.array_equal(batch.numpy(), x[index.numpy()])
         rows += index.tolist()
     assert sorted(rows) == list(range(512))
@@ -187,13 +192,13 @@ def test_decoded_rows_that_all_fit_are_in_memory_from_the_second_epoch_on(tmp_pa
         file.create_dataset("x", data=x, chunks=(16, 8), compression="gzip")
     data = LazyH5DataModule(tmp_path / "rows.h5", batch_size=4, with_index=True)
     data.setup("fit")
-    loader, before = data.train_dataloader(), threading.active_count()
+    loader, before = data.train_dataloader(), set(threading.enumerate())
     for epoch, n_more in ((0, True), (1, False), (2, False)):
         loader.sampler.set_epoch(epoch)
         assert loader.dataset.cost.is_in_memory == (epoch > 0)
         rows = []
         for batch, index in loader:
-            assert (threading.active_count() > before) == n_more
+            assert bool(new_threads(before)) == n_more
             assert np.array_equal(batch.numpy(), x[index.numpy()])
             rows += index.tolist()
         assert sorted(rows) == list(range(512))
