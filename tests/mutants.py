@@ -1,7 +1,8 @@
 """Do the tests notice? Breaks the package on purpose, one small change at a time, and runs the tests on each.
 
-    python tests/mutants.py             all of them; ends with 1 where more than one survives
+    python tests/mutants.py             all of them, with the tests of make test-all; ends with 1 if two survive
     python tests/mutants.py 3 7         these
+    python tests/mutants.py --few       with the tests of make test alone
 
 Works on copies; takes some minutes.
 """
@@ -389,8 +390,8 @@ MUTANTS = [
 ]
 
 
-def is_caught(mutant: Mutant) -> bool:
-    """Whether the tests fail on a copy of the package with the change."""
+def is_caught(mutant: Mutant, few: bool = False) -> bool:
+    """Return whether the tests fail on a copy of the package with the change."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "copy"
         copy.mkdir()
@@ -399,8 +400,12 @@ def is_caught(mutant: Mutant) -> bool:
         shutil.copy(ROOT / "pyproject.toml", copy)
         module = copy / "lightning_h5" / mutant.module
         module.write_text(module.read_text().replace(mutant.old, mutant.new))
-        arguments = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line", *mutant.tests]
-        done = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=copy, capture_output=True, check=False)
+        tier = [] if few else ["-m", "not slow"]
+        arguments = [*tier, "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line", *mutant.tests]
+        environment = os.environ | {"HYPOTHESIS_PROFILE": "few" if few else "broad"}
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *arguments], cwd=copy, env=environment, capture_output=True, check=False
+        )
         if done.returncode not in (0, 1):
             sys.stderr.buffer.write(done.stdout[-3000:] + done.stderr[-3000:])
             raise SystemExit(f"pytest could not run on the mutant {mutant.what!r}")
@@ -408,11 +413,12 @@ def is_caught(mutant: Mutant) -> bool:
 
 
 def main() -> None:
-    """Runs the mutants and says which of them nobody noticed."""
-    chosen = [int(number) for number in sys.argv[1:]] or range(len(MUTANTS))
+    """Run the mutants and print which of them survive."""
+    few = "--few" in sys.argv
+    chosen = [int(number) for number in sys.argv[1:] if number != "--few"] or range(len(MUTANTS))
     survivors = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # a mutant's tests run in one process, and stop at the first
-        for number, caught in zip(chosen, pool.map(is_caught, (MUTANTS[n] for n in chosen)), strict=True):
+        for number, caught in zip(chosen, pool.map(lambda n: is_caught(MUTANTS[n], few), chosen), strict=True):
             print(f"{number:3} {'caught' if caught else 'SURVIVED':>9}  {MUTANTS[number].what}", flush=True)
             if not caught:
                 survivors.append(number)
