@@ -54,6 +54,19 @@ def test_workers_and_reading_ahead_never_change_the_order(dataset, options):
     assert rows_of(loader_of(dataset, **options)) == rows_of(loader_of(dataset))
 
 
+def test_batches_that_were_read_while_the_consumer_was_away_come_in_their_order(dataset):
+    loader = loader_of(dataset, batch_size=4, prefetch_factor=4)
+    batches, rows = iter(loader), []
+    for batch in batches:
+        rows += rows_of([batch])
+        (reading,) = loader._reading
+        deadline = time.monotonic() + 10
+        while len(reading._queue._begun) < 2 and len(rows) < 30:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    assert rows == rows_of(loader_of(dataset, batch_size=4, num_workers=1))
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_iter_starts_nothing(dataset, num_workers):
     """What Lightning restores between ``iter`` and the first ``next`` must still count."""
