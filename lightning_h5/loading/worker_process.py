@@ -8,6 +8,7 @@ its socket, which is seen at once. The end of the main process closes the socket
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import select
@@ -34,6 +35,8 @@ __all__ = [
     "HEADER",
     "WorkerJob",
     "WorkerQueue",
+    "close_pipes_of_fork",
+    "resource_that_ran_out",
     "serve",
     "unpicklable_arguments",
     "what_it_was_loading",
@@ -179,7 +182,7 @@ def _exit_with_trainer(connection: socket.socket) -> None:
     os._exit(1)
 
 
-# What is said of a worker that cannot be started, ends or hangs ------------------------------------------------------
+# Errors of workers that cannot be started, end or hang -------------------------------------------------------------
 
 MAX_ROWS = 8  # of a batch, in a message
 
@@ -300,3 +303,46 @@ def _is_picklable(value: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+_RAN_OUT = {
+    errno.EMFILE: "this process has no descriptors left ({}). Use fewer workers, or raise the limit: `ulimit -n 4096`.",
+    errno.ENFILE: "this machine has no descriptors left ({}). Use fewer workers.",
+    errno.EAGAIN: "the limit of processes is reached ({}). Use fewer workers, or raise the limit: `ulimit -u`, or "
+    "pids.max of the container.",
+    errno.ENOMEM: "there is no memory left ({}). Use fewer workers, or hold fewer rows in memory.",
+    errno.ENOSPC: "there is no space left for shared memory ({}). Make /dev/shm larger, or use fewer workers.",
+}
+
+
+def resource_that_ran_out(error: BaseException, n_workers: int) -> str | None:
+    """Return the message about what the system had no more of when workers were started; None if it was another error.
+
+    Args:
+        error: of starting them.
+        n_workers: how many.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        number = errno.EAGAIN
+    if isinstance(error, MemoryError):
+        number = errno.ENOMEM
+    if number not in _RAN_OUT:
+        return None
+    return f"{n_workers} workers were to be started, and {_RAN_OUT[number].format(error)}"
+
+
+def close_pipes_of_fork(error: BaseException) -> None:
+    """Close the pipes that ``multiprocessing`` opens and forgets if the system refuses to fork.
+
+    Args:
+        error: of starting a process.
+    """
+    at = error.__traceback__
+    while at is not None:
+        code, found = at.tb_frame.f_code, at.tb_frame.f_locals
+        if code.co_name == "_launch" and code.co_filename.endswith("popen_fork.py") and "code" in found:
+            for name in ("parent_r", "child_w", "child_r", "parent_w"):
+                with suppress(OSError, KeyError):
+                    os.close(found[name])
+        at = at.tb_next

@@ -1,11 +1,7 @@
-"""The worker processes of a loader: started once, asked for batches in turn, ended with everything they hold.
-
-Their batches are put into page-locked memory in this process, by a thread.
-"""
+"""The worker processes of a loader: started once, asked for batches in turn, ended with everything they hold."""
 
 from __future__ import annotations
 
-import errno
 import logging
 import multiprocessing
 import os
@@ -32,6 +28,8 @@ from .prefetch import CLOSED
 from .worker_process import (
     WorkerJob,
     WorkerQueue,
+    close_pipes_of_fork,
+    resource_that_ran_out,
     serve,
     unpicklable_arguments,
     what_it_was_loading,
@@ -56,8 +54,6 @@ START_SECONDS = 300.0
 
 END_SECONDS = 5.0
 """How long workers may take to finish their batch when they are to end; then they are killed."""
-
-RAN_OUT = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
 
 MIN_SHARED = 16 << 20  # bytes of memory for a worker's batches, taken when they are used
 N_SHARED = 8  # times the batches that are read ahead: the consumer has some, transforms may make them larger
@@ -145,14 +141,11 @@ class WorkerPool:
                     self._start(context, job, worker)
         except BaseException as error:
             self.end(at_once=True)
+            close_pipes_of_fork(error)
             if (text := unpicklable_arguments(loader, self.method, error)) is not None:
                 raise H5ValueError(text) from error
-            # The system has no descriptors, processes, threads, memory or shared memory left.
-            if getattr(error, "errno", None) in RAN_OUT or "start new thread" in str(error):
-                raise H5Error(
-                    f"{loader.num_workers} workers were to be started, and the system refused: {error}. Use fewer "
-                    "workers, or raise its limits (`ulimit -n` for descriptors, `ulimit -u` for processes)."
-                ) from error
+            if (text := resource_that_ran_out(error, loader.num_workers)) is not None:
+                raise H5Error(text) from error
             raise
 
     def _start(self, context: Any, job: WorkerJob, worker: int) -> None:
