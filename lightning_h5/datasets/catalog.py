@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -150,13 +151,14 @@ class Catalog:
         shows_progress = len(paths) >= 50 and resolve_replica().rank == 0  # all ranks look at them
         bar = with_bar(paths, "looking at files", unit="file", shows_progress=shows_progress, delay=2)
         used, guards, layouts = [], [], []
-        for path, (guard, found) in each_readable(
-            paths, lambda path: self.describe(path, keys, options), skip, advice, bar
-        ):
-            compatibility.check(found)
-            used.append(path)
-            guards.append(guard)
-            layouts.append(found)
+        with _collector_paused():
+            for path, (guard, found) in each_readable(
+                paths, lambda path: self.describe(path, keys, options), skip, advice, bar
+            ):
+                compatibility.check(found)
+                used.append(path)
+                guards.append(guard)
+                layouts.append(found)
         n_rows = [arrays[0].n_rows for arrays in layouts]
         if sample is None:
             refuse_images(layouts[0], n_rows, n_files or len(paths))
@@ -341,6 +343,18 @@ def each_readable(
         yield path, found
     if not n_found:
         raise H5FileError(f"none of {listing(paths)} can be read. Look at the errors that were logged for each.")
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Pause the garbage collector: it would go again and again through thousands of descriptions that are kept."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _which(path: str, options: OpenOptions) -> tuple[str, FileOptions]:

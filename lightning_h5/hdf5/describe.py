@@ -165,14 +165,13 @@ def _max_chunks(array: Any) -> int:
     return min(MAX_CHUNKS, max(MAX_UNWRITTEN, int(n_file)))
 
 
-def table_of(array_id: Any, path: str, key: str, *, has_user_block: bool = True) -> ChunkTable | None:
-    """Return the chunk table of an open array; None if only the library knows its chunks' places or filters.
+def table_of(array_id: Any, path: str, key: str) -> ChunkTable | None:
+    """Return the chunk table of an open array; None if only the library knows the filters of its chunks.
 
     Args:
-        array_id: h5py's low-level dataset, chunked, without a live writer.
+        array_id: h5py's low-level dataset, chunked, without a live writer, for which ``moves_axis`` is false.
         path: its file, for messages.
         key: its name, for messages.
-        has_user_block: whether its file may begin with a user block.
 
     Raises:
         H5CorruptError: its chunk index is damaged.
@@ -180,8 +179,7 @@ def table_of(array_id: Any, path: str, key: str, *, has_user_block: bool = True)
     plist, shape = array_id.get_create_plist(), array_id.shape
     chunks, n_filters = plist.get_chunk(), plist.get_nfilters()
     try:
-        if (table := chunk_table(array_id, shape, chunks, has_user_block=has_user_block)) is None:
-            return None
+        table = chunk_table(array_id, shape, chunks)
         known = leaves_edges_plain(plist) if n_filters else False
         return plain_edges(table, shape, chunks, n_filters=n_filters, known=known)
     except (ValueError, RuntimeError, OverflowError) as error:
@@ -198,7 +196,8 @@ def _with_references(layout: ArrayLayout, array: Any, offset: int | None) -> Arr
     if not is_text or options.get_sizes() != (8, 8):  # of addresses and lengths in this file
         return layout
     n = math.prod(grid_of(array.shape, array.chunks)) if array.chunks else 0
-    table = table_of(array.id, layout.path, layout.key) if 0 < n <= _max_chunks(array) else None
+    has_table = 0 < n <= _max_chunks(array) and not moves_axis(array.id)
+    table = table_of(array.id, layout.path, layout.key) if has_table else None
     if table is None and offset is None:
         return layout
     references = layout.with_changes(

@@ -1,0 +1,264 @@
+"""Object headers: what a file declares about an array, read from its bytes instead of through the HDF5 library.
+
+Only what descriptions of arrays follow from is looked at. What needs the library is left to it: attributes in heaps,
+shared messages, external storage. The "HDF5 File Format Specification" defines the format in section IV.A.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .dtypes import ATTRIBUTES
+from .identity import is_on_disk
+
+__all__ = ["HeaderFile", "HeaderTemplate", "ObjectHeader", "read_header"]
+
+DATASPACE, DATATYPE, OLD_FILL, FILL, LAYOUT, FILTERS = 1, 3, 4, 5, 8, 11
+ATTRIBUTE, CONTINUATION, ATTRIBUTE_INFO = 12, 16, 21
+"""Numbers of the header messages that a description follows from."""
+
+IRRELEVANT = {0, 13, 14, 16, 18, 22}
+"""Gaps, comments, times of modification, continuations, and counts of links."""
+
+SHARED = 2  # flag of a message whose content lies elsewhere in the file
+CONTIGUOUS, CHUNKED = 1, 2  # classes of layouts
+INDEX_SETTINGS = {1: 0, 2: 0, 3: 1, 4: 5, 5: 6}  # bytes of the settings of a chunk index, by its type
+SIMPLE = {0, 1, 3}  # classes of datatypes whose values lie in the attribute: integers, floats, text of a fixed length
+UNDEFINED = 2**64 - 1  # address
+MAX_HEADER, MAX_BLOCKS = 16 << 20, 1000  # bytes of a block of a header, and blocks
+NUMBER, PLACE = struct.Struct("<Q"), struct.Struct("<QQ")
+WINDOW = 4096  # bytes that are read at a time
+
+
+@dataclass
+class HeaderFile:
+    """An open file, as the library and the system know it."""
+
+    id: Any
+    descriptor: int
+    n_bytes: int
+    version: int
+    user_block: int
+    window: bytes = b""  # of the file, read last
+    start: int = 0
+
+    @classmethod
+    def of(cls, file: Any) -> HeaderFile | None:
+        """Return an open file of h5py's; None if it grows, is not on a disk, or has addresses of another size."""
+        if file.swmr_mode or not is_on_disk(file):
+            return None
+        options = file.id.get_create_plist()
+        if options.get_sizes() != (8, 8):  # of addresses and lengths
+            return None
+        descriptor = file.id.get_vfd_handle()
+        version, user_block = options.get_version()[0], options.get_userblock()
+        return cls(file.id, descriptor, os.fstat(descriptor).st_size, version, user_block)
+
+    def read(self, n_bytes: int, address: int) -> bytes:
+        """Return bytes at an address, which is counted from the end of the user block; fewer at the file's end.
+
+        Headers lie next to each other, so several are read at a time.
+        """
+        start = address + self.user_block - self.start
+        if start < 0 or start + n_bytes > len(self.window):
+            self.start, start = address + self.user_block, 0
+            self.window = os.pread(self.descriptor, max(n_bytes, WINDOW), self.start)
+        return self.window[start : start + n_bytes]
+
+
+class ObjectHeader(NamedTuple):
+    """What an object header declares about an array.
+
+    Attributes:
+        structure: equal for arrays with descriptions that differ only in the following.
+        n_rows: length of axis 0.
+        place: start of a contiguous array, from the end of the user block.
+        n_bytes: bytes of a contiguous array.
+    """
+
+    structure: tuple[Any, ...]
+    n_rows: int
+    place: int | None
+    n_bytes: int
+
+
+class HeaderTemplate(NamedTuple):
+    """A header in one piece, to recognize others of its structure by their bytes. This is faster than parsing them.
+
+    Attributes:
+        header: what it declares.
+        fixed: what is equal in all of them: start, end, content.
+        n_rows: where the length of axis 0 is, and its limit if that is the same number.
+        limit: of axis 0, if it is another number.
+        place: where a contiguous array's start and size are.
+    """
+
+    header: ObjectHeader
+    fixed: tuple[tuple[int, int, bytes], ...]
+    n_rows: tuple[int, ...]
+    limit: int | None
+    place: int
+
+    @classmethod
+    def of(cls, file: HeaderFile, address: int, header: ObjectHeader) -> HeaderTemplate | None:
+        """Return the template of a header; None if it is in more than one piece."""
+        n_rows: tuple[int, ...] = ()
+        limit, place, at, fixed = None, 0, 0, []
+        for number, _, data, start in _messages(file, address):
+            start -= address
+            if number == CONTINUATION:
+                return None
+            if number in IRRELEVANT:
+                varying = [(start, start + len(data))]
+            elif number == DATASPACE:
+                first = start + (8 if data[0] == 1 else 4)
+                n_rows, last = (first,), first + 8 * data[1]
+                if data[2]:
+                    limit = int.from_bytes(data[last - start :][:8], "little")
+                    if limit == header.n_rows:
+                        n_rows, limit = (first, last), None
+                varying = [(each, each + 8) for each in n_rows]
+            elif number == LAYOUT:
+                place = start + _address_in(data)
+                varying = [(place, place + (8 if header.place is None else 16))]
+            else:
+                varying = []
+            for low, high in varying:
+                fixed.append((at, low, file.read(low - at, address + at)))
+                at = high
+            end = start + len(data)
+        fixed.append((at, end, file.read(end - at, address + at)))
+        return cls(header, tuple(fixed), n_rows, limit, place)
+
+    def read(self, file: HeaderFile, address: int) -> ObjectHeader | None:
+        """Return what a header of this structure declares; None for others."""
+        data = file.read(self.fixed[-1][1], address)
+        if (file.version, file.user_block) != self.header.structure[:2]:
+            return None
+        for start, end, content in self.fixed:
+            if data[start:end] != content:
+                return None
+        n_rows: int = NUMBER.unpack_from(data, self.n_rows[0])[0]
+        if not n_rows or n_rows == self.limit or data[self.n_rows[-1] :][:8] != data[self.n_rows[0] :][:8]:
+            return None
+        if self.header.place is None:
+            return self.header._replace(n_rows=n_rows)
+        place, n_bytes = PLACE.unpack_from(data, self.place)
+        if place == UNDEFINED or not n_bytes:
+            return None
+        return ObjectHeader(self.header.structure, n_rows, place, n_bytes)
+
+
+def _messages(file: HeaderFile, address: int) -> Iterator[tuple[int, int, bytes, int]]:
+    """Yield number, flags, content and address of all messages of an object header, block by block.
+
+    Raises:
+        ValueError: the header is damaged.
+    """
+    head = file.read(32, address)
+    is_new = head[:4] == b"OHDR"
+    if is_new:
+        has_times, has_counts, width = head[5] & 0x20, head[5] & 0x10, 1 << (head[5] & 3)
+        first = 6 + (16 if has_times else 0) + (4 if has_counts else 0)
+        blocks = [(address + first + width, int.from_bytes(head[first : first + width], "little"))]
+        header = struct.Struct("<BHBxx" if head[5] & 4 else "<BHB")  # number, bytes, flags, order of creation
+    else:
+        blocks = [(address + 16, int.from_bytes(head[8:12], "little"))]
+        header = struct.Struct("<HHBxxx")
+    for _ in range(MAX_BLOCKS):
+        if not blocks:
+            return
+        place, n_bytes = blocks.pop(0)
+        block, at = file.read(min(n_bytes, MAX_HEADER), place), 0
+        while at + header.size <= len(block):
+            number, size, flags = header.unpack_from(block, at)
+            at += header.size + size
+            data = block[at - size : at]
+            yield number, flags, data, place + at - size
+            if number == CONTINUATION:
+                start, length = struct.unpack_from("<QQ", data)
+                # Later blocks of the newer format have a signature before their messages, and a checksum after them.
+                blocks.append((start + 4, max(0, length - 8)) if is_new else (start, length))
+        if at > len(block) or len(block) < n_bytes:
+            break
+    raise ValueError("the object header is damaged")
+
+
+def read_header(file: HeaderFile, address: int) -> ObjectHeader | None:
+    """Return what a header declares; None if it does not contain everything that a description follows from."""
+    parts: dict[int, Any] = {}
+    attributes = []
+    is_checked = file.read(4, address) == b"OHDR"
+    for number, flags, data, _ in _messages(file, address):
+        if number in IRRELEVANT:
+            continue
+        if flags & SHARED:
+            return None
+        if number == ATTRIBUTE:
+            attributes.append(_packing_attribute(data))
+        elif number == ATTRIBUTE_INFO:  # attributes that lie in a heap instead of the header
+            if struct.unpack_from("<Q", data, 4 if data[1] & 1 else 2)[0] != UNDEFINED:
+                return None
+        elif number in parts or number not in (DATASPACE, DATATYPE, OLD_FILL, FILL, LAYOUT, FILTERS):
+            return None  # external storage, or what a newer library writes
+        else:
+            parts[number] = data
+    n_rows, parts[DATASPACE] = _dataspace(parts[DATASPACE])
+    place, n_bytes, parts[LAYOUT] = _place(parts[LAYOUT])
+    structure = (file.version, file.user_block, is_checked, *sorted(parts.items()), *attributes)
+    return ObjectHeader(structure, n_rows, place, n_bytes)
+
+
+def _dataspace(data: bytes) -> tuple[int, tuple[Any, ...]]:
+    """Return the number of rows, and the other axes with all limits."""
+    version, rank, flags = data[:3]
+    if version not in (1, 2) or not rank or flags not in (0, 1) or (version == 2 and data[3] != 1):
+        raise ValueError("the dataspace has no rows, or an unknown version")
+    start = 8 if version == 1 else 4
+    sizes = struct.unpack_from(f"<{rank}Q", data, start)
+    limits = struct.unpack_from(f"<{rank}Q", data, start + 8 * rank) if flags else sizes
+    if not all(sizes):
+        raise ValueError("the array is empty")
+    return sizes[0], (sizes[1:], limits[1:], "as it is" if limits[0] == sizes[0] else limits[0])
+
+
+def _place(data: bytes) -> tuple[int | None, int, bytes]:
+    """Return where a contiguous array lies, its bytes, and the rest of a storage layout."""
+    at = _address_in(data)
+    if data[1] == CONTIGUOUS:
+        address, n_bytes = PLACE.unpack_from(data, at)
+        if address == UNDEFINED or not n_bytes:
+            raise ValueError("nothing was written")
+        return address, n_bytes, data[:at]
+    return None, 0, data[:at] + (data[at + 8 : at + 8 + 4 * data[2]] if data[0] == 3 else b"")
+
+
+def _address_in(data: bytes) -> int:
+    """Return where a storage layout has the address of a contiguous array, or of a chunk index."""
+    version, kind = data[:2]
+    if version in (3, 4, 5) and kind == CONTIGUOUS:  # version, class, address, size
+        return 2
+    if version == 3 and kind == CHUNKED:  # version, class, axes, address, chunk
+        return 3
+    if version in (4, 5) and kind == CHUNKED:  # version, class, flags, axes, bytes of a number, chunk, index, address
+        end = 5 + data[3] * data[4]
+        return end + 1 + INDEX_SETTINGS[data[end]]
+    raise ValueError("the storage layout is another one")
+
+
+def _packing_attribute(data: bytes) -> bytes | None:
+    """Return an attribute that descriptions depend on; None for others."""
+    version, flags, *sizes = struct.unpack_from("<BBHHH", data)
+    if version not in (1, 2, 3):
+        raise ValueError("the attribute has an unknown version")
+    start = 9 if version == 3 else 8
+    if data[start : start + sizes[0]].rstrip(b"\0") not in ATTRIBUTES:
+        return None
+    kind = start + ((sizes[0] + 7) // 8 * 8 if version == 1 else sizes[0])
+    if (flags and version > 1) or data[kind] & 15 not in SIMPLE:
+        raise ValueError("the attribute's value lies elsewhere")
+    return data
