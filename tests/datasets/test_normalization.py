@@ -310,7 +310,7 @@ REFUSED = {
     "another number of channels": ({"x": {"mean": [0.0] * 4, "std": [1.0] * 4}}, r"'x' are of 4 channels .*3 there"),
     "another shape of rows": (
         {"x": X | {"row_shape": [3, 5]}},
-        r"'x' were made of rows of the shape \(3, 5\).*\(3, 4\)",
+        r"'x' were computed from rows of shape \(3, 5\).*\(3, 4\)",
     ),
     "text": ({"name": {"mean": 0.0, "std": 1.0}}, r"have 'name', which is text"),
     "a mean that is NaN": ({"x": {"mean": float("nan"), "std": 1.0}}, r"'x': mean nan, std 1.0"),
@@ -378,7 +378,7 @@ def test_statistics_of_none_of_the_fields_that_are_loaded_are_refused(make_h5, t
 def test_a_field_that_is_normalized_cannot_be_of_integers(make_h5, tmp_path):
     path, arrays = mixed(make_h5)
     file = stats_file(tmp_path, {"x": stats_of(arrays["x"])})
-    with pytest.raises(H5ValueError, match=r"'x' is to be normalized, and to be torch.int16"):
+    with pytest.raises(H5ValueError, match=r"'x' is to be normalized, but torch.int16 was requested"):
         H5LazyDataset(path, "x", x_dtype="int16", normalize=file)
 
 
