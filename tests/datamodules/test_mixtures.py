@@ -465,7 +465,7 @@ BAD = {
     "a weight without end": (WEIGHTED | {"weights": [1, float("inf"), 1]}, ["'b'", "inf"]),
     "a weight that is not one": (WEIGHTED | {"weights": [1, float("nan"), 1]}, ["'b'", "nan"]),
     "weights of nothing": (WEIGHTED | {"weights": [0, 0, 0]}, ["[0, 0, 0]", "all 0"]),
-    "too few weights": (WEIGHTED | {"weights": [1, 2]}, ["[1, 2]", "are 2", "3 sources", "'a', 'b', 'c'"]),
+    "too few weights": (WEIGHTED | {"weights": [1, 2]}, ["[1, 2]", "has 2 values", "3 sources", "'a', 'b', 'c'"]),
     "weights of others": (WEIGHTED | {"weights": {"a": 1, "d": 2}}, ["'a', 'd'", "'a', 'b', 'c'"]),
     "weights where nothing is weighted": (ROUND | {"weights": [1, 2, 3]}, ["weights=[1, 2, 3]", "'round_robin'"]),
     "a pattern of others": (ALTERNATING | {"pattern": ["a", "d"]}, ["pattern names 'd'", "'a', 'b', 'c'"]),

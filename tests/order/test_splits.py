@@ -147,7 +147,7 @@ def test_groups_of_several_classes_are_dealt_by_what_a_fold_lacks():
         (lambda: group_split(np.array(["a", ""], dtype=object), [0.5, 0.5]), "missing"),
         (lambda: group_split(np.zeros((3, 2)), [0.5, 0.5]), "shape (3, 2)"),
         (lambda: k_fold(np.array([1, 1, 2]), 3, 0), "for 2 groups"),
-        (lambda: k_fold(5, 6, 0), "over 5 rows"),
+        (lambda: k_fold(5, 6, 0), "for 5 rows"),
         (lambda: k_fold(5, 5, 5), "fold=5"),
         (lambda: k_fold(3, 2, 0, labels=[1, 2]), "2 labels for 3 rows"),
         (lambda: group_split(2, [0.5, 0.5], labels=np.array([1.0, np.nan])), "the label is missing"),
