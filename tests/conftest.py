@@ -76,6 +76,15 @@ def no_warning_is_kept_back(monkeypatch):
     monkeypatch.setattr(WarningCache, "__contains__", lambda cache, message: False, raising=False)
 
 
+@pytest.fixture(autouse=True)
+def signal_handlers_are_restored():
+    """``lightning-h5 repack`` handles SIGTERM; workers that later tests fork would inherit that, and not die of it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def nothing_held(monkeypatch):
     """Arrays of a few rows are read from the file each time, as large ones are."""
