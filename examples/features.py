@@ -88,7 +88,7 @@ class FeatureWriter(BasePredictionWriter):
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.file.close()
-        trainer.strategy.barrier()  # all parts are complete
+        trainer.strategy.barrier()  # until all parts are complete
         if trainer.is_global_zero:
             with h5py.File(self.path, "w") as whole:
                 features = whole.create_dataset("features", (N_ROWS, N_FEATURES), "f4", fillvalue=np.nan)
@@ -96,7 +96,7 @@ class FeatureWriter(BasePredictionWriter):
                     with h5py.File(self.part(rank)) as part:
                         index = part["index"][:]
                         print(f"rank {rank} had {len(index)} rows")
-                        # Outside of training a rank has neighbouring rows, in the order of the file.
+                        # Outside training each rank has neighboring rows, in file order.
                         features[index[0] : index[-1] + 1] = part["features"][:]
                     self.part(rank).unlink()
 

@@ -125,7 +125,7 @@ def images_of_an_epoch(path: Path, epoch: int, batch_size: int) -> dict[int, Ten
     datamodule = shapes(path, batch_size=batch_size, with_index=True, seed=1)
     datamodule.setup("fit")
     loader = datamodule.train_dataloader()
-    loader.sampler.set_epoch(epoch)  # a Trainer does this by itself
+    loader.sampler.set_epoch(epoch)  # a Trainer calls this itself
     return {row: image for images, _, rows in loader for row, image in zip(rows.tolist(), images.clone(), strict=True)}
 
 

@@ -26,10 +26,10 @@ from lightning_h5 import CombinedHDF5DataModule, H5StatsMonitor
 DATA = Path(__file__).parent / "data"
 SOURCES = {"clinic": 3000, "home": 300}
 WAYS: dict[str, dict[str, Any]] = {
-    "concat": {"strategy": "concat"},  # all rows shuffled as one: shares by size
+    "concat": {"strategy": "concat"},  # all rows shuffled together: shares by size
     "weighted 0.7 : 0.3": {"strategy": "weighted", "weights": {"clinic": 0.7, "home": 0.3}},
     "the same, in each batch": {"strategy": "weighted", "weights": [0.7, 0.3], "mix": "rows"},
-    "round_robin": {"strategy": "round_robin"},  # a batch of each in turn
+    "round_robin": {"strategy": "round_robin"},  # one batch of each in turn
 }
 
 

@@ -30,12 +30,12 @@ def write_digits(path: Path = FILE) -> None:
     digits = load_digits()
     images = digits.images[:, None].astype("u1")  # (1797, 1, 8, 8), values 0 to 16
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")  # a run that is broken off leaves no half file under the final name
+    part = path.with_suffix(".part")  # an interrupted run leaves no partial file under the final name
     with h5py.File(part, "w") as file:
         scans = file.create_group("scans")
         scans.create_dataset("images", data=images, chunks=(64, 1, 8, 8), compression="gzip", shuffle=True)
         scans.create_dataset("labels", data=digits.target.astype("i8"), chunks=(64,), compression="gzip")
-        # The scans of a writer follow each other; the collection does not say whose they are, so these are made up.
+        # Scans of one writer follow each other, but the data set does not name the writers, so these are made up.
         writers = [f"writer-{row // 45:02d}" for row in range(len(images))]
         scans.create_dataset("writer", data=np.array(writers, dtype=object), dtype=h5py.string_dtype())
     part.rename(path)
@@ -114,7 +114,7 @@ def main() -> float:
         batch_size=64,
     )
     model = DigitNet()
-    # A log file has no use for a progress bar.
+    # Progress bars are useless in log files.
     bar = sys.stdout.isatty()
     trainer = Trainer(
         max_epochs=12, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=bar

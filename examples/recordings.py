@@ -45,7 +45,7 @@ def write_recordings(folder: Path = DATA, n_files: int = 3, n_patients: int = 40
         with h5py.File(part, "w") as file:
             file.create_dataset("signal", data=signal.astype("f4"), chunks=(1, 2, STEPS), compression="lzf")
             file["outcome"] = outcome.astype("i8")
-            file["cs_label"] = (rng.random(len(patient)) < 0.2).astype("u1")  # born by caesarean section
+            file["cs_label"] = (rng.random(len(patient)) < 0.2).astype("u1")  # born by cesarean section
             file["meta/age"] = rng.integers(16, 48, len(patient))
             file["meta/patient"] = [f"site-{site}/patient-{number:02d}" for number in patient]
         part.rename(path)
@@ -73,7 +73,7 @@ class RecordingNet(LightningModule):
             nn.Flatten(),
             nn.Linear(width, 2),
         )
-        # The mean over the two classes: always saying "no" would be right in four rows of five, and gets 0.5 here.
+        # The mean over both classes: always predicting "no" is right for four rows in five, but scores 0.5 here.
         self.val_accuracy = MulticlassAccuracy(2, average="macro")
         self.test_accuracy = MulticlassAccuracy(2, average="macro")
 
@@ -94,7 +94,7 @@ class RecordingNet(LightningModule):
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         self.val_accuracy(self(batch["signal"]), batch["outcome"])
-        # A batch is a dict that has text in it: Lightning cannot tell its size.
+        # Batches are dicts with text, whose size Lightning cannot infer.
         self.log("val/accuracy", self.val_accuracy, prog_bar=True, batch_size=len(batch["outcome"]))
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:

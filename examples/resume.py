@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from lightning_h5 import LazyH5DataModule
 
 DATA = Path(__file__).parent / "data"
-EPOCHS, SAVED_EVERY, KILLED_IN = 3, 5, 33  # steps; an epoch has 20 of them
+EPOCHS, SAVED_EVERY, KILLED_IN = 3, 5, 33  # in steps; an epoch has 20
 
 
 def write_waves(path: Path, n_rows: int = 640) -> None:
@@ -57,7 +57,7 @@ class FrequencyNet(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         if self.global_step == self.killed_in:
-            os.kill(os.getpid(), signal.SIGKILL)  # nothing can be saved or closed any more
+            os.kill(os.getpid(), signal.SIGKILL)  # no cleanup of any kind
         wave, frequency, index = batch
         self.rows += index.tolist()
         return nn.functional.mse_loss(self.layers(wave)[:, 0], frequency)

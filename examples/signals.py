@@ -23,7 +23,7 @@ from torchmetrics import MeanAbsoluteError
 from lightning_h5 import LazyH5DataModule, compute_stats
 
 DATA = Path(__file__).parent / "data"
-STEPS, SECONDS = 150, 4  # four seconds a step
+STEPS, SECONDS = 150, 4  # four seconds per step
 SPLITS = {"train": 1200, "val": 200, "test": 300}
 
 
@@ -108,7 +108,7 @@ def main(folder: Path = DATA) -> None:
         path,
         x_key="{split}/signal",  # train/signal, val/signal, test/signal
         y_key="{split}/delay",
-        normalize=stats,  # what was computed of train/signal holds for all splits
+        normalize=stats,  # statistics of train/signal, applied to all splits
         batch_size=50,
     )
     model = DelayNet()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lightning_h5 import LazyH5DataModule
 
 DATA = Path(__file__).parent / "data"
-SLOPE, OFFSET, N_ROWS = 3.0, -1.0, 1001  # an odd number: it does not divide by two ranks
+SLOPE, OFFSET, N_ROWS = 3.0, -1.0, 1001  # odd, so not divisible by two ranks
 
 
 class Line(LightningModule):

@@ -1,4 +1,4 @@
-"""Trains PyTorch models with Lightning from HDF5 files as they are.
+"""Train PyTorch models with Lightning directly from HDF5 files.
 
 Names are imported when they are first used, so that a worker process that needs a dataset does not pay for
 Lightning.

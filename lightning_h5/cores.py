@@ -72,7 +72,7 @@ def _quotas(root: Path) -> Iterator[float]:
     """Yield the quotas of control groups of version 2 and 1, as seen inside a container."""
     with suppress(OSError, ValueError):
         quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
-        yield int(quota) / int(period)  # "max" is no number: no quota
+        yield int(quota) / int(period)  # "max" means no quota
     with suppress(OSError, ValueError):
         group = root / "sys/fs/cgroup/cpu"
         quota, period = (group / "cpu.cfs_quota_us").read_text(), (group / "cpu.cfs_period_us").read_text()

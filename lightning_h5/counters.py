@@ -44,7 +44,7 @@ threads and workers, the time of reading files, decoding, the HDF5 library, and 
 ``kept_bytes`` is not summed over time: bytes of rows that workers keep in memory now."""
 
 
-MAX_STEPS = 1 << 32  # of an epoch; a float64 has room for two million epochs of these
+MAX_STEPS = 1 << 32  # per epoch; a float64 holds two million such epochs exactly
 
 
 def worker_number() -> int | None:
@@ -109,8 +109,8 @@ class Counters:
         self._places = {name: at for at, name in enumerate(self.names)}
         self._block: npt.NDArray[np.float64] = np.zeros(
             (1, len(self.names) + 1)
-        )  # the last column is the batch that was begun
-        self._shared: torch.Tensor | None = None  # the same memory, if other processes share it
+        )  # the last column is the batch in progress
+        self._shared: torch.Tensor | None = None  # the same memory, if shared with other processes
         self._lock = threading.Lock()
         self._own: memoryview[float] | None = None
         self._pid = os.getpid()
@@ -120,8 +120,8 @@ class Counters:
         with self._lock:
             if len(self._block) <= n_workers:
                 self._share(n_workers + 1)
-            self._block[1:, self._places["kept_bytes"]] = 0  # new workers keep nothing yet
-            self._block[1:, -1] = 0  # nor have they begun
+            self._block[1:, self._places["kept_bytes"]] = 0  # new workers keep no rows yet
+            self._block[1:, -1] = 0
 
     def add(self, **amounts: float) -> None:
         """Add to counters by name; takes about a microsecond."""
@@ -154,7 +154,7 @@ class Counters:
             self._own_row()[-1] = epoch * MAX_STEPS + step + 1
 
     def begun_by(self, worker: int) -> tuple[int, int] | None:
-        """Return epoch and step of the last batch that a worker began; None if there is none.
+        """Return epoch and step of the last batch that a worker began; None before the first.
 
         Args:
             worker: its number.
@@ -163,7 +163,7 @@ class Counters:
         return divmod(at - 1, MAX_STEPS) if at else None
 
     def _lock_of_here(self) -> threading.Lock:
-        if self._pid != os.getpid():  # a forked worker inherits the row, and a lock that a thread may hold
+        if self._pid != os.getpid():  # a forked worker inherits the row, and possibly a locked lock
             self._lock, self._own, self._pid = threading.Lock(), None, os.getpid()
         return self._lock
 
@@ -171,7 +171,7 @@ class Counters:
         if self._own is None:
             worker = worker_number()
             row = 0 if worker is None else worker + 1
-            # A worker without a row adds to the last one.
+            # Workers beyond the last row share it.
             own: Any = self._block[min(row, len(self._block) - 1)]
             self._own = memoryview(own)  # NumPy takes four times as long to add a single number
         return self._own
@@ -190,14 +190,14 @@ class Counters:
         self._block, self._own = self._shared.numpy(), None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Torch would move the tensor to shared memory itself, while others still write to the old place.
+        # Torch would move the tensor to shared memory itself, while other threads still write to the old memory.
         with self._lock:
             if self._shared is None:
                 self._share(len(self._block))
         return {"_shared": self._shared, "names": self.names, "_places": self._places}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        shared: torch.Tensor = state["_shared"].share_memory_()  # a copy by plain pickle is in memory of its own
+        shared: torch.Tensor = state["_shared"].share_memory_()  # a copy by plain pickle has its own memory
         self._shared, self._block = shared, shared.numpy()
         self.names, self._places = state["names"], state["_places"]
         self._lock = threading.Lock()

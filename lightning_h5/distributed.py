@@ -25,10 +25,10 @@ from .errors import H5Error, H5ValueError
 
 __all__ = ["Exchange", "OncePerNode", "are_near", "exchange", "first_value", "own_store", "this_process"]
 
-GRACE = 5.0  # seconds for other ranks to read what went wrong, before this process ends and perhaps the store with it
+GRACE = 5.0  # seconds for other ranks to read the error before this process ends, and perhaps the store with it
 POLL = 0.5  # seconds between checks of a rank that is late
-FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02  # and of one that waits: most ranks arrive within milliseconds
-NODE_PATIENCE = 120.0  # seconds without progress; then each process of a node computes the value itself
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02  # between polls of a waiting rank: most arrive within milliseconds
+NODE_PATIENCE = 120.0  # seconds without progress, after which each process of a node computes the value itself
 NODE_PROGRESS = 1.0  # seconds between reports of progress
 _numbers: defaultdict[str, count[int]] = defaultdict(count)  # how often this process used each name
 
@@ -162,7 +162,7 @@ class Exchange:
             if text and not self._is_here:
                 sys.stderr.write(f"H5Error: {text}\n")
                 sys.stderr.flush()
-                os._exit(1)  # the main thread hangs, perhaps inside a library: it cannot be asked to raise
+                os._exit(1)  # the main thread hangs, perhaps inside a library, and cannot raise
 
     def _wait_for_all(self) -> list[int]:
         """Wait until all ranks have arrived; return those that had not when the first rank's patience ended."""
@@ -172,7 +172,7 @@ class Exchange:
             lambda: int(self._store.add(f"{self._name}/progress", 0)),
         )
         late = [] if all_here else [rank for rank, key in enumerate(self._keys) if not self._store.check([key])]
-        # The first rank decides for all: a rank that is just late must not continue without the others.
+        # The first rank decides for all: a rank that is merely late must not continue alone.
         decided: list[int] = json.loads(self._store.compare_set(f"{self._name}/late", "", json.dumps(late)))
         return decided
 
@@ -182,7 +182,7 @@ class Exchange:
             self._store.add(f"{self._name}/left", 1)
         self._wait_for_others_to_leave(late)
         if late:
-            time.sleep(2 * POLL)  # for their watches to see it
+            time.sleep(2 * POLL)  # time for their watchdogs to notice
         for key in (f"{self._keys[rank]}/process" for rank in late):
             with suppress(torch.distributed.DistError):
                 if self._store.check([key]):
@@ -219,8 +219,8 @@ class Exchange:
         ranks = ", ".join(f"rank {rank}" for rank in late)
         return (
             f"{self._what} did not finish on {ranks} of {self._world_size} ranks within {self._patience:g} s "
-            "(setup_timeout). Look at what hangs there; if it is only slow, pass a larger setup_timeout. All ranks "
-            "must call setup: call it neither in prepare_data nor under `if rank == 0`."
+            "(setup_timeout). Check what hangs there; if it is only slow, pass a larger setup_timeout. All ranks must "
+            "call setup: call it neither in prepare_data nor under `if rank == 0`."
         )
 
     def _ended_text(self) -> str:
@@ -245,7 +245,7 @@ def own_store() -> Any:
 def _store() -> Any:
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
-    # torch has no public name for the store that `init_process_group` made.
+    # torch has no public access to the store that `init_process_group` created.
     return torch.distributed.distributed_c10d._get_default_store()
 
 
@@ -330,7 +330,7 @@ class OncePerNode:
             return None
 
 
-# Processes of this machine --------------------------------------------------------------------------------------
+# Processes of one machine ---------------------------------------------------------------------------------------
 
 
 def this_process() -> list[str]:
@@ -372,7 +372,7 @@ def is_alive(process: Sequence[str]) -> bool:
         state, start = _stat(int(process[2]))
     except OSError:
         return False
-    return start == process[3] and state != "Z"  # a zombie has ended, and its parent has not waited for it yet
+    return start == process[3] and state != "Z"  # a zombie has ended, but was not waited for
 
 
 def _stat(pid: int) -> tuple[str, str]:

@@ -1,6 +1,6 @@
-"""The errors of this package: few types, each of them also a builtin one.
+"""The errors of this package: few types, each also a builtin one.
 
-Every message has three parts, in this order: what was asked, what is there, what to do.
+Every message has three parts, in this order: what was requested, what exists, what to do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
     "H5WorkerError",
 ]
 
-MAX_LETTERS = 300  # of a name in a message
+MAX_LETTERS = 300  # maximum length of a name in a message
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
@@ -32,7 +32,7 @@ class H5Error(Exception):
     """Base of all errors raised on purpose by this package. Its text prints as written."""
 
     def __str__(self) -> str:
-        # KeyError prints the repr of its text and OSError wants an errno: neither is for people.
+        # KeyError prints the repr of its text, and OSError an errno.
         return " ".join(str(arg) for arg in self.args)
 
 
@@ -49,7 +49,7 @@ class H5ValueError(H5Error, ValueError):
 
 
 class H5DataChangedError(H5FileError):
-    """A file is no longer the one that was looked at in ``setup``."""
+    """A file changed after ``setup``."""
 
 
 class H5CorruptError(H5FileError):
@@ -61,7 +61,7 @@ class H5WorkerError(H5Error, RuntimeError):
 
 
 class H5MemoryError(H5Error, MemoryError):
-    """There is no memory for the rows that were asked for."""
+    """The requested rows do not fit into memory."""
 
 
 class H5ResumeError(H5Error, ValueError):
@@ -104,8 +104,8 @@ def stop_iteration(argument: str, function: Callable[..., Any]) -> RuntimeError:
         function: the function.
     """
     return RuntimeError(
-        f"{named(argument, function)} raised StopIteration, which loops take for the end of what they iterate "
-        "over. Raise another error there; next(iterator, default) raises none."
+        f"{named(argument, function)} raised StopIteration, which loops take for the end of their iterator. Raise "
+        "another error there; next(iterator, default) raises none."
     )
 
 

@@ -30,7 +30,7 @@ _Given = ParamSpec("_Given")
 _Gives = TypeVar("_Gives")
 
 DIGEST_BYTES = 32
-COMPILERS = ("numba", "llvmlite", "numpy")  # their versions stand for what they compute
+COMPILERS = ("numba", "llvmlite", "numpy")  # their versions are part of the cache key
 
 
 def compiled(loop: Callable[_Given, _Gives]) -> Callable[_Given, _Gives] | None:
@@ -48,7 +48,7 @@ def compiled(loop: Callable[_Given, _Gives]) -> Callable[_Given, _Gives] | None:
     if numba is None:
         return None
     machine = numba.njit(nogil=True)(loop)
-    with suppress(Exception):  # no folder is writable, or Numba has other internals than the tested versions
+    with suppress(Exception):  # no writable folder, or a Numba version with other internals
         machine._cache = _disk_cache()(machine)
     found: Callable[_Given, _Gives] = machine
     return found
@@ -112,7 +112,7 @@ def _disk_cache() -> Any:
 
         def load_overload(self, sig: Any, target_context: Any) -> Any:
             """Return the machine code for these arguments; None if it is missing on disk, or damaged."""
-            target_context.refresh()  # the machine code may call what is registered there
+            target_context.refresh()  # registers functions that the machine code may call
             with suppress(Exception):
                 path = self._path(sig, target_context.codegen())
                 data = _checked(path)
@@ -173,9 +173,9 @@ def _meaning_of(value: Any) -> Any:
     Raises:
         TypeError: it uses an object of an unknown kind.
     """
-    if hasattr(value, "targetoptions"):  # compiled, too
+    if hasattr(value, "targetoptions"):  # also compiled
         return [repr(sorted(value.targetoptions.items())), _meaning_of(value.py_func)]
-    if hasattr(value, "_defn"):  # what `c_call` gives
+    if hasattr(value, "_defn"):  # returned by `c_call`
         return _meaning_of(value._defn)
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value

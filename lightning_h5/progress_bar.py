@@ -32,13 +32,13 @@ def progress_bar(total: int, what: str, *, shows_progress: bool, unit: str = "iB
     """
     file: Any = sys.stderr
     is_terminal = False
-    with suppress(AttributeError, OSError, ValueError):  # a logger's stream without `isatty`, or a closed one
+    with suppress(AttributeError, OSError, ValueError):  # a stream without `isatty`, or a closed one
         is_terminal = bool(file.isatty())
     if type(file).__module__.startswith("ipykernel"):
-        file = sys.stdout  # a notebook shows the standard error on red
+        file = sys.stdout  # notebooks show stderr on a red background
     elif shows_progress and file is not None and not is_terminal:
         return _Lines(total, what, unit, file)
-    counts_bytes = unit == "iB"  # tqdm puts a K, an M or a G before it
+    counts_bytes = unit == "iB"  # tqdm adds the prefix K, M or G
     return tqdm(
         total=total,
         desc=what,
@@ -79,14 +79,14 @@ class _Lines:
 
     def close(self) -> None:
         if self._last > self._began:
-            self._last = self._began  # once
+            self._last = self._began
             self._write(f"{'done' if self._done >= self.total else 'ended'}, {self._amount(self._done)}")
 
     def _amount(self, n: float) -> str:
         return bytes_text(n) if self._unit == "iB" else f"{n:,.0f} {self._unit}{'' if n == 1 else 's'}"
 
     def _write(self, text: str) -> None:
-        with suppress(AttributeError, OSError, ValueError):  # a log that is full or closed ends no work
+        with suppress(AttributeError, OSError, ValueError):  # a full or closed log must not stop the work
             print(f"{self._what}: {text}, {time.monotonic() - self._began:,.0f} s", file=self._file, flush=True)
 
     def __enter__(self) -> Self:

@@ -91,5 +91,5 @@ class RowReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what this reader holds in memory. Files belong to the handle pool."""
+        """Release the memory of this reader. Files belong to the handle pool."""
         ...

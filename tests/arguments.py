@@ -61,7 +61,7 @@ FILES = {
 def nested(**flat):
     """The arguments of a data module."""
     groups = GROUPS | FILES
-    if not {"sources", "sampling_strategy"} & set(flat):  # weights are those of rows, then
+    if not {"sources", "sampling_strategy"} & set(flat):  # then the weights are of rows
         groups = groups | {"mixture": {name: own for name, own in GROUPS["mixture"].items() if name != "weights"}}
     found = _nested(flat, groups)
     if isinstance(found.get("shuffle"), dict) and isinstance(mode := found["shuffle"].get("mode"), bool):

@@ -16,14 +16,14 @@ from lightning_h5.hdf5 import process_pool
 
 load_profile()
 
-# Its thread looks after bars that stand still, from the first bar of a process on; many tests count threads.
+# tqdm's monitor thread starts with the first bar of a process, and many tests count threads.
 tqdm.tqdm.monitor_interval = 0
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so shells start what runs in the background
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells ignore it for background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by marks
 def pytest_collection_modifyitems(items):
     """Mark what is left to the wider tiers: all but a few cases of a test; property tests run again there."""
     cases = defaultdict(list)
@@ -74,6 +74,15 @@ def no_seed_is_left():
 def no_warning_is_kept_back(monkeypatch):
     """Lightning gives some warnings once in a process: which test sees one would depend on those before it."""
     monkeypatch.setattr(WarningCache, "__contains__", lambda cache, message: False, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers_are_restored():
+    """``lightning-h5 repack`` handles SIGTERM; workers that later tests fork would inherit that, and not die of it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -29,11 +29,11 @@ class Stored:
     values: np.ndarray
     storage: str = "contiguous"  # or chunked, compact, virtual
     chunks: tuple | None = None
-    options: dict = field(default_factory=dict)  # of create_dataset: compression, shuffle, fillvalue ...
+    options: dict = field(default_factory=dict)  # for create_dataset: compression, shuffle, fillvalue ...
     dtype: object = None
     written: int | None = None
-    maxshape: object = "any"  # or first, fixed: which axes of a chunked array may grow; the kind of its chunk index
-    early: bool = False  # the chunks get their places when the array is made
+    maxshape: object = "any"  # or first, fixed: the axes that may grow, which choose the kind of chunk index
+    early: bool = False  # allocate chunks when the array is created
     filters: tuple | None = None
     masks: list | None = None
 
@@ -157,7 +157,7 @@ def _write_with_masks(dataset, values, array):
     for corner, mask in zip(itertools.product(*grid), array.masks, strict=True):
         if mask is None:
             continue
-        # What hangs over the edge may be anything.
+        # Values beyond the edge may be anything.
         piece = random.integers(0, 2, (*array.chunks, *values.shape[len(array.chunks) :])).astype(values.dtype)
         part = values[tuple(slice(at, at + step) for at, step in zip(corner, array.chunks, strict=True))]
         piece[tuple(map(slice, part.shape))] = part

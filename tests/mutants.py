@@ -417,7 +417,7 @@ def main() -> None:
     few = "--few" in sys.argv
     chosen = [int(number) for number in sys.argv[1:] if number != "--few"] or range(len(MUTANTS))
     survivors = []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a mutant's tests run in one process, and stop at the first
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # one process per mutant, up to the first failure
         for number, caught in zip(chosen, pool.map(lambda n: is_caught(MUTANTS[n], few), chosen), strict=True):
             print(f"{number:3} {'caught' if caught else 'SURVIVED':>9}  {MUTANTS[number].what}", flush=True)
             if not caught:

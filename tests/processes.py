@@ -116,7 +116,7 @@ def _program(rank, code, errors, cwd, path, environment):
     main = sys.modules["__main__"] = ModuleType("__main__")
     try:
         exec(compile(code, "<string>", "exec"), main.__dict__)
-    except SystemExit as end:  # no error of which a rank would tell
+    except SystemExit as end:  # not an error for the rank to report
         return end.code or 0
     return 0
 
@@ -143,7 +143,7 @@ def _watch(processes, receivers, timeout, patience):
             if receiver.poll():
                 _receive(receiver, open_receivers, told)
     finally:
-        for process in processes:  # each leads a group of its own, with its workers
+        for process in processes:  # each leads its own process group, with its workers
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.join()
@@ -161,11 +161,11 @@ def _receive(ready, open_receivers, told):
 
 def _rank(rank, world_size, port, target, arguments, sender, log):
     os.setsid()
-    if sys.platform == "linux":  # also where the tests are killed, no rank lives on: its parent is the server
+    if sys.platform == "linux":  # ranks are children of the forkserver, and must end if the tests are killed
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # A child of a forkserver would make servers of its own for its workers; users' processes fork them.
+    # A child of a forkserver would start its own forkserver for its workers; users' processes fork them.
     multiprocessing.set_start_method("fork", force=True)
-    with open(log, "wb", buffering=0) as file:  # its descriptor is what counts
+    with open(log, "wb", buffering=0) as file:  # only its descriptor is used
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     for name in list(os.environ):

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "few")
 SHARES = {"few": 0.2, "broad": 1.0, "thorough": 20.0}
-EXAMPLES = 100  # of a test that names no number
+EXAMPLES = 100  # of a test that sets no number
 CASES = 6  # of a parametrized test
 
 
@@ -23,7 +23,7 @@ def load_profile():
         derandomize=PROFILE != "thorough",
         deadline=None,
         database=None,
-        # Files of an example have names of their own, so sharing `tmp_path` between examples is harmless.
+        # Each example writes files with new names, so sharing `tmp_path` between examples is harmless.
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
     settings.load_profile(PROFILE)

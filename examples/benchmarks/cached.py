@@ -64,7 +64,7 @@ LOAD_TARGETS = {
         Target(of=OURS, against=BARE, least=0.8),
         Target(of=INTERLEAVE, against=CONTIGUOUS, least=1 / 1.5, name="interleave / contiguous, on two ranks"),
     ),
-    # These decode so easily that what counts is memory, of which the bare loop fills none.
+    # These decode so fast that memory is the limit, and the bare loop fills none.
     "signals": (
         Target(of=OURS, against=PLAIN, least=2.0),
         Target(of=OURS, against=BARE, least=None),
@@ -170,7 +170,7 @@ def servers(data: Data, stack: ExitStack) -> list[Contender]:
 def peak_of(path: Path, n_rows: int, dtype: str | None, pipe: Connection) -> None:
     """Tells the most memory that loading took over what the process held before, in MiB."""
     data = on_disk(path, n_rows)
-    RankMemCachedH5Dataset(data.path, "labels", x_dtype=None).close()  # what is imported on first use
+    RankMemCachedH5Dataset(data.path, "labels", x_dtype=None).close()  # warm-up: imports on first use
     forget_peak()
     before = resident_mib("VmRSS")
     dataset = RankMemCachedH5Dataset(data.path, "x", "labels", x_dtype=dtype)
@@ -227,9 +227,9 @@ def run(kind: RowKind, path: Path, options: argparse.Namespace, progress: tqdm[A
 def main() -> None:
     """Measures both arrays, prints their tables, and writes them as JSON where asked."""
     options = arguments()
-    # Before Python 3.13 the server of processes does not find what lies beside this file.
+    # Before Python 3.13 the forkserver does not find modules next to this file.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # the order it took is no news here
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # hides the messages about the order
     about = environment(("deflate", "imagecodecs", "zlib-into"))
     print(line_of(about))
     print(f"{options.rows:,} rows, batch {BATCH_SIZE}, {options.rounds} rounds, warm page cache")

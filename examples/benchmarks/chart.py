@@ -48,7 +48,7 @@ def draw(results: Sequence[Mapping[str, Any]], path: Path) -> None:
                 panel(axes, f"{results[i]['rows_are']}, {results[i]['title']}", bars[i])
                 axes.set_ylim(
                     max(len(bars[j]) for j in lines[i // N_COLUMNS]) - 0.4, -0.6
-                )  # bars as thick as beside it
+                )  # bars as thick as in the other panel
             else:
                 axes.set_axis_off()
         figure.supxlabel(

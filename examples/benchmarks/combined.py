@@ -52,7 +52,7 @@ from lightning_h5 import CombinedHDF5Dataset, create_optimized_dataloader
 
 CACHE_SIZE = 1000
 N_FILES, N_FILTER_FILES, N_MANY = 3, 10, 1000
-N_GUIDS = 10  # that are allowed
+N_GUIDS = 10  # number of allowed guids
 ORIGINAL, OURS, BETTER = "the original approach", "lightning_h5", "the same, arrays looked up once"
 N_CONFIGURATIONS = 4
 PARTS = ("table", "filters", "memory")
@@ -268,7 +268,7 @@ def memory_of_epochs(paths: Sequence[Path], n_workers: int, n_epochs: int) -> di
     }
 
 
-# All of it ----------------------------------------------------------------------------------------------------
+# Everything ---------------------------------------------------------------------------------------------------
 
 
 def quiet() -> None:
@@ -307,7 +307,7 @@ def main() -> None:
     options = arguments()
     if "memory" in options.parts and sys.platform != "linux":
         raise SystemExit("memory and open files are read from /proc, which only Linux has: pass --parts table filters")
-    # Before Python 3.13 the server of processes does not find what lies beside this file.
+    # Before Python 3.13 the forkserver does not find modules next to this file.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     quiet()
     about = environment(("deflate", "imagecodecs", "zlib-into"))
@@ -316,7 +316,7 @@ def main() -> None:
     lines: list[Line] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if "memory" in options.parts:  # first: processes are forked, while this one is small
+        if "memory" in options.parts:  # first, since it forks processes while this one is small
             lines += measured_lines(lines_of_memory, folder / "many", options)
         if "filters" in options.parts:
             lines += measured_lines(lines_of_filters, folder / "columns", options)

@@ -164,7 +164,7 @@ def measure(
         Timing(name=each.name, team=each.team or each.name, n_rows=each.n_rows or len(data.x), rows_per_second=[])
         for each in contenders
     ]
-    for contender, timing in zip(contenders, timings, strict=True):  # also a warm-up: workers start, files open
+    for contender, timing in zip(contenders, timings, strict=True):  # also the warm-up: workers start, files are opened
         progress.set_postfix_str(f"verify {contender.name}")
         contender.prepare()
         verify(contender.name, contender.epoch(0), data, contender.n_rows)

@@ -30,8 +30,8 @@ from tqdm import tqdm
 
 VERSIONS = ("litdata", "mosaicml-streaming", "ffcv", "deflate", "imagecodecs", "zlib-into", "numba")
 
-SLICE = 1.5  # seconds for a timing of what is slow; it reads as many rows as it can in these
-MOST = 10.0  # seconds, after which what is still slow is not timed again
+SLICE = 1.5  # seconds per timing of a slow reader, which reads as many rows as it can
+MOST = 10.0  # seconds, after which a slow reader is not timed again
 
 
 def contenders(
@@ -123,7 +123,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measures the cases, prints their tables, and writes them as JSON and draws them where asked."""
     options = arguments()
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # the order it took is no news here
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # hides the messages about the order
     about, (peers, missing) = environment(VERSIONS), find_peers(options.peers)
     print(line_of(about))
     print(f"{options.rows:,} rows, batch {BATCH_SIZE}, {options.rounds} rounds, shuffled, warm page cache")

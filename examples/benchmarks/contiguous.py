@@ -69,7 +69,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measures all cases, prints their tables, and writes them as JSON where asked."""
     options = arguments()
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # the order it took is no news here
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # hides the messages about the order
     about = environment()
     print(line_of(about))
     print(f"{options.rows:,} rows, batch {BATCH_SIZE}, {options.rounds} rounds, shuffled, warm page cache")

@@ -52,7 +52,7 @@ def bare_decode(data: Data, stack: ExitStack) -> Epoch:
     def work(thread: int, keep: npt.NDArray[Any] | None) -> None:
         decode, plain = decoders[thread], np.empty(n_bytes, np.uint8)
         for offset, size, mask, corner in chunks[thread::N_THREADS]:
-            if decode is None or mask:  # a filter that gains nothing is left out of a chunk
+            if decode is None or mask:  # HDF5 skips a filter for chunks that it does not shrink
                 os.preadv(fd, [plain], offset)
                 decoded = plain
             else:

@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="write all measurements here")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")  # advice for trainings that train
+    warnings.simplefilter("ignore")  # advice that does not apply to a benchmark
     for noisy in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     about = environment(("lightning",))
@@ -84,7 +84,7 @@ def main() -> None:
         for _ in range(options.rounds):
             each["without"].append(step(path, options.batches, Silent()))
             each["with"].append(step(path, options.batches, H5StatsMonitor(print_summary=False)))
-    # The fastest of each, as `timeit` has it: what else a machine does only adds, and is ten times what is measured.
+    # The fastest of each, as in `timeit`: other load only adds time, ten times as much as is measured.
     took = {name: min(seconds) for name, seconds in each.items()}
     counting = counting_a_batch()
     share = (took["with"] - took["without"] + counting) * BATCHES_A_SECOND

@@ -75,7 +75,7 @@ def measure(order: OrderParameters, sizes: Any, world_size: int) -> dict[str, fl
         "memory_mib": peak / 2**20,
         "batch_ms": 1e3 * statistics.median(anywhere),
         "slowest_ms": 1e3 * max(anywhere),
-        "next_ms": 1e3 * statistics.mean(onward),  # the median is a batch that was made along with others
+        "next_ms": 1e3 * statistics.mean(onward),  # mean, since the median batch is planned along with others
         "slowest_next_ms": 1e3 * max(onward),
     }
 

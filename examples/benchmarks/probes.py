@@ -21,8 +21,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 STEP_SECONDS = 0.002
-N_SKIPPED = 10  # batches at the start of an epoch
-N_PLAIN = 60  # batches of the plain recipe: it waits long enough in these
+N_SKIPPED = 10  # batches skipped at the start of an epoch
+N_PLAIN = 60  # batches of the plain recipe, which waits long enough in these
 
 
 # Waiting for batches ------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def memory(path: Path, n_rows: int, options: dict[str, Any], n_epochs: int) -> d
             pass
         resident.append(resident_mib("VmRSS"))
         descriptors.append(len(os.listdir("/proc/self/fd")))
-    settled = n_epochs // 4  # the first epochs fill what stays
+    settled = n_epochs // 4  # the first epochs fill the caches
     slope = np.polyfit(range(settled, n_epochs), resident[settled:], 1)[0] if n_epochs > settled + 1 else 0.0
     return {
         "peak_mib": resident_mib("VmHWM") - before,
@@ -160,7 +160,7 @@ def growth(
                 number += 1
                 for _ in ours.epoch(number):
                     pass
-            if turn:  # the first is the warm-up
+            if turn:  # skip the warm-up
                 speeds[path].append(n_large // n_rows * n_rows / (perf_counter() - began))
     for _, _, ours in files:
         ours.close()

@@ -54,7 +54,7 @@ class Ranks:
 
 def be_rank(rank: int, port: int, make: Callable[[int], Callable[[Any], Any]], pipe: Connection) -> None:
     """What the process of a rank does."""
-    # Left alone, a child of the server starts a server of its own for its workers, which imports everything anew.
+    # By default, a child of the forkserver starts its own forkserver for its workers, which imports everything again.
     multiprocessing.set_start_method("fork", force=True)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(N_RANKS)}
     torch.distributed.init_process_group("gloo", rank=rank, world_size=N_RANKS)

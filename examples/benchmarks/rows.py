@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-N_MADE_AT_ONCE = 500  # rows; keeps what making them takes beside the result small
-N_WAVES = 16  # of a picture's smooth part, along each side
+N_MADE_AT_ONCE = 500  # rows; limits the temporary memory
+N_WAVES = 16  # waves of an image's smooth part, along each side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Data:
             file.create_dataset("labels", data=labels)
             chunks, stored_bytes = array.chunks, array.id.get_storage_size()
         with path.open("rb") as written:
-            os.fsync(written.fileno())  # else the system writes it out while the clock runs
+            os.fsync(written.fileno())  # otherwise the system writes it during the measurement
         return cls(path, x, labels, chunks=chunks, stored_bytes=stored_bytes)
 
     @property
@@ -113,7 +113,7 @@ def pictures(rng: np.random.Generator, n_rows: int, *shape: int) -> npt.NDArray[
     colours, height, width = shape
     order = np.arange(N_WAVES)
     down, across = (np.cos(np.pi * order[:, None] * (np.arange(n) + 0.5) / n).astype("f4") for n in (height, width))
-    falloff = (55 / (1 + np.hypot(*np.meshgrid(order, order)) ** 2.5)).astype("f4")  # as in photographs, nearly
+    falloff = (55 / (1 + np.hypot(*np.meshgrid(order, order)) ** 2.5)).astype("f4")  # roughly as in photographs
     shared = rng.standard_normal((n_rows, 1, N_WAVES, N_WAVES), dtype=np.float32)
     own = rng.standard_normal((n_rows, colours, N_WAVES, N_WAVES), dtype=np.float32)
     x = 120 + down.T @ ((shared + 0.4 * own) * falloff) @ across

@@ -31,7 +31,7 @@ TEAMS = {
     "lightning_h5": ("lightning_h5",),
     "lightning_h5, rows fit in memory": ("lightning_h5, 512 MiB",),
 }
-SLOWER_OF = "lightning_h5"  # of the first epoch and the tenth; the others count with their better number of workers
+SLOWER_OF = "lightning_h5"  # counts with the slower of epochs 1 and 10; the others with their best number of workers
 WIDTH, LEFT, RIGHT, LINE, HEAD, AXIS = 860, 270, 90, 22, 34, 62
 LOWEST, HIGHEST = 100, 2_000_000
 STYLE = """

@@ -35,8 +35,8 @@ import lightning_h5
 ROOT = Path(lightning_h5.__file__).parent
 MAX_LINES = 400
 N_ROWS, ROW_SHAPE, CHUNK_ROWS, BATCH_SIZE = 8192, (3, 64, 64), 32, 64
-BUFFER = "16 MiB"  # of 96 MiB: chunks are decoded all through the epoch
-N_FIRST = 32  # batches before those that are traced
+BUFFER = "16 MiB"  # of 96 MiB, so that chunks are decoded during the whole epoch
+N_FIRST = 32  # batches before tracing starts
 NOT_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -140,7 +140,7 @@ def functions_of_a_batch(path: Path) -> dict[str, set[str]]:
     )
     module.setup("fit")
     functions: dict[str, set[str]] = defaultdict(set)
-    threading.setprofile(_note)  # threads that start from now on
+    threading.setprofile(_note)  # for threads that start from now on
     try:
         batches = iter(module.train_dataloader())
         for _ in range(N_FIRST):

@@ -49,9 +49,9 @@ class Case:
     is_promised: bool
 
 
-# Decoded bytes do not stay: each chunk is decoded once an epoch.
+# Decoded bytes are not kept: each chunk is decoded once per epoch.
 WINDOW = {"shuffle": {"mode": "window", "buffer": "16 MiB"}, "files": {"cache_bytes": "24 MiB"}}
-LONG = RowKind(name="recordings", shape=(43, 1760), dtype="f4")  # 300 KB a row, as recordings of hours are
+LONG = RowKind(name="recordings", shape=(43, 1760), dtype="f4")  # 300 KB per row, as in recordings of hours
 
 CASES = (
     Case("recordings, LZF, 1 row a chunk", LONG, {"chunks": (1, 43, 1760), "compression": "lzf"}, LazyH5DataModule,
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--json", type=Path, help="write all measurements here")
     options = parser.parse_args()
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # the order it took is no news here
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # hides the messages about the order
     about = environment(("deflate", "imagecodecs"))
     print(line_of(about))
     results: dict[str, Any] = {}
@@ -88,7 +88,7 @@ def main() -> None:
     write_json(options.json, {"environment": about, "rows": options.rows, "rounds": options.rounds, **results})
 
 
-# Normalising -------------------------------------------------------------------------------------------------------
+# Normalization -----------------------------------------------------------------------------------------------------
 
 
 def normalizing(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -159,7 +159,7 @@ def _epochs(loader: Any) -> Callable[[int], Iterator[Any]]:
 
 
 def _in_turns(epochs: list[Callable[[int], Iterator[Any]]], n_rounds: int, n_rows: int) -> list[list[float]]:
-    # An epoch of a few milliseconds alone would be as long as a tick of the system's scheduler.
+    # A single epoch of a few milliseconds would be as short as a tick of the scheduler.
     contenders = [Contender(name=str(at), epoch=epoch, n_epochs=N_EPOCHS) for at, epoch in enumerate(epochs)]
     seen: list[list[float]] = [[] for _ in contenders]
     for number in range(n_rounds + 1):

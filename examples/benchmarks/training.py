@@ -26,8 +26,8 @@ from tqdm import tqdm
 MIB = 2**20
 BUDGET_MIB = 64
 BUDGET = {"shuffle": {"buffer": f"{BUDGET_MIB} MiB"}, "files": {"cache_bytes": f"{BUDGET_MIB} MiB"}}
-N_TOGETHER = 32  # rows of a chunk
-N_EPOCHS, N_ROUNDS = 5, 3  # of the loop that waits; of the comparison with more rows
+N_TOGETHER = 32  # rows per chunk
+N_EPOCHS, N_ROUNDS = 5, 3  # of the waiting loop; of the comparison with more rows
 
 
 def write(folder: Path, n_rows: int) -> tuple[Path, Path]:

@@ -33,8 +33,8 @@ class Meter:
         transfer_seconds: that copying batches to the device took.
         n_slow: batches that were waited for too long.
         baseline: what loaders had counted before the stage began, waiting times included.
-        at_lap: what was counted when figures were last logged by step.
-        at_epoch: what was counted when figures were last logged by epoch.
+        at_lap: counts when figures were last logged by step.
+        at_epoch: counts when figures were last logged by epoch.
     """
 
     seconds: float = 0.0
@@ -47,7 +47,7 @@ class Meter:
 
     @classmethod
     def of(cls, loaders: Sequence[H5DataLoader]) -> Meter:
-        """Return a meter that begins with what these loaders have counted so far."""
+        """Return a meter that starts from the present counts of these loaders."""
         meter = cls()
         meter.at_lap = meter.at_epoch = meter.now(loaders)
         meter.baseline = meter.at_lap | waits_of(loaders)
@@ -78,14 +78,14 @@ class Meter:
         return sums | of_stage
 
     def whole(self, loaders: Sequence[H5DataLoader]) -> dict[str, float]:
-        """Return what was counted in the whole stage, waiting times included."""
+        """Return the counts of the whole stage, including waiting times."""
         return difference(self.baseline, self.now(loaders) | waits_of(loaders), loaders)
 
 
 def difference(
     mark: Mapping[str, float], now: Mapping[str, float], loaders: Iterable[H5DataLoader]
 ) -> dict[str, float]:
-    """Return what was counted since a mark. Bytes that are kept are those of now.
+    """Return the counts since a mark, but the present number of kept bytes.
 
     Args:
         mark: what a meter's ``now`` returned then.
@@ -119,14 +119,14 @@ class TransferTimer:
         self._strategy = strategy
         self._has_events = strategy.root_device.type == "cuda"
         self._seconds = 0.0
-        self._copies: deque[tuple[Any, Any]] = deque()  # begin and end of those that may not be over
+        self._copies: deque[tuple[Any, Any]] = deque()  # start and end events of copies that may still run
         copy = strategy.batch_to_device
 
         def timed(*arguments: Any, **named: Any) -> Any:
             began = self._now()
             copied = copy(*arguments, **named)
             self._copies.append((began, self._now()))
-            self.seconds()  # so that few are kept
+            self.seconds()  # keeps the queue short
             return copied
 
         strategy.batch_to_device = timed
@@ -134,7 +134,7 @@ class TransferTimer:
     def _now(self) -> Any:
         if not self._has_events:
             return perf_counter()
-        event = cast("Any", torch.cuda.Event)(enable_timing=True)  # torch leaves it unannotated
+        event = cast("Any", torch.cuda.Event)(enable_timing=True)  # not annotated in torch
         event.record()
         return event
 
@@ -174,7 +174,7 @@ def over_ranks(
 
 MIB = 1 << 20
 
-WIDTH = 100  # of remarks, at most
+WIDTH = 100  # maximum line length of remarks
 ALWAYS = ("batches", "rows", "seconds", "rows/s")
 TRIVIAL = frozenset(("0", "0.0%", "-"))
 READ, DECODED = "MiB/s read", "MiB/s decoded"
@@ -219,7 +219,7 @@ def shares_of(amounts: Mapping[str, float], loaders: Iterable[H5DataLoader]) -> 
         sampler = loader.sampler
         expected = sampler.recipe.expected_shares(sampler.batch_size, drop_last=sampler.drop_last)
         counted = {name: amounts[rows_of(name)] for name in expected if rows_of(name) in amounts}
-        for name, n_rows in counted.items():  # none if sources have no names
+        for name, n_rows in counted.items():  # empty if sources have no names
             shares[f"share/{name}"] = n_rows / max(1.0, sum(counted.values()))
             shares[f"expected_share/{name}"] = expected[name]
     return shares
@@ -256,7 +256,7 @@ def _column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
     amounts = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
     figures = figures_of(amounts, len(ranks))
     most, worst = max((_waiting(rank), -number) for number, rank in enumerate(ranks))
-    # Of rows that are held whole, or not kept at all, a hit rate means nothing.
+    # A hit rate is meaningless if all rows are held, or none.
     has_cache = amounts["cache_hits"] + amounts["cache_misses"] + amounts["blocks_used"] > 0
     p95 = WaitTimes.quantile([amounts[name] for name in WAITS], 0.95)
     return {

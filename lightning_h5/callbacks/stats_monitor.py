@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from torch.utils._pytree import tree_leaves  # by which Lightning, too, finds loaders
+from torch.utils._pytree import tree_leaves  # Lightning finds loaders with it, too
 
 from .._lightning import Callback, LightningModule, Trainer, drop_logged, is_logging_step, logged_step
 from ..datasets import SequenceDataset
@@ -89,9 +89,9 @@ class H5StatsMonitor(Callback):
         self.progress_bar = progress_bar
         self.slow_batch_seconds = slow_batch_seconds
         self._meters: dict[str, Meter] = {}
-        self._training: list[H5DataLoader] = []  # the loaders of this epoch
+        self._training: list[H5DataLoader] = []  # loaders of this epoch
         self._transfer: TransferTimer | None = None
-        self._logged: tuple[str, ...] = ()  # by the batch before
+        self._logged: tuple[str, ...] = ()  # names that the previous batch logged
 
     # Training ------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class H5StatsMonitor(Callback):
             return
         for loader in self._training:
             if (waited := loader.waits.last) > most:
-                loader.waits.last = 0.0  # reported once, also if another loader's batch is next
+                loader.waits.last = 0.0  # report once, even if another loader's batch is next
                 self._meters["train"].n_slow += 1
                 logger.warning(
                     "rank %d waited %.1f s for batch %d of epoch %d (step %d); more than slow_batch_seconds=%g.",
@@ -135,8 +135,8 @@ class H5StatsMonitor(Callback):
         """Log if the figures are due."""
         drop_logged(trainer, "on_train_batch_end", self._logged)
         self._logged = ()
-        every = self.log_every_n_steps or getattr(trainer, "log_every_n_steps", 50)  # Lightning does not declare it
-        if not every or not is_logging_step(trainer, every):  # the same on all ranks, which come together in `_lap`
+        every = self.log_every_n_steps or getattr(trainer, "log_every_n_steps", 50)  # not declared by Lightning
+        if not every or not is_logging_step(trainer, every):  # the same on all ranks, which synchronize in `_lap`
             return
         step, meter = logged_step(trainer), self._meters["train"]
         figures, meter.at_lap = self._lap(trainer, meter, meter.at_lap)
@@ -145,19 +145,19 @@ class H5StatsMonitor(Callback):
         for name, value in named.items():  # the same on all ranks by now
             pl_module.log(name, value, prog_bar=name in shown, logger=bool(trainer.loggers), on_step=True, batch_size=1)
         self._logged = tuple(named)
-        if not is_logging_step(trainer):  # otherwise Lightning writes them after this hook, into its own row
+        if not is_logging_step(trainer):  # otherwise Lightning writes them itself after this hook
             for each in trainer.loggers:
                 each.log_metrics(named, step=step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the epoch's figures."""
-        # A progress bar asks for what was logged, which ranks then reduce together: on rank 0, in this hook, before or
-        # after this callback. So all ranks ask for it here, and all are in the same collective.
+        # A progress bar on rank 0 reads the logged values in this hook, before or after this callback, which reduces
+        # them over all ranks. So all ranks read them here, in the same collective.
         _ = trainer.progress_bar_metrics
         meter = self._meters["train"]
         figures, meter.at_epoch = self._lap(trainer, meter, meter.at_epoch)
-        # The value is the same on all ranks by now, but Lightning wants `sync_dist`. It reduces once more when it is
-        # asked for the value: by all ranks here, before any of them starts another collective.
+        # The value is already the same on all ranks, but Lightning wants `sync_dist`, and reduces again when the value
+        # is read. All ranks read it here, before any of them starts another collective.
         for name, value in self._named(figures).items():
             pl_module.log(f"{name}_epoch", value, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
         _ = trainer.progress_bar_metrics
@@ -206,7 +206,7 @@ class H5StatsMonitor(Callback):
         if self._transfer is not None:
             self._transfer.remove()
         self._transfer, self._training = None, []
-        self._meters = {}  # an interrupted stage does not count for the next
+        self._meters = {}  # an interrupted stage must not count for the next one
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Do what Lightning calls ``teardown`` for, which it does not call after an error."""
@@ -240,7 +240,7 @@ class H5StatsMonitor(Callback):
     def _end(self, trainer: Trainer, *stages: str) -> None:
         """Print the table of these stages, and forget them."""
         ranks: dict[str, list[dict[str, float]]] = {}
-        limit, own = None, "predict" in stages  # a rank without a row to predict skips its loop and this hook
+        limit, own = None, "predict" in stages  # a rank without rows to predict skips its loop and this hook
         for stage in stages:
             if (meter := self._meters.pop(stage, None)) is None:
                 continue
@@ -272,14 +272,14 @@ def _limit_of(stage: str, amounts: Mapping[str, float], loaders: list[H5DataLoad
 
 def _to_keep(loaders: list[H5DataLoader]) -> str:
     """Return what to pass so that all decoded rows of training stay in memory; empty if they do."""
-    missing = []  # for each loader whose rows do not fit: bytes for all of them, and the argument
+    missing = []  # for each loader whose rows do not fit: bytes of all its rows, and the argument to raise
     for loader in loaders:
         dataset = loader.dataset.dataset if isinstance(loader.dataset, SequenceDataset) else loader.dataset
         if not isinstance(dataset, FileDataset):  # sources of a mixture share `shuffle.buffer` otherwise
             return "shuffle.buffer that holds all"
         all_bytes = dataset.cost.decoded_bytes * max(1, loader.num_workers)  # each worker has a cache of its own
         if dataset.cache_bytes < all_bytes:
-            # The cache has the size of `shuffle.buffer` only if rows are shuffled, and if nothing else was asked for.
+            # The cache has the size of `shuffle.buffer` only if rows are shuffled and no other size was requested.
             is_own = loader.dataset.asked_cache_bytes is not None or loader.sampler.present_order().mode == "none"
             missing.append((all_bytes, "files.cache_bytes" if is_own else "shuffle.buffer"))
     all_bytes, name = max(missing, default=(0, ""))

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_verb(verb, given[1:])
     else:
         names = ", ".join([*VERBS, *TRAINING])
-        sys.stderr.write(f"lightning_h5: {verb!r} is no verb; there are {names}.\n\n{_usage()}")
+        sys.stderr.write(f"lightning_h5: {verb!r} is not a verb; the verbs are {names}.\n\n{_usage()}")
         raise SystemExit(2)
 
 

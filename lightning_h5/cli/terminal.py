@@ -15,11 +15,11 @@ from contextlib import suppress
 from typing import Any
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
-_OURS = re.compile(r"(\n|\x1b\[[012]m)")  # a line's end, and the codes of `bold` and `faint`
+_OURS = re.compile(r"(\n|\x1b\[[012]m)")  # line ends, and the codes of `bold` and `faint`
 
 
 def discard_output() -> None:
-    """Drop what could not be written; Python would complain of it once more at its end."""
+    """Drop unwritten output, which Python would report again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -58,14 +58,14 @@ def warn(text: str) -> None:
 
 
 def show(report: Any, text: Iterable[str], *, as_json: bool) -> None:
-    """Write a report of the package's dataclasses as text or as JSON; what is no number there (NaN) is null."""
+    """Write a report of the package's dataclasses as text or as JSON, which has null instead of NaN."""
     write(json.dumps(_plain(report), indent=1) if as_json else "\n".join(text))
 
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if hasattr(value, "tolist"):  # NumPy's arrays and numbers
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
@@ -87,7 +87,7 @@ def faint(text: str) -> str:
 
 
 def _coded(text: str, code: str) -> str:
-    # https://no-color.org: any value but an empty one
+    # https://no-color.org: any non-empty value
     wanted = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return f"\x1b[{code}m{text}\x1b[0m" if wanted else text
 

@@ -14,20 +14,20 @@ from ..hdf5 import INTEGRITY, Entry
 from ..sizes import bytes_text
 from .terminal import bold, faint, line_width, paragraphs, safe, table
 
-if TYPE_CHECKING:  # their modules bring torch
+if TYPE_CHECKING:  # these modules import torch
     from ..tools.bench import BenchReport
     from ..tools.check import CheckReport
     from ..tools.inspect import ArrayReport, FileReport, FolderReport
     from ..tools.repack import RepackReport, StoredAs
     from ..tools.stats import ArrayStats, StatsReport
 
-MAX_NAME = 36  # letters of a name in a table
+MAX_NAME = 36  # characters of a name in a table
 MAX_ARRAYS = 20
-MIN_ROOM = 30  # letters below a name of the tree
+MIN_ROOM = 30  # characters for the text after a name in the tree
 MAX_PROBLEMS = 200
 MAX_UNCHECKED = 6
 MAX_CHANNELS = 24
-NO_GAIN = 0.95  # of the bytes without compression
+NO_GAIN = 0.95  # relative to the size without compression
 
 
 def _count(n: int, what: str) -> str:
@@ -49,9 +49,10 @@ def file_text(report: FileReport, depth: int | None) -> Iterator[str]:
 def folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
     """Yield what ``inspect`` shows of several files."""
     n_files = len(report.paths)
-    yield f"{bold(f'{n_files:,} files')}  {bytes_text(report.n_bytes)}, {report.n_rows:,} rows in those that are alike"
+    rows = f"{report.n_rows:,} rows in files with the same arrays"
+    yield f"{bold(f'{n_files:,} files')}  {bytes_text(report.n_bytes)}, {rows}"
     yield ""
-    yield f"{report.n_alike:,} of {n_files:,} have the same arrays; {report.example.path} is one of them:"
+    yield f"{report.n_alike:,} of {n_files:,} have the same arrays, for example {report.example.path}:"
     yield ""
     yield from _tree(report.example, depth)
     yield from _rows(report.example)
@@ -103,7 +104,7 @@ def _entry_text(entry: Entry, array: ArrayReport | None) -> str:
 
 def _rows(report: FileReport) -> Iterator[str]:
     """Yield what a random row costs of each array, the largest first; what cannot be read, and why."""
-    # Text has no cost that means anything: a row's size is that of a pointer.
+    # The cost of text is meaningless: the size of a row is that of a pointer.
     costly = [(a, a.row) for a in report.arrays if a.row and a.n_bytes and not a.dtype.startswith("text")]
     costly.sort(key=lambda each: -each[0].n_bytes)
     lines, notes = [["a random row of", "has", "reads", "decodes", "chunks"]], []
@@ -137,10 +138,10 @@ def _advice(report: FileReport) -> Iterator[str]:
 
 
 def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
-    """Yield what ``check`` shows: problems by file, and what was checked."""
+    """Yield the output of ``check``: problems by file, and a summary."""
     place = {path: at for at, path in enumerate(report.files)}
     problems = sorted([*report.errors, *report.warnings], key=lambda problem: place[problem.file])
-    # Names and texts come from the file, or from a process that it took over: `safe` lets them end no line.
+    # Names and texts come from the file, or from a process that a crafted file took over: `safe` escapes line ends.
     for path, of_file in groupby(problems[:MAX_PROBLEMS], key=lambda problem: problem.file):
         yield bold(safe(path))
         for problem in of_file:
@@ -157,7 +158,7 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
         yield f"digests written for {_count(len(report.digested), 'file')}"
     elif report.integrity is not None:
         names = listing(report.unchecked, MAX_UNCHECKED)
-        unchecked = f"most damage to the values of {names} would not show (no checksums)"
+        unchecked = f"most damage to the values of {names} would go unnoticed (no checksums)"
         meaning = INTEGRITY[report.integrity] if report.integrity else unchecked
         yield faint(f"integrity level {report.integrity} of 0 to 3: {meaning}")
 
@@ -196,7 +197,7 @@ def repack_text(report: RepackReport) -> Iterator[str]:
     rewritten = [array for array in report.arrays if array.is_rewritten]
     compressed = [array for array in rewritten if set(array.after.filters) - {"shuffle", "fletcher32"}]
     if idle := [array.name for array in compressed if array.after.n_bytes > NO_GAIN * array.n_bytes]:
-        yield f"Compressed, {listing(idle, 3)} takes as much room as without: --compression none reads faster."
+        yield f"Compressed, {listing(idle, 3)} takes as much space as without: --compression none reads faster."
     speed = sum(array.n_bytes for array in rewritten) / 2**20 / max(1e-9, report.seconds)
     verified = "" if report.verify_seconds is None else f"; verified in {report.verify_seconds:.1f} s"
     yield (
@@ -246,8 +247,8 @@ def stats_doubts(report: StatsReport) -> Iterator[str]:
     for array in report.arrays:
         n_nan, n_infinite = int(array.n_nan.sum()), int(array.n_infinite.sum())
         if n_nan or n_infinite:
-            yield f"{array.key!r} has {n_nan:,} NaN and {n_infinite:,} infinite values, which are left out of the rest."
+            yield f"{array.key!r} has {n_nan:,} NaN and {n_infinite:,} infinite values, which the statistics exclude."
         flat = np.flatnonzero(np.atleast_1d(array.std == 0)).tolist()
         if flat:
             which = f"channels {', '.join(map(str, flat[:12]))}{' ...' if len(flat) > 12 else ''} of " * array.mean.ndim
-            yield f"{which}{array.key!r}: all values are equal (std 0); normalized they become 0."
+            yield f"{which}{array.key!r}: all values are equal (std 0) and normalize to 0."

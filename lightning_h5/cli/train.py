@@ -32,11 +32,11 @@ def run_training(arguments: Sequence[str]) -> None:
             "Run `pip install 'lightning-h5[cli]'`.\n"
         )
         raise SystemExit(1) from error
-    import_module("lightning_h5.datamodules")  # subclasses are found by their short names once they are imported
+    import_module("lightning_h5.datamodules")  # LightningCLI finds imported subclasses by their short names
     if os.getcwd() not in sys.path:  # unlike `python -m`, the console script does not import from the working directory
         sys.path.insert(0, os.getcwd())
     given = _with_comments(arguments)
-    # LightningCLI takes the process's own arguments if it is given none, and warns if it is given others.
+    # LightningCLI reads sys.argv if `args` is None, and warns if it is not.
     are_own = list(arguments) == sys.argv[1:]
     if are_own:
         sys.argv[1:] = given

@@ -1,6 +1,6 @@
 """The verbs for files: their arguments, the function that each one calls, and how a verb ends.
 
-Functions are imported when their verb runs: to look at a file takes no torch, which takes longer than most looks do.
+Functions are imported when their verb runs: inspecting a file needs no torch, whose import would take longer.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any, NamedTuple
 from ..errors import H5Error, H5ValueError
 from .terminal import discard_output, show, warn
 
-INTERRUPTED = 130  # what a shell shows for a process that Ctrl-C ended
+INTERRUPTED = 130  # exit code that shells report after Ctrl-C
 
 
 class Verb(NamedTuple):
     """A verb of the command line.
 
     Attributes:
-        summary: what it does, in a line.
+        summary: one-line description.
         examples: commands to try, a line each.
         add_arguments: adds its arguments; ``--json`` is added for all.
         run: calls the function, shows the report, and returns the exit code: 0, or 1 if a problem was found.
@@ -68,19 +68,20 @@ def run_verb(name: str, arguments: Sequence[str]) -> None:
     except H5Error as error:
         text = f"{error}"
         if "allow_external=True" in text:
-            text += f" (Data modules and datasets take that; `lightning-h5 {name}` opens no file that you do not name.)"
+            only = f"`lightning-h5 {name}` opens only files that you name"
+            text += f" (That option is for data modules and datasets; {only}.)"
         warn(text)
     except MemoryError as error:
         warn(f"{name} ran out of memory{f': {error}' if f'{error}' else ''}. Run it on a machine with more.")
     except KeyboardInterrupt:
         warn(f"{name} was interrupted.")
         code = INTERRUPTED
-    except BrokenPipeError:  # `... | head` has read enough
+    except BrokenPipeError:  # as with `... | head`
         discard_output()
         code = 0
-    except OSError as error:  # errors of files are H5Errors, above
+    except OSError as error:  # file errors are H5Errors, handled above
         discard_output()
-        warn(f"{name} could not write its output: {error.strerror or error}. Its work is done; look for disk space.")
+        warn(f"{name} could not write its output: {error.strerror or error}. Its work is done; check the disk space.")
     raise SystemExit(code)
 
 
@@ -115,14 +116,18 @@ def _check_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="a file, a glob or a directory")
     add("--key", action="append", dest="keys", metavar="K", help="an array; repeatable (default: all)")
-    add("--no-decode", action="store_true", help="read metadata alone: fast, and finds no damaged chunk")
-    add("--strict", action="store_true", help="end with 1 if a warning is found, too")
-    digests = "write digests beside each file without an error, which files.verify='digest' compares rows with"
+    add("--no-decode", action="store_true", help="read only metadata: fast, but finds no damaged chunks")
+    add("--strict", action="store_true", help="exit with 1 on warnings, too")
+    digests = "write digests next to each file without errors, for files.verify='digest' to compare rows with"
     add("--write-digests", action="store_true", help=digests)
     add = parser.add_argument_group("untrusted files, and files that crashed a program or made it hang").add_argument
-    add("--sandbox", action="store_true", help="open each file in a process of its own, with limits; 0.2 s more a file")
-    add("--sandbox-memory", metavar="SIZE", help="address space of such a process (default: 4 GiB)")
-    add("--sandbox-seconds", type=float, metavar="S", help="time for a file (default: 60), and 1 s more for each 10 MB")
+    add(
+        "--sandbox",
+        action="store_true",
+        help="open each file in its own process, with limits; takes 0.2 s more per file",
+    )
+    add("--sandbox-memory", metavar="SIZE", help="address space of each process (default: 4 GiB)")
+    add("--sandbox-seconds", type=float, metavar="S", help="time per file (default: 60), plus 1 s per 10 MB")
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -151,10 +156,10 @@ def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     add("paths", nargs="+", metavar="FILE", help="a file, a glob or a directory; several are one data set")
     add("--x-key", action="append", metavar="K", help="the input array; repeatable (default: what inspect suggests)")
     add("--y-key", action="append", metavar="K", help="the target array; repeatable")
-    add("--batch-size", type=int, metavar="N", help="rows of a batch (default: 64, fewer if rows are few or large)")
+    add("--batch-size", type=int, metavar="N", help="rows per batch (default: 64, fewer if rows are few or large)")
     add("--num-workers", type=int, default=2, metavar="N", help="worker processes to try (default: 2; 0: none)")
     add("--seconds", type=float, default=2.0, metavar="S", help="time for each measurement (default: 2)")
-    add("--rounds", type=int, default=3, metavar="N", help="measurements of each setting (default: 3)")
+    add("--rounds", type=int, default=3, metavar="N", help="measurements per setting (default: 3)")
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -165,7 +170,7 @@ def _bench(options: argparse.Namespace) -> int:
     for name in ("paths", "x_key", "y_key"):
         if arguments[name] and len(arguments[name]) == 1:
             (arguments[name],) = arguments[name]
-    logging.disable(logging.INFO)  # what each data module logs about its rows
+    logging.disable(logging.INFO)  # data modules log their rows
     try:
         report = bench_file(arguments.pop("paths"), **arguments, shows_progress=True)
     finally:
@@ -178,23 +183,23 @@ def _repack_arguments(parser: argparse.ArgumentParser) -> None:
     from ..tools.compression import COMPRESSIONS
 
     add = parser.add_argument
-    add("source", metavar="IN", help="the file to copy; it is only read")
-    add("target", metavar="OUT", help="the copy; never replaces a file")
+    add("source", metavar="IN", help="the file to copy; it is not changed")
+    add("target", metavar="OUT", help="the copy; an existing file is never replaced")
     rows = (
-        "rows of a chunk, or 'auto': as many as make 256 to 512 KiB (default: auto, if there are chunks). Labels and "
-        "other columns of a file with larger rows stay as they are, unless --keys names them"
+        "rows per chunk, or 'auto' for chunks of 256 to 512 KiB (default: auto, for chunked arrays). Labels and other "
+        "columns of a file with larger rows stay as they are, unless --keys names them"
     )
     add("--rows-per-chunk", type=_rows_per_chunk, metavar="N", help=rows)
     known = f"one of {', '.join(COMPRESSIONS)} (default: keep)"
     add("--compression", choices=COMPRESSIONS, metavar="NAME", help=known)
-    add("--level", type=int, metavar="L", help="how hard: gzip 1-9 (4), zstd 1-22 (3), blosc 0-9 (5)")
+    add("--level", type=int, metavar="L", help="compression level: gzip 1-9 (4), zstd 1-22 (3), blosc 0-9 (5)")
     add("--shuffle-filter", action="store_true", help="shuffle bytes before compressing")
     add("--checksum", action="store_true", help="store a checksum with each chunk")
-    add("--shuffle-rows", type=int, metavar="SEED", help="permute the rows, all arrays alike")
-    add("--shuffle-keys", nargs="+", metavar="K", help="arrays to permute, if not all have equally many rows")
+    add("--shuffle-rows", type=int, metavar="SEED", help="permute the rows, in the same order for all arrays")
+    add("--shuffle-keys", nargs="+", metavar="K", help="arrays to permute, if not all have the same number of rows")
     add("--keys", nargs="+", metavar="K", help="arrays that get other chunks or filters (default: all)")
     add("--verify", action="store_true", help="read the copy back and compare all of it")
-    trusted = "take arrays above 4 GiB of which next to nothing is stored, and chunks above 1 GiB, decoded"
+    trusted = "accept almost empty arrays over 4 GiB, and chunks over 1 GiB decoded"
     add("--trusted", action="store_true", help=trusted)
 
 
@@ -202,7 +207,7 @@ def _rows_per_chunk(text: str) -> int | str:
     if text == "auto":
         return text
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows; pass 1 or more, or 'auto'")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows; pass 1 or more, or 'auto'")
     return int(text)
 
 
@@ -210,8 +215,8 @@ def _repack(options: argparse.Namespace) -> int:
     from ..tools.repack import repack_file
     from .text import repack_text
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C, they leave nothing of an unfinished copy
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+    for number in (signal.SIGTERM, signal.SIGHUP):  # remove an unfinished copy, as Ctrl-C does
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
             signal.signal(number, _exit)
     arguments = {name: value for name, value in vars(options).items() if name != "json"}
     report = repack_file(**arguments, shows_progress=True)
@@ -220,14 +225,14 @@ def _repack(options: argparse.Namespace) -> int:
 
 
 def _exit(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)  # what a shell shows for a process that a signal ended
+    raise SystemExit(128 + number)  # exit code that shells report after a signal
 
 
 def _stats_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="a file, a glob or a directory; several are one data set")
     add("--key", action="append", dest="keys", metavar="K", help="an array; repeatable (default: the input)")
-    axis = "axis of a row that has the channels: 0 for rows (C, ...), -1 for (..., C) (default: none)"
+    axis = "axis of a row with the channels: 0 for rows (C, ...), -1 for (..., C) (default: none)"
     add("--channel-axis", type=int, metavar="A", help=axis)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rows", type=_range, metavar="START:STOP[:STEP]", help="rows to read, counted over all files")
@@ -240,7 +245,7 @@ def _stats_arguments(parser: argparse.ArgumentParser) -> None:
 def _range(text: str) -> range:
     parts = text.split(":")
     if len(parts) not in (2, 3) or not all(part.isdecimal() for part in parts) or parts[2:] == ["0"]:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range of rows; write START:STOP or START:STOP:STEP")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of rows; write START:STOP or START:STOP:STEP")
     return range(*map(int, parts))
 
 
@@ -252,7 +257,7 @@ def _stats(options: argparse.Namespace) -> int:
 
     paths = expand_paths(options.paths, "PATH")
     if options.output is not None:
-        check_output(expand_user(options.output), paths, overwrite=options.force)  # before hours of reading
+        check_output(expand_user(options.output), paths, overwrite=options.force)  # fail before hours of reading
     rows = options.rows
     if options.split_file is not None:
         rows = _rows_of_split(options.split_file, options.split, paths, options.keys)
@@ -262,7 +267,7 @@ def _stats(options: argparse.Namespace) -> int:
         try:
             report.save(options.output, overwrite=options.force)
             text += ["", f"wrote {options.output}: pass it as normalize={options.output!r}"]
-        except H5Error as error:  # what was computed is shown all the same
+        except H5Error as error:  # still show the result
             failure = error
     show(report, text, as_json=options.json)
     for line in stats_doubts(report):
@@ -273,14 +278,14 @@ def _stats(options: argparse.Namespace) -> int:
 
 
 def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[str] | None) -> Any:
-    # The data modules bring Lightning along, which takes seconds to import.
+    # The data modules import Lightning, which takes seconds.
     from ..datamodules.split_file import read_splits
     from ..datasets import column_of, count_rows
     from ..hdf5 import expand_user
     from ..tools.stats import named_keys
 
     group_key = None
-    with suppress(OSError, ValueError, AttributeError):  # `read_splits` says what is wrong with it
+    with suppress(OSError, ValueError, AttributeError):  # `read_splits` raises a better error
         group_key = json.loads(Path(expand_user(name)).read_text(encoding="utf-8")).get("group_key")
     n_rows = count_rows(paths, named_keys(paths, keys)[0])
     groups = None if group_key is None else column_of(paths, group_key, n_rows, argument="group_key")

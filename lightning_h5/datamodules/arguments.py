@@ -67,7 +67,7 @@ class LoaderArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class SampleArguments:
-    """What a sample of an input and a target is made of; see the arguments of the data modules."""
+    """The parts of a sample of an input and a target; see the arguments of the data modules."""
 
     x_key: Keys | None
     y_key: Keys | None
@@ -85,7 +85,7 @@ class SampleArguments:
         check_choice(self.sample, "sample", (None, "row"))
 
 
-MAX_LETTERS = 4096  # of one setting as JSON; the names of thousands of files would go into every checkpoint and log
+MAX_LETTERS = 4096  # per setting as JSON: thousands of file names would bloat every checkpoint and log
 NOT_STORED = "not stored: "
 
 
@@ -138,7 +138,7 @@ class RecordsSettings(LightningDataModule):
         """
         settings = super().hparams_initial
         for name in [name for name in settings if name.startswith("_")]:
-            del settings[name]  # LightningCLI's own; Lightning before 2.5 compares them with the model's
+            del settings[name]  # added by LightningCLI; Lightning before 2.5 compares it with the model's
         model = getattr(self.trainer, "lightning_module", None)
         of_model = {} if model is None or not getattr(model, "_log_hyperparams", True) else model.hparams_initial
         for name in [name for name in settings if name in of_model and not _equal(settings[name], of_model[name])]:
@@ -146,8 +146,9 @@ class RecordsSettings(LightningDataModule):
         return settings
 
     def _record(self, settings: Mapping[str, Any]) -> None:
-        # LightningCLI has its own form of them, with which it makes the module again, functions included: the first
-        # call takes it. Otherwise that call takes nothing, as no constructor is above the outermost frame.
+        # LightningCLI stores the arguments in its own form, from which it can recreate the module, functions included:
+        # the first call saves that. Without LightningCLI it saves nothing, as no constructor is above the outermost
+        # frame.
         frame = list(walk_stack(sys._getframe()))[-1][0]
         self.save_hyperparameters(frame=frame)
         of_cli = dict(self.hparams)
@@ -182,7 +183,7 @@ def constructor_settings(module: object) -> dict[str, Any]:
     names, varargs, keywords, values = inspect.getargvalues(outer)
     settings = {name: values[name] for name in names[1:]} | (values[keywords] if keywords else {})
     rest: Sequence[Any] = values[varargs] if varargs else ()
-    for frame in inner if rest else ():  # `*args` that are passed on have the names of the next constructor
+    for frame in inner if rest else ():  # `*args` passed on are named by the next constructor
         names, varargs, _, values = inspect.getargvalues(frame)
         settings |= dict(zip(names[1:], rest, strict=False))
         rest = values[varargs] if varargs else ()
@@ -194,7 +195,7 @@ def constructor_settings(module: object) -> dict[str, Any]:
 
 def _constructors(module: object) -> list[FrameType]:
     """The running constructors of an object, the one that was called first in front."""
-    # No variable may hold the frame that it is in: such a cycle would keep the object until the collector comes.
+    # A variable that holds its own frame is a cycle, and would keep the object alive until the next collection.
     frames = (each for each, _ in walk_stack(sys._getframe()) if each.f_code.co_name == "__init__")
     return [each for each in frames if each.f_locals.get(next(iter(each.f_code.co_varnames), "")) is module][::-1]
 
@@ -235,7 +236,7 @@ def _plain(value: Any) -> Any:
 def _plain_array(value: Any) -> Any:
     n_values = value.numel() if isinstance(value, torch.Tensor) else value.size
     is_object = isinstance(value, np.ndarray) and value.dtype.hasobject
-    too_large = n_values > MAX_LETTERS  # each takes a letter or more
+    too_large = n_values > MAX_LETTERS  # each takes at least one character
     return f"{NOT_STORED}{_length(value)}" if too_large else _plain(list(value) if is_object else value.tolist())
 
 
@@ -301,7 +302,7 @@ def _equal(ours: Any, theirs: Any) -> bool:
         return False
     try:
         return bool(ours == theirs)
-    except (TypeError, ValueError, RuntimeError):  # there are arrays in them
+    except (TypeError, ValueError, RuntimeError):  # they contain arrays
         return False
 
 

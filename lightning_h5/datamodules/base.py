@@ -38,25 +38,25 @@ class BaseH5DataModule(KeepsPosition):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)
-        # Predicting fewer rows than ranks leaves ranks without any; all other stages are checked in `setup`.
+        # Ranks may have no rows to predict; all other stages are checked in `setup`.
         self.allow_zero_length_dataloader_with_multiple_devices = True
-        self._catalog = Catalog()  # what is in the files; filled and dropped by ``setup``
+        self._catalog = Catalog()  # contents of the files; filled and dropped by ``setup``
         self._set_up: set[Split] = set()
         paths = "path" if "train_path" in given else "paths"
         self._path_names = {split: f"{split}_{paths}" for split in SPLITS}
         self._paths: dict[Split, Any] = {split: given.get(name) for split, name in self._path_names.items()}
         self._split = SplitOptions.parse(given.get("split"), "split")
         self._weights = WeightOptions.parse(given.get("weights"), "weights")
-        self._cut: dict[Split, list[IntArray]] | None = None  # for each split the rows of each source, once known
+        self._cut: dict[Split, list[IntArray]] | None = None  # the rows of each source by split, once known
         self._transforms = given.get("transform"), given.get("eval_transform")
         for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
             check_callable(given.get(name), name)
         self._check_split()
         if models := models_of_the_other_package():
-            # A Trainer refuses such a model before it looks at us, in words that do not say which is which.
+            # A Trainer refuses such a model first, with a message that does not name the two packages.
             self._log_once(
-                f"{', '.join(models)} and this data module come from the two Lightning packages, which hold unrelated "
-                f"classes; this data module and its Trainer are of {PACKAGE!r} (LIGHTNING_H5_IMPORT chooses)"
+                f"{', '.join(models)} and this data module come from different Lightning packages, whose classes are "
+                f"unrelated; this data module and its Trainer use {PACKAGE!r} (LIGHTNING_H5_IMPORT chooses)"
             )
 
     def _check_split(self) -> None:
@@ -85,11 +85,11 @@ class BaseH5DataModule(KeepsPosition):
         return [], []
 
     def names_data(self, split: Split) -> bool:
-        """Return whether the arguments name data for a split, without a look at the files."""
+        """Return whether the arguments name data for a split, without opening files."""
         return self._paths[split] is not None or (self._paths["train"] is not None and self._split.may_fill(split))
 
     def other_data(self, split: Split) -> list[str]:
-        """What a user may pass for a split, instead of files of its own or a share of the training files."""
+        """Arguments that name data for a split, other than its own files or a share of the training files."""
         return []
 
     def missing_data_hint(self, split: Split) -> str:
@@ -103,20 +103,20 @@ class BaseH5DataModule(KeepsPosition):
         """A sentence on why a split that has data has no rows."""
         given = self._paths[split]
         if split == "train" or given is not None or self._cut is None:
-            return f"Its files, {given or self._paths['train']!r}, hold no rows. Pass files that have some."
+            return f"Its files, {given or self._paths['train']!r}, contain no rows. Pass files with rows."
         n_rows = sum(len(part) for rows in self._cut.values() for part in rows)
         shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
-        return f"{shares} of {n_rows} rows leave none for it. A row takes a share of {1 / max(1, n_rows):.2g}."
+        return f"{shares} of {n_rows} rows leave none for it. One row is a share of {1 / max(1, n_rows):.2g}."
 
     def can_reuse(self, old: RowDataset, new: RowDataset) -> bool:
         """Whether a dataset of an earlier ``setup`` holds what a new one would have to get again."""
         return False
 
     def load(self, splits: Sequence[Split]) -> None:
-        """Brings to memory what is held there; called on all ranks, once they agree on what there is."""
+        """Load what is held in memory; called on all ranks, once they agree on the data."""
 
     def release(self, dataset: RowDataset, stage: str | None) -> None:
-        """Gives back what a dataset holds, at the end of a stage."""
+        """Release what a dataset holds, at the end of a stage."""
         dataset.close()
 
     def setup(self, stage: str | None = None) -> None:
@@ -134,15 +134,16 @@ class BaseH5DataModule(KeepsPosition):
         if name is not None and name not in _STAGE_OF.values():
             raise H5ValueError(f"setup({stage!r}) was called; the stages are {listing(_STAGE_OF.values())} and None.")
         splits = _splits_of(name)
-        self._cut = None  # the files may be others by now
-        self._set_up -= {*splits}  # until all of them are as they should be
+        self._cut = None  # the files may have changed
+        self._set_up -= {*splits}  # until all of them are set up without an error
         try:
             self._set_up_splits(splits, name)
         except H5Error as error:
-            # Its text says all. Frames and causes inside this package would only hide the line of the user's script.
+            # The message is complete. Frames and causes inside this package would only hide the line of the user's
+            # script.
             raise error.with_traceback(None) from None
         self._set_up |= {*splits}
-        self._run()  # a second fit must not go on where an earlier one was resumed
+        self._run()  # a second fit must not continue the position of an earlier one
         self._insert_callbacks()
 
     def _set_up_splits(self, splits: tuple[Split, ...], name: str | None) -> None:
@@ -156,10 +157,10 @@ class BaseH5DataModule(KeepsPosition):
                 for split in splits:
                     self._build(split, needed=name is not None and split == splits[0])
                 facts = self._facts(splits)
-            except Exception as error:  # told to all ranks first, then raised on all of them
+            except Exception as error:  # sent to all ranks first, then raised on all
                 failure = error
             finally:
-                self._catalog = Catalog()  # the files may be others by the next time
+                self._catalog = Catalog()  # the files may change until the next setup
             all_ranks.agree(facts, failure)
         there = [split for split in splits if split in self._datasets]
         self._log_integrity([self._datasets[split] for split in there])
@@ -175,7 +176,7 @@ class BaseH5DataModule(KeepsPosition):
             )
         if name in (None, "fit"):
             self._position.is_over = True
-        # Another Trainer may validate in the middle of a fit: what that fit reads stays open.
+        # Another Trainer may validate during a fit: keep the datasets of the fit open.
         for split in _splits_of(name):
             for loader in list(self._loaders[split]):
                 loader.close()
@@ -221,7 +222,7 @@ class BaseH5DataModule(KeepsPosition):
                 raise H5ValueError(f"there is no data for {split!r}. {self.missing_data_hint(split)}")
             return
         self._datasets[split] = dataset
-        for other in self._datasets.values():  # one transform decodes the integers of all splits
+        for other in self._datasets.values():  # all splits share one transform, which decodes integers the same way
             for a, b in zip(fields_of(other), fields_of(dataset), strict=False):
                 if a.packing != b.packing:
                     raise different_packing(a, b)
@@ -245,7 +246,7 @@ class BaseH5DataModule(KeepsPosition):
         return facts
 
     def _log_integrity(self, datasets: Sequence[RowDataset]) -> None:
-        # For debugging alone: a training run can change nothing about it, and min_integrity refuses low levels.
+        # Debug level: a training run cannot change it, and min_integrity refuses low levels.
         found = sorted({(each.integrity, each.key) for dataset in datasets for each in dataset.layouts()})
         if found:
             each = ", ".join(f"{key}: {level}" for level, key in found)
@@ -256,16 +257,16 @@ class BaseH5DataModule(KeepsPosition):
         if split not in self._set_up:
             raise H5ValueError(self._why_not_set_up(split))
         if split == "train" and split in self._datasets:
-            self._check_rows(split, self._datasets[split].n_rows)  # a tuner may have made batches larger
+            self._check_rows(split, self._datasets[split].n_rows)  # a tuner may have changed batch_size
         return self._make_loader(split)
 
     def _why_not_set_up(self, split: Split) -> str:
-        if not self.names_data(split):  # as the setup that would be advised says
+        if not self.names_data(split):  # otherwise the advised setup would fail, too
             return (
                 f"{split}_dataloader() was called, and there is no data for {split!r}. {self.missing_data_hint(split)}"
             )
         ready = listing(each for each in SPLITS if each in self._set_up)
-        what = f"setup() has set up {ready} only" if self._set_up else "setup() was not called, or ended with an error"
+        what = f"setup() has set up {ready} only" if self._set_up else "setup() was not called, or failed"
         stage = _STAGE_OF[split]
         return (
             f"{split}_dataloader() was called, and {split!r} is not set up: {what}. Call setup({stage!r}) first, or "

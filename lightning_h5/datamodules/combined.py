@@ -57,9 +57,9 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             ``{"min": 3, "max": 5}``; from Python also functions (see ``CombinedHDF5Dataset``).
         label: keep rows that have this class at any step of ``target`` (see ``CombinedHDF5Dataset``).
         valid_mask: array that is not 0 at steps that count for ``label``.
-        dtype: of floating fields with an axis beside the rows, the target excepted. None leaves all as stored. A
+        dtype: of floating fields with more than one axis, except for the target. None leaves all as stored. A
             mapping from fields to dtypes names those of some, and leaves the others as stored; the stored dtype by name
-            takes packed integers as they are.
+            accepts packed integers as stored.
         row_cache: how many recently used rows each process keeps: a number or ``RowCacheOptions`` (``size``,
             ``max_bytes``).
         mixture: instead of ``train_paths``, several sets of files to mix: a mapping from each source's name to its
@@ -80,8 +80,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         shuffle: how training rows are shuffled each epoch: True, False, "global", "window" or ``ShuffleOptions``.
             True takes "global" if random access is as cheap as sequential access or all decoded rows fit its
             ``buffer``, and "window" otherwise, and logs which, and why.
-        drop_last: drop the ragged end of a training epoch. False drops nothing, and all ranks take equally many steps,
-            since the last two rounds are cut into slightly smaller batches.
+        drop_last: drop the ragged end of a training epoch. False drops nothing: the last two rounds are cut into
+            slightly smaller batches, so that all ranks take the same number of steps.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, or 0.
         with_index: add each row's index in its split to the batch, as ``"index"``.
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
@@ -101,7 +101,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             ``on_resume_mismatch``).
 
     Raises:
-        H5ValueError: arguments that contradict each other or make no sense. Files are looked at in ``setup``.
+        H5ValueError: arguments are invalid or contradict each other. Files are checked in ``setup``.
 
     Example:
         >>> datamodule = CombinedHDF5DataModule(
@@ -173,7 +173,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         try:
             super().setup(stage)
         finally:
-            self._files.catalog = self._catalog  # an empty one again
+            self._files.catalog = self._catalog  # reset
 
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
@@ -182,7 +182,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         return self._files.expected_arrays(self._sources, [name for name in names if name is not None])
 
     def build_dataset(self, split: Split) -> CombinedHDF5Dataset | MixtureDataset | SequenceDataset | None:
-        """The dataset of a split, or None where there is no data for it."""
+        """Return the dataset of a split, or None without data for it."""
         self._files.catalog = self._catalog
         trains = split == "train"
         is_cut = not trains and self._paths[split] is None and self._split.may_fill(split)
@@ -191,12 +191,12 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             return None
         rows: Sequence[IntArray | None] = [None] * len(sources)
         if is_cut or (trains and self._split.is_given):
-            if self._cut is None:  # for each split the rows of each source, counted in its files
+            if self._cut is None:  # rows of each source by split
                 self._cut = self._files.cut(self._sources, self._split, self._paths)
             rows = chosen = self._cut[split]
             if not any(map(len, chosen)):
                 if not trains and not self._split.fills(split):
-                    return None  # a file that says nothing of this split
+                    return None  # the file does not name this split
                 raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_rows(split)}")
         of_samples = {"transform": self._transform_of(split), **self._of_samples}
         dataset: SplitDataset | MixtureDataset
@@ -213,7 +213,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
                 raise H5ValueError(f"the data of {split!r}: {error}") from error
             opened = {sources[0]: dataset}
         column = partial(self._files.column, opened)
-        if self._segments.key is not None:  # of one source, then
+        if self._segments.key is not None:  # segments have a single source
             return segment_dataset(opened[sources[0]], self._segments, column)
         weighs = trains and self._weights.is_given
         return weighted_dataset(dataset, row_weights(self._weights, column)) if weighs else dataset
@@ -229,7 +229,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
                 opened[source] = self._files.open(source, chosen, n_sources=len(sources))
             except H5ValueError as error:
                 told = H5ValueError(f"the source {source.name!r} of {split!r}: {error}")
-                # Who names a source trains on it. But of a small one there may be nothing to evaluate on.
+                # A named source must have rows to train on, but a small one may have none to evaluate on.
                 if split == "train" or not isinstance(error, NoRowPassesError):
                     raise told from error
                 lacking.append(told)
@@ -276,7 +276,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             super().read_with(source, each, cache_bytes * each.cache_bytes // total, training=training)
 
     def _mixture_of(self, dataset: RowDataset) -> Mixture | None:
-        """How the sources of what is trained on are mixed; None of all else."""
+        """How the training sources are mixed; None for other splits."""
         if self._mixture is None or dataset is not self._datasets.get("train") or weights_of(dataset) is not None:
             return None
         return self._mixture.of_rows([len(source) for source in cast("MixtureDataset", dataset).sources])

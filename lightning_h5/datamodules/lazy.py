@@ -1,4 +1,4 @@
-"""``LazyH5DataModule``: trains from HDF5 files as they are; shared parts of all modules of x_key and y_key."""
+"""``LazyH5DataModule`` reads rows on demand; with the shared parts of all modules of x_key and y_key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["KeyedH5DataModule", "LazyH5DataModule"]
 
 
 class Source(NamedTuple):
-    """Where a split's rows come from: files of its own, its group inside the training files, or rows cut off them.
+    """Where a split's rows come from: its own files, its group inside the training files, or a share of their rows.
 
     Attributes:
         files: the files, expanded.
@@ -80,12 +80,12 @@ class KeyedH5DataModule(BaseH5DataModule):
             is_as_stored = getattr(samples, argument) is None and changes is None and kind_of(layout.dtype) == "number"
             if is_as_stored and (stored := layout.dtype.name) not in wanted:
                 yield (
-                    f"lightning_h5: {layout.key!r} comes as {stored} since the file has it so, and the model computes "
-                    f"in {computes_in}. Pass {argument}={' or '.join(map(repr, wanted))} to the data module."
+                    f"lightning_h5: {layout.key!r} is loaded as {stored}, as stored in the file, but the model "
+                    f"computes in {computes_in}. Pass {argument}={' or '.join(map(repr, wanted))} to the data module."
                 )
 
     def dataset_arguments(self, split: Split) -> dict[str, Any] | None:
-        """Return the arguments of a split's dataset; None if there is no data for it."""
+        """Return the arguments of a split's dataset; None without data for it."""
         source = self._source(split)
         if source is None:
             return None
@@ -96,7 +96,7 @@ class KeyedH5DataModule(BaseH5DataModule):
                 self._cut = {each: [rows] for each, rows in self._cut_rows(source.files, x_key).items()}
             (indices,) = self._cut[split]
             if not len(indices) and split != "train" and not self._split.fills(split):
-                return None  # a file that says nothing of this split
+                return None  # the file does not name this split
         arguments = vars(self._samples) | {
             "path": source.files,
             "x_key": x_key,
@@ -188,9 +188,7 @@ class KeyedH5DataModule(BaseH5DataModule):
                 return found, keys_in(*found)
 
             self.x_key, self.y_key = self._catalog.search(path, OpenOptions(files=self._options.files), "keys", guess)
-            rank_zero_info(
-                f"x_key={self.x_key!r}, y_key={self.y_key!r}: {source.files[0]!r} leaves no doubt about them"
-            )
+            rank_zero_info(f"Inferred x_key={self.x_key!r}, y_key={self.y_key!r} from {source.files[0]!r}.")
         x_key = fill_split(self.x_key, source.group)
         y_key = None if self.y_key is None else fill_split(self.y_key, source.group)
         if split == "predict" and not self._has(source.files[0], y_key):
@@ -203,12 +201,12 @@ class KeyedH5DataModule(BaseH5DataModule):
 
 
 class LazyH5DataModule(KeyedH5DataModule):
-    """Trains from HDF5 files as they are, reading rows on demand.
+    """Train from HDF5 files, reading rows on demand.
 
     Shards rows across ranks without any Trainer flag, shuffles each epoch, resumes exactly, and evaluates every row
     exactly once. Use it for data that does not fit into memory, or need not.
 
-    Splits come from files of their own (``val_path``), from groups inside one file (``{split}`` in the keys), or
+    Splits come from separate files (``val_path``), from groups inside one file (``{split}`` in the keys), or
     from the training files (``split``).
 
     An argument that takes an option object also takes a mapping with its fields, which is its form in YAML.
@@ -242,8 +240,8 @@ class LazyH5DataModule(KeyedH5DataModule):
         shuffle: how training rows are shuffled each epoch: True, False, "global", "window" or ``ShuffleOptions``.
             True takes "global" if random access is as cheap as sequential access or all decoded rows fit its
             ``buffer``, and "window" otherwise, and logs which, and why.
-        drop_last: drop the ragged end of a training epoch. False drops nothing, and all ranks take equally many steps,
-            since the last two rounds are cut into slightly smaller batches.
+        drop_last: drop the ragged end of a training epoch. False drops nothing: the last two rounds are cut into
+            slightly smaller batches, so that all ranks take the same number of steps.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, or 0.
         with_index: add each row's index in its split to the batch: last in a tuple, ``"index"`` in a dict.
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
@@ -263,7 +261,7 @@ class LazyH5DataModule(KeyedH5DataModule):
             ``on_resume_mismatch``).
 
     Raises:
-        H5ValueError: arguments that contradict each other or make no sense. Files are looked at in ``setup``.
+        H5ValueError: arguments are invalid or contradict each other. Files are checked in ``setup``.
 
     Example:
         >>> datamodule = LazyH5DataModule("digits.h5", x_key="images", y_key="labels", split=0.1)
@@ -305,7 +303,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         super().__init__(locals())
 
     def build_dataset(self, split: Split) -> H5LazyDataset | MixtureDataset | None:
-        """The dataset of a split, or None where there is no data for it."""
+        """Return the dataset of a split, or None without data for it."""
         arguments = self.dataset_arguments(split)
         if arguments is None:
             return None

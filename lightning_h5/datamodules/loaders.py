@@ -1,4 +1,4 @@
-"""How a data module's loaders are made: the order of an epoch, its sampler, the loader, and what is logged of them."""
+"""The loaders of a data module: the order of an epoch, its sampler, the loader, and log messages about them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NoRows(list[Any]):
 
 
 class MakesLoaders(RecordsSettings):
-    """A data module with datasets, of which it makes loaders.
+    """A data module that creates loaders for its datasets.
 
     Attributes:
         rank: this replica, from ``setup`` on.
@@ -62,7 +62,7 @@ class MakesLoaders(RecordsSettings):
         self._loaders = _no_loaders()
         self._logged: set[str] = set()
 
-    # Lightning sets this attribute; a property can refuse a Trainer of the other Lightning package in time.
+    # Lightning sets this attribute; as a property it can refuse a Trainer of the other Lightning package early.
     @property
     def trainer(self) -> Any:
         """The trainer that this module is attached to, or None."""
@@ -90,10 +90,10 @@ class MakesLoaders(RecordsSettings):
         lines += [f"  {split}: {self._datasets[split]!r}" for split in SPLITS if split in self._datasets]
         return "\n".join(lines)
 
-    __str__ = __repr__  # Lightning's would make loaders
+    __str__ = __repr__  # that of Lightning creates loaders
 
     def __getstate__(self) -> dict[str, Any]:
-        # Spawned ranks get the module before it has loaders, and make their own.
+        # Spawned ranks receive the module before it has loaders, and create their own.
         return self.__dict__ | {"_loaders": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -125,21 +125,21 @@ class MakesLoaders(RecordsSettings):
             )
         if cut.n_left_out and not cut.drop_last:
             self._log_once(
-                f"batch_size=1 on {world_size} ranks: {cut.n_left_out} of {n_rows} rows, other ones each epoch, sit "
-                "out so that all ranks take equally many steps"
+                f"batch_size=1 on {world_size} ranks: {cut.n_left_out} of {n_rows} rows, different ones each epoch, "
+                "are left out so that all ranks take the same number of steps"
             )
 
     def _check_equal_batches(self, split: Split, n_rows: int, world_size: int) -> None:
         """Refuses evaluation where some ranks have a batch more, and the others would be waited for in ``forward``."""
         strategy, batch_size = getattr(self.trainer, "strategy", None), self._rows_of_a_batch(training=False)
-        # The first ranks have the larger shards.
+        # The first ranks hold the larger shards.
         ends = [EvaluationBatches(n_rows, batch_size, world_size, rank).n_steps for rank in (0, world_size - 1)]
         gathers = any(kind.__name__ in _GATHER_IN_FORWARD for kind in type(strategy).__mro__)
         if ends[0] != ends[1] and gathers:
             raise H5ValueError(
                 f"the {n_rows} rows of {split!r} make {ends[0]} batches of {batch_size} on some of {world_size} ranks "
-                f"and {ends[1]} on others, which {type(strategy).__name__} would wait for, since it gathers parameters "
-                "in forward. Pass eval_batch_size=2 or more, and have a row or more for each rank."
+                f"and {ends[1]} on others, and {type(strategy).__name__} would hang, since it gathers parameters in "
+                "forward. Pass eval_batch_size=2 or more, and at least one row per rank."
             )
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
@@ -175,7 +175,7 @@ class MakesLoaders(RecordsSettings):
 
     def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:
         """Prepare a dataset for the order in which its rows will be visited."""
-        # In evaluation each chunk is needed once, and for a short time.
+        # Evaluation needs each chunk once, for a short time.
         dataset.read_with(cache_bytes, retain=None if training else False, in_runs=order.mode == "window")
 
     def mixed_rows(self, n_rows: int) -> str:
@@ -214,16 +214,16 @@ class MakesLoaders(RecordsSettings):
         options = self._options
         rank, world_size = options.distributed.rank, options.distributed.world_size
         if rank is None and world_size is None and self.trainer is not None:
-            # None under a strategy of one device, also if other processes run beside it.
+            # None under a single-device strategy, even if other processes exist.
             kwargs = self.trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
             self.rank, self.world_size = int(kwargs["rank"]), int(kwargs["num_replicas"])
-            share_cores(self.trainer.num_devices)  # a process for each device of a machine
+            share_cores(self.trainer.num_devices)  # one process per device of the machine
         else:
             self.rank, self.world_size = resolve_replica(rank, world_size)
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0") if options.seed is None else options.seed)
 
     def _is_alone(self) -> bool:
-        """Whether the trainer has one process, whatever others run beside it."""
+        """Whether the trainer has a single process, even if other processes exist."""
         return self.trainer is not None and self.trainer.world_size == 1
 
     def _replica(self) -> Replica | tuple[None, None]:
@@ -279,10 +279,10 @@ class MakesLoaders(RecordsSettings):
         for each in order.sources or (order,):
             if each.mode == "window" and each.window < FEW_BLOCKS:
                 self._log_once(
-                    f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks(each.window)} at a time, so that "
-                    "rows which are neighbors in the file often share a batch. Raise shuffle.buffer to "
-                    f"'{-(-each.enough >> 20)} MiB' for {FEW_BLOCKS} or more, use fewer workers, or write the file "
-                    "again with fewer rows in a chunk (lightning-h5 repack)."
+                    f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks(each.window)} at a time, so "
+                    "neighboring rows of the file often share a batch. Raise shuffle.buffer to "
+                    f"'{-(-each.enough >> 20)} MiB' for {FEW_BLOCKS} or more, use fewer workers, or rewrite the file "
+                    "with fewer rows per chunk (lightning-h5 repack)."
                 )
 
     def _log_once(self, text: str, log: Callable[[str], object] = rank_zero_info) -> None:

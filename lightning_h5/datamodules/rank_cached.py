@@ -27,11 +27,11 @@ class RankCachedH5DataModule(KeyedH5DataModule):
     """Trains from rows that each rank holds in memory: loaded once, in ``setup``, and served at the speed of memory.
 
     Takes the configuration of ``LazyH5DataModule``. Use it where the rows fit into the memory of the machines, each
-    rank's part beside the others'. Whether they do is found out before anything is loaded.
+    rank's part next to the others'. This is checked before anything is loaded.
 
     A rank trains on the rows of its own shard, in an order of its own each epoch. Ranks take equally many steps: where
     the rows do not divide by the ranks, fewer rows than ranks sit out an epoch, others the next. Evaluation takes every
-    row exactly once. A run that broke off goes on exactly with the same number of ranks; with another number ranks hold
+    row exactly once. An interrupted run resumes exactly on the same number of ranks; with another number ranks hold
     other rows, and the epoch starts over, with a warning.
 
     What was loaded stays for the next ``fit``, ``validate``, ``test`` or ``predict`` of a Trainer, as long as there is
@@ -67,8 +67,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         eval_batch_size: rows of a batch in the other stages. None takes ``batch_size``.
         shuffle: how training rows are shuffled each epoch: True, False, "global", "window" or ``ShuffleOptions``.
             In memory all orders cost the same, so all but False permute each rank's rows.
-        drop_last: drop the ragged end of a training epoch. False drops nothing, and all ranks take equally many steps,
-            since the last two rounds are cut into slightly smaller batches.
+        drop_last: drop the ragged end of a training epoch. False drops nothing: the last two rounds are cut into
+            slightly smaller batches, so that all ranks take the same number of steps.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, or 0.
         with_index: add each row's index in its split to the batch: last in a tuple, ``"index"`` in a dict.
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
@@ -88,7 +88,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             ``device``, ``pin``, ``reshard_every_n_epochs``).
 
     Raises:
-        H5ValueError: arguments that contradict each other or make no sense. Files are looked at in ``setup``.
+        H5ValueError: arguments are invalid or contradict each other. Files are checked in ``setup``.
 
     Example:
         >>> datamodule = RankCachedH5DataModule("digits.h5", x_key="images", y_key="labels", split=0.1)
@@ -138,13 +138,13 @@ class RankCachedH5DataModule(KeyedH5DataModule):
     # Datasets ------------------------------------------------------------------------------------------------
 
     def build_dataset(self, split: Split) -> RankMemCachedH5Dataset | None:
-        """The dataset of a split, not loaded yet; or None where there is no data for it."""
+        """Return the dataset of a split, not loaded yet; or None without data for it."""
         arguments, trains = self.dataset_arguments(split), split == "train"
         if arguments is None:
             return None
         dataset = RankMemCachedH5Dataset(
             **arguments,
-            mode=self._memory.mode if trains else "contiguous",  # as evaluation cuts its rows
+            mode=self._memory.mode if trains else "contiguous",  # evaluation shards rows that way
             pin_host_memory=self._memory.pin,
             share_memory=self._memory.share,
             log_fn=rank_zero_info,
@@ -170,13 +170,13 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         return cast("RankMemCachedH5Dataset", old).can_reuse(cast("RankMemCachedH5Dataset", new))
 
     def load(self, splits: Sequence[Split]) -> None:
-        """Loads the shards of some splits; those that are loaded stay as they are.
+        """Load the shards of some splits, except for those already loaded.
 
         Raises:
-            H5Error: there is no room, or rows cannot be read; on all ranks.
+            H5Error: memory is too small, or rows cannot be read; on all ranks.
         """
         held = {split: cast("RankMemCachedH5Dataset", dataset) for split, dataset in self._datasets.items()}
-        # Another Trainer may validate in the middle of a fit, which goes on reading.
+        # Another Trainer may validate during a fit, which still reads.
         needed = {*splits, *(("train", "val") if self.is_in_a_fit else ())}
         wanted = [split for split in splits if getattr(self.trainer, f"limit_{split}_batches", 1) != 0]
         self._load(
@@ -193,7 +193,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             load_shards(named, is_alone=self._is_alone(), patience=patience, spare=spare)
 
     def release(self, dataset: RowDataset, stage: str | None) -> None:
-        """Keeps what is loaded at the end of a Trainer's run, for the next one; else gives it back."""
+        """Keep loaded shards at the end of a Trainer's run for the next one, otherwise release them."""
         if stage is None or not is_running(self.trainer):
             dataset.close()
 
@@ -205,7 +205,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         draw = 0 if dataset is None or self.is_overfitting else dataset.shard.draw(epoch)
         if dataset is not None and dataset.draw != draw:
             for loader in list(self._loaders["train"]):
-                loader.close()  # persistent workers have the old shard
+                loader.close()  # persistent workers hold the old shard
             if not dataset.reshard(draw):
                 self._load({"train": dataset})
         return kept
@@ -227,7 +227,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         return TrainBatches(n_rows // (self.world_size or 1), self.batch_size, 1, self._options.drop_last)
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
-        """The order in which rows are asked for: in memory all orders cost the same."""
+        """The order in which rows are read: in memory all orders cost the same."""
         if shuffles and self._options.shuffle.mode != "none":
             return Order("global", 1, 0, "each rank's rows are in its memory", 0)
         return Order("none", 1, 0, "as shuffle=False asks", 0)
@@ -247,6 +247,6 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         world_size = self.world_size or 1
         if split == "train" and (n_left_out := n_rows % world_size):
             self._log_once(
-                f"{n_left_out} of {n_rows:,} rows, other ones each epoch, sit out so that all {world_size} ranks take "
-                "equally many steps"
+                f"{n_left_out} of {n_rows:,} rows, different ones each epoch, are left out so that all {world_size} "
+                "ranks take the same number of steps"
             )

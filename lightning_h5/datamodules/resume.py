@@ -34,14 +34,14 @@ class RunPosition:
         self._trainer = None if trainer is None else weakref.ref(trainer)
         self._pending: Mapping[str, Any] | None = None
         self._restored: Position | None = None
-        self._left = 0  # steps that the restored epoch had left when it was restored
-        self._base = 0  # batches of the restored epoch that the trainer had counted when it was restored
-        self._is_resumed = False  # whether there was a checkpoint
+        self._left = 0  # steps of the restored epoch that were left when it was restored
+        self._base = 0  # batches of it that the trainer had counted by then
+        self._is_resumed = False  # whether a checkpoint was loaded
         self.is_applied = False
         self.is_over = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_trainer": None}  # spawned ranks get a trainer of their own
+        return self.__dict__ | {"_trainer": None}  # spawned ranks get their own trainer
 
     @property
     def trainer(self) -> Any:
@@ -65,7 +65,7 @@ class RunPosition:
     def load(self, state: Mapping[str, Any]) -> None:
         """Take a saved position.
 
-        Has no effect once training began: a tuner then restores what it saved just before, and the counters are right.
+        No effect once training began: a tuner then restores what it just saved, and the counters are right.
         """
         self._is_resumed = True
         if state and not self.is_applied:
@@ -103,7 +103,7 @@ class RunPosition:
             self._restored = restored = Position.from_state(self._pending, sampler, identity)
             if trainer.current_epoch not in (restored.epoch, restored.epoch + 1):
                 raise H5ResumeError(
-                    f"the checkpoint's position is in epoch {restored.epoch}, and its trainer in epoch "
+                    f"the checkpoint's position is in epoch {restored.epoch}, but its trainer is in epoch "
                     f"{trainer.current_epoch}; they do not belong together. Resume from another checkpoint."
                 )
             if restored.segments and not restored.finished and not progress.is_alone:
@@ -116,7 +116,7 @@ class RunPosition:
         elif progress.is_interrupted:
             raise H5ResumeError(
                 f"the checkpoint was saved after {progress.processed} batches of an epoch, and holds no position of "
-                "this data module: which rows were trained on is not known. Resume from a checkpoint that was saved "
+                "this data module: the rows that were trained on are unknown. Resume from a checkpoint that was saved "
                 "with this data module, or at an epoch's end. Or pass on_resume_mismatch='restart_epoch' to it: "
                 "weights and counters are restored, and the interrupted epoch starts over."
             )
@@ -137,20 +137,20 @@ class RunPosition:
         self._left = sampler.plan(restored.epoch).n_steps
         if not self._left and not sampler.drop_last:
             n_left = sampler.n_left(restored.epoch)
-            rank_zero_info(f"{n_left} rows of epoch {restored.epoch} are left, fewer than ranks, and are left out")
+            rank_zero_info(f"{n_left} rows of epoch {restored.epoch} are left, fewer than ranks, and are skipped")
         done = len(sampler) - self._left
         if not progress.is_alone:
             done = progress.processed
         elif done < trainer.num_training_batches:
             progress.set_batch_count(done)
-        else:  # of batches of the present size there are as many as the epoch may have
+        else:  # counted in batches of the present size, the epoch has reached its limit
             self._restored = replace(restored, finished=True)
             progress.end_epoch()
             progress.begin_next_epoch(restored.epoch)
         self._base = done
 
     def restart(self, reason: H5ResumeError) -> None:
-        """Start the interrupted epoch over, as the user asked for if the position cannot be used."""
+        """Start the interrupted epoch over, as requested for positions that cannot be used."""
         trainer, progress = self.trainer, self._progress
         rank_zero_warn(f"epoch {trainer.current_epoch} starts over: {reason}")
         if self._pending is not None and self._pending.get("finished") is True:
@@ -169,14 +169,14 @@ class RunPosition:
         epoch = int(trainer.current_epoch)
         if not self.is_applied and self._is_resumed and self._progress.has_loader:
             raise H5ResumeError(
-                "a batch was asked for after a checkpoint was loaded, and before its position was applied: training "
+                "a batch was requested after a checkpoint was loaded, but before its position was applied: training "
                 "would repeat rows. Leave SetEpochCallback in trainer.callbacks. To look at a batch first, do it in "
                 "on_train_start. If a batch size or learning rate finder runs in this fit, run it before, without "
                 "ckpt_path."
             )
         restored, progress = self._restored_in(epoch), self._progress
         if restored is not None and progress.processed - self._base >= self._left and progress.cycles:
-            restored = None  # another loader is longer: ours begins again, as a whole
+            restored = None  # another loader is longer: ours starts over with all rows
         sampler.restore(restored)
         return epoch
 
@@ -207,10 +207,9 @@ class RunPosition:
 def _check_same_batches(saved: Segment, batch_size: int, world_size: int) -> None:
     if (saved.batch_size, saved.world_size) != (batch_size, world_size):
         raise H5ResumeError(
-            f"the saved position is in the middle of an epoch of batches of {saved.batch_size} rows on "
-            f"{saved.world_size} ranks; the present run has batches of {batch_size} on {world_size} ranks together "
-            "with another loader, whose batches cannot be cut again. Resume with the saved batch_size and number of "
-            "ranks."
+            f"the saved position is inside an epoch with batches of {saved.batch_size} rows on {saved.world_size} "
+            f"ranks; the present run has batches of {batch_size} on {world_size} ranks and a second loader, whose "
+            "batches cannot be split differently. Resume with the saved batch_size and number of ranks."
         )
 
 
@@ -257,16 +256,16 @@ class KeepsPosition(MakesLoaders):
         return self._position.state(sampler, self._identities["train"])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a saved position, for a fit; it is applied when training starts."""
+        """Take a saved position for a fit; it is applied when training starts."""
         if _is_fitting(self.trainer):
             self._run().load(state_dict)
-            self._insert_callbacks()  # also where a subclass passed over our setup
+            self._insert_callbacks()  # also if a subclass skipped our setup
 
     def find_position(self, checkpoint: Mapping[str, Any]) -> None:
-        """Takes the position from a checkpoint where Lightning does not: a data module of another name saved it."""
+        """Take the position that a data module of another name saved, which Lightning does not find."""
         if _is_fitting(self.trainer) and (name := self._run().find(checkpoint)):
             self._log_once(
-                f"a data module {name!r} saved this checkpoint; {type(self).__name__} goes on from its position"
+                f"a data module {name!r} saved this checkpoint; {type(self).__name__} continues from its position"
             )
 
     def apply_position(self) -> None:
@@ -293,19 +292,19 @@ class KeepsPosition(MakesLoaders):
         run.apply(sampler)
 
     def _run(self) -> RunPosition:
-        """The position of the fit that goes on; a new one where that is another fit than before."""
+        """Return the position of the current fit, a new one if another fit started."""
         old, trainer = self._position, self.trainer
         if _is_fitting(trainer) and (old.is_over or old.trainer is not trainer):
             if not old.is_over and _is_fitting(old.trainer):
                 raise H5ValueError(
-                    "this data module is in the fit of one Trainer, and another began to fit with it. Make a data "
-                    "module for each."
+                    "this data module is still in use by the fit of another Trainer. Create a data module for each "
+                    "Trainer."
                 )
             self._position = RunPosition(trainer)
         return self._position
 
     def _training_sampler(self) -> PlanSampler | None:
-        """That of the loader which is trained on; others may have been made since."""
+        """Return the sampler of the training loader; other loaders may have been created since."""
         trainer = self._position.trainer
         for loader in [] if trainer is None else TrainerProgress(trainer).loaders:
             if loader in self._loaders["train"]:
@@ -318,7 +317,7 @@ class KeepsPosition(MakesLoaders):
             return
         callbacks: list[Any] = self.trainer.callbacks
         if not any(isinstance(callback, SetEpochCallback) for callback in callbacks):
-            callbacks.insert(0, SetEpochCallback())  # who looks at a batch in on_train_start looks at the right one
+            callbacks.insert(0, SetEpochCallback())  # so that a batch read in on_train_start is the right one
         if not self.trainer.barebones and not any(isinstance(callback, H5StatsMonitor) for callback in callbacks):
             at = next((i for i, c in enumerate(callbacks) if isinstance(c, Checkpoint)), len(callbacks))
             callbacks.insert(at, H5StatsMonitor())

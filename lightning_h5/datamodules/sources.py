@@ -66,7 +66,7 @@ class SourceMixture:
             H5ValueError: a source or a number makes no sense.
         """
         mixture = cls(options, _sources(options.sources))
-        mixture.of_rows([1] * len(mixture.sources))  # refuses what no number of rows makes possible
+        mixture.of_rows([1] * len(mixture.sources))  # raises for settings that no number of rows can satisfy
         return mixture
 
     @property
@@ -102,7 +102,7 @@ def _sources(given: Any) -> tuple[Source, ...]:
     sources = [_source(name, value) for name, value in named]
     names = [source.name for source in sources]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise H5ValueError(f"mixture has several sources of the name {listing(twice)}. Give each a name of its own.")
+        raise H5ValueError(f"mixture has several sources named {listing(twice)}. Give each its own name.")
     return tuple(sources)
 
 
@@ -113,7 +113,7 @@ def _source(name: Any, value: Any) -> Source:
         raise H5ValueError(f"the source {name!r} has no files: {value!r}. Pass its paths.")
     if unknown := [key for key in own if key not in OF_A_SOURCE]:
         raise H5ValueError(
-            f"the source {name!r} has {listing(unknown)}. A source may have of its own: {listing(OF_A_SOURCE)}."
+            f"the source {name!r} has the unknown settings {listing(unknown)}. A source can set {listing(OF_A_SOURCE)}."
         )
     if not isinstance(paths, str | os.PathLike | Sequence):
         raise H5ValueError(f"the source {name!r} has the files {paths!r}. Pass a path, a glob, or a list of these.")
@@ -130,12 +130,14 @@ def _weights(given: Any, names: Sequence[str]) -> tuple[float, ...] | None:
     if isinstance(given, Mapping):
         given = {str(name): weight for name, weight in given.items()}
         if set(given) != set(names):
-            raise H5ValueError(f"weights are of {listing(given)}, and the sources are {listing(names)}. Name them all.")
+            raise H5ValueError(
+                f"weights are given for {listing(given)}, but the sources are {listing(names)}. Name all sources."
+            )
         given = [given[name] for name in names]
     numbers = list(given) if isinstance(given, Sequence | np.ndarray) and not isinstance(given, str) else []
     if len(numbers) != len(names):
         raise H5ValueError(
-            f"weights={given!r} are {len(numbers)}, and there are {len(names)} sources: {listing(names)}."
+            f"weights={given!r} has {len(numbers)} values, but there are {len(names)} sources: {listing(names)}."
         )
     for name, number in zip(names, numbers, strict=True):
         if isinstance(number, bool) or not isinstance(number, int | float | np.number) or not 0 <= number < 1e300:
@@ -149,8 +151,8 @@ def _pattern(given: Any, names: Sequence[str]) -> tuple[int, ...]:
     pattern = list(map(str, given)) if isinstance(given, Sequence) and not isinstance(given, str) else []
     if not pattern:
         raise H5ValueError(
-            f"pattern={given!r} was given. strategy='alternating' takes the names of sources in their turn, "
-            f"such as {[names[0], *names]}."
+            f"pattern={given!r} was given. strategy='alternating' takes the names of sources in the order of their "
+            f"turns, such as {[names[0], *names]}."
         )
     if unknown := [name for name in pattern if name not in names]:
         raise H5ValueError(f"pattern names {listing(unknown)}; the sources are {listing(names)}.")
@@ -182,11 +184,11 @@ class SourceFiles:
     """Opens the files of sources.
 
     Args:
-        given: the data module's arguments by name, for all sources that have none of their own.
+        given: the data module's arguments by name, for all sources that do not set them.
         opened: how files are opened.
 
     Attributes:
-        catalog: what is in the files, as far as it is known.
+        catalog: known contents of the files.
     """
 
     def __init__(self, given: Mapping[str, Any], opened: FileOptions) -> None:
@@ -218,7 +220,7 @@ class SourceFiles:
         fields: list[str] = []
         columns: list[str] = []
         for arguments in (self._arguments, *map(self._of, sources)):
-            with suppress(H5ValueError):  # is raised when the dataset is made
+            with suppress(H5ValueError):  # raised again when the dataset is created
                 filters = criteria_of(where=arguments["where"])
                 keys, _ = keys_of(arguments["field_map"])
                 more = [] if arguments["label"] is None else [TARGET, *filter(None, [arguments["valid_mask"]])]
@@ -228,7 +230,7 @@ class SourceFiles:
         return fields, columns
 
     def refuse_images(self, opened: Mapping[Source, SplitDataset]) -> None:
-        """Refuses sources of which each file may be one image or volume, and its rows lines of it.
+        """Refuse sources of files that may each be one image or volume, with its lines as rows.
 
         Args:
             opened: their rows.
@@ -268,11 +270,11 @@ class SourceFiles:
             paths: what the user gave for each split.
 
         Returns:
-            For each split the rows of each source, counted in its files.
+            The rows of each source by split, counted in its files.
         """
         tables = {source: self._unfiltered(source).table for source in sources}
         columns: dict[str, list[npt.NDArray[Any]]] = {"group_key": [], "stratify_key": []}
-        sizes: list[dict[Any, int]] = []  # by number, since sources may name one file by different links
+        sizes: list[dict[Any, int]] = []  # by device and inode, since sources may name one file by different links
         starts: dict[Any, int] = {}
         n_rows = 0
         for source, table in tables.items():
@@ -301,14 +303,14 @@ class SourceFiles:
     def _unfiltered(self, source: Source) -> SplitDataset:
         arguments = {name: value for name, value in self._of(source).items() if name in _UNFILTERED}
         paths, catalog = self._paths(source), self.catalog
-        return _CountedDataset(paths, **arguments, sample="row", catalog=catalog)  # looked at when they are opened
+        return _CountedDataset(paths, **arguments, sample="row", catalog=catalog)  # checked when they are opened
 
     def _column(
         self, source: Source, table: RowTable, paths: Sequence[str], name: str, n_rows: int, argument: str
     ) -> npt.NDArray[Any]:
         field_map = self._of(source)["field_map"] or {}
         given = field_map.get(name, name)
-        key = given.get("key", name) if isinstance(given, Mapping) else given  # what it is called in the files
+        key = given.get("key", name) if isinstance(given, Mapping) else given  # its name in the files
         opened: FileOptions = self._arguments["files"]
         first, catalog = table.layouts[0][0].key if opened.swmr else None, self.catalog
         return column_of(paths, key, n_rows, argument=argument, files=opened, same_rows_as=first, catalog=catalog)
@@ -319,15 +321,15 @@ class SourceFiles:
     def _paths(self, source: Source) -> Any:
         if self._arguments["on_bad_file"] != "skip":
             return self.catalog.files(source.paths, source.argument)
-        expand_those_there(source.paths, lambda *_: None, source.argument)  # an error has the argument's name
-        return source.paths  # the dataset logs what it leaves out, and counts it
+        expand_those_there(source.paths, lambda *_: None, source.argument)  # errors name the argument
+        return source.paths  # the dataset logs and counts skipped files
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]], argument: str) -> npt.NDArray[Any]:
     """Columns of several sources as one."""
     if len({part.dtype.kind for part in parts}) > 1:
         raise H5ValueError(
-            f"{argument} is of {listing(part.dtype for part in parts)} in the sources. Name an array that is alike in "
-            "all of them."
+            f"{argument} is of {listing(part.dtype for part in parts)} in the sources. Name an array with the same "
+            "dtype in all sources."
         )
     return np.concatenate(parts)

@@ -41,7 +41,7 @@ def cut_rows(
         options: shares and folds.
         paths: what the user gave for each split.
         groups: each row's group, if any.
-        labels: each row's class, if shares of classes are to be alike.
+        labels: each row's class, to stratify by.
 
     Returns:
         For each split its rows in ascending order.
@@ -51,8 +51,8 @@ def cut_rows(
         for split, rows in kept.items():
             if split != "train" and len(rows) and paths[split] is not None:
                 raise H5ValueError(
-                    f"split.file={str(path)!r} gives {len(rows)} rows to {split!r}, which has files of its own: they "
-                    "would be in no split. Leave these files out, or move the rows to another split."
+                    f"split.file={str(path)!r} gives {len(rows)} rows to {split!r}, which has its own files: these "
+                    "rows would be in no split. Leave these files out, or move the rows to another split."
                 )
         return kept
     if not options.has_fractions:
@@ -107,7 +107,7 @@ def write_splits(
         with tempfile.NamedTemporaryFile("w", dir=target.parent, suffix=".tmp", encoding="utf-8") as file:
             json.dump(text | {"splits": written}, file, indent=1, ensure_ascii=False)
             file.flush()
-            with suppress(FileExistsError):  # another rank was faster, and wrote the same
+            with suppress(FileExistsError):  # another rank was faster and wrote the same content
                 os.link(file.name, target)
     except OSError as error:
         raise H5FileError(f"split.file={str(target)!r} cannot be written: {error.strerror}.") from error
@@ -116,7 +116,7 @@ def write_splits(
 def read_splits(
     path: PathLike, n_rows: int, group_key: str | None, groups: npt.NDArray[Any] | None, settings: Mapping[str, Any]
 ) -> dict[Split, IntArray] | None:
-    """The rows of each split, as a file has it; None where there is no such file.
+    """Return the rows of each split in a file; None if the file does not exist.
 
     Args:
         path: the file.
@@ -140,12 +140,13 @@ def read_splits(
     is_splits = isinstance(splits, dict) and all(isinstance(rows, list) for rows in splits.values())
     if not is_splits or set(splits) - set(NAMES):
         raise H5ValueError(
-            f"{name} is no file of splits. Its format is {{'format': {FORMAT!r}, 'splits': {{'train': [...], 'val': "
+            f"{name} is not a file of splits. Its format is {{'format': {FORMAT!r}, 'splits': {{'train': [...], 'val': "
             "[...], 'test': [...]}}, with groups, or ranges [start, stop] of rows."
         )
     if text.get("group_key") != group_key:
         raise H5ValueError(
-            f"{name} is of group_key={text.get('group_key')!r}, and group_key={group_key!r} was given. Pass the same."
+            f"{name} was made with group_key={text.get('group_key')!r}, but group_key={group_key!r} was given. Pass "
+            "the same."
         )
     made = text.get("settings") or {}
     if other := [key for key in settings if key in made and made[key] != settings[key]]:
@@ -166,8 +167,8 @@ def _rows_of_groups(splits: Mapping[str, list[Any]], groups: npt.NDArray[Any], n
     if (split_of < 0).any():
         unknown = found[split_of < 0]
         raise H5ValueError(
-            f"{name} lacks {len(unknown)} of {len(found)} groups: {listing(map(str, unknown[:6]))}. "
-            "Add them to a split, or name another file, which is then made."
+            f"{name} lacks {len(unknown)} of {len(found)} groups: {listing(map(str, unknown[:6]))}. Add them to a "
+            "split, or name a new file, which is then created."
         )
     return {split: np.flatnonzero(split_of[codes] == number) for number, split in enumerate(NAMES)}
 
@@ -178,13 +179,13 @@ def _rows_of_ranges(splits: Mapping[str, list[Any]], n_rows: int, name: str) -> 
         try:
             ranges = [np.arange(start, stop) for start, stop in splits.get(split, [])]
         except (TypeError, ValueError) as error:
-            raise H5ValueError(f"{name}: {split!r} is no list of ranges [start, stop].") from error
+            raise H5ValueError(f"{name}: {split!r} is not a list of ranges [start, stop].") from error
         rows[split] = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *ranges]))
     every = np.sort(np.concatenate(list(rows.values())))
     if not np.array_equal(every, np.arange(n_rows)):
         raise H5ValueError(
-            f"{name} has {len(every)} rows, of which {len(np.unique(every))} differ, and the files have {n_rows}. "
-            "Each has to be in one split; name another file, which is then made."
+            f"{name} has {len(every)} rows, of which {len(np.unique(every))} differ, but the files have {n_rows}. Each "
+            "row must be in one split; name a new file, which is then created."
         )
     return rows
 

@@ -25,11 +25,11 @@ class TrainerProgress:
         try:
             self._loop, self._inner = trainer.fit_loop, trainer.fit_loop.epoch_loop
             self._epochs, self._batches = self._loop.epoch_progress, self._inner.batch_progress
-            self.loaders = training_loaders(trainer)  # flat
+            self.loaders = training_loaders(trainer)
         except AttributeError as error:
             raise H5ResumeError(
-                f"the position of training was asked of {PACKAGE}, and this version of it does not keep its counters "
-                f"where lightning_h5 looks for them ({error}). Install a version that lightning_h5 allows."
+                f"the position of training cannot be read: this version of {PACKAGE} does not keep its counters where "
+                f"lightning_h5 expects them ({error}). Install a version that lightning_h5 supports."
             ) from error
 
     @property
@@ -47,7 +47,7 @@ class TrainerProgress:
         A batch that was begun and not done when the checkpoint was saved is not done; one with callbacks left to run
         is done. Otherwise Lightning mistakes a later stop for another kind of stop, and loses or repeats a batch.
         """
-        if getattr(self._inner, "restarted_on_train_batch_end", False):  # Lightning 2.5 and newer will do it
+        if getattr(self._inner, "restarted_on_train_batch_end", False):  # Lightning 2.5 and newer do it themselves
             return
         for counts in (self._batches.total, self._batches.current):
             counts.ready = counts.started = counts.completed = counts.processed
@@ -62,7 +62,7 @@ class TrainerProgress:
         """Make the interrupted epoch start over."""
         self.sync()
         self.set_batch_count(0)
-        self._batches.is_last_batch = False  # as Lightning had it, if that one failed
+        self._batches.is_last_batch = False  # Lightning's own value if the last batch failed
 
     @property
     def epoch_of_batches(self) -> int:
@@ -82,7 +82,7 @@ class TrainerProgress:
             return
         for counts in (self._epochs.total, self._epochs.current):
             counts.processed = counts.completed = counts.started - 1
-        self._loop.restarting = True  # makes the inner loops keep their counts
+        self._loop.restarting = True  # inner loops then keep their counts
         if hasattr(self._loop, "update_restart_stage"):  # Lightning 2.5 and newer
             self._loop.update_restart_stage()
 

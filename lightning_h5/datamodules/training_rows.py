@@ -1,4 +1,4 @@
-"""The rows of training as a user asks for them: some more often than others, or whole segments as samples."""
+"""The rows of training: some more often than others, or whole segments as samples."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def row_weights(options: WeightOptions, column: Callable[[str, str], npt.NDArray
         if values.ndim != 1 or values.dtype.kind not in "biuf":
             raise H5ValueError(
                 f"weight_key={options.weight_key!r} has values of {values.dtype}, shape {values.shape}. Name an array "
-                "with one number a row."
+                "with one number per row."
             )
         return RowWeights(values.astype(np.float64), f"by {options.weight_key!r}")
     labels = column(options.keys[0], "balance_key")
     if labels.ndim != 1 or (labels.dtype.kind == "f" and np.isnan(labels).any()):
         raise H5ValueError(
             f"balance_key={options.balance_key!r} has values of shape {labels.shape}, or rows without one (NaN). Name "
-            "an array with one class a row."
+            "an array with one class per row."
         )
     classes, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     wanted = _class_weights(options, classes)
@@ -82,12 +82,12 @@ def _plain(name: Any, *, is_number: bool) -> Any:
 
 
 def weights_of(dataset: RowDataset) -> RowWeights | None:
-    """How often each row of a dataset is to come in training; None where it is once."""
+    """Return how often each row of a dataset is drawn in training; None for once each."""
     return dataset.weights if isinstance(dataset, MixtureDataset) else None
 
 
 def check_segments(segments: SegmentOptions, split: SplitOptions, *, mixes: bool, weighs: bool) -> None:
-    """Raise an ``H5ValueError`` if segments are combined with what would divide them.
+    """Raise an ``H5ValueError`` if other arguments would divide segments.
 
     Args:
         segments: what makes a segment.
@@ -99,7 +99,7 @@ def check_segments(segments: SegmentOptions, split: SplitOptions, *, mixes: bool
         return
     if mixes or weighs:
         raise H5ValueError(
-            f"segments.key={segments.key!r} was given with a mixture of sources or with weights, which are of single "
+            f"segments.key={segments.key!r} was given with a mixture of sources or with weights, which apply to single "
             "rows. Leave them out."
         )
     if split.is_given and split.group_key != segments.key:
@@ -122,11 +122,12 @@ def segment_dataset(
     Raises:
         H5ValueError: a value is missing.
     """
-    assert segments.key is not None, "no segments were asked for"
+    assert segments.key is not None, "no segments were requested"
     order = None if segments.sort_key is None else column(segments.sort_key, "segments.sort_key")
     if order is not None and order.dtype.kind not in "biuf":
         raise H5ValueError(
-            f"segments.sort_key={segments.sort_key!r} has values of {order.dtype}. Name an array with one number a row."
+            f"segments.sort_key={segments.sort_key!r} has values of {order.dtype}. Name an array with one number per "
+            "row."
         )
     made = Sequences.of(column(segments.key, "segments.key"), order, names=(segments.key, segments.sort_key))
     return SequenceDataset(rows, made, segments.key)

@@ -14,8 +14,8 @@ from ..errors import H5ValueError
 
 __all__ = ["calculate_optimal_batch_size"]
 
-ON_CPU = 32  # memory is no limit there, and larger batches are no faster
-MARGIN = 0.8  # other batches, and other processes, take more than the trial's
+ON_CPU = 32  # memory is not the limit there, and larger batches are not faster
+MARGIN = 0.8  # other batches and processes may take more memory than the trial
 
 
 def calculate_optimal_batch_size(
@@ -23,7 +23,7 @@ def calculate_optimal_batch_size(
 ) -> int:
     """The largest batch that a training step of a model has room for, less a margin.
 
-    Trains on random numbers with sizes that double until memory runs out. The model's weights stay as they are.
+    Trains on random numbers with sizes that double until memory runs out. The model's weights are not changed.
 
     Args:
         model: takes a float tensor of shape ``(batch, *input_shape)``.
@@ -38,7 +38,7 @@ def calculate_optimal_batch_size(
         H5ValueError: a number makes no sense.
     """
     if most < 1 or any(n < 1 for n in input_shape):
-        raise H5ValueError(f"input_shape={tuple(input_shape)} and most={most} were given. Pass numbers from 1 on.")
+        raise H5ValueError(f"input_shape={tuple(input_shape)} and most={most} were given. Pass numbers of 1 or more.")
     kind = torch.device(device).type
     if kind == "cpu":
         return min(ON_CPU, most)
@@ -67,7 +67,7 @@ class _Step(LightningModule):
 
     def __init__(self, model: torch.nn.Module, shape: tuple[int, ...], n_rows: int) -> None:
         super().__init__()
-        self.model, self.batch_size = model, 2  # BatchNorm takes no single row
+        self.model, self.batch_size = model, 2  # BatchNorm fails on a single row
         self._rows = TensorDataset(torch.randn(1, *shape).expand(n_rows, *shape))
 
     def train_dataloader(self) -> DataLoader[tuple[torch.Tensor, ...]]:

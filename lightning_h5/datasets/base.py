@@ -167,7 +167,7 @@ class RowDataset(Dataset[Any]):
         for source in self.sources:
             source.join(counters, work)
 
-    # What a subclass defines ---------------------------------------------------------------------------------
+    # Defined by subclasses -----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -181,7 +181,7 @@ class RowDataset(Dataset[Any]):
             at_once: the caller waits for the rows now, and nothing was prefetched for them.
 
         Returns:
-            A function that reads them, in any thread. Begin the batches of a plan in their order, and read what was
+            A function that reads them, in any thread. Begin the batches of a plan in order, and read what was
             begun before the same thread begins more: it would wait for places that it holds itself.
         """
         raise NotImplementedError
@@ -191,7 +191,7 @@ class RowDataset(Dataset[Any]):
         raise NotImplementedError
 
     def blocks(self) -> BlockTable:
-        """Return which of this dataset's rows lie together on disk."""
+        """Return which rows of this dataset are stored together."""
         raise NotImplementedError
 
     def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
@@ -202,7 +202,7 @@ class RowDataset(Dataset[Any]):
         """Return what the dataset holds, in short texts for its ``repr``, without looking at a file."""
         raise NotImplementedError
 
-    # What follows from the sources, unless a subclass reads files ---------------------------------------------
+    # Derived from the sources, unless a subclass reads files --------------------------------------------------
 
     @property
     def cost(self) -> ReadCost:
@@ -249,11 +249,11 @@ class RowDataset(Dataset[Any]):
             source.read_with(cache_bytes * n_bytes // max(1, sum(sizes)), retain=retain, in_runs=in_runs)
 
     def close(self) -> None:
-        """Give back what this process holds; the next read gets it again. Calling it again has no effect."""
+        """Release what this process holds; the next read loads it again. Closing twice has no effect."""
         for source in self.sources:
             source.close()
 
-    # What follows from all that ------------------------------------------------------------------------------
+    # Derived from the above ----------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         return self
@@ -289,7 +289,7 @@ class RowDataset(Dataset[Any]):
         if is_worker := get_worker_info() is not None:
             self.counters.begin(token.epoch, token.step)
             if self.has_transforms or token.samples:
-                seed_streams(token.draws)  # also for the `collate_fn` that comes after
+                seed_streams(token.draws)  # also for the `collate_fn` that follows
         raw = self.gather(token.rows, token.epoch)
         began = perf_counter()
         batch = self.finish_token(raw, token)
@@ -367,7 +367,7 @@ class RowDataset(Dataset[Any]):
             raise
 
     def describe(self, numbers: IntArray) -> str:
-        """Return which rows of which files some rows are, as text for a message.
+        """Return the files and row numbers of some rows, as text for a message.
 
         Args:
             numbers: as ``RawBatch`` has them.

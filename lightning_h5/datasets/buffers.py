@@ -22,10 +22,10 @@ from ..types import IntArray
 
 __all__ = ["BufferPool", "Column", "SharedBuffers", "bytes_of", "copy_rows", "put_rows", "use_shared_buffers"]
 
-SMALLEST = 128 << 10  # the C library keeps smaller pieces warm itself
-FREE_BYTES = 64 << 20  # kept for the next batches: as many as are read ahead at a time
+SMALLEST = 128 << 10  # the C library already reuses smaller blocks
+FREE_BYTES = 64 << 20  # kept for the next batches, enough for those read ahead at a time
 MIN_FREE = 4
-LARGE_ROW = 1024  # bytes: copying it takes as long as asking Python for it
+LARGE_ROW = 1024  # bytes: copying such a row takes as long as a Python call
 
 
 Column: TypeAlias = torch.Tensor | list[Any]
@@ -47,7 +47,7 @@ _shared: SharedBuffers | None = None
 
 def use_shared_buffers(buffers: SharedBuffers) -> None:
     """Make this process, a worker, take memory for batches from here first."""
-    global _shared  # a worker process serves one loader for as long as it lives
+    global _shared  # a worker process serves one loader all its life
     _shared = buffers
 
 
@@ -56,7 +56,7 @@ class BufferPool:
 
     def __init__(self) -> None:
         self._free: deque[npt.NDArray[np.uint8]] = deque()
-        self._leases: dict[int, tuple[weakref.ref[Any], npt.NDArray[np.uint8]]] = {}  # by the reference's identity
+        self._leases: dict[int, tuple[weakref.ref[Any], npt.NDArray[np.uint8]]] = {}  # by id of the weak reference
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an array with arbitrary content, to be wrapped in one tensor and then forgotten.
@@ -77,7 +77,7 @@ class BufferPool:
         except MemoryError as error:
             raise _no_memory(shape, n_bytes) from error
         lease: npt.NDArray[Any] = np.ndarray(shape, dtype, buffer=block)
-        # Not `weakref.finalize`, which takes four times as long.
+        # `weakref.finalize` takes four times as long.
         reference = weakref.ref(lease, self._give_back)
         self._leases[id(reference)] = reference, block
         return lease
@@ -117,9 +117,9 @@ class BufferPool:
 def _no_memory(shape: tuple[int, ...], n_bytes: int) -> H5MemoryError:
     n_rows = shape[0] if shape else 1
     return H5MemoryError(
-        f"a batch of {n_rows:,} rows was asked for, and an array of it takes {n_bytes:,} bytes of memory "
-        f"({bytes_text(n_bytes)}), which the system has not left. Pass a smaller batch_size, a smaller cache_bytes, or "
-        "a smaller num_workers: each worker holds batches of its own."
+        f"a batch of {n_rows:,} rows needs an array of {n_bytes:,} bytes ({bytes_text(n_bytes)}), and the system has "
+        "not enough memory left. Pass a smaller batch_size, a smaller cache_bytes, or a smaller num_workers: each "
+        "worker holds its own batches."
     )
 
 
@@ -155,7 +155,7 @@ def copy_rows(into: npt.NDArray[np.uint8], to: IntArray, source: npt.NDArray[np.
     if (run := _run(places)) is not None:
         into[to] = source[run]
     elif (run := _run(to)) is not None:
-        np.take(source, places, axis=0, out=into[run], mode="clip")  # any other mode takes memory between
+        np.take(source, places, axis=0, out=into[run], mode="clip")  # other modes allocate a buffer
     elif source.shape[1] < LARGE_ROW:
         into[to] = source[places]
     else:

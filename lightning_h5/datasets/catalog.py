@@ -1,4 +1,4 @@
-"""The catalog: what is in files. Each is opened once, and all that will be asked of it is looked up then."""
+"""The catalog of file contents. Each file is opened once, and everything needed is read then."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ __all__ = ["Catalog", "Skip", "each_readable"]
 COLUMN_BYTES = 1 << 20
 """Columns of at most this size in a file are read when it is opened; longer ones by all cores, once it is closed."""
 
-PATIENCE = 10.0  # seconds for rows to appear that an earlier look, or another rank, has seen
+PATIENCE = 10.0  # seconds for rows to appear that another rank, or an earlier read, has seen
 PAUSE = 0.05
 
-WITHOUT_THEM = "Repair them, or pass a list of files without them; no file is left out in silence."
+WITHOUT_THEM = "Repair them, or pass a list of files without them; files are never skipped silently."
 """What to do about broken files in classes that have no argument for it."""
 
 Skip = Callable[[str, H5FileError], None]
@@ -70,7 +70,7 @@ class _File:
 
 
 class Catalog:
-    """What is in files, as far as it was asked for. Splits, columns, filters and datasets are views of it.
+    """The requested contents of files. Splits, columns, filters and datasets are views of it.
 
     A file is opened when it is first asked for, and again only for arrays that were not announced. What was found is
     kept as long as the catalog: ``setup`` makes one and drops it.
@@ -119,7 +119,7 @@ class Catalog:
             sample: "row" if the user declared that rows are samples, so that no other meaning is considered.
             skip: called with files that are missing or broken, which are left out; None raises their errors.
             advice: what to do to train without broken files, for their errors.
-            n_files: how many files were given, if some of them are left out already.
+            n_files: number of files given, if some were already skipped.
 
         Raises:
             H5FileError: a file is missing or broken, or all of them are.
@@ -133,7 +133,7 @@ class Catalog:
         if which not in self._tables:
             try:
                 self._tables[which] = self._table(paths, asked, options, sample, skip, advice, n_files)
-            except H5Error as error:  # its text says all that a user can do; frames and causes in here add nothing
+            except H5Error as error:  # the message is complete; frames and causes inside this package add nothing
                 raise error.with_traceback(None) from None
         return self._tables[which]
 
@@ -148,7 +148,7 @@ class Catalog:
         n_files: int | None,
     ) -> RowTable:
         keys, compatibility = [one.key for one in asked], Compatibility(asked)
-        shows_progress = len(paths) >= 50 and resolve_replica().rank == 0  # all ranks look at them
+        shows_progress = len(paths) >= 50 and resolve_replica().rank == 0  # all ranks read them
         bar = with_bar(paths, "looking at files", unit="file", shows_progress=shows_progress, delay=2)
         used, guards, layouts = [], [], []
         with _collector_paused():
@@ -275,11 +275,13 @@ class Catalog:
     ) -> _File:
         """Return a file's guard and its arrays, of one and the same file: another may take its place meanwhile."""
         guard: ChangeGuard | None = None
-        with suppress(OSError):  # opening it raises a better error
+        with suppress(OSError):  # open raises a better error
             guard = ChangeGuard.of(path, grows=options.swmr, strict=options.files.verify is not None)
         with open_h5(path, swmr=options.swmr) as h5:
             if guard is None:
-                raise H5DataChangedError(f"{path!r} was made while it was looked at. Start again once it is written.")
+                raise H5DataChangedError(
+                    f"{path!r} was created while it was being read. Start again when it is complete."
+                )
             file = _File(guard)
             try:
                 for name, search in searches.items():
@@ -292,7 +294,7 @@ class Catalog:
                     if (values := _short_column(h5, file.arrays.get(key))) is not None:
                         file.values[key] = values
             finally:
-                guard.compare(stat_of(h5))  # what went wrong meanwhile went wrong because of that
+                guard.compare(stat_of(h5))  # a change explains any other error
                 guard.check()
         return file
 
@@ -333,16 +335,16 @@ def each_readable(
             if skip is not None:
                 skip(path, error)
                 continue
-            # An error of the system, as of a lock, or of a file that changed is not about a broken file.
+            # System errors, such as locks, and changed files do not mean that a file is broken.
             is_broken = not isinstance(error, H5DataChangedError) and getattr(error.__cause__, "errno", None) is None
             if len(paths) > 1 and is_broken:
-                find = "`lightning-h5 check` finds all that cannot be read."
+                find = "`lightning-h5 check` finds all unreadable files."
                 error.args = (f"{error} It is one of {len(paths):,} files: {find} {advice}",)
             raise
         n_found += 1
         yield path, found
     if not n_found:
-        raise H5FileError(f"none of {listing(paths)} can be read. Look at the errors that were logged for each.")
+        raise H5FileError(f"none of {listing(paths)} can be read. See the error that was logged for each.")
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from .row_table import RUN_BYTES, RowTable
 
 __all__ = ["Run", "column_of", "column_tasks", "count_rows", "decoded", "read_columns", "row_tasks", "source_of"]
 
-TEXT_ROWS = 65_536  # of a task
+TEXT_ROWS = 65_536  # per task
 
 Run: TypeAlias = Callable[[list[BulkTask], str], None]
 """Runs tasks, under a name."""
@@ -71,12 +71,13 @@ def column_of(
     """
     catalog = catalog or Catalog()
     options = OpenOptions(files=files or FileOptions())
-    # Text is accepted. Of a growing file both arrays count as long as the shorter one.
+    # Text is accepted. In a growing file both arrays end with the shorter one.
     keys = [key] if same_rows_as is None else [key, same_rows_as]
     table = catalog.table(paths, [Asked(key=one, takes_packed=True) for one in keys], options)
     if table.n_rows != n_rows:
         raise H5ValueError(
-            f"{argument}={key!r} has {table.n_rows} rows and the data has {n_rows}. Name an array with one value a row."
+            f"{argument}={key!r} has {table.n_rows} rows and the data has {n_rows}. Name an array with one value per "
+            "row."
         )
     parts = []
     read = read_columns(catalog, table, [0], options, Counters(), run_with_progress)
@@ -126,7 +127,7 @@ def read_columns(
 
 
 def decoded(layout: ArrayLayout, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a column as it is compared: of packed integers the values, with NaN for missing ones."""
+    """Return a column for comparisons: packed integers are decoded, with NaN for missing ones."""
     return column if layout.packing is None else layout.packing.decode(column)
 
 

@@ -30,8 +30,8 @@ from .selection import Selection
 __all__ = ["CombinedHDF5Dataset"]
 
 FLAGS = ("cs_label", "bg_label")
-MAX_WORKERS = 64  # whose counts are kept apart
-PATIENCE = 120.0  # seconds for the slowest rank to look at the files
+MAX_WORKERS = 64  # with separate counts
+PATIENCE = 120.0  # seconds for the slowest rank to read the files' metadata
 
 
 class CombinedHDF5Dataset(CachingDataset):
@@ -43,7 +43,7 @@ class CombinedHDF5Dataset(CachingDataset):
     Args:
         paths: one file, a glob, a directory, or a list of these. Rows follow each other in that order.
         load_fields: arrays to load, in the order of the sample; their names are the sample's keys. None loads all that
-            share axis 0, and raises if these may be samples of their own instead of fields of one row: arrays of one
+            share axis 0, and raises if these may be separate samples instead of fields of one row: arrays of one
             name in several groups, arrays that are all numbered, or arrays of one group that are all alike.
         allowed_guids: keep rows with one of these values of ``guid``.
         cs_label: keep rows with the flag ``cs_label`` set (True), or not set (False).
@@ -55,8 +55,8 @@ class CombinedHDF5Dataset(CachingDataset):
             0: name a ``valid_mask`` to look for that one.
         cache_size: how many recently used rows each process keeps; 0 keeps none. ``RowCacheOptions``, or a mapping of
             its fields, limits their bytes too.
-        pin_memory: have ``create_optimized_dataloader`` put batches into page-locked memory, where there is a GPU.
-        dtype: of floating fields with an axis beside the rows, the target excepted. Ids, labels, flags and columns stay
+        pin_memory: have ``create_optimized_dataloader`` put batches into page-locked memory, if there is a GPU.
+        dtype: of floating fields with more than one axis, except for the target. Ids, labels, flags and columns stay
             as stored, since 16 bits would change them. None leaves all as stored. A mapping from fields to dtypes names
             those of some, and leaves the others as stored; the stored dtype by name takes packed integers as they are.
         where: conditions on any one-dimensional arrays, by name: a value, a list of values, a range
@@ -77,7 +77,7 @@ class CombinedHDF5Dataset(CachingDataset):
             (see ``H5LazyDataset``).
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
-        catalog: what is in the files, if that is known already; None opens them.
+        catalog: contents of the files, if already known; None opens them.
 
     Raises:
         H5FileError: a file is missing, damaged, or needs a filter that is not installed.
@@ -95,8 +95,8 @@ class CombinedHDF5Dataset(CachingDataset):
         torch.Size([300])
     """
 
-    takes_packed = False  # packed integers as they are stored, whether or not their dtype is named
-    agrees_by_itself = True  # with the other ranks, on which files were left out
+    takes_packed = False  # whether packed integers are accepted as stored, even without a dtype
+    agrees_by_itself = True  # with the other ranks, about skipped files
     scanned: RowTable | None = None
     _of_process = (*CachingDataset._of_process, "scanned")
 
@@ -191,7 +191,7 @@ class CombinedHDF5Dataset(CachingDataset):
             cache_size=row_cache.size,
             max_cache_bytes=row_cache.n_bytes,
         )
-        self.counters.share(MAX_WORKERS)  # workers of any loader: their counts should be seen here
+        self.counters.share(MAX_WORKERS)  # so that counts of any loader's workers are visible here
         self.indices = selection.rows(self.counters)
         self.scanned = full
 
@@ -238,7 +238,7 @@ class CombinedHDF5Dataset(CachingDataset):
                 key=self._key(name),
                 dtype=self._named_dtypes.get(name),
                 argument=f"dtype={{{name!r}: {{}}}}",
-                # Columns that filters alone look at are decoded for them.
+                # Columns that only filters read are decoded for them.
                 takes_packed=self.takes_packed or name not in (*names, *of_label),
             )
             for name in wanted
@@ -281,5 +281,5 @@ class CombinedHDF5Dataset(CachingDataset):
 
 def _checked_label(label: Any) -> int:
     if isinstance(label, bool) or not isinstance(label, int | np.integer):
-        raise H5ValueError(f"label={label!r} is no class. Pass its number; for text use `where`.")
+        raise H5ValueError(f"label={label!r} is not a class number. Pass an integer; for text use `where`.")
     return int(label)

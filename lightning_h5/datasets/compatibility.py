@@ -1,4 +1,4 @@
-"""Checks that arrays are what their user asked for, and that arrays and files belong together."""
+"""Check that arrays are as requested, and that arrays and files belong together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_RATIO = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """An array that is asked for.
+    """A requested array.
 
     Attributes:
         key: its name in the files.
@@ -60,7 +60,7 @@ class Compatibility:
                 from those of the first file.
             H5CorruptError: two arrays have bytes in common.
         """
-        # Arrays of one structure share these objects, and those that passed are held here, so that no number recurs.
+        # Arrays of one structure share these objects. Checked ones are kept here, so that no id is reused.
         structure = tuple(id(each) for one in layouts for each in (one.dtype, one.row_shape, one.packing))
         if structure not in self._passed:
             for layout, one in zip(layouts, self._asked, strict=True):
@@ -83,8 +83,8 @@ def _check_kind(layout: ArrayLayout, *, text_ok: bool) -> None:
         return
     if kind == "text":
         raise H5ValueError(
-            f"{where} holds text, and a tensor cannot. Take it as y_key, or as one of several x_key "
-            "(text then comes as a list of str), or encode it as numbers."
+            f"{where} holds text, and a tensor cannot. Pass it as y_key or as one of several x_key (batches then have "
+            "a list of str), or encode it as numbers."
         )
     if kind == "compound":
         members = listing(f"{layout.key}/{name}" for name in layout.dtype.base.names or ())
@@ -137,7 +137,7 @@ def different_packing(a: ArrayLayout, b: ArrayLayout) -> H5ValueError:
     left, right = (f"packed with {one.packing}" if one.packing else "not packed" for one in (a, b))
     return H5ValueError(
         f"{a.key!r} is {left} in {a.path!r}, and {b.key!r} is {right} in {b.path!r}: one formula does not decode both. "
-        "Write the decoded values to arrays of their own, or train on files that are alike."
+        "Write the decoded values to separate arrays, or train on files with the same formula."
     )
 
 
@@ -153,7 +153,7 @@ def refuse_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_file
     if shape is not None:
         raise H5ValueError(
             f"{listing(array.key for array in arrays)} have the shape {shape} in each of {n_files} files, such as "
-            f"{arrays[0].path!r}, and no array has other axes: each file may be one image or volume, and its rows "
+            f"{arrays[0].path!r}, and no array has other axes: each file may be one image or volume, and its rows the "
             "lines of it. If an index along axis 0 is a sample, pass sample='row'. If a file is a sample, write the "
             "samples to arrays with one more axis in front, (n_samples, ...)."
         )
@@ -196,6 +196,6 @@ def _check_alike(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout]) 
         for what, left, right in (("dtype", a.dtype, b.dtype), ("shape of a row", a.row_shape, b.row_shape)):
             if left != right and not (kind_of(a.dtype) == kind_of(b.dtype) == "text" and what == "dtype"):
                 raise H5ValueError(
-                    f"{a.key!r} has the {what} {left} in {a.path!r} and {right} in {b.path!r}. "
-                    "Train on files that are alike, or make two data modules."
+                    f"{a.key!r} has the {what} {left} in {a.path!r} and {right} in {b.path!r}. Train on files with "
+                    "equal arrays, or create a data module for each kind."
                 )

@@ -32,7 +32,7 @@ __all__ = ["expand_those_there", "files_to_read", "names_to_load", "table_of"]
 _log = logging.getLogger(__name__)
 
 
-SKIP_THEM = "Repair them, or pass on_bad_file='skip' to leave them out, each with a warning."
+SKIP_THEM = "Repair them, or pass on_bad_file='skip' to skip them, each with a warning."
 
 
 def files_to_read(catalog: Catalog, paths: Paths, bad: dict[str, str] | None) -> list[str]:
@@ -80,8 +80,8 @@ def names_to_load(
         raise H5KeyError(f"field_map names {listing(absent)}; the fields of {files[0]!r} are {listing(found)}.")
     if twice := [name for name in keys if names.count(name) > 1]:
         raise H5ValueError(
-            f"field_map gives other arrays the names {listing(twice)}, and {files[0]!r} has arrays of these names. "
-            "Name the fields to load (load_fields)."
+            f"field_map renames other arrays to {listing(twice)}, but {files[0]!r} has arrays of these names. Name the "
+            "fields to load (load_fields)."
         )
     return names
 
@@ -175,7 +175,7 @@ def _search(path: str, named: Collection[str], file: Any) -> tuple[list[str], li
     if len(longest) != 1:
         each = "; ".join(f"{n_rows} rows: {listing(names)}" for n_rows, names in by_rows.items())
         raise H5KeyError(
-            f"load_fields was not given, and {path!r} leaves a doubt about what a row is: it has "
+            f"load_fields was not given, and it is unclear what a row of {path!r} is: it has "
             f"{each or 'no arrays of numbers or text'}. Name the arrays to load, as load_fields."
         )
     _refuse_groups(path, by_rows[longest[0]], looks)
@@ -183,7 +183,9 @@ def _search(path: str, named: Collection[str], file: Any) -> tuple[list[str], li
         _refuse_alike(path, by_rows[longest[0]], looks)
     left_out += [name for n_rows, names in by_rows.items() if n_rows != longest[0] for name in names]
     if left_out:
-        _log.warning("%s: %s are no fields of its %s rows and are left out", path, listing(left_out), longest[0])
+        _log.warning(
+            "%s: %s do not have one entry for each of its %s rows and are left out", path, listing(left_out), longest[0]
+        )
     return by_rows[longest[0]], [*by_rows[longest[0]], *named]
 
 
@@ -209,8 +211,8 @@ def _refuse_groups(path: str, fields: Sequence[str], looks: Mapping[str, _Look])
     first, *others = ("/".join([*names[: level + 1], ""]) for names in parts)
     belong = [field for field in fields if field.startswith(first) or not field.startswith(tuple(others))]
     raise H5KeyError(
-        f"load_fields was not given, and {path!r} has arrays of one name in several groups: {listing(same)}. Such "
-        "groups may have rows of their own, even if these are equally many. If so, name the arrays that belong to one "
+        f"load_fields was not given, and {path!r} has arrays of the same name in several groups: {listing(same)}. Each "
+        "group may have its own rows, even if all have the same number. If so, name the arrays that belong to one "
         f"group, such as load_fields={belong!r}, and make a data set for each group; otherwise name all arrays that "
         "are fields of one row."
     )
@@ -230,9 +232,9 @@ def _refuse_alike(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) 
         if kinds[looks[field][1:]] > 1 and ((longer and has_axes) or (is_all and (longer or has_axes))):
             raise H5KeyError(
                 f"load_fields was not given, and {path!r} has arrays of one dtype and one shape of a row in one group: "
-                f"{listing(others)}{', of different lengths' if longer else ''}. They may be a sample each instead of "
-                f"fields of one row. If they are fields, name those to load, such as load_fields={fields[:4]!r}; "
-                "otherwise make a data set for each array."
+                f"{listing(others)}{', of different lengths' if longer else ''}. Each may be a sample instead of a "
+                f"field. If they are fields, name those to load, such as load_fields={fields[:4]!r}; otherwise make a "
+                "data set for each array."
             )
     numbered: dict[Any, list[str]] = defaultdict(list)
     for field in fields:
@@ -241,9 +243,9 @@ def _refuse_alike(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) 
         first = [names[0] for names in numbered.values()]
         raise H5KeyError(
             f"load_fields was not given, and all arrays of {path!r} are numbered: {listing(fields)}. Each number may "
-            f"have rows of its own, even if these are equally many. If so, name the arrays of one number, such as "
-            f"load_fields={first!r}, and make a data set for each number; otherwise name all arrays that are fields of "
-            "one row."
+            "have its own rows, even if all have the same number of rows. If so, name the arrays of one number, such "
+            f"as load_fields={first!r}, and make a data set for each number; otherwise name all arrays that are fields "
+            "of one row."
         )
 
 
@@ -267,6 +269,6 @@ def expand_those_there(paths: Paths, skip: Skip, name: str = "paths") -> list[st
             skip(str(path), error)
     if not there:
         raise H5FileError(
-            f"{name}={listing(map(str, given))}: none of them can be read. Look at what was logged for each."
+            f"{name}={listing(map(str, given))}: none of them can be read. See the error that was logged for each."
         )
     return list(expand_paths(there, name))

@@ -37,7 +37,7 @@ FieldMap = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Fields:
-    """What is read of each row.
+    """The fields that are read for each row.
 
     Attributes:
         asked: the arrays as they are looked for in files: the input's, and the target's after them. A target may hold
@@ -175,17 +175,19 @@ def row_numbers(indices: Iterable[Any] | npt.NDArray[Any] | torch.Tensor, n_rows
         raise _nested(passed) from None
     if rows.dtype.kind == "b":
         raise H5ValueError(
-            f"a mask of shape {rows.shape} was asked for; a row is found by an integer. Pass np.flatnonzero(mask)."
+            f"a mask of shape {rows.shape} was passed as an index; rows are selected by integers. Pass "
+            "np.flatnonzero(mask)."
         )
     if rows.dtype.kind not in "iu" and rows.size:
-        raise H5ValueError(f"{_shown(passed)} was asked for; a row is found by an integer. Pass integers.")
+        raise H5ValueError(f"{_shown(passed)} was passed as an index; rows are selected by integers. Pass integers.")
     if rows.ndim > 1:
         raise _nested(passed)
     rows = np.atleast_1d(rows)
     outside = (rows < -n_rows) | (rows >= n_rows)
     if outside.any():
         raise IndexError(
-            f"index {rows[outside][0]} was asked of a dataset with {n_rows} rows. Ask for -{n_rows} to {n_rows - 1}."
+            f"index {rows[outside][0]} is out of range for a dataset with {n_rows} rows. Pass -{n_rows} to "
+            f"{n_rows - 1}."
         )
     rows = rows.astype(np.int64)
     return np.where(rows < 0, rows + n_rows, rows)
@@ -193,7 +195,7 @@ def row_numbers(indices: Iterable[Any] | npt.NDArray[Any] | torch.Tensor, n_rows
 
 def _nested(passed: Any) -> H5ValueError:
     return H5ValueError(
-        f"{_shown(passed)} was asked for; several rows are found by a flat list of integers. Pass one, as "
+        f"{_shown(passed)} was passed as indices; several rows are selected by a flat list of integers. Pass one, as "
         "dataset[[3, 1, 2]], or call read_batch([3, 1, 2]). A torch BatchSampler goes to DataLoader as "
         "batch_sampler=..., or as sampler=... together with batch_size=None."
     )
@@ -249,7 +251,7 @@ def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
         entry = {"key": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
         if not isinstance(entry.get("key", name), str) or not entry or set(entry) - {"key", "layout"}:
             raise H5ValueError(
-                f"field_map[{name!r}]={given!r} is no array. Pass its name in the files, or "
+                f"field_map[{name!r}]={given!r} is not an array. Pass its name in the files, or "
                 "{'key': its name, 'layout': 'NTC'} for a target."
             )
         if "layout" in entry and name != TARGET:

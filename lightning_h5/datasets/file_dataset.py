@@ -80,7 +80,7 @@ class FileDataset(TableDataset):
         self._readers: dict[tuple[int, int], RowReader] = {}
         self._chunked: dict[int, ChunkedReader] | None = None
         self._hints: ReadaheadHints | None = None
-        self._n_prepared = 0  # workers
+        self._n_prepared = 0  # number of workers prepared for
         self._lock = threading.Lock()
 
     # Reading -------------------------------------------------------------------------------------------------
@@ -112,10 +112,10 @@ class FileDataset(TableDataset):
         columns: list[Column] = []
         with ExitStack() as undo, self._blames_changes(located):
             for read, _ in reads.values():
-                undo.callback(read.cancel)  # without effect once it is finished
+                undo.callback(read.cancel)  # no effect once it is finished
             by_file = self._by_file(located) if len(reads) < len(self.plans) else {}
             for field, plan in enumerate(self.plans):
-                if field in reads:  # normalized already, as it was decoded
+                if field in reads:  # already normalized during decoding
                     read, memory = reads[field]
                     read.finish()
                     columns.append(plan.cast(memory, self._buffers))
@@ -148,7 +148,7 @@ class FileDataset(TableDataset):
         memory = self._buffers.array((n_rows, *first.row_shape), first.dtype)
         for file, (here, local) in by_file.items():
             reader = self._reader(file, field)
-            if here is not None:  # rows of several files are read file by file, and then put where they belong
+            if here is not None:  # rows of several files are read file by file, then scattered to their places
                 memory[here] = reader.read(local)
             elif all_cores and isinstance(reader, MappedReader):
                 reader.read_on_all_cores(local, memory)
@@ -179,7 +179,7 @@ class FileDataset(TableDataset):
         """Have the system read ahead the runs of rows that the order mixes, in arrays without chunks."""
         if not self.in_runs or epoch is None:
             return
-        chunked = self._chunked_readers()  # a forked child starts afresh in here
+        chunked = self._chunked_readers()  # resets the state in a forked child
         placed = [field for field in self._read_on_demand if field not in chunked]
         if not placed:
             return
@@ -194,7 +194,7 @@ class FileDataset(TableDataset):
                     if isinstance(reader, ContiguousReader | MappedReader):
                         reader.will_need(run)
 
-    # What it costs -------------------------------------------------------------------------------------------
+    # Costs ---------------------------------------------------------------------------------------------------
 
     def blocks(self) -> BlockTable:
         """See ``RowDataset.blocks``."""
@@ -233,7 +233,7 @@ class FileDataset(TableDataset):
 
     def _is_cached(self, field: int) -> bool:
         """Return whether the page cache has all rows of a field of a mapped file."""
-        if not self._mmap or len(self.table.paths) > 1:  # rows of many files are put together in a second copy
+        if not self._mmap or len(self.table.paths) > 1:  # rows of several files are gathered in a second copy
             return False
         reader = self._reader(0, field)
         return isinstance(reader, MappedReader) and reader.is_cached()
@@ -259,7 +259,7 @@ class FileDataset(TableDataset):
                 try:
                     worker = get_worker_info()
                     self._chunked = self._open_chunked(worker.num_workers if worker else 1)
-                except OSError:  # a file that was changed is no longer what its table says
+                except OSError:  # a changed file no longer matches its table
                     self._check_unchanged(range(len(self.table.paths)))
                     raise
             return self._chunked
@@ -296,15 +296,15 @@ class FileDataset(TableDataset):
         """See ``RowDataset.prepare_workers``."""
         if num_workers != self._n_prepared:
             self._n_prepared = num_workers
-            with suppress(OSError):  # reading the file raises what is wrong with it
-                self._open_chunked(num_workers)  # and forgets the readers: what was compiled stays
+            with suppress(OSError):  # reading the file raises the error
+                self._open_chunked(num_workers)  # the readers are dropped, compiled code stays
 
     def _reader(self, file: int, field: int) -> RowReader:
         reader = self._readers.get((file, field))
         if reader is None:
             layout, held_bytes = self.table.layouts[file][field], HELD_BYTES if self.table.held[field] else 0
             made = open_reader(layout, self.options, mmap=self._mmap, held_bytes=held_bytes, counters=self.counters)
-            reader = self._readers.setdefault((file, field), made)  # one of two threads wins; opening costs nothing
+            reader = self._readers.setdefault((file, field), made)  # one of two threads wins; opening is cheap
         return reader
 
     def _check_unchanged(self, files: Iterable[int]) -> None:
@@ -316,14 +316,14 @@ class FileDataset(TableDataset):
             raise
 
     def _forget(self) -> None:
-        """Drop what is kept of the files: it may have been read while they were written to. What is begun goes on."""
+        """Drop cached data of the files, which may have been read during a write. Reads in progress continue."""
         for reader in [*(self._chunked or {}).values(), *list(self._readers.values())]:
             reader.close()
         for path in self.table.paths:
             process_pool().close(path)
 
     def close(self) -> None:
-        """Close this process's files and give back what is held in memory; the next read opens them again."""
+        """Close this process's files and release its memory; the next read opens them again."""
         self._forget()
         self._readers.clear()
         self._hints = None
@@ -348,7 +348,7 @@ def chunk_cache(table: RowTable, budget: int, *, swmr: bool) -> int:
 
 
 class ReadaheadHints:
-    """Names each run of rows once an epoch, when the first of its rows is asked for.
+    """Yields each run of rows once per epoch, on the first access to one of its rows.
 
     Args:
         rows_per_run: for each file, rows of a run; the last one may have fewer.

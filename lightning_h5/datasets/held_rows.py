@@ -45,7 +45,7 @@ class HostColumn:
         assert plan.dtype is not None, "text is held elsewhere"
         self._bytes, self._plan, self._dtype, self._write = memory, plan, plan.dtype, write
         by_numpy = numpy_dtype_like(plan.dtype, plan.normalized)
-        # Torch casts to dtypes that NumPy lacks, or to which NumPy casts otherwise.
+        # Torch casts to dtypes that NumPy lacks or casts to differently.
         is_numpy = torch_dtype_of(by_numpy) == plan.dtype
         self._rows = memory.view(by_numpy).reshape(len(memory), *plan.row_shape) if is_numpy else None
         is_as_stored = by_numpy == plan.stored and plan.affine is None
@@ -59,13 +59,13 @@ class HostColumn:
         elif self._rows is None:
             self._bytes[start : start + len(rows)] = self._as_held(rows)
         else:
-            with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as torch has it
+            with np.errstate(all="ignore"):  # numbers too large for the dtype become infinite, as in torch
                 np.copyto(self._rows[start : start + len(rows)], rows, casting="unsafe")
 
     def _as_held(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return rows as they are held, C-contiguous; bytes if NumPy has no dtype for that."""
         if self._rows is None:
-            # Not `to`: what has one element is contiguous to torch, whatever its strides, and viewed it cannot be.
+            # Not `to`: to torch, one element is contiguous whatever its strides, and such a tensor cannot be viewed.
             cast = torch.empty(rows.shape, dtype=self._dtype).copy_(torch.from_numpy(rows))
             return cast.view(len(rows), -1).view(torch.uint8).numpy()
         with np.errstate(all="ignore"):
@@ -140,7 +140,7 @@ class HeldRows:
         numbers: of this rank's rows among all that are sharded.
         plans: what rows of each field are. Each process holds text for itself.
         device: that has the memory.
-        shared: whether other processes may have it.
+        shared: whether other processes may map it.
         owner: the process that made the memory, and the memory's descriptor there; None makes it here.
 
     Raises:
@@ -260,7 +260,7 @@ class HeldRows:
         return None if self._memory is None else self._memory.pin()
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         for column in self._columns:
             column.close()
         self._columns = []

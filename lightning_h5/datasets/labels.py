@@ -22,7 +22,7 @@ from .row_table import RowTable
 
 __all__ = ["LabelCriterion", "search_label"]
 
-PIECE_BYTES = 4 << 20  # of a target, of a task: long enough to pay for a thread's turn
+PIECE_BYTES = 4 << 20  # bytes of a target per task: long enough to pay for switching threads
 
 TargetLayout = Literal["N", "NT", "NC", "NTC", "NCT"]
 """Axes of a target: N rows, T steps, C classes. Without C its values are class ids, with C they are one-hot."""
@@ -67,8 +67,8 @@ def search_label(
     for layout in (target, *masks):
         if kind_of(layout.dtype) != "number":
             raise H5ValueError(
-                f"label={wanted.label} was asked for, and {layout.key!r} in {layout.path!r} holds {layout.dtype}. "
-                "A class is looked for among numbers; filter text with `where`."
+                f"label={wanted.label} was given, but {layout.key!r} in {layout.path!r} holds {layout.dtype}. Labels "
+                "are numbers; filter text with `where`."
             )
     n_steps = masks[0].row_shape[0] if masks and len(masks[0].row_shape) == 1 else None
     possible = _layouts_possible(target.row_shape, wanted.layout, n_steps, name)
@@ -138,13 +138,13 @@ def _layouts_possible(
     if given is not None:
         if given not in possible:
             raise H5ValueError(
-                f"the target {name} was declared to have the axes {given!r}, and its rows have the shape {row_shape}. "
+                f"the target {name} was declared to have the axes {given!r}, but its rows have the shape {row_shape}. "
                 f"Pass one of {', '.join(map(repr, get_args(TargetLayout)))} that has {len(row_shape) + 1} axes."
             )
         return [one for one in possible if one == given]
     if not possible:
         raise H5ValueError(
-            f"the target {name} has rows of shape {row_shape}; a label is looked for in rows of up to two axes, steps "
+            f"the target {name} has rows of shape {row_shape}; a label is searched in rows of up to two axes, steps "
             "and classes. Pass a function as `where`, or rows you chose as `indices`."
         )
     if len(row_shape) == 1:
@@ -159,7 +159,7 @@ class _TargetSearch:
 
     Args:
         label: the class.
-        n_rows: rows that are looked at.
+        n_rows: rows to search.
         possible: what the target's axes may mean.
         name: of the array, for messages.
     """
@@ -170,7 +170,7 @@ class _TargetSearch:
         self._why_not: dict[TargetLayout, str] = {}
 
     def look(self, start: int, target: npt.NDArray[Any], valid: npt.NDArray[Any] | None = None) -> None:
-        """Look at rows.
+        """Search rows.
 
         Args:
             start: place of the first of them.
@@ -211,8 +211,8 @@ class _TargetSearch:
         elif counts.shape != steps.shape:
             raise H5ValueError(
                 f"valid_mask has rows of shape {valid.shape[1:]}, and the target {self._name} has rows of "
-                f"{steps.shape[1] if steps.ndim > 1 else 'no'} steps (its axes are {layout}). "
-                "Name an array with one value a step, or one a row."
+                f"{steps.shape[1] if steps.ndim > 1 else 'no'} steps (its axes are {layout}). Name an array with one "
+                "value per step, or one per row."
             )
         return counts
 
@@ -226,13 +226,13 @@ class _TargetSearch:
         if not left:
             why = "; ".join(f"as {layout!r} {reason}" for layout, reason in self._why_not.items())
             raise H5ValueError(
-                f"label={self._label} was asked for, and the target {self._name} cannot be searched: {why}. Declare "
+                f"label={self._label} was given, but the target {self._name} cannot be searched: {why}. Declare "
                 "its axes with field_map={'target': {'key': ..., 'layout': 'NTC'}}, or pass a function as `where`."
             )
         first = self._found[left[0]]
         if any((self._found[other] != first).any() for other in left[1:]):
             raise H5ValueError(
-                f"label={self._label} was asked for, and the target {self._name} could be one-hot along either axis. "
+                f"label={self._label} was given, but the target {self._name} could be one-hot along either axis. "
                 "Pass field_map={'target': {'key': ..., 'layout': 'NTC'}} (rows, steps, classes) or 'NCT'."
             )
         return first

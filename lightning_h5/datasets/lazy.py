@@ -1,4 +1,4 @@
-"""``H5LazyDataset``: rows are read from the files when they are asked for."""
+"""``H5LazyDataset``: reads rows from files on demand."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class H5LazyDataset(FileDataset):
             volume, and its rows lines of pixels.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
-        catalog: what is in the files, if that is known already; None opens them.
+        catalog: contents of the files, if already known; None opens them.
 
     Raises:
         H5FileError: a file is missing, damaged, or needs a filter that is not installed.
@@ -79,7 +79,7 @@ class H5LazyDataset(FileDataset):
         >>> images, labels = dataset.read_batch([3, 1, 2])
     """
 
-    takes_packed = False  # packed integers as they are stored, whether or not their dtype is named
+    takes_packed = False  # whether packed integers are accepted as stored, even without a dtype
 
     def __init__(
         self,

@@ -111,7 +111,7 @@ class MixtureDataset(RowDataset):
         for source in np.unique(found).tolist() or [0]:
             places = np.flatnonzero(found == source)
             first = int(self._ends[source]) - len(self.sources[source])
-            # Of two cycles in one batch the later one: nothing is left of the other.
+            # If a batch spans two cycles, only the later one has rows left.
             cycle = int(cycles[places].max()) if self._plans and epoch is not None and len(places) else None
             shares.append(_Share(source, places, numbers[places] - first, cycle))
         return shares
@@ -142,7 +142,7 @@ class MixtureDataset(RowDataset):
             self.counters.add(**{rows_of(self.names[at]): n for at, n in enumerate(counted.tolist()) if n})
         return super().finish(raw, **options)
 
-    # What it is ----------------------------------------------------------------------------------------------
+    # Description ---------------------------------------------------------------------------------------------
 
     def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
         """See ``RowDataset.places_of``."""
@@ -245,7 +245,7 @@ def _check_alike(sources: Mapping[str, FileDataset], *, mixes: bool) -> None:
         if (found := source.sample_layout.x.fields.names) != fields:
             raise H5ValueError(
                 f"the source {first!r} has the fields {listing(fields)}, and {name!r} has {listing(found)}. Name the "
-                "fields to load (load_fields), and what they are called in each source (its field_map)."
+                "fields to load (load_fields), and their names in each source (its field_map)."
             )
         for left, right in zip(expected.table.layouts[0], source.table.layouts[0], strict=True):
             if left.packing != right.packing:
@@ -253,6 +253,6 @@ def _check_alike(sources: Mapping[str, FileDataset], *, mixes: bool) -> None:
         for field, a, b in zip(fields, expected.plans, source.plans, strict=True) if mixes else ():
             if str(a) != str(b):
                 raise H5ValueError(
-                    f"{field!r} is {a} in the source {first!r}, and {b} in {name!r}: they cannot be in one batch. "
-                    "Have each batch be of one source (mix='batches', and files of their own to validate on)."
+                    f"{field!r} is {a} in the source {first!r}, and {b} in {name!r}: they cannot be in one batch. Make "
+                    "each batch from one source (mix='batches', and separate validation files)."
                 )

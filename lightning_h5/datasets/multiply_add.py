@@ -38,8 +38,8 @@ class _Constants(NamedTuple):
 
     Attributes:
         view: the shape that rows are looked at in, so that the others broadcast to it.
-        high: what is taken off.
-        low: what is taken off after that, if rounding ``high`` would show.
+        high: value to subtract.
+        low: value to subtract after that, if the rounding of ``high`` matters.
         scale: the factor.
     """
 
@@ -56,8 +56,8 @@ class Affine:
     holds. Both compute the same, bit by bit.
 
     Args:
-        mean: what is taken off, in an array that broadcasts to a row and has at most one axis longer than 1.
-        scale: what is multiplied with, of the same shape.
+        mean: value to subtract, an array that broadcasts to a row and has at most one axis longer than 1.
+        scale: factor, of the same shape.
         row_shape: of the rows.
         work: the floating dtype that is computed in.
 
@@ -110,15 +110,15 @@ class Affine:
         if (loops := self._loops(rows)) is not None:
             loops.in_place(rows.reshape(len(rows), *self._row_view), *self._flat)
             return
-        # By NumPy in this thread: torch would start others, which then wait for the cores that read ahead.
+        # NumPy, in this thread: torch would start threads, which then compete with those that read ahead.
         shape, high, low, scale = self._by_numpy
         view = rows.reshape(shape)
-        with np.errstate(all="ignore"):  # what is stored may be infinite, or no number
+        with np.errstate(all="ignore"):  # stored values may be infinite or NaN
             np.subtract(view, high, out=view)
             if low is not None:
                 np.subtract(view, low, out=view)
             np.multiply(view, scale, out=view)
-        if not np.may_share_memory(view, rows):  # rows that lie in several pieces were copied to be looked at so
+        if not np.may_share_memory(view, rows):  # reshaping non-contiguous rows made a copy
             rows[...] = view.reshape(rows.shape)
 
     def applied(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -133,7 +133,7 @@ class Affine:
             return
         if rows.dtype in COMPILED and (loops := self._loops(rows, out)) is not None:
             places = np.arange(len(rows)) if places is None else np.ascontiguousarray(places, dtype=np.int64)
-            if len(places) != len(out) or places.view(np.uint64).max() >= len(rows):  # the loop does not look
+            if len(places) != len(out) or places.view(np.uint64).max() >= len(rows):  # the loop does not check bounds
                 raise IndexError(f"places up to {places.max()} were asked of {len(rows)} rows, for {len(out)}")
             source, target = (each.reshape(len(each), *self._row_view) for each in (rows, out))
             loops.take(source, places, target, *self._flat)
@@ -173,7 +173,7 @@ def _laid_out(
     n_channels, n_after = shape[axis], math.prod(shape[axis + 1 :])
     if n_after >= long_loop:
         return (-1, n_channels, n_after), mean.reshape(-1, 1), scale.reshape(-1, 1)
-    # As long as a row, or as what of it repeats.
+    # As long as a row, or as the part of it that repeats.
     first = axis
     while first and math.prod(shape[first:]) < MIN_ROW:
         first -= 1

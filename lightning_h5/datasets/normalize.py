@@ -71,7 +71,7 @@ def read_stats(path: PathLike) -> dict[str, FieldStats]:
     if isinstance(text, Mapping) and (text.get("format", FORMAT), text.get("version", 1)) != (FORMAT, 1):
         raise H5ValueError(
             f"{path!r} is {text.get('format')!r}, version {text.get('version')!r}; this package reads {FORMAT!r}, "
-            "version 1. Make the statistics again."
+            "version 1. Compute the statistics again."
         )
     if not isinstance(fields, Mapping) or not fields:
         raise H5ValueError(
@@ -99,8 +99,8 @@ def write_stats(path: PathLike, fields: Mapping[str, Mapping[str, Any]]) -> None
         partial.replace(path)
     except OSError as error:
         raise H5FileError(
-            f"statistics cannot be written to {path!r}: {error.strerror}. Name a file in a folder that "
-            "exists, may be written to and has room."
+            f"statistics cannot be written to {path!r}: {error.strerror}. Name a file in an existing, writable folder "
+            "with enough space."
         ) from error
     finally:
         partial.unlink(missing_ok=True)
@@ -109,7 +109,7 @@ def write_stats(path: PathLike, fields: Mapping[str, Mapping[str, Any]]) -> None
 def _numbers(given: Any) -> Any:
     for value in given if isinstance(given, list) else [given]:
         if isinstance(value, bool | str):
-            raise TypeError(f"{value!r} is no number")
+            raise TypeError(f"{value!r} is not a number")
     return given
 
 
@@ -174,19 +174,19 @@ def normalized(
             f"the statistics name a field twice, by its name and by its array, among {listing(loaded)}. Leave one of "
             "the two out."
         )
-    # Statistics of arrays that are not loaded do no harm.
+    # Statistics of arrays that are not loaded are ignored.
     plain = OpenOptions(files=options.files)
     unknown = [name for name in stats if name not in loaded and not catalog.has(table.paths[0], [name], plain)]
     if unknown or not found:
         raise H5ValueError(
-            f"the statistics are of the fields {listing(stats)}; the data has {listing(fields.names)}"
-            f"{f' and no {listing(unknown)}' if unknown else ''}. Make them of these files."
+            f"the statistics are of the fields {listing(stats)}; the data has "
+            f"{listing(fields.names)}{f' and no {listing(unknown)}' if unknown else ''}. Compute them from these files."
         )
     affines, dtypes = {}, [one.dtype for one in fields.asked]
     for at, of_field in found.items():
         if (dtype := dtypes[at]) is not None and not dtype.is_floating_point:
             raise H5ValueError(
-                f"{fields.names[at]!r} is to be normalized, and to be {dtype}. Ask for a floating dtype."
+                f"{fields.names[at]!r} is to be normalized, but {dtype} was requested. Pass a floating dtype."
             )
         affines[at] = _affine(of_field, fields.names[at], arrays[at])
         stored = torch_dtype_of(arrays[at].dtype)
@@ -209,11 +209,11 @@ def _affine(stats: FieldStats, name: str, array: ArrayLayout) -> Affine:
     shape, axis = array.row_shape, stats.channel_axis
     if kind_of(array.dtype) != "number" or array.dtype.kind == "c":
         what = "of complex numbers" if array.dtype.kind == "c" else "text"
-        raise H5ValueError(f"the statistics have {name!r}, which is {what} in {array.path!r}. Leave it out of them.")
+        raise H5ValueError(f"the statistics have {name!r}, which is {what} in {array.path!r}. Remove it from them.")
     if stats.row_shape is not None and stats.row_shape != shape:
         raise H5ValueError(
-            f"the statistics of {name!r} were made of rows of the shape {stats.row_shape}; those of {array.path!r} "
-            f"have {shape}. Make them of these files."
+            f"the statistics of {name!r} were computed from rows of shape {stats.row_shape}; those of {array.path!r} "
+            f"have {shape}. Compute them from these files."
         )
     n_channels = stats.mean.size if stats.mean.ndim else 0
     wide = np.ones(len(shape), dtype=np.int64)
@@ -222,14 +222,14 @@ def _affine(stats: FieldStats, name: str, array: ArrayLayout) -> Affine:
         if there != n_channels:
             raise H5ValueError(
                 f"the statistics of {name!r} are of {n_channels} channels along axis {axis} of a row; rows of "
-                f"{array.path!r} have the shape {shape}, {there} there. Make them of these files."
+                f"{array.path!r} have the shape {shape}, {there} there. Compute them from these files."
             )
         wide[axis] = n_channels
     mean, std = (each.reshape(wide) if n_channels else each for each in (stats.mean, stats.std))
     with np.errstate(all="ignore"):
         scale = 1 / std
     is_float32 = array.dtype == np.float32 or torch_dtype_of(array.dtype) in EXACT_IN_FLOAT32
-    work = np.dtype(np.float32 if is_float32 else np.float64)  # without loss of a large mean's deviations
-    affine = Affine(mean, np.where(np.isfinite(scale), scale, 0.0), shape, work)  # what is constant becomes 0
+    work = np.dtype(np.float32 if is_float32 else np.float64)  # keeps small deviations from a large mean
+    affine = Affine(mean, np.where(np.isfinite(scale), scale, 0.0), shape, work)  # constant values become 0
     affine.compile(array.dtype)
     return affine

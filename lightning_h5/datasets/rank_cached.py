@@ -35,7 +35,7 @@ from .shard_loading import load_shards
 
 __all__ = ["RankMemCachedH5Dataset"]
 
-BLOCKS_A_RANK = 16  # at least, that shards are drawn of
+BLOCKS_A_RANK = 16  # minimum number of blocks per rank for random shards
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class RankMemCachedH5Dataset(TableDataset):
     Each rank loads its rows once, at the speed of the decoder on all cores, and reads no file after that. Works with
     or without a process group, on one GPU or none. ``len`` and indices are of the shard. Use it with
     ``EpochShuffleSampler``, or ``RankCachedH5DataModule`` under a Lightning Trainer, which also makes all ranks take
-    equally many steps.
+    the same number of steps.
 
     Args:
         path: one file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these (see
@@ -73,7 +73,7 @@ class RankMemCachedH5Dataset(TableDataset):
         rdcc_nslots: slots of that cache.
         rdcc_w0: how eagerly it drops chunks that were read completely, 0 to 1.
         swmr: the file has a live writer in single-writer/multiple-reader mode.
-        log_fn: gets a line on what was loaded; None logs it.
+        log_fn: called with a line about the loaded shard; None logs the line.
         rank: this replica; with ``world_size`` it takes the place of the process group's, and ranks then load without
             each other.
         world_size: number of replicas.
@@ -90,14 +90,14 @@ class RankMemCachedH5Dataset(TableDataset):
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
         cache_device: "cpu", or a GPU such as "cuda" or "cuda:1" to hold the shard there: batches never cross the bus.
-        preload: load now. False loads when the first row is asked for.
+        preload: load now. False loads on the first access to a row.
         dtype_x: another spelling of ``x_dtype``.
         dtype_y: another spelling of ``y_dtype``.
-        catalog: what is in the files, if that is known already; None opens them.
+        catalog: contents of the files, if already known; None opens them.
 
     Attributes:
         shard: which rows this rank holds, and trains on.
-        rows_on_each_rank: rows that every rank has at least; ``EpochShuffleSampler(num_samples=...)`` takes it.
+        rows_on_each_rank: minimum number of rows over all ranks, for ``EpochShuffleSampler(num_samples=...)``.
         draw: how often the shards were drawn.
         device: the device that holds the rows.
         shares_memory: see ``share_memory``.
@@ -122,7 +122,7 @@ class RankMemCachedH5Dataset(TableDataset):
         >>> loader = DataLoader(dataset, batch_size=32, sampler=sampler)
     """
 
-    takes_packed = False  # packed integers as they are stored, whether or not their dtype is named
+    takes_packed = False  # whether packed integers are accepted as stored, even without a dtype
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class RankMemCachedH5Dataset(TableDataset):
         """See ``RowDataset.join``."""
         super().join(counters, work)
         self._held: HeldRows | None = None
-        self._has_all = False  # whether all ranks of the job hold their rows here, together
+        self._has_all = False  # whether it has the rows of all ranks
 
     # Loading -------------------------------------------------------------------------------------------------
 
@@ -223,8 +223,8 @@ class RankMemCachedH5Dataset(TableDataset):
         in_worker = get_worker_info() is not None
         if in_worker:
             warnings.warn(
-                "a worker process loads its rank's shard once more, since it was started afresh. Pass "
-                "share_memory=True, and load before workers start: all of them then read the one copy.",
+                "a worker process loads its rank's shard again, since it does not inherit memory. Pass "
+                "share_memory=True and load before workers start: they then all read the same copy.",
                 stacklevel=2,
             )
         in_group = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -287,10 +287,10 @@ class RankMemCachedH5Dataset(TableDataset):
         self._held, self._has_all = held, has_all
         for guard in self.table.guards:
             guard.check()
-        self.close_files()  # nothing reads them any more
+        self.close_files()  # no longer needed
 
     def log(self, text: str) -> None:
-        """Log a line on what was loaded, as the user wants it."""
+        """Log a line about the loaded shard, or pass it to ``log_fn``."""
         (self._log_fn or _log.info)(text)
 
     @property
@@ -299,11 +299,11 @@ class RankMemCachedH5Dataset(TableDataset):
         return 0 if self._held is None or get_worker_info() is not None else self._held.n_bytes
 
     def close(self) -> None:
-        """Give the memory back; rows that are asked for later are loaded again."""
+        """Release the memory; later reads load the rows again."""
         if self._held is not None:
             self._held.close()
         self._held = None
-        self.close_files()  # left open if loading failed
+        self.close_files()  # still open if loading failed
 
     def close_files(self) -> None:
         """Close this process's handles of the files."""
@@ -339,7 +339,7 @@ class RankMemCachedH5Dataset(TableDataset):
     def _copy(self, rows: IntArray, *, all_cores: bool) -> RawBatch:
         held = self._held
         if held is None:
-            raise H5Error("the shard was given back while rows of it were read. Ask for them again.")
+            raise H5Error("the shard was released while its rows were being read. Read them again.")
         if len(rows):
             check_bounds(rows, len(self), "this rank's shard")
         columns = held.take(rows, self._buffers, pinned=self.reads_pinned, all_cores=all_cores)

@@ -86,7 +86,7 @@ def criteria_of(
     if allowed_guids is not None:
         given: Any = [allowed_guids] if isinstance(allowed_guids, str) else allowed_guids
         if not isinstance(given, Iterable):
-            raise H5ValueError(f"allowed_guids={given!r} is no list of guids. Pass the values to keep.")
+            raise H5ValueError(f"allowed_guids={given!r} is not a list of guids. Pass the values to keep.")
         found.append(_one_of("guid", list(given), "allowed_guids"))
     for name, flag in (("cs_label", cs_label), ("bg_label", bg_label)):
         if flag is not None:
@@ -144,7 +144,7 @@ def _one_of(name: str, wanted: list[Any], argument: str) -> Criterion:
     def test(column: npt.NDArray[Any]) -> Any:
         for value in wanted:
             _check_kind(column, value, text)
-        if column.dtype.kind == "f":  # 0.1 is the 32-bit number next to it; what no 32 bits hold is none
+        if column.dtype.kind == "f":  # 0.1 matches the nearest 32-bit number; values beyond 32 bits match none
             near = [_rounded(value, column.dtype) for value in wanted]
             return np.isin(column, np.array([one for one in near if isinstance(one, np.floating)], column.dtype))
         if column.dtype.kind != "O":
@@ -162,7 +162,7 @@ def _between(name: str, bounds: Mapping[str, Any], text: str) -> Criterion:
         raise H5ValueError(f"{text} is not a range. Pass {{'min': ..., 'max': ...}}; either may be left out.")
     for bound in bounds.values():
         is_number = isinstance(bound, int | float | np.integer | np.floating) and not isinstance(bound, bool)
-        if not is_number or bound != bound:  # not isnan, which refuses large integers
+        if not is_number or bound != bound:  # isnan raises for large integers
             raise H5ValueError(f"{text} has the bound {bound!r}. Pass numbers; both belong to the range.")
     low, high = bounds.get("min", -math.inf), bounds.get("max", math.inf)
     if low > high:
@@ -196,7 +196,7 @@ def _rounded(value: Any, dtype: np.dtype[Any]) -> np.floating[Any] | float:
 def _float_between(column: npt.NDArray[Any], low: Any, high: Any) -> Mask:
     """Return which floats lie in a range. NaN is in none."""
     below, above = _rounded(low, column.dtype), _rounded(high, column.dtype)
-    # A bound beyond all finite numbers is not the infinite one.
+    # A finite bound that overflows must not become infinite.
     over = column > below if not isinstance(below, np.floating) and below < 0 else column >= below
     under = column < above if not isinstance(above, np.floating) and above > 0 else column <= above
     found: Mask = over & under & ~np.isnan(column)
@@ -209,7 +209,7 @@ def _check_value(value: Any, text: str) -> None:
     if isinstance(value, float | np.floating) and not math.isnan(value):
         return
     raise H5ValueError(
-        f"{text} asks for {value!r}, which no row equals. Pass numbers and text, or a function that makes a mask."
+        f"{text} asks for {value!r}, which no row equals. Pass numbers and text, or a function that returns a mask."
     )
 
 

@@ -29,8 +29,8 @@ HELD_BYTES = 16 << 20
 RUN_BYTES = 1 << 20
 """Rows of unchunked arrays are taken together by runs of this size: long enough for a disk, short to shuffle."""
 
-MAX_FIELDS = 12  # that a summary names
-MAX_NAME = 80  # letters of a path
+MAX_FIELDS = 12  # named in a summary
+MAX_NAME = 80  # characters of a path
 
 
 @dataclass(frozen=True, eq=False)

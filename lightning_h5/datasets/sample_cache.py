@@ -1,4 +1,4 @@
-"""The rows that were used last: a cache of them that counts, and files that are read through it."""
+"""A counting cache of recently used rows, and datasets that read through it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CachedColumn:
     def __init__(self, n_slots: int, plan: FieldPlan) -> None:
         self._plan = plan
         self._text = np.empty(n_slots if plan.dtype is None else 0, dtype=object)
-        # Bytes: NumPy and torch lack each other's dtypes. The system gives memory when it is first written to.
+        # Bytes, since NumPy and torch lack each other's dtypes. The system provides memory on the first write.
         self._bytes = np.empty((n_slots, plan.row_bytes), dtype=np.uint8)
 
     def put(self, slots: IntArray, column: Column, places: IntArray) -> None:
@@ -84,7 +84,7 @@ class SampleCache:
     def __init__(self, n_rows: int, n_bytes: int, plans: Sequence[FieldPlan]) -> None:
         self._row_bytes = sum(plan.row_bytes for plan in plans)
         self.n_slots = min(n_rows, n_bytes // max(1, self._row_bytes))
-        self._slots: OrderedDict[int, int] = OrderedDict()  # of each row; the one used last at the end
+        self._slots: OrderedDict[int, int] = OrderedDict()  # slot of each row, least recently used first
         self._columns = [CachedColumn(self.n_slots, plan) for plan in plans]
         self._lock = threading.Lock()
 
@@ -130,7 +130,7 @@ class SampleCache:
         """Keep copies of rows, the last ones of the batch if there is no place for all."""
         if not self.n_slots or not len(rows):
             return
-        last: dict[int, int] = {}  # a row that comes twice is kept once, as one that came last
+        last: dict[int, int] = {}  # keep a repeated row once, at its last place
         for place, row in zip(range(len(rows) - 1, -1, -1), rows[::-1].tolist(), strict=True):
             last.setdefault(row, place)
             if len(last) == self.n_slots:

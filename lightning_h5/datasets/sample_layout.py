@@ -148,17 +148,17 @@ class SamplePart:
             return self.build(columns)
         if not len(rows):
             raise H5ValueError(
-                "a batch of no rows was asked for, and the transform runs on single samples. Ask for rows."
+                "an empty batch was requested, but the transform runs on single samples. Pass at least one row."
             )
         numbers = rows.tolist()
         samples = [self.sample(columns, place, row, draws, describe) for place, row in enumerate(numbers)]
         try:
             batch = default_collate(samples)
-        except Exception as error:  # tensors of several shapes, or what torch has no batches of
+        except Exception as error:  # tensors of different shapes, or types that torch cannot collate
             how = f"while stacking what {named(self.argument, self.transform)} returned"
             add_note(error, how, lambda: self._describe(numbers, describe))
             raise
-        # torch makes a list of tuples' parts; without a transform it is a tuple.
+        # torch collates tuples to a list; without a transform the batch is a tuple.
         return tuple(batch) if self.fields.kind == "tuple" and isinstance(batch, list) else batch
 
 
@@ -240,6 +240,6 @@ def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dty
         wanted = stored if dtype is None else np.dtype(str(dtype).removeprefix("torch."))
     except TypeError:  # bfloat16
         return stored
-    # Torch rounds twice on the way to 16 bits, by way of 32.
+    # Torch rounds twice: to 32 bits, then to 16.
     is_same = wanted != np.float16 or stored in (np.float16, np.float32, np.uint8, np.int8, np.bool_)
     return wanted if is_same and np.can_cast(stored, wanted, "same_kind") else stored

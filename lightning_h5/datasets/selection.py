@@ -99,9 +99,9 @@ class Selection:
         """
         if self.passes_all:
             return self.among
-        # The digest costs a look into each file.
+        # The digest requires opening each file.
         name = self.digest() if own_store() is not None else None
-        if name is None:  # each rank asks its own function, and they compare what they found
+        if name is None:  # each rank calls its own function, and the ranks compare the results
             passes = self.find(counters, lambda: None, shows_progress=resolve_replica().rank == 0)
         else:
             passes = self._found_once(name, counters)
@@ -166,7 +166,7 @@ class Selection:
             of = "" if self.among is None else f" among the {len(self.among):,} that `indices` names"
             raise NoRowPassesError(f"no row of {table.n_rows:,} passes all filters{of}: {each}. Loosen one of them.")
         expected = frozenset[str]().union(*(one.expected for one in self.criteria))
-        if absent := sorted(expected - seen):  # a typing error would make the data smaller in silence
+        if absent := sorted(expected - seen):  # a typo would silently drop rows
             warnings.warn(f"filters name {listing(absent)}, which no row has.", stacklevel=4)
         return chosen
 
@@ -203,7 +203,7 @@ class _FileColumns(Mapping[str, npt.NDArray[Any]]):
         selection, first = self._selection, self._layouts[0]
         if name in selection.fields:
             return self._layouts[selection.fields[name]]
-        # With an array that was described before: of a file that grows both have as many rows as that one had.
+        # Together with an array described before, so that both have the same number of rows in a growing file.
         keys = [selection.keys.get(name, name), *([first.key] if selection.options.swmr else [])]
         return selection.catalog.describe(first.path, keys, selection.options)[1][0].guarded(self._guard)
 
@@ -213,7 +213,7 @@ class _FileColumns(Mapping[str, npt.NDArray[Any]]):
     def __contains__(self, name: object) -> bool:
         try:
             return isinstance(name, str) and len(self[name]) >= 0
-        except (KeyError, H5ValueError):  # no such array, or one with other axes
+        except (KeyError, H5ValueError):  # the array is missing, or has other axes
             return False
 
     def __len__(self) -> int:

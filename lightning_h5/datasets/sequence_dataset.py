@@ -58,12 +58,12 @@ class Sequences:
                 continue
             if column.ndim != 1:
                 raise H5ValueError(
-                    f"{name!r} has rows of the shape {column.shape[1:]}. Name an array of one value a row."
+                    f"{name!r} has rows of the shape {column.shape[1:]}. Name an array with one value per row."
                 )
             if (is_missing := _is_missing(column)).any():
                 raise H5ValueError(
                     f"{name!r} has no value (NaN or empty) in {int(is_missing.sum())} of {len(column)} rows, first in "
-                    f"row {int(is_missing.argmax())}. Leave these rows out by a filter (where), or fill them in."
+                    f"row {int(is_missing.argmax())}. Exclude these rows with a filter (where), or fill them in."
                 )
         _, first, codes = np.unique(groups, return_index=True, return_inverse=True)
         place = np.argsort(np.argsort(first))[codes]
@@ -127,10 +127,10 @@ class SequenceDataset(RowDataset):
         sample_layout = dataset.sample_layout
         names = sample_layout.x.fields.names
         if sample_layout.y is not None or sample_layout.x.fields.kind != "dict":
-            raise H5ValueError("sequences are made of samples that are dicts. Pass x_key as a mapping, without y_key.")
+            raise H5ValueError("sequences require samples that are dicts. Pass x_key as a mapping, without y_key.")
         if taken := [name for name in (MASK, LENGTHS) if name in names]:
             raise H5ValueError(
-                f"the data has a field {taken[0]!r}, and a batch of sequences has its own. Give it another name."
+                f"the data has a field {taken[0]!r}, a name that batches of sequences use themselves. Rename the field."
             )
         of_arrays = dict(zip(sample_layout.x.fields.keys, names, strict=True))
         self.dataset, self.sequences = dataset, sequences
@@ -181,16 +181,17 @@ class SequenceDataset(RowDataset):
             sample = part.transformed(sample, int(raw.rows[0]), draws, self.describe)
             if not isinstance(sample, dict):
                 raise H5ValueError(
-                    f"the transform returned a {type(sample).__name__} for a sequence, and a sample is a dict of "
-                    "fields. Return a dict, or make something else of whole batches (batch_transform)."
+                    f"the transform returned a {type(sample).__name__} for a sequence, but a sample is a dict of "
+                    "fields. Return a dict, or convert whole batches (batch_transform)."
                 )
         return sample
 
     def _length_of(self, sample: dict[str, Any], length: int) -> int:
-        """Return the steps of a sequence, of which a transform may have taken a part."""
+        """Return the number of steps of a sequence, which a transform may have cropped."""
         if taken := [name for name in (MASK, LENGTHS) if name in sample]:
             raise H5ValueError(
-                f"the transform returned {taken[0]!r}, and a batch of sequences has its own. Give it another name."
+                f"the transform returned a field {taken[0]!r}, a name that batches of sequences use themselves. Rename "
+                "the field."
             )
         steps = {
             len(value)
@@ -199,8 +200,8 @@ class SequenceDataset(RowDataset):
         }
         if len(steps) > 1 and length not in steps:
             raise H5ValueError(
-                f"the transform returned fields of {sorted(steps)} steps for a sequence of {length}. Give all of them "
-                "equally many."
+                f"the transform returned fields of {sorted(steps)} steps for a sequence of {length}. Return the same "
+                "number of steps for all fields."
             )
         return steps.pop() if len(steps) == 1 else length
 
@@ -226,7 +227,7 @@ class SequenceDataset(RowDataset):
                 ]
         return batch
 
-    # What it is ----------------------------------------------------------------------------------------------
+    # Description ---------------------------------------------------------------------------------------------
 
     @property
     def lengths(self) -> IntArray:
@@ -303,7 +304,8 @@ def _collated(samples: Sequence[Mapping[str, Any]], lengths: IntArray) -> dict[s
                 shapes = [tuple(value.shape) for value in values]
                 raise H5ValueError(
                     f"the transform returned {name!r} in the shapes {shapes}, for sequences of {lengths.tolist()} "
-                    "steps: neither one value a step nor all alike. Keep the step axis, or give tensors of one shape."
+                    "steps: neither one value per step nor one shape for all. Keep the step axis, or give tensors of "
+                    "one shape."
                 ) from error
     return batch
 

@@ -36,8 +36,8 @@ from .target_order import compare_targets, sampled_targets
 __all__ = ["NodeGroup", "load_shards", "my_part"]
 
 
-HEARTBEAT = 2.0  # seconds between signs of life for the ranks that wait
-HEADROOM = 256 << 20  # bytes that loading takes in addition to the shard itself
+HEARTBEAT = 2.0  # seconds between signs of life for waiting ranks
+HEADROOM = 256 << 20  # bytes that loading needs in addition to the shard
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ def load_shards(
     try:
         loading.meet()
         loading.check_memory(spare)
-        if not loading.share_memory():  # some machine lets no process look at another's descriptors
+        if not loading.share_memory():  # some machine forbids access to another process's descriptors
             loading.check_memory(spare)
         for name, holder in holders.items():
             loading.do("loading shards", partial(loading.load, name, shows_bar))
-            # A step of its own: before it, parts of the rows that other processes load may be missing.
+            # A separate step: before it, rows loaded by other processes may be missing.
             loading.do("comparing targets", partial(sampled_targets, holder))
             compare_targets(holder, loading.answers)
     except BaseException:
@@ -123,7 +123,7 @@ class _Loading:
         holders = self._holders
         facts = {"shards": list(holders)} | {f"shard {name!r}": _terms(holder) for name, holder in holders.items()}
         self.do("meeting the ranks", lambda: {name: holder.rank for name, holder in holders.items()}, facts)
-        self._ranks = {name: [int(one[name]) for one in self.near] for name in holders}  # of this machine
+        self._ranks = {name: [int(one[name]) for one in self.near] for name in holders}  # on this machine
         n_near = len(self.near)
         for name, holder in holders.items():
             group = NodeGroup((holder.rank,))
@@ -133,7 +133,7 @@ class _Loading:
             self._groups[name] = group
 
     def give_up(self) -> None:
-        """Give back all memory."""
+        """Release all memory."""
         for held in self._filling.values():
             held.close()
         for holder in self._holders.values():
@@ -172,14 +172,14 @@ class _Loading:
             for ranks in [group.ranks] if group.size > 1 else [[rank] for rank in self._ranks[name]]:
                 needed += _bytes_needed(holder, ranks)
         n_processes = len(self.near)
-        if self._is_alone:  # the others of this machine load theirs, and nothing is known of them
+        if self._is_alone:  # other ranks of this machine load independently
             n_processes = local_ranks()
             needed *= n_processes
 
         def give_back() -> None:
             for holder in spare if any(self.near) else ():
                 holder.close()
-            gc.collect()  # datasets that were dropped, and refer to each other
+            gc.collect()  # dropped datasets with reference cycles
 
         self.do("checking memory", lambda: _lacks(available_memory(), needed))
         if any(self.answers):
@@ -193,7 +193,7 @@ class _Loading:
             Whether they could on all machines. On one that lets them not, each process holds its rows for itself.
         """
         if len(self.answers) == 1 or not any(holder.shares for holder in self._holders.values()):
-            return True  # the same on all ranks
+            return True  # same result on all ranks
         shared = [name for name, group in self._groups.items() if group.size > 1]
 
         def make() -> dict[str, Any]:
@@ -240,9 +240,9 @@ class _Loading:
         tasks = [*my_part(shared, group), *own]
         run_with_progress(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, report=report)
         holder.use(self._filling.pop(name), has_all=group.is_everyone)
-        # Of several ranks each would lock the pages of all, though batches are copied into page-locked memory anyway.
+        # Each rank would lock the pages of all, although batches are copied into page-locked memory anyway.
         if holder.pins_memory and len(group.ranks) == 1 and torch.cuda.is_available() and (why := held.pin()):
-            warnings.warn(f"the shard's pages are not locked: {why}. Copies to the GPU go on as before.", stacklevel=2)
+            warnings.warn(f"the shard's pages are not locked: {why}. Copies to the GPU still work.", stacklevel=2)
         shard, seconds = holder.shard, time.monotonic() - began
         which = " (neighboring rows)" if shard.mode == "contiguous" else f" (one of every {shard.world_size})"
         which = " (drawn at random)" if holder.draw else which
@@ -270,7 +270,7 @@ def _terms(holder: RankMemCachedH5Dataset) -> dict[str, Any]:
 
 def _bytes_needed(holder: RankMemCachedH5Dataset, ranks: Sequence[int]) -> int:
     """Return the bytes of this machine's memory that the rows of some ranks take, held together; without text."""
-    n_rows = sum(len(holder.shard.rows(0, rank)) for rank in ranks)  # as many however they are drawn
+    n_rows = sum(len(holder.shard.rows(0, rank)) for rank in ranks)  # the same number for every draw
     return 0 if holder.device.type != "cpu" else n_rows * holder.cost.row_bytes
 
 

@@ -30,7 +30,7 @@ class ShardMemory:
 
     Args:
         sizes: for each column its rows and the bytes of a row.
-        shared: whether other processes may have it too.
+        shared: whether other processes may map it, too.
         descriptor: of memory that another process shared; taken over.
         name: of shared memory, in the list of what a process has mapped.
 
@@ -55,7 +55,7 @@ class ShardMemory:
         self._block: mmap.mmap | None = None
         self._pid = os.getpid()
         if not shared:
-            # Large arrays of NumPy's get large pages where the system has them: a sixth of the time to fill.
+            # NumPy uses huge pages for large arrays if available: filling them takes a sixth of the time.
             self.columns = [_allocate(shape) for shape in sizes]
             return
         starts, n_bytes = _places(sizes)
@@ -89,7 +89,7 @@ class ShardMemory:
         """
         path = f"/proc/{pid}/fd/{descriptor}"
         if name not in os.readlink(path):
-            raise H5Error(f"{path} is no shared memory of this package.")
+            raise H5Error(f"{path} is not shared memory of this package.")
         return cls(sizes, shared=True, descriptor=os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     @property
@@ -131,7 +131,7 @@ class ShardMemory:
         """Give the pages between two bytes of shared memory back to the system, for all processes that have it."""
         start, stop = -(-start // PAGE) * PAGE, stop // PAGE * PAGE
         if self._block is not None and start < stop:
-            with suppress(OSError, AttributeError):  # no such call, or not of this memory
+            with suppress(OSError, AttributeError):  # not supported by the system, or for this memory
                 self._block.madvise(mmap.MADV_REMOVE, start, stop - start)
 
     def pin(self) -> str | None:
@@ -147,14 +147,14 @@ class ShardMemory:
 
     def unpin(self) -> None:
         """Unlock the pages."""
-        if self._pinned and self._pid == os.getpid():  # a forked child has nothing locked
+        if self._pinned and self._pid == os.getpid():  # locks are not inherited by forked children
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
             for start in self._pinned:
                 runtime.cudaHostUnregister(start)
         self._pinned = []
 
     def close(self) -> None:
-        """Give the memory back, unless another process has it. Nothing may read it any more."""
+        """Release the memory, unless another process has it mapped. It must not be read any more."""
         self.unpin()
         self.columns = []
         self._block = None
@@ -193,7 +193,7 @@ def _allocate(shape: tuple[int, int]) -> npt.NDArray[np.uint8]:
 
 
 def _places(sizes: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Return the starts of columns in a block, each on a page of its own, and the block's bytes."""
+    """Return the starts of columns in a block, each at a page boundary, and the block's bytes."""
     starts, end = [], 0
     for n_rows, row_bytes in sizes:
         starts.append(end)
@@ -218,7 +218,7 @@ def _descriptor(n_bytes: int, name: str) -> int:
     return fd
 
 
-# How much memory there is ------------------------------------------------------------------------------------------
+# Available memory --------------------------------------------------------------------------------------------------
 
 
 class AvailableMemory(NamedTuple):
@@ -266,7 +266,7 @@ def _limits(root: Path) -> Iterator[AvailableMemory]:
 def _of_group(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterator[AvailableMemory]:
     """Yield the limits of a control group and of those above it."""
     here = mount / path.lstrip("/")
-    # In a container the path may be the host's, and the group is what is mounted.
+    # In a container the path may be that of the host, while the group itself is mounted.
     for group in [here, *here.parents] if here.is_dir() else [mount]:
         with suppress(OSError, ValueError):
             most = int((group / limit).read_text())

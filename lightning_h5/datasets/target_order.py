@@ -26,11 +26,11 @@ __all__ = ["are_in_order", "compare_targets", "differ_clearly", "sampled_places"
 
 TargetValue: TypeAlias = int | float | str
 
-MAX_SAMPLES = 2_048  # of all ranks together: each rank is sent those of all others
-MIN_SAMPLES = 32  # fewer may be in order by chance
-MAX_ROW_BYTES = 4_096  # a class or its one-hot code; more is a picture
-ROWS_A_VALUE = 4  # at least, on average: values that are seen less often are numbers or names, not classes
-SURE = 10  # standard deviations: differences between ranks that chance does not make
+MAX_SAMPLES = 2_048  # of all ranks together: each rank receives all of them
+MIN_SAMPLES = 32  # fewer may be sorted by chance
+MAX_ROW_BYTES = 4_096  # a class or its one-hot code; larger targets are images
+ROWS_A_VALUE = 4  # minimum average: less frequent values are numbers or names, not classes
+SURE = 10  # standard deviations by which ranks must differ
 CLEAR = 0.05  # mean square contingency: 1 for two ranks with a class each; 0.05 if 9 % and 0 % of their rows have it
 SAMPLED = 16  # purpose of the random stream
 
@@ -91,13 +91,13 @@ def differ_clearly(samples: Sequence[Sequence[TargetValue]]) -> bool:
         np.add.at(counts[shard], [codes[_comparable(value)] for value in sample], 1)
     counts = counts[counts.any(axis=1)]
     expected = counts.sum(axis=1, keepdims=True) * counts.sum(axis=0) / len(values)
-    by_chance = (len(counts) - 1) * (len(codes) - 1)  # what the sum is on average if all shards are alike
+    by_chance = (len(counts) - 1) * (len(codes) - 1)  # expected sum if all shards are alike
     excess = ((counts - expected) ** 2 / expected).sum() - by_chance
     return bool(excess > SURE * np.sqrt(2 * by_chance) and excess > CLEAR * len(values))
 
 
 def _comparable(value: TargetValue) -> TargetValue:
-    return value if value == value else "nan"  # NaN is equal to nothing
+    return value if value == value else "nan"  # NaN != NaN
 
 
 def sampled_targets(dataset: RankMemCachedH5Dataset) -> list[Any] | None:
@@ -129,7 +129,7 @@ def compare_targets(dataset: RankMemCachedH5Dataset, answers: Sequence[Any]) -> 
         if None in samples:
             continue
         together = list(chain.from_iterable(samples))
-        # A rank that loads without the others knows nothing of their targets, but sees whether its own are sorted.
+        # A rank that loads alone does not know the targets of the others, but sees whether its own are sorted.
         is_sorted = shard.mode == "contiguous" and are_in_order(together)
         if is_sorted or (shard.mode == "interleave" and len(ranks) == shard.world_size and differ_clearly(samples)):
             _warn(shard, keys[field])
@@ -150,7 +150,7 @@ def _warn(shard: RankShard, key: str) -> None:
         why = f"the values of the target {key!r} repeat with the number of ranks, and mode='interleave' gives each "
         why, advice = f"{why}of the {n} ranks one of every {n} rows", "reshard_every_n_epochs=1"
     warnings.warn(
-        f"{why}: each trains on other targets than the others, in every epoch. Pass {advice}, or shuffle the rows "
-        "once (lightning-h5 repack --shuffle-rows).",
+        f"{why}: in every epoch, each rank trains on different targets. Pass {advice}, or shuffle the rows once "
+        "(lightning-h5 repack --shuffle-rows).",
         stacklevel=4,
     )

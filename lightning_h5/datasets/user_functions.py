@@ -48,7 +48,7 @@ def asked_for(transform: Callable[..., Any] | None) -> tuple[str, ...]:
         return ()
     try:
         found = inspect.signature(transform.forward if isinstance(transform, torch.nn.Module) else transform)
-    except (TypeError, ValueError):  # written in C: it has no signature to ask with
+    except (TypeError, ValueError):  # C functions may have no signature
         return ()
     return tuple(name for name in _KINDS if _is_open(found.parameters.get(name)))
 
@@ -83,7 +83,7 @@ def fresh_draws() -> Draws:
 def seed_streams(draws: Draws) -> None:
     """Restart Python's, NumPy's and torch's global streams (on the CPU) for one batch."""
     words = stream(draws.seed, draws.epoch, STREAMS, draws.position).random_raw(4)
-    torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed would reach the GPU's stream as well
+    torch.default_generator.manual_seed(int(words[0]))  # torch.manual_seed would also seed the GPU
     np.random.seed(words[1:3].view(np.uint32))  # noqa: NPY002  # users' transforms draw from the global stream
     random.seed(int(words[3]))
 
@@ -149,7 +149,7 @@ def add_note(error: Exception, how: str, describe: Callable[[], str]) -> None:
         describe: returns the rows as text.
     """
     rows = "rows that cannot be named"
-    with suppress(Exception):  # no other error may hide this one
+    with suppress(Exception):  # another error must not hide this one
         rows = describe()
     error.add_note(f"Raised {how} for {rows}.")
 

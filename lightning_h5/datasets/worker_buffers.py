@@ -44,12 +44,12 @@ __all__ = [
     "worker_memory",
 ]
 
-SMALL = 64 << 10  # bytes: such tensors travel with the message; one that is kept must not keep a block
-TICKETS = PAGE  # tensors on their way, or in use by the receiver, of one worker at a time
-OUT, RETURNED = 0, 1  # of a ticket; the worker writes the one, then the receiver the other: never both at a time
+SMALL = 64 << 10  # bytes: smaller tensors are sent inside the message, so that keeping one does not keep a block
+TICKETS = PAGE  # tensors of one worker that are in transit or in use at a time
+OUT, RETURNED = 0, 1  # of a ticket: written by the worker, then by the receiver, never both at a time
 ALIGNMENT = 64
 
-_numbers = count()  # of this process's memories
+_numbers = count()  # of the memories of this process
 
 
 class WorkerMemory:
@@ -71,7 +71,7 @@ class WorkerMemory:
         self._pid = os.getpid()
         self._key = f"{self._pid}/{next(_numbers)}"
         self._in_use: _InUse = {}
-        self._kept: list[_Sent] = []  # that a forked child may look at
+        self._kept: list[_Sent] = []  # that a forked child may still read
         _memories[self._key] = self
 
     def buffers(self, worker: int) -> WorkerBuffers:
@@ -88,7 +88,7 @@ class WorkerMemory:
         return torch.empty(0, dtype=sent.dtype).set_(storage, sent.offset, sent.shape, sent.stride)
 
     def keep(self) -> None:
-        """Never take back what is in use now."""
+        """Never reuse memory that is in use now."""
         in_use = list(self._in_use.values())
         self._in_use.clear()
         self._kept += [sent for _, _, sent in in_use]
@@ -115,7 +115,7 @@ class WorkerMemory:
             self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_memory": self._memory, "_key": self._key}  # for a worker that is being started
+        return {"_memory": self._memory, "_key": self._key}  # for a worker process at its start
 
 
 _memories: weakref.WeakValueDictionary[str, WorkerMemory] = weakref.WeakValueDictionary()
@@ -143,7 +143,7 @@ def _giver(in_use: _InUse, pid: int) -> Callable[[weakref.ref[Any]], None]:
 
     def give_back(reference: weakref.ref[Any]) -> None:
         entry = in_use.pop(id(reference), None)
-        if entry is not None and pid == os.getpid():  # a forked child drops its copy; the tensor is in use here
+        if entry is not None and pid == os.getpid():  # not in a forked child: the parent still uses the tensor
             _, block, sent = entry
             block[sent.ticket] = RETURNED
 
@@ -167,8 +167,8 @@ def naming_shared_memory() -> Iterator[None]:
             with suppress(OSError):
                 os.unlink(f"/dev/shm{found[1]}")
         raise H5Error(
-            f"workers share memory with the process that started them, and the system has none left: {found[3]}. "
-            "Make /dev/shm larger (docker run --shm-size), use smaller batches or fewer workers, or num_workers=0."
+            f"workers hand over batches through shared memory, and the system has none left: {found[3]}. Make /dev/shm "
+            "larger (docker run --shm-size), use smaller batches or fewer workers, or num_workers=0."
         ) from error
 
 
@@ -187,7 +187,7 @@ def starting_workers() -> Iterator[None]:
 
 
 def _keep_all() -> None:
-    """What is in use when a user forks may be in use by the child: never write to it again."""
+    """Memory in use at a fork may be in use by the child: never write to it again."""
     for memory in [] if _is_starting_workers else list(_memories.values()):
         memory.keep()
 
@@ -237,12 +237,12 @@ class WorkerBuffers:
     def __init__(self, key: str, worker: int, block: npt.NDArray[np.uint8]) -> None:
         self.pid = os.getpid()
         self._key, self._worker, self._block = key, worker, block
-        self._parts: list[_Part] = []  # by where they begin
+        self._parts: list[_Part] = []  # sorted by start
         self._leased: dict[int, _Part] = {}  # by address
         self._address = block.__array_interface__["data"][0] + TICKETS
         self._tickets = list(range(TICKETS))
         self._lock = threading.Lock()
-        self._given: list[int] = []  # tickets of the batch that is being packed, one at a time
+        self._given: list[int] = []  # tickets of the batch being packed
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
         """Return an uninitialized array, to be wrapped in one tensor; None if it is small, or no space is left.
@@ -280,7 +280,7 @@ class WorkerBuffers:
             return NotImplemented
         if tensor.requires_grad or tensor.is_quantized or not tensor.numel():
             return NotImplemented
-        tensor = tensor.resolve_conj().resolve_neg()  # which torch's way forgets
+        tensor = tensor.resolve_conj().resolve_neg()  # torch's reduction loses these flags
         part = self._leased.get(tensor.untyped_storage().data_ptr())
         if part is None or tensor.numel() * tensor.element_size() <= SMALL:
             return self._copied(tensor)
@@ -301,9 +301,9 @@ class WorkerBuffers:
     def _copied(self, tensor: torch.Tensor) -> Any:
         """Return how a tensor that lies elsewhere, or is small, is pickled: in a new part, or with the message."""
         n_bytes = tensor.numel() * tensor.element_size()
-        if n_bytes > tensor.untyped_storage().nbytes():  # an expanded one is larger than what it looks at
+        if n_bytes > tensor.untyped_storage().nbytes():  # an expanded tensor is larger than its storage
             return NotImplemented
-        shape, stride = tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride()  # channels last stay last
+        shape, stride = tuple(tensor.shape), torch.empty_like(tensor, device="meta").stride()  # keeps channels_last
         if n_bytes <= SMALL:
             copy = np.empty(n_bytes, np.uint8)
             torch.from_numpy(copy).view(tensor.dtype).as_strided(shape, stride).copy_(tensor)
@@ -318,7 +318,7 @@ class WorkerBuffers:
         with self._lock:
             self._sweep()
             part = _Part(0, n_bytes)
-            for other in self._parts:  # into the first gap: what was in use before is warm
+            for other in self._parts:  # first fit: recently used memory is still in the cache
                 if part.stop <= other.start:
                     break
                 part = _Part(-(-other.stop // ALIGNMENT) * ALIGNMENT, n_bytes)
@@ -332,7 +332,7 @@ class WorkerBuffers:
         """Drop parts that neither side uses any more."""
         kept = []
         for part in self._parts:
-            # A part that is being handed out has no lease yet.
+            # A part being handed out has no lease yet.
             if part.lease is None or part.lease() is not None or any(self._block[one] == OUT for one in part.tickets):
                 kept.append(part)
             else:
@@ -358,11 +358,11 @@ def worker_memory(n_workers: int, n_bytes: int) -> WorkerMemory | None:
         return None
 
 
-# What a worker does first ------------------------------------------------------------------------------------------
+# Worker start ------------------------------------------------------------------------------------------------------
 
 
 def h5_worker_init_fn(worker_id: int) -> None:
-    """Prepare a ``DataLoader`` worker: no inherited file handles, and random streams of its own.
+    """Prepare a ``DataLoader`` worker: drop inherited file handles, and seed its own random streams.
 
     Pass it as ``DataLoader(worker_init_fn=h5_worker_init_fn)``. Handles are also guarded by process id, so
     omitting it is harmless for files. Seeds differ between workers, epochs and, if the environment has
@@ -382,8 +382,8 @@ def start_worker(rank: int) -> None:
     """
     drop_inherited()
     if get_worker_info() is not None:
-        # A collection writes to each object that it looks at, and the system then copies its page: of what torch and
-        # Lightning import, 40 to 95 MiB for each forked worker.
+        # Garbage collection writes to every object it visits, so forked workers would copy the pages of everything that
+        # torch and Lightning import: 40 to 95 MiB per worker.
         gc.freeze()
     words = np.random.SeedSequence([torch.initial_seed() % 2**64, rank]).generate_state(4, np.uint64)
     torch.manual_seed(int(words[0]) % 2**63)

@@ -56,7 +56,7 @@ made to exhaust memory."""
 
 MAX_SIMPLE = 64  # chunks
 
-SHUFFLE, FLETCHER32, BLOSC2 = 2, 3, 32026  # filters, by HDF5's number
+SHUFFLE, FLETCHER32, BLOSC2 = 2, 3, 32026  # HDF5 filter numbers
 
 
 # Before a link is followed ----------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def check_source(file: Any, key: str, name: str, source: str, *, is_own: bool, a
     Raises:
         H5ValueError: it may lie in another file.
     """
-    # A "%" stands for numbers, or for itself: HDF5 then opens another name than the one given here.
+    # A "%" is a pattern or an escape: HDF5 opens another name than the one given here.
     if allow_external or (is_own and "%" not in name + source):
         return
     where = "a pattern of names," if is_own else f"other files, among them {name!r}:"
@@ -121,7 +121,7 @@ def check_in_file(file: Any, array: Any, key: str) -> None:
             f"{listing(name for name, _, _ in array.external)}. Pass files=FileOptions(allow_external=True) if you "
             "trust the file."
         )
-    # Independent of the links that were checked: however it was found, the object must lie in the opened file.
+    # Independent of the checked links: however it was found, the object must be in the opened file.
     if is_in_other_file(file, array):
         raise H5ValueError(
             f"{key!r} in {file.filename!r} lies in another file, {array.file.filename!r}. Pass that file itself, "
@@ -158,9 +158,9 @@ def check_sizes(file: Any, array: Any, key: str, files: FileOptions, n_stored: i
         n_stored = int(min(array.id.get_storage_size(), h5py.h5i.get_file_id(array.id).get_filesize()))
     if declared > MAX_RATIO * n_stored:
         raise H5ValueError(
-            f"{key!r} in {file.filename!r} has the shape {array.shape}, which is {bytes_text(declared, digits=2)}, and "
-            f"{bytes_text(n_stored, digits=2)} of it are stored: most of its rows were never written, or the file is "
-            "made to exhaust memory. Check it with `lightning-h5 inspect`, and pass "
+            f"{key!r} in {file.filename!r} has the shape {array.shape}, which is {bytes_text(declared, digits=2)}, but "
+            f"only {bytes_text(n_stored, digits=2)} are stored: most of its rows were never written, or the file was "
+            "crafted to exhaust memory. Check it with `lightning-h5 inspect`, and pass "
             "files=FileOptions(trusted=True) if this is intended."
         )
 
@@ -181,7 +181,7 @@ def ensure_filters(filters: tuple[Filter, ...], path: str, key: str) -> None:
         has_plugins = True
     missing = [f for f in filters if not h5py.h5z.filter_avail(f.id)]
     if missing:
-        # A label can contain anything, also control characters for the terminal.
+        # A label can contain anything, even control characters for the terminal.
         names = ", ".join(f"{f.label if f.label.isprintable() else repr(f.label)} (number {f.id})" for f in missing)
         raise H5FileError(
             f"{key!r} in {path!r} is compressed with {names}, which this installation cannot decode. "
@@ -202,8 +202,8 @@ def _check_decoder(filters: Sequence[int], path: str, key: str) -> None:
         return
     if find_spec("blosc2") is None:
         raise H5FileError(
-            f"{key!r} in {path!r} is compressed with Blosc2, which the package `blosc2` decodes, and it is not "
-            "installed. Run `pip install 'lightning-h5[filters]'`."
+            f"{key!r} in {path!r} is compressed with Blosc2, which requires the package `blosc2`; it is not installed. "
+            "Run `pip install 'lightning-h5[filters]'`."
         )
     before, after = filters[: filters.index(BLOSC2)], filters[filters.index(BLOSC2) + 1 :]
     if set(before) - {SHUFFLE, FLETCHER32} or set(after) - {FLETCHER32}:
@@ -240,8 +240,8 @@ def may_run_code(array_id: Any) -> bool:
 
 def _refusal(key: str, path: str, why: str) -> str:
     return (
-        f"{key!r} in {path!r} is compressed with Blosc2, and only the HDF5 library could read it: {why}. The library "
-        "runs code that a chunk may name, and its chunks cannot be checked before. Write the array again with another "
+        f"{key!r} in {path!r} is compressed with Blosc2, and only the HDF5 library could read it: {why}. That library "
+        "can run code that a chunk names, and the chunks cannot be checked beforehand. Rewrite the array with another "
         "compression."
     )
 
@@ -258,9 +258,9 @@ def check_integrity(layout: ArrayLayout, min_integrity: int) -> None:
     if min_integrity < len(INTEGRITY) - 1:
         cure = " Make a copy by `lightning-h5 repack --compression gzip --checksum`, which has level 3."
     raise H5ValueError(
-        f"min_integrity={min_integrity} was asked, and {layout.key!r} in {layout.path!r} has level {layout.integrity}: "
-        f"{INTEGRITY[layout.integrity]}.{cure} Write digests by `lightning-h5 check --write-digests` and pass "
-        "verify='digest', which is level 4."
+        f"min_integrity={min_integrity} was requested, but {layout.key!r} in {layout.path!r} has level "
+        f"{layout.integrity}: {INTEGRITY[layout.integrity]}.{cure} Write digests by `lightning-h5 check "
+        "--write-digests` and pass verify='digest', which is level 4."
     )
 
 

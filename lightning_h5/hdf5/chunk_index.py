@@ -34,7 +34,7 @@ DONT_FILTER_PARTIAL = 2  # H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS
 MAX_CHUNKS = 1 << 26
 """A table of more chunks takes more than 1.3 GB, and is not made."""
 
-MAX_PLACE = 2**63 - 1  # a damaged index can contain larger addresses; these lie beyond any file
+MAX_PLACE = 2**63 - 1  # larger addresses, from a damaged index, lie beyond any file
 
 OLD_INDEX, EXTENSIBLE_ARRAY = 0, 4  # H5D_CHUNK_IDX_BTREE, H5D_CHUNK_IDX_EARRAY
 
@@ -96,7 +96,7 @@ def chunk_table(
     skipped = skipped_bytes(array_id) if has_user_block else 0
 
     def note(info: Any) -> None:
-        # Called for each chunk. Kept as bare numbers: a million of HDF5's own records would take 300 MB.
+        # Called for each chunk. Keeps plain numbers: a million of h5py's records would take 300 MB.
         places.extend(info.chunk_offset)
         others.extend((min(info.byte_offset + skipped, MAX_PLACE), min(info.size, MAX_PLACE), info.filter_mask))
 

@@ -192,8 +192,8 @@ class _Resolver:
             if self._n_links > MAX_LINKS:
                 raise
             raise H5KeyError(
-                f"{self._key!r} in {self._file.filename!r} is a soft link to {link.path!r}, which does not exist. "
-                "Name the array itself, or mend the link."
+                f"{self._key!r} in {self._file.filename!r} is a soft link to {link.path!r}, which does not exist. Name "
+                "the array itself, or fix the link."
             ) from error
         if members:
             raise H5KeyError(_missing(self._file, self._key))

@@ -47,8 +47,8 @@ MAX_UNWRITTEN = 1 << 16
 REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("number", "<u4")])
 """A stored text of variable length: its length, the address of its heap, and its number there."""
 
-FLETCHER32, GZIP, BZIP2, ZSTD = 3, 1, 307, 32015  # HDF5's numbers of filters
-CHECKED_HEADER = b"OHDR"  # signature of object headers that have checksums
+FLETCHER32, GZIP, BZIP2, ZSTD = 3, 1, 307, 32015  # HDF5 filter numbers
+CHECKED_HEADER = b"OHDR"  # signature of object headers with checksums
 
 
 def describe_array(file: Any, path: str, key: str, files: FileOptions) -> ArrayLayout:
@@ -110,7 +110,7 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         if element.subdtype is not None:
             inner += element.subdtype[1]
         element = element.base
-    # Before the first byte is written the library returns "undefined" plus the user block: 511 for one of 512 bytes.
+    # Until the first write the library returns "undefined" plus the user block: 511 for a user block of 512 bytes.
     allocated = array.id.get_space_status() != h5py.h5d.SPACE_STATUS_NOT_ALLOCATED
     offset = array.id.get_offset() if storage == "contiguous" and allocated else None
     why_plain = "it lies in another file" if handle.is_external else _plain_reason(array, storage, offset, element)
@@ -123,7 +123,7 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
     layout = ArrayLayout(
         path=path,
         key=key,
-        # An array in another file has another name there: it is found again by the key.
+        # An array in another file may have another name there, so it is looked up by the key again.
         name=_without(key, members) if handle.is_external else array.name,
         members=members,
         n_rows=array.shape[0],
@@ -140,7 +140,7 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         plain_reason=why_plain,
         integrity=_integrity_level(array, _applied_everywhere(filters, table)),
         table=None if why_plain else table,
-        packing=None if members else packing_of(array, native(element)),  # attributes are of the whole compound
+        packing=None if members else packing_of(array, native(element)),  # attributes apply to the whole compound
         guard=ChangeGuard.of_open(handle.file or array.file, path),
     )
     return layout if handle.is_external else _with_references(layout, array, offset)
@@ -149,11 +149,11 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
 def _table_or_reason(array: Any, path: str, key: str) -> tuple[ChunkTable | None, str | None]:
     """Return the chunk table of an array, or the reason why there is none."""
     if array.file.swmr_mode:
-        return None, "its chunks move under a live writer"  # an index that grows while it is read makes no table
+        return None, "its chunks move under a live writer"  # an index may grow while it is read
     if (n := math.prod(grid_of(array.shape, array.chunks))) > _max_chunks(array):
         return None, f"it has {n:,} chunks, of which no table is made"
     if moves_axis(array.id):
-        return None, "it grows along another axis than the first, and HDF5 does not say which chunk is which"
+        return None, "it grows along an axis other than the first, and HDF5 does not report which chunk is which"
     if (table := table_of(array.id, path, key)) is None:
         return None, "chunks at its edge may have gone through no filter, and do not say so"
     return table, None
@@ -193,7 +193,7 @@ def _with_references(layout: ArrayLayout, array: Any, offset: int | None) -> Arr
     """Return an array of text of variable length with the layout of its references."""
     options, kind = h5py.h5i.get_file_id(array.id).get_create_plist(), array.id.get_type()
     is_text = kind.get_class() == h5py.h5t.STRING and kind.is_variable_str()
-    if not is_text or options.get_sizes() != (8, 8):  # of addresses and lengths in this file
+    if not is_text or options.get_sizes() != (8, 8):  # sizes of addresses and lengths in this file
         return layout
     n = math.prod(grid_of(array.shape, array.chunks)) if array.chunks else 0
     has_table = 0 < n <= _max_chunks(array) and not moves_axis(array.id)
@@ -217,7 +217,7 @@ def _integrity_level(array: Any, filters: Sequence[int]) -> int:
         array: h5py's dataset.
         filters: HDF5's numbers of the filters that were applied to all chunks.
     """
-    if array.dtype.hasobject:  # values lie elsewhere in the file, without checksums
+    if array.dtype.hasobject:  # values are elsewhere in the file, without checksums
         return 0
     checked = FLETCHER32 in filters
     if not checked and GZIP not in filters and BZIP2 not in filters:
@@ -254,7 +254,7 @@ def _fill(array: Any) -> bytes:
     if array.dtype.hasobject:
         return b""
     try:
-        array.id.get_create_plist().fill_value_defined()  # raises for some damage that would end the process next
+        array.id.get_create_plist().fill_value_defined()  # raises for damage that would crash the process below
         return np.asarray(array.fillvalue, dtype=array.dtype).tobytes()
     except RuntimeError:
         return bytes(array.dtype.itemsize)
@@ -297,5 +297,5 @@ def _plain_reason(array: Any, storage: Storage, offset: int | None, element: np.
         return "its rows hold references to text or lists elsewhere in the file"
     # NumPy's idea of the type must be the file's idea to the bit (not so for 24-bit integers, bfloat16 ...).
     if h5py.h5t.py_create(array.dtype, logical=True) != array.id.get_type():
-        return "its number format has no equal in NumPy"
+        return "its number format does not exist in NumPy"
     return None

@@ -84,9 +84,9 @@ class ArrayDigests:
         schema, n_pieces = _schema(layout), _n_pieces(layout, self.kind, self.rows_per_piece)
         if (self.schema, len(self.pieces)) != (schema, n_pieces):
             raise H5CorruptError(
-                f"{layout.key!r} in {layout.path!r} is not what its digests were made of: then {shown(self.schema)} in "
-                f"{len(self.pieces):,} {self.kind}, now {shown(schema)} in {n_pieces:,}. Copy the file again, or, if "
-                f"it was changed on purpose, write new digests: {WRITE}."
+                f"{layout.key!r} in {layout.path!r} does not match its digests, which were made of "
+                f"{shown(self.schema)} in {len(self.pieces):,} {self.kind}, now {shown(schema)} in {n_pieces:,}. Copy "
+                f"the file again, or, if it was changed on purpose, write new digests: {WRITE}."
             )
         if layout.table is not None and self.kind == "chunks":
             different = np.flatnonzero(self.pieces.any(axis=1) != (layout.table.offsets >= 0))
@@ -99,9 +99,8 @@ class ArrayDigests:
         last = min(first + self.rows_per_piece, layout.n_rows) - 1
         what = f"chunk {piece} (rows {first} to {last})" if self.kind == "chunks" else f"rows {first} to {last}"
         return (
-            f"{what} of {layout.key!r} in {layout.path!r} differ from the digest that was written of them: they were "
-            f"damaged, or changed since. Copy the file again, or, if it was changed on purpose, write new digests: "
-            f"{WRITE}."
+            f"{what} of {layout.key!r} in {layout.path!r} differ from their digest: they were damaged, or changed "
+            f"after it was written. Copy the file again, or, if it was changed on purpose, write new digests: {WRITE}."
         )
 
 
@@ -127,7 +126,7 @@ def with_digests(layout: ArrayLayout, arrays: Mapping[str, ArrayDigests]) -> Arr
     found = arrays.get(layout.name)
     if found is None:
         raise H5ValueError(
-            f"verify='digest' was asked, and {digests_path(layout.path)!r} has no digests of {layout.key!r} in "
+            f"verify='digest' was requested, but {digests_path(layout.path)!r} has no digests of {layout.key!r} in "
             f"{layout.path!r}. Write them again: {WRITE}."
         )
     found.check_layout(layout)
@@ -210,8 +209,8 @@ def read_digests(path: str) -> Mapping[str, ArrayDigests]:
     except OSError as error:
         source = " or ".join(repr(f"{name}.digests.json") for name in dict.fromkeys((path, os.path.realpath(path))))
         raise H5FileError(
-            f"verify='digest' was asked, and the digests of {path!r} cannot be read from {source}: {error.strerror}. "
-            f"Write them while the file is known to be whole: {WRITE}."
+            f"verify='digest' was requested, but the digests of {path!r} cannot be read from {source}: "
+            f"{error.strerror}. Write them while the file is known to be whole: {WRITE}."
         ) from error
 
 

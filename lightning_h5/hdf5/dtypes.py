@@ -36,7 +36,7 @@ _NAMES = (
 )
 """Dtypes of torch, by the names that torch and NumPy have in common."""
 
-MAX_MEMBERS = 6  # of a compound in a line of text
+MAX_MEMBERS = 6  # members of a compound to list in one line
 
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64", "int": "int64", "long": "int64"}
 
@@ -196,7 +196,9 @@ class Packing:
         if not is_scaled and not is_missing.any():
             return seen
         if not is_scaled and seen.dtype.itemsize == 8 and seen.size and _largest(seen) > EXACT_IN_FLOAT64:
-            raise H5ValueError(f"{self}: values beyond 2**53 beside missing ones fit no float. Decode them yourself.")
+            raise H5ValueError(
+                f"{self}: values beyond 2**53 next to missing ones do not fit a float. Decode them yourself."
+            )
         dtype = np.dtype(self.dtype)
         decoded: npt.NDArray[Any] = seen.astype(dtype) * dtype.type(self.scale) + dtype.type(self.offset)
         decoded[is_missing] = np.nan
@@ -258,7 +260,7 @@ def _attribute(array: Any, name: str) -> npt.NDArray[Any] | str | None:
         return None
     is_text = kind.get_class() == h5py.h5t.STRING
     if not is_text and kind.get_class() not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT):
-        return "no number and no text"
+        return "neither numbers nor text"
     if n_values > MAX_VALUES or (is_text and n_values > 1):
         return f"{n_values:,} values"
     if is_text:
@@ -290,7 +292,7 @@ def _whole(value: Any, element: np.dtype[Any], *, is_reseen: bool) -> int | None
     if not math.isfinite(value) or value != int(value):
         return None
     limits, whole = np.iinfo(element), int(value)
-    if is_reseen and not limits.min <= whole <= limits.max:  # given as it is viewed, not as it is stored
+    if is_reseen and not limits.min <= whole <= limits.max:  # given in the viewed dtype, not in the stored one
         span = 1 << limits.bits
         whole += span if whole < 0 else -span
     return whole if limits.min <= whole <= limits.max else None

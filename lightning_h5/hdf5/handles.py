@@ -78,7 +78,7 @@ class H5Handle:
 
     def close(self) -> None:
         self._arrays.clear()
-        with suppress(RuntimeError, OSError):  # closing a damaged file can raise; it is closed all the same
+        with suppress(RuntimeError, OSError):  # closing a damaged file can raise, but closes it
             self._file.close()
 
 
@@ -87,7 +87,8 @@ class Descriptor:
 
     def __init__(self, path: str) -> None:
         try:
-            # O_NONBLOCK has no effect on files; a FIFO that replaced the file would wait for a writer.
+            # O_NONBLOCK has no effect on regular files, but a FIFO in place of the file would block until it has a
+            # writer.
             self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise H5FileError(
@@ -161,7 +162,7 @@ class HandlePool:
             if entry is not None and entry.guard is not guard:
                 if guard.accepts(entry.handle.stat):
                     entry.guard = guard
-                else:  # it is outdated, or of another file that had this name
+                else:  # outdated, or of another file with this name
                     self._close(key)
                     entry = None
             if entry is None:
@@ -178,7 +179,7 @@ class HandlePool:
             entry.users -= 1
             if entry.doomed and not entry.users:
                 entry.handle.close()
-            self._evict(keep=key)  # more may have been in use at a time than are kept open
+            self._evict(keep=key)  # more may have been in use than are kept open
         if self._unused:
             self._close_unused()
 
@@ -233,7 +234,7 @@ class HandlePool:
         self._close_unused()
 
     def _close_unused(self) -> None:
-        # A thread that has the lock comes here after it is released; this thread may have it itself.
+        # Another thread that holds the lock calls this after releasing it; this thread may hold it itself.
         while self._unused and not self._lock._is_owned() and self._lock.acquire(blocking=False):
             try:
                 while self._unused:
@@ -334,7 +335,7 @@ def close_when_collected(owner: object, paths: Sequence[str]) -> None:
 
 
 def _close_soon(pid: int, paths: Sequence[str]) -> None:
-    # A forked child has a copy of the object, and must not use the handles of its parent.
+    # A forked child has a copy of the object and must not use its parent's handles.
     if pid == os.getpid() and (pool := _pools.get(pid)) is not None:
         pool.close_soon(paths)
 
@@ -344,7 +345,7 @@ def _close_replaced(path: str) -> None:
         pool.close_replaced(path)
 
 
-# The HDF5 library would reuse what it still has open of a file, with all that it has read of it.
+# The HDF5 library would reuse a file that is still open, with its cached metadata.
 before_opening.append(_close_replaced)
 
 
@@ -353,7 +354,7 @@ def drop_inherited() -> None:
     for pid in [pid for pid in list(_pools) if pid != os.getpid()]:
         inherited = _pools.pop(pid, None)
         if inherited is None:
-            continue  # another thread did it
-        inherited._lock = threading.RLock()  # the parent's lock may have been held by another of its threads
+            continue  # another thread was faster
+        inherited._lock = threading.RLock()  # another thread of the parent may have held the lock
         for entry in inherited._entries.values():
             entry.handle.close()

@@ -48,7 +48,7 @@ class ChangeGuard:
 
     @classmethod
     def of(cls, path: str, *, grows: bool = False, strict: bool = False) -> ChangeGuard:
-        """Return the guard of a file as it is now.
+        """Return the guard of the present file.
 
         Args:
             path: the file.
@@ -82,7 +82,7 @@ class ChangeGuard:
         )
 
     def check(self) -> None:
-        """Compare with the file as it is now; takes about 2 microseconds a file.
+        """Compare with the present file; takes about 2 microseconds per file.
 
         Raises:
             H5DataChangedError: the file, or one of the others, was truncated, edited, replaced or deleted.
@@ -148,7 +148,7 @@ def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = Fa
     """
     digest, layouts = hashlib.sha256(), list(layouts)
     for a in layouts:
-        if a.packing is not None:  # attributes may change while all else stays as it is
+        if a.packing is not None:  # attributes may change while the rest stays the same
             digest.update(str(a.packing).encode())
     if grows:
         for a in layouts:
@@ -183,6 +183,6 @@ def stat_of(file: Any) -> os.stat_result:
 
 def is_on_disk(file: Any) -> bool:
     """Return whether an open file has a descriptor; with a driver named in the environment it may have none."""
-    if "is_on_disk" not in file.__dict__:  # asked several times of thousands of files
+    if "is_on_disk" not in file.__dict__:  # called several times for thousands of files
         file.__dict__["is_on_disk"] = file.id.get_access_plist().get_driver() == h5py.h5fd.SEC2
     return bool(file.__dict__["is_on_disk"])

@@ -156,7 +156,7 @@ def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
         described = "".join(f"\n  {name!r}: shape {shape}, {dtype_text(dtypes[name])}" for name, shape in first)
         more = f"\n  and {len(arrays) - 40} more" if len(arrays) > 40 else ""
         raise H5KeyError(
-            f"x_key was not given, and {path!r} leaves a doubt about it; it has "
+            f"x_key was not given, and cannot be inferred from {path!r}; it has "
             f"{f'these arrays:{described}{more}' if arrays else 'no arrays'}\n"
             + _what_to_add([*many, *one], {name: shape[0] for name, shape in rows.items()})
         )

@@ -114,7 +114,7 @@ class ArrayLayout:
         """Return the array with other attributes; much faster than ``dataclasses.replace``, for many files."""
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__, **changes)
-        made.__dict__.pop("is_contiguous", None)  # was computed from the old ones
+        made.__dict__.pop("is_contiguous", None)  # computed from the old fields
         return made
 
     def member(self, name: str) -> ArrayLayout:

@@ -1,4 +1,4 @@
-"""Find an array in an open file, and all that it is made of: other arrays, other files, and rows without a source."""
+"""Find an array in an open file, and all of its sources: other arrays, other files, and rows without a source."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ArrayHandle:
 
 
 class _Sources:
-    """Finds and checks all that an array is made of: a missing source would read as fill values, without an error.
+    """Finds and checks all sources of an array: a missing one would read as fill values, without an error.
 
     Args:
         key: the array, for messages.
@@ -66,11 +66,11 @@ class _Sources:
         self.paths: dict[str, None] = {}
         self.n_bytes = 0
         self._key, self._files = key, files
-        self._above: list[tuple[str, str]] = []  # virtual arrays that are made of the present one
+        self._above: list[tuple[str, str]] = []  # virtual arrays that lead to the present one
         self._seen: set[tuple[str, str]] = set()
 
     def add(self, file: Any, array: Any) -> None:
-        """Add an array, and all arrays that it is made of.
+        """Add an array and all its sources.
 
         Args:
             file: the open file that it was found from.
@@ -85,8 +85,8 @@ class _Sources:
         me = (home.filename, array.name)
         if me in self._above or len(self._above) > MAX_LEVELS:
             raise H5ValueError(
-                f"{self._key!r} in {file.filename!r} is a virtual array that is made of itself, or of virtual arrays "
-                f"more than {MAX_LEVELS} levels deep. Name another array, or write its rows as an array of their own."
+                f"{self._key!r} in {file.filename!r} is a virtual array that contains itself, or is nested more than "
+                f"{MAX_LEVELS} levels deep. Name another array, or write its rows to an ordinary array."
             )
         if me in self._seen:
             return
@@ -105,7 +105,7 @@ class _Sources:
         self._above.pop()
 
     def _add_source(self, file: Any, name: str, source: str) -> None:
-        # A relative name can lead to a folder below, and is not certain to be the file itself.
+        # A relative name can lead to a subfolder, and so to another file.
         is_own = name == "." or (os.path.isabs(name) and name == file.filename)
         check_source(file, self._key, name, source, is_own=is_own, allow_external=self._files.allow_external)
         if is_own:
@@ -139,7 +139,7 @@ class _Sources:
                 ) from error
             if members or not isinstance(array, h5py.Dataset):
                 raise H5KeyError(
-                    f"{what}, which is no array that HDF5 finds; its rows would read as fill values. Name the array "
+                    f"{what}, which HDF5 does not find as an array; its rows would read as fill values. Name the array "
                     "itself."
                 )
             if not self._files.allow_external:
@@ -168,7 +168,7 @@ def find_array(file: Any, key: str, files: FileOptions = _DEFAULTS) -> ArrayHand
     with translate_h5py_errors(file.filename, repr(key)):
         array, members = resolve_path(file, key, allow_external=files.allow_external)
         _check_is_array(file, array, key)
-        # Before its shape is asked for: HDF5 may open all files of a virtual array to find that.
+        # Before reading the shape: HDF5 may open all files of a virtual array to find it.
         if not files.allow_external:
             check_in_file(file, array, key)
         sources = _Sources(key, files)
@@ -231,7 +231,7 @@ def external_guards(
             guards.append(ChangeGuard.of(path, grows=grows, strict=strict))
         except OSError as error:
             raise H5FileError(
-                f"{file.filename!r} has rows in {path!r}, which cannot be looked at: {error.strerror}. Put it back."
+                f"{file.filename!r} has rows in {path!r}, which cannot be accessed: {error.strerror}. Put it back."
             ) from error
     return tuple(guards)
 
@@ -282,7 +282,7 @@ def unmapped_rows(array: Any) -> int | None:
             begins = np.arange(firsts.start, firsts.stop, firsts.step, dtype=np.int64)
             places += [begins, np.minimum(begins + n_rows, shape[0])]
             changes += [np.full(len(begins), n_elements), np.full(len(begins), -n_elements)]
-    # From one row to the next, the number of mapped elements changes only where a run begins or ends.
+    # The number of mapped elements per row changes only at the start or end of a run.
     at = np.concatenate(places)
     order = np.argsort(at)
     mapped = np.cumsum(np.concatenate(changes)[order])

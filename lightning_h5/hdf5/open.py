@@ -46,12 +46,12 @@ def translate_h5py_errors(path: str, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (H5Error, MemoryError):  # a lack of memory says nothing about the file
+    except (H5Error, MemoryError):  # a lack of memory does not mean damage
         raise
-    except Exception as error:  # damage can raise any type
+    except Exception as error:  # damage can raise any exception
         raise H5CorruptError(
-            f"{what} in {path!r} cannot be looked at: {type(error).__name__}: {error}. The file is damaged there; copy "
-            "it again, and run `lightning-h5 check` to find other damage."
+            f"{what} in {path!r} cannot be read: {type(error).__name__}: {error}. The file is damaged there; copy it "
+            "again, and run `lightning-h5 check` to find other damage."
         ) from error
 
 
@@ -168,7 +168,7 @@ def create_h5(path: str, *, like: Any = None, checked: bool = False) -> Any:
         options, root = like.id.get_create_plist(), like["/"].id.get_create_plist()
         options.set_link_creation_order(root.get_link_creation_order())
         options.set_attr_creation_order(root.get_attr_creation_order())
-    existed = os.path.lexists(path)  # a full disk leaves an empty file
+    existed = os.path.lexists(path)  # on a full disk an empty file is left
     try:
         return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, fcpl=options, fapl=access))
     except OSError as error:

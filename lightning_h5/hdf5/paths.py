@@ -57,10 +57,10 @@ def expand_paths(paths: Paths, name: str = "path") -> tuple[str, ...]:
     if len(times) < len(files):
         twice = sorted({file for file, number in zip(files, each_file, strict=True) if times[number] > 1})
         raise H5ValueError(
-            f"{name} names {listing(twice)} more than once (links count as the file that they lead to), and its rows "
-            "would be trained on twice an epoch. Name each file once."
+            f"{name} names {listing(twice)} more than once (links count as their target), and its rows would be "
+            "trained on twice per epoch. Name each file once."
         )
-    # Absolute, so that a later change of the working directory does not lead elsewhere.
+    # Absolute, so that changing the working directory later has no effect.
     return tuple(os.path.abspath(file) for file in files)
 
 
@@ -68,7 +68,7 @@ def file_number(path: str) -> tuple[int, int] | str:
     """Return a key that is equal for all names of one file: other spellings, symbolic links and hard links."""
     try:
         found = os.stat(path)
-    except OSError:  # opening it raises an error
+    except OSError:  # open raises the error
         return os.path.realpath(path)
     # A file system without inode numbers reports 0 for all files.
     return (found.st_dev, found.st_ino) if found.st_ino else os.path.realpath(path)
@@ -106,7 +106,7 @@ def _names_in(folder: str, path: str, name: str) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError as error:
         what = "is a directory that" if folder == path else f"lies in {folder!r}, which"
-        raise H5FileError(f"{name}={path!r} {what} cannot be looked into: {error.strerror}. {_cure(error)}") from error
+        raise H5FileError(f"{name}={path!r} {what} cannot be listed: {error.strerror}. {_cure(error)}") from error
 
 
 def _h5_files(folder: str, names: Sequence[str]) -> list[str]:
@@ -123,7 +123,7 @@ def _has(folder: str, found: Sequence[str]) -> str:
 
 def _has_signature(path: str) -> bool:
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO waits for a writer
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a FIFO blocks until it has a writer
             return False
         with open(path, "rb") as file:
             start = file.read(SIGNATURE_OFFSETS[-1] + len(SIGNATURE))
@@ -158,7 +158,7 @@ def _cure(error: OSError | ValueError) -> str:
     if number == errno.ENFILE:
         return "Close programs on this machine, or have its limit raised (`sysctl fs.file-max`)."
     if number in (errno.ENOMEM, errno.ENOBUFS):
-        return "Make room in memory, or take fewer workers."
+        return "Free some memory, or use fewer workers."
     if number in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN):
         return "Check the disk or the network file system, then start again."
     if number in (errno.EACCES, errno.EPERM):
@@ -184,7 +184,7 @@ def _regular_file(path: str, name: str) -> str:
     except FileNotFoundError:
         folder = os.path.dirname(path) or "."
         if os.path.islink(path):
-            there, guess = f"it is a link to {os.readlink(path)!r}, which is not there", ""
+            there, guess = f"it is a link to {os.readlink(path)!r}, which does not exist", ""
         elif not os.path.isdir(folder):
             there = f"there is no directory {folder!r}"
             guess = ""
@@ -197,9 +197,9 @@ def _regular_file(path: str, name: str) -> str:
             f"{name}={path!r} does not exist; {there}.{guess}{_unexpanded(path)} Pass the path of an HDF5 file "
             f"(relative paths start at {os.getcwd()!r})."
         ) from None
-    except (OSError, ValueError) as error:  # a ValueError for a path with a null character
-        raise H5FileError(f"{name}={path!r} cannot be looked at: {error}. {_cure(error)}") from error
+    except (OSError, ValueError) as error:  # ValueError: the path has a null character
+        raise H5FileError(f"{name}={path!r} cannot be accessed: {error}. {_cure(error)}") from error
     if not stat.S_ISREG(mode):
-        # open() would wait for ever for a FIFO, and read from a device.
+        # open() would block on a FIFO, and read from a device.
         raise H5FileError(f"{name}={path!r} is not a regular file. Pass the path of an HDF5 file.")
     return path

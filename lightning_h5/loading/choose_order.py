@@ -67,7 +67,7 @@ def choose_order(
     consumers = max(1, num_workers)
     mode, buffer_bytes = shuffle.mode, shuffle.buffer_bytes
     fits = total * consumers <= buffer_bytes
-    few = 4 * block * consumers + (64 << 20)  # for what is read ahead
+    few = 4 * block * consumers + (64 << 20)  # for rows read ahead
     if mode == "none":
         return Order("none", 1, 0, "as shuffle=False asks", few)
     if mode == "global" or (mode == "auto" and (fits or cost.has_cheap_random_access)):
@@ -82,7 +82,7 @@ def choose_order(
     on_a_rank = -(-n_streams // world_size)
     sharers = on_a_rank if shuffle.streams is None else shuffle.streams
     window, enough = blocks_mixed(buffer_bytes, block, sharers), bytes_to_mix(FEW_BLOCKS, block, sharers)
-    if mode == "auto":  # all rows that fit are mixed
+    if mode == "auto":  # mix as many rows as fit
         enough = min(enough, total * consumers)
     why = "as shuffle='window' asks" if mode == "window" else f"a single row costs a block of {_size(block)}"
     return Order("window", n_streams, window, why, max(buffer_bytes, 2 * on_a_rank * block) + few, enough)
@@ -108,7 +108,7 @@ def choose_mixed_order(
     costs = [dataset.cost for dataset in datasets]
     total = sum(0 if cost.has_cheap_random_access else cost.block_bytes for cost in costs)
     buffer_bytes = shuffle.buffer_bytes
-    # Whose turn it is goes by batches: a lane is one consumer's own where these come in a fixed turn.
+    # Consumers take turns by batch: a stream belongs to one consumer only if sources have fixed turns.
     in_turn = mixture.in_batches and mixture.strategy != "weighted"
     chosen = (
         choose_order(

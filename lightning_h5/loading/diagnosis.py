@@ -1,4 +1,4 @@
-"""What limits a loader, from what was counted: a sentence that names the bottleneck, and what to change."""
+"""Find the bottleneck of a loader from its counters, and say what to change."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def diagnose_dataloader_speed(dataloader: DataLoader[Any], n_batches: int = 50, 
     if ours is not None:
         amounts = {name: amount - before[name] for name, amount in ours.counters.total().items()}
         if not (ours.dataset.has_transforms or ours.sampler.samples):
-            amounts["finish_seconds"] = 0.0  # of collating alone, which no setting changes
+            amounts["finish_seconds"] = 0.0  # collating alone, which no setting changes
         ours.close()
         kind = _slowest_work(amounts, n_workers, usable_cores())
         advice = _advice(kind, n_workers, usable_cores(), "shuffle.buffer that holds all")

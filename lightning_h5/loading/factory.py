@@ -31,7 +31,7 @@ __all__ = [
     "set_reproducible_training",
 ]
 
-MAX_WORKERS = 16  # more wait for storage, or for each other
+MAX_WORKERS = 16  # more would wait for storage or for each other
 
 _SAMPLES = (Mapping, tuple, list, torch.Tensor)
 _COLLECTIONS = ("builtins", "numpy", "torch", "h5py", "pandas")
@@ -75,7 +75,7 @@ def create_optimized_dataloader(
             directory, or a list of these), which are read as a ``CombinedHDF5Dataset``. Pass a dataset for options of
             it that are not listed here.
         batch_size: rows of a batch on one rank.
-        is_training: shuffle, with equally many steps on all ranks. If False, contiguous shards, each row once.
+        is_training: shuffle, with the same number of steps on all ranks. If False, contiguous shards, each row once.
         num_workers: worker processes. "auto" is none for the datasets of this package, which read in threads; for
             others as many as ``get_optimal_num_workers`` returns.
         world_size: number of ranks. If None, that of ``torch.distributed`` if it is initialized, else that of the
@@ -94,13 +94,13 @@ def create_optimized_dataloader(
             bytes.
         pin_memory: copy batches into page-locked memory if CUDA is available, and the dataset's own ``pin_memory``, if
             it has one, is not False.
-        dtype: of floating fields with an axis besides the rows, the target excepted. None leaves all as stored.
+        dtype: of floating fields with more than one axis, except for the target. None leaves all as stored.
         where: conditions on one-dimensional arrays, by name.
         field_map: names for arrays that are called otherwise: ``{"guid": "meta/patient"}``.
         on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields. A
             ``cache_bytes`` of "auto" is what decoding each chunk once an epoch needs.
-        drop_last: drop the ragged end of a training epoch. Without it all ranks take equally many steps as well.
+        drop_last: drop the ragged end of a training epoch. All ranks take the same number of steps either way.
         shuffle: how training rows are shuffled: ``ShuffleOptions``, or a shorthand (see ``LazyH5DataModule``).
         collate_fn: makes a batch of a list of samples. None stacks.
         workers: how worker processes are run: ``WorkerOptions``, or a mapping of its fields.
@@ -138,7 +138,7 @@ def create_optimized_dataloader(
         defaults = inspect.signature(CombinedHDF5Dataset).parameters
         if given := [name for name, value in of_files.items() if value != defaults[name].default]:
             raise H5ValueError(
-                f"a dataset and {listing(given)} were given; these make a dataset of hdf5_files. Pass one."
+                f"a dataset and {listing(given)} were given; these apply to hdf5_files only. Pass one or the other."
             )
     replica = _replica(rank, world_size)
     present = replica or resolve_replica()
@@ -149,7 +149,7 @@ def create_optimized_dataloader(
         sampler: DistributedSampler[Any] = DistributedSampler(
             dataset, present.world_size, present.rank, shuffle=is_training, seed=seed, drop_last=drop_last
         )
-        return _WholeEpochLoader(  # another library's dataset: torch's loader, with the usual settings
+        return _WholeEpochLoader(  # another library's dataset: torch's loader with common settings
             dataset,
             batch_size=batch_size,
             sampler=sampler,
@@ -214,11 +214,11 @@ def _all_of(batches: Iterator[Any], n_batches: int) -> Iterator[Any]:
             batch = next(batches)
         except StopIteration as error:
             raise RuntimeError(
-                f"the epoch has {n_batches} batches, and none came after {step} of them: making the next one raised "
-                "StopIteration. Have the dataset, or the collate_fn (see above), raise another error."
+                f"the epoch has {n_batches} batches, but ended after {step}: making the next one raised StopIteration. "
+                "Raise another error in the dataset or the collate_fn (see above)."
             ) from error
         yield batch
-    yield from batches  # none: the end is asked for, as torch's workers need
+    yield from batches  # empty by now: exhausting it is what torch's workers need
 
 
 def create_multi_dataloaders(
@@ -237,7 +237,7 @@ def create_multi_dataloaders(
         num_workers: worker processes of all loaders together; loaders that get none read in this process. "auto"
             shares out what ``create_optimized_dataloader`` would use for one: none for the datasets of this package.
         is_training: see ``create_optimized_dataloader``.
-        seed: of the orders; each dataset has an order of its own.
+        seed: of the orders; each dataset has its own order.
 
     Returns:
         The loaders, and their names, in the order given.
@@ -288,7 +288,7 @@ def _checked_dataset(given: Any) -> Dataset[Any]:
     if isinstance(given, Dataset):
         is_dataset = not isinstance(given, IterableDataset)
     elif isinstance(given, list):
-        # An array is more often all values of a field than one sample, and text a misplaced path.
+        # An array is more likely a whole field than one sample, and text a misplaced path.
         is_dataset = all(isinstance(each, _SAMPLES) and not _are_paths(each) for each in given)
         inside = f" with {listing(sorted({type(each).__name__ for each in given}))} in it"
     else:
@@ -316,7 +316,7 @@ def _check_shard(dataset: RankMemCachedH5Dataset, asked: Replica, *, is_given: b
     held = Replica(dataset.shard.rank, dataset.shard.world_size)
     if asked != held and (is_given or not dataset.is_rank_given):
         raise H5ValueError(
-            f"a loader for rank {asked.rank} of {asked.world_size} was asked for, and the dataset holds the rows of "
+            f"a loader for rank {asked.rank} of {asked.world_size} was requested, but the dataset holds the rows of "
             f"rank {held.rank} of {held.world_size}. Pass the same rank and world_size to both."
         )
 
@@ -356,7 +356,7 @@ def set_reproducible_training(seed: int = 42) -> tuple[Callable[[int], object], 
     """
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  # users' transforms draw from the global stream
-    torch.manual_seed(seed)  # of all devices
+    torch.manual_seed(seed)  # seeds all devices
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     return h5_worker_init_fn, torch.Generator().manual_seed(seed)

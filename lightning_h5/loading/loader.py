@@ -24,11 +24,11 @@ from .workers import WorkerPool
 
 __all__ = ["H5DataLoader", "SampleCollate"]
 
-DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few to hold in memory
-MAX_TOGETHER = 16  # batches looked up at a time: more would not be faster
-TOGETHER_BYTES = 3 << 20  # what is being read and was not taken yet stays in the cores' shared cache
-TOGETHER_BYTES_MORE = 8 << 20  # of many chunks or runs, which cost more to look up; in memory, which costs less to copy
-MAX_LOOKAHEAD = 512  # batches after these that are decoded ahead; a token takes a kilobyte
+DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few enough to hold in memory
+MAX_TOGETHER = 16  # batches planned at a time: more would not be faster
+TOGETHER_BYTES = 3 << 20  # bytes read but not consumed, so that they stay in the shared CPU cache
+TOGETHER_BYTES_MORE = 8 << 20  # for many chunks or runs, which cost more to plan, or rows in memory
+MAX_LOOKAHEAD = 512  # batches beyond these that are decoded ahead; a token takes 1 KB
 
 
 class SampleCollate:
@@ -58,7 +58,7 @@ class SampleCollate:
             raise
 
     def _generators(self) -> dict[str, Any]:
-        # The stream of fresh draws is seeded for each batch, so these follow the batch as well.
+        # The random stream is seeded for each batch, so other draws are reproducible, too.
         return generators(self._asks_for, fresh_draws()) if self._asks_for else {}
 
 
@@ -82,7 +82,7 @@ class Iteration:
 
     def __next__(self) -> Any:
         loader, began = self._loader, perf_counter()
-        if self._failed is not None:  # otherwise a loop that ignores errors would take the rest for an epoch
+        if self._failed is not None:  # otherwise a loop that ignores errors would treat the rest as an epoch
             raise H5Error(self._failed)
         if self._is_over:
             raise StopIteration
@@ -99,7 +99,7 @@ class Iteration:
             raise
         except H5Error as error:
             self._fail(error)
-            # As `without_frames` does; only a StopIteration of the user's code stays.
+            # As in `without_frames`, but keep a StopIteration of user code as the cause.
             cause = error.__cause__ if isinstance(error.__cause__, StopIteration) else None
             raise error.with_traceback(None) from cause
         except BaseException as error:
@@ -126,8 +126,8 @@ class Iteration:
             if n_given == n_steps:
                 raise
             raise H5Error(
-                f"the epoch has {n_steps} batches left, and none came after {n_given} of them: making the next one "
-                "raised StopIteration. Have the code that raised it (see above) raise another error."
+                f"the epoch has {n_steps} batches left, but ended after {n_given}: making the next one raised "
+                "StopIteration. Raise another error in that code (see above)."
             ) from error
 
     def _fail(self, error: BaseException) -> None:
@@ -136,9 +136,9 @@ class Iteration:
         if error.args == (CLOSED,):
             self._failed = CLOSED
         else:
-            text = (str(error).splitlines() or [""])[-1]  # of a worker's error all before that is its traceback
+            text = (str(error).splitlines() or [""])[-1]  # the rest of a worker's error is its traceback
             self._failed = (
-                f"the next batch was asked for, and this iteration has ended with an error ({type(error).__name__}: "
+                f"the next batch was requested, but this iteration has failed ({type(error).__name__}: "
                 f"{text[:MAX_LETTERS]}). Start a new iteration of the loader: `iter(loader)`."
             )
         if batches is not None:
@@ -226,11 +226,11 @@ class H5DataLoader(DataLoader[Any]):
         )
         self._pins = pin_memory and torch.accelerator.is_available()  # torch's own loader warns if it cannot
         dataset.reads_pinned = self._pins and not num_workers
-        self._iterator: Any = None  # torch's name, which Lightning sets to None when a stage ends: persistent workers
+        self._iterator: Any = None  # persistent workers; Lightning sets torch's name to None after a stage
         self.passes = Passes(sampler)
         self.waits = WaitTimes()
         self._reading: weakref.WeakSet[ReadAhead | InMemoryIterator] = weakref.WeakSet()
-        self.running: weakref.WeakSet[Iteration] = weakref.WeakSet()  # began, and neither ended nor failed
+        self.running: weakref.WeakSet[Iteration] = weakref.WeakSet()  # started, and neither ended nor failed
 
     @property
     def counters(self) -> Counters:
@@ -316,7 +316,7 @@ class H5DataLoader(DataLoader[Any]):
         if self.dataset.has_transforms or token.samples:
             with own_streams(token.draws):
                 batch = self.collate_fn(self.dataset.finish_token(raw, token))
-        else:  # nothing of the user's runs, so nothing is drawn
+        else:  # no user code runs, so nothing is drawn
             batch = self.collate_fn(self.dataset.finish(raw))
         self.counters.add(finish_seconds=perf_counter() - began)
         return pin(batch) if self._pins else batch
@@ -328,11 +328,11 @@ class H5DataLoader(DataLoader[Any]):
         if as_read and not self._pins and not tokens[0].samples:
             batches = raw.split_columns(sizes)
             return batches if len(raw.columns) > 1 else (column for (column,) in batches)
-        # No `map`: it would end with a StopIteration of one batch, and the others would be lost.
+        # Not `map`, which a StopIteration in one batch would end, losing the others.
         return (self._finish(each, token) for each, token in zip(raw.split(sizes), tokens, strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads and processes are not pickled; they start again when they are needed.
+        # Threads and processes are not pickled; they restart on demand.
         return self.__dict__ | {"_reading": None, "running": None, "_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ class PinnedBatches:
         self._pinned: Queue[tuple[Any, BaseException | None]] = Queue(1)
         self._is_over = threading.Event()
         device = torch.accelerator.current_device_index()
-        arguments = (batches, self._pinned, self._is_over, device)  # not this object, or it would never be collected
+        arguments = (batches, self._pinned, self._is_over, device)  # not `self`, or it would never be collected
         self._thread = threading.Thread(target=_pin_all, args=arguments, name="lightning_h5-pin", daemon=True)
         self._thread.start()
 
@@ -68,7 +68,7 @@ class PinnedBatches:
         self._is_over.set()
         self._batches.close()
         with suppress(Empty):
-            self._pinned.get_nowait()  # room for what the thread has
+            self._pinned.get_nowait()  # room for the thread's batch
 
     def __del__(self) -> None:
         if hasattr(self, "_thread"):
@@ -84,6 +84,6 @@ def _pin_all(
         batch = None
         try:
             batch = pin(next(batches))
-        except BaseException as raised:  # it is raised when this batch is taken
+        except BaseException as raised:  # raised when this batch is consumed
             error = raised
         pinned.put((batch, error))

@@ -95,12 +95,12 @@ class _Reading:
             except Exception:
                 if len(self._tokens) == 1:
                     raise
-                for token in self._tokens:  # those before the one that cannot be read are fine
+                for token in self._tokens:  # the batches before a failing one are fine
                     self._raws.append(source.begin(token.rows, token.epoch)())
-        except BaseException as error:  # it is raised when this batch is taken
+        except BaseException as error:  # raised when this batch is consumed
             self._error = error
             if not isinstance(error, Exception):
-                raise  # an interrupt ends the loop at once
+                raise  # an interrupt ends the loop immediately
         finally:
             self.done.release()
 
@@ -197,7 +197,7 @@ class ReadAhead:
                 if self._closed:
                     raise H5Error(CLOSED)
                 raise StopIteration
-            # Instead of waiting, read what the thread has not begun.
+            # Instead of waiting, read a batch that the thread has not begun.
             while not reading.is_done() and self._queue.read_next():
                 pass
             reading.wait()
@@ -225,7 +225,7 @@ class ReadAhead:
         self._queue.end()
 
     def __del__(self) -> None:
-        # The collector may call this while its thread holds a lock that our thread waits for: never wait here.
+        # The garbage collector may call this in a thread with a lock that our thread waits for: never wait here.
         if hasattr(self, "_threads"):
             self._dismiss()
 
@@ -243,12 +243,12 @@ class _Queue:
         self.source = source
         self._tokens: Iterator[BatchToken] | None = tokens
         self._together, self._depth, self._lookahead = together, depth, lookahead
-        self._later: deque[_Reading] = deque()  # what comes next, as far as tokens were taken
-        self._n_decoded = 0  # of these, those whose chunks are all under way
-        self._begun: deque[_Reading] = deque()  # and not taken yet
+        self._later: deque[_Reading] = deque()  # batches not begun, as far as tokens were taken
+        self._n_decoded = 0  # batches of these whose chunks are all being decoded
+        self._begun: deque[_Reading] = deque()  # begun and not consumed
         self._taking, self._turn = threading.Lock(), threading.Lock()
         self._is_ended = False
-        self._calls: SimpleQueue[bool] = SimpleQueue()  # wakes the thread; False ends it
+        self._calls: SimpleQueue[bool] = SimpleQueue()  # wakes the thread; False stops it
         self._take_tokens(1)
 
     def take(self) -> _Reading | None:
@@ -258,7 +258,7 @@ class _Queue:
                 return None
         try:
             reading = self._begun.popleft()
-        except IndexError:  # dropped meanwhile
+        except IndexError:  # dropped in the meantime
             return None
         self._calls.put(True)
         return reading
@@ -295,7 +295,7 @@ class _Queue:
             if not self._take_tokens(place + 1) or not self._turn.acquire(blocking=False):
                 return
             try:
-                if place == self._n_decoded and place < len(self._later):  # no other thread was faster
+                if place == self._n_decoded and place < len(self._later):  # unless another thread was faster
                     if not self._later[place].prefetch(self.source):
                         return
                     self._n_decoded += 1
@@ -312,7 +312,7 @@ class _Queue:
                 error = None
                 try:
                     tokens.extend(islice(self._tokens or (), self._together))
-                except Exception as raised:  # it is raised when this batch is taken
+                except Exception as raised:  # raised when this batch is consumed
                     self._tokens, error = None, raised
                 if not tokens and error is None:
                     return False
@@ -378,7 +378,7 @@ class InMemoryIterator:
             if self._elsewhere > self._reading:
                 self._batches = self._ahead = self._start_ahead(self._tokens)
                 return
-        self._is_over = True  # with an error too
+        self._is_over = True  # also after an error
         if tokens := list(islice(self._tokens, self._together)):
             raw = self._source.gather(np.concatenate([token.rows for token in tokens]), tokens[0].epoch)
             self._batches = self._finish_all(raw, tokens)

@@ -44,7 +44,7 @@ __all__ = [
     "why_it_was_killed",
 ]
 
-HEADER = struct.Struct("!QQ")  # before each message: its bytes, and the number of its task
+HEADER = struct.Struct("!QQ")  # header of each message: its size in bytes, and the number of its task
 
 
 class WorkerQueue:
@@ -81,7 +81,7 @@ class WorkerQueue:
                 del self._out[: self.connection.send(self._out)]
         except BlockingIOError:
             return True
-        except OSError:  # the worker has ended, which is found when its answer is read
+        except OSError:  # the worker has ended, which is noticed when its answer is read
             self._out.clear()
         return False
 
@@ -123,11 +123,11 @@ class WorkerJob:
 
 
 def serve(job: WorkerJob, connection: socket.socket, worker: int) -> None:
-    """Make the batches that are asked for, until the main process closes the socket; what a worker runs."""
-    # An interrupt that all processes get ends this one without a traceback.
+    """Run a worker: make the requested batches until the main process closes the socket."""
+    # Ctrl-C reaches all processes; workers end without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     threading.Thread(target=_exit_with_trainer, args=(connection,), daemon=True, name="h5_exit_with_trainer").start()
-    answers: SimpleQueue[bytes] = SimpleQueue()  # sent by a thread: the next batch does not wait for a full socket
+    answers: SimpleQueue[bytes] = SimpleQueue()  # sent by a thread, so that a full socket does not delay the next batch
     threading.Thread(target=_send_all, args=(connection, answers), daemon=True, name="h5_send").start()
     answer = _prepare(job, worker)
     while len(header := connection.recv(HEADER.size, socket.MSG_WAITALL)) == HEADER.size:
@@ -169,7 +169,7 @@ def _prepare(job: WorkerJob, worker: int) -> Callable[[BatchToken | None], bytes
 
 
 def _send_all(connection: socket.socket, answers: SimpleQueue[bytes]) -> None:
-    with suppress(OSError):  # the main process has closed its end
+    with suppress(OSError):  # the main process closed its end
         while True:
             connection.sendall(answers.get())
 
@@ -177,20 +177,20 @@ def _send_all(connection: socket.socket, answers: SimpleQueue[bytes]) -> None:
 def _exit_with_trainer(connection: socket.socket) -> None:
     """End this process when the main process has ended: a transform may hang, threads may wait forever."""
     poll = select.poll()
-    poll.register(connection, 0)  # POLLHUP alone
+    poll.register(connection, 0)  # POLLHUP only
     poll.poll()
     os._exit(1)
 
 
 # Errors of workers that cannot be started, end or hang -------------------------------------------------------------
 
-MAX_ROWS = 8  # of a batch, in a message
+MAX_ROWS = 8  # rows of a batch to list in a message
 
 _CAUSES: dict[int, str] = {
     signal.SIGKILL: "by a user, or by the system for lack of memory (see `dmesg`; use fewer workers, or a smaller "
     "cache_bytes)",
-    signal.SIGBUS: "memory behind a file is missing: /dev/shm is full, or a file that is mapped was truncated",
-    signal.SIGSEGV: "a library crashed: run `lightning-h5 check --sandbox` on the files, and look at transforms with "
+    signal.SIGBUS: "memory behind a file is missing: /dev/shm is full, or a mapped file was truncated",
+    signal.SIGSEGV: "a library crashed: run `lightning-h5 check --sandbox` on the files, and check transforms with "
     "native code",
 }
 
@@ -217,12 +217,12 @@ def why_it_ended(worker: str, code: int | None, loading: str, *, has_begun: bool
             ""
             if method == "fork"
             else (
-                f" Workers that start by {method} import the script: what trains must stand under "
+                f" Workers that start by {method} import the script: put the code that trains under "
                 '`if __name__ == "__main__":` there.'
             )
         )
         return (
-            f"{worker} ended with exit code {code} while it started; {loading} Look at what it wrote above, and at "
+            f"{worker} ended with exit code {code} while it started; {loading} See its output above, and check "
             f"workers.init_fn.{guard}"
         )
     return f"{worker} {how} {loading} The files are closed; start again to continue."
@@ -240,11 +240,11 @@ def why_it_was_killed(worker: str, seconds: float, loading: str, *, has_begun: b
     if has_begun:
         return (
             f"{worker} returned no batch for {seconds:g} s (timeout) and was killed; {loading} The storage or a "
-            "transform hangs: look at both, or raise timeout."
+            "transform hangs: check both, or raise timeout."
         )
     return (
-        f"{worker} has not started after {seconds:g} s and was killed; {loading} workers.init_fn hangs, or what a "
-        "worker imports, or the machine is overloaded: look at these, or use fewer workers."
+        f"{worker} has not started after {seconds:g} s and was killed; {loading} workers.init_fn or an import of the "
+        "worker hangs, or the machine is overloaded: check these, or use fewer workers."
     )
 
 
@@ -291,9 +291,9 @@ def unpicklable_arguments(loader: Any, method: str, error: BaseException) -> str
     if not names and not isinstance(error, PicklingError):
         return None
     return (
-        f"workers that start by {method} get what they need pickled, and {' and '.join(names) or 'an argument'} cannot "
-        f"be: {error}. Define it at the top of a module, as a function or a class, not as a lambda; or pass "
-        "workers={'start_method': 'fork'}."
+        f"workers that start by {method} receive their arguments pickled, and {' and '.join(names) or 'an argument'} "
+        f"cannot be pickled: {error}. Define it at the top of a module, as a function or a class, not as a lambda; or "
+        "pass workers={'start_method': 'fork'}."
     )
 
 

@@ -55,8 +55,8 @@ START_SECONDS = 300.0
 END_SECONDS = 5.0
 """How long workers may take to finish their batch when they are to end; then they are killed."""
 
-MIN_SHARED = 16 << 20  # bytes of memory for a worker's batches, taken when they are used
-N_SHARED = 8  # times the batches that are read ahead: the consumer has some, transforms may make them larger
+MIN_SHARED = 16 << 20  # minimum bytes of shared memory per worker; the system allocates pages on first use
+N_SHARED = 8  # times the batches read ahead: the consumer holds some, and transforms may enlarge them
 
 _log = logging.getLogger(__name__)
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # the main process's ends
@@ -67,7 +67,7 @@ def _close_inherited() -> None:
         each.close()
 
 
-# A forked child that kept these open would keep workers from seeing the end of the main process.
+# If a forked child kept these open, workers would not notice the end of the main process.
 os.register_at_fork(after_in_child=_close_inherited)
 
 
@@ -112,15 +112,15 @@ class WorkerPool:
         self.is_ended, self._pid = False, os.getpid()
         self.processes: list[BaseProcess] = []
         self._queues: list[WorkerQueue] = []
-        self._tasks: dict[int, _Task] = {}  # not answered yet, by number
+        self._tasks: dict[int, _Task] = {}  # unanswered tasks by number
         self._n_sent = 0
         self._pass: weakref.ref[WorkerBatches] | None = None
         self.n_passes = 0
         depth = loader.prefetch_factor or 2
-        # This raises if a file can no longer be read; `__del__` ends nothing before there is a lock.
+        # This raises if a file can no longer be read; without a lock, `__del__` does nothing.
         n_bytes = max(MIN_SHARED, loader.sampler.batch_size * self.dataset.cost.row_bytes * N_SHARED * depth)
         self._memory = worker_memory(loader.num_workers, n_bytes)
-        self._lock = threading.RLock()  # the thread that pins and the main thread may both use it
+        self._lock = threading.RLock()  # shared by the pinning thread and the main thread
         self._poll = select.poll()
         job = WorkerJob(
             self.dataset,
@@ -150,7 +150,7 @@ class WorkerPool:
 
     def _start(self, context: Any, job: WorkerJob, worker: int) -> None:
         ours, theirs = socket.socketpair()
-        _sockets.add(ours)  # before the worker is forked: it must not keep this end open
+        _sockets.add(ours)  # before the fork: the worker must not keep this end open
         with theirs:
             try:
                 process = context.Process(target=serve, args=(job, theirs, worker), daemon=True)
@@ -170,15 +170,15 @@ class WorkerPool:
         if self.is_ended:
             return False
         if current is not None and current.is_running:
-            self.persists = False  # they stay with their pass, whose batches would be lost
+            self.persists = False  # they stay with their pass, or its batches would be lost
             return False
         try:
             with self._lock:
-                self._tasks.clear()  # of a pass that was left
+                self._tasks.clear()  # of an abandoned pass
                 for task in [self.ask(worker, None) for worker in range(len(self.processes))]:
                     self.wait_for(task)
-        except H5WorkerError as error:  # they have ended since, as by an interrupt that all processes got
-            _log.warning("persistent workers are started again: %s", str(error))
+        except H5WorkerError as error:  # they have ended, for example by Ctrl-C
+            _log.warning("restarting persistent workers: %s", str(error))
             self.end(at_once=True)
             return False
         return True
@@ -245,7 +245,7 @@ class WorkerPool:
             if queue.connection.fileno() not in ready:
                 continue
             if (came := queue.read()) is not None:
-                answer = pickle.loads(came[1])  # also of a pass that was left: its memory goes back
+                answer = pickle.loads(came[1])  # also for an abandoned pass, to release its memory
                 if (task := self._tasks.pop(came[0], None)) is not None:
                     task.answer, task.is_done = answer, True
                 some = True
@@ -272,7 +272,7 @@ class WorkerPool:
             method=self.method,
         )
 
-    # The end -------------------------------------------------------------------------------------------------
+    # Shutdown ------------------------------------------------------------------------------------------------
 
     def end(self, *, at_once: bool = False) -> None:
         """End the workers; calling it again has no effect.
@@ -280,9 +280,9 @@ class WorkerPool:
         Args:
             at_once: kill them, instead of letting each finish its batch.
         """
-        if self.is_ended or self._pid != os.getpid():  # a forked child does not own them
+        if self.is_ended or self._pid != os.getpid():  # a forked child does not own the workers
             return
-        self.is_ended = True  # a thread that waits for a batch sees it
+        self.is_ended = True  # a thread that waits for a batch checks it
         with self._lock:
             for process, queue in zip(self.processes, self._queues, strict=True):
                 if at_once:
@@ -301,7 +301,7 @@ class WorkerPool:
                 self._memory.close()
 
     def __del__(self) -> None:
-        # While Python shuts down, ``multiprocessing`` ends daemons itself.
+        # At interpreter shutdown ``multiprocessing`` ends daemons itself.
         if hasattr(self, "_lock") and not sys.is_finalizing():
             self.end()
 
@@ -312,7 +312,7 @@ class WorkerBatches:
     Args:
         pool: the workers.
         tokens: which batches.
-        n_ahead: batches that are asked for before the first one is taken.
+        n_ahead: batches requested before the first one is consumed.
     """
 
     def __init__(self, pool: WorkerPool, tokens: Iterator[BatchToken], n_ahead: int) -> None:
@@ -349,14 +349,14 @@ class WorkerBatches:
             if isinstance(answer, WorkerFailure):
                 answer.raise_again()
         except BaseException as error:
-            # Workers that persist end, too: some may have failed to start as their user wants.
+            # End persistent workers, too: some may have failed in workers.init_fn.
             self._is_closed = True
             self._pool.end(at_once=isinstance(error, H5WorkerError) or not isinstance(error, Exception))
             raise
         return answer
 
     def _leave(self) -> None:
-        # A pass that has all its batches no longer needs the workers, and another one may have begun with them.
+        # A complete pass no longer needs the workers, and another one may already use them.
         if not self._pool.persists and self._number == self._pool.n_passes:
             self._pool.end()
 

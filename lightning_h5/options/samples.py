@@ -127,7 +127,7 @@ class WeightOptions(Options):
             return
         if self.balance_key is None:
             raise H5ValueError("class_weights was given without balance_key. Pass the array with the classes as well.")
-        given: Any = self.class_weights  # a configuration file may hold anything
+        given: Any = self.class_weights  # a configuration file may contain anything
         if not isinstance(given, Mapping):
             raise H5ValueError(f"class_weights={given!r} is not a mapping from classes to weights. Pass one.")
         for name, weight in given.items():

@@ -120,7 +120,7 @@ class DealtBatches:
             return full * self.world_size
         rounds = min(1, full)
         while self._n_rows(rest + rounds * self.world_size) < (rounds + 1) * self.world_size:
-            rounds = min(2 * rounds, full)  # single rows, which cannot be halved
+            rounds = min(2 * rounds, full)  # single rows cannot be halved
         return (full - rounds) * self.world_size
 
     @cached_property
@@ -174,9 +174,9 @@ class BatchSequence:
         """
         if segments and batch_size != self.batch_size:
             raise H5ValueError(
-                f"an epoch of batches of {self.batch_size} rows was begun, and the rest of it was asked for in batches "
-                f"of {batch_size}: batches of one source, or of one length, cannot be cut again. Continue with "
-                f"batch_size={self.batch_size}, and change it at the end of an epoch."
+                f"the epoch was begun with batches of {self.batch_size} rows, and the rest of it was requested in "
+                f"batches of {batch_size}: batches of one source, or of one length, cannot be split differently. "
+                f"Continue with batch_size={self.batch_size}, and change it at the end of an epoch."
             )
         batches = self.batches
         dealt = DealtBatches(batches, world_size, drop_last, *self._after(segments, drop_last))
@@ -195,21 +195,21 @@ class BatchSequence:
     def _after(self, segments: Sequence[Segment], drop_last: bool) -> tuple[int, int]:
         batch, offset = 0, 0
         for segment in segments:
-            if segment[:2] == (1, 1) and self.batch_size != 1:  # rows of many segments, saved as one
+            if segment[:2] == (1, 1) and self.batch_size != 1:  # many segments saved as single rows
                 batch, offset = self._locate(self.batches.start(batch) + offset + segment.n_batches)
                 continue
             dealt = DealtBatches(self.batches, segment.world_size, drop_last, batch, offset)
             if segment.n_batches > dealt.n_steps * dealt.world_size:
                 raise H5ValueError(
-                    f"{segment} was asked for, and {self.batches.n_batches - batch} batches are left of "
-                    f"{self.batches.n_batches}. Ask for fewer batches."
+                    f"{segment} was requested, but {self.batches.n_batches - batch} batches are left of "
+                    f"{self.batches.n_batches}. Request fewer batches."
                 )
             batch, offset = dealt.after(segment.n_batches)
         return batch, offset
 
     def _locate(self, row: int) -> tuple[int, int]:
         if row > self.n_rows:
-            raise H5ValueError(f"{row} consumed rows were given, and there are {self.n_rows}. Ask for fewer.")
+            raise H5ValueError(f"{row} consumed rows were given, but there are {self.n_rows}. Pass fewer.")
         batch = bisect_right(range(self.batches.n_batches + 1), row, key=self.batches.start) - 1
         return batch, row - self.batches.start(batch)
 
@@ -231,7 +231,7 @@ def alike_sizes(lengths: IntArray, batch_size: int) -> IntArray:
         enough = np.flatnonzero(used >= 1 - MAX_PADDING)
         sizes.append(int(max(counts[enough[-1]], min(least, counts[-1]))))
         start += sizes[-1]
-    if 2 * len(sizes) > len(lengths) + 1:  # ranks could not make equally many batches of single sequences
+    if 2 * len(sizes) > len(lengths) + 1:  # ranks could not have the same number of batches
         full, rest = divmod(len(lengths), batch_size)
         sizes = [batch_size] * full + [rest] * (rest > 0)
     return np.asarray(sizes, dtype=np.int64)
@@ -283,7 +283,7 @@ class _AlikeInStretches:
         self._order, self._lengths, self._batch_size = order, lengths, batch_size
         self._seed, self._epoch = seed, epoch
         self.n_batches = -(-len(lengths) // batch_size)
-        # The first batch of each stretch, and their number: a short one at the end would hold too few to sort.
+        # The first batch of each stretch, and their number: a short last stretch would have too few batches to sort.
         n_stretches = -(-self.n_batches // STRETCH_BATCHES)
         self._cuts = np.arange(n_stretches + 1) * self.n_batches // n_stretches
         self._stretch = lru_cache(maxsize=2)(self._make)
@@ -317,7 +317,7 @@ def _shuffled(n_batches: int, seed: int, epoch: int, stretch: int = 0) -> IntArr
 def _longest_first(rows: IntArray, lengths: IntArray, seed: int, epoch: int) -> IntArray:
     """Return rows by falling lengths, except for the jitter."""
     word = np.asarray(stream(seed, epoch, LENGTHS).random_raw(1), dtype=np.uint64)[0]
-    # Whole numbers, so that every machine sorts the same.
+    # Integers, so that every machine sorts the same way.
     noise = (mix(word + rows.astype(np.uint64) * GAMMA) >> np.uint64(44)).astype(np.int64)
     one, spread = 1 << 20, int(2 * JITTER * (1 << 20))
     return rows[np.argsort(-(lengths * (one - spread // 2) + (lengths * noise >> 20) * spread), kind="stable")]
@@ -336,7 +336,7 @@ class LengthRecipe(EpochRecipe):
     lengths: IntArray
     blocks: BlockTable
     description: str
-    _sizes: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False)  # of batches, by ``batch_size``
+    _sizes: dict[int, IntArray] = field(default_factory=dict, init=False, repr=False)  # by ``batch_size``
 
     @property
     def text(self) -> str:
@@ -350,7 +350,7 @@ class LengthRecipe(EpochRecipe):
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> BatchSequence:
         """See ``EpochRecipe``."""
         lengths, size = self.lengths, order.batch_size
-        if order.mode == "window" and len(lengths) > STRETCH_BATCHES * size:  # else there is one stretch, of all
+        if order.mode == "window" and len(lengths) > STRETCH_BATCHES * size:  # otherwise a single stretch has all rows
             rows = order_rows(self.blocks, order, epoch)
             return BatchSequence(_AlikeInStretches(rows, lengths, size, order.seed, epoch), size)
         if size not in self._sizes:

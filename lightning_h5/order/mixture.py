@@ -102,7 +102,7 @@ class Mixture:
         """
         n = len(n_cycle)
         if self.strategy == "weighted" and self.weights is not None:
-            amounts = [Fraction(repr(weight)) for weight in self.weights]  # the decimals that were written
+            amounts = [Fraction(repr(weight)) for weight in self.weights]  # exact decimals as written
         elif self.strategy == "alternating":
             amounts = [Fraction(self.pattern.count(source)) for source in range(n)]
         elif self.strategy == "round_robin" or (self.strategy == "sequential" and self.epoch_length in ("max", "min")):
@@ -129,7 +129,7 @@ class Mixture:
             return max(there) if self.epoch_length == "max" else min(there)
         whole = [
             units / share for units, share in zip(n_cycle, self.shares(n_cycle), strict=True) if share
-        ]  # units of the mixture after which a source was seen whole
+        ]  # units of the mixture until all rows of a source were seen
         return ceil(max(whole)) if self.epoch_length == "max" else floor(min(whole))
 
     def schedule(self, n_cycle: Sequence[int], n_units: int, epoch: int) -> EpochSchedule:
@@ -149,14 +149,14 @@ class Mixture:
         elif self.strategy == "sequential":
             schedule = Runs(largest_remainder(shares, n_units))
         elif isinstance(self.epoch_length, int):
-            # One endless sequence of turns: an epoch continues in it after the last one.
+            # One endless sequence of turns, which each epoch continues.
             whole = lcm(*(share.denominator for share in shares))
             endless = even_schedule([int(share * whole) for share in shares])
             return EpochSchedule(endless, n_units, epoch * n_units, np.zeros(len(shares), dtype=np.int64))
         else:
             schedule = even_schedule(largest_remainder(shares, n_units))
         if self.epoch_length in ("max", "min"):
-            each = np.array([-(-n_units // n) * n for n in n_cycle])  # in whole cycles
+            each = np.array([-(-n_units // n) * n for n in n_cycle])  # rounded up to whole cycles
         else:
             each = schedule.counts(n_units)
         return EpochSchedule(schedule, n_units, 0, epoch * each)
@@ -328,8 +328,8 @@ class EvenPieces:
         unit, n = min(piece * PIECE_UNITS, self._n_units), self._n_units
         if unit == n:
             return tuple(self._quotas)
-        # Sources that have less than two units in a piece get them in the middle of their turns; the others share the
-        # rest. So what they add up to only grows.
+        # Sources with less than two units in a piece get them in the middle of their turns; the others share the rest.
+        # So the sum never decreases.
         largest = max(self._quotas)
         is_rare = [quota * PIECE_UNITS < 2 * n and quota < largest for quota in self._quotas]
         both = list(zip(self._quotas, is_rare, strict=True))

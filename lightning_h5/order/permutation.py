@@ -37,7 +37,7 @@ PLACE_ROUNDS = 10
 
 ROUNDS = 8
 U64 = np.uint64
-GAMMA = U64(0x9E3779B97F4A7C15)  # what SplitMix64 counts by
+GAMMA = U64(0x9E3779B97F4A7C15)  # increment of SplitMix64
 
 
 def stream(seed: int, epoch: int, purpose: int, place: int = 0) -> np.random.Philox:
@@ -104,7 +104,7 @@ class KeyedPermutation:
         return values.astype(np.int64)
 
     def _encrypt(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        # Halves swap at each round, and with them their widths: an even number of rounds restores the widths.
+        # Halves and their widths swap in each round, so an even number of rounds restores the widths.
         a, b = self._high_bits, self._low_bits
         high, low = values >> b, values & _mask(b)
         for key in self._keys:
@@ -155,7 +155,7 @@ def shuffled_places(
 def _sorted_places(sizes: IntArray, keys: npt.NDArray[np.uint64]) -> IntArray:
     """Return whole permutations, one per row; values after a shorter one's end mean nothing."""
     n = int(sizes.max(initial=1))
-    # The same bits whatever the longest is: a permutation must not depend on the others.
+    # The same number of bits whatever the longest is: a permutation must not depend on the others.
     ranks, width = np.arange(n, dtype=U64), U64((SORTED_ROWS - 1).bit_length())
     words = mix(keys[:, None] + ranks * GAMMA) >> width << width | ranks
     words[ranks >= sizes[:, None].astype(U64)] = ~U64(0)
@@ -180,13 +180,14 @@ def _encrypt_digits(
     keys: npt.NDArray[np.uint64],
     round_keys: npt.NDArray[np.uint64],
 ) -> npt.NDArray[np.uint64]:
-    # IEEE 754 rounds square roots the same on every machine. One base is even: with two odd ones all permutations are.
+    # IEEE 754 rounds square roots the same on every machine. One base is even: two odd ones give even permutations
+    # only.
     bases = np.ceil(np.sqrt(sizes)).astype(np.int64)
     bases += bases & 1
     a, b = bases.astype(U64), (-(-sizes // bases)).astype(U64)
     high, low = values // b, values % b
     for even, odd in zip(round_keys[::2], round_keys[1::2], strict=True):
-        high = (high + (mix((keys ^ even) + low) >> U64(1))) % a  # a sum that wraps is no permutation
+        high = (high + (mix((keys ^ even) + low) >> U64(1))) % a  # a sum that overflows would not be a permutation
         low = (low + (mix((keys ^ odd) + high) >> U64(1))) % b
     return high * b + low
 

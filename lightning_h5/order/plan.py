@@ -141,13 +141,13 @@ def order_rows(blocks: BlockTable, parameters: OrderParameters, epoch: int, plac
     """
     if parameters.version != PLAN_VERSION:
         raise H5ValueError(
-            f"an order of version {parameters.version} was asked for; this package has version {PLAN_VERSION}. "
-            "Install the version of lightning_h5 that began the run, or start a new run."
+            f"an order of version {parameters.version} was requested; this package has version {PLAN_VERSION}. Install "
+            "the version of lightning_h5 that began the run, or start a new run."
         )
     if parameters.mode == "none":
         return lambda start, stop: np.arange(start, stop, dtype=np.int64)
     if parameters.mode == "global":
-        # Drawn when the first rows are asked for: counting steps or rows of batches costs no permutation.
+        # Drawn on first access to rows: counting steps or rows needs no permutation.
         drawn = cache(lambda: permutation(blocks.n_rows, parameters.seed, epoch, place=place))
         return lambda start, stop: drawn()(start, stop)
     return WindowOrder(
@@ -374,7 +374,7 @@ class RowSequence:
             batches = self._batches(segment.batch_size, segment.world_size, drop_last, done)
             if segment.n_batches > batches.n_steps * batches.world_size:
                 raise H5ValueError(
-                    f"{segment} was asked for, and {self.n_rows - done} rows are left of {self.n_rows}. Ask for fewer "
+                    f"{segment} was requested, but {self.n_rows - done} rows are left of {self.n_rows}. Request fewer "
                     "batches."
                 )
             done += batches.stop(segment.n_batches - 1)

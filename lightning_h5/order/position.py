@@ -1,4 +1,4 @@
-"""The position of a run: what is consumed of which epoch, in which order. One object, saved as plain values.
+"""The position of a run: the consumed part of an epoch, and the order. One object, saved as plain values.
 
 Under a Trainer it is the Trainer's; in other loops it is that of the passes over a loader (``Passes``).
 """
@@ -51,7 +51,7 @@ class Position:
         world_size = sampler.replica.world_size
         more = Segment(sampler.batch_size, world_size, n_steps * world_size)
         before = self.segments
-        if before and before[-1][:2] == more[:2]:  # joined if the settings are the same
+        if before and before[-1][:2] == more[:2]:  # merge segments with equal settings
             before, more = before[:-1], more._replace(n_batches=before[-1].n_batches + more.n_batches)
         return replace(self, segments=(*before, more))
 
@@ -78,10 +78,10 @@ class Position:
             sources = [list(source) for source in order.sources]
             parameters |= {"recipe": order.recipe, "n_units": order.n_units, "sources": sources}
         segments = self.segments
-        if len(segments) > MAX_SEGMENTS:  # the state stays small after any number of changes within one epoch
+        if len(segments) > MAX_SEGMENTS:  # keeps the state small after any number of changes within an epoch
             sequence = sampler.sequence(self.epoch, order)
             n_consumed = sequence.n_consumed(segments[:-1], drop_last=sampler.drop_last)
-            segments = (Segment(1, 1, n_consumed), segments[-1])  # all before the last as batches of one row
+            segments = (Segment(1, 1, n_consumed), segments[-1])  # merge all but the last into batches of one row
         state = {
             "version": STATE_VERSION,
             "epoch": self.epoch,
@@ -112,7 +112,7 @@ class Position:
             digest = _digest(state)
         except (KeyError, TypeError, ValueError):
             digest = ""
-        if state.get("digest") != digest:  # from here on everything is as it was saved
+        if state.get("digest") != digest:  # from here on the state is intact
             raise H5ResumeError(
                 f"the saved position is damaged: its digest is {state.get('digest')!r}, that of its content is "
                 f"{digest!r}. Resume from another checkpoint."
@@ -128,10 +128,10 @@ class Position:
             return position
         if segments and not position.finished:
             raise OtherShardsError(
-                f"the position was saved in the middle of epoch {position.epoch} by {saved_ranks} ranks, and there "
-                f"are {ranks} now. Each rank holds a shard of its own, so none knows which of its rows were "
-                "trained on. Weights and counters are restored; some rows of the epoch come again. LazyH5DataModule "
-                "resumes exactly on any number of ranks."
+                f"the position was saved in the middle of epoch {position.epoch} by {saved_ranks} ranks, and there are "
+                f"{ranks} now. Each rank holds its own shard, so the rows of it that were trained on are unknown. "
+                "Weights and counters are restored; some rows of the epoch are repeated. LazyH5DataModule resumes "
+                "exactly on any number of ranks."
             )
         return replace(position, segments=())
 
@@ -224,7 +224,7 @@ class Passes:
     def __init__(self, sampler: PlanSampler) -> None:
         self._sampler = sampler
         self.last: Progress | None = None
-        self._furthest: Progress | None = None  # of those that were the last before it, in the same epoch
+        self._furthest: Progress | None = None  # furthest of the earlier iterations of this epoch
         self._loaded_epoch: int | None = None  # until an iteration begins
         self._n_loaded = 0
 
@@ -238,8 +238,8 @@ class Passes:
         self._loaded_epoch = None
         if loaded not in (None, epoch) and sampler.epoch_source is None and (left := sampler.plan(loaded).n_steps):
             raise H5ResumeError(
-                f"a position in epoch {loaded} was loaded, which has {left} batches left, and an iteration of epoch "
-                f"{epoch} was begun. Call loader.sampler.set_epoch({loaded}) first, or do not load the position."
+                f"a position in epoch {loaded} was loaded, which has {left} batches left, but an iteration of epoch "
+                f"{epoch} was started. Call loader.sampler.set_epoch({loaded}) first, or do not load the position."
             )
         began = sampler.position(epoch)
         return Progress(began, began.n_rows, self._n_loaded, sampler.batch_size * sampler.replica.world_size)
@@ -258,7 +258,7 @@ class Passes:
         """End an iteration: the next one of the same epoch is a whole one again."""
         one.is_over = True
         if self._furthest is one or (self._furthest is not None and self._furthest.n_rows < one.n_rows):
-            self._furthest = None  # what comes after it is another pass
+            self._furthest = None  # the next iteration is another pass
         if one.n_loaded == self._n_loaded and self._sampler.epoch_source is None:
             self._sampler.restore(None)
 
@@ -275,16 +275,16 @@ class Passes:
         here = [one for one in running if one.n_given and (one.began.epoch, one.n_loaded) == (epoch, self._n_loaded)]
         if last is None or last.began.epoch != epoch:
             last = here[0] if here else None
-        if last is None:  # no iteration of it began here
+        if last is None:  # no iteration of this epoch was started here
             return self._sampler.position(epoch)
         others = [one for one in here if (one.began, one.n_given) != (last.began, last.n_given)]
         if last not in here and furthest and furthest.began.epoch == epoch and furthest.n_rows > last.n_rows:
             others.append(furthest)
         if others:
             raise H5ResumeError(
-                f"the loader's position was asked for, and several of its iterations are at different batches of epoch "
-                f"{epoch}: they have yielded {listing(sorted({one.n_given for one in (last, *others)}))}. Which of "
-                "them trains is not known. Delete the other iterators, let the training loop take its next batch "
+                "the loader's position was requested, but several of its iterations are at different batches of epoch "
+                f"{epoch}: they have yielded {listing(sorted({one.n_given for one in (last, *others)}))}. It is "
+                "unknown which of them trains. Delete the other iterators, let the training loop take its next batch "
                 "first, call loader.sampler.set_epoch(epoch) before each epoch, or look at batches through a loader "
                 "of its own."
             )

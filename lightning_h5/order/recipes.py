@@ -95,7 +95,7 @@ class RowWeights:
         if len(bad):
             raise H5ValueError(
                 f"rows weighted {self.text}: row {bad[0]} has the weight {self.weights[bad[0]]}, and {len(bad)} of "
-                f"{len(self.weights)} rows have none of 0 or more. Write weights of 0 or more."
+                f"{len(self.weights)} rows have an invalid weight. Write weights of 0 or more."
             )
         if not self.weights.any():
             raise H5ValueError(
@@ -107,7 +107,7 @@ class RowWeights:
         """Draws of each row and those before it, expected in an epoch of as many as there are rows."""
         sums = np.cumsum(self.weights / self.weights.max())
         ends: npt.NDArray[np.float64] = sums * (len(sums) / sums[-1])
-        ends[self.weights.nonzero()[0][-1] :] = len(sums)  # whatever rounding made of it
+        ends[self.weights.nonzero()[0][-1] :] = len(sums)  # regardless of rounding
         return ends
 
 
@@ -121,7 +121,7 @@ class _Draws:
 
     def __init__(self, weights: RowWeights, word: np.uint64) -> None:
         self._ends, self._word = weights.ends, word
-        self._n_bits = 52 - len(weights.ends).bit_length()  # so that no place is rounded up to the next draw's
+        self._n_bits = 52 - len(weights.ends).bit_length()  # so that rounding never reaches the next draw
 
     def before(self, rows: IntArray) -> IntArray:
         """Return the number of draws of all rows before these."""
@@ -316,7 +316,7 @@ class _MixedBatches:
     def __init__(self, schedule: EpochSchedule, streams: Sequence[_Stream]) -> None:
         self._schedule, self._streams = schedule, streams
         self.n_batches = schedule.n_units
-        self._n_rows_before = lru_cache(maxsize=64)(self._count_rows_before)  # asked for several times for each batch
+        self._n_rows_before = lru_cache(maxsize=64)(self._count_rows_before)  # called several times per batch
 
     def start(self, batch: int) -> int:
         """See ``MadeBatches``."""

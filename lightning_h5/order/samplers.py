@@ -68,7 +68,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         repeats: all epochs of a recipe are like the first (``overfit_batches``).
     """
 
-    # The two parents' constructors want a sized dataset, and resolve the rank at once.
+    # The parents' constructors require a sized dataset and resolve the rank immediately.
     def __init__(  # pylint: disable=super-init-not-called
         self,
         blocks: BlockTable,
@@ -98,11 +98,11 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         self.shuffle = parameters.mode != "none"
         self.seed = parameters.seed
         self._given = (rank, world_size)
-        # Weak, since the source holds its loader, and so this.
+        # Weak, since the source refers to its loader, and so to this sampler.
         self._epoch_source = None if epoch_source is None else weakref.ref(epoch_source)
         self._restored: Position | None = None
         self._resumed_epoch: int | None = None
-        self._epoch_offset = 0  # for callers that count epochs from the process's start
+        self._epoch_offset = 0  # for callers that count epochs from the start of the process
 
     @property
     def n_rows(self) -> int:
@@ -119,7 +119,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         """This replica, as given or as resolved now."""
         return resolve_replica(*self._given)
 
-    # What torch's `DistributedSampler` has as attributes, set by a constructor that is not called here.
+    # Attributes of torch's `DistributedSampler`, whose constructor is not called.
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # of torch, an attribute
@@ -154,7 +154,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         return None if self._epoch_source is None else self._epoch_source()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_epoch_source": None}  # a copy in another process has no trainer
+        return self.__dict__ | {"_epoch_source": None}  # no trainer in another process
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, if no trainer keeps it.
@@ -203,11 +203,11 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         return self.recipe.sequence(order, 0 if self._repeats else epoch, drop_last=self.drop_last)
 
     def plan(self, epoch: int) -> EpochPlan:
-        """Return this rank's plan of what is left of an epoch."""
+        """Return this rank's plan for the rest of an epoch."""
         if self.evaluation:
             return self._evaluation_plan()
         plan = self._training_plan(self.position(epoch))
-        # An epoch of a fixed number of steps that more ranks began has more of them left for fewer.
+        # An epoch with a fixed number of steps that was begun on more ranks has more steps left on fewer ranks.
         return plan if plan.n_steps <= len(self) else replace(plan, n_steps=len(self))
 
     def _training_plan(self, position: Position) -> EpochPlan:
@@ -235,7 +235,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         return 0
 
     def tokens(self, epoch: int) -> Iterator[BatchToken]:
-        """Yield what is left of an epoch on this rank; steps are counted from the start of the whole epoch."""
+        """Yield the rest of an epoch on this rank; steps are counted from the start of the whole epoch."""
         plan = self.plan(epoch)
         return plan.tokens(
             epoch,
@@ -255,8 +255,8 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 class ShardSampler(PlanSampler):
     """Yields one ``BatchToken`` per step of rows that this rank holds, counted from 0 in its shard.
 
-    All ranks take equally many steps. A position is one within each rank's own order, so it holds for the same number
-    of ranks alone.
+    All ranks take the same number of steps. A position is one within each rank's own order, so it is valid only for the
+    same number of ranks.
 
     Args:
         shard: what this rank holds.
@@ -272,7 +272,7 @@ class ShardSampler(PlanSampler):
     def __init__(self, shard: RankShard, parameters: OrderParameters, *, is_given: bool = True, **options: Any) -> None:
         self.shard, self._is_given = shard, is_given
         blocks = BlockTable.of_sizes([shard.n_trained])
-        # Rank 0 of 1: other ranks' rows do not matter to it.
+        # Rank 0 of 1, independent of the rows of other ranks.
         super().__init__(blocks, parameters, rank=0, world_size=1, recipe=ShardRows(blocks, shard), **options)
 
     @property
@@ -301,7 +301,7 @@ class ShardSampler(PlanSampler):
         now, held = resolve_replica(), Replica(self.shard.rank, self.shard.world_size)
         if not self._is_given and now != held:
             raise H5ValueError(
-                f"batches were asked for by rank {now.rank} of {now.world_size}, and the rows were loaded for rank "
+                f"batches were requested by rank {now.rank} of {now.world_size}, but the rows were loaded for rank "
                 f"{held.rank} of {held.world_size}. Pass the data module to the Trainer (datamodule=), which sets it "
                 "up once there are ranks; or pass rank and world_size to it."
             )
@@ -335,20 +335,20 @@ class EpochShuffleSampler(DistributedSampler[Any]):
         H5ValueError: a number is out of range.
     """
 
-    # The parent's constructor wants a sized dataset, and a rank at once.
+    # The parent's constructor requires a sized dataset and a rank.
     def __init__(  # pylint: disable=super-init-not-called
         self, data_len: int, seed: int = 0, shuffle: bool = True, *, num_samples: int | None = None
     ) -> None:
         if data_len < 0 or not 0 <= (data_len if num_samples is None else num_samples) <= data_len:
             raise H5ValueError(
-                f"EpochShuffleSampler(data_len={data_len}, num_samples={num_samples}) was asked for. Pass the number "
-                "of rows of this rank, and at most as many for an epoch."
+                f"EpochShuffleSampler(data_len={data_len}, num_samples={num_samples}) was requested. Pass the number "
+                "of rows of this rank, and at most as many per epoch."
             )
         self.data_len, self.seed, self.shuffle = data_len, seed, shuffle
         self.num_samples = data_len if num_samples is None else num_samples
         self.epoch = 0
 
-    # The rank is looked at when it is needed: a sampler may be made before the process group is.
+    # The rank is resolved on demand: a sampler may be created before the process group.
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # of torch, an attribute

@@ -241,7 +241,7 @@ class RankShard:
         order = permutation(n_blocks, self.seed, draw, RESHARD)(0, n_blocks)
         firsts, sizes = starts[order], np.diff(starts)[order]
         stops = np.cumsum(sizes)
-        low, high = np.maximum(stops - sizes, start), np.minimum(stops, stop)  # of each block, the places in this shard
+        low, high = np.maximum(stops - sizes, start), np.minimum(stops, stop)  # places of each block in this shard
         mine = np.flatnonzero(high > low)
         mine = mine[np.argsort(firsts[mine])]
         counts = (high - low)[mine]
@@ -258,6 +258,6 @@ class RankShard:
 def _check(total: int, world_size: int, rank: int) -> None:
     if total < 0 or world_size < 1 or not 0 <= rank < world_size:
         raise H5ValueError(
-            f"a shard of total={total} rows was asked for rank={rank} of world_size={world_size}. "
-            "Pass total >= 0, world_size >= 1 and a rank from 0 to world_size - 1."
+            f"a shard of total={total} rows was requested for rank={rank} of world_size={world_size}. Pass total >= 0, "
+            "world_size >= 1 and a rank from 0 to world_size - 1."
         )

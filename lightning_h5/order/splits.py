@@ -89,8 +89,8 @@ def k_fold(
     if not 2 <= num_folds <= len(sizes) or not 0 <= fold < num_folds:
         what = "rows" if len(sizes) == len(codes) else "groups"
         raise H5ValueError(
-            f"num_folds={num_folds}, fold={fold} were asked for over {len(sizes)} {what}. "
-            f"Pass num_folds from 2 to {len(sizes)} and fold from 0 to num_folds - 1."
+            f"num_folds={num_folds}, fold={fold} were given for {len(sizes)} {what}. Pass num_folds from 2 to "
+            f"{len(sizes)} and fold from 0 to num_folds - 1."
         )
     kinds, n_of_kind = _kinds(labels, codes)
     order = np.argsort(np.asarray(stream(split_seed, 0, FOLD).random_raw(len(sizes))), kind="stable")
@@ -117,7 +117,7 @@ def _numbered(given: npt.ArrayLike, what: str) -> tuple[IntArray, IntArray]:
     values: npt.NDArray[Any] = np.asarray(given)
     if values.ndim != 1:
         raise H5ValueError(
-            f"{what}s have shape {values.shape}; one value a row is needed. Pass a one-dimensional array."
+            f"{what}s have shape {values.shape}; one value per row is needed. Pass a one-dimensional array."
         )
     if values.dtype.kind == "O":
         values = values.astype(str)
@@ -161,21 +161,21 @@ def _fill(order: IntArray, counts: IntArray, shares: npt.NDArray[np.float64]) ->
     and each split gets its share of them: a split of small groups alone would be another population.
     """
     sizes = counts.sum(axis=1)
-    splits = np.flatnonzero(shares)  # one of share zero gets nothing
+    splits = np.flatnonzero(shares)  # a split of share zero gets nothing
     share = shares[splits]
-    alike = int(np.ceil(2 / share.min()))  # groups that are taken to be of about the same size
+    alike = int(np.ceil(2 / share.min()))  # groups treated as about equally large
     by_size = order[np.argsort(-sizes[order], kind="stable")]
     ranked = by_size[np.lexsort((np.argsort(order)[by_size], np.arange(len(sizes)) // alike))].tolist()
     place = np.empty(len(sizes), dtype=np.int64)
-    behind = np.zeros((len(splits), counts.shape[1]))  # rows of each class that each split is owed
-    if counts.shape[1] == 1:  # without labels, in a quarter of the time
+    behind = np.zeros((len(splits), counts.shape[1]))  # rows of each class still due to each split
+    if counts.shape[1] == 1:  # without labels, a quarter of the time
         owed = behind[:, 0]
         for group in ranked:
             owed += share * sizes[group]
             place[group] = most = np.argmax(owed)
             owed[most] -= sizes[group]
         return splits[place]
-    # The squares of what is owed are to sum up to little, each class measured by how often it comes.
+    # Minimize the sum of squares of what is due, relative to the size of each class.
     weights = counts / np.maximum(1, counts.sum(axis=0)).astype(np.float64) ** 2
     for group in ranked:
         mine = np.flatnonzero(counts[group])

@@ -105,7 +105,7 @@ class WindowOrder:
     def __post_init__(self) -> None:
         if min(self.batch_size, self.streams, self.window) < 1:
             raise H5ValueError(
-                f"shuffle='window' was asked for with window={self.window}, streams={self.streams} and "
+                f"shuffle='window' was requested with window={self.window}, streams={self.streams} and "
                 f"batch_size={self.batch_size}; each is at least 1. Pass a window of 32 blocks or more."
             )
 
@@ -140,8 +140,8 @@ class WindowOrder:
         largest = int(np.diff(self.blocks.starts).max(initial=0))
         if largest > MAX_BLOCK_ROWS:
             raise H5ValueError(
-                f"shuffle='window' was asked for over blocks of up to {largest} rows; it takes {MAX_BLOCK_ROWS} at "
-                "most. Pass shuffle='global', or a block table that is cut finer."
+                f"shuffle='window' was requested over blocks of up to {largest} rows; the maximum is {MAX_BLOCK_ROWS}. "
+                "Pass shuffle='global', or a block table with smaller blocks."
             )
         order = permutation(n_blocks, self.seed, self.epoch, BLOCKS)(0, n_blocks)
         return _cut(self.blocks, order, self._stream_rows * np.arange(1, self.streams + 1))
@@ -155,7 +155,7 @@ class WindowOrder:
         return np.asarray(stream(self.seed, self.epoch, KEYS).random_raw(1 + PLACE_ROUNDS), dtype=np.uint64)
 
     def _block_stream(self, number: int) -> _BlockStream:
-        # Two threads may make the same one; either may be kept.
+        # Two threads may create the same one; either may be kept.
         if number not in self._block_streams:
             bounds = [number * self._stream_rows, (number + 1) * self._stream_rows]
             first, last = np.searchsorted(self._pieces.begins, bounds).tolist()
@@ -245,7 +245,7 @@ class _BlockStream:
 
     def __call__(self, start: int, stop: int) -> IntArray:
         """Return the rows at the positions ``[start, stop)`` of the stream; not to be written to."""
-        made = self._made  # looked at once: another thread may put another one there
+        made = self._made  # read once: another thread may replace it
         begin, end = made.start, made.start + len(made.rows)
         if start < begin or stop > end:
             n_rows = int(self._pieces.begins[-1] - self._pieces.begins[0])
@@ -256,8 +256,8 @@ class _BlockStream:
 
     def _make(self, start: int, stop: int) -> _Stretch:
         """Return the rows between two keys that enclose the stretch, sorted."""
-        # Each of the pieces that are mixed is less than one row off what is expected, half a row at most in the
-        # mean square: four standard deviations.
+        # Each mixed piece is off its expected number of rows by less than one, and by half a row at most in the mean
+        # square: four standard deviations.
         margin = 2 * isqrt(self._window) + 2
         while True:
             low, high = self._key_near(start - margin), self._key_near(stop + margin)
@@ -271,7 +271,7 @@ class _BlockStream:
         pieces = np.repeat(np.arange(len(n_rows)), n_rows)
         ranks = np.arange(len(pieces)) + (from_ranks + n_rows - np.cumsum(n_rows))[pieces]
         of_rows = strata.take(pieces)
-        # Equal keys are in the order of their pieces.
+        # Equal keys keep the order of their pieces.
         order = np.argsort(of_rows.low + of_rows.keys(ranks), kind="stable")[start - n_below : stop - n_below]
         pieces = pieces[order]
         places = shuffled_places(ranks[order], pieces, strata.n_rows, strata.seed, self._words[1:])
@@ -299,7 +299,7 @@ class _BlockStream:
         density = np.diff(self._pieces.begins) / (high - low)
         n_places = 2 * self._n_pieces + 1
         change = np.bincount(low, density, n_places) - np.bincount(high, density, n_places)
-        # Rounded, the sums may go down by a hair, which a search in them would not forgive.
+        # Rounding may make the sums decrease slightly, which a binary search does not allow.
         return np.maximum.accumulate(np.concatenate([[0.0], np.cumsum(np.cumsum(change[:-1]))]))
 
     def _key_near(self, n_rows: int) -> int:

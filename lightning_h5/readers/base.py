@@ -18,7 +18,7 @@ from ..types import IntArray, RowReader
 __all__ = ["InMemoryReader", "LayoutReader", "address", "check_bounds", "row_slices", "take_rows"]
 
 SLICE_BYTES = 512 << 10  # fits into a core's own cache
-TEXT_ROWS = 1024  # rows of text that are read at a time, to see how long it is
+TEXT_ROWS = 1024  # rows of text read at a time to measure its length
 
 
 class LayoutReader:
@@ -145,11 +145,13 @@ def check_bounds(rows: IntArray, n_rows: int, name: str) -> None:
     Raises:
         IndexError: a row lies outside.
     """
-    # As unsigned numbers negative rows are huge: one reduction finds both.
+    # Negative rows are huge as unsigned numbers: one reduction finds both.
     if rows.view(np.uint64).max() < n_rows:
         return
     wrong = int(rows.min()) if rows.min() < 0 else int(rows.max())
-    raise IndexError(f"row {wrong} was asked of {name}, which has {n_rows} rows. Ask for rows from 0 to {n_rows - 1}.")
+    raise IndexError(
+        f"row {wrong} is out of range for {name}, which has {n_rows} rows. Pass rows from 0 to {n_rows - 1}."
+    )
 
 
 def address(data: npt.NDArray[Any]) -> int:
@@ -171,12 +173,12 @@ def row_slices(n_rows: int, row_bytes: int) -> Iterator[slice]:
 # 5,100,000 with threads and 2,700,000 without on an idle machine; 110,000 and 880,000 next to two busy processes;
 # 50,000 and 230,000 next to four.
 
-MIN_SHARED_BYTES = 256 << 10  # one thread copies less before the others wake up
+MIN_SHARED_BYTES = 256 << 10  # one thread copies fewer bytes before the others wake up
 
 TRIAL_SHARE = 20
 """The slower way is tried again for at most this fraction (one in so many) of the time spent on copying."""
 
-RECENT = 4  # uses of a way, the fastest of which counts: a copy that the system interrupted says nothing of the way
+RECENT = 4  # uses of which the fastest counts, since the system may interrupt a copy
 
 
 class FasterWay:
@@ -187,9 +189,9 @@ class FasterWay:
 
     def __init__(self) -> None:
         self._paces: tuple[deque[float], deque[float]] = deque(maxlen=RECENT), deque(maxlen=RECENT)  # seconds a byte
-        self._last_seconds = [0.0, 0.0]  # that the last use of each way took
+        self._last_seconds = [0.0, 0.0]  # duration of the last use of each way
         self._since_trial = 0.0  # seconds spent on the faster way since the slower one was tried
-        self._is_warm = [False, False]  # the first use may start threads, and is not counted
+        self._is_warm = [False, False]  # the first use may start threads and is not counted
 
     def next(self) -> int:
         """Return the way to use now, 0 or 1."""
@@ -219,7 +221,7 @@ class FasterWay:
         self._since_trial = 0.0 if is_trial else self._since_trial + seconds
 
 
-_ways = FasterWay()  # of this process: the load of the machine is the same for all arrays
+_ways = FasterWay()  # one per process: the load of the machine affects all arrays alike
 
 
 def take_rows(
@@ -237,10 +239,10 @@ def take_rows(
     Returns:
         ``out``.
     """
-    # Torch selects rows of any dtype that it has, single numbers only of some.
+    # Torch selects rows of any of its dtypes, but single numbers only of some.
     if not all_cores or source.ndim < 2 or out.nbytes < MIN_SHARED_BYTES:
-        return np.take(source, places, axis=0, out=out, mode="clip")  # any other mode takes memory between
-    import torch  # a program that only inspects files does not need it
+        return np.take(source, places, axis=0, out=out, mode="clip")  # other modes allocate a buffer
+    import torch  # not needed to inspect files
 
     way, began = _ways.next(), perf_counter()
     if way == 0:

@@ -20,8 +20,8 @@ from .thread_pool import usable_cores
 
 __all__ = ["ArrayTarget", "BulkTarget", "BulkTask", "bulk_tasks", "do_tasks", "first_places", "run_with_progress"]
 
-TASK_BYTES = 1 << 20  # decoded bytes of a task: small enough for a core's cache when rows are cast or picked
-MAX_SCRATCH = 64 << 20  # larger blocks are read a chunk at a time if some of their rows are picked
+TASK_BYTES = 1 << 20  # decoded bytes per task: fits a core's cache while rows are cast or selected
+MAX_SCRATCH = 64 << 20  # larger blocks are read chunk by chunk if only some of their rows are selected
 MAX_AT_A_TIME = 128 << 20  # bytes that all threads read at a time, stored and decoded
 POLL_SECONDS = 0.1
 
@@ -168,7 +168,7 @@ class _BulkRead:
     def __call__(self) -> None:
         source, target = self._source, self._target
         size = source.rows_per_block
-        # The last block has the bytes of a whole one, which only fit into scratch memory.
+        # The last block has the size of a whole one, which only fits into scratch memory.
         is_whole = (np.diff(self._cuts) == size) & (target.array is not None)
         if is_whole.any() and target.array is not None:
             memory = BlockMemory(target.array, self._first + self._cuts[:-1][is_whole], size)

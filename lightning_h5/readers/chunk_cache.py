@@ -25,7 +25,7 @@ __all__ = ["BlockMemory", "ChunkCache", "Lease", "load_tasks", "scratch"]
 
 NOWHERE = -1
 
-_scratch = threading.local()  # memory of each thread, shared by all readers: those of many files are used in turn
+_scratch = threading.local()  # per thread, shared by all readers, which take turns
 
 
 def scratch(use: str, n_bytes: int) -> npt.NDArray[np.uint8]:
@@ -99,16 +99,16 @@ class ChunkCache:
         self._changed = threading.Condition()
         self._slot_of = np.full(n_blocks, NOWHERE, dtype=np.int32)
         self._block_of = np.full(n_slots, NOWHERE, dtype=np.int64)
-        self._n_tasks = np.zeros(n_slots, dtype=np.int32)  # that still have to load a part of it
+        self._n_tasks = np.zeros(n_slots, dtype=np.int32)  # tasks that still load a part of the slot
         self._n_leases = np.zeros(n_slots, dtype=np.int32)
         self._used = np.zeros(n_slots, dtype=np.int64)
-        self._is_done = np.zeros(n_slots, dtype=np.bool_)  # its block is not needed again in this epoch
+        self._is_done = np.zeros(n_slots, dtype=np.bool_)  # the block is not needed again in this epoch
         self._free = _Stack(n_slots)  # slots: last in, first out, so that few of them are ever touched
         self._errors: dict[int, Exception] = {}
         self._is_complete = False
         self._clock = 0
-        self._n_holders = 0  # of leases
-        self._n_touched = 0  # slots
+        self._n_holders = 0  # number of leases
+        self._n_touched = 0  # slots used so far
 
     def __len__(self) -> int:
         return len(self._block_of)
@@ -226,7 +226,7 @@ class ChunkCache:
         slots = self._slot_of[blocks].astype(np.int64)
         missing = np.flatnonzero(slots < 0)
         if len(missing) < len(blocks):
-            self._free.remove(slots if not len(missing) else slots[slots >= 0])  # cached blocks that are needed again
+            self._free.remove(slots if not len(missing) else slots[slots >= 0])  # cached blocks needed again
         is_new = np.zeros(len(blocks), dtype=np.bool_)
         if len(missing):
             found = self._free.pop(len(missing))
@@ -258,7 +258,7 @@ class ChunkCache:
     def _evict(self, n: int) -> None:
         """Free the least recently used slots."""
         idle = self._idle()
-        n = min(len(idle), max(n, len(self) // 64))  # some more, as the search takes its time
+        n = min(len(idle), max(n, len(self) // 64))  # more than needed, as the search is slow
         if n:
             oldest = idle[np.argpartition(self._used[idle], n - 1)[:n]]
             self._is_done[oldest] = True
@@ -295,11 +295,11 @@ def _load(cache: ChunkCache, source: BlockSource, blocks: list[int], slots: IntA
     except Exception as error:
         if len(blocks) == 1:
             cache.finish_task(slots, error)
-        else:  # only reads that need the damaged block get the error
+        else:  # only reads of the damaged block raise
             for at in range(len(blocks)):
                 try:
                     _load(cache, source, blocks[at : at + 1], slots[at : at + 1], parts)
-                except BaseException as interrupt:  # the others will not be loaded
+                except BaseException as interrupt:  # the other blocks will not be loaded
                     if len(rest := slots[at + 1 :]):
                         cache.finish_task(rest, _interrupted(interrupt))
                     raise
@@ -320,7 +320,7 @@ class _Stack:
     def __init__(self, n: int) -> None:
         self.has = np.ones(n, dtype=np.bool_)
         self._n = n
-        # The entry of a removed number stays on the stack, and is ignored: the number has no place there.
+        # The entry of a removed number stays on the stack and is ignored, since the number has no place.
         self._entries = np.concatenate([np.arange(n - 1, -1, -1), np.zeros(n, dtype=np.int64)])
         self._place = np.arange(n - 1, -1, -1)
         self._top = n

@@ -25,7 +25,7 @@ from .raw_io import read_stored
 
 __all__ = ["BlockSource", "Change", "ChunkLoader", "PreparedSource", "ReaderSource"]
 
-TASK_BYTES = 1 << 20  # decoded bytes of a task, a millisecond's work: smaller tasks cost more in switching
+TASK_BYTES = 1 << 20  # decoded bytes per task, about a millisecond of work: smaller tasks cost more in switching
 MAX_LINE_BYTES = 2 << 20
 
 
@@ -180,7 +180,7 @@ class ChunkLoader:
 
     def compile(self) -> None:
         """Compile reading and decoding, if that is possible (see ``Pipeline.compile``)."""
-        if self._layout.digests is None:  # these need the stored bytes
+        if self._layout.digests is None:  # digests need the stored bytes
             self._loop = self._pipeline.compile()
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
@@ -199,7 +199,7 @@ class ChunkLoader:
             for block, rows in zip(blocks, memory, strict=True)
             for line in _lines(parts, self._per_line)
         ]
-        # A block can have many chunks: no more are decoded together than one task has.
+        # A block can have many chunks: decode at most one task's worth together.
         n = max(1, TASK_BYTES // max(1, self._per_line * self._chunk_bytes))
         for some in (lines[start : start + n] for start in range(0, len(lines), n)):
             values, at = self._values([first + part for first, line, _ in some for part in line]), 0
@@ -284,7 +284,7 @@ class ChunkLoader:
         *lead, last = region
         inside = (slice(None), slice(None), *(slice(0, s.stop - s.start) for s in lead))
         step, size, axis = self._chunks[-1], self._layout.axes[-1], len(self._chunks) - 1
-        n_whole = min(len(values), (size - last.start) // step)  # the last one can reach beyond the edge
+        n_whole = min(len(values), (size - last.start) // step)  # the last chunk can reach beyond the edge
         middle = last.start + n_whole * step
         if n_whole:
             target, source = rows[(slice(self._chunks[0]), *lead, slice(last.start, middle))], values[:n_whole][inside]
@@ -335,7 +335,7 @@ class ChunkLoader:
         try:
             n_bytes = os.path.getsize(self._layout.path)
         except OSError:
-            return  # opening the file raises a better error
+            return  # open raises a better error
         table = self._table
         wrong = np.flatnonzero((table.sizes > n_bytes) | (table.offsets > n_bytes - table.sizes))
         if len(wrong):

@@ -23,11 +23,11 @@ from .raw_io import read_stored
 
 __all__ = ["ContiguousReader", "MappedReader"]
 
-N_PROBES = 32  # places of an array: files enter and leave the page cache in long pieces
+N_PROBES = 32  # places per array: files enter and leave the page cache in long pieces
 
 
 class _StoredRows(LayoutReader):
-    """Reads rows as they are stored, and converts them if necessary."""
+    """Reads contiguous rows, and converts them if necessary."""
 
     def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
         super().__init__(layout, counters)
@@ -74,7 +74,7 @@ class _StoredRows(LayoutReader):
         if not rows or not self._row_bytes or not hasattr(os, "posix_fadvise"):
             return
         cuts = [rows.start, rows.stop]
-        if self.layout.table is not None:  # each chunk has a place of its own
+        if self.layout.table is not None:  # each chunk has its own place
             step = self.layout.rows_per_chunk
             cuts[1:1] = range((rows.start // step + 1) * step, rows.stop, step)
         with suppress(OSError), process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
@@ -89,7 +89,7 @@ def _is_cached(fd: int, place: int) -> bool:
     """Return whether a byte of a file is known to be in the page cache."""
     try:
         return os.preadv(fd, [bytearray(1)], place, os.RWF_NOWAIT) == 1
-    except (OSError, AttributeError):  # it is not, or this system or file system does not tell
+    except (OSError, AttributeError):  # not supported by the system or file system
         return False
 
 
@@ -126,7 +126,7 @@ class MappedReader(_StoredRows):
     def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
         super().__init__(layout, counters)
         if layout.offset is None:
-            raise ValueError(f"{layout.key!r} lies in chunks, of which each has its own place")
+            raise ValueError(f"{layout.key!r} is chunked, and each chunk has its own place")
         self._lock = threading.Lock()
         self._rows: npt.NDArray[np.uint8] | None = None
 
@@ -145,7 +145,7 @@ class MappedReader(_StoredRows):
         check_bounds(rows, len(self), f"{self.layout.key!r} in {self.layout.path!r}")
         began = perf_counter()
         mapped = self._map()  # referenced until the rows are copied: another thread may close this reader
-        # Torch warns of read-only arrays, although nothing is written.
+        # Torch warns about read-only arrays, although nothing is written.
         memory = (ctypes.c_uint8 * mapped.nbytes).from_address(address(mapped))
         source = np.frombuffer(memoryview(memory), np.uint8).reshape(mapped.shape)
         take_rows(source, rows, out.reshape(-1).view(np.uint8).reshape(len(rows), self._row_bytes), all_cores=True)

@@ -165,8 +165,8 @@ def _bytes_of(rows: npt.NDArray[Any], layout: ArrayLayout) -> Any:
     for value in rows.reshape(-1).tolist():
         if not isinstance(value, str):
             raise H5ValueError(
-                f"{layout.key!r} in {layout.path!r} has the dtype {layout.stored}, of which no digests are made. Leave "
-                "it out: name the arrays that you train from by --key."
+                f"{layout.key!r} in {layout.path!r} has the dtype {layout.stored}, which digests do not support. Leave "
+                "it out: name the arrays that you train from with --key."
             )
         text = value.encode(errors="surrogateescape")
         joined.update(len(text).to_bytes(8, "little"))

@@ -26,8 +26,8 @@ from .filters.pipeline import why_not_decodable
 
 __all__ = ["H5pyReader", "check_text", "spans"]
 
-PIECE_BYTES = 8 << 20  # maximum that one call reads, unless a single chunk is larger
-REFERENCES = 4096  # references to text that are read together if they do not lie in chunks
+PIECE_BYTES = 8 << 20  # maximum per read call, unless a single chunk is larger
+REFERENCES = 4096  # references to text read together if they are not in chunks
 UNDEFINED = 2**64 - 1  # address
 
 
@@ -75,7 +75,7 @@ class H5pyReader(LayoutReader):
         try:
             piece = (array.fields(members[0]) if members else array)[low:high]
         except (OSError, RuntimeError) as error:
-            # The number is in HDF5's text; h5py's own number is of the last thing that failed.
+            # The errno is in HDF5's text; that of h5py belongs to the last failing call.
             if getattr(error, "errno", None) == errno.EIO or f"errno = {errno.EIO}," in str(error):
                 raise H5FileError(
                     f"reading {self.layout.key!r} from {self.layout.path!r} failed: {os.strerror(errno.EIO)}. Check "
@@ -128,9 +128,9 @@ def spans(ordered: IntArray, rows_per_chunk: int, max_rows: int) -> Iterator[tup
     yield from pairwise(bounds)
 
 
-# Text of variable length lies in heaps elsewhere in the file. A lost block of a disk leaves zeros there, which is an
-# object that ends where it begins: the HDF5 library never gets past it, and keeps its lock. So each heap is checked
-# before the library reads it.
+# Text of variable length is stored in heaps elsewhere in the file. A lost disk block leaves zeros there, which mean an
+# object of size zero: the HDF5 library loops over it forever while holding its lock. So each heap is checked before the
+# library reads it.
 
 HEAP_HEADER = struct.Struct("<4sB3xQ")  # signature, version, bytes
 HEAP_OBJECT = struct.Struct("<HHIQ")  # number, users, nothing, bytes
@@ -195,16 +195,16 @@ class _TextHeaps:
 
 
 def _heap_damage(fd: int, address: int) -> str | None:
-    """Return what is wrong with the heap at a place of a file; None if it can be read."""
+    """Return the error in the heap at an address of a file; None if it can be read."""
     n_file = os.fstat(fd).st_size
     head = os.pread(fd, HEAP_HEADER.size, address) if address < n_file else b""
     signature, version, n_bytes = HEAP_HEADER.unpack(head) if len(head) == HEAP_HEADER.size else (b"", 0, 0)
     if (signature, version) != (b"GCOL", 1) or not HEAP_HEADER.size < n_bytes <= n_file - address:
-        return f"at byte {address:,} should be a heap of text, and is none"
+        return f"at byte {address:,} a heap of text is missing"
     heap, at = os.pread(fd, n_bytes, address), HEAP_HEADER.size
     while at + HEAP_OBJECT.size <= len(heap):
         number, _, _, size = HEAP_OBJECT.unpack_from(heap, at)
-        step = HEAP_OBJECT.size + (size + 7) // 8 * 8 if number else size  # the size of free space includes its header
+        step = HEAP_OBJECT.size + (size + 7) // 8 * 8 if number else size  # the size of free space includes the header
         if not HEAP_OBJECT.size <= step <= len(heap) - at:
             return f"the heap of text at byte {address:,} is damaged at its byte {at:,}"
         at += step

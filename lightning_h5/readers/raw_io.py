@@ -47,7 +47,7 @@ def read_stored(
     """
     with process_pool().descriptor(layout.path, layout.guard) as fd:
         try:
-            # No piece can be longer than requested: the sum is right only if all are complete.
+            # No piece is longer than requested, so the sum is right only if all are complete.
             if read_pieces(fd, out, starts, stops, offsets) != len(out):
                 pieces = zip(starts.tolist(), stops.tolist(), offsets.tolist(), strict=True)
                 _read_slowly(layout, fd, out.data, pieces, name)
@@ -75,13 +75,13 @@ def _read_slowly(
             n = os.preadv(fd, [memory[at:stop]], position)
             if n == 0:
                 raise H5CorruptError(
-                    f"{layout.path!r} ends inside {name(piece, at - start)} of {layout.key!r}: byte {position:,} "
-                    f"was asked and the file has {os.fstat(fd).st_size:,}. It was truncated; copy it again."
+                    f"{layout.path!r} ends inside {name(piece, at - start)} of {layout.key!r}: byte {position:,} was "
+                    f"requested, but the file has {os.fstat(fd).st_size:,}. It was truncated; copy it again."
                 )
             at += n
 
 
-MAX_PIECES = 256  # a call: the kernel grants each queue about this many, out of a number for the whole machine
+MAX_PIECES = 256  # per call: the kernel grants each queue about this many, from a machine-wide limit
 
 _CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 """Numbers of io_setup, io_destroy, io_getevents and io_submit, which the C library does not wrap."""
@@ -122,13 +122,13 @@ class _Queue:
         requests, events = np.zeros(MAX_PIECES, _REQUEST), np.zeros(MAX_PIECES, _EVENT)
         pointers = requests.ctypes.data + np.arange(MAX_PIECES, dtype=np.uint64) * _REQUEST.itemsize
         self._pointers, self._events = ctypes.c_void_p(pointers.ctypes.data), events.ctypes.data
-        self._memory = (requests, events, pointers)  # what the two addresses point to
+        self._memory = (requests, events, pointers)  # keeps the memory of both pointers alive
         self._fd, self._address = requests["fd"], requests["address"]
         self._n_bytes, self._offset = requests["n_bytes"], requests["offset"]
         self._result = events["result"]
 
     def __del__(self) -> None:
-        # An interrupted read does not return its queue; destroying it waits for what the kernel still writes.
+        # An interrupted read does not return its queue; destroying the queue waits for the kernel's pending writes.
         if getattr(self, "_id", None) and self.pid == os.getpid():
             self._call(self._destroy, self._id)
 
@@ -156,8 +156,8 @@ class _Queue:
             done += max(0, got)
 
 
-_queues: deque[_Queue] = deque()  # idle ones: as many as threads ever read at a time
-_refused: set[int] = set()  # ids of processes whose kernel refused a queue
+_queues: deque[_Queue] = deque()  # idle queues: as many as threads ever read at the same time
+_refused: set[int] = set()  # ids of processes that were refused a queue
 
 
 def read_pieces(fd: int, out: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray, offsets: IntArray) -> int:

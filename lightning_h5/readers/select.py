@@ -133,7 +133,7 @@ def open_chunked(
 
 
 def _may_change_blocks(sources: Sequence[BlockSource], layouts: Sequence[ArrayLayout]) -> bool:
-    # With less at a time, threads would mostly wait for the interpreter's lock.
+    # With smaller blocks, threads would mostly wait for the GIL.
     return all(
         source.n_parts == 1 and source.rows_per_block * array.row_bytes >= MIN_PREPARED
         for source, array in zip(sources, layouts, strict=True)

@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
-# NumPy's `unique` imports it when it is first called. A process that is forked during that import, in another thread,
-# would wait for the import's lock for ever.
+# NumPy's `unique` imports it on the first call. A process forked while another thread runs that import would wait for
+# the import lock forever.
 import numpy.ma  # noqa: F401
 
 from ..cores import cores_of_a_rank
@@ -17,7 +17,7 @@ from ..counters import worker_number
 
 __all__ = ["TaskQueue", "usable_cores"]
 
-MAX_THREADS = 16  # more decode faster than any GPU needs, and wait for the interpreter's lock
+MAX_THREADS = 16  # more would decode faster than any GPU needs, and wait for the GIL
 
 Task: TypeAlias = Callable[[], None]
 """Raises nothing: errors are passed to the reader of the result."""
@@ -39,7 +39,7 @@ class TaskQueue:
         task, n_ends = None, 0
         with suppress(Empty):
             while (task := self._todo.get_nowait()) is None:
-                n_ends += 1  # for threads of the team; tasks may follow
+                n_ends += 1  # end marks for the threads of the team; tasks may follow
         for _ in range(n_ends):
             self._todo.put(None)
         if task is not None:
@@ -66,7 +66,7 @@ class TaskQueue:
 
     def clear(self) -> None:
         """Remove all tasks, when no read waits for them any more."""
-        n_ends = 0  # which threads of an ended team still have to receive
+        n_ends = 0  # end marks that threads of an ended team have not received yet
         with suppress(Empty):
             while True:
                 n_ends += self._todo.get_nowait() is None
@@ -94,7 +94,7 @@ class TaskQueue:
 def _do_tasks(todo: SimpleQueue[Task | None]) -> None:
     while (task := todo.get()) is not None:
         task()
-        del task  # a waiting thread references no memory of a task
+        del task  # a waiting thread must not keep a task's memory alive
 
 
 def usable_cores() -> int:

@@ -41,11 +41,11 @@ MAX_SHUFFLE = 4 << 30
 """Up to so many bytes to mix rows in are better asked for than a copy of the file."""
 
 MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS = 64, 64 << 20, 4
-MIN_ROWS = 10  # of which a tenth validates
+MIN_ROWS = 10  # minimum to validate on a tenth of them
 
-FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)  # of rows to validate on; the first with all classes on both sides
+FRACTIONS = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)  # for validation; the first with all classes in both splits is used
 
-MAX_CLASSES = 0.2  # of the rows: more different numbers are no classes
+MAX_CLASSES = 0.2  # of the rows: more distinct numbers are not classes
 
 TARGET_WORDS = {word.removesuffix("s") for word in ("label", "target", "mask", "y", "class", "classes")}
 """Words in the name of an array that is no input if there is another, as ``words_in`` returns them."""
@@ -68,7 +68,7 @@ class Advice:
         y_keys: the array that is taken as target, if one is.
         cached_bytes: memory that all rows of these arrays take in the dtypes of ``settings``; ranks share it.
         reasons: a sentence for each choice.
-        comments: those of them that belong into the configuration.
+        comments: those that belong in the configuration.
     """
 
     datamodule: str | None
@@ -86,7 +86,7 @@ class Advice:
 
 
 def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n_rows: int | None = None) -> Advice:
-    """Return what to use for one file, or for several that are alike. Looks at how much memory is free here.
+    """Return the settings to use for one file, or for several alike, given the free memory of this machine.
 
     Args:
         path: the file, or the files as their user names them.
@@ -106,7 +106,7 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     x, y, others = _choose(layouts)
     codes = read_column(files, y[0].key) if y and y[0].key.endswith("/codes") else None
     if codes is not None and codes.dtype.kind == "i" and (codes < 0).any():
-        others, y = [*others, *y], []  # of AnnData and pandas: -1 for none, which no loss takes
+        others, y = [*others, *y], []  # AnnData and pandas use -1 for missing values, which losses reject
     rows = x[0].n_rows if n_rows is None else n_rows
     x_keys, y_keys = [each.key for each in x], [each.key for each in y]
     group_key = group_key_in(contents.columns, x[0].n_rows, [*x_keys, *y_keys])
@@ -118,7 +118,10 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     reasons = [
         _why_these(x, y, others),
         *why,
-        *(f"{group!r} is a sparse matrix, whose rows are no rows of an array: write it dense." for group in sparse),
+        *(
+            f"{group!r} is a sparse matrix, whose rows are not rows of an array: write it as a dense array."
+            for group in sparse
+        ),
         *comments,
         why_module,
     ]
@@ -236,10 +239,10 @@ def _suggest_split(
     """Return how to split validation rows off: by group, by class, with a share that leaves rows on both sides."""
     if n_rows < MIN_ROWS:
         there_are = "There is 1 row" if n_rows == 1 else f"There are {n_rows} rows"
-        return {}, [f"{there_are}, too few to validate on some of them."]
+        return {}, [f"{there_are}, too few to hold some out for validation."]
     reasons = []
     if groups is not None and not _are_groups(groups):
-        reasons.append(f"{group_key!r} is no group_key: its values name no groups of rows.")
+        reasons.append(f"{group_key!r} cannot be group_key: its values do not form groups of rows.")
         group_key = groups = None
     classes = None
     if labels is not None and labels.dtype.kind in "biu" and (groups is not None or not group_key):
@@ -249,8 +252,8 @@ def _suggest_split(
     if group_key is not None:
         split["group_key"] = group_key
         reasons.append(
-            f"group_key: {group_key}, which seems to name what rows belong to: rows of one {group_key!r} are all in "
-            "training or all in validation."
+            f"group_key: {group_key}, which seems to name groups: all rows of one {group_key!r} are in training, or "
+            "all are in validation."
         )
     if classes is not None:
         split["stratify_key"] = y_key
@@ -261,7 +264,7 @@ def _suggest_split(
 
 def _are_groups(groups: npt.NDArray[Any]) -> bool:
     """Return whether values can be compared, and some but not all rows have the same."""
-    from ..order import group_split  # brings torch, which takes longer to import than a look at most files
+    from ..order import group_split  # imports torch, which takes longer than inspecting most files
 
     with suppress(H5ValueError):
         group_split(groups, [0.5, 0.5])
@@ -301,7 +304,7 @@ def sample_setting(arrays: Sequence[ArrayLayout], rows_of_files: Sequence[int]) 
         arrays: input and target of one file.
         rows_of_files: rows of each file.
     """
-    from ..datasets import shape_of_images  # it brings torch, see below
+    from ..datasets import shape_of_images  # imports torch, see below
 
     shape = shape_of_images(arrays, rows_of_files, len(rows_of_files))
     if shape is None:
@@ -320,7 +323,7 @@ def _choose(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[Arr
         return bool(array.row_shape), array.n_bytes
 
     able = [array for array in layouts if not (array.members and names_rows(array.key))]
-    x = max(able, key=size_as_input)  # if no row has many values, the largest array has to do
+    x = max(able, key=size_as_input)  # if no row has many values, take the largest array
     if words_in(x.key) & TARGET_WORDS:
         instead = [a for a in able if a.n_rows == x.n_rows and not words_in(a.key) & TARGET_WORDS]
         x = max((a for a in instead if not names_rows(a.key)), key=size_as_input, default=x)
@@ -341,7 +344,7 @@ def _names_target(key: str) -> bool:
 def _why_no_target(key: str) -> str:
     return (
         f"{key!r} is text and left out: y_key={key!r} gives batches a list of str. Store class numbers, or pass it "
-        "with a target_transform that makes numbers of it."
+        "with a target_transform that converts it to numbers."
     )
 
 
@@ -373,7 +376,7 @@ def _choose_module(fields: Sequence[ArrayLayout], n_files: float, held_bytes: in
             "RankCachedH5DataModule, which loads all rows first, is faster."
         )
         return lazy, {}, why
-    # These bring torch, which takes longer to import than a look at most files.
+    # These import torch, which takes longer than inspecting most files.
     from ..datasets import available_memory
     from ..loading import FEW_BLOCKS, blocks_mixed, bytes_to_mix
 

@@ -30,11 +30,11 @@ from .advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, sample_setting, s
 from .config_yaml import yaml_of
 from .inspect import contents_of, inspect_file
 
-NEARLY = 0.95  # of the fastest rate counts as equally fast: runs differ by as much
+NEARLY = 0.95  # of the fastest rate counts as equally fast: runs vary by as much
 
 WARM_UP = 5  # times ``seconds`` that the first epoch may take before measuring begins
 
-MAX_LABELS = 64 << 20  # bytes: people keep their labels in memory
+MAX_LABELS = 64 << 20  # bytes: labels up to this size are usually kept in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class BenchReport:
         n_rows: rows of all files.
         row_bytes: bytes of a row, decoded.
         batch_size: rows of a batch.
-        results: what was measured.
+        results: the measurements.
         left_out: settings that were not measured, and why.
         chosen: the recommended result; its settings are exactly those that were measured.
         reasons: why, and what to know about it, in sentences.
@@ -206,8 +206,8 @@ def _choices(
     table, n_rows = dataset.table, len(dataset)
     if not n_rows or (batch_size or 0) > n_rows:
         there_are = "there is 1 row" if n_rows == 1 else f"there are {n_rows} rows"
-        to_do = f"Pass a batch_size of at most {n_rows}." if n_rows else "Pass files that have some."
-        raise H5ValueError(f"batch_size={batch_size} was asked for, and {there_are}. {to_do}")
+        to_do = f"Pass a batch_size of at most {n_rows}." if n_rows else "Pass files with rows."
+        raise H5ValueError(f"batch_size={batch_size} was given, but {there_are}. {to_do}")
     arrays = table.layouts[0]
     group_key = group_key_in(contents_of(table.paths[0]).columns, arrays[0].n_rows, [*x_keys, *y_keys])
     x, y = arrays[: len(x_keys)], arrays[len(x_keys) :]
@@ -225,7 +225,7 @@ def _candidates(
     on_demand = [layout for layouts, is_held in fields if not is_held for layout in layouts]
     found = [Candidate(None), Candidate(lazy)]
     if any(layout.offset is not None and layout.is_contiguous for layout in on_demand):
-        note = "files.mmap needs files that nothing truncates while they are read: that ends the process."
+        note = "Use files.mmap only if nothing truncates the files while they are read: that would kill the process."
         found.append(Candidate(lazy, {"files": {"mmap": True}}, note=note))
     large = []
     if (n_bytes := dataset.cost.decoded_bytes) > SHUFFLE_BYTES and any(
@@ -268,7 +268,8 @@ def _measure(
     failed: dict[str, str] = {}
     with ExitStack() as stack:
         running: dict[Candidate, Generator[int]] = {}
-        # A process that has threads is better not forked: workers start first. What loads all rows comes last.
+        # Start workers first, since a process with threads should not be forked. Candidates that load all rows come
+        # last.
         for each in sorted(candidates, key=lambda each: ("num_workers" not in each.choices, each.n_bytes)):
             batches = _plain_batches(table, choices) if each.datamodule is None else _batches(each, choices)
             running[each] = stack.enter_context(closing(batches))
@@ -279,7 +280,7 @@ def _measure(
                     if number == 0:
                         _rate(batches, WARM_UP * seconds, ends_with_epoch=True)
                     else:
-                        _rate(batches, seconds / 4)  # what was read ahead in the meantime
+                        _rate(batches, seconds / 4)  # consumes batches read ahead in the meantime
                         rates.setdefault(each, []).append(_rate(batches, seconds))
                 except H5Error:
                     raise
@@ -307,7 +308,7 @@ def _rate(batches: Iterator[int], seconds: float, *, ends_with_epoch: bool = Fal
 
 def _batches(candidate: Candidate, choices: Mapping[str, Any]) -> Generator[int]:
     """Yield the rows of each batch of a data module, epoch after epoch; 0 at the end of each."""
-    modules = import_module("lightning_h5.datamodules")  # brings Lightning, which no other tool needs
+    modules = import_module("lightning_h5.datamodules")  # imports Lightning, which no other tool needs
     module = getattr(modules, candidate.datamodule or "")(**choices, **candidate.choices)
     try:
         module.setup("fit")

@@ -1,4 +1,4 @@
-"""``check_files``: what is wrong with files, and what may be, as a list; no file stops the check of another."""
+"""``check_files``: list the errors and possible problems of files; no file stops the check of another."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class CheckReport:
     """What ``check_files`` found.
 
     Attributes:
-        files: that were looked at, in this order.
+        files: the checked files, in order.
         n_arrays: arrays with rows in all files.
         n_bytes: bytes that were decoded.
         errors: what keeps rows from being read as they were written, in the order of files.
         warnings: what is worth knowing.
         unchecked: arrays with values that have no checksum in any filter: most damage to them would not show.
         integrity: how surely damage to the arrays shows, 0 to 3, the least of all; None if no array stores anything.
-        sandboxed: each file was opened in a process of its own, and never in this one.
-        digested: files of which digests were written.
+        sandboxed: each file was opened in a separate process, and never in this one.
+        digested: files for which digests were written.
     """
 
     files: tuple[str, ...]
@@ -87,7 +87,7 @@ def check_files(
     a millisecond an array.
 
     Memory stays at some chunks for each core. What a file has no checksum for can be wrong all the same:
-    ``unchecked`` names these arrays. Digests that lie beside a file are compared with it, too.
+    ``unchecked`` names these arrays. Digests next to a file are compared with it, too.
 
     A file that is damaged in an unlucky place, or on purpose, can crash or hang the HDF5 library, and the process with
     it. ``sandbox`` runs the same checks of each file in a subprocess with limits, one file after the other, and costs
@@ -98,7 +98,7 @@ def check_files(
     Args:
         paths: a file, a glob, a directory, or a list of these.
         decode: read all rows.
-        keys: arrays to look at, of which each file has to have all; None takes all.
+        keys: arrays to check, all of which each file must have; None checks all arrays.
         sandbox: never open a file in this process. Made for Linux.
         sandbox_memory: address space of the subprocess, in bytes or as a text; more than 256 MiB, which Python and the
             libraries take themselves.
@@ -138,7 +138,7 @@ def check_files(
     opened = [each for each in found if each.is_open]
     problems = [problem for each in found for problem in each.problems]
     for check in SET_CHECKS:
-        if names is None or check is not same_arrays:  # which of the named are missing is known already
+        if names is None or check is not same_arrays:  # missing named arrays were already reported
             problems += check(opened)
     if names is not None:
         _ensure_known(names, found, problems)
@@ -194,10 +194,12 @@ def same_arrays(files: Sequence[Findings]) -> Iterator[Problem]:
     for found in files:
         for name in usual:
             if name not in found.arrays:
-                yield error(found.path, name, "missing", f"{holders[name]} of {total} files have it, and this has not")
+                yield error(
+                    found.path, name, "missing", f"{holders[name]} of {total} files have it, but this one does not"
+                )
         for name in found.arrays:
             if 2 * holders[name] < total:
-                text = f"{holders[name]} of {total} files have it, and the others do not"
+                text = f"{holders[name]} of {total} files have it, but the others do not"
                 yield warning(found.path, name, "extra", text)
 
 
@@ -216,14 +218,14 @@ def same_looks(files: Sequence[Findings]) -> Iterator[Problem]:
 
 
 def _same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
-    """Find files in which arrays that have equally many rows in most files do not."""
+    """Find files in which arrays differ in length that have equal lengths in most files."""
     usual, n = _usual_groups(files)
     for found in files:
         for group in usual:
             rows = {name: found.arrays[name][1] for name in group if name in found.arrays}
             if len(set(rows.values())) > 1:
                 each = ", ".join(f"{name!r} {count:,}" for name, count in rows.items())
-                text = f"rows are missing: it has {each} rows; in {n} of {len(files)} files these are equally many"
+                text = f"rows are missing: it has {each} rows; in {n} of {len(files)} files these are equal"
                 yield error(found.path, None, "rows", text)
 
 
@@ -234,10 +236,10 @@ def _nearly_same_rows(files: Sequence[Findings]) -> Iterator[Problem]:
     for found in files:
         rows = {name: count for name, (_, count) in found.arrays.items() if not _is_of_a_layout(name)}
         names = sorted(rows, key=lambda name: -rows[name])
-        falling = [-rows[name] for name in names]  # searched, since a file may have a hundred thousand arrays
+        falling = [-rows[name] for name in names]  # for binary search: a file may have a hundred thousand arrays
         for name in names:
             count = rows[name]
-            near = names[bisect_left(falling, -(count * (1 + NEARLY)))]  # the longest that is not much longer
+            near = names[bisect_left(falling, -(count * (1 + NEARLY)))]  # the longest array that is not much longer
             is_usual = name in group_of and group_of[name] == group_of.get(near)
             if FEW < count < rows[near] and not is_usual:
                 text = f"it has {count:,} rows, {near!r} {rows[near]:,}: if they belong together, some are missing"
@@ -290,7 +292,7 @@ def _check_in_sandbox(path: str, wanted: Wanted, limits: SandboxLimits) -> Findi
     except SandboxError as why:
         return Findings(path=path, problems=[error(path, None, why.kind, why)])
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as why:
-        text = f"its check reported what makes no sense ({type(why).__name__}). Do not open it."
+        text = f"its check returned an invalid report ({type(why).__name__}). Do not open it."
         return Findings(path=path, problems=[error(path, None, "died", text)])
     more = f". If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
     found.problems = [replace(p, text=p.text + more) if p.kind == "memory" else p for p in found.problems]
@@ -304,7 +306,7 @@ def _layouts_of(path: str, wanted: Wanted) -> dict[str, ArrayLayout]:
 
 
 def _write_digests(path: str, wanted: Wanted, guard: ChangeGuard) -> Iterator[Problem]:
-    """Write the digests of a file; reads its arrays once more, as they are stored.
+    """Write the digests of a file; reads its arrays again, as stored.
 
     Args:
         path: the file.
@@ -318,7 +320,7 @@ def _write_digests(path: str, wanted: Wanted, guard: ChangeGuard) -> Iterator[Pr
     tasks: list[BulkTask] = []
     for name, layout in _layouts_of(path, wanted).items():
         if (empty := empty_digests(layout)) is None:
-            text = f"its dtype {layout.stored} is one of which no digests are made: verify='digest' refuses it"
+            text = f"its dtype {layout.stored} is not supported by digests: verify='digest' refuses it"
             yield warning(path, layout.key, "no digest", text)
         else:
             made[name] = empty
@@ -336,7 +338,7 @@ def _compare_digests(path: str, wanted: Wanted) -> Iterator[Problem]:
         yield error(path, None, "digest", why)
         return
     for name in known.keys() - layouts.keys() if wanted.names is None else ():
-        yield error(path, name.strip("/"), "digest", "it has digests, and is missing, or cannot be looked at")
+        yield error(path, name.strip("/"), "digest", "it has digests, but is missing or cannot be accessed")
     for name in known.keys() & layouts.keys():
         try:
             do_reading(path, verify_tasks(with_digests(layouts[name], known), OpenOptions()), usable_cores())

@@ -28,14 +28,14 @@ from ..hdf5 import (
 from ..readers import BulkTask, do_tasks, fallback_reason
 from .check_rows import ArrayDecoder, Problem, error, is_of_memory, warning
 
-MANY_CHUNKS = 16  # of one row: reading a row is as many reads, and as many decodings
-LARGE_BLOCK = 16 << 20  # decoded bytes of the chunks that a row shares
-SLOW_BYTES = 16 << 20  # arrays below are read once and held
+MANY_CHUNKS = 16  # per row: a row takes as many reads and decodings
+LARGE_BLOCK = 16 << 20  # decoded bytes of the chunks of a row
+SLOW_BYTES = 16 << 20  # smaller arrays are read once and held
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is to be looked at.
+    """What to check.
 
     Attributes:
         names: arrays that each file has to have; None takes all.
@@ -50,11 +50,11 @@ class Wanted:
 
 @dataclass(eq=False, kw_only=True)
 class Findings:
-    """What was found in one file, as plain data.
+    """The findings in one file, as plain data.
 
     Attributes:
         path: the file.
-        is_open: whether it could be looked at.
+        is_open: whether the file could be read.
         arrays: for each array with rows, its dtype and shape of a row in words, and its number of rows.
         problems: in the order of the checks.
         integrity: how surely damage to each array shows, 0 to 3 (see ``INTEGRITY``).
@@ -76,7 +76,7 @@ def check_file(path: str, wanted: Wanted, n_cores: int, report: Callable[[int], 
 
     Args:
         path: the file.
-        wanted: what to look at.
+        wanted: what to check.
         n_cores: threads that decode.
         report: called now and then, in this thread, with the bytes of the file that were done since the last time.
     """
@@ -87,7 +87,7 @@ def check_file(path: str, wanted: Wanted, n_cores: int, report: Callable[[int], 
             contents = look_at(file, path, wanted)
             for check in FILE_CHECKS:
                 found.problems += check(contents)
-    except Exception as why:  # of any kind: the other files are checked all the same
+    except Exception as why:  # any exception: the other files are still checked
         text = f"{why}" if isinstance(why, H5Error) else f"{path!r} cannot be opened: {type(why).__name__}: {why}"
         found.problems.append(error(path, None, "memory" if is_of_memory(why) else "open", text))
         return found
@@ -118,7 +118,7 @@ def _note(found: Findings, contents: Contents) -> None:
     for key, layout in contents.layouts.items():
         if layout.n_stored_bytes:
             found.integrity[key] = layout.integrity
-        if key not in found.arrays:  # a member of a table, which is no entry of its own
+        if key not in found.arrays:  # a member of a table, which is not a separate entry
             dtype = "text" if kind_of(layout.dtype) == "text" else str(layout.dtype)
             found.arrays[key] = look_of(dtype, (layout.n_rows, *layout.row_shape)), layout.n_rows
     if contents.layouts:
@@ -172,11 +172,11 @@ class Contents:
     Attributes:
         file: the open file.
         path: its path.
-        folders: in which HDF5 looks for other files that it names: its own, and the working directory.
+        folders: where HDF5 searches for other files that it names: its own, and the working directory.
         entries: all names in it; if keys are asked for, these alone.
         layouts: by key, the arrays that can be read.
         refused: by key, why an array cannot be; in the order of the file, like all others here.
-        unmapped: by key of a virtual array, how many of its rows are made of nothing, or None if that is unknown.
+        unmapped: by key of a virtual array, how many of its rows have no source, or None if that is unknown.
     """
 
     file: Any
@@ -198,7 +198,7 @@ def look_at(file: Any, path: str, wanted: Wanted) -> Contents:
     found = Contents(file=file, path=path, folders=(os.path.dirname(os.path.abspath(path)), wanted.folder))
     try:
         found.entries = tuple(entry for entry in entries_of(file) if keys is None or entry.name in keys)
-    except Exception as why:  # of any kind: a damaged file makes h5py raise anything
+    except Exception as why:  # h5py can raise anything for a damaged file
         found.entries = (Entry(name="/", kind="unreadable", target=f"{why}"),)
     for key in keys if keys is not None else [e.name for e in found.entries if e.kind == "array" and e.shape]:
         try:
@@ -220,7 +220,7 @@ def _refused(contents: Contents) -> Iterator[Problem]:
         if (elsewhere := _in_other_files(contents, key)) is not None:
             yield elsewhere
         elif is_of_memory(why):
-            text = f"no memory is left to look at it: {f'{why}' or type(why).__name__}"
+            text = f"no memory is left to read its metadata: {f'{why}' or type(why).__name__}"
             yield error(contents.path, key, "memory", text)
         elif kind == "damaged" and isinstance(why, H5ValueError):
             yield warning(contents.path, key, "not read", why)
@@ -240,7 +240,7 @@ def _in_other_files(contents: Contents, key: str) -> Problem | None:
             return None
     except H5ValueError:  # a link leads out of the file
         others = []
-    except Exception:  # it is reported why the array cannot be described
+    except Exception:  # the reason is reported where the array is described
         return None
     if missing := [name for name in others if "%b" not in name and not contents.exists(name)]:
         text = f"its rows lie in {listing(missing)}, which is missing: HDF5 itself would read them as fill values"
@@ -256,13 +256,13 @@ def _names(contents: Contents) -> Iterator[Problem]:
     for entry in contents.entries:
         target = entry.target or ""
         if entry.kind == "unreadable":
-            yield error(path, entry.name, "damaged", f"it is listed and cannot be opened: {target}")
+            yield error(path, entry.name, "damaged", f"it is listed, but cannot be opened: {target}")
         elif entry.kind == "soft link":
             try:
                 find_array(contents.file, entry.name)
             except H5KeyError:
                 yield warning(path, entry.name, "link", f"this soft link leads to {target!r}, which does not exist")
-            except Exception:  # what it leads to is reported under its own name
+            except Exception:  # the target is reported under its own name
                 pass
         elif entry.kind == "external link":
             file, _, inside = target.rpartition(":")
@@ -275,7 +275,7 @@ def _behind_the_end(contents: Contents) -> Iterator[Problem]:
     end = os.path.getsize(contents.path)
     for layout in contents.layouts.values():
         places = layout.pieces()
-        # Not by their sum, which may be too large for an integer.
+        # Not as a sum, which may overflow.
         beyond = places[(places[:, 1] > end) | (places[:, 0] > end - places[:, 1])]
         if not len(beyond):
             continue
@@ -303,16 +303,16 @@ def _overlaps(contents: Contents) -> Iterator[Problem]:
 
 
 def _unwritten(contents: Contents) -> Iterator[Problem]:
-    """Find rows that were never written, or are made of nothing in a virtual array: they read as the fill value."""
+    """Find rows that were never written, or have no source in a virtual array: they read as the fill value."""
     for key, layout in contents.layouts.items():
         rows = f"{layout.n_rows:,} rows"
         if layout.storage == "virtual" and layout.n_rows:
             n_rows, part = contents.unmapped[key], ", in part at least" if layout.axes else ""
             if n_rows == 0:
                 continue
-            text = "it is virtual, in too many pieces to find out whether rows are made of nothing, and read as"
+            text = "it is virtual, with too many pieces to find out whether rows have no source, and read as"
             if n_rows is not None:
-                text = f"it is virtual, and {n_rows:,} of {rows} are made of nothing{part}: they read as"
+                text = f"it is virtual, and {n_rows:,} of {rows} have no source{part}: they read as"
         elif layout.table is not None and (missing := np.flatnonzero(layout.table.offsets < 0)).size:
             firsts = np.unique(missing // layout.table.per_row) * layout.rows_per_chunk
             n_rows = int(np.minimum(firsts + layout.rows_per_chunk, layout.n_rows).sum() - firsts.sum())
@@ -333,7 +333,7 @@ def _no_fields(contents: Contents) -> Iterator[Problem]:
     """Find arrays that no batch can hold."""
     for layout in contents.layouts.values():
         if kind_of(layout.dtype) == "object":
-            text = f"its dtype {layout.stored} is none that a tensor can have: it cannot be a field"
+            text = f"its dtype {layout.stored} is not a dtype of tensors: it cannot be a field"
             yield warning(contents.path, layout.key, "no field", text)
 
 
@@ -345,7 +345,7 @@ def _slow(contents: Contents) -> Iterator[Problem]:
         across = layout.table.per_row if layout.table is not None else 1
         span = layout.chunk_span_bytes
         if across > MANY_CHUNKS:
-            text = f"a row takes part in {across:,} chunks, {span / 2**20:,.1f} MiB decoded"
+            text = f"a row spans {across:,} chunks, {span / 2**20:,.1f} MiB decoded"
         elif layout.rows_per_chunk > 1 and span > LARGE_BLOCK:
             text = f"{layout.rows_per_chunk:,} rows share chunks of {span / 2**20:,.1f} MiB decoded, in all"
         elif (why := fallback_reason(layout)) is not None:

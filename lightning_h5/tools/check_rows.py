@@ -22,20 +22,20 @@ from ..readers import BlockSource, BulkTask, bulk_tasks, open_reader, open_sourc
 
 __all__ = ["ArrayDecoder", "Problem", "error", "is_of_memory", "warning"]
 
-STEP_BYTES = 4 << 20  # decoded bytes of a task
-MAX_ROWS_BYTES = 1 << 30  # of rows that share their chunks and are put together
-MAX_PROBLEMS = 10  # of an array that are reported one by one
+STEP_BYTES = 4 << 20  # decoded bytes per task
+MAX_ROWS_BYTES = 1 << 30  # decoded bytes of rows that share chunks and are assembled together
+MAX_PROBLEMS = 10  # reported one by one for each array
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is wrong with a file, or may be.
+    """An error or possible problem of a file.
 
     Attributes:
         file: the file.
         array: the array, or another name in the file; None if it is the file as a whole.
-        kind: what it is about, in a word or two, the same for all problems alike.
-        text: what is wrong, in a sentence or two.
+        kind: its kind in a word or two, the same for all such problems.
+        text: a description in a sentence or two.
         severity: an error keeps rows from being read as they were written; a warning is worth knowing.
     """
 
@@ -82,7 +82,7 @@ class ArrayDecoder:
         self.n_decoded = 0
         self._layout = layout
         self._lock = threading.Lock()
-        self._broken: dict[int, Exception] = {}  # by the first row that was read
+        self._broken: dict[int, Exception] = {}  # by first row
         self._unreadable: Exception | None = None
 
     def tasks(self) -> Iterator[BulkTask]:
@@ -108,7 +108,7 @@ class ArrayDecoder:
             yield BulkTask(round(len(rows) * share), n_decoded, partial(self._read, source, rows, size))
 
     def problems(self) -> Iterator[Problem]:
-        """Yield what was found, once all tasks are done."""
+        """Yield the problems found, once all tasks are done."""
         path, key = self._layout.path, self._layout.key
         if self._unreadable is not None:
             yield error(path, key, "decode", self._unreadable)
@@ -118,8 +118,9 @@ class ArrayDecoder:
                 yield error(path, key, "memory", text)
             elif self._layout.storage == "virtual":
                 text = (
-                    f"it is virtual, and cannot be read from row {first:,} on: {why.__cause__ or why}. Look at what it "
-                    "is made of: arrays of that size, not members of tables, whose values can be made what it holds"
+                    f"it is virtual, and cannot be read from row {first:,} on: {why.__cause__ or why}. Check its "
+                    "sources: they must be arrays of that size, not members of tables, with values that convert to "
+                    "its dtype"
                 )
                 yield error(path, key, "virtual", text)
             else:
@@ -135,14 +136,14 @@ class ArrayDecoder:
             self._read_once(source, rows)
             with self._lock:
                 self.n_decoded += len(rows) * self._layout.row_bytes
-        except Exception as why:  # of any kind: all that is wrong with a file belongs into the report
+        except Exception as why:  # any exception belongs in the report
             if len(rows) > size:
                 for start in range(rows.start, rows.stop, size):
                     self._read(source, range(start, min(start + size, rows.stop)), size)
                 return
             with self._lock:
                 if isinstance(why, OSError) and not isinstance(why, H5CorruptError):
-                    self._unreadable = why  # the file, or its disk: the same for every chunk
+                    self._unreadable = why  # the file or the disk fails: the same for every chunk
                 else:
                     self._broken[rows.start] = why
 

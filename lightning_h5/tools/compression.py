@@ -26,13 +26,13 @@ Encoder: TypeAlias = Callable[[Bytes], Bytes]
 
 
 class _Compression(NamedTuple):
-    """A compression that can be asked for.
+    """A supported compression.
 
     Attributes:
         id: number of its filter.
         levels: its levels, if it has any.
         level: the default.
-        plugin: hdf5plugin's class; empty if HDF5 or h5py bring the filter.
+        plugin: class of hdf5plugin; empty if HDF5 or h5py include the filter.
         codec: the compressor that this class is made with.
     """
 
@@ -81,10 +81,10 @@ def check_compression(name: str, level: int | None, shuffle_filter: bool) -> Non
     levels = known.levels if known else range(0)
     if level is not None and level not in levels:
         has = f"{levels[0]} to {levels[-1]}" if levels else "no levels"
-        raise H5ValueError(f"level={level} was asked of compression={name!r}, which has {has}. Leave it out.")
+        raise H5ValueError(f"level={level} was given with compression={name!r}, which has {has}. Leave it out.")
     if shuffle_filter and (name == "none" or (known is not None and known.id in SHUFFLING)):
         why = "stores bytes as they are" if name == "none" else "shuffles by itself"
-        raise H5ValueError(f"shuffle_filter was asked with compression={name!r}, which {why}. Leave it out.")
+        raise H5ValueError(f"shuffle_filter was given with compression={name!r}, which {why}. Leave it out.")
     if known is not None and not _is_installed(known):
         installed = ", ".join(["none", *(other for other, each in _KNOWN.items() if _is_installed(each))])
         raise H5ValueError(

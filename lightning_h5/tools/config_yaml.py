@@ -58,7 +58,7 @@ def _stays_text(text: str) -> bool:
     """Return whether jsonargparse, which reads a string of YAML once more as YAML, leaves it a string."""
     try:
         read = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # no YAML, no date
+    except (yaml.YAMLError, ValueError):  # neither YAML nor a date
         return True
     if isinstance(read, dict):
         return text in (f"{key}:" for key in read)

@@ -18,8 +18,8 @@ from .row_io import Order, Pieces, raw_layout, read_rows, row_bytes_of, shuffle_
 if TYPE_CHECKING:
     from .repack_plan import ArrayPlan
 
-MAX_DEPTH = 1000  # of nested groups: each path is followed part by part from the root
-MAX_OBJECTS = 1 << 16  # texts, lists and references that are Python objects at a time
+MAX_DEPTH = 1000  # of nested groups, since each path is resolved part by part from the root
+MAX_OBJECTS = 1 << 16  # texts, lists and references held as Python objects at a time
 
 
 class Link(NamedTuple):
@@ -96,7 +96,7 @@ def address_of(item: Any) -> int:
     Args:
         item: h5py's low-level group, dataset or named type.
     """
-    if isinstance(item, h5py.h5t.TypeID):  # has no index
+    if isinstance(item, h5py.h5t.TypeID):  # a datatype has no chunk index
         return int(h5py.h5o.get_info(item).addr)
     low, high = h5py.h5g.get_objinfo(item).objno
     return int(low) + (int(high) << 64)
@@ -225,7 +225,7 @@ class FileCopy:
     def _make(self, link: Link, into: Any, options: Any) -> None:
         plan = self.plans.get(link.address)
         if isinstance(link.item, h5py.h5g.GroupID):
-            # Not HDF5's own list of options as a whole: it holds the places of links in the old file.
+            # Not HDF5's whole property list, which has the places of links in the old file.
             found, group_options = link.item.get_create_plist(), h5py.h5p.create(h5py.h5p.GROUP_CREATE)
             group_options.set_link_creation_order(found.get_link_creation_order())
             group_options.set_attr_creation_order(found.get_attr_creation_order())
@@ -246,9 +246,9 @@ class FileCopy:
                 plist.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
             elif plan.way == "rows":
                 plist.set_chunk(plan.chunks)
-                # Early allocation would give each chunk a place that it leaves as soon as it is encoded.
+                # With early allocation, each chunk would get a place that it leaves as soon as it is encoded.
                 plist.set_alloc_time(h5py.h5d.ALLOC_TIME_INCR)
-            stored = link.item.get_type().copy()  # no named type of another file
+            stored = link.item.get_type().copy()  # not the named type of the other file
             h5py.h5d.create(into, link.name, stored, link.item.get_space(), plist, options)
 
     def copy_rows(self, done: Callable[[int], object]) -> None:
@@ -316,7 +316,7 @@ class FileCopy:
                     has_references = has_class(found.get_type(), h5py.h5t.REFERENCE)
                     values, memory_type = read_attribute(found, as_objects=has_references)
                     made.write(self.translate(values) if has_references else values, memory_type)
-            # Not by h5py's h5o.get_comment, which gives back memory that it never wrote to.
+            # h5py's h5o.get_comment returns uninitialized memory.
             if comment := self.source["/"].id.get_comment(place):
                 self.copy["/"].id.set_comment(place, comment)
 
@@ -349,5 +349,5 @@ class FileCopy:
         """Return the path of what a reference of the source points at; None if it points nowhere."""
         try:
             return self.places.get(address_of(h5py.h5r.dereference(reference, self.source.id))) if reference else None
-        except (ValueError, KeyError, RuntimeError, OSError):  # what it points at was deleted
+        except (ValueError, KeyError, RuntimeError, OSError):  # its target was deleted
             return None

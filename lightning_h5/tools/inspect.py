@@ -1,4 +1,4 @@
-"""``inspect_file`` and ``inspect_folder``: what is in files, what a random row costs, and what to use."""
+"""``inspect_file`` and ``inspect_folder``: the contents of files, the cost of a random row, and settings to use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .check_file import Findings, look_of
 
 @dataclass(frozen=True, kw_only=True)
 class RowCost:
-    """What it costs to read one row alone, with nothing kept in memory.
+    """The cost of reading a single row, with nothing kept in memory.
 
     Attributes:
         bytes_read: bytes taken from the file, on average.
@@ -127,7 +127,7 @@ class FolderReport:
 
 
 class Contents(NamedTuple):
-    """What is in a file.
+    """The contents of a file.
 
     Attributes:
         entries: all names.
@@ -143,7 +143,7 @@ class Contents(NamedTuple):
 
 
 def inspect_file(path: PathLike) -> FileReport:
-    """Look at one file: about a millisecond for an array, and a second for a million chunks.
+    """Inspect one file: takes about a millisecond per array, and a second per million chunks.
 
     Reads metadata, and at most two columns of up to a million rows: the target's classes and the groups, which decide
     how to split.
@@ -182,7 +182,7 @@ def _report(path: str, contents: Contents, advice: Advice) -> FileReport:
 
 
 def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool = False) -> FolderReport:
-    """Look at many files as one set, and name those that are not like most.
+    """Inspect many files as one set, and name those that differ from most.
 
     Args:
         path: a directory, a glob, or a list of these and of files.
@@ -209,7 +209,7 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
     named = [os.fspath(each) for each in ([path] if isinstance(path, str | os.PathLike) else path)]
     given, example, n_rows = named[0] if len(named) == 1 else named, contents_of(alike[0].path), 0
     if x_keys := advise(given, example, files=[]).x_keys:
-        name = example.layouts[x_keys[0]].name.strip("/")  # of the table, if these are members
+        name = example.layouts[x_keys[0]].name.strip("/")  # name of the table, if these are members
         n_rows = sum(each.arrays[name][1] for each in alike if name in each.arrays)
     advice = advise(given, example, files=[each.path for each in alike], n_rows=n_rows)
     return FolderReport(

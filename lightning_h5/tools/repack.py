@@ -29,7 +29,7 @@ from .repack_verify import CopyVerifier
 from .row_io import chunks_of
 
 REPACK = 15  # purpose of the random stream
-CACHE_BYTES = 64 << 20  # of the HDF5 library for the array that it reads
+CACHE_BYTES = 64 << 20  # cache of the HDF5 library for the array being read
 NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 
 
@@ -140,21 +140,21 @@ def repack_file(
         level: how hard to compress: gzip 1 to 9 (default 4), zstd 1 to 22 (3), Blosc 0 to 9 (5).
         shuffle_filter: shuffle bytes before compressing, which helps with numbers of several bytes.
         checksum: store a checksum with each chunk, which is verified whenever the chunk is read.
-        shuffle_rows: a seed: rows are permuted, all arrays alike. The new places are
+        shuffle_rows: a seed to permute the rows of all arrays alike. The new places are
             ``permutation(n_rows, seed, 0, 15)`` of ``lightning_h5.order.permutation``, which never changes.
             Decoded rows above 64 MiB pass through a temporary file of their size in the target's folder. Text is
             written row by row, about 20 microseconds each. Virtual arrays and references cannot be shuffled.
-        shuffle_keys: the arrays that belong together. Needed if not all arrays of the file have equally many rows.
-        keys: arrays that get other chunks or filters; None for all. Others are copied as they are stored, unless they
+        shuffle_keys: the arrays that belong together. Needed if arrays of the file have different numbers of rows.
+        keys: arrays that get other chunks or filters; None for all. Others are copied as stored, unless they
             are shuffled.
         verify: read the copy and the source with the HDF5 library, on one core, and compare all of them before the copy
-            gets its name. Of virtual arrays, what they are made of is compared, and not their values.
+            gets its name. Of virtual arrays, the mappings are compared, not the values.
         trusted: accept chunks over 1 GiB, decoded, which are held whole, and arrays that declare over 4 GiB and over
             1,000 times what is stored.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
     Returns:
-        What was done, array by array.
+        The result, array by array.
 
     Raises:
         H5FileError: the source cannot be read, or the target cannot be written: it exists, or the disk is full, or the
@@ -179,7 +179,7 @@ def repack_file(
     )
     source, target = expand_user(source), expand_user(target)
     if os.path.exists(source) and os.path.exists(target) and os.path.samefile(source, target):
-        raise H5FileError(f"{target!r} is the file that is to be repacked. Name another file; rename it afterwards.")
+        raise H5FileError(f"{target!r} is the file to be repacked. Name another file; rename it afterwards.")
     try:
         with open_h5(source, rdcc_nbytes=CACHE_BYTES) as file, _translate_errors(source, target):
             return _repack(file, source, target, options, shows_progress)
@@ -235,13 +235,13 @@ def _repack(file: Any, source: str, target: str, options: RepackOptions, shows_p
 
 @contextmanager
 def _translate_errors(source: str, target: str) -> Iterator[None]:
-    """Raise what the HDF5 library or the system could not do as an error of ours, with what to do about it."""
+    """Translate errors of the HDF5 library or the system into errors that say what to do."""
     try:
         yield
     except H5Error:
         raise
     except (OSError, RuntimeError, ValueError, KeyError, MemoryError) as error:
-        reported = re.search(r"errno = (\d+)", str(error))  # the HDF5 library's way to report it
+        reported = re.search(r"errno = (\d+)", str(error))  # format of the HDF5 library
         number = int(reported[1]) if reported else getattr(error, "errno", None)
         cure = "look for damage with `lightning-h5 check`, and at the disk and the permissions of both folders."
         if isinstance(error, MemoryError) or "memory allocation failed" in str(error):
@@ -305,7 +305,7 @@ def check_output(path: str, inputs: Sequence[str] = (), *, overwrite: bool | Non
     if not os.path.isdir(folder):
         why = f"there is no directory {folder!r}. Make it"
     elif os.path.realpath(path) in map(os.path.realpath, inputs):
-        why = "it would be written over the data that it is made of. Name another file"
+        why = "it would overwrite the data that it is made from. Name another file"
     elif os.path.isdir(path):
         why = "that is a directory. Name a file in it"
     elif os.path.lexists(path) and not overwrite:
@@ -347,7 +347,7 @@ def new_file(target: str) -> Iterator[str]:
     finally:
         with suppress(OSError):
             if not os.path.exists(target) or not os.path.samefile(partial, target):
-                os.truncate(partial, 0)  # a library that failed to close it would keep its room until the process ends
+                os.truncate(partial, 0)  # frees the space even if the library failed to close the file
             os.unlink(partial)
     with suppress(OSError):  # some file systems cannot sync a folder
         _sync(folder)
@@ -360,7 +360,7 @@ def _rename(partial: str, target: str) -> None:
     except OSError as error:
         if error.errno not in NO_HARD_LINKS:
             raise
-        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # ours from here on
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # reserves the name
         os.replace(partial, target)
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a copy, and what becomes of each array: decided before the first byte is written."""
+"""The options of a copy, and the plan for each array: decided before the first byte is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAX_CHUNK_BYTES = 32 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class RepackOptions:
-    """What is asked; see ``repack_file``.
+    """The options; see ``repack_file``.
 
     Raises:
         H5ValueError: it makes no sense, or a compression is not installed.
@@ -54,7 +54,7 @@ class RepackOptions:
     def __post_init__(self) -> None:
         if isinstance(self.rows_per_chunk, int) and self.rows_per_chunk < 1:
             raise H5ValueError(
-                f"rows_per_chunk={self.rows_per_chunk} was asked, and a chunk has at least one row. Pass 1 or more, or "
+                f"rows_per_chunk={self.rows_per_chunk} was given, but a chunk has at least one row. Pass 1 or more, or "
                 "'auto'."
             )
         if self.shuffle_keys is not None and self.shuffle_rows is None:
@@ -108,7 +108,7 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
     arrays = {}
     for link in links_in(file):
         if link.is_first and isinstance(link.item, h5py.h5d.DatasetID):
-            # Not h5py's shape: for it, the HDF5 library opens the files that a virtual array is made of.
+            # Not h5py's shape, for which the HDF5 library opens the sources of a virtual array.
             shape, stored = shape_of(h5py.Dataset(link.item)) or (), link.item.get_type()
             is_column = len(shape) == 1 and stored.get_class() not in (h5py.h5t.COMPOUND, h5py.h5t.ARRAY)
             row_bytes = math.prod(shape[1:]) * stored.get_size() if shape else 0
@@ -129,7 +129,7 @@ def plan_arrays(file: Any, options: RepackOptions) -> dict[int, ArrayPlan]:
 
 
 def _check(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) -> None:
-    """Refuse an array that cannot be read as it is planned."""
+    """Refuse an array that cannot be read as planned."""
     dataset = h5py.Dataset(array)
     if (plan.way != "as it is" or options.verify) and array.shape:
         check_sizes(file, dataset, plan.name, options.files)
@@ -137,7 +137,7 @@ def _check(file: Any, array: Any, plan: ArrayPlan, options: RepackOptions) -> No
         if may_run_code(array) and (plan.way != "rows" or raw_layout(array, file.filename, plan.name) is None):
             why = "not all of its chunks are decoded one by one to be copied or compared"
             check_library(dataset, file.filename, plan.name, why)
-    # Before the HDF5 library looks at text and lists, which may never come back from a damaged heap.
+    # Before the HDF5 library reads text and lists, which can hang on a damaged heap.
     if array.shape and is_variable(array.get_type()) and numpy_dtype(dataset) is not None:
         check_text(layout_of(ArrayHandle(dataset), file.filename, plan.name))
 
@@ -155,7 +155,7 @@ def _named(file: Any, keys: Sequence[str], argument: str) -> set[int]:
             ) from error
         if members or not isinstance(array, h5py.Dataset):
             raise H5ValueError(
-                f"{argument} names {key!r}, which is no array by itself. Name an array or a whole table."
+                f"{argument} names {key!r}, which is not an array by itself. Name an array or a whole table."
             )
         found.add(address_of(array.id))
     return found
@@ -174,7 +174,7 @@ def _shuffled(file: Any, arrays: Mapping[int, _Array], options: RepackOptions) -
         most = Counter(counts.values()).most_common(1)[0][0]
         example = [name for name, n in counts.items() if n == most][:4]
         raise H5ValueError(
-            f"shuffle_rows was asked for arrays of {file.filename!r} with different numbers of rows: {listing(counts)} "
+            f"shuffle_rows was given for arrays of {file.filename!r} with different numbers of rows: {listing(counts)} "
             f"with {', '.join(f'{n:,}' for n in list(counts.values())[:12])} rows. Name those that belong together, "
             f"such as shuffle_keys={example!r}."
         )
@@ -189,7 +189,7 @@ def _plan(
     Args:
         array: which.
         asked: what is asked of its layout; None if ``keys`` leaves it out.
-        options: what is asked of the copy.
+        options: the options of the copy.
         is_shuffled: whether its rows are permuted.
         has_rows: whether the file has other arrays than columns.
     """
@@ -201,7 +201,7 @@ def _plan(
         return _plan_elsewhere(plan, h5py.Dataset(array.id), options)
     has_references = has_class(stored, h5py.h5t.REFERENCE)
     is_moved = layout == h5py.h5d.CHUNKED and moves_axis(array.id)
-    # HDF5's own copy forgets references, and may end the process if it reports wrong coordinates of chunks.
+    # HDF5's own copy loses references, and can crash if it reports wrong coordinates of chunks.
     as_stored = replace(plan, way="values" if has_references or is_moved else "as it is")
     loses = any(step.id not in LOSSLESS for step in kept_steps(plist))
     why = ""
@@ -248,7 +248,7 @@ def _plan_elsewhere(plan: ArrayPlan, array: Any, options: RepackOptions) -> Arra
 def _plan_rows(
     array: _Array, asked: RepackOptions | None, plan: ArrayPlan, as_stored: ArrayPlan, has_rows: bool
 ) -> ArrayPlan:
-    """Plan for rows that are written again, in chunks unless nothing asks for any."""
+    """Plan for rewritten rows, in chunks unless no option needs them."""
     shape, row_bytes, old_chunks = array.shape, array.row_bytes, chunks_of(array.id)
     kept = steps = kept_steps(array.id.get_create_plist())
     wanted = None if asked is None else asked.rows_per_chunk

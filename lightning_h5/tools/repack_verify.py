@@ -138,7 +138,7 @@ def _fill_of(array: Any) -> Any:
     plist = array.get_create_plist()
     if plist.fill_value_defined() != h5py.h5d.FILL_VALUE_USER_DEFINED:
         return plist.fill_value_defined()
-    with suppress(TypeError, ValueError, RuntimeError):  # a number format that NumPy does not have
+    with suppress(TypeError, ValueError, RuntimeError):  # a number format unknown to NumPy
         return np.asarray(h5py.Dataset(array).fillvalue).tobytes()
     return None
 

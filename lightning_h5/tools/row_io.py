@@ -21,13 +21,13 @@ from ..readers import ArrayTarget, bulk_tasks, do_tasks, fallback_reason, open_s
 from ..types import IntArray
 from .compression import Bytes, encoder_of
 
-PIECE_BYTES = 32 << 20  # rows that are read, permuted or written at a time
-MAX_IN_MEMORY = 64 << 20  # rows that are held together and take more go to a temporary file
-MAX_ROWS = 1 << 18  # permuted at a time: the numbers of small rows take more memory than the rows
-ENCODE_BYTES = 256 << 10  # of a task that encodes,
-MAX_CHUNKS = 1024  # each of whose chunks is an object until it is written
-MAX_TASKS = 64  # that encode at a time
-MAX_WRITTEN = 1 << 14  # chunks that the HDF5 library writes at a time: it takes 6 KiB for each
+PIECE_BYTES = 32 << 20  # bytes read, permuted or written at a time
+MAX_IN_MEMORY = 64 << 20  # larger sets of rows go to a temporary file
+MAX_ROWS = 1 << 18  # permuted at a time: row numbers take more memory than small rows
+ENCODE_BYTES = 256 << 10  # per encoding task
+MAX_CHUNKS = 1024  # per task, since each chunk is an object until it is written
+MAX_TASKS = 64  # encoding at a time
+MAX_WRITTEN = 1 << 14  # chunks written by the HDF5 library at a time: it needs 6 KiB for each
 
 Order: TypeAlias = Callable[[int, int], IntArray]
 """The new places of the rows ``[start, stop)`` of the source."""
@@ -114,7 +114,7 @@ def read_rows(array_id: Any, name: str, raw: ArrayLayout | None, folder: str) ->
     """
     n_rows, row_bytes = array_id.shape[0], row_bytes_of(array_id)
     step = (chunks_of(array_id) or (1,))[0]
-    n_read = max(1, PIECE_BYTES // (step * row_bytes)) * step  # rows that are read at a time
+    n_read = max(1, PIECE_BYTES // (step * row_bytes)) * step  # rows per read
     n_piece = max(1, PIECE_BYTES // row_bytes)
     source = None if raw is None else open_source(raw, OpenOptions(), 1, Counters())
     for start in range(0, n_rows, n_read):
@@ -134,7 +134,7 @@ def make_buffer(n_bytes: int, folder: str) -> Bytes:
     if n_bytes <= MAX_IN_MEMORY:
         return np.empty(n_bytes, dtype=np.uint8)
     with tempfile.TemporaryFile(dir=folder) as file:
-        os.posix_fallocate(file.fileno(), 0, n_bytes)  # no room is an error now, and a SIGBUS later
+        os.posix_fallocate(file.fileno(), 0, n_bytes)  # a full disk raises now, instead of SIGBUS later
         return np.frombuffer(mmap.mmap(file.fileno(), n_bytes), dtype=np.uint8)
 
 
@@ -176,7 +176,7 @@ def write_rows(copied: Any, pieces: Pieces, pool: Executor, done: Callable[[int]
         assert encode is not None
         return [encode(chunk) for chunk in rows.reshape(-1, size * row_bytes)]
 
-    step = max(1, min(MAX_CHUNKS, ENCODE_BYTES // (size * row_bytes))) * size  # rows of a task
+    step = max(1, min(MAX_CHUNKS, ENCODE_BYTES // (size * row_bytes))) * size  # rows per task
     for first, rows in _in_whole_chunks(pieces, size):
         n_whole = 0 if encode is None else len(rows) // size * size
         for begin in range(0, n_whole, step * MAX_TASKS):
@@ -186,7 +186,7 @@ def write_rows(copied: Any, pieces: Pieces, pool: Executor, done: Callable[[int]
                 for number, data in enumerate(encoded):
                     copied.write_direct_chunk(rows_box(shape, first + start + number * size, size)[0], data)
         n_written = MAX_WRITTEN * size if chunks else len(rows)
-        for at in range(n_whole, len(rows), n_written):  # the library fills up the last chunk
+        for at in range(n_whole, len(rows), n_written):  # the library pads the last chunk
             some = rows[at : at + n_written]
             box = rows_box(shape, first + at, len(some))
             values = some.reshape(-1).view(f"V{itemsize}").reshape(box[1])

@@ -78,16 +78,16 @@ def stats_of(values: npt.NDArray[Any]) -> RunningStats:
     lines = lines.astype(_kept(values.dtype), copy=False)
     n, n_nan = np.full(n_channels, lines.shape[1]), np.zeros(n_channels, dtype=np.int64)
     where: Any = True
-    with np.errstate(all="ignore"):  # what is stored may be anything
+    with np.errstate(all="ignore"):  # stored values may be anything
         least, largest = lines.min(axis=1), lines.max(axis=1)
-        if not (np.isfinite(least) & np.isfinite(largest)).all():  # a NaN is both least and largest
+        if not (np.isfinite(least) & np.isfinite(largest)).all():  # NaN propagates to both
             where = np.isfinite(lines)
             n, n_nan = where.sum(axis=1), np.isnan(lines).sum(axis=1)
             least = lines.min(axis=1, where=where, initial=np.inf)
             largest = lines.max(axis=1, where=where, initial=-np.inf)
         if lines.dtype.kind in "iu" and lines.dtype.itemsize == 8:
-            # A float64 has no room for all their digits. It has for a multiple of 2048; as unsigned numbers the
-            # distances from that never overflow.
+            # float64 cannot represent all int64, but a multiple of 2048 exactly; unsigned distances from it never
+            # overflow.
             below = least >> 11 << 11
             shift = below.astype(np.float64)
             deviations = (lines.view(np.uint64) - below.view(np.uint64)[:, None]).astype(np.float64)

@@ -34,12 +34,12 @@ MAX_REPORT = 16 << 20
 KEPT = ("LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LC_", "HDF5_", "TZ")
 """How names of environment variables begin that the HDF5 library and its filters need, or Python to read names."""
 
-# Threads and arenas of memory that are not used would count as address space.
+# Unused threads and memory arenas would count as address space.
 FEW = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 
 START = "import sys; sys.path[:] = sys.argv[2:]; from lightning_h5.tools.sandbox import main; main(sys.argv[1])"
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38  # of Linux
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38  # from linux/prctl.h
 
 
 class SandboxError(Exception):
@@ -80,7 +80,7 @@ class SandboxLimits:
                 f"{MIN_MEMORY:,} itself. Pass more, such as '4 GiB'."
             )
         if isinstance(seconds, bool) or not 0 < seconds < math.inf:
-            raise H5ValueError(f"sandbox_seconds={seconds!r} is no time. Pass seconds, more than 0.")
+            raise H5ValueError(f"sandbox_seconds={seconds!r} is not a time. Pass seconds, more than 0.")
         return cls(memory=n_bytes, seconds=float(seconds))
 
     def seconds_of(self, path: str) -> float:
@@ -89,7 +89,7 @@ class SandboxLimits:
             found = os.stat(path)
         except OSError:
             return self.seconds
-        # By what it takes on the disk: a file may claim any size.
+        # By its size on disk: a file may declare any size.
         return self.seconds + min(found.st_size, found.st_blocks * 512) / BYTES_PER_SECOND
 
 
@@ -98,7 +98,7 @@ def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int
 
     Args:
         path: the file.
-        wanted: what to look at (``Wanted`` of ``check_file``).
+        wanted: what to check (``Wanted`` of ``check_file``).
         limits: what the check may take.
         n_threads: threads that decode.
 
@@ -118,19 +118,19 @@ def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int
         "threads": n_threads,
         "parent": os.getpid(),
     }
-    # Libraries look for plugins in the folder that they are started in, and by paths of the environment: the folder is
-    # empty, and of the environment there is no more than needed.
+    # Libraries search for plugins in the working directory and in paths from the environment: the directory is empty,
+    # and the environment minimal.
     environment = {name: value for name, value in os.environ.items() if name.startswith(KEPT)} | FEW
     try:
         with tempfile.TemporaryFile() as report, tempfile.TemporaryDirectory(prefix="lightning_h5-") as empty:
             code = subprocess.run(
                 _command(json.dumps(task)),
-                stdin=subprocess.DEVNULL,  # a closed one would give its number to the next file that is opened
+                stdin=subprocess.DEVNULL,  # if closed, the next opened file would get its number
                 stdout=report,
                 stderr=subprocess.DEVNULL,
                 cwd=empty,
                 env=environment,
-                start_new_session=True,  # Ctrl-C goes to this process alone, which ends the subprocess
+                start_new_session=True,  # Ctrl-C reaches only this process, which ends the subprocess
                 timeout=seconds,
                 check=False,
             ).returncode
@@ -147,7 +147,7 @@ def run_in_sandbox(path: str, wanted: Any, limits: SandboxLimits, n_threads: int
     if code == -signal.SIGXCPU:
         raise SandboxError(
             "hung",
-            f"its check had not ended after {seconds:,.0f} s and was stopped. If you trust its source, and it may be "
+            f"its check did not finish within {seconds:,.0f} s and was stopped. If you trust its source, and it may be "
             f"slow, pass more than sandbox_seconds={limits.seconds:g}; if not, do not open it.",
         )
     if code < 0:
@@ -168,7 +168,7 @@ def _parsed(text: bytes, code: int, limits: SandboxLimits) -> Any:
     failed = found.get("failed") if isinstance(found, Mapping) else "another report"
     if failed == "memory":
         more = f"If you trust its source, pass more than sandbox_memory={limits.memory:,} bytes."
-        raise SandboxError("memory", f"its check took more memory than it may. {more}")
+        raise SandboxError("memory", f"its check exceeded its memory limit. {more}")
     if failed is not None or code:
         how = f"its check ended with {str(failed or code)[:500]!r}."
         raise SandboxError("died", f"{how} Copy the file again; if that does not help, do not open it.")
@@ -177,11 +177,11 @@ def _parsed(text: bytes, code: int, limits: SandboxLimits) -> Any:
 
 def _command(task: str) -> list[str]:
     """The command that starts the subprocess."""
-    # Imports are found as here, but not in the working directory, unless this package lies there.
+    # The same import path, without the working directory, unless this package is there.
     ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     places = [os.path.abspath(place or os.curdir) for place in sys.path]
     kept = [place for place in places if place == ours or place != os.path.abspath(os.curdir)]
-    # -I: neither the environment nor the working directory changes what is imported. -B: nothing is written.
+    # -I: imports depend neither on the environment nor on the working directory. -B: no bytecode is written.
     return [sys.executable, "-I", "-B", "-c", START, task, *kept]
 
 
@@ -192,7 +192,7 @@ def main(asked: str) -> None:
         asked: the task of ``run_in_sandbox`` as JSON.
     """
     task = json.loads(asked)
-    report = os.dup(1)  # libraries may write to the standard output, which goes nowhere from here on
+    report = os.dup(1)  # libraries may write to stdout, which is discarded from here on
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     try:
@@ -204,14 +204,14 @@ def main(asked: str) -> None:
         text = json.dumps({"failed": f"{type(why).__name__}: {why}"[:2000]})
     with open(report, "wb") as file:
         file.write(text.encode("ascii"))
-    os._exit(0)  # closing what a damaged file has left open may crash, and the report is written
+    os._exit(0)  # the report is written, and closing objects of a damaged file may crash
 
 
 def _limit(task: Mapping[str, Any]) -> None:
     """Limit what this process may take, for good, and bind its life to that of the one that started it."""
     limits = {
         resource.RLIMIT_AS: (task["memory"], task["memory"]),
-        resource.RLIMIT_CPU: (task["cpu"], task["cpu"] + 5),  # the first is a signal of its own, the second kills
+        resource.RLIMIT_CPU: (task["cpu"], task["cpu"] + 5),  # the soft limit sends SIGXCPU, the hard limit kills
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_FSIZE: (MAX_REPORT, MAX_REPORT),
     }
@@ -225,8 +225,8 @@ def _limit(task: Mapping[str, Any]) -> None:
         prctl = ctypes.CDLL(None).prctl
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no core dump to a handler, and no look into its memory from outside
-    if os.getppid() != task["parent"]:  # it ended before that
+        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)  # no core dumps, and no access to its memory from outside
+    if os.getppid() != task["parent"]:  # the parent has already ended
         os._exit(1)
 
 

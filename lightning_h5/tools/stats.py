@@ -43,11 +43,11 @@ ChannelAxis: TypeAlias = int | Mapping[str, int | None] | None
 RowsLike: TypeAlias = Any
 """Numbers of rows, or a mask, as whatever NumPy makes an array of; None for all rows."""
 
-BLOCK_VALUES = 1 << 17  # worked on at a time: a megabyte as float64, which fits a core's cache
-MIN_BLOCK = 16  # rows of a block, if these are no more than 16 times as many values
-RUN_BYTES = 1 << 20  # rows that are read together if there are no chunks
-MAX_BYTES = 1 << 30  # of rows for which tasks are made at a time; rows that share their chunks are cut apart here
-MAX_TASKS = 1 << 10  # that are made at a time
+BLOCK_VALUES = 1 << 17  # processed at a time: 1 MiB as float64, which fits a core's cache
+MIN_BLOCK = 16  # minimum rows of a block, unless these have more than 16 times BLOCK_VALUES values
+RUN_BYTES = 1 << 20  # bytes read together in arrays without chunks
+MAX_BYTES = 1 << 30  # bytes for which tasks are created at a time; rows that share chunks are split at this size
+MAX_TASKS = 1 << 10  # created at a time
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -186,12 +186,12 @@ def named_keys(paths: Sequence[str], keys: str | Sequence[str] | None) -> tuple[
     """Return the arrays that are meant.
 
     Args:
-        paths: the files; if no array is named, the first one is looked at.
+        paths: the files; if no array is named, the first one is searched.
         keys: what the user named.
 
     Raises:
         H5KeyError: nothing was named, and several arrays of the file qualify.
-        H5ValueError: they are no names, or one of them comes twice.
+        H5ValueError: they are not names, or one of them is repeated.
     """
     if keys is not None:
         names = field_names(keys, "keys").keys
@@ -213,8 +213,8 @@ def _axis(layout: ArrayLayout, given: ChannelAxis) -> int | None:
     if kind_of(layout.dtype) != "number" or layout.dtype.kind == "c":
         what = "complex numbers" if layout.dtype.kind == "c" else kind_of(layout.dtype)
         raise H5ValueError(
-            f"{layout.key!r} in {layout.path!r} holds {what} (dtype {layout.stored}), and statistics are of real "
-            "numbers. Name an array of these."
+            f"{layout.key!r} in {layout.path!r} holds {what} (dtype {layout.stored}), and statistics need real "
+            "numbers. Name an array of real numbers."
         )
     axis = given.get(layout.key) if isinstance(given, Mapping) else given
     n_axes = len(layout.row_shape)
@@ -222,7 +222,7 @@ def _axis(layout: ArrayLayout, given: ChannelAxis) -> int | None:
         return None
     if not -n_axes <= axis < n_axes:
         raise H5ValueError(
-            f"channel_axis={axis} was asked of {layout.key!r}, whose rows have the shape {layout.row_shape}. Pass an "
+            f"channel_axis={axis} was given for {layout.key!r}, whose rows have the shape {layout.row_shape}. Pass an "
             f"axis of a row, 0 to {n_axes - 1}, or None for all values together."
         )
     return axis % n_axes
@@ -245,7 +245,9 @@ def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
     ordered: IntArray = np.sort(given).astype(np.int64)
     if len(wrong := ordered[(ordered < 0) | (ordered >= n_rows)]):
         wanted = wrong[0] if wrong[0] < 0 else wrong[-1]
-        raise H5ValueError(f"row {wanted} was asked of {key!r}, which has {n_rows} rows. Pass rows of these files.")
+        raise H5ValueError(
+            f"row {wanted} is out of range for {key!r}, which has {n_rows} rows. Pass rows of these files."
+        )
     if (np.diff(ordered) == 0).any():
         raise H5ValueError(f"rows has {len(ordered)} rows of {key!r}, some of them twice. Pass each once.")
     return ordered
@@ -254,7 +256,7 @@ def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
 def _stats_of(
     table: RowTable, options: OpenOptions, rows: Rows, axis: int | None, *, shows_progress: bool
 ) -> ArrayStats:
-    layout = table.layouts[0][0]  # its dtype and the shape of its rows are the same in all files
+    layout = table.layouts[0][0]  # dtype and row shape are the same in all files
     shape = layout.row_shape
     n_channels = 1 if axis is None else shape[axis]
     n_after = 1 if axis is None else math.prod(shape[axis + 1 :])
@@ -307,13 +309,13 @@ class _InOrder:
         self._view, self.result = view, nothing
         self._lock = threading.Lock()
         self._next = 0
-        self._early: dict[int, tuple[int, RunningStats]] = {}  # of rows behind some that are still worked on
+        self._early: dict[int, tuple[int, RunningStats]] = {}  # results of rows after others that are still in progress
 
     def put(self, start: int, rows: npt.NDArray[Any]) -> None:
         """See ``BulkTarget.put``."""
         values = rows.reshape(self._view)
         n_each = max(1, values.shape[1] * values.shape[2])
-        # To merge takes as long as a few rows: there are enough in a block, if they are not too large.
+        # Merging takes as long as a few rows: a block has enough of them if they are not too large.
         step = max(1, BLOCK_VALUES // n_each, min(MIN_BLOCK, MIN_BLOCK * BLOCK_VALUES // n_each))
         done = stats_of(values[:step])
         for at in range(step, len(values), step):
@@ -336,7 +338,7 @@ def _tasks(table: RowTable, options: OpenOptions, rows: Rows, target: _InOrder) 
         row_bytes = max(1, layout.row_bytes)
         source = open_source(layout, options, max(1, RUN_BYTES // row_bytes), counters)
         step = max(1, MAX_BYTES // row_bytes)
-        if step > source.rows_per_block:  # otherwise rows that share their chunks do not fit, and are read repeatedly
+        if step > source.rows_per_block:  # otherwise rows that share chunks do not fit, and are read repeatedly
             step = step // source.rows_per_block * source.rows_per_block
         places = first_places(own, np.arange(0, layout.n_rows + step, step)).tolist()
         for start, end in pairwise(places):
@@ -352,6 +354,6 @@ def _ensure_usable(array: ArrayStats) -> None:
     raise H5ValueError(
         f"{array.key!r} cannot be normalized with these statistics: {channel}has "
         f"{'no finite value' if is_empty else 'values too large for a float64 to hold their squares'} "
-        f"({int(array.n_nan.sum()):,} NaN and {int(array.n_infinite.sum()):,} infinite ones in all). Mend the values, "
+        f"({int(array.n_nan.sum()):,} NaN and {int(array.n_infinite.sum()):,} infinite ones in all). Fix the values, "
         "or leave the array out."
     )

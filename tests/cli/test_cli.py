@@ -188,7 +188,7 @@ def test_advice_that_no_verb_takes_is_marked_as_that_of_data_modules(make_h5, ca
         file["x"] = h5py.ExternalLink("other.h5", "/x")
     with pytest.raises(SystemExit):
         main(["stats", path, "--key", "x"])
-    assert "`lightning-h5 stats` opens no file that you do not name" in capsys.readouterr().err
+    assert "`lightning-h5 stats` opens only files that you name" in capsys.readouterr().err
 
 
 def test_a_verb_that_finds_no_memory_says_so_in_a_line(make_h5, capsys, monkeypatch):

@@ -69,8 +69,8 @@ def test_rows_are_shuffled_by_name(path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["--rows-per-chunk", "0"], 2, "'0' is no number of rows"),
-        (["--rows-per-chunk", "many"], 2, "'many' is no number of rows"),
+        (["--rows-per-chunk", "0"], 2, "'0' is not a number of rows"),
+        (["--rows-per-chunk", "many"], 2, "'many' is not a number of rows"),
         (["--compression", "zipp"], 2, "invalid choice: 'zipp'"),
         (["--compression", "gzip", "--level", "12"], 1, "has 1 to 9"),
         (["--keys", "X"], 1, "Did you mean 'x'"),
@@ -93,7 +93,7 @@ def test_an_existing_file_is_never_written_over(path, capsys, tmp_path):
     assert run(path, target) == 1
     assert "cannot be written: it exists" in capsys.readouterr().err
     assert run(path, path) == 1
-    assert "is the file that is to be repacked" in capsys.readouterr().err
+    assert "is the file to be repacked" in capsys.readouterr().err
     assert target.read_text() == "mine"
     assert _looks(path) == before
 

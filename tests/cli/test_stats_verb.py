@@ -107,7 +107,7 @@ def test_what_is_doubtful_is_said_on_the_standard_error(run, make_h5):
     x[3, 2] = np.inf
     code, out, err = run(make_h5(x=x), "--channel-axis", 0)
     assert code == 0
-    assert "'x' has 1 NaN and 1 infinite values, which are left out" in err
+    assert "'x' has 1 NaN and 1 infinite values, which the statistics exclude" in err
     assert "channels 1, 2 of 'x': all values are equal (std 0)" in err
     assert "nan" not in out
 
@@ -131,7 +131,7 @@ def test_many_channels_are_cut_short(run, make_h5):
     [
         (["--key", "z"], "'z' is not in"),
         (["--key", "Y"], "Did you mean 'y'?"),
-        (["--key", "x", "--rows", "0:1000"], "row 999 was asked of 'x', which has 100 rows"),
+        (["--key", "x", "--rows", "0:1000"], "row 999 is out of range for 'x', which has 100 rows"),
         (["--key", "x", "--channel-axis", "7"], "channel_axis=7"),
         (["--output", "no/such/folder.json"], "there is no directory"),
     ],

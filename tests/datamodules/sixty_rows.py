@@ -5,7 +5,7 @@ from arguments import nested
 
 from lightning_h5 import LazyH5DataModule
 
-ROWS, VAL_ROWS, BATCH = 60, 20, 8  # six full batches, and two of 6; of the others 8, 6 and 6
+ROWS, VAL_ROWS, BATCH = 60, 20, 8  # six full batches and two of 6; for validation 8, 6 and 6
 ALL, VAL = list(range(ROWS)), list(range(VAL_ROWS))
 WORKERS = pytest.mark.parametrize("num_workers", [0, 1])
 

@@ -54,7 +54,7 @@ def test_the_error_of_a_broken_file_advises_what_its_class_has(use, paths):
         USES[use](paths)
     text = str(error.value)
     assert f"{paths[1]!r} is " in text
-    assert "It is one of 3 files: `lightning-h5 check` finds all that cannot be read." in text
+    assert "It is one of 3 files: `lightning-h5 check` finds all unreadable files." in text
     advised = dict(re.findall(r"(\w+)='(\w+)'", text.partition("It is one of")[2]))
     takes = inspect.signature(KINDS.get(use, use)).parameters
     assert ("on_bad_file" in takes) == (advised == {"on_bad_file": "skip"})

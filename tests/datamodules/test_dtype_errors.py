@@ -49,7 +49,7 @@ def test_inputs_in_another_dtype_are_explained_and_the_advice_works(make_h5, mod
     path = make_h5(x=np.ones((20, 4), dtype), y=np.arange(20) % 2)
     (note,) = notes_of(model(), module(path, x_key="x", y_key="y", batch_size=4))
     name = np.dtype(dtype).name
-    assert f"'x' comes as {name} since the file has it so" in note
+    assert f"'x' is loaded as {name}, as stored in the file" in note
     assert "Pass x_dtype='float32'" in note
     quiet_trainer(fast_dev_run=True).fit(
         model(), datamodule=module(path, x_key="x", y_key="y", batch_size=4, x_dtype="float32")
@@ -61,7 +61,7 @@ def test_inputs_in_another_dtype_are_explained_and_the_advice_works(make_h5, mod
 def test_classes_in_another_dtype_are_explained_and_the_advice_works(make_h5, module, dtype):
     path = make_h5(x=np.ones((20, 4), "f4"), y=(np.arange(20) % 2).astype(dtype))
     (note,) = notes_of(Ordinary(), module(path, x_key="x", y_key="y", batch_size=4))
-    assert f"'y' comes as {np.dtype(dtype).name}" in note
+    assert f"'y' is loaded as {np.dtype(dtype).name}" in note
     assert "Pass y_dtype='int64' or 'float32'" in note
     quiet_trainer(fast_dev_run=True).fit(
         Ordinary(), datamodule=module(path, x_key="x", y_key="y", batch_size=4, y_dtype="int64")
@@ -96,7 +96,7 @@ def test_targets_of_a_loss_are_explained_and_the_advice_works(make_h5, module, l
     path = make_h5(x=np.ones((20, 4), "f4"), y=(np.arange(20) % 2).astype(dtype))
     options = {"x_key": "x", "y_key": "y", "batch_size": 4}
     (note,) = notes_of(Loss(loss), module(path, **options))
-    assert f"'y' comes as {np.dtype(dtype).name} since" in note
+    assert f"'y' is loaded as {np.dtype(dtype).name}, as stored" in note
     assert "'float32'" in note
     quiet_trainer(fast_dev_run=True).fit(Loss(loss), datamodule=module(path, **options, y_dtype="float32"))
 
@@ -107,7 +107,7 @@ def test_inputs_of_a_normalization_are_explained_and_the_advice_works(make_h5, l
     path = make_h5(x=np.ones((20, 4), dtype), y=np.zeros(20, dtype))
     options = {"x_key": "x", "y_key": "y", "batch_size": 4, "y_dtype": "float32"}
     (note, *_) = notes_of(Loss(F.mse_loss, layer(4)), LazyH5DataModule(path, **nested(**options)))
-    assert f"'x' comes as {np.dtype(dtype).name} since" in note
+    assert f"'x' is loaded as {np.dtype(dtype).name}, as stored" in note
     assert "Pass x_dtype='float32'" in note
     quiet_trainer(fast_dev_run=True).fit(
         Loss(F.mse_loss, layer(4)), datamodule=LazyH5DataModule(path, **nested(**options, x_dtype="float32"))
@@ -124,7 +124,7 @@ def test_an_array_that_a_transform_may_have_changed_is_not_blamed(make_h5, name)
 def test_an_array_of_a_split_is_explained(make_h5):
     path = make_h5({"train/x": np.ones((20, 4)), "val/x": np.ones((20, 4))})
     (note,) = notes_of(Ordinary(), LazyH5DataModule(path, x_key="{split}/x", batch_size=4))
-    assert "'train/x' comes as float64" in note or "'val/x' comes as float64" in note
+    assert "'train/x' is loaded as float64" in note or "'val/x' is loaded as float64" in note
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_model_in_float64_is_told_so(make_h5):
     (note,) = notes_of(
         Ordinary().double(), LazyH5DataModule(make_h5(x=np.ones((20, 4), "f4")), x_key="x", batch_size=4)
     )
-    assert "comes as float32" in note
+    assert "is loaded as float32" in note
     assert "x_dtype='float64'" in note
 
 

@@ -254,7 +254,7 @@ def test_a_checkpoint_of_another_mixture_is_refused(module, tmp_path, other):
 
 def test_another_batch_size_in_mid_epoch_is_refused_where_batches_are_of_one_source(module, tmp_path):
     saved = stopped_by_an_error(module, tmp_path, sampling_strategy="round_robin")
-    with pytest.raises(H5ResumeError, match=r"batches of 4 rows was begun.*batches of 5"):
+    with pytest.raises(H5ResumeError, match=r"begun with batches of 4 rows.*batches of 5"):
         quiet_trainer().fit(
             SourceRecorder(), datamodule=module(sampling_strategy="round_robin", batch_size=5), ckpt_path=saved
         )
@@ -465,7 +465,7 @@ BAD = {
     "a weight without end": (WEIGHTED | {"weights": [1, float("inf"), 1]}, ["'b'", "inf"]),
     "a weight that is not one": (WEIGHTED | {"weights": [1, float("nan"), 1]}, ["'b'", "nan"]),
     "weights of nothing": (WEIGHTED | {"weights": [0, 0, 0]}, ["[0, 0, 0]", "all 0"]),
-    "too few weights": (WEIGHTED | {"weights": [1, 2]}, ["[1, 2]", "are 2", "3 sources", "'a', 'b', 'c'"]),
+    "too few weights": (WEIGHTED | {"weights": [1, 2]}, ["[1, 2]", "has 2 values", "3 sources", "'a', 'b', 'c'"]),
     "weights of others": (WEIGHTED | {"weights": {"a": 1, "d": 2}}, ["'a', 'd'", "'a', 'b', 'c'"]),
     "weights where nothing is weighted": (ROUND | {"weights": [1, 2, 3]}, ["weights=[1, 2, 3]", "'round_robin'"]),
     "a pattern of others": (ALTERNATING | {"pattern": ["a", "d"]}, ["pattern names 'd'", "'a', 'b', 'c'"]),
@@ -475,15 +475,15 @@ BAD = {
     "a pattern where nothing alternates": (ROUND | {"pattern": ["a"]}, ["pattern=['a']", "'round_robin'"]),
     "a name twice": (
         {"sources": [{"name": "a", "paths": "a.h5"}, {"name": "a", "paths": "b.h5"}]},
-        ["several sources of the name 'a'"],
+        ["several sources named 'a'"],
     ),
     "a name twice in a mapping": (
         {"sources": {"a": "a.h5", "b": {"name": "a", "paths": "b.h5"}}},
-        ["several sources of the name 'a'"],
+        ["several sources named 'a'"],
     ),
     "an argument that no source has": (
         {"sources": FILES | {"b": {"paths": "b.h5", "batch_size": 3}}},
-        ["'b' has 'batch_size'", "'label'", "'where'"],
+        ["'b' has the unknown settings 'batch_size'", "'label'", "'where'"],
     ),
     "files beside sources": ({"train_paths": "a.h5"}, ["train_paths and mixture"]),
     "no source": ({"sources": {}}, ["sources={}", "names no source"]),

@@ -112,7 +112,7 @@ def test_a_small_window_is_named_with_its_cure(module, caplog):
     with caplog.at_level(logging.INFO):
         order_of(module())
         order_of(module(shuffle={"buffer": 43 * BLOCK}))
-    told = [record.getMessage() for record in caplog.records if "neighbors" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "neighboring" in record.getMessage()]
     assert len(told) == 1  # 33 blocks of the 43 are enough
     assert "mixes 8 blocks" in told[0]
     assert "Raise shuffle.buffer to '1 MiB'" in told[0]
@@ -151,7 +151,7 @@ def test_setting_what_is_advised_removes_the_advice(module, make_h5, caplog):
         caplog.clear()
         with caplog.at_level(logging.INFO):
             order_of(LazyH5DataModule(path, **nested(x_key="x", batch_size=4, seed=1, **options)))
-        return [record.getMessage() for record in caplog.records if "neighbors" in record.getMessage()]
+        return [record.getMessage() for record in caplog.records if "neighboring" in record.getMessage()]
 
     for more in ({}, {"num_workers": 2}, {"streams": 3}, {"shuffle": "window"}):
         (advice,) = told(shuffle_bytes="4 MiB", **more)

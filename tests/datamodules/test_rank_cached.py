@@ -1092,7 +1092,10 @@ def test_rows_that_sit_out_are_spoken_of(make_h5, caplog):
             make_h5(x=np.arange(8)), distributed={"rank": 0, "world_size": 3}, batch_size=1, with_index=True
         )
     )
-    assert "2 of 8 rows, other ones each epoch, sit out so that all 3 ranks take equally many steps" in caplog.text
+    assert (
+        "2 of 8 rows, different ones each epoch, are left out so that all 3 ranks take the same number of steps"
+        in caplog.text
+    )
 
 
 # Command line ----------------------------------------------------------------------------------------------------

@@ -180,6 +180,16 @@ def test_another_batch_size_goes_on_with_the_rest(tmp_path, module, batch_size):
     assert together(broken, resumed) == whole
 
 
+def test_a_limit_counts_batches_of_the_present_size(tmp_path, module):
+    """Four batches of 8 rows are eight of 4, more than the limit: the epoch is over."""
+    smaller = lambda: module(batch_size=4)  # noqa: E731
+    limit = {"limit_train_batches": 5}
+    broken, resumed = stop_and_go_on(tmp_path, module, (0, 4), on_exception(tmp_path), go_on=smaller, **limit)
+    whole = rows_of_a_whole_run(module)
+    assert broken == {0: whole[0][:32]}
+    assert resumed == {1: whole[1][:20], 2: whole[2][:20]}
+
+
 def test_another_seed_is_refused_with_both_values(tmp_path, module):
     with pytest.raises(H5ResumeError, match=r"seed: saved 0, present 1"):
         stop_and_go_on(tmp_path, module, (1, 3), on_exception(tmp_path), go_on=lambda: module(seed=1))

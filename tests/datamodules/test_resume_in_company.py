@@ -157,7 +157,7 @@ class FitsElsewhere(Callback):
 
 
 def test_two_fits_at_once_with_one_data_module_are_refused(file):
-    with pytest.raises(ValueError, match="in the fit of one Trainer, and another began to fit with it"):
+    with pytest.raises(ValueError, match="this data module is still in use by the fit of another Trainer"):
         quiet_trainer(callbacks=[FitsElsewhere()]).fit(Recorder(), datamodule=module(file))
 
 

@@ -118,14 +118,14 @@ BY_ROW = {"group_key": None, "splits": {"train": [[0, 100]], "val": [[100, ROWS]
     ("text", "options", "words"),
     [
         ("{", {}, "cannot be read as JSON"),
-        ("[1]", {}, "is no file of splits"),
-        ({"splits": {"training": []}}, {}, "is no file of splits"),
-        (BY_GUID, {}, "is of group_key='guid', and group_key=None"),
-        (BY_ROW, {"group_key": "guid"}, "is of group_key=None, and group_key='guid'"),
+        ("[1]", {}, "is not a file of splits"),
+        ({"splits": {"training": []}}, {}, "is not a file of splits"),
+        (BY_GUID, {}, "was made with group_key='guid', but group_key=None"),
+        (BY_ROW, {"group_key": "guid"}, "was made with group_key=None, but group_key='guid'"),
         (BY_ROW | {"settings": {"fold": 0}}, {"num_folds": 3, "fold": 1}, "made with fold=0, and fold=1"),
         ({"splits": {"train": [[0, 100]], "val": [[101, ROWS]]}}, {}, "has 119 rows, of which 119 differ"),
         ({"splits": {"train": [[0, 101]], "val": [[100, ROWS]]}}, {}, "has 121 rows, of which 120 differ"),
-        ({"splits": {"train": [5]}}, {}, "no list of ranges"),
+        ({"splits": {"train": [5]}}, {}, "not a list of ranges"),
         (
             {"group_key": "guid", "splits": {"train": sorted(set(GUIDS))[:-2]}},
             {"group_key": "guid"},
@@ -136,7 +136,7 @@ BY_ROW = {"group_key": None, "splits": {"train": [[0, 100]], "val": [[100, ROWS]
             {"group_key": "guid"},
             "has 'p03' in several splits",
         ),
-        (BY_ROW, {"val_path": True}, "gives 20 rows to 'val', which has files of its own"),
+        (BY_ROW, {"val_path": True}, "gives 20 rows to 'val', which has its own files"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused(file, tmp_path, text, options, words):

@@ -170,7 +170,7 @@ def test_text_is_compared_too(make_h5):
     with open(path, "r+b") as file:
         file.seek(place)
         file.write(b"gone")
-    with pytest.raises(H5CorruptError, match=r"rows 0 to 39 of 'y' in .* differ from the digest"):
+    with pytest.raises(H5CorruptError, match=r"rows 0 to 39 of 'y' in .* differ from their digest"):
         H5LazyDataset(
             path,
             "x",
@@ -199,7 +199,7 @@ def test_the_error_names_rows_array_file_and_what_to_do(make_h5, nothing_held, k
     for read in datasets(path, "x").values():
         with pytest.raises(H5CorruptError) as error:
             read()
-        for part in (path, "'x'", "rows ", "differ from the digest", "Copy the file again", "--write-digests"):
+        for part in (path, "'x'", "rows ", "differ from their digest", "Copy the file again", "--write-digests"):
             assert part in str(error.value)
     problem = check_files(path).errors[-1]
     assert (problem.kind, problem.array) == ("digest", "x")
@@ -271,7 +271,7 @@ def test_an_array_of_the_same_bytes_and_another_meaning_is_refused(make_h5):
     digest(path)
     other = make_h5(x=ROWS.view("<i4"))
     os.rename(digests_path(path), digests_path(other))
-    with pytest.raises(H5CorruptError, match=r"not what its digests were made of.*<f4.*int32"):
+    with pytest.raises(H5CorruptError, match=r"does not match its digests.*<f4.*int32"):
         H5LazyDataset(
             other,
             "x",
@@ -292,7 +292,7 @@ def test_rows_are_compared_when_they_are_read_and_other_rows_are_read(make_h5, n
         files={"verify": "digest"},
     )
     np.testing.assert_array_equal(dataset.read_batch([36, 39]).numpy(), right[[36, 39]])
-    with pytest.raises(H5CorruptError, match="differ from the digest"):
+    with pytest.raises(H5CorruptError, match="differ from their digest"):
         dataset.read_batch([0, 1, 36])
 
 
@@ -333,7 +333,7 @@ def test_files_below_the_wanted_level_are_refused(make_h5, level, wanted):
     if level >= wanted:
         module.setup("fit")
         return
-    with pytest.raises(H5ValueError, match=rf"min_integrity={wanted} was asked, and 'x' .* has level {level}:"):
+    with pytest.raises(H5ValueError, match=rf"min_integrity={wanted} was requested, but 'x' .* has level {level}:"):
         module.setup("fit")
     digest(path)
     LazyH5DataModule(

@@ -152,7 +152,7 @@ def test_an_index_outside_raises_index_error(make_h5, index):
 
 @pytest.mark.parametrize("index", [1.0, "1", None, True], ids=repr)
 def test_what_is_not_an_integer_is_no_index(make_h5, index):
-    with pytest.raises(H5ValueError, match="found by an integer"):
+    with pytest.raises(H5ValueError, match="selected by integers"):
         H5LazyDataset(write(make_h5), "images")[index]
 
 
@@ -253,7 +253,7 @@ def test_byte_orders_and_text_widths_may_differ_between_files(make_h5):
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"x": np.array([b"a", b"b"])}, r"'x' in .* holds text, and a tensor cannot. Take it as y_key"),
+        ({"x": np.array([b"a", b"b"])}, r"'x' in .* holds text, and a tensor cannot. Pass it as y_key"),
         ({"x": np.zeros(2, [("a", "i4"), ("b", "f4")])}, "'x' in .* is a table.*'x/a', 'x/b'"),
         ({"x": np.zeros(2, "longdouble")}, r"'x' in .* has the dtype .*float128"),
         (

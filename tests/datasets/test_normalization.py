@@ -310,7 +310,7 @@ REFUSED = {
     "another number of channels": ({"x": {"mean": [0.0] * 4, "std": [1.0] * 4}}, r"'x' are of 4 channels .*3 there"),
     "another shape of rows": (
         {"x": X | {"row_shape": [3, 5]}},
-        r"'x' were made of rows of the shape \(3, 5\).*\(3, 4\)",
+        r"'x' were computed from rows of shape \(3, 5\).*\(3, 4\)",
     ),
     "text": ({"name": {"mean": 0.0, "std": 1.0}}, r"have 'name', which is text"),
     "a mean that is NaN": ({"x": {"mean": float("nan"), "std": 1.0}}, r"'x': mean nan, std 1.0"),
@@ -340,10 +340,12 @@ def test_statistics_that_do_not_fit_are_refused_with_both_sides(make_h5, tmp_pat
 
 
 @pytest.mark.parametrize("kind", DATASETS)
-def test_all_datasets_refuse_statistics_of_other_channels(make_h5, tmp_path, kind):
+@pytest.mark.parametrize("case", ["another number of channels", "another shape of rows"])
+def test_all_datasets_refuse_statistics_of_other_rows(make_h5, tmp_path, kind, case):
+    fields, text = REFUSED[case]
     path, _ = mixed(make_h5)
-    with pytest.raises(H5ValueError, match=r"'x' are of 4 channels .*3 there"):
-        dataset_of(kind, path, normalize=stats_file(tmp_path, {"x": {"mean": [0.0] * 4, "std": [1.0] * 4}}))
+    with pytest.raises(H5ValueError, match=text):
+        dataset_of(kind, path, normalize=stats_file(tmp_path, fields))
 
 
 @pytest.mark.parametrize("content", [None, "{", "[1, 2]", '{"fields": [1]}', "\x00\xff"])
@@ -376,7 +378,7 @@ def test_statistics_of_none_of_the_fields_that_are_loaded_are_refused(make_h5, t
 def test_a_field_that_is_normalized_cannot_be_of_integers(make_h5, tmp_path):
     path, arrays = mixed(make_h5)
     file = stats_file(tmp_path, {"x": stats_of(arrays["x"])})
-    with pytest.raises(H5ValueError, match=r"'x' is to be normalized, and to be torch.int16"):
+    with pytest.raises(H5ValueError, match=r"'x' is to be normalized, but torch.int16 was requested"):
         H5LazyDataset(path, "x", x_dtype="int16", normalize=file)
 
 
@@ -523,19 +525,8 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", ["u1", "f4", "f8", ">f4"])
-@pytest.mark.parametrize("cache_bytes", [0, "1 KiB", "1 MiB"])
-@pytest.mark.parametrize("kind", ["lazy", "combined"])
-@pytest.mark.parametrize("way", ["compiled", "by NumPy"])
-def test_rows_that_are_decoded_in_company_are_normalized_once(
-    decodes_in_company, monkeypatch, tmp_path, layout, dtype, cache_bytes, kind, way
-):
-    if way == "by NumPy":  # which goes another way with blocks that do not stay
-        monkeypatch.setattr(multiply_add, "_loops", lambda *args, **kwargs: None)
-    if layout == "a filter of others" and dtype[-2] != "f":
-        pytest.skip("the filter keeps six decimals of floats")
+def assert_rows_are_normalized_once(tmp_path, layout, dtype, cache_bytes, kind):
+    """Reads rows of two files, of which the first has this layout, several times."""
     values = values_of(dtype.strip(">"), (N, 3, 8), 1).astype(dtype)
     paths = [tmp_path / "a.h5", tmp_path / "b.h5"]
     for path, part in zip(paths, (values[:11], values[11:]), strict=True):
@@ -560,6 +551,28 @@ def test_rows_that_are_decoded_in_company_are_normalized_once(
         assert np.abs(found - expected[rows]).max() < 2e-6
     dataset.close()
     assert np.abs(dataset.read_batch([3, 20])["x"].numpy() - expected[[3, 20]]).max() < 2e-6
+
+
+@pytest.mark.parametrize("cache_bytes", [0, "1 MiB"], ids=["not kept", "kept"])
+def test_decoded_rows_are_normalized_once(decodes_in_company, tmp_path, cache_bytes):
+    """Whether they are normalized as chunks or as they are copied, and whether the chunks stay in memory or not."""
+    assert_rows_are_normalized_once(tmp_path, "whole rows a chunk", "f4", cache_bytes, "lazy")
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["u1", "f4", "f8", ">f4"])
+@pytest.mark.parametrize("cache_bytes", [0, "1 KiB", "1 MiB"])
+@pytest.mark.parametrize("kind", ["lazy", "combined"])
+@pytest.mark.parametrize("way", ["compiled", "by NumPy"])
+def test_rows_that_are_decoded_in_company_are_normalized_once(
+    decodes_in_company, monkeypatch, tmp_path, layout, dtype, cache_bytes, kind, way
+):
+    if way == "by NumPy":  # which goes another way with blocks that do not stay
+        monkeypatch.setattr(multiply_add, "_loops", lambda *args, **kwargs: None)
+    if layout == "a filter of others" and dtype[-2] != "f":
+        pytest.skip("the filter keeps six decimals of floats")
+    assert_rows_are_normalized_once(tmp_path, layout, dtype, cache_bytes, kind)
 
 
 def test_complex_fields_are_not_normalized(make_h5, tmp_path):

@@ -284,7 +284,7 @@ def test_a_worker_that_is_not_given_the_rows_loads_them_again_and_says_so(make_h
     batches = list(DataLoader(dataset, batch_size=6, num_workers=1, multiprocessing_context="spawn"))
     assert torch.equal(torch.cat(batches), dataset.read_batch(range(20)))
     assert dataset.counters.total()["bytes_read"] == 2 * loaded > 0
-    assert "all of them then read the one copy" in capfd.readouterr().err
+    assert "they then all read the same copy" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("share_memory", [False, True])

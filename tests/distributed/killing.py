@@ -58,7 +58,7 @@ class Historian(LightningModule):
         self.layer = torch.nn.Linear(1, 1)
         self.one_cycle = one_cycle
         self.history: list[list] = []  # [epoch, rows of all ranks] for each step
-        self.trained = 0  # steps of this process
+        self.trained = 0  # steps trained by this process
 
     def training_step(self, batch, batch_idx):
         x, index = batch
@@ -154,7 +154,7 @@ def told_to_end(trainer):
 
 
 def interrupted(trainer):
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for background jobs
     os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -273,7 +273,7 @@ def classes_of(rank, path, all_options):
             ddp(2, max_epochs=2).fit(model, datamodule=datamodule)
             ddp(2).fit(model, datamodule=datamodule)
         classes = [sorted({row * CLASSES // SORTED_ROWS for row in rows}) for rows in model.train_rows.values()]
-        about = [str(each.message) for each in told if "other targets" in str(each.message)]
+        about = [str(each.message) for each in told if "different targets" in str(each.message)]
         found.append((classes, about, datamodule._datasets["train"].counters.total()["chunks_decoded"]))
     return found
 

@@ -8,7 +8,7 @@ import time
 import traceback
 from multiprocessing import get_context
 
-SPAN = 16 * 1024  # bytes of a chunk, which may be overwritten
+SPAN = 16 * 1024  # bytes of a chunk to overwrite
 
 
 class Deed:
@@ -110,7 +110,7 @@ DEEDS = {
     "truncate_and_grow": {SIZE, WRITTEN},
     "edit_bytes": {WRITTEN},
     "edit_chunk": {WRITTEN},
-    "overwrite": {SIZE, WRITTEN},  # it is empty for a moment
+    "overwrite": {SIZE, WRITTEN},  # the file is empty for a moment
     "replace": {OTHER},
     "replace_by_longer": {OTHER},
     "replace_and_put_back": {OTHER},
@@ -118,7 +118,7 @@ DEEDS = {
     "touch": {WRITTEN},
     "append": {SIZE, WRITTEN},
     "delete": {GONE},
-    "delete_and_make": {GONE, OTHER, SIZE, WRITTEN},  # as another file, or as one that has its number
+    "delete_and_make": {GONE, OTHER, SIZE, WRITTEN},  # as another file, or as one with the same inode
     "rename": {GONE},
     "rename_and_back": {GONE},
 }

@@ -19,7 +19,7 @@ from lightning_models import quiet_trainer
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5DataModule
 
-PAUSE = 0.02  # seconds of a step: workers are ahead, and their pipe is full
+PAUSE = 0.02  # seconds per step, so that workers are ahead and their pipe is full
 
 KINDS = {
     "lazy": lambda file, **options: LazyH5DataModule(file, file, **nested(x_key="x", num_workers=2, **options)),
@@ -142,7 +142,7 @@ def start(program):
         ranks.append(processes.CONTEXT.Process(target=train_apart, args=arguments))
         ranks[-1].start()
         sender.close()
-        ranks[-1].receiver = receiver  # open as long as the rank may tell
+        ranks[-1].receiver = receiver  # open as long as the rank may send
     return ranks
 
 

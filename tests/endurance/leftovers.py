@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-SERVERS = ("resource_tracker", "forkserver")  # Python's own, once for all: they end with their process
+SERVERS = ("resource_tracker", "forkserver")  # started by Python once per process, and ended with it
 
 
 class Held(NamedTuple):
@@ -31,7 +31,7 @@ def nothing_is_left(seconds=10):
     """After the block, and a moment, this process holds nothing that it did not hold before."""
     before = held()
     yield
-    gc.collect()  # errors hold what they passed through
+    gc.collect()  # errors keep their frames alive
     end = time.monotonic() + seconds
     while (left := _more(before, held())) and time.monotonic() < end:
         time.sleep(0.01)
@@ -78,8 +78,8 @@ def _descriptors():
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             name = os.readlink(f"/proc/self/fd/{fd}")
-            if not name.startswith("/proc/"):  # the folder that is being listed
-                yield re.sub(r"\[\d+\]", "", name)  # pipes and sockets are counted, not told apart
+            if not name.startswith("/proc/"):  # skip the folder being listed
+                yield re.sub(r"\[\d+\]", "", name)  # pipes and sockets are counted, not distinguished
 
 
 def _shared():

@@ -23,7 +23,7 @@ from lightning_h5 import (
 from lightning_h5.datasets import row_table
 from lightning_h5.hdf5 import process_pool
 
-WIDTH = 1024  # of a row of 4 KiB
+WIDTH = 1024  # numbers per row of 4 KiB
 
 
 def write_rows(path, n_rows, *, first=0, **options):

@@ -40,7 +40,7 @@ def test_batches_and_shards_larger_than_dev_shm_are_right(path, tmp_path):
     """What a transform makes far larger goes torch's way, which is an error and no hang."""
     _, text, is_ours = run(limited.train_with_little_shared_memory, tmp_path, path, ROWS)
     assert is_ours, text
-    assert "share memory with the process that started them, and the system has none left: No space left" in text
+    assert "workers hand over batches through shared memory, and the system has none left: No space left" in text
 
 
 @needs_mounts

@@ -49,13 +49,13 @@ def fork(logs, target, *arguments, world_size=1):
 def as_a_script(rank, path, arguments, cwd, environment):
     """Runs a script in this process, as ``python path arguments`` does in another."""
     os.environ |= environment
-    tempfile.tempdir = None  # it is looked up once, and TMPDIR may have been set just now
+    tempfile.tempdir = None  # it is cached, and TMPDIR may have changed
     if cwd is not None:
         os.chdir(cwd)
     folder = Path(path).parent
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(folder))
-    if (folder / "ranks.py").exists():  # ranks of the benchmarks: a server of their own would import everything anew
+    if (folder / "ranks.py").exists():  # ranks of the benchmarks: their own forkserver would import everything again
         importlib.import_module("ranks").CONTEXT = multiprocessing.get_context("fork")
     runpy.run_path(path, run_name="__main__")
 

@@ -26,11 +26,11 @@ from tqdm import tqdm
 from lightning_h5 import CombinedHDF5DataModule, H5Error, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.datasets import row_table
 
-LIMIT = 10.0  # seconds that a cell may take once it has begun
-START = 60.0  # seconds in which a process must begin; a busy machine takes its time
-LEAVE = 5.0  # seconds in which what was started must be gone
+LIMIT = 10.0  # seconds that a cell may take once started
+START = 60.0  # seconds in which a process must start, even on a busy machine
+LEAVE = 5.0  # seconds in which started processes must end
 BATCH, MIDDLE, EPOCHS = 4, 3, 2  # rows of a batch; batches before the last stage of a fault; epochs
-HELD_BYTES = 1024  # so that x is read on demand, and y is held: large and small arrays in a small file
+HELD_BYTES = 1024  # so that x is read on demand and y is held, as large and small arrays would be
 
 REMEDY = re.compile(
     r"(?<=[.:;,?] )(?:Add|Check|Choose|Close|Copy|copy|Encode|Install|Leave|Look|Make|Mend|Name|Pass|Put|Raise|Remove"
@@ -49,7 +49,7 @@ class Cell:
 
 def run_cell(fault, kind, n_workers, folder):
     """Runs a cell in a forked child that leads a group of its own; nothing of it is alive when this returns."""
-    resource_tracker.ensure_running()  # else each child would start a tracker of its own, in a new interpreter
+    resource_tracker.ensure_running()  # otherwise each child would start its own tracker in a new interpreter
     folder.mkdir()
     receiver, sender = os.pipe()
     pid = os.fork()
@@ -60,11 +60,11 @@ def run_cell(fault, kind, n_workers, folder):
     try:
         cell = _wait_for(receiver, folder)
         if cell is None or cell.verdict != "hang":
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # it is not yet forgotten, so its number stays its own
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # not reaped yet, so its pid is not reused
         left = _group(pid)
     finally:
         os.close(receiver)
-        for kill in (os.killpg, os.kill):  # it leads no group before it has begun
+        for kill in (os.killpg, os.kill):  # it leads no process group before it starts
             with suppress(ProcessLookupError):
                 kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -97,9 +97,9 @@ def _be_child(fault, kind, n_workers, folder, sender):
         os.dup2(log, 1)
         os.dup2(log, 2)
         faulthandler.enable(log)
-        faulthandler.register(signal.SIGALRM, log)  # not its own timer: the parent has one, whose thread is not here
+        faulthandler.register(signal.SIGALRM, log)  # not its own timer, whose thread is in the parent only
         signal.alarm(int(LIMIT))
-        logging.getLogger().handlers.clear()  # pytest's keep what was logged, and with it errors and their frames
+        logging.getLogger().handlers.clear()  # pytest's handlers keep records, and with them errors and their frames
         torch.set_num_threads(1)
         row_table.HELD_BYTES = HELD_BYTES
         _warm_up()
@@ -120,7 +120,7 @@ def _warm_up():
     """What stays open in a process once it was used is opened before the cell is looked at."""
     torch.empty(1).share_memory_()
     tqdm.get_lock()
-    gc.freeze()  # what was imported is not looked through again, nor its memory copied, in each cell
+    gc.freeze()  # so that cells neither scan nor copy the memory of imported modules
 
 
 def _verdict(fault, kind, n_workers, folder):
@@ -198,7 +198,7 @@ def _module(kind, case, n_workers, options):
         "batch_size": BATCH,
         "with_index": True,
         "num_workers": n_workers,
-        "prefetch_factor": 2,  # so that most of an epoch is still to be read in its middle
+        "prefetch_factor": 2,  # so that most of the epoch is still unread in its middle
         "pin_memory": False,
         "seed": 0,
         "rank": 0,
@@ -246,7 +246,7 @@ class Holdings:
         """What has come since and does not go."""
         end = time.monotonic() + LEAVE
         while True:
-            gc.collect()  # errors hold what they passed through
+            gc.collect()  # errors keep their frames alive
             found = self._now() - self._before
             if not found or time.monotonic() > end:
                 return sorted(found)
@@ -264,7 +264,7 @@ class Holdings:
         found |= {f"thread {thread.name}" for thread in threading.enumerate() if thread.name != "tqdm_monitor"}
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             found |= {f"process {pid}" for pid in file.read().split()}
-        # Entries have the process's number in their names; those of its workers end before it, with theirs.
+        # Entry names contain the process id; those of its workers end before it.
         found |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if f"_{os.getpid()}_" in name}
         return {name for name in found if not name.endswith(f"/proc/{os.getpid()}/fd")}
 

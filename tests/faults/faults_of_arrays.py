@@ -23,7 +23,7 @@ from matrix_case import (
 from lightning_h5.readers.filters.decoders import fletcher32
 
 LZF = {"chunks": (STEP, WIDTH), "compression": "lzf"}
-UNKNOWN = 32_999  # a filter that nobody has
+UNKNOWN = 32_999  # a filter that does not exist
 MANY = 1 << 40
 
 
@@ -58,7 +58,7 @@ STORED = {"gzip": GZIP, "fletcher32": CHECKED, "gzip_and_fletcher32": BOTH, "lzf
 for _name, _storage in STORED.items():
     damaged(f"bit_flip_in_a_{_name}_chunk", _storage, flip)
     damaged(f"noise_in_a_{_name}_chunk", _storage, noise, slow=True)
-for _name in ("gzip", "gzip_and_fletcher32"):  # the checksum of zeros is zero, so that a compressor has to notice
+for _name in ("gzip", "gzip_and_fletcher32"):  # the checksum of zeros is zero, so the decompressor has to notice
     damaged(f"zeros_in_a_{_name}_chunk", STORED[_name], zero)
 damaged("bit_flip_in_a_gzip_chunk_in_the_newer_format", GZIP | {"libver": "latest"}, flip)
 damaged("bit_flip_in_a_shuffled_gzip_chunk", GZIP | {"shuffle": True}, flip, slow=True)
@@ -159,7 +159,7 @@ def _declare(case, shape, chunks):
         maxshape = chunks and (None, None)
         file.create_dataset("x", shape, "i4", chunks=chunks, maxshape=maxshape, compression=chunks and "gzip")
         del file["y"]
-        # As many, so that nothing else is wrong.
+        # The same number, so that nothing else is wrong.
         file.create_dataset("y", shape[:1], "u1", chunks=chunks and (1 << 20,) if shape[0] > ROWS else None)
 
     case.write()

@@ -84,7 +84,7 @@ def symlink_to_the_file(case):
 @fault(REFUSED, cause="[Pp]ermission")
 def permission_denied(case):
     os.chmod(case.write(), 0)
-    if os.geteuid() == 0:  # to whom nothing is denied
+    if os.geteuid() == 0:  # root may read everything
         os.seteuid(NOBODY)
         case.undo.append(lambda: os.seteuid(0))
 
@@ -245,7 +245,7 @@ def failing(name, owner, attribute, write, *, slow=False):
         case.put_in_place(owner, attribute, _fail)
 
     from_the_beginning.__name__, after_setup.__name__ = f"{name}_from_the_beginning", f"{name}_after_setup"
-    # Of two threads that read, the first to fail is heard.
+    # If two threads read, the first failure is reported.
     cause = "'[xy]'.*Input/output error.*disk"
     fault(REFUSED, cause=cause, slow=slow)(from_the_beginning)
     fault(REFUSED, cause=cause, slow=slow, cached=RIGHT)(after_setup)

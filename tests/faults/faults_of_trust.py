@@ -112,7 +112,7 @@ vouched(
     middle=True,
     cached=RIGHT,
     key=None,
-    cause="was written to",  # and had its time reset, but for a worker that looks in between
+    cause="was written to",  # and had its time reset, unless a worker checks in between
 )
 vouched("digests_that_are_not_there", REFUSED, GZIP, no_digests, key=None)
 vouched("digests_that_cannot_be_read", REFUSED, GZIP, broken_digests, key=None, slow=True)

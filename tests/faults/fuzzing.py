@@ -35,9 +35,9 @@ from lightning_h5.hdf5 import process_pool
 ROWS = 160
 SEED = 20
 HANG_SECONDS = 10
-MORE_MEMORY = 3 << 30  # bytes of addresses that a child may take beyond what it has when it is forked
-MAX_KEPT = 10  # mutants of each kind of end that are written for a closer look
-PER_CHILD = 250  # mutants; what HDF5 leaks after an error does not add up for longer
+MORE_MEMORY = 3 << 30  # address space that a child may add to what it has at the fork
+MAX_KEPT = 10  # mutants per outcome that are written for inspection
+PER_CHILD = 250  # mutants, which bounds what HDF5 leaks after errors
 
 VERDICTS = ("right", "refused", "wrong", "moved", "crash", "memory", "foreign", "hang")
 """How a mutant ended. "moved": wrong, where a whole valid chunk took another's place, which no checksum can show."""
@@ -276,7 +276,7 @@ MUTATORS = {
     "trailing bytes": _trailing,
 }
 OFTEN = ("a bit of the tables", "bytes of the tables", "bytes of the tables")
-_TURNS = (*MUTATORS, *OFTEN)  # the tables are where a reader can be led astray
+_TURNS = (*MUTATORS, *OFTEN)  # the file's tables are the most likely to mislead a reader
 
 
 def mutant_of(base, number):
@@ -482,7 +482,7 @@ def _work(jobs, folder, sender, options):
     own = os.path.join(folder, f"of {os.getpid()}")
     os.mkdir(own)
     for base, number in jobs:
-        # A name of its own: nothing that is remembered of a file may be taken for another's.
+        # A unique name, so that nothing cached for one file is used for another.
         path = os.path.join(own, f"{number} {crc32(base.name.encode())}.h5")
         with open(path, "wb") as file:
             file.write(mutant_of(base, number)[1])
@@ -494,7 +494,7 @@ def _work(jobs, folder, sender, options):
         os.remove(path)
 
 
-# What came of it -----------------------------------------------------------------------------------------------------
+# Outcomes ------------------------------------------------------------------------------------------------------------
 
 
 def report(tally, seconds):

@@ -10,8 +10,8 @@ from functools import partial
 import h5py
 import numpy as np
 
-ROWS, STEP, WIDTH = 48, 4, 64  # rows of the file, of a chunk; numbers of a row
-BAD = 5  # the chunk that is damaged
+ROWS, STEP, WIDTH = 48, 4, 64  # rows of the file, rows per chunk, numbers per row
+BAD = 5  # the damaged chunk
 BAD_ROW = BAD * STEP
 REFUSED, RIGHT = "refused", "right"
 GZIP = {"chunks": (STEP, WIDTH), "compression": "gzip"}
@@ -75,7 +75,7 @@ class Case:
     truth: dict = field(default_factory=dict)
     x_key: str = "x"
     blamed: str = ""  # the file that a refusal must name
-    undo: list = field(default_factory=list)  # what has to be done before the cell is looked at again
+    undo: list = field(default_factory=list)  # calls to make before the cell is checked again
 
     def __post_init__(self):
         self.paths, self.blamed = [self.at("data.h5")], self.at("data.h5")

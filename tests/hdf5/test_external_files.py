@@ -89,5 +89,5 @@ def test_of_a_pattern_of_names_the_files_that_are_there_are_found(folder):
 
 def test_storage_that_is_gone_is_named(folder):
     os.unlink(folder / "raw.bin")
-    with pytest.raises(H5FileError, match=r"raw\.bin' *, which cannot be looked at: No such file"):
+    with pytest.raises(H5FileError, match=r"raw\.bin' *, which cannot be accessed: No such file"):
         others(folder, "stored")

@@ -230,14 +230,14 @@ def test_a_directory_that_may_not_be_read_is_named(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr("os.listdir", refuse)
-    with pytest.raises(H5FileError, match="cannot be looked into: Permission denied"):
+    with pytest.raises(H5FileError, match="cannot be listed: Permission denied"):
         expand_paths(tmp_path)
 
 
 CURES = {
     errno.EMFILE: r"Raise `ulimit -n`",
     errno.ENFILE: r".*fs\.file-max",
-    errno.ENOMEM: "Make room in memory",
+    errno.ENOMEM: "Free some memory",
     errno.EIO: "Check the disk",
     errno.EACCES: "Check its permissions",
 }
@@ -250,7 +250,7 @@ def test_what_keeps_a_directory_from_being_looked_into_has_its_own_remedy(folder
         raise OSError(number, os.strerror(number), path)
 
     monkeypatch.setattr("os.listdir", refuse)
-    with pytest.raises(H5FileError, match=rf"cannot be looked into: {os.strerror(number)}\. {CURES[number]}"):
+    with pytest.raises(H5FileError, match=rf"cannot be listed: {os.strerror(number)}\. {CURES[number]}"):
         expand_paths(path)
 
 
@@ -258,7 +258,7 @@ def test_a_directory_without_a_descriptor_left_says_to_raise_the_limit(folder):
     def scan():
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
         for path in (".", "*.h5"):
-            with pytest.raises(H5FileError, match=r"cannot be looked into: Too many open files\. Raise `ulimit -n`"):
+            with pytest.raises(H5FileError, match=r"cannot be listed: Too many open files\. Raise `ulimit -n`"):
                 expand_paths(path)
 
     assert run_forked(scan) == 0

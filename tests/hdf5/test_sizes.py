@@ -79,7 +79,7 @@ def test_virtual_arrays_claim_what_their_sources_store(tmp_path):
         layout = h5py.VirtualLayout(shape=(5 * GIB,), dtype="u1")
         layout[:100] = h5py.VirtualSource(".", "x", shape=(100,))
         file.create_virtual_dataset("v", layout)
-    with pytest.raises(H5ValueError, match=r"'v'.*100 B of it are stored.*trusted"):
+    with pytest.raises(H5ValueError, match=r"'v'.*only 100 B are stored.*trusted"):
         H5LazyDataset(path, "v")
     assert H5LazyDataset(
         path,

@@ -214,7 +214,7 @@ def test_a_loader_of_another_rank_than_the_shards_is_an_error(files, monkeypatch
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")  # replicas of two processes each
     assert len(rows_of(create_optimized_dataloader(given, 4))) == given.rows_on_each_rank
-    with pytest.raises(H5ValueError, match="rank 3 of 4 was asked for, and the dataset holds the rows of rank 0 of 1"):
+    with pytest.raises(H5ValueError, match="rank 3 of 4 was requested, but the dataset holds the rows of rank 0 of 1"):
         create_optimized_dataloader(RankMemCachedH5Dataset(files[0], {"row": "row"}), 4)
 
 

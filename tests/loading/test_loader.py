@@ -140,7 +140,7 @@ def test_an_error_while_reading_surfaces_at_next(dataset, at):
     with pytest.raises(OSError, match="the disk is gone"):
         next(batches)
     assert not read_ahead_threads()
-    with pytest.raises(H5Error, match="has ended with an error"):
+    with pytest.raises(H5Error, match="has failed"):
         next(batches)
 
 

@@ -365,7 +365,7 @@ def test_an_interrupt_while_a_batch_is_awaited_leaves_a_loader_that_works(
         patch.setattr(workers.WorkerPool, "wait_for", interrupt)
         with pytest.raises(KeyboardInterrupt):
             list(batches)
-    with pytest.raises(H5Error, match="has ended with an error"):
+    with pytest.raises(H5Error, match="has failed"):
         next(batches)
     assert sum(map(len, loader)) == ROWS
     loader.close()
@@ -394,7 +394,7 @@ def test_after_an_error_an_iteration_gives_errors_and_never_an_end(path, n_worke
     with pytest.raises(H5Error, match="of my own"):
         next(batches)
     for _ in range(3):
-        with pytest.raises(H5Error, match=r"has ended with an error \(H5Error: .*of my own.*Start a new iteration"):
+        with pytest.raises(H5Error, match=r"has failed \(H5Error: .*of my own.*Start a new iteration"):
             next(batches)
     assert loader.state_dict() == state
     assert len(next(iter(loader))) == BATCH
@@ -406,7 +406,7 @@ def test_after_an_error_an_iteration_gives_errors_and_never_an_end(path, n_worke
 
 def test_a_worker_that_ends_while_it_starts_is_said_to(path, leaves_nothing):
     loader = loader_of(path, None, worker_init_fn=leave)
-    with pytest.raises(H5WorkerError, match=r"ended with exit code 1 while it started; .* Look at what it wrote"):
+    with pytest.raises(H5WorkerError, match=r"ended with exit code 1 while it started; .* See its output"):
         list(loader)
 
 
@@ -433,7 +433,7 @@ def leave(_):
 def test_where_the_script_is_imported_its_guard_is_named(path, monkeypatch, leaves_nothing):
     loader = loader_of(path, None, worker_init_fn=leave)
     monkeypatch.setattr(workers.WorkerPool, "_why_it_ended", as_if_spawned(workers.WorkerPool._why_it_ended))
-    with pytest.raises(H5WorkerError, match=r'stand under `if __name__ == "__main__":` there'):
+    with pytest.raises(H5WorkerError, match=r'put the code that trains under `if __name__ == "__main__":` there'):
         list(loader)
 
 
@@ -449,7 +449,9 @@ def as_if_spawned(why_it_ended):
 def test_a_lambda_that_cannot_travel_is_named(path, name):
     loader = loader_of(path, **{"transform": None} | {name: lambda x: x}, multiprocessing_context="spawn")
     for _ in range(2):
-        with pytest.raises(H5ValueError, match=rf"start by spawn get what they need pickled, and {name} cannot be"):
+        with pytest.raises(
+            H5ValueError, match=rf"start by spawn receive their arguments pickled, and {name} cannot be"
+        ):
             list(loader)
     loader.close()
 

@@ -205,5 +205,5 @@ def test_the_rest_of_an_epoch_in_other_batches_is_refused():
     begun = one.present_order()
     other = sampler(np.arange(1, 41), batch_size=5)
     other.restore(Position(0, (Segment(4, 1, 3),), begun))
-    with pytest.raises(H5ValueError, match="batches of 4 rows was begun"):
+    with pytest.raises(H5ValueError, match="begun with batches of 4 rows"):
         list(other.tokens(0))

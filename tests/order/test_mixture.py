@@ -349,7 +349,9 @@ def test_batches_of_one_source_cannot_be_cut_anew_in_mid_epoch(case, world_size,
     order = sampler(case, 0, world_size).position(1).order
     _, segments = rest_of(case, order, [], world_size, steps)
     assume(segments)
-    with pytest.raises(H5ValueError, match=rf"batches of {case[2]} rows .* batches of {batch_size}.* cannot be cut"):
+    with pytest.raises(
+        H5ValueError, match=rf"batches of {case[2]} rows, .* batches of {batch_size}:.* cannot be split"
+    ):
         rest_of(case, order, segments, world_size, 1, batch_size)
 
 

@@ -308,7 +308,7 @@ def test_numbers_below_one_are_refused(numbers):
 
 
 def test_a_block_with_more_rows_than_keys_is_refused():
-    with pytest.raises(H5ValueError, match="over blocks of up to 4294967297 rows; it takes 4294967296"):
+    with pytest.raises(H5ValueError, match="over blocks of up to 4294967297 rows; the maximum is 4294967296"):
         window_order([3, 2**32 + 1])(0, 4)
     assert len(set(window_order([3, 2**32], window=1)(2**32 - 64, 2**32).tolist())) == 64
 

@@ -10,7 +10,7 @@ from lightning_h5.hdf5 import OpenOptions, find_array, kind_of, layout_of, open_
 from lightning_h5.readers import TaskQueue, chunk_loader, open_chunked
 
 OPTIONS = OpenOptions()
-RUN = 3  # rows of a block where there are no chunks
+RUN = 3  # rows per block in arrays without chunks
 EVERYTHING = 1 << 20  # blocks
 IS_COMPILED = importlib.util.find_spec("numba") is not None
 

@@ -151,7 +151,7 @@ def test_a_frame_that_claims_another_size_takes_no_memory(n_bytes):
 
 @pytest.mark.parametrize("keep", [0, 1, 86, 119, 200])
 def test_a_frame_that_is_cut_off_is_refused(make_h5, keep):
-    with pytest.raises(ValueError, match=r"it has|it is no|it declares|what it declares|a piece"):
+    with pytest.raises(ValueError, match=r"it has|it is not|it declares|what it declares|a piece"):
         check_frame(bytes(frame_of(make_h5(x=ONE_CHUNK)))[:keep], ROWS.nbytes)
 
 
@@ -195,7 +195,7 @@ def test_blosc2_never_reaches_the_librarys_own_filter(make_h5, monkeypatch):
     with h5py.File(path, "a") as file:
         plist = file.create_dataset("like", (16,), "i4", chunks=(4,), **plugin.Blosc2()).id.get_create_plist()
         h5py.h5d.create(file.id, b"x", odd, h5py.h5s.create_simple((16,)), plist)
-    assert "no equal in NumPy" in refusal(path)
+    assert "does not exist in NumPy" in refusal(path)
     path = make_h5(s=ONE_CHUNK)
     with h5py.File(path, "a") as file:
         layout = h5py.VirtualLayout(ROWS.shape, "f4")
@@ -208,5 +208,5 @@ def test_blosc2_never_reaches_the_librarys_own_filter(make_h5, monkeypatch):
     monkeypatch.setattr("lightning_h5.hdf5.describe.MAX_CHUNKS", 0)
     assert "no table" in refusal(make_h5(x=ONE_CHUNK))
     monkeypatch.setattr("lightning_h5.hdf5.checks.find_spec", lambda name: None)
-    with pytest.raises(H5FileError, match=r"`blosc2` decodes.*pip install"):
+    with pytest.raises(H5FileError, match=r"requires the package `blosc2`.*pip install"):
         H5LazyDataset(make_h5(x=ONE_CHUNK), "x")

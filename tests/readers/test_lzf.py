@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from lightning_h5 import jit
-from lightning_h5.readers.filters.compiled import LONGEST, lzf_loop
+from lightning_h5.readers.filters.compiled import LONGEST, WIDTH, lzf_loop
 
 _LIBRARY = ctypes.CDLL(h5py.h5z.__file__)
 for _name in ("lzf_compress", "lzf_decompress"):
@@ -80,6 +80,22 @@ def streams(draw):
             stored += repeat(n, back)
             data += bytes(itertools.islice(itertools.cycle(data[-back:]), n))
     return stored, data
+
+
+NOISE = np.random.default_rng(0).bytes(32)
+EDGES = {  # what is stored, and how many bytes it decodes to
+    "the longest repeat comes last": (literal(NOISE) + repeat(LONGEST, WIDTH), 32 + LONGEST),
+    "a repeat overlaps its source": (literal(NOISE) + repeat(40, WIDTH - 1) + 10 * literal(NOISE), 32 + 40 + 320),
+}
+
+
+@pytest.mark.parametrize("way", LOOPS)
+@pytest.mark.parametrize("edge", EDGES)
+def test_repeats_that_wide_copies_could_spoil_decode(way, edge):
+    stored, n_out = EDGES[edge]
+    expected = by_library(stored, n_out)
+    assert expected is not None
+    assert decode(LOOPS[way], stored, n_out) == expected
 
 
 @pytest.mark.wide

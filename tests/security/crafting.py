@@ -20,7 +20,7 @@ MINE = np.arange(ROWS * 2, dtype="f8").reshape(ROWS, 2)
 SECRET = MINE + 1000
 UNLIMITED = h5py.h5s.UNLIMITED
 ESCAPE = "\x1b[31m\x1b]0;owned\x07\x08\x9b"
-ANY = object()  # values are right, or there is an error
+ANY = object()  # either correct values or an error
 CASES: dict[str, "Case"] = {}
 
 
@@ -188,7 +188,7 @@ def link_of_an_unknown_kind(file, elsewhere):
     return patch
 
 
-link_of_an_unknown_kind.libver = "earliest"  # no checksum is in the way
+link_of_an_unknown_kind.libver = "earliest"  # without checksums
 
 
 @crafted(refusal="driver")
@@ -392,7 +392,7 @@ def bomb_that_inflates(file, elsewhere):
     """Half a GiB of zeros, of which a piece was compressed, and taken 512 times; 50 MiB where HDF5 writes no more."""
     try:
         _chunk(file, _zeros(512))
-    except OSError:  # older libraries cannot say the size of a chunk that is far too large
+    except OSError:  # older libraries cannot report the size of a huge chunk
         del file["x"]
         _chunk(file, _zeros(50))
 

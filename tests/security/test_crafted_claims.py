@@ -58,7 +58,7 @@ def test_filters_that_chunks_passed_over_unseen_raise_no_integrity_level(tmp_pat
         array = h5py.h5d.create(file.id, b"x", odd, h5py.h5s.create_simple((8,)), plist)
         array.write_direct_chunk((0,), np.arange(8, dtype="i4").tobytes(), filter_mask=3)
     assert inspect_file(path).arrays[0].integrity == 0
-    with pytest.raises(H5ValueError, match=r"min_integrity=1 was asked, and 'x' .* has level 0"):
+    with pytest.raises(H5ValueError, match=r"min_integrity=1 was requested, but 'x' .* has level 0"):
         LazyH5DataModule(
             path,
             x_key="x",

@@ -252,7 +252,7 @@ def test_reasons_say_what_there_is_to_know(make_file, monkeypatch):
         with_rates(monkeypatch, **{"plain": 1, "lazy": 1, "cached": 1, "files": 1} | rates)
         return " ".join(bench_file(make_file("contiguous"), "x", "y", num_workers=0).reasons)
 
-    assert "that ends the process" in reasons(files=10)
+    assert "that would kill the process" in reasons(files=10)
     assert "divided over the ranks" in reasons(cached=10)
     assert "Plain h5py is as fast here" in reasons(plain=1.2)
     assert "Plain h5py" not in reasons(lazy=10)
@@ -325,7 +325,7 @@ def test_a_file_that_is_missing_or_empty_or_no_hdf5_is_refused(make_h5, tmp_path
     (tmp_path / "text.h5").write_text("no HDF5")
     with pytest.raises(H5FileError, match="not an HDF5 file"):
         bench_file(tmp_path / "text.h5", "x")
-    with pytest.raises(H5ValueError, match=r"there are 0 rows. Pass files that have some"):
+    with pytest.raises(H5ValueError, match=r"there are 0 rows. Pass files with rows"):
         bench_file(make_h5(x=np.zeros((0, 3))), "x")
 
 

@@ -321,7 +321,7 @@ def test_a_file_whose_arrays_are_others_is_named_against_the_majority(make_h5):
     ]
     assert report.errors[0].text == "5 of 6 files have it as float32 (50,); here it is float64 (50,)"
     assert [problem.file for problem in report.errors] == [other, other, without]
-    assert report.errors[2].text == "5 of 6 files have it, and this has not"
+    assert report.errors[2].text == "5 of 6 files have it, but this one does not"
 
 
 def test_a_file_whose_arrays_have_different_lengths_is_named(make_h5):
@@ -442,7 +442,7 @@ def test_layouts_that_make_training_slow_are_a_warning_for_all_files_at_once(mak
     texts = {problem.array: problem.text for problem in report.warnings}
     assert not report.errors
     assert set(texts) == {"split", "large", "szip"}
-    assert texts["split"].startswith("a row takes part in 10 chunks")
+    assert texts["split"].startswith("a row spans 10 chunks")
     assert texts["large"].startswith("20 rows share chunks of")
     assert "only the HDF5 library can read it" in texts["szip"]
     assert all("(the same in 1 more files)" in text for text in texts.values())

@@ -55,7 +55,7 @@ def test_the_error_of_a_virtual_array_says_what_to_look_at(tmp_path):
     (problem,) = check_files(path).errors
     assert problem.kind == "virtual"
     assert problem.text.startswith("it is virtual, and cannot be read from row 0 on: ")
-    assert "Look at what it is made of" in problem.text
+    assert "Check its sources" in problem.text
 
 
 def test_a_damaged_chunk_is_an_error_of_its_array_and_of_the_virtual_one_over_it(tmp_path):
@@ -79,7 +79,7 @@ def test_rows_that_are_made_of_nothing_are_a_warning(tmp_path):
     for decode in (True, False):
         (problem,) = check_files(path, decode=decode).warnings
         assert (problem.kind, problem.array) == ("unwritten", "x")
-        assert "64 of 128 rows are made of nothing, in part at least: they read as the fill value 7.0" in problem.text
+        assert "64 of 128 rows have no source, in part at least: they read as the fill value 7.0" in problem.text
 
 
 @given(data=st.data())

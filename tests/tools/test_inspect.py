@@ -192,7 +192,7 @@ def test_many_files_are_one_set_and_outliers_are_named(make_h5, tmp_path):
     said = {os.path.basename(path): text for path, text in report.outliers.items()}
     assert set(said) == {"wide.h5", "less.h5", "broken.h5"}
     assert said["wide.h5"] == "'x': 6 of 7 files have it as float64 (3,); here it is float64 (4,)"
-    assert said["less.h5"] == "'y': 6 of 7 files have it, and this has not"
+    assert said["less.h5"] == "'y': 6 of 7 files have it, but this one does not"
     assert "is not an HDF5 file" in said["broken.h5"]
 
 
@@ -335,4 +335,4 @@ def test_labels_that_int64_cannot_hold_are_not_cast_to_it(make_h5, label, dtype)
 
 def test_one_row_is_one(make_h5):
     reasons = inspect_file(make_h5({"x": np.zeros((1, 4), "f4")})).advice.reasons
-    assert "There is 1 row, too few to validate on some of them." in reasons
+    assert "There is 1 row, too few to hold some out for validation." in reasons

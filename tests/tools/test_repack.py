@@ -761,7 +761,7 @@ def test_bad_input_is_one_line_that_helps(make_h5, tmp_path):
     for arguments, options, kind, text in [
         ((str(tmp_path / "no.h5"), target), {}, H5FileError, "cannot be opened: No such file"),
         ((wrong, target), {}, H5FileError, "is not an HDF5 file"),
-        ((path, path), {}, H5FileError, "is the file that is to be repacked"),
+        ((path, path), {}, H5FileError, "is the file to be repacked"),
         ((path, wrong), {}, H5FileError, "cannot be written: it exists"),
         ((path, tmp_path / "no" / "copy.h5"), {}, H5FileError, "there is no directory"),
         ((path, target), {"rows_per_chunk": 0}, H5ValueError, "a chunk has at least one row"),

@@ -151,7 +151,7 @@ FATES = {
     "abort": ("kill -ABRT $$", "crashed", "ended by SIGABRT"),
     "signal without a name": ("kill -40 $$", "crashed", "ended by signal 40"),
     "told, then crashed": (f"echo '{NOTHING}'; kill -BUS $$", "crashed", "ended by SIGBUS"),
-    "out of cpu time": ("kill -XCPU $$", "hung", "had not ended"),
+    "out of cpu time": ("kill -XCPU $$", "hung", "did not finish within"),
     "exit code": ("exit 7", "died", "exit code 7"),
     "nothing": ("exit 0", "died", "without a report"),
     "garbage": ("head -c 3000 /dev/urandom", "died", "without a report"),

@@ -262,9 +262,9 @@ def test_rows_are_numbers_a_range_or_a_mask_over_all_files(make_h5):
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        ([0, 30], "row 30 was asked of 'x', which has 30 rows"),
-        ([-1, 3], "row -1 was asked"),
-        (range(40), "row 39 was asked"),
+        ([0, 30], "row 30 is out of range for 'x', which has 30 rows"),
+        ([-1, 3], "row -1 is out of range"),
+        (range(40), "row 39 is out of range"),
         ([3, 3], "some of them twice"),
         ([0.5], "Pass numbers of rows"),
         (np.ones(29, dtype=bool), r"Pass numbers of rows, or a mask of the shape \(30,\)"),
@@ -317,7 +317,7 @@ def test_a_misspelled_key_is_guessed(make_h5):
 @pytest.mark.parametrize("axis", [2, -3])
 def test_an_axis_that_rows_do_not_have_is_refused(make_h5, axis):
     with pytest.raises(
-        H5ValueError, match=rf"channel_axis={axis} was asked of 'x', whose rows have the shape \(3, 4\)"
+        H5ValueError, match=rf"channel_axis={axis} was given for 'x', whose rows have the shape \(3, 4\)"
     ):
         compute_stats(make_h5(x=np.ones((2, 3, 4))), channel_axis=axis)
 
@@ -433,7 +433,7 @@ def test_a_file_that_is_there_is_replaced_only_when_asked(signals, tmp_path):
     assert path.read_text() == "mine"
     report.save(path, overwrite=True)
     assert "signal" in read_stats(path)
-    with pytest.raises(H5FileError, match="over the data"):
+    with pytest.raises(H5FileError, match="overwrite the data"):
         report.save(signals, overwrite=True)
     with pytest.raises(H5FileError, match="there is no directory"):
         report.save(tmp_path / "none" / "stats.json")

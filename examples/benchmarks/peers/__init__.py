@@ -27,7 +27,7 @@ def load(peer: str) -> OpenEpochs | str:
     """What opens a peer's epochs, or why it cannot be had here."""
     try:
         module = importlib.import_module(PEERS[peer])
-    except Exception as error:  # not installed, or does not go with what is: peers fail at import in many ways
+    except Exception as error:  # not installed, or incompatible: peers fail at import in many ways
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
     open_epochs: OpenEpochs = module.open_epochs
     return open_epochs

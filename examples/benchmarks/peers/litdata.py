@@ -23,7 +23,7 @@ from rows import Data
 
 from peers import LoaderEpochs
 
-CHUNK_BYTES = "64MB"  # its documentation's advice
+CHUNK_BYTES = "64MB"  # as its documentation recommends
 
 
 def open_epochs(data: Data, folder: Path, stack: ExitStack) -> dict[str, Epoch]:
@@ -49,7 +49,7 @@ def convert(data: Data, folder: Path, make: Callable[[Any], Any]) -> None:
             start_method="fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn",
             verbose=False,
         )
-    signal.signal(signal.SIGINT, interrupted)  # it leaves a handler that ends the process at once
+    signal.signal(signal.SIGINT, interrupted)  # it installs a handler that ends the process immediately
 
 
 def sample(data: Data, make: Callable[[Any], Any], row: int) -> dict[str, Any]:

@@ -46,10 +46,10 @@ clean_stale_shared_memory = importlib.import_module("streaming.base.util").clean
 def open_epochs(data: Data, folder: Path, stack: ExitStack) -> dict[str, Epoch]:
     """Epochs with two workers and without."""
     convert(data, folder)
-    clean_stale_shared_memory()  # of runs that were killed; it refuses to start beside them
+    clean_stale_shared_memory()  # left by killed runs, with which it refuses to start
     stack.callback(clean_stale_shared_memory)
     stack.enter_context(warnings.catch_warnings())
-    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # its decoder's arrays
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # from its decoder
     return {f"mosaicml-streaming, {n} workers": loader(folder, n, stack) for n in (2, 0)}
 
 
@@ -64,7 +64,7 @@ def convert(data: Data, folder: Path) -> None:
 
 def loader(folder: Path, n_workers: int, stack: ExitStack) -> Epoch:
     """Shuffled batches; the worker processes stay."""
-    tempdir, tempfile.tempdir = tempfile.tempdir, str(folder)  # where it leaves its lock files
+    tempdir, tempfile.tempdir = tempfile.tempdir, str(folder)  # for its lock files
     try:
         dataset = streaming.StreamingDataset(local=str(folder), shuffle=True, batch_size=BATCH_SIZE)
     finally:

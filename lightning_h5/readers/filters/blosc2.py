@@ -1,4 +1,4 @@
-"""A look at a Blosc2 frame before its library sees it: a frame may name code to load, and claim any size.
+"""Check a Blosc2 frame before its library reads it: a frame may name code to load, and declare any size.
 
 The library looks for a codec that it does not have by running Python, which imports a module by name from whatever
 folder the process is in. And it takes memory for the size that a frame declares, before a byte is decoded.
@@ -16,18 +16,18 @@ __all__ = ["check_frame", "check_memory"]
 
 MAGIC = b"b2frame\x00"
 FRAME = struct.Struct(">xx8sxixQxBBBBxqxqxixixi")  # see FRAME_BYTES
-FRAME_BYTES = 87  # up to what the frame says of itself beyond its sizes, filters and codec
-FILTERS, CODEC = slice(71, 77), 77  # of the frame
+FRAME_BYTES = 87  # up to the frame's metadata beyond sizes, filters and codec
+FILTERS, CODEC = slice(71, 77), 77  # offsets in the frame header
 CHUNK = struct.Struct("<BBBBiii6sB8xB")
 LEAST = 32  # bytes of a chunk: its header
 IS_EXTENDED, IS_COPY, IS_LAZY = 0b101, 0b10, 0b1000
-NEWEST = 5  # version of a chunk; later ones hold pieces of different sizes, which no array has
+NEWEST = 5  # chunk version; later ones have pieces of different sizes, which arrays never have
 
-FORMATS = {0, 1, 3, 4}  # blosclz; lz4 and lz4hc; zlib; zstd: as chunks number them
-CODECS = {0, 1, 2, 4, 5}  # the same, as frames do
+FORMATS = {0, 1, 3, 4}  # blosclz; lz4 and lz4hc; zlib; zstd: numbers in chunks
+CODECS = {0, 1, 2, 4, 5}  # the same: numbers in frames
 N_FILTERS = 5  # none, shuffle, bitshuffle, delta, trunc_prec
 
-MAX_AXES = 8  # of an array in a frame, whose blocks make its chunks less than twice as long along each
+MAX_AXES = 8  # axes of an array in a frame, whose blocks pad its chunks to less than twice the length of each axis
 
 
 def check_frame(frame: bytes, n_bytes: int) -> int:
@@ -47,7 +47,7 @@ def check_frame(frame: bytes, n_bytes: int) -> int:
         raise ValueError(f"it has {len(frame):,} bytes, too few for a Blosc2 frame")
     magic, header, length, _, kind, codec, _, total, stored, _, _, chunk = FRAME.unpack_from(frame)
     if magic != MAGIC or kind != 0 or length > len(frame):
-        raise ValueError("it is no Blosc2 frame in one piece")
+        raise ValueError("it is not a contiguous Blosc2 frame")
     _built_in(frame[FILTERS], codec & 15 in CODECS and frame[CODEC] in CODECS)
     if not 0 < chunk <= total <= n_bytes << MAX_AXES:
         raise ValueError(f"it declares to decode to {total:,} bytes in pieces of {chunk:,}, not to {n_bytes:,}")
@@ -55,7 +55,7 @@ def check_frame(frame: bytes, n_bytes: int) -> int:
     if not (header >= FRAME_BYTES and 0 <= stored <= len(frame) - header - LEAST) or n_chunks > n_bytes:
         raise ValueError(f"it declares that {stored:,} bytes of its {len(frame):,} are {n_chunks:,} pieces")
     for offset in _offsets(frame[header + stored :], n_chunks):
-        if offset >= 0:  # else it stands for itself: zeros, NaN
+        if offset >= 0:  # otherwise it encodes a constant: zeros, NaN
             _check_chunk(memoryview(frame)[header : header + stored], offset, chunk)
     return int(total)
 
@@ -103,4 +103,4 @@ def _check_chunk(data: memoryview, at: int, most: int) -> tuple[int, int, int]:
 
 def _built_in(filters: bytes, is_codec: bool) -> None:
     if not is_codec or max(filters) >= N_FILTERS:
-        raise ValueError("it names a codec or filter that Blosc2 would load as a plugin, which runs code")
+        raise ValueError("it names a codec or filter that Blosc2 would load as a plugin, and so run code")

@@ -50,7 +50,7 @@ class ChunkLoop:
     ) -> float | None:
         """See ``ChunkLoop`` of the pipeline."""
         is_inside = not len(firsts) or 0 <= firsts.min() <= firsts.max() <= len(out) - n_bytes
-        if not (len(firsts) == len(offsets) == len(sizes) and is_inside):  # the loop does not check that
+        if not (len(firsts) == len(offsets) == len(sizes) and is_inside):  # the loop does not check bounds
             raise IndexError(f"{len(offsets)} chunks do not fit into {len(out):,} bytes at {firsts}")
         stored = scratch("stored", int(sizes.max(initial=0)))
         unsorted = scratch("unsorted", n_bytes if self._is_sorted else 0)
@@ -159,8 +159,8 @@ def _loop(decode: Callable[..., bool], sort: Callable[[Bytes, Bytes], None], siz
     return loop
 
 
-# The filter `shuffle` puts the first bytes of all numbers before the second bytes of all. Numbers are assembled in a
-# register, from slices that the compiler knows not to overlap: then it vectorizes the loop.
+# The filter `shuffle` stores the first bytes of all numbers, then the second bytes, and so on. Numbers are assembled in
+# a register, from slices that the compiler knows not to overlap, so that it vectorizes the loop.
 
 
 def _sort_nothing(planes: Bytes, out: Bytes) -> None:
@@ -204,7 +204,7 @@ SORTED = frozenset(size for size in _SORTS if size > 1)
 
 
 # Decoders of one chunk: from the address of a C function, a state, stored bytes and their number, into memory. They
-# return whether the chunk fills it.
+# return whether the chunk fills the memory.
 
 
 def _compiled_libdeflate() -> Callable[..., bool]:
@@ -242,9 +242,9 @@ _DECODERS: dict[str, Callable[[], Callable[..., bool]]] = {
 # says. Otherwise its three high bits say how many bytes, less two, are repeated, or 7, if the next byte has how many
 # more; its other bits and the byte after say how far back they are, less one.
 
-LONGEST = 264  # bytes that are repeated
-LITERAL = 32  # bytes of a run
-WIDTH = 16  # bytes that are copied at once
+LONGEST = 264  # maximum bytes of a repeat
+LITERAL = 32  # maximum bytes of a literal run
+WIDTH = 16  # bytes copied at once
 
 
 def lzf_loop(compiled: Callable[..., Any]) -> Callable[[Bytes, int, Bytes], bool]:
@@ -258,7 +258,7 @@ def lzf_loop(compiled: Callable[..., Any]) -> Callable[[Bytes, int, Bytes], bool
     def decode(data: Bytes, n_data: int, out: Bytes) -> bool:
         n_out = len(out)
         at: Any = 0  # in the stored bytes
-        end: Any = 0  # of what is decoded
+        end: Any = 0  # of the decoded bytes
         last_at, last_end = n_data - LITERAL, n_out - LONGEST - WIDTH  # up to here excess bytes can be copied
         while at < n_data:
             control = np.int64(data[at])

@@ -27,7 +27,7 @@ __all__ = ["fletcher32", "shuffled"]
 GZIP, LZF = 1, 32000
 BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
 
-# Several decoders of one filter are registered in the order of their speed.
+# Decoders of the same filter are registered fastest first.
 
 
 def _with_imagecodecs(name: str) -> Callable[[Filter, int], Decoder]:
@@ -44,12 +44,12 @@ def _with_imagecodecs(name: str) -> Callable[[Filter, int], Decoder]:
 
 @register(GZIP)
 def _with_libdeflate(step: Filter, itemsize: int) -> Decoder:
-    # The C functions in the shared library of `deflate` decode into given memory, and release the interpreter's lock
-    # once a chunk, not twice.
+    # The C functions in the shared library of `deflate` decode into given memory, and release the GIL once per chunk
+    # instead of twice.
     return _libdeflate(importlib.import_module("deflate")._deflate.__file__)
 
 
-@cache  # one decoder for all options: its loops are compiled once
+@cache  # one decoder for all options, so that its loops are compiled once
 def _libdeflate(path: str) -> NativeDecoder:
     library = ctypes.CDLL(path)
     make, function = library.libdeflate_alloc_decompressor, library.libdeflate_zlib_decompress
@@ -73,7 +73,7 @@ def _libdeflate(path: str) -> NativeDecoder:
 
 
 _LIBDEFLATE_SAYS = {
-    1: "it is no zlib stream, or its checksum is wrong",
+    1: "it is not a zlib stream, or its checksum is wrong",
     2: "it decodes to fewer bytes than a chunk has",
     3: "it decodes to more bytes than a chunk has",
 }
@@ -96,9 +96,9 @@ register(GZIP)(_with_imagecodecs("deflate"))
 def _with_zlib(step: Filter, itemsize: int) -> Decoder:
     def decode(data: Bytes, out: Bytes) -> None:
         stream = zlib.decompressobj()
-        decoded = stream.decompress(data.data, len(out) + 1)  # bounded, also if it would decode to more
+        decoded = stream.decompress(data.data, len(out) + 1)  # bounded, even if it would decode to more
         if not stream.eof and len(decoded) <= len(out):
-            raise ValueError("it is no whole zlib stream")
+            raise ValueError("it is not a complete zlib stream")
         _fill(out, decoded)
 
     return decode
@@ -139,7 +139,7 @@ def _with_blosc(step: Filter, itemsize: int) -> Decoder:
     inner = _with_imagecodecs("blosc")(step, itemsize)
 
     def decode(data: Bytes, out: Bytes) -> None:
-        # The library trusts the length in the header, and would read beyond the data.
+        # The library trusts the length in the header and would read beyond the data.
         sizes = np.frombuffer(data[4:16].tobytes(), dtype="<u4")
         if len(sizes) != 3 or sizes[0] != len(out) or sizes[2] > len(data):
             raise ValueError(f"it has {len(data):,} bytes, and its header declares another size")
@@ -153,7 +153,7 @@ def _with_blosc2(step: Filter, itemsize: int) -> Decoder:
     blosc2 = importlib.import_module("blosc2")
 
     def decode(data: Bytes, out: Bytes) -> None:
-        frame = data.tobytes()  # which the array looks into: it must outlive it
+        frame = data.tobytes()  # the array refers to it, so it must live longer
         n_bytes = check_frame(frame, len(out))
         try:
             array = blosc2.ndarray_from_cframe(frame)
@@ -190,7 +190,7 @@ def _with_bitshuffle(step: Filter, itemsize: int) -> Decoder:
             n_bytes = int.from_bytes(data[8:12].tobytes(), "big")
             _blocks(data, bits, n_bytes, unpack, multiple=8 * size)
             data, n = bits, n_bytes // size
-        # From an ndarray it would take the size of a number from the dtype.
+        # With an ndarray it would take the item size from the dtype.
         done = imagecodecs.bitshuffle_decode(data.tobytes(), itemsize=size, blocksize=n, out=out)
         _all_of(len(np.atleast_1d(done)), out)
 
@@ -242,7 +242,7 @@ def _blocks(data: Bytes, out: Bytes, block: int, function: Any, multiple: int = 
         stop = min(start + block, whole)
         size = int.from_bytes(data[at : at + 4].tobytes(), "big")
         packed = data[at + 4 : at + 4 + size]
-        if size == stop - start and multiple == 1:  # LZ4 stores blocks that it cannot compress
+        if size == stop - start and multiple == 1:  # LZ4 stores incompressible blocks as they are
             out[start:stop] = packed
         else:
             _all_of(len(function(packed, out=out[start:stop])), out[start:stop])
@@ -262,7 +262,7 @@ def _all_of(n_bytes: int, out: Bytes) -> None:
 
 # Fletcher's checksum as HDF5 computes it (J. Fletcher, "An arithmetic checksum for serial transmissions", 1982).
 
-WORDS = 256  # of a line in the table of words; its sums fit 32 bits by far
+WORDS = 256  # words per line; the sums of a line fit easily into 32 bits
 MOD = 65535
 CHECKSUM_BYTES = 4
 U64 = np.uint64
@@ -299,12 +299,12 @@ def fletcher32(data: npt.NDArray[np.uint8]) -> int:
     of_lines = lines.sum(axis=1, dtype=np.uint32).astype(U64)
     of_columns = lines.sum(axis=0, dtype=U64)
     first = int(of_lines.sum()) + int(rest.sum())
-    # In the second sum a word counts as often as there are words from it to the end.
+    # In the second sum each word counts once for every word from it to the end.
     from_line = (n_words - WORDS * np.arange(len(lines), dtype=U64)) % U64(MOD)
     second = int((from_line * of_lines).sum()) - int((np.arange(WORDS, dtype=U64) * of_columns).sum())
     second += int((np.arange(len(rest), 0, -1, dtype=U64) * rest).sum())
     first, second = 256 * first, 256 * second
-    if len(data) % 2:  # an odd byte is the high one of another word, which the second sum counts, and all before it
+    if len(data) % 2:  # the last byte is the high byte of one more word: the second sum counts all words again
         first += int(data[-1]) << 8
         second += first
     is_zero = not data.any() if first % MOD == 0 else False
@@ -312,5 +312,5 @@ def fletcher32(data: npt.NDArray[np.uint8]) -> int:
 
 
 def _fold(total: int, is_zero: bool) -> int:
-    # One's complement has two zeros, and adding up words of which one is not zero never gives the first.
+    # One's complement has two zeros; a sum of words that are not all zero never gives the first.
     return 0 if is_zero else total % MOD or MOD

@@ -290,5 +290,5 @@ def why_not_decodable(layout: ArrayLayout) -> str | None:
         return "it was compressed twice"
     ids = [f.id for f in layout.filters]
     if compressors and SHUFFLE in ids[ids.index(compressors[0].id) :]:
-        return "it was shuffled after it was compressed"  # into a size that its chunks do not tell
+        return "it was shuffled after it was compressed"  # the compressed size is unknown
     return None
