@@ -55,6 +55,13 @@ nitpick_ignore_regex = [
     ("py:class", r"(.*\.)?Asked"),
     ("py:class", "Fraction"),
     ("py:class", "Skip"),
+    ("py:class", "BoolArray"),
+    ("py:class", "Collate"),
+    ("py:class", "CountReads"),
+    ("py:class", "Describe"),
+    ("py:class", "SampleKind"),
+    ("py:class", "Select"),
+    ("py:class", "SegmentSubset"),
 ]
 
 

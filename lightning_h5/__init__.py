@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         ShuffleOptions,
         SplitOptions,
         WeightOptions,
+        WindowOptions,
         WorkerOptions,
     )
     from .order import EpochShuffleSampler, balanced_contiguous_shard, group_split, interleaved_indices, k_fold
@@ -94,6 +95,7 @@ _HOMES = {
         "ShuffleOptions",
         "SplitOptions",
         "WeightOptions",
+        "WindowOptions",
         "WorkerOptions",
     ),
     "order": ("EpochShuffleSampler", "balanced_contiguous_shard", "group_split", "interleaved_indices", "k_fold"),
@@ -133,6 +135,7 @@ __all__ = [
     "ShuffleOptions",
     "SplitOptions",
     "WeightOptions",
+    "WindowOptions",
     "WorkerOptions",
     "__version__",
     "balanced_contiguous_shard",

@@ -22,7 +22,7 @@ import torch
 
 from .._lightning import LightningDataModule
 from ..errors import H5ValueError
-from ..options import DistributedOptions, FileOptions, ShuffleOptions, WorkerOptions
+from ..options import DistributedOptions, FileOptions, SegmentOptions, ShuffleOptions, WindowOptions, WorkerOptions
 from ..options.base import Options, check_callable, check_choice, check_whole
 from ..sizes import whole
 from ..types import DTypeLike, Keys, PathLike
@@ -36,6 +36,7 @@ _OPTIONS: dict[str, type[Options]] = {
     "workers": WorkerOptions,
     "files": FileOptions,
     "distributed": DistributedOptions,
+    "segments": SegmentOptions,
 }
 SPLITS: tuple[Split, ...] = ("train", "val", "test", "predict")
 
@@ -48,7 +49,7 @@ class LoaderArguments:
     eval_batch_size: int | None
     drop_last: bool
     seed: int | None
-    collate_fn: Callable[[Any], Any] | None
+    collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list"] | None
     num_workers: int
     pin_memory: bool | Literal["auto"]
     shuffle: ShuffleOptions
@@ -62,7 +63,20 @@ class LoaderArguments:
         check_whole(self.num_workers, "num_workers", 0, allow_none=False)
         if self.pin_memory not in (True, False, "auto"):
             raise H5ValueError(f"pin_memory={self.pin_memory!r} was given. Pass True, False or 'auto'.")
-        check_callable(self.collate_fn, "collate_fn")
+        if not isinstance(self.collate_fn, str):
+            check_callable(self.collate_fn, "collate_fn")
+        else:
+            check_choice(self.collate_fn, "collate_fn", ("stack", "pad", "list"))
+
+    @property
+    def collate_function(self) -> Callable[[Any], Any] | None:
+        """The user's function that makes batches, if there is one."""
+        return None if isinstance(self.collate_fn, str) else self.collate_fn
+
+    @property
+    def collate(self) -> Literal["stack", "pad", "list"] | None:
+        """How samples of several shapes become a batch."""
+        return self.collate_fn if isinstance(self.collate_fn, str) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +93,13 @@ class SampleArguments:
     batch_transform: Callable[..., Any] | None
     normalize: PathLike | None
     with_index: bool
-    sample: Literal["row"] | None
+    sample: Literal["row", "window", "segment"] | None
+    segments: SegmentOptions
+    window: WindowOptions | None
+    select: dict[str, dict[int, Any]] | None
 
     def __post_init__(self) -> None:
-        check_choice(self.sample, "sample", (None, "row"))
+        check_choice(self.sample, "sample", (None, "row", "window", "segment"))
 
 
 MAX_LETTERS = 4096  # per setting as JSON: thousands of file names would bloat every checkpoint and log
@@ -101,6 +118,8 @@ def picked(kind: type[T], given: Mapping[str, Any]) -> T:
     """
     found = {field.name: given[field.name] for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     options = {name: parser.parse(found[name], name) for name, parser in _OPTIONS.items() if name in found}
+    if found.get("window") is not None:
+        options["window"] = WindowOptions.parse(found["window"], "window")
     return kind(**found | options)
 
 

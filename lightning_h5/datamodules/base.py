@@ -112,6 +112,9 @@ class BaseH5DataModule(KeepsPosition):
         """Whether a dataset of an earlier ``setup`` holds what a new one would have to get again."""
         return False
 
+    def _forget_cuts(self) -> None:
+        self._cut = None
+
     def load(self, splits: Sequence[Split]) -> None:
         """Load what is held in memory; called on all ranks, once they agree on the data."""
 
@@ -134,7 +137,7 @@ class BaseH5DataModule(KeepsPosition):
         if name is not None and name not in _STAGE_OF.values():
             raise H5ValueError(f"setup({stage!r}) was called; the stages are {listing(_STAGE_OF.values())} and None.")
         splits = _splits_of(name)
-        self._cut = None  # the files may have changed
+        self._forget_cuts()  # the files may have changed
         self._set_up -= {*splits}  # until all of them are set up without an error
         try:
             self._set_up_splits(splits, name)

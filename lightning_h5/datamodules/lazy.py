@@ -12,6 +12,11 @@ from ..datasets import (
     FieldStats,
     H5LazyDataset,
     MixtureDataset,
+    RowDataset,
+    SampleOptions,
+    SegmentSubset,
+    TableDataset,
+    WholeSegments,
     column_of,
     count_rows,
     read_stats,
@@ -19,10 +24,22 @@ from ..datasets import (
 )
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions, field_names, fill_split, guess_keys_in, keys_in, kind_of, torch_dtype
-from ..options import DistributedOptions, FileOptions, ShuffleOptions, SplitOptions, WeightOptions, WorkerOptions
+from ..loading.choose_order import Order
+from ..options import (
+    DistributedOptions,
+    FileOptions,
+    SegmentOptions,
+    ShuffleOptions,
+    SplitOptions,
+    WeightOptions,
+    WindowOptions,
+    WorkerOptions,
+)
+from ..order import LengthRecipe
 from ..types import DTypeLike, IntArray, Keys, PathLike, Paths
 from .arguments import SPLITS, SampleArguments, Split, picked
 from .base import BaseH5DataModule, fields_of
+from .cut_segments import cut_segments
 from .split_file import cut_rows
 from .training_rows import row_weights
 
@@ -52,9 +69,14 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)
+        self._subsets: Mapping[Split, SegmentSubset] | None = None
         self._samples = samples = picked(SampleArguments, given)
         self.x_key, self.y_key = samples.x_key, samples.y_key
         self._check_arguments()
+
+    def _forget_cuts(self) -> None:
+        super()._forget_cuts()
+        self._subsets = None
 
     def on_exception(self, exception: BaseException) -> None:
         """Add a note on what to pass to an error about dtypes, if arrays come in the file's dtype; close files."""
@@ -90,25 +112,64 @@ class KeyedH5DataModule(BaseH5DataModule):
         if source is None:
             return None
         x_key, y_key = self._keys(source, split)
-        indices = None
-        if source.is_cut:
-            if self._cut is None:
-                self._cut = {each: [rows] for each, rows in self._cut_rows(source.files, x_key).items()}
-            (indices,) = self._cut[split]
-            if not len(indices) and split != "train" and not self._split.fills(split):
-                return None  # the file does not name this split
+        arguments = self._arguments(source, split, x_key, y_key)
+        if not source.is_cut:
+            return arguments
+        if "subset" in arguments and self._split.by != "row":
+            if self._subsets is None:
+                self._subsets = self._cut_segments(arguments)
+            subset = self._subsets.get(split)
+            return None if subset is None else arguments | {"subset": subset}
+        if self._cut is None:
+            self._check_split_of_rows()
+            self._cut = {each: [rows] for each, rows in self._cut_rows(source.files, x_key).items()}
+        (indices,) = self._cut[split]
+        if not len(indices) and split != "train" and not self._split.fills(split):
+            return None  # a file that says nothing of this split
+        return arguments | {"indices": indices}
+
+    def _check_split_of_rows(self) -> None:
+        """Raise an ``H5ValueError`` if rows are to be split by what segments alone have."""
+        options = self._split
+        if options.key is not None or options.group_pattern is not None or options.by in ("segment", "time"):
+            raise H5ValueError(
+                "split.key, split.group_pattern and split.by='segment' or 'time' divide segments, and samples are "
+                "rows. Pass segments or a window, or split rows by fractions or group_key."
+            )
+
+    def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
+        """See ``BaseH5DataModule.order_of``; in batches of segments of similar length if these are asked for."""
+        order, segments = super().order_of(dataset, shuffles=shuffles), self._samples.segments
+        sampling = dataset.table.sampling if isinstance(dataset, TableDataset) else None
+        if not segments.bucket or order.mode == "none" or not isinstance(sampling, WholeSegments):
+            return order
+        lengths = sampling.segments.lengths
+        return order._replace(recipe=LengthRecipe(lengths, dataset.blocks(), f"{len(lengths):,} segments, by length"))
+
+    def _arguments(self, source: Source, split: Split, x_key: Keys, y_key: Keys | None) -> dict[str, Any]:
+        """Return the arguments of a dataset of all samples of a split's files."""
         arguments = vars(self._samples) | {
             "path": source.files,
             "x_key": x_key,
             "y_key": y_key,
             "transform": self._transform_of(split),
             "normalize": self._statistics(source),
-            "indices": indices,
+            "indices": None,
             "files": self._options.files,
             "catalog": self._catalog,
         }
+        samples = self._samples
+        given = SampleOptions.parse(samples.sample, samples.segments, samples.window, samples.select)
+        if given.needs_segments(keys_in(x_key, y_key)):
+            arguments |= {"subset": None, "seed": self.seed or 0, "collate_fn": self._options.collate}
         del arguments["eval_transform"]
         return arguments if y_key is not None else arguments | {"y_dtype": None, "target_transform": None}
+
+    def _cut_segments(self, arguments: dict[str, Any]) -> Mapping[Split, SegmentSubset]:
+        """Return the segments of each split of the training files."""
+        columns = [key for key in (self._split.group_key, self._split.stratify_key) if key is not None]
+        table = H5LazyDataset(**arguments | {"columns": columns}).table
+        return cut_segments(table, self._split, self._catalog, OpenOptions(files=self._options.files), self._paths)
 
     def _source(self, split: Split) -> Source | None:
         own, training = self._paths[split], self._paths["train"]
@@ -126,7 +187,9 @@ class KeyedH5DataModule(BaseH5DataModule):
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
         fields = [str(fill_split(key, split)) for key in keys_in(self.x_key, self.y_key) for split in SPLITS]
+        lists = [self._split.list_of(split) for split in SPLITS]
         columns = (self._split.group_key, self._split.stratify_key, *self._weights.keys)
+        fields += [key for key in lists if key is not None]
         return fields, [str(fill_split(key, "train")) for key in columns if key is not None]
 
     def _statistics(self, source: Source) -> Mapping[str, FieldStats] | None:
@@ -231,7 +294,8 @@ class LazyH5DataModule(KeyedH5DataModule):
         target_transform: runs on each sample's target.
         eval_transform: replaces ``transform`` for validation, test and prediction. None runs ``transform`` there too.
         batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` too.
-        collate_fn: makes a batch of a list of samples. None stacks, without making samples first.
+        collate_fn: a function that makes a batch of a list of samples; "pad" (zeros up to the longest, and
+            ``"length"``), "list" (a list for each field) or "stack". None stacks, without making samples first.
         normalize: JSON file with mean and standard deviation of fields, of all their values or of each channel, as
             ``lightning-h5 stats`` writes it. These fields become ``(x - mean) / std``, before any transform. Raises if
             the statistics are of other fields, shapes or numbers of channels.
@@ -243,16 +307,26 @@ class LazyH5DataModule(KeyedH5DataModule):
         drop_last: drop the ragged end of a training epoch. False drops nothing: the last two rounds are cut into
             slightly smaller batches, so that all ranks take the same number of steps.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, or 0.
-        with_index: add each row's index in its split to the batch: last in a tuple, ``"index"`` in a dict.
+        with_index: add each sample's index in its split to the batch: last in a tuple, ``"index"`` in a dict; with
+            segments or windows also its ``"segment"`` (name of the group, array or file) and ``"step"``.
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
             processes: the fastest unless a ``transform`` is slow.
         pin_memory: put batches into page-locked memory. "auto" does so if they go to a GPU.
         split: how the training files are split: a float (``val_fraction``) or ``SplitOptions`` (``val_fraction``,
-            ``test_fraction``, ``group_key``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``, ``file``).
+            ``test_fraction``, ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``,
+            ``file``, ``key``, ``by``, ``gap``).
         weights: how often each training row is drawn: the name of an array (``weight_key``) or ``WeightOptions``
             (``weight_key``, ``balance_key``, ``class_weights``).
-        sample: "row" takes each index along axis 0 as a sample, also of files that look like one image or volume each,
-            for which None raises.
+        sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
+            ``window`` and ``segments``. "row" also accepts files that look like one image or volume each, for which
+            None raises.
+        segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
+            (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``join``, ``axis``, ``step_axis``,
+            ``constants``, ``max_length``, ``bucket``). None makes each file a segment.
+        window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
+            from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
+            ``random``).
+        select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
             ``timeout``, ``init_fn``).
         files: how files are opened, and which are accepted: ``FileOptions`` (``mmap``, ``cache_bytes``, ``swmr``,
@@ -283,7 +357,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         target_transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
-        collate_fn: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list"] | None = None,
         normalize: PathLike | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
@@ -295,7 +369,10 @@ class LazyH5DataModule(KeyedH5DataModule):
         pin_memory: bool | Literal["auto"] = "auto",
         split: SplitOptions | float | dict[str, Any] | None = None,
         weights: WeightOptions | str | dict[str, Any] | None = None,
-        sample: Literal["row"] | None = None,
+        sample: Literal["row", "window", "segment"] | None = None,
+        segments: SegmentOptions | str | dict[str, Any] | None = None,
+        window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
+        select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,
         distributed: DistributedOptions | dict[str, Any] | None = None,
@@ -308,6 +385,8 @@ class LazyH5DataModule(KeyedH5DataModule):
         if arguments is None:
             return None
         dataset = H5LazyDataset(**arguments)
+        if self._weights.is_given and dataset.table.sampling is not None:
+            raise H5ValueError("weights were given with segments or a window, and are of rows. Leave weights out.")
         if split != "train" or not self._weights.is_given:
             return dataset
 

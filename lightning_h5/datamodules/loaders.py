@@ -169,7 +169,7 @@ class MakesLoaders(RecordsSettings):
             "batch_size": self._rows_of_a_batch(training=training),
             "drop_last": training and self._options.drop_last,
             "evaluation": not training,
-            "samples": self._options.collate_fn is not None,
+            "samples": self._options.collate_function is not None,
             "epoch_source": self if training else None,
         }
 
@@ -248,7 +248,7 @@ class MakesLoaders(RecordsSettings):
             dataset,
             sampler=self.sampler_of(dataset, order, training=training),
             num_workers=options.num_workers,
-            collate_fn=options.collate_fn and SampleCollate(options.collate_fn, dataset.batch_transform),
+            collate_fn=options.collate_function and SampleCollate(options.collate_function, dataset.batch_transform),
             pin_memory=self._pin_memory(),
             prefetch_factor=options.workers.prefetch_factor,
             persistent_workers=options.workers.persistent,

@@ -13,7 +13,16 @@ from .._lightning import rank_zero_info
 from ..datasets import RankMemCachedH5Dataset, RowDataset, load_shards
 from ..errors import H5ValueError
 from ..loading.choose_order import Order
-from ..options import DistributedOptions, FileOptions, MemoryOptions, ShuffleOptions, SplitOptions, WorkerOptions
+from ..options import (
+    DistributedOptions,
+    FileOptions,
+    MemoryOptions,
+    SegmentOptions,
+    ShuffleOptions,
+    SplitOptions,
+    WindowOptions,
+    WorkerOptions,
+)
 from ..order import PlanSampler, ShardSampler, TrainBatches
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
@@ -59,7 +68,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         target_transform: runs on each sample's target.
         eval_transform: replaces ``transform`` for validation, test and prediction. None runs ``transform`` there too.
         batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` too.
-        collate_fn: makes a batch of a list of samples. None stacks, without making samples first.
+        collate_fn: a function that makes a batch of a list of samples; "pad" (zeros up to the longest, and
+            ``"length"``), "list" (a list for each field) or "stack". None stacks, without making samples first.
         normalize: JSON file with mean and standard deviation of fields, of all their values or of each channel, as
             ``lightning-h5 stats`` writes it. These fields become ``(x - mean) / std``, before any transform. Raises if
             the statistics are of other fields, shapes or numbers of channels.
@@ -70,14 +80,24 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         drop_last: drop the ragged end of a training epoch. False drops nothing: the last two rounds are cut into
             slightly smaller batches, so that all ranks take the same number of steps.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, or 0.
-        with_index: add each row's index in its split to the batch: last in a tuple, ``"index"`` in a dict.
+        with_index: add each sample's index in its split to the batch: last in a tuple, ``"index"`` in a dict; with
+            segments or windows also its ``"segment"`` (name of the group, array or file) and ``"step"``.
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
             processes: the fastest unless a ``transform`` is slow.
         pin_memory: put batches into page-locked memory. "auto" does so if they go to a GPU.
         split: how the training files are split: a float (``val_fraction``) or ``SplitOptions`` (``val_fraction``,
-            ``test_fraction``, ``group_key``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``, ``file``).
-        sample: "row" takes each index along axis 0 as a sample, also of files that look like one image or volume each,
-            for which None raises.
+            ``test_fraction``, ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``,
+            ``file``, ``key``, ``by``, ``gap``).
+        sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
+            ``window`` and ``segments``. "row" also accepts files that look like one image or volume each, for which
+            None raises.
+        segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
+            (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``join``, ``axis``, ``step_axis``,
+            ``constants``, ``max_length``, ``bucket``). None makes each file a segment.
+        window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
+            from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
+            ``random``).
+        select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
             ``timeout``, ``init_fn``).
         files: how files are opened, and which are accepted: ``FileOptions`` (``mmap``, ``cache_bytes``, ``swmr``,
@@ -110,7 +130,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         target_transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
-        collate_fn: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list"] | None = None,
         normalize: PathLike | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
@@ -121,7 +141,10 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         num_workers: int = 0,
         pin_memory: bool | Literal["auto"] = "auto",
         split: SplitOptions | float | dict[str, Any] | None = None,
-        sample: Literal["row"] | None = None,
+        sample: Literal["row", "window", "segment"] | None = None,
+        segments: SegmentOptions | str | dict[str, Any] | None = None,
+        window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
+        select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,
         distributed: DistributedOptions | dict[str, Any] | None = None,
@@ -143,8 +166,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         if arguments is None:
             return None
         dataset = RankMemCachedH5Dataset(
-            **arguments,
-            mode=self._memory.mode if trains else "contiguous",  # evaluation shards rows that way
+            **{name: value for name, value in arguments.items() if name != "seed"},
+            mode=self._memory.mode if trains else "contiguous",  # as evaluation cuts its rows
             pin_host_memory=self._memory.pin,
             share_memory=self._memory.share,
             log_fn=rank_zero_info,

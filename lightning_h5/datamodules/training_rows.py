@@ -15,6 +15,8 @@ from ..loading.choose_order import Order
 from ..options import SegmentOptions, SplitOptions, WeightOptions
 from ..order import LengthRecipe, RowWeights
 
+DEFAULT, OF_ROWS = SegmentOptions(), ("key", "sort_key", "bucket")
+
 __all__ = ["check_segments", "row_weights", "segment_dataset", "segment_order", "weights_of"]
 
 
@@ -95,6 +97,21 @@ def check_segments(segments: SegmentOptions, split: SplitOptions, *, mixes: bool
         mixes: whether there is a mixture of sources.
         weighs: whether rows are weighted.
     """
+    later = [
+        name
+        for name, value in vars(segments).items()
+        if name not in OF_ROWS and value not in (getattr(DEFAULT, name), [])
+    ]
+    if later:
+        raise H5ValueError(
+            f"segments was given with {listing(later)}, which CombinedHDF5DataModule does not have yet; it has "
+            f"{listing(OF_ROWS)}. Use LazyH5DataModule or RankCachedH5DataModule."
+        )
+    if of_segments := [name for name in ("key", "group_pattern") if getattr(split, name) is not None]:
+        raise H5ValueError(
+            f"split.{of_segments[0]} was given, which CombinedHDF5DataModule does not have yet. Use LazyH5DataModule "
+            "or RankCachedH5DataModule."
+        )
     if segments.key is None:
         return
     if mixes or weighs:

@@ -13,10 +13,13 @@ from .normalize import FieldStats, read_stats, write_stats
 from .rank_cached import RankMemCachedH5Dataset
 from .row_table import RowTable
 from .sample_layout import Transform
+from .segment_fields import SampleOptions
+from .segment_splits import SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
 from .selection import NoRowPassesError
 from .sequence_dataset import SequenceDataset, Sequences
 from .shard_loading import load_shards
 from .shard_memory import available_memory
+from .table_dataset import TableDataset
 from .user_functions import (
     Samples,
     WorkerFailure,
@@ -26,6 +29,7 @@ from .user_functions import (
     note_rows,
     own_streams,
 )
+from .windows import WholeSegments
 from .worker_buffers import (
     WorkerMemory,
     h5_worker_init_fn,
@@ -50,10 +54,14 @@ __all__ = [
     "RawBatch",
     "RowDataset",
     "RowTable",
+    "SampleOptions",
     "Samples",
+    "SegmentSubset",
     "SequenceDataset",
     "Sequences",
+    "TableDataset",
     "Transform",
+    "WholeSegments",
     "WorkerFailure",
     "WorkerMemory",
     "asked_for",
@@ -64,6 +72,7 @@ __all__ = [
     "expand_those_there",
     "fresh_draws",
     "generators",
+    "groups_by_pattern",
     "h5_worker_init_fn",
     "load_shards",
     "mixture_dataset",
@@ -74,6 +83,8 @@ __all__ = [
     "read_stats",
     "refuse_images",
     "rows_of",
+    "segments_by_time",
+    "segments_in_lists",
     "shape_of_images",
     "start_worker",
     "starting_workers",

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..distributed import first_value
-from ..errors import H5DataChangedError, H5Error, H5FileError, H5KeyError, H5ValueError, listing
+from ..errors import H5DataChangedError, H5Error, H5FileError, H5KeyError, H5ValueError
 from ..hdf5 import (
     AlikeArrays,
     ArrayLayout,
@@ -31,21 +31,16 @@ from ..order import resolve_replica
 from ..progress_bar import with_bar
 from ..types import Paths
 from .compatibility import Asked, Compatibility, refuse_images
+from .readable_files import WITHOUT_THEM, Skip, each_readable
 from .row_table import RowTable
 
-__all__ = ["Catalog", "Skip", "each_readable"]
+__all__ = ["Catalog"]
 
 COLUMN_BYTES = 1 << 20
 """Columns of at most this size in a file are read when it is opened; longer ones by all cores, once it is closed."""
 
 PATIENCE = 10.0  # seconds for rows to appear that another rank, or an earlier read, has seen
 PAUSE = 0.05
-
-WITHOUT_THEM = "Repair them, or pass a list of files without them; files are never skipped silently."
-"""What to do about broken files in classes that have no argument for it."""
-
-Skip = Callable[[str, H5FileError], None]
-"""Called with a file that is missing or broken, and is left out, and its error."""
 
 _T = TypeVar("_T")
 
@@ -184,6 +179,38 @@ class Catalog:
         found: _T = file.found[name]
         return found
 
+    def look(
+        self,
+        path: str,
+        options: OpenOptions,
+        name: str,
+        search: Callable[[Any, ChangeGuard], tuple[_T, Iterable[tuple[str, str]]]],
+    ) -> tuple[ChangeGuard, _T, dict[str, ArrayLayout | H5Error]]:
+        """Return what a search in an open file finds, and the arrays that it asks for in this file alone.
+
+        Args:
+            path: the file.
+            options: how it is opened.
+            name: of the search.
+            search: gets the open file and its guard; also returns arrays to describe, each with a name for all that may
+                be alike.
+
+        Raises:
+            H5Error: the search failed, or the file cannot be opened.
+        """
+        file = self._files.get(_which(path, options))
+        if not isinstance(file, _File) or name not in file.found:
+            file = self._open(path, (), options, {name: search}, own=True)
+        found: _T = file.found[name]
+        others = {other.path: other for each in file.others.values() for other in each}
+        if not others:
+            return file.guard, found, file.arrays
+        guard = replace(file.guard, others=tuple(others.values()))
+        arrays = {
+            key: each.guarded(guard) if isinstance(each, ArrayLayout) else each for key, each in file.arrays.items()
+        }
+        return guard, found, arrays
+
     def has(self, path: str, keys: Sequence[str], options: OpenOptions) -> bool:
         """Return whether a file has all of these arrays."""
         try:
@@ -254,12 +281,18 @@ class Catalog:
         return guard, tuple(array.guarded(guard) for array in arrays)
 
     def _open(
-        self, path: str, keys: Sequence[str], options: OpenOptions, searches: dict[str, Callable[[Any], Any]]
+        self,
+        path: str,
+        keys: Sequence[str],
+        options: OpenOptions,
+        searches: dict[str, Callable[..., Any]],
+        *,
+        own: bool = False,
     ) -> _File:
         which = _which(path, options)
         old = self._files.get(which)
         try:
-            file = self._look(path, keys, options, searches)
+            file = self._look(path, keys, options, searches, own=own)
         except H5FileError as error:
             self._files[which] = error
             raise
@@ -271,7 +304,13 @@ class Catalog:
         return file
 
     def _look(
-        self, path: str, keys: Sequence[str], options: OpenOptions, searches: dict[str, Callable[[Any], Any]]
+        self,
+        path: str,
+        keys: Sequence[str],
+        options: OpenOptions,
+        searches: dict[str, Callable[..., Any]],
+        *,
+        own: bool,
     ) -> _File:
         """Return a file's guard and its arrays, of one and the same file: another may take its place meanwhile."""
         guard: ChangeGuard | None = None
@@ -285,8 +324,14 @@ class Catalog:
             file = _File(guard)
             try:
                 for name, search in searches.items():
-                    file.found[name], more = search(h5)
-                    self._expected = tuple(dict.fromkeys([*self._expected, *more]))
+                    file.found[name], more = search(h5, guard) if own else search(h5)
+                    if own:
+                        for key, alike in more:
+                            array = self._array(file, h5, path, key, options, is_asked=True, alike=alike)
+                            assert array is not None, "it was asked for"
+                            file.arrays[key] = array
+                    else:
+                        self._expected = tuple(dict.fromkeys([*self._expected, *more]))
                 for key in dict.fromkeys([*keys, *self._expected]):
                     if (array := self._array(file, h5, path, key, options, is_asked=key in keys)) is not None:
                         file.arrays[key] = array
@@ -299,52 +344,25 @@ class Catalog:
         return file
 
     def _array(
-        self, file: _File, h5: Any, path: str, key: str, options: OpenOptions, *, is_asked: bool
+        self,
+        file: _File,
+        h5: Any,
+        path: str,
+        key: str,
+        options: OpenOptions,
+        *,
+        is_asked: bool,
+        alike: str | None = None,
     ) -> ArrayLayout | H5Error | None:
         files, guard = options.files, file.guard
         try:
-            found = self._alike.describe(h5, path, key, files, guard, if_exists=not is_asked)
+            found = self._alike.describe(h5, path, key, files, guard, if_exists=not is_asked, alike=alike)
             if files.allow_external and found is not None:
                 strict = files.verify is not None
                 file.others[key] = external_guards(h5, [key], files, grows=options.swmr, strict=strict)
         except H5Error as error:
             return error.with_traceback(None)
         return found
-
-
-def each_readable(
-    paths: Sequence[str], look: Callable[[str], _T], skip: Skip | None, advice: str, bar: Iterable[str] | None = None
-) -> Iterator[tuple[str, _T]]:
-    """Yield files with what is found in them, one after the other, without broken ones if the user asked for that.
-
-    Args:
-        paths: the files.
-        look: looks at one.
-        skip: called with a file that is left out; None raises its error.
-        advice: what to do to train without broken files, for the error.
-        bar: yields the files and shows progress.
-
-    Raises:
-        H5FileError: a file is missing or broken, or all of them are.
-    """
-    n_found = 0
-    for path in paths if bar is None else bar:
-        try:
-            found = look(path)
-        except H5FileError as error:
-            if skip is not None:
-                skip(path, error)
-                continue
-            # System errors, such as locks, and changed files do not mean that a file is broken.
-            is_broken = not isinstance(error, H5DataChangedError) and getattr(error.__cause__, "errno", None) is None
-            if len(paths) > 1 and is_broken:
-                find = "`lightning-h5 check` finds all unreadable files."
-                error.args = (f"{error} It is one of {len(paths):,} files: {find} {advice}",)
-            raise
-        n_found += 1
-        yield path, found
-    if not n_found:
-        raise H5FileError(f"none of {listing(paths)} can be read. See the error that was logged for each.")
 
 
 @contextmanager

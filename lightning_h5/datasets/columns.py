@@ -18,7 +18,9 @@ from ..readers import (
     BlockSource,
     BulkTarget,
     BulkTask,
+    RowGrid,
     bulk_tasks,
+    first_places,
     open_reader,
     open_source,
     run_with_progress,
@@ -30,7 +32,8 @@ from .row_table import RUN_BYTES, RowTable
 
 __all__ = ["Run", "column_of", "column_tasks", "count_rows", "decoded", "read_columns", "row_tasks", "source_of"]
 
-TEXT_ROWS = 65_536  # per task
+TEXT_ROWS = 65_536  # of a task
+VIEW_BYTES = 4 << 20  # of a task, at least the rows of a chunk
 
 Run: TypeAlias = Callable[[list[BulkTask], str], None]
 """Runs tasks, under a name."""
@@ -156,10 +159,41 @@ def row_tasks(
     options: OpenOptions,
     counters: Counters,
 ) -> list[BulkTask]:
-    """Return tasks that read rows of numbers, in ascending order, into a target from a place on."""
+    """Return tasks that read rows of numbers, in ascending order, into a target from a place on.
+
+    Rows that the array does not have, since another array has more in this part, are left out.
+    """
     if not layout.row_bytes:
         return []
-    return bulk_tasks(source_of(layout, options, counters), layout, rows, target, first)
+    if layout.view is not None:
+        return _view_tasks(layout, np.asarray(rows), target, first, options, counters)
+    n_there = first_places(rows, np.array([layout.n_rows])).item()
+    return bulk_tasks(source_of(layout, options, counters), layout, rows[:n_there], target, first)
+
+
+def _view_tasks(
+    layout: ArrayLayout, rows: IntArray, target: BulkTarget, first: int, options: OpenOptions, counters: Counters
+) -> list[BulkTask]:
+    """Return tasks that read rows of an array that is seen another way, with the lines that share chunks together."""
+    grid = RowGrid.of(layout, 1)
+    lines, steps = np.divmod(rows, max(1, grid.period))
+    there = np.flatnonzero((steps < grid.size) & (lines < grid.lines))
+    lines, steps = lines[there], steps[there]
+    n_together = grid.along * max(1, VIEW_BYTES // (layout.row_bytes * grid.along * grid.across))
+    groups = (lines // grid.across) * -(-grid.size // n_together) + steps // n_together
+    reader, tasks = open_reader(layout, options, counters=counters), []
+    for group in np.unique(groups).tolist():
+        here = np.flatnonzero(groups == group)
+        read = partial(_read_view, reader, lines[here] * grid.size + steps[here], target, first + there[here])
+        n_bytes = len(here) * layout.row_bytes
+        tasks.append(BulkTask(n_bytes, n_bytes, read))
+    return tasks
+
+
+def _read_view(reader: RowReader, rows: IntArray, target: BulkTarget, places: IntArray) -> None:
+    values = reader.read(rows)
+    for run in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(places) != 1) + 1):
+        target.put(int(places[run[0]]), values[run])
 
 
 def text_tasks(

@@ -18,9 +18,10 @@ from .catalog import Catalog
 from .compatibility import Asked
 from .discovery import files_to_read, names_to_load, table_of
 from .fields import TARGET, FieldMap, Fields, checked_rows, keys_of
-from .file_dataset import CACHE_BYTES, chunk_cache
+from .file_dataset import CACHE_BYTES
 from .labels import LabelCriterion
 from .normalize import Normalize, normalized
+from .reading_ahead import chunk_cache
 from .row_filters import Where, criteria_of
 from .row_table import RowTable
 from .sample_cache import CachingDataset

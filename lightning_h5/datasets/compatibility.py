@@ -45,10 +45,11 @@ class Compatibility:
 
     Args:
         asked: the arrays, in the order of the fields.
+        of_one_row: whether row i of each array belongs together, and rows have the same shape in all files.
     """
 
-    def __init__(self, asked: Sequence[Asked]) -> None:
-        self._asked = tuple(asked)
+    def __init__(self, asked: Sequence[Asked], *, of_one_row: bool = True) -> None:
+        self._asked, self._of_one_row = tuple(asked), of_one_row
         self._first: tuple[ArrayLayout, ...] = ()
         self._passed: dict[tuple[int, ...], tuple[ArrayLayout, ...]] = {}
 
@@ -67,11 +68,12 @@ class Compatibility:
                 _check_kind(layout, text_ok=one.text_ok)
                 if not one.takes_packed:
                     _check_packing(layout, one)
-        _check_rows(layouts)
+        if self._of_one_row:
+            _check_rows(layouts)
         check_no_overlap(layouts)
         if structure not in self._passed:
             self._first = self._first or layouts
-            _check_alike(self._first, layouts)
+            _check_alike(self._first, layouts, shapes=self._of_one_row)
             _check_packed_alike(self._first, layouts, self._asked)
             self._passed[structure] = layouts
 
@@ -154,8 +156,8 @@ def refuse_images(arrays: Sequence[ArrayLayout], n_rows: Collection[int], n_file
         raise H5ValueError(
             f"{listing(array.key for array in arrays)} have the shape {shape} in each of {n_files} files, such as "
             f"{arrays[0].path!r}, and no array has other axes: each file may be one image or volume, and its rows the "
-            "lines of it. If an index along axis 0 is a sample, pass sample='row'. If a file is a sample, write the "
-            "samples to arrays with one more axis in front, (n_samples, ...)."
+            "lines of it. If a file is a sample, pass sample='segment' (not to CombinedHDF5DataModule). If an "
+            "index along axis 0 is a sample, pass sample='row'."
         )
 
 
@@ -191,9 +193,10 @@ def _check_rows(arrays: Sequence[ArrayLayout]) -> None:
             )
 
 
-def _check_alike(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout]) -> None:
+def _check_alike(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout], *, shapes: bool) -> None:
     for a, b in zip(expected, found, strict=True):
-        for what, left, right in (("dtype", a.dtype, b.dtype), ("shape of a row", a.row_shape, b.row_shape)):
+        pairs = [("dtype", a.dtype, b.dtype), ("shape of a row", a.row_shape, b.row_shape)]
+        for what, left, right in pairs if shapes else pairs[:1]:
             if left != right and not (kind_of(a.dtype) == kind_of(b.dtype) == "text" and what == "dtype"):
                 raise H5ValueError(
                     f"{a.key!r} has the {what} {left} in {a.path!r} and {right} in {b.path!r}. Train on files with "

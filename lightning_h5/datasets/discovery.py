@@ -22,9 +22,10 @@ from ..hdf5 import (
     translate_h5py_errors,
 )
 from ..types import Paths
-from .catalog import Catalog, Skip, each_readable
+from .catalog import Catalog
 from .compatibility import Asked
 from .fields import checked_names
+from .readable_files import Skip, each_readable
 from .row_table import RowTable
 
 __all__ = ["expand_those_there", "files_to_read", "names_to_load", "table_of"]
@@ -213,8 +214,8 @@ def _refuse_groups(path: str, fields: Sequence[str], looks: Mapping[str, _Look])
     raise H5KeyError(
         f"load_fields was not given, and {path!r} has arrays of the same name in several groups: {listing(same)}. Each "
         "group may have its own rows, even if all have the same number. If so, name the arrays that belong to one "
-        f"group, such as load_fields={belong!r}, and make a data set for each group; otherwise name all arrays that "
-        "are fields of one row."
+        f"group, such as load_fields={belong!r}, or use LazyH5DataModule, where segments='*' makes samples of all "
+        "groups; otherwise name all arrays that are fields of one row."
     )
 
 

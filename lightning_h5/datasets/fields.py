@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from reprlib import Repr
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,14 @@ import torch
 from ..errors import H5ValueError, listing
 from ..hdf5 import ArrayLayout, FieldNames, field_names, kind_of, torch_dtype
 from ..types import DTypeLike, IntArray, Keys
+from .collate import Collate
 from .compatibility import Asked
 from .multiply_add import Affine
 from .sample_layout import FieldPlan, SampleLayout, SamplePart, Transform
+from .windows import WholeSegments
+
+if TYPE_CHECKING:
+    from .row_table import RowTable
 
 __all__ = [
     "TARGET",
@@ -30,6 +35,9 @@ __all__ = [
 ]
 
 TARGET = "target"
+
+PLACES = ("segment", "step")
+"""What ``with_index`` adds to samples of several steps."""
 
 FieldMap = Mapping[str, Any]
 """For a field's name here its array in the files; or ``{"key": ..., "layout": "NTC"}`` for ``target``."""
@@ -45,12 +53,14 @@ class Fields:
         sample_layout: what a sample looks like.
         affines: what normalizes the rows of a field, by its number.
         normalization: a digest of that and of the dtypes, the same in all processes; None if nothing is normalized.
+        masked: fields of which a sample has a mask of its steps, by their numbers.
     """
 
     asked: tuple[Asked, ...]
     sample_layout: SampleLayout
     affines: Mapping[int, Affine] = field(default_factory=dict, compare=False)
     normalization: str | None = None
+    masked: tuple[int, ...] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -70,6 +80,13 @@ class Fields:
         """Fields of the input; those of the target follow."""
         return len(self.sample_layout.x.fields.keys)
 
+    def among(self, fields: Sequence[int]) -> Fields:
+        """Return some fields, without masks, as a dict."""
+        names = FieldNames("dict", tuple(self.keys[at] for at in fields), tuple(self.names[at] for at in fields))
+        affines = {number: self.affines[at] for number, at in enumerate(fields) if at in self.affines}
+        layout = SampleLayout(SamplePart(names), None, with_index=False)
+        return Fields(tuple(self.asked[at] for at in fields), layout, affines, self.normalization)
+
     def plans(self, arrays: Sequence[ArrayLayout]) -> tuple[FieldPlan, ...]:
         """Return what becomes of each field's rows.
 
@@ -81,6 +98,34 @@ class Fields:
             if kind_of(array.dtype) == "number"
             else FieldPlan(array.dtype, array.row_shape, None)
             for number, (array, one) in enumerate(zip(arrays, self.asked, strict=True))
+        )
+
+    def of_samples(self, table: RowTable, *, mask: bool, collate: Collate | None) -> Fields:
+        """Return the fields of samples of several steps.
+
+        Args:
+            table: the files; its sampling makes the samples.
+            mask: add which steps of each field are no padding.
+            collate: how samples of several shapes become a batch.
+        """
+        layout, masked = self.sample_layout, tuple(table.step_fields) if mask else ()
+        x, more = layout.x, layout.more
+        names = tuple(f"{self.names[field]}_valid" for field in masked)
+        if names:
+            x = replace(x, fields=replace(x.fields, keys=x.fields.keys + names, names=x.fields.names + names))
+        if layout.with_index:
+            more += PLACES
+        steps = [field for field in table.step_fields if field < self.n_inputs] or table.step_fields
+        ragged = [field for field in range(self.n_inputs) if table.is_ragged[field]]
+        length_of = None
+        if isinstance(table.sampling, WholeSegments):
+            length_of = steps[0], table.step_places[steps[0]]
+        elif ragged:
+            length_of = ragged[0], 0
+        return replace(
+            self,
+            masked=masked,
+            sample_layout=replace(layout, x=x, more=more, collate=collate, length_of=length_of),
         )
 
     @classmethod
@@ -95,6 +140,7 @@ class Fields:
         target_transform: Transform | None,
         with_index: bool,
         flags: tuple[bool, ...] = (),
+        as_one: bool = False,
     ) -> Fields:
         """Return the fields of a dataset with an input and a target; see ``H5LazyDataset`` for the arguments.
 
@@ -107,6 +153,7 @@ class Fields:
             target_transform: runs on each sample's target.
             with_index: add each row's index.
             flags: for each input field whether a sample has it as a bool; empty if none.
+            as_one: make samples dicts of all fields, the target's among them.
 
         Raises:
             H5ValueError: a name or dtype makes no sense.
@@ -118,6 +165,16 @@ class Fields:
         asked = _asked(x, x_dtype, "x_dtype", text_ok=x.kind != "single")
         if y is not None:
             asked += _asked(y, y_dtype, "y_dtype", text_ok=True)
+        if as_one:
+            if target_transform is not None:
+                raise H5ValueError(
+                    "target_transform was given with window.mask, which makes samples dicts. Use transform."
+                )
+            both = [x] if y is None else [x, y]
+            x = FieldNames(
+                "dict", tuple(k for one in both for k in one.keys), tuple(n for one in both for n in one.names)
+            )
+            y = None
         sample_layout = SampleLayout(
             SamplePart(x, transform, flags),
             None if y is None else SamplePart(y, target_transform, argument="target_transform"),

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +17,11 @@ from torch.utils.data import get_worker_info
 from ..cores import is_forked
 from ..counters import Counters
 from ..errors import H5DataChangedError
-from ..hdf5 import MAX_H5, OpenOptions, process_pool
-from ..options import FileOptions
+from ..hdf5 import OpenOptions, process_pool
 from ..order import BlockTable
 from ..readers import (
     BegunRead,
+    BlockMap,
     ChunkedReader,
     ContiguousReader,
     InMemoryReader,
@@ -34,13 +35,23 @@ from ..types import IntArray, RowReader
 from .base import RawBatch, ReadCost
 from .buffers import Column
 from .fields import Fields
-from .row_table import HELD_BYTES, RowTable, TableDataset
+from .reading_ahead import ReadaheadHints
+from .row_table import HELD_BYTES, BatchRows, RowTable
+from .sample_columns import column_of_samples
 from .sample_layout import Transform
+from .segments import FieldRows
+from .table_dataset import TableDataset
+from .windows import WholeSegments
 
-__all__ = ["CACHE_BYTES", "FileDataset", "ReadaheadHints", "chunk_cache"]
+__all__ = ["CACHE_BYTES", "SAMPLES_AT_A_TIME", "FileDataset"]
 
 CACHE_BYTES = 64 << 20
 """Memory for decoded rows unless the user asks for another amount."""
+
+SAMPLES_AT_A_TIME = 1 << 14  # whose rows are counted
+
+_ByPart: TypeAlias = dict[int, tuple[IntArray | None, IntArray]]
+"""For each part that rows are in, their places in the batch (None for all) and their rows there."""
 
 
 class FileDataset(TableDataset):
@@ -54,6 +65,7 @@ class FileDataset(TableDataset):
         options: see above.
         mmap: map contiguous arrays into memory.
         cache_bytes: memory for decoded rows; worker processes share it.
+        holds_all: keep all of an array once a row of it was read, however large it is.
     """
 
     _of_process = (*TableDataset._of_process, "_readers", "_chunked", "_hints", "_n_prepared", "_lock")
@@ -68,8 +80,10 @@ class FileDataset(TableDataset):
         options: OpenOptions,
         mmap: bool = False,
         cache_bytes: int = CACHE_BYTES,
+        holds_all: bool = False,
     ) -> None:
-        self._mmap = mmap
+        self._mmap, self._holds_all = mmap, holds_all
+        self._has_samples = table.sampling is not None
         self.cache_bytes, self.in_runs = cache_bytes, False
         self.retain: bool | None = None
         super().__init__(table, fields, batch_transform=batch_transform, indices=indices, options=options)
@@ -87,68 +101,112 @@ class FileDataset(TableDataset):
 
     def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], RawBatch]:
         """See ``RowDataset.begin``: has decoded what is not decoded yet."""
-        located = self.located(rows)
+        return self.begin_rows(rows, self.table.rows_of(self.located(rows), epoch), epoch, at_once=at_once)
+
+    def begin_rows(
+        self, rows: IntArray, asked: BatchRows, epoch: int | None, *, at_once: bool
+    ) -> Callable[[], RawBatch]:
+        """Begin to read the rows that samples have (see ``RowDataset.begin``)."""
         if at_once:
-            self._hint(located, epoch)
+            self._hint(asked, epoch)
         all_cores = at_once and not is_forked()
         reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]] = {}
-        with ExitStack() as undo, self._blames_changes(located):
+        with ExitStack() as undo, self._blames_changes(asked):
             for field, reader in self._chunked_readers().items():
-                plan = self.plans[field]
-                memory = self._buffers.array((len(rows), *plan.row_shape), plan.gathered)
-                reads[field] = reader.begin(located, memory, epoch, all_cores=all_cores), memory
+                plan, wanted = self.plans[field], asked.fields[field].rows
+                memory = self._buffers.array((len(wanted), *plan.row_shape), plan.gathered)
+                reads[field] = reader.begin(wanted, memory, epoch, all_cores=all_cores), memory
                 undo.callback(reads[field][0].cancel)
             undo.pop_all()
-        return partial(self._complete, rows, located, reads, all_cores=all_cores)
+        return partial(self._complete, rows, asked, reads, all_cores=all_cores)
 
     def _complete(
         self,
         rows: IntArray,
-        located: IntArray,
+        asked: BatchRows,
         reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]],
         *,
         all_cores: bool,
     ) -> RawBatch:
         columns: list[Column] = []
-        with ExitStack() as undo, self._blames_changes(located):
+        by_part: dict[tuple[int, int], _ByPart] = {}  # fields with the same rows share them
+        with ExitStack() as undo, self._blames_changes(asked):
             for read, _ in reads.values():
-                undo.callback(read.cancel)  # no effect once it is finished
-            by_file = self._by_file(located) if len(reads) < len(self.plans) else {}
-            for field, plan in enumerate(self.plans):
+                undo.callback(read.cancel)  # without effect once it is finished
+            for field, (plan, wanted) in enumerate(zip(self.plans, asked.fields, strict=True)):
                 if field in reads:  # already normalized during decoding
                     read, memory = reads[field]
                     read.finish()
                     columns.append(plan.cast(memory, self._buffers))
+                elif self._has_samples and self.table.is_ragged[field]:
+                    columns.append([plan.finished(one, self._buffers) for one in self._read_each(field, wanted, rows)])
                 else:
-                    stored = self._read(field, len(rows), by_file, all_cores=all_cores)
+                    is_own = self._has_samples and self.table.own_sizes[field] is not None
+                    which = id(wanted), field if is_own else -1
+                    if which not in by_part:
+                        by_part[which] = self._by_part(field, wanted.rows)
+                    stored = self._read(field, len(wanted.rows), by_part[which], all_cores=all_cores)
                     columns.append(plan.finished(stored, self._buffers))
-        self._check_unchanged(self._touched(located))
-        return RawBatch(rows, tuple(columns))
+        self._check_unchanged(self._touched(asked))
+        return RawBatch(rows, self._of_samples(asked, columns))
 
-    def _touched(self, located: IntArray) -> list[int]:
+    def _of_samples(self, asked: BatchRows, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """Return columns with an entry for each sample."""
+        if asked.places is None:
+            return tuple(columns)
+        table = self.table
+        made = [
+            column_of_samples(table, field, found, column)
+            for field, (found, column) in enumerate(zip(asked.fields, columns, strict=True))
+        ]
+        return (*made, *self.further_columns(asked))
+
+    def _has_steps(self, field: int) -> bool:
+        return not self.table.has_steps or self.table.has_steps[field]
+
+    def _is_shared(self, field: int) -> bool:
+        return bool(self.table.is_shared) and self.table.is_shared[field]
+
+    def _touched(self, asked: BatchRows) -> list[int]:
         """Return the numbers of the files that rows are in."""
-        if len(self.table.paths) == 1:
+        table = self.table
+        if len(table.paths) == 1:
             return [0]
-        touched: list[int] = np.unique(self.table.locate(located)[0]).tolist()
+        steps = table.step_fields
+        parts = table.locate(asked.fields[steps[0]].rows)[0] if steps else np.empty(0, np.int64)
+        touched: list[int] = np.unique(table.files_of(parts)).tolist()
         return touched
 
-    def _by_file(self, located: IntArray) -> dict[int, tuple[IntArray | None, IntArray]]:
-        """Return, for each file that rows are in, their places in the batch (None for all) and their rows there."""
-        if len(self.table.paths) == 1:
-            return {0: (None, located)}
-        files, local = self.table.locate(located)
-        places = {file: np.flatnonzero(files == file) for file in np.unique(files).tolist() or [0]}
-        return {file: (here, local[here]) for file, here in places.items()}
+    def _by_part(self, field: int, rows: IntArray) -> _ByPart:
+        """Return, for each part that rows are in, their places in the batch (None for all) and their rows there."""
+        is_plain = not self._has_samples or (self.table.own_sizes[field] is None and self._has_steps(field))
+        if is_plain and len(self.table.layouts) == 1:
+            return {0: (None, rows)}
+        parts, local = self.table.locate(rows) if self._has_steps(field) else self.table.locate_values(field, rows)
+        local = self.table.own_rows(field, parts, local)
+        places = {part: np.flatnonzero(parts == part) for part in np.unique(parts).tolist() or [0]}
+        return {part: (here, local[here]) for part, here in places.items()}
 
-    def _read(
-        self, field: int, n_rows: int, by_file: dict[int, tuple[IntArray | None, IntArray]], *, all_cores: bool
-    ) -> npt.NDArray[Any]:
+    def _read_each(self, field: int, wanted: FieldRows, samples: IntArray) -> list[npt.NDArray[Any]]:
+        """Return the rows of each sample, as they are stored, of a field whose rows have several shapes."""
+        if not self._has_steps(field):
+            parts, local = self.table.locate_values(field, wanted.rows)
+            return [self._reader(part, field).read(local[at : at + 1])[0] for at, part in enumerate(parts.tolist())]
+        parts, local = self.table.locate(wanted.rows)
+        local = self.table.own_rows(field, parts, local)
+        lengths = (
+            np.full(len(samples), len(local) // max(1, len(samples))) if wanted.lengths is None else wanted.lengths
+        )
+        ends = np.concatenate([[0], np.cumsum(lengths)]).tolist()
+        return [self._reader(int(parts[low]), field).read(local[low:high]) for low, high in pairwise(ends)]
+
+    def _read(self, field: int, n_rows: int, by_part: _ByPart, *, all_cores: bool) -> npt.NDArray[Any]:
         """Return rows of a field as they are stored, in memory of their own."""
-        first = self._reader(next(iter(by_file)), field)
+        first = self._reader(next(iter(by_part)), field)
         memory = self._buffers.array((n_rows, *first.row_shape), first.dtype)
-        for file, (here, local) in by_file.items():
-            reader = self._reader(file, field)
-            if here is not None:  # rows of several files are read file by file, then scattered to their places
+        for part, (here, local) in by_part.items():
+            reader = self._reader(part, field)
+            if here is not None:  # rows of several files are read file by file, and then put where they belong
                 memory[here] = reader.read(local)
             elif all_cores and isinstance(reader, MappedReader):
                 reader.read_on_all_cores(local, memory)
@@ -159,25 +217,25 @@ class FileDataset(TableDataset):
         return memory
 
     @contextmanager
-    def _blames_changes(self, located: IntArray) -> Iterator[None]:
+    def _blames_changes(self, asked: BatchRows) -> Iterator[None]:
         """Raise the error of a file that changed instead of any error that followed from it."""
         try:
             yield
         except OSError:
-            self._check_unchanged(self._touched(located))
+            self._check_unchanged(self._touched(asked))
             raise
 
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
         """See ``RowDataset.prefetch``."""
-        located = self.located(rows)
-        self._hint(located, epoch)
-        with self._blames_changes(located):
-            had_room = [reader.prefetch(located) for reader in self._chunked_readers().values()]
+        asked = self.table.rows_of(self.located(rows), epoch)
+        self._hint(asked, epoch)
+        with self._blames_changes(asked):
+            had_room = [reader.prefetch(asked.fields[field].rows) for field, reader in self._chunked_readers().items()]
         return all(had_room)
 
-    def _hint(self, located: IntArray, epoch: int | None) -> None:
+    def _hint(self, asked: BatchRows, epoch: int | None) -> None:
         """Have the system read ahead the runs of rows that the order mixes, in arrays without chunks."""
-        if not self.in_runs or epoch is None:
+        if not self.in_runs or epoch is None or self.table.sampling is not None:
             return
         chunked = self._chunked_readers()  # resets the state in a forked child
         placed = [field for field in self._read_on_demand if field not in chunked]
@@ -187,7 +245,7 @@ class FileDataset(TableDataset):
         if hints is None:
             hints = ReadaheadHints(self.table.rows_per_block, np.diff(self.table.starts).tolist())
             self._hints = hints
-        for file, (_, local) in self._by_file(located).items():
+        for file, (_, local) in self._by_part(0, asked.fields[0].rows).items():
             for run in hints.new(file, local, epoch):
                 for field in placed:
                     reader = self._reader(file, field)
@@ -209,25 +267,39 @@ class FileDataset(TableDataset):
         )
         return replace(
             self._cost_of_files,
-            rows_per_chunk=max((reader.rows_per_block for reader in chunked.values()), default=0),
+            rows_per_chunk=self._samples_of(max((reader.rows_per_block for reader in chunked.values()), default=0)),
             rows_per_run=max(self.table.rows_per_block) if self.in_runs else 0,
             is_in_memory=is_in_memory,
         )
 
+    def _samples_of(self, n_rows: int) -> int:
+        """Return about how many samples are around so many rows."""
+        if self.table.sampling is None or not n_rows:
+            return n_rows
+        return max(1, n_rows * self.table.n_samples // max(1, self.table.n_rows))
+
     @cached_property
     def _cost_of_files(self) -> ReadCost:
         """What follows from the files alone."""
-        layouts, loose = self.table.layouts, self._read_on_demand
+        layouts, table = self.table.layouts, self.table
+        loose = [field for field in self._read_on_demand if self._has_steps(field)]
         loose_bytes = [sum(arrays[field].row_bytes for field in loose) for arrays in layouts]
-        n_rows = np.diff(self.table.starts).tolist()
+        n_rows = np.diff(table.starts).tolist()
+        has_cheap_random_access = all(
+            arrays[field].is_contiguous or arrays[field].rows_per_chunk == 1 for arrays in layouts for field in loose
+        )
+        rows_of_blocks = table.rows_per_block
+        row_bytes = sum(layout.row_bytes for layout in layouts[0])
+        if (sampling := table.sampling) is not None:
+            is_own = isinstance(sampling, WholeSegments) and len(sampling.segments) == len(layouts)
+            is_placed = all(arrays[field].is_contiguous for arrays in layouts for field in loose)
+            has_cheap_random_access = is_own or is_placed or (has_cheap_random_access and sampling.reach == 1)
+            rows_of_blocks = [min(n, size) for n, size in zip(table.unit_rows, n_rows, strict=True)]
+            row_bytes = sampling.mean_bytes([array.row_bytes for array in layouts[0]])
         return ReadCost(
-            row_bytes=sum(layout.row_bytes for layout in layouts[0]),
-            has_cheap_random_access=all(
-                arrays[field].is_contiguous or arrays[field].rows_per_chunk == 1
-                for arrays in layouts
-                for field in loose
-            ),
-            block_bytes=max(1, *(n * size for n, size in zip(self.table.rows_per_block, loose_bytes, strict=True))),
+            row_bytes=row_bytes,
+            has_cheap_random_access=has_cheap_random_access,
+            block_bytes=max(1, *(n * size for n, size in zip(rows_of_blocks, loose_bytes, strict=True))),
             decoded_bytes=sum(n * size for n, size in zip(n_rows, loose_bytes, strict=True)),
         )
 
@@ -265,8 +337,14 @@ class FileDataset(TableDataset):
             return self._chunked
 
     def _open_chunked(self, n_consumers: int) -> dict[int, ChunkedReader]:
-        layouts = list(zip(*self.table.layouts, strict=True))
-        fields = [f for f in self._read_on_demand if any(is_pooled(array, self.options) for array in layouts[f])]
+        table, layouts = self.table, list(zip(*self.table.layouts, strict=True))
+        fields = [
+            field
+            for field in self._read_on_demand
+            if any(is_pooled(array, self.options) for array in layouts[field])
+            and (table.sampling is None or not (table.is_ragged[field] or self._is_shared(field)))
+            and self._has_steps(field)
+        ]
         budget = self.cache_bytes // n_consumers
         total = sum(layouts[field][0].row_bytes for field in fields)
         return {
@@ -277,13 +355,32 @@ class FileDataset(TableDataset):
                 n_bytes=budget * layouts[field][0].row_bytes // total,
                 work=self.work,
                 counters=self.counters,
-                rows=None if self.has_all_rows else self.located(np.arange(len(self))),
+                rows=self.indices if table.sampling is None else None,
+                first_row=table.starts,
+                reads=None if table.sampling is None else partial(self._reads_of_blocks, field),
                 retain=self.retain,
                 prepare=self.plans[field].affine,
                 dtype=self.plans[field].gathered,
             )
             for field in fields
         }
+
+    def _reads_of_blocks(self, field: int, blocks: BlockMap) -> IntArray:
+        """Return how often an epoch reads rows of each block; more than it can if that is not known."""
+        sampling = self.table.sampling
+        assert sampling is not None, "each row is read once"
+        if self.indices is None and sampling.segments.are_ascending:
+            numbers, low, high = blocks.ranges()
+            before, after = (sampling.n_reads_before(bounds, field) for bounds in (low, high))
+            if before is None or after is None:
+                return np.full(blocks.n_blocks, np.iinfo(np.int64).max)
+            return np.bincount(numbers, weights=after - before, minlength=blocks.n_blocks).astype(np.int64)
+        found = np.zeros(blocks.n_blocks, dtype=np.int64)
+        for start in range(0, len(self), SAMPLES_AT_A_TIME):
+            samples = self.located(np.arange(start, min(start + SAMPLES_AT_A_TIME, len(self))))
+            rows = self.table.rows_of(samples).fields[field].rows
+            found += np.bincount(blocks.locate(rows)[0], minlength=blocks.n_blocks)
+        return found
 
     def read_with(self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False) -> None:
         """See ``RowDataset.read_with``."""
@@ -299,12 +396,20 @@ class FileDataset(TableDataset):
             with suppress(OSError):  # reading the file raises the error
                 self._open_chunked(num_workers)  # the readers are dropped, compiled code stays
 
-    def _reader(self, file: int, field: int) -> RowReader:
-        reader = self._readers.get((file, field))
+    def _reader(self, part: int, field: int) -> RowReader:
+        reader = self._readers.get((part, field))
         if reader is None:
-            layout, held_bytes = self.table.layouts[file][field], HELD_BYTES if self.table.held[field] else 0
-            made = open_reader(layout, self.options, mmap=self._mmap, held_bytes=held_bytes, counters=self.counters)
-            reader = self._readers.setdefault((file, field), made)  # one of two threads wins; opening is cheap
+            layout, held_bytes = self.table.layouts[part][field], HELD_BYTES if self.table.held[field] else 0
+            held_bytes = max(held_bytes, layout.n_bytes) if self._holds_all else held_bytes
+            made = open_reader(
+                layout,
+                self.options,
+                mmap=self._mmap,
+                held_bytes=held_bytes,
+                in_blocks=self.table.sampling is not None and self.table.is_ragged[field],
+                counters=self.counters,
+            )
+            reader = self._readers.setdefault((part, field), made)  # one of two threads wins; opening costs nothing
         return reader
 
     def _check_unchanged(self, files: Iterable[int]) -> None:
@@ -328,52 +433,3 @@ class FileDataset(TableDataset):
         self._readers.clear()
         self._hints = None
         self.work.clear()
-
-
-def chunk_cache(table: RowTable, budget: int, *, swmr: bool) -> int:
-    """Return the bytes of HDF5's chunk cache of an array: room for the chunks of one row, as far as the budget goes.
-
-    HDF5 keeps a cache for each open array, so the budget is shared among the arrays of the files that may be open.
-    Arrays that are decoded in this package are read whole chunks at a time, and need none.
-    """
-    plain = OpenOptions(files=FileOptions(swmr=swmr))
-    spans = [
-        array.chunk_span_bytes
-        for arrays in table.layouts
-        for array, is_held in zip(arrays, table.held, strict=True)
-        if not is_held and not is_pooled(array, plain)
-    ]
-    n_open = max(1, min(len(table.paths), MAX_H5) * sum(not is_held for is_held in table.held))
-    return max(64 << 10, min(budget // n_open, max([1 << 20, *spans])))
-
-
-class ReadaheadHints:
-    """Yields each run of rows once per epoch, on the first access to one of its rows.
-
-    Args:
-        rows_per_run: for each file, rows of a run; the last one may have fewer.
-        n_rows: for each file, its rows.
-    """
-
-    def __init__(self, rows_per_run: Sequence[int], n_rows: Sequence[int]) -> None:
-        self._rows_per_run, self._n_rows = rows_per_run, n_rows
-        self._is_named = [np.zeros(-(-n // step), np.bool_) for n, step in zip(n_rows, rows_per_run, strict=True)]
-        self._epoch: int | None = None
-
-    def new(self, file: int, rows: IntArray, epoch: int) -> list[range]:
-        """Return the runs that these rows are in and that this epoch has not named; two threads may both get one.
-
-        Args:
-            file: number of the file.
-            rows: inside the file.
-            epoch: of the plan that asks.
-        """
-        if epoch != self._epoch:
-            self._epoch = epoch
-            for is_named in self._is_named:
-                is_named[:] = False
-        step, is_named = self._rows_per_run[file], self._is_named[file]
-        runs = np.unique(rows // step)
-        runs = runs[~is_named[runs]]
-        is_named[runs] = True
-        return [range(run * step, min(run * step + step, self._n_rows[file])) for run in runs.tolist()]

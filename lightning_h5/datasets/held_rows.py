@@ -255,6 +255,14 @@ class HeldRows:
             for field, plan in enumerate(self._plans)
         )
 
+    def take_of(self, field: int, rows: IntArray, buffers: BufferPool, *, all_cores: bool = False) -> Column:
+        """Return copies of rows of one field (see ``take``)."""
+        if self._plans[field].dtype is None:
+            texts: list[Any] = self._texts[field][rows].tolist()
+            return texts
+        number = sum(plan.dtype is not None for plan in self._plans[:field])
+        return self._columns[number].take(_look_up(self._places, rows), buffers, pinned=False, all_cores=all_cores)
+
     def pin(self) -> str | None:
         """Lock the memory's pages; return why not if that fails."""
         return None if self._memory is None else self._memory.pin()

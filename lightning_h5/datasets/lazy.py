@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy.typing as npt
 
 from ..hdf5 import OpenOptions
-from ..options import FileOptions
+from ..options import FileOptions, SegmentOptions, WindowOptions
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
 from .catalog import Catalog
+from .collate import Collate
 from .fields import Fields
-from .file_dataset import CACHE_BYTES, FileDataset, chunk_cache
+from .file_dataset import CACHE_BYTES, FileDataset
 from .normalize import Normalize, normalized
+from .reading_ahead import chunk_cache
 from .sample_layout import Transform
+from .segment_fields import SampleKind, SampleOptions, Select
+from .segment_splits import SegmentSubset
+from .segment_tables import segment_table
 
 __all__ = ["H5LazyDataset", "LazyFileDataset"]
 
@@ -56,9 +61,20 @@ class H5LazyDataset(FileDataset):
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's index in this dataset: last in a tuple, ``"index"`` in a dict.
-        sample: "row" declares that an index along axis 0 is a sample. None does so too, and raises for several files
-            that all have two or more arrays of one image-like shape, and none of another: each file may be one image or
-            volume, and its rows lines of pixels.
+        sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
+            ``window`` and ``segments``. "row" also accepts files that look like one image or volume each, for which
+            None raises.
+        segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
+            (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``join``, ``axis``, ``step_axis``,
+            ``constants``, ``max_length``, ``bucket``). None makes each file a segment.
+        window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
+            from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
+            ``random``).
+        select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
+        collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
+        subset: the segments that are kept, as data modules split them; None for all.
+        seed: of random windows.
+        columns: further arrays with a value for each segment, for ``table.columns``.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
         catalog: contents of the files, if already known; None opens them.
@@ -99,10 +115,18 @@ class H5LazyDataset(FileDataset):
         batch_transform: Transform | None = None,
         normalize: Normalize | None = None,
         with_index: bool = False,
-        sample: Literal["row"] | None = None,
+        sample: SampleKind | None = None,
+        segments: str | SegmentOptions | Mapping[str, Any] | None = None,
+        window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
+        select: Select | None = None,
+        collate_fn: Collate | None = None,
+        subset: SegmentSubset | None = None,
+        seed: int = 0,
+        columns: Sequence[str] = (),
         files: FileOptions | Mapping[str, Any] | None = None,
         catalog: Catalog | None = None,
     ) -> None:
+        samples = SampleOptions.parse(sample, segments, window, select)
         fields = Fields.of(
             x_key,
             y_key,
@@ -111,13 +135,28 @@ class H5LazyDataset(FileDataset):
             transform=transform,
             target_transform=target_transform,
             with_index=with_index,
+            as_one=samples.has_mask,
         )
         opened = FileOptions.parse(files, "files")
         opened = replace(opened, swmr=True) if swmr else opened
         plain = OpenOptions(files=opened)
         asked = [replace(one, takes_packed=self.takes_packed) for one in fields.asked]
         catalog = catalog or Catalog()
-        table = catalog.table(catalog.files(path), asked, plain, sample=sample)
+        if samples.needs_segments(fields.keys):
+            table = segment_table(
+                catalog,
+                catalog.files(path),
+                asked,
+                fields.names,
+                plain,
+                samples,
+                seed=seed,
+                subset=subset,
+                columns=columns,
+            )
+            fields = fields.of_samples(table, mask=samples.has_mask, collate=collate_fn)
+        else:
+            table = catalog.table(catalog.files(path), asked, plain, sample=sample)
         fields = normalized(fields, normalize, table, catalog, plain)
         self.asked_cache_bytes = opened.cache_size
         budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size

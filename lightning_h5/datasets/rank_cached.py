@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +19,27 @@ from ..cores import is_forked
 from ..counters import Counters
 from ..errors import H5Error, H5ValueError
 from ..hdf5 import OpenOptions, process_pool
-from ..options import FileOptions
+from ..options import FileOptions, SegmentOptions, WindowOptions
 from ..order import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica
 from ..readers import TaskQueue, check_bounds
 from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, Keys, Paths
 from .base import RawBatch, ReadCost
+from .buffers import Column
 from .catalog import Catalog
+from .collate import Collate
 from .fields import Fields
+from .file_dataset import SAMPLES_AT_A_TIME, FileDataset
 from .held_rows import HeldRows, checked_device
 from .normalize import Normalize, normalized
-from .row_table import TableDataset, rows_of_all
+from .row_table import BatchRows
+from .sample_columns import column_of_samples
 from .sample_layout import Transform
+from .segment_fields import SampleKind, SampleOptions, Select
+from .segment_splits import SegmentSubset
+from .segment_tables import segment_table
 from .shard_loading import load_shards
+from .table_dataset import TableDataset, rows_of_all
 
 __all__ = ["RankMemCachedH5Dataset"]
 
@@ -85,8 +93,13 @@ class RankMemCachedH5Dataset(TableDataset):
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's number among all rows that are sharded: last in a tuple, ``"index"`` in a dict.
-        sample: "row" declares that an index along axis 0 is a sample, for files that look like an image or volume each
-            (see ``H5LazyDataset``).
+        sample: what a sample is: "row", "window" or "segment" (see ``H5LazyDataset``, as for the following five).
+        segments: which steps belong together.
+        window: which steps of a segment make a sample.
+        select: the part of a field to read.
+        collate_fn: how samples of several shapes become a batch.
+        subset: the segments that are kept.
+        columns: further arrays with a value for each segment.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
         cache_device: "cpu", or a GPU such as "cuda" or "cuda:1" to hold the shard there: batches never cross the bus.
@@ -150,7 +163,13 @@ class RankMemCachedH5Dataset(TableDataset):
         batch_transform: Transform | None = None,
         normalize: Normalize | None = None,
         with_index: bool = False,
-        sample: Literal["row"] | None = None,
+        sample: SampleKind | None = None,
+        segments: str | SegmentOptions | Mapping[str, Any] | None = None,
+        window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
+        select: Select | None = None,
+        collate_fn: Collate | None = None,
+        subset: SegmentSubset | None = None,
+        columns: Sequence[str] = (),
         files: FileOptions | Mapping[str, Any] | None = None,
         cache_device: str | torch.device = "cpu",
         preload: bool = True,
@@ -161,6 +180,7 @@ class RankMemCachedH5Dataset(TableDataset):
         if mode not in get_args(ShardMode):
             raise H5ValueError(f"mode={mode!r} was given. Pass 'contiguous' or 'interleave'.")
         self.device = checked_device(cache_device, share_memory=share_memory)
+        samples = SampleOptions.parse(sample, segments, window, select)
         fields = Fields.of(
             x_key,
             y_key,
@@ -169,6 +189,7 @@ class RankMemCachedH5Dataset(TableDataset):
             transform=transform,
             target_transform=target_transform,
             with_index=with_index,
+            as_one=samples.has_mask,
         )
         opened = FileOptions.parse(files, "files")
         opened = replace(opened, swmr=True) if swmr else opened
@@ -181,9 +202,31 @@ class RankMemCachedH5Dataset(TableDataset):
         plain = OpenOptions(files=opened)
         asked = [replace(one, takes_packed=self.takes_packed) for one in fields.asked]
         catalog = catalog or Catalog()
-        table = catalog.table(catalog.files(path), asked, plain, sample=sample)
+        files_of_path = catalog.files(path)
+        if samples.needs_segments(fields.keys):
+            table = segment_table(
+                catalog, files_of_path, asked, fields.names, plain, samples, seed=seed, subset=subset, columns=columns
+            )
+            fields = fields.of_samples(table, mask=samples.has_mask, collate=collate_fn)
+        else:
+            table = catalog.table(files_of_path, asked, plain, sample=sample)
         fields = normalized(fields, normalize, table, catalog, plain)
+        self._held_fields = table.fields_of_rows
+        self._others: FileDataset | None = None
+        self._own: tuple[int, IntArray] | None = None
         super().__init__(table, fields, batch_transform=batch_transform, indices=indices, options=options)
+        self.held_table = self.table.with_fields(self._held_fields)
+        self.held_plans = [self.plans[field] for field in self._held_fields]
+        if others := [field for field in range(len(self.plans)) if field not in self._held_fields]:
+            self._others = FileDataset(
+                self.table.with_fields(others),
+                fields.among(others),
+                batch_transform=None,
+                indices=None,
+                options=options,
+                holds_all=True,
+            )
+            self._others.join(self.counters, self.work)
         self._stands_alone = rank is not None
         replica = resolve_replica(rank, world_size)
         self.shard = RankShard(
@@ -202,6 +245,8 @@ class RankMemCachedH5Dataset(TableDataset):
     def join(self, counters: Counters, work: TaskQueue) -> None:
         """See ``RowDataset.join``."""
         super().join(counters, work)
+        if self._others is not None:
+            self._others.join(counters, work)
         self._held: HeldRows | None = None
         self._has_all = False  # whether it has the rows of all ranks
 
@@ -280,7 +325,33 @@ class RankMemCachedH5Dataset(TableDataset):
     def mine(self) -> tuple[Rows, Rows]:
         """Return this rank's rows of the files, in its order, and their numbers among all that are sharded."""
         numbers = self.shard.rows(self.draw)
-        return numbers if self.has_all_rows else self.located(as_array(numbers)), numbers
+        if self.has_all_rows:
+            return numbers, numbers
+        if self.table.sampling is None:
+            return self.located(as_array(numbers)), numbers
+        return self._rows_of_rank(), numbers
+
+    def _rows_of_rank(self) -> IntArray:
+        """Return the rows that this rank's samples have, ascending."""
+        if self._own is None or self._own[0] != self.draw:
+            self._own = self.draw, self.rows_needed(as_array(self.shard.rows(self.draw)))
+        return self._own[1]
+
+    def rows_needed(self, samples: IntArray) -> IntArray:
+        """Return the rows of the files that samples have, ascending."""
+        table, located = self.table, self.located(samples)
+        if table.sampling is None:
+            return np.unique(located)
+        needed = np.zeros(table.n_rows, dtype=np.bool_)
+        for start in range(0, len(located), SAMPLES_AT_A_TIME):
+            for rows in table.sampling.rows_of_any_epoch(located[start : start + SAMPLES_AT_A_TIME]):
+                needed[rows] = True
+        return np.flatnonzero(needed)
+
+    def n_held_rows(self, rank: int) -> int:
+        """Return how many rows of the files a rank holds; about as many however shards are drawn."""
+        samples = self.shard.rows(0, rank)
+        return len(samples) if self.table.sampling is None else len(self.rows_needed(as_array(samples)))
 
     def use(self, held: HeldRows, *, has_all: bool) -> None:
         """Serve rows from memory that was filled; ``has_all`` is whether it has the rows of all ranks."""
@@ -334,16 +405,49 @@ class RankMemCachedH5Dataset(TableDataset):
         """See ``RowDataset.begin``: loads the shard if it is not loaded."""
         if self._held is None:
             self.load()
-        return partial(self._copy, rows, all_cores=at_once and not is_forked())
+        all_cores = at_once and not is_forked()
+        if self.table.sampling is None:
+            return partial(self._copy, rows, all_cores=all_cores)
+        return partial(self._copy_samples, rows, epoch, all_cores=all_cores)
 
-    def _copy(self, rows: IntArray, *, all_cores: bool) -> RawBatch:
-        held = self._held
-        if held is None:
+    def _of_rank(self, rows: IntArray) -> HeldRows:
+        """Return the memory that these rows of this rank are in."""
+        if self._held is None:
             raise H5Error("the shard was released while its rows were being read. Read them again.")
         if len(rows):
             check_bounds(rows, len(self), "this rank's shard")
+        return self._held
+
+    def _copy(self, rows: IntArray, *, all_cores: bool) -> RawBatch:
+        held = self._of_rank(rows)
         columns = held.take(rows, self._buffers, pinned=self.reads_pinned, all_cores=all_cores)
         return RawBatch(held.numbers(rows), columns)
+
+    def _copy_samples(self, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:
+        """Return samples of several rows: those in memory, and the fields that are not held by rows."""
+        held = self._of_rank(rows)
+        numbers = held.numbers(rows)
+        asked = self.table.rows_of(self.located(numbers), epoch)
+        others = iter(self._columns_of_others(numbers, asked))
+        places: dict[int, IntArray] = {}  # fields with the same rows share them
+        columns = []
+        for field, found in enumerate(asked.fields):
+            if field not in self._held_fields:
+                columns.append(next(others))
+                continue
+            if id(found) not in places:
+                places[id(found)] = np.searchsorted(self._rows_of_rank(), found.rows)
+            column = held.take_of(self._held_fields.index(field), places[id(found)], self._buffers, all_cores=all_cores)
+            columns.append(column_of_samples(self.table, field, found, column))
+        return RawBatch(numbers, (*columns, *self.further_columns(asked)))
+
+    def _columns_of_others(self, numbers: IntArray, asked: BatchRows) -> tuple[Column, ...]:
+        """Return the columns of the fields that are not held by rows."""
+        if self._others is None:
+            return ()
+        fields = [found for field, found in enumerate(asked.fields) if field not in self._held_fields]
+        read = self._others.begin_rows(numbers, BatchRows(tuple(fields), asked.places), None, at_once=True)
+        return read().columns
 
     def files_of(self, rows: IntArray) -> list[str]:
         """See ``RowDataset.files_of``: none, since all rows are in memory."""
@@ -352,7 +456,9 @@ class RankMemCachedH5Dataset(TableDataset):
     @property
     def cost(self) -> ReadCost:
         """See ``RowDataset.cost``; text is not counted."""
-        return ReadCost(sum(plan.row_bytes for plan in self.plans), is_in_memory=True)
+        sizes = [plan.row_bytes for plan in self.plans]
+        sampling = self.table.sampling
+        return ReadCost(sum(sizes) if sampling is None else sampling.mean_bytes(sizes), is_in_memory=True)
 
     def blocks(self) -> BlockTable:
         """See ``RowDataset.blocks``: one block, since all rows are in memory."""

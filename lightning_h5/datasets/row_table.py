@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..counters import Counters
-from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, close_when_collected, file_identity
+from ..hdf5 import ArrayLayout, ChangeGuard, file_identity, kind_of
 from ..order import BlockTable
-from ..readers import TaskQueue
 from ..types import IntArray
-from .base import RowDataset
-from .buffers import BufferPool
-from .fields import Fields, checked_rows
-from .sample_layout import Transform
+from .segments import FieldRows, Places, Sampling
 
-__all__ = ["HELD_BYTES", "RUN_BYTES", "RowTable", "SegmentTable", "TableDataset", "rows_of_all"]
+__all__ = ["HELD_BYTES", "RUN_BYTES", "BatchRows", "Parts", "RowTable", "rows_numbered"]
 
 HELD_BYTES = 16 << 20
 """An array whose rows take no more than this, over all files, is read whole, once, in each process."""
@@ -29,86 +26,217 @@ HELD_BYTES = 16 << 20
 RUN_BYTES = 1 << 20
 """Rows of unchunked arrays are taken together by runs of this size: long enough for a disk, short to shuffle."""
 
-MAX_FIELDS = 12  # named in a summary
-MAX_NAME = 80  # characters of a path
+UNIT_CHUNKS = 20
+"""Chunks of a unit for each chunk that samples of two units share: a twentieth is decoded twice, at most."""
 
 
 @dataclass(frozen=True, eq=False)
-class SegmentTable:
-    """Steps that belong together, and how many samples they make: a sample is a segment and a start in it.
+class Parts:
+    """Parts of files that have arrays of their own: groups, or arrays that are segments each.
 
     Attributes:
-        starts: samples before each segment, and the number of samples at the end; shape ``(n_segments + 1,)``.
-        first_rows: the row of each segment's first step, counted over all files; shape ``(n_segments,)``.
+        files: number of each part's file, shape ``(n_parts,)``.
+        names: group or array that each part is.
     """
 
-    starts: IntArray
-    first_rows: IntArray
+    files: IntArray
+    names: Sequence[str]
 
-    def rows(self, samples: IntArray) -> IntArray:
-        """Return the row, over all files, of each sample's first step."""
-        segments = np.searchsorted(self.starts, samples, side="right") - 1
-        return self.first_rows[segments] + samples - self.starts[segments]
+
+class BatchRows(NamedTuple):
+    """The rows that some samples have.
+
+    Attributes:
+        fields: the rows of each field.
+        places: where the samples are; None if samples are rows.
+    """
+
+    fields: tuple[FieldRows, ...]
+    places: Places | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class RowTable:
     """Some arrays of some files with consecutive rows: a view of the catalog.
 
+    The rows of all parts are numbered one after the other, for all fields alike: as many in a part as its longest array
+    has.
+
     Attributes:
         paths: the files.
-        layouts: for each file its arrays, in the order of the dataset's fields.
+        layouts: for each part its arrays, in the order of the dataset's fields.
         guards: for each file how it looked when it was described.
-        segments: which rows are samples; None if all rows of all files are, which takes no memory.
+        sampling: how segments of rows become samples; None if each row is one, which takes no memory.
+        parts: the parts; None if each file is one.
+        has_steps: for each field whether its rows are steps; the others have a row for each segment, or for each part.
+            Empty if all are.
+        is_shared: for each field whether all segments of a part have the same steps of it.
+        step_places: for each field the axis of a sample that its steps are along.
+        columns: values of further arrays, one for each segment.
+        first_segments: number of each part's first segment, and of all segments at the end, shape ``(n_parts + 1,)``;
+            None if each part is one.
     """
 
     paths: tuple[str, ...]
     layouts: tuple[tuple[ArrayLayout, ...], ...]
     guards: tuple[ChangeGuard, ...]
-    segments: SegmentTable | None = None
+    sampling: Sampling | None = None
+    parts: Parts | None = None
+    has_steps: tuple[bool, ...] = ()
+    is_shared: tuple[bool, ...] = ()
+    step_places: tuple[int, ...] = ()
+    columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    first_segments: IntArray | None = None
 
     @cached_property
     def starts(self) -> IntArray:
-        """First row of each file, and the number of rows at the end; shape ``(n_files + 1,)``."""
-        return np.concatenate([[0], np.cumsum([arrays[0].n_rows for arrays in self.layouts])]).astype(np.int64)
+        """First row of each part, and the number of rows at the end; shape ``(n_parts + 1,)``."""
+        if not self.has_steps:
+            sizes = [arrays[0].n_rows for arrays in self.layouts]
+        else:
+            sizes = [
+                max(rows_numbered(array) for array, is_step in zip(arrays, self.has_steps, strict=True) if is_step)
+                for arrays in self.layouts
+            ]
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    @property
+    def n_segments(self) -> int:
+        """Number of segments that samples are made of."""
+        return 0 if self.sampling is None else len(self.sampling.segments)
+
+    @cached_property
+    def step_fields(self) -> list[int]:
+        """The fields whose rows are steps."""
+        n_fields = len(self.layouts[0]) if self.layouts else 0
+        return [field for field in range(n_fields) if not self.has_steps or self.has_steps[field]]
 
     @property
     def n_rows(self) -> int:
-        """Rows of all files."""
+        """Rows of all parts."""
         return int(self.starts[-1])
 
     @property
     def n_samples(self) -> int:
         """Samples that the rows make."""
-        return self.n_rows if self.segments is None else int(self.segments.starts[-1])
+        return self.n_rows if self.sampling is None else len(self.sampling)
 
-    def rows_of(self, samples: IntArray) -> IntArray:
-        """Return the row, over all files, of each sample."""
-        return samples if self.segments is None else self.segments.rows(samples)
+    def rows_of(self, samples: IntArray, epoch: int | None = None) -> BatchRows:
+        """Return the rows of samples.
+
+        Args:
+            samples: numbers of samples.
+            epoch: the epoch that asks for them; None without a plan.
+        """
+        n_fields = len(self.layouts[0])
+        if self.sampling is None:
+            return BatchRows((FieldRows(samples),) * n_fields)
+        places = self.sampling.places(samples, epoch)
+        return BatchRows(self.sampling.rows(places), places)
+
+    def files_of(self, parts: IntArray) -> IntArray:
+        """Return the file of each part."""
+        return parts if self.parts is None else self.parts.files[parts]
+
+    def part_of_segment(self, number: int) -> tuple[int, int]:
+        """Return the part that a segment begins in, and its number there."""
+        if self.first_segments is None:
+            return number, 0
+        part = int(np.searchsorted(self.first_segments, number, side="right")) - 1
+        return part, number - int(self.first_segments[part])
+
+    def file_of_segment(self, number: int) -> int:
+        """Return the file that a segment begins in."""
+        part, _ = self.part_of_segment(number)
+        return part if self.parts is None else int(self.parts.files[part])
+
+    def segment_name(self, number: int) -> str:
+        """Return the name of a segment: of a group, an array or a file, with its number there if that has several."""
+        part, inside = self.part_of_segment(number)
+        name = os.path.basename(self.paths[part]) if self.parts is None else self.parts.names[part]
+        has_several = self.first_segments is not None and self.first_segments[part + 1] - self.first_segments[part] > 1
+        return f"{name}[{inside}]" if has_several else name
+
+    def locate_values(self, field: int, segments: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the part, and the row inside the part, that has a field's value of each segment."""
+        if self.first_segments is None:
+            return segments, np.zeros(len(segments), dtype=np.int64)
+        parts = np.searchsorted(self.first_segments, segments, side="right") - 1
+        is_of_part = np.array([arrays[field].n_rows == 1 for arrays in self.layouts])[parts]
+        return parts, np.where(is_of_part, 0, segments - self.first_segments[parts])
 
     def with_fields(self, fields: range | Sequence[int]) -> RowTable:
         """Return the same files with some of their arrays."""
-        return replace(self, layouts=tuple(tuple(arrays[field] for field in fields) for arrays in self.layouts))
+        picked: dict[str, Any] = {"layouts": tuple(tuple(arrays[at] for at in fields) for arrays in self.layouts)}
+        if self.sampling is not None:
+            picked["sampling"] = self.sampling.of_fields(fields)
+        for name in ("has_steps", "is_shared", "step_places"):
+            if given := getattr(self, name):
+                picked[name] = tuple(given[at] for at in fields)
+        return replace(self, **picked)
+
+    @property
+    def fields_of_rows(self) -> list[int]:
+        """The fields that have numbers of one shape for all steps; all fields if samples are rows."""
+        if self.sampling is None:
+            return list(range(len(self.layouts[0])))
+        fields = [
+            field for field in self.step_fields if not (self.is_ragged[field] or any(self.is_shared[field : field + 1]))
+        ]
+        return [field for field in fields if kind_of(self.layouts[0][field].dtype) == "number"]
 
     def locate(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the file, and the row inside the file, of each row."""
-        files = np.searchsorted(self.starts, rows, side="right") - 1
-        return files, rows - self.starts[files]
+        """Return the part, and the row inside the part, of each row."""
+        parts = np.searchsorted(self.starts, rows, side="right") - 1
+        return parts, rows - self.starts[parts]
+
+    @cached_property
+    def own_sizes(self) -> list[tuple[IntArray, IntArray] | None]:
+        """For each field and part, steps of a segment as rows are numbered, and as the array has them.
+
+        None if these are the same, so that rows inside of a part are the array's own.
+        """
+        return [self._own_sizes(field) for field in range(len(self.layouts[0]))]
+
+    def _own_sizes(self, field: int) -> tuple[IntArray, IntArray] | None:
+        if self.sampling is None or field not in self.step_fields:
+            return None
+        if self.is_shared and self.is_shared[field]:
+            sizes = np.array([arrays[field].n_rows for arrays in self.layouts])
+            return sizes, np.zeros(len(sizes), dtype=np.int64)
+        views = [arrays[field].view for arrays in self.layouts]
+        pairs = [
+            (0, 0) if view is None or len(view.row_axes) < 2 else (view.period, view.shape[view.row_axes[-1]])
+            for view in views
+        ]
+        periods, sizes = np.array(pairs, dtype=np.int64).T
+        return (periods, sizes) if (periods != sizes).any() else None
+
+    def own_rows(self, field: int, parts: IntArray, local: IntArray) -> IntArray:
+        """Return rows inside of their parts as a field's array has them."""
+        if (sizes := self.own_sizes[field]) is None:
+            return local
+        periods, own = (each[parts] for each in sizes)
+        lines, steps = np.divmod(local, np.maximum(periods, 1))
+        return np.where(periods > 0, lines * own + steps, local)
 
     @cached_property
     def identity(self) -> str:
         """A digest of what the files hold (see ``file_identity``), in their order."""
+        arrays_of: list[list[ArrayLayout]] = [[] for _ in self.paths]
+        for file, arrays in zip(self.files_of(np.arange(len(self.layouts))).tolist(), self.layouts, strict=True):
+            arrays_of[file] += arrays
         each = [
             file_identity(path, arrays, grows=guard.grows, others=[other.path for other in guard.others])
-            for path, arrays, guard in zip(self.paths, self.layouts, self.guards, strict=True)
+            for path, arrays, guard in zip(self.paths, arrays_of, self.guards, strict=True)
         ]
         return "-".join(each) if len(each) == 1 else hashlib.sha256("".join(each).encode()).hexdigest()[:32]
 
     def digest_of(self, samples: IntArray | None) -> str:
         """Return a digest of what the files hold, and of some of the samples (None: all), in their order."""
         digest = hashlib.sha256(self.identity.encode())
-        if self.segments is not None:
-            digest.update(self.segments.starts.tobytes() + self.segments.first_rows.tobytes())
+        if self.sampling is not None:
+            digest.update(self.sampling.digest())
         if samples is not None:
             digest.update(samples.tobytes())
         return digest.hexdigest()[:32]
@@ -122,6 +250,11 @@ class RowTable:
         return [
             sum(layout.n_bytes for layout in of_field) <= HELD_BYTES for of_field in zip(*self.layouts, strict=True)
         ]
+
+    @cached_property
+    def is_ragged(self) -> list[bool]:
+        """For each field, whether its rows have several shapes."""
+        return [len({layout.row_shape for layout in of_field}) > 1 for of_field in zip(*self.layouts, strict=True)]
 
     @cached_property
     def rows_per_block(self) -> list[int]:
@@ -140,18 +273,83 @@ class RowTable:
         steps = self.rows_per_block
         if of_all_fields:
             steps = [_rows_per_block(arrays, [False] * len(arrays)) for arrays in self.layouts]
-        if samples is None and self.segments is None:
+        if self.sampling is not None:
+            return self._blocks_of_samples(self.sampling, samples, of_all_fields=of_all_fields)
+        if samples is None:
             sizes = [
                 size
                 for step, n in zip(steps, np.diff(self.starts).tolist(), strict=True)
                 for size in [step] * (n // step) + [n % step]
             ]
             return BlockTable.of_sizes(sizes)
-        samples = np.arange(self.n_samples) if samples is None else samples
-        files, local = self.locate(self.rows_of(samples))
+        files, local = self.locate(samples)
         blocks = local // np.asarray(steps, dtype=np.int64)[files]
         cuts = np.flatnonzero((np.diff(files) != 0) | (np.diff(blocks) != 0)) + 1
         return BlockTable.of_sizes(np.diff(np.concatenate([[0], cuts, [len(samples)]])))
+
+    def _blocks_of_samples(self, sampling: Sampling, samples: IntArray | None, *, of_all_fields: bool) -> BlockTable:
+        """Return the block table of samples of several rows: what is around rows of one unit (see ``unit_rows``)."""
+        bounds = np.concatenate([*self._unit_bounds(of_all_fields=of_all_fields), self.starts[-1:]])
+        segments = sampling.segments
+        if samples is None and segments.are_ascending:
+            return BlockTable.of_sizes(np.diff(sampling.n_before(bounds)))
+        samples = np.arange(len(sampling)) if samples is None else samples
+        places = sampling.places(samples)
+        rows = segments.rows_at(segments.steps[0].firsts_of(places.segments) + places.steps)
+        units = np.searchsorted(bounds, rows, side="right")
+        cuts = np.flatnonzero(np.diff(units)) + 1
+        return BlockTable.of_sizes(np.diff(np.concatenate([[0], cuts, [len(samples)]])))
+
+    def _unit_bounds(self, *, of_all_fields: bool) -> Iterator[IntArray]:
+        """Yield the first row of each unit, part by part."""
+        for part, arrays in enumerate(self.layouts):
+            first, end = self.starts[part : part + 2].tolist()
+            size, period = self._unit(arrays, of_all_fields=of_all_fields)
+            if period is None or size % period == 0:
+                yield np.arange(first, end, size)
+            else:  # units end with each line, as chunks do
+                lines = np.arange(first, end, period)
+                yield (lines[:, None] + np.arange(0, period, size)).reshape(-1)
+
+    @cached_property
+    def unit_rows(self) -> list[int]:
+        """For each part, the rows that the samples of a block are around.
+
+        Samples share chunks with those of the next block, so a block is so many chunks long that few are decoded twice.
+        """
+        return [self._unit(arrays)[0] for arrays in self.layouts]
+
+    def _unit(self, arrays: Sequence[ArrayLayout], *, of_all_fields: bool = False) -> tuple[int, int | None]:
+        """Return the rows of a unit of a part, and the rows of a line if chunks end with each line."""
+        assert self.sampling is not None, "samples are rows"
+        fields = [field for field in self.step_fields if of_all_fields or not self.held[field]]
+        views = [arrays[field].view for field in fields]
+        lines = {view.period for view in views if view is not None and len(view.row_axes) > 1}
+        across = max((view.block[0] for view in views if view is not None and len(view.row_axes) > 1), default=1)
+        along = [
+            arrays[field].rows_per_chunk if view is None else view.block[-1] if view.block else 1
+            for field, view in zip(fields, views, strict=True)
+            if not arrays[field].is_contiguous
+        ]
+        if not fields or max(along, default=1) == 1:
+            row_bytes = sum(arrays[field].row_bytes for field in fields or self.step_fields)
+            return max(1, RUN_BYTES // max(1, row_bytes)), None
+        period = max(lines, default=None)
+        if across > 1 and period is not None:
+            return across * period, period
+        n_shared = -(-(self.sampling.reach - 1) // max(along))
+        if len(self.sampling.segments) > len(self.layouts) and period is None:  # segments share chunks
+            n_shared = max(1, n_shared)
+        size = max(along) * (UNIT_CHUNKS * n_shared or 1)
+        return (period if period is not None and size >= period else size), period
+
+
+def rows_numbered(layout: ArrayLayout) -> int:
+    """Return how many numbers the rows of an array take."""
+    view = layout.view
+    if view is None or not view.row_axes:
+        return layout.n_rows
+    return math.prod(view.shape[axis] for axis in view.row_axes[:-1]) * view.period
 
 
 def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:
@@ -160,88 +358,3 @@ def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:
     if coarsest > 1:
         return coarsest
     return max(1, RUN_BYTES // max(1, sum(array.row_bytes for array in loose or arrays)))
-
-
-class TableDataset(RowDataset):
-    """Rows of a table of files, read on demand or held in memory.
-
-    Args:
-        table: the files.
-        fields: what is read of each row, and what a sample looks like; in the order of the table's arrays.
-        batch_transform: runs once on each collated batch.
-        indices: samples of the table that this dataset has, in its order; None for all.
-        options: how the HDF5 library opens files, if it reads.
-    """
-
-    _of_process = (*RowDataset._of_process, "_buffers")
-
-    def __init__(
-        self,
-        table: RowTable,
-        fields: Fields,
-        *,
-        batch_transform: Transform | None,
-        indices: npt.ArrayLike | None,
-        options: OpenOptions,
-    ) -> None:
-        self.table, self.indices = table, checked_rows(indices, table.n_samples)
-        self.plans = fields.plans(table.layouts[0])
-        self.fields, self.options = fields, options
-        super().__init__(fields.sample_layout, batch_transform)
-
-    def join(self, counters: Counters, work: TaskQueue) -> None:
-        """See ``RowDataset.join``."""
-        super().join(counters, work)
-        close_when_collected(self, self.table.paths)
-        self._buffers = BufferPool()
-
-    def __len__(self) -> int:
-        return self.table.n_samples if self.indices is None else len(self.indices)
-
-    @property
-    def has_all_rows(self) -> bool:
-        """Whether the samples are all rows of all files, in their order."""
-        return self.indices is None and self.table.segments is None
-
-    def located(self, samples: IntArray) -> IntArray:
-        """Return the rows, over all files, of some samples of this dataset."""
-        return self.table.rows_of(samples if self.indices is None else self.indices[samples])
-
-    def layouts(self) -> Iterator[ArrayLayout]:
-        """See ``RowDataset.layouts``."""
-        return chain.from_iterable(self.table.layouts)
-
-    def identity(self) -> str:
-        """See ``RowDataset.identity``."""
-        return self.table.digest_of(self.indices)
-
-    def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
-        """See ``RowDataset.places_of``."""
-        files, local = self.table.locate(self.located(numbers))
-        return [(self.table.paths[file], row) for file, row in zip(files.tolist(), local.tolist(), strict=True)]
-
-    def summary(self) -> list[str]:
-        """See ``RowDataset.summary``."""
-        paths = self.table.paths
-        ends = f" from {_shortened(paths[0])} to {_shortened(paths[-1])}" if paths else ""
-        names = zip(self.fields.names, self.plans, strict=False)
-        fields = [f"{name}: {plan.dtype_name} {plan.row_shape}" for name, plan in names]
-        if len(fields) > MAX_FIELDS:
-            fields[MAX_FIELDS:] = [f"{len(fields) - MAX_FIELDS} more fields"]
-        return [
-            _shortened(paths[0]) if len(paths) == 1 else f"{len(paths):,} files{ends}",
-            *self._summary_of_rows(),
-            *fields,
-        ]
-
-    def _summary_of_rows(self) -> list[str]:
-        return [rows_of_all(len(self), self.table.n_samples)]
-
-
-def rows_of_all(n_rows: int, n_all: int) -> str:
-    """Return how many rows of how many, as text."""
-    return f"{n_rows:,} rows" if n_rows == n_all else f"{n_rows:,} of {n_all:,} rows"
-
-
-def _shortened(path: str) -> str:
-    return repr(path if len(path) <= MAX_NAME else f"...{path[-MAX_NAME:]}")

@@ -11,12 +11,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import default_collate
 
 from ..errors import H5ValueError, listing, named
 from ..hdf5 import FieldNames
 from ..types import Draws, IntArray
 from .buffers import BufferPool, Column
+from .collate import Collate, collated, collated_samples
+from .collate import length_of as found_length
 from .multiply_add import Affine
 from .user_functions import add_note, asked_for, generators, note_rows
 
@@ -142,24 +143,50 @@ class SamplePart:
     def _describe(self, rows: Sequence[int], describe: Describe) -> str:
         return f"{listing(self.fields.keys, 3)}, {describe(np.array(rows, np.int64))}"
 
-    def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws, describe: Describe) -> Any:
-        """Return all rows' part; as it was read if nothing runs on single samples."""
+    def batch(
+        self,
+        columns: Sequence[Column],
+        rows: IntArray,
+        draws: Draws,
+        describe: Describe,
+        how: Collate | None = None,
+        length_of: tuple[int, int] | None = None,
+    ) -> tuple[Any, list[int]]:
+        """Return all rows' part, as it was read if nothing runs on single samples; and the lengths of the samples.
+
+        Args:
+            columns: the fields of the part.
+            rows: numbers of the samples.
+            draws: see ``RowDataset.finish``.
+            describe: returns which rows they are, as text.
+            how: how samples of several shapes become a batch.
+            length_of: the field whose steps are counted, and their axis; None counts none.
+        """
+        field, axis = length_of or (0, 0)
         if self.transform is None:
-            return self.build(columns)
+            lengths = [] if length_of is None else [found_length(value, axis) for value in columns[field]]
+            return self.build([collated(column, how) for column in columns]), lengths
         if not len(rows):
             raise H5ValueError(
                 "an empty batch was requested, but the transform runs on single samples. Pass at least one row."
             )
         numbers = rows.tolist()
         samples = [self.sample(columns, place, row, draws, describe) for place, row in enumerate(numbers)]
+        lengths = [] if length_of is None else [found_length(self._field_of(each, field), axis) for each in samples]
         try:
-            batch = default_collate(samples)
+            batch = collated_samples(samples, how)
         except Exception as error:  # tensors of different shapes, or types that torch cannot collate
-            how = f"while stacking what {named(self.argument, self.transform)} returned"
-            add_note(error, how, lambda: self._describe(numbers, describe))
+            when = f"while stacking what {named(self.argument, self.transform)} returned"
+            add_note(error, when, lambda: self._describe(numbers, describe))
             raise
         # torch collates tuples to a list; without a transform the batch is a tuple.
-        return tuple(batch) if self.fields.kind == "tuple" and isinstance(batch, list) else batch
+        return (tuple(batch) if self.fields.kind == "tuple" and isinstance(batch, list) else batch), lengths
+
+    def _field_of(self, sample: Any, field: int) -> Any:
+        """Return a field of a transformed sample, if it still has it."""
+        if isinstance(sample, dict):
+            return sample.get(self.fields.names[field], next(iter(sample.values()), None))
+        return sample[min(field, len(sample) - 1)] if isinstance(sample, tuple | list) and sample else sample
 
 
 @dataclass(frozen=True)
@@ -171,12 +198,19 @@ class SampleLayout:
         y: the target, the columns after them; or None.
         with_index: put each row's index last in a tuple, or under ``"index"`` in a dict.
         n_rows: of the dataset, if numbers of rows go beyond it and are shown modulo that; otherwise 0.
+        more: what a sample has besides its parts and its index; the last columns of what is read.
+        collate: how samples of several shapes become a batch; None stacks them.
+        length_of: the field of the input with steps that are counted for ``"length"``, and their axis in a sample; None
+            if samples have equally many.
     """
 
     x: SamplePart
     y: SamplePart | None
     with_index: bool
     n_rows: int = 0
+    more: tuple[str, ...] = ()
+    collate: Collate | None = None
+    length_of: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if self.with_index and self.y is None and self.x.fields.kind == "dict" and "index" in self.x.fields.names:
@@ -198,15 +232,30 @@ class SampleLayout:
         """Return a list of samples."""
         return [
             self._join(
-                [part.sample(columns[own], place, row, draws, describe) for part, own in self._parts], self.shown(row)
+                [part.sample(columns[own], place, row, draws, describe) for part, own in self._parts],
+                {"index": self.shown(row)} if self.with_index else {},
+                {
+                    name: column[place].item() if isinstance(column, torch.Tensor) else column[place]
+                    for name, column in self._more_of(columns)
+                },
             )
             for place, row in enumerate(rows.tolist())
         ]
 
     def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws, describe: Describe) -> Any:
         """Return a collated batch."""
-        parts = [part.batch(columns[own], rows, draws, describe) for part, own in self._parts]
-        return self._join(parts, torch.from_numpy(self.shown(rows.copy())) if self.with_index else None)
+        if self._is_built_of_columns:
+            built = [part.build(columns[own]) for part, own in self._parts]
+            return built[0] if len(built) == 1 else tuple(built)
+        parts, length = [], {}
+        for part, own in self._parts:
+            counted = self.length_of if part is self.x and self.collate == "pad" else None
+            batch, lengths = part.batch(columns[own], rows, draws, describe, self.collate, counted)
+            parts.append(batch)
+            if counted is not None:
+                length["length"] = torch.tensor(lengths)
+        index = {"index": torch.from_numpy(self.shown(rows.copy()))} if self.with_index else {}
+        return self._join(parts, length | index, dict(self._more_of(columns)))
 
     def shown(self, number: Any) -> Any:
         """Return what ``with_index`` adds for a row, or rows."""
@@ -217,20 +266,29 @@ class SampleLayout:
         """Each part, and which columns are its own."""
         n_x = len(self.x.fields.keys)
         parts = [(self.x, slice(n_x))]
-        return parts if self.y is None else [*parts, (self.y, slice(n_x, None))]
+        return parts if self.y is None else [*parts, (self.y, slice(n_x, n_x + len(self.y.fields.keys)))]
+
+    @cached_property
+    def _is_built_of_columns(self) -> bool:
+        """Whether columns are parts of a batch as they were read."""
+        is_changed = self.has_transforms or self.collate is not None or self.length_of is not None
+        return not (is_changed or self.with_index or self.more)
+
+    def _more_of(self, columns: Sequence[Column]) -> list[tuple[str, Column]]:
+        return list(zip(self.more, columns[len(columns) - len(self.more) :], strict=True))
 
     @cached_property
     def is_as_read(self) -> bool:
         """Whether a batch is the field, or the tuple of both, as they were read."""
-        if self.has_transforms or self.with_index or self.x.fields.kind != "single":
+        if self.has_transforms or self.with_index or self.collate or self.length_of or self.x.fields.kind != "single":
             return False
         return self.y is None or self.y.fields.kind == "single"
 
-    def _join(self, parts: list[Any], index: Any) -> Any:
-        if self.with_index and len(parts) == 1 and isinstance(parts[0], dict):
-            return {**parts[0], "index": index}
-        if self.with_index:
-            parts = [*parts, index]
+    def _join(self, parts: list[Any], index: dict[str, Any], more: dict[str, Any]) -> Any:
+        added = index | more
+        if added and len(parts) == 1 and isinstance(parts[0], dict):
+            return parts[0] | added
+        parts = [*parts, *added.values()]
         return parts[0] if len(parts) == 1 else tuple(parts)
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from ..cores import local_ranks
@@ -236,7 +235,7 @@ class _Loading:
                 ranks.progress()
 
         shows_bar = shows_bar and ranks.rank == 0
-        shared, own = held.tasks(holder.table, holder.options, holder.counters)
+        shared, own = held.tasks(holder.held_table, holder.options, holder.counters)
         tasks = [*my_part(shared, group), *own]
         run_with_progress(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, report=report)
         holder.use(self._filling.pop(name), has_all=group.is_everyone)
@@ -261,7 +260,7 @@ def _terms(holder: RankMemCachedH5Dataset) -> dict[str, Any]:
         "ranks": shard.world_size,
         "mode": shard.mode,
         "share_memory": holder.shares_memory,
-        "dtypes": [str(plan.dtype) for plan in holder.plans],
+        "dtypes": [str(plan.dtype) for plan in holder.held_plans],
         "redrawn": (holder.draw, shard.reshard_every, shard.seed),
         "content": holder.identity() if holder.shares else None,
         "normalization": holder.fields.normalization,
@@ -270,17 +269,19 @@ def _terms(holder: RankMemCachedH5Dataset) -> dict[str, Any]:
 
 def _bytes_needed(holder: RankMemCachedH5Dataset, ranks: Sequence[int]) -> int:
     """Return the bytes of this machine's memory that the rows of some ranks take, held together; without text."""
-    n_rows = sum(len(holder.shard.rows(0, rank)) for rank in ranks)  # the same number for every draw
-    return 0 if holder.device.type != "cpu" else n_rows * holder.cost.row_bytes
+    if holder.device.type != "cpu":
+        return 0
+    row_bytes = sum(plan.row_bytes for plan in holder.held_plans)
+    return sum(holder.n_held_rows(rank) for rank in ranks) * row_bytes
 
 
 def _memory_for(holder: RankMemCachedH5Dataset, group: NodeGroup, owner: tuple[int, int] | None) -> HeldRows:
     """Return memory for a group's rows, nothing loaded yet: a new one, or that of another process."""
     wanted = union([holder.shard.rows(holder.draw, rank) for rank in group.ranks])
     return HeldRows(
-        wanted if holder.has_all_rows else np.unique(holder.located(as_array(wanted))),
+        wanted if holder.has_all_rows else holder.rows_needed(as_array(wanted)),
         *holder.mine(),
-        holder.plans,
+        holder.held_plans,
         device=holder.device,
         shared=group.size > 1 or holder.shares_memory or holder.for_workers,
         owner=owner,

@@ -4,7 +4,7 @@ from .alike import AlikeArrays
 from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
 from .contents import Entry, entries_of, list_arrays, resolve_path, shape_of
-from .describe import describe_array, filters_of, layout_of
+from .describe import attribute_layout, describe_array, filters_of, layout_of
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
 from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
@@ -20,7 +20,7 @@ from .keys import (
     names_rows,
     words_in,
 )
-from .layout import ArrayLayout, Filter
+from .layout import ArrayLayout, ArrayView, Filter
 from .links import ArrayHandle, external_guards, find_array, unmapped_rows
 from .open import FAULTS, create_h5, open_h5, translate_h5py_errors
 from .paths import expand_paths, expand_user, file_number
@@ -34,6 +34,7 @@ __all__ = [
     "ArrayDigests",
     "ArrayHandle",
     "ArrayLayout",
+    "ArrayView",
     "ChangeGuard",
     "ChunkTable",
     "Entry",
@@ -42,6 +43,7 @@ __all__ = [
     "HandlePool",
     "OpenOptions",
     "Packing",
+    "attribute_layout",
     "check_no_overlap",
     "close_when_collected",
     "create_h5",

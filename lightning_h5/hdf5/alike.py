@@ -42,7 +42,15 @@ class AlikeArrays:
         self._file: tuple[Any, HeaderFile | None] = None, None
 
     def describe(
-        self, file: Any, path: str, key: str, files: FileOptions, guard: ChangeGuard, *, if_exists: bool = False
+        self,
+        file: Any,
+        path: str,
+        key: str,
+        files: FileOptions,
+        guard: ChangeGuard,
+        *,
+        if_exists: bool = False,
+        alike: str | None = None,
     ) -> ArrayLayout | None:
         """Return what ``describe_array`` returns, with the file's guard.
 
@@ -53,39 +61,41 @@ class AlikeArrays:
             files: see ``describe_array``.
             guard: change guard of the file.
             if_exists: return None if the first component of the key does not exist in the file.
+            alike: a name for all arrays that may be alike; None is the key.
 
         Raises:
             H5Error: see ``describe_array``.
         """
-        found = None if key in self._members else self._header(file, key)
+        alike = alike or key
+        found = None if alike in self._members else self._header(file, key, alike)
         if found is None:
             if if_exists and not _has_first(file, key):
                 return None
-            return check_described(self._in_full(file, path, key, files), files).guarded(guard)
+            return check_described(self._in_full(file, path, key, files, alike), files).guarded(guard)
         (opened, group, name), header = found
-        which = (key, files, header.structure)
+        which = (alike, files, header.structure)
         known, is_proven = self._known.get(which, (None, False))
         made = None
         if known is not None:
             # The full description reports what is wrong.
             with suppress(OSError, RuntimeError, ValueError, KeyError, OverflowError):
-                made = _made(known, path, opened, group, name, header, guard)
+                made = _made(known, path, key, opened, group, name, header, guard)
         if made is not None and is_proven:
             return check_described(made, files)
-        layout = self._in_full(file, path, key, files)
+        layout = self._in_full(file, path, key, files, alike)
         if known is None and not layout.members:
             self._known[which] = layout, False
         elif known is not None and made is not None and _is_equal(made, layout.guarded(made.guard)):
             self._known[which] = known, True
         return check_described(layout, files).guarded(guard)
 
-    def _in_full(self, file: Any, path: str, key: str, files: FileOptions) -> ArrayLayout:
+    def _in_full(self, file: Any, path: str, key: str, files: FileOptions, alike: str) -> ArrayLayout:
         layout = layout_of(find_array(file, key, files), path, key)
         if layout.members:
-            self._members.add(key)
+            self._members.add(alike)
         return layout
 
-    def _header(self, file: Any, key: str) -> tuple[tuple[HeaderFile, Any, bytes], ObjectHeader] | None:
+    def _header(self, file: Any, key: str, alike: str) -> tuple[tuple[HeaderFile, Any, bytes], ObjectHeader] | None:
         """Return the open file, the array's group and name there, and its header; None if only the library knows."""
         try:
             if self._file[0] is not file:
@@ -95,10 +105,10 @@ class AlikeArrays:
             if opened is None or located is None:
                 return None
             group, name, address = located
-            template = self._templates.get(key)
+            template = self._templates.get(alike)
             header = None if template is None else template.read(opened, address)
             if header is None and (header := read_header(opened, address)) is not None:
-                self._templates[key] = HeaderTemplate.of(opened, address, header)
+                self._templates[alike] = HeaderTemplate.of(opened, address, header)
         except (OSError, RuntimeError, ValueError, KeyError, NotImplementedError, struct.error, IndexError):
             return None  # the full description reports what is wrong
         return None if header is None else ((opened, group, name), header)
@@ -136,7 +146,14 @@ def _locate(file: HeaderFile, key: str) -> tuple[Any, bytes, int] | None:
 
 
 def _made(
-    known: ArrayLayout, path: str, file: HeaderFile, group: Any, name: bytes, header: ObjectHeader, guard: ChangeGuard
+    known: ArrayLayout,
+    path: str,
+    key: str,
+    file: HeaderFile,
+    group: Any,
+    name: bytes,
+    header: ObjectHeader,
+    guard: ChangeGuard,
 ) -> ArrayLayout | None:
     """Return the description of an array with the structure of a known one; None if something in it is unusual."""
     as_stored = known if known.references is None else known.references
@@ -161,6 +178,8 @@ def _made(
         if table.masks.any() or as_stored.table.masks.any():
             return None
     changes: dict[str, Any] = {"path": path, "n_rows": header.n_rows, "n_stored_bytes": n_stored, "guard": guard}
+    if key != known.key:
+        changes |= {"key": key, "name": f"/{'/'.join(part.decode() for part in _parts(key))}"}
     place = {"offset": offset, "table": table}
     references = None if known.references is None else known.references.with_changes(**changes, **place)
     if known.plain_reason is None:

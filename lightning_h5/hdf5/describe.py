@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ..errors import H5CorruptError
+from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
 from ..options import FileOptions
 from .checks import check_integrity, check_library, ensure_filters
 from .chunk_index import (
@@ -34,6 +34,7 @@ from .open import translate_h5py_errors
 __all__ = [
     "MAX_UNWRITTEN",
     "REFERENCE",
+    "attribute_layout",
     "check_described",
     "describe_array",
     "filters_of",
@@ -68,6 +69,59 @@ def describe_array(file: Any, path: str, key: str, files: FileOptions) -> ArrayL
         H5FileError: a filter is not installed, or the file has no digests although they are required.
     """
     return check_described(layout_of(find_array(file, key, files), path, key), files)
+
+
+def attribute_layout(item: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
+    """Describe an attribute, as an array of one row.
+
+    Args:
+        item: the open group or array that has it.
+        path: the file.
+        key: what was asked for: the name of the object, if any, then ``@`` and the attribute's name.
+        guard: change guard of the file.
+
+    Raises:
+        H5KeyError: there is no such attribute.
+        H5ValueError: it has no value, or one that a tensor and text cannot have.
+    """
+    name = key.rpartition("@")[2]
+    with translate_h5py_errors(path, repr(key)):
+        if name not in item.attrs:
+            raise H5KeyError(
+                f"{key!r} is not in {path!r}: {item.name!r} has the attributes {listing(item.attrs)}."
+                f"{near(name, item.attrs)} Name one of these."
+            )
+        value = item.attrs[name]
+    if isinstance(value, bytes | np.bytes_):
+        value = value.decode(errors="replace")
+    found = np.array(value, dtype=object) if isinstance(value, str) else np.asarray(value)
+    if found.dtype.kind in "SU":
+        found = np.array(found.astype(str), dtype=object)
+    is_text = found.dtype.kind == "O" and all(isinstance(one, str) for one in found.flat)
+    if isinstance(value, h5py.Empty) or found.dtype.kind not in ("biufcO" if is_text else "biufc"):
+        raise H5ValueError(f"{key!r} in {path!r} has the value {value!r}, which is neither numbers nor text.")
+    dtype = h5py.string_dtype() if is_text else native(found.dtype)
+    return ArrayLayout(
+        path=path,
+        key=key,
+        name=key,
+        members=(),
+        n_rows=1,
+        axes=found.shape,
+        row_shape=found.shape,
+        stored=dtype,
+        dtype=dtype,
+        storage="attribute",
+        chunks=None,
+        filters=(),
+        offset=None,
+        n_stored_bytes=found.nbytes,
+        fill=b"",
+        plain_reason="it is an attribute",
+        integrity=3,  # it is a part of the files' identity
+        value=found.astype(object if is_text else dtype)[None],
+        guard=guard,
+    )
 
 
 def check_described(layout: ArrayLayout, files: FileOptions) -> ArrayLayout:

@@ -148,6 +148,8 @@ def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = Fa
     """
     digest, layouts = hashlib.sha256(), list(layouts)
     for a in layouts:
+        if a.value is not None:
+            digest.update(repr((a.key, a.value.tolist())).encode())
         if a.packing is not None:  # attributes may change while the rest stays the same
             digest.update(str(a.packing).encode())
     if grows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,9 +18,12 @@ from .identity import ChangeGuard
 if TYPE_CHECKING:
     from .digests import ArrayDigests
 
-__all__ = ["ArrayLayout", "Filter", "Storage"]
+__all__ = ["ArrayLayout", "ArrayView", "Filter", "Storage"]
 
-Storage = Literal["contiguous", "chunked", "compact", "virtual", "external"]
+RUN_BYTES = 1 << 20
+"""Bytes of a view's rows that are read together if the array has no chunks."""
+
+Storage = Literal["contiguous", "chunked", "compact", "virtual", "external", "attribute"]
 
 _KNOWN = {
     305: "lzo",
@@ -78,6 +82,9 @@ class ArrayLayout:
             file. None if they cannot be read without the HDF5 library.
         user_block: bytes at the start of the file that are not part of HDF5's address space.
         packing: how attributes declare that stored integers are decoded, or None.
+        value: the only row of an attribute, as an array of one row; None for an array.
+        view: how the array is seen, if rows are not all of it along axis 0. ``n_rows``, ``axes`` and ``row_shape`` are
+            of the rows as seen; ``axes`` without those of an array-valued element.
         guard: change guard of the file that was described; no other file is read.
     """
 
@@ -103,6 +110,8 @@ class ArrayLayout:
     references: ArrayLayout | None = field(default=None, compare=False, repr=False)
     user_block: int = 0
     packing: Packing | None = None
+    value: Any = field(default=None, compare=False, repr=False)
+    view: ArrayView | None = None
     guard: ChangeGuard = field(compare=False, repr=False)
 
     def guarded(self, guard: ChangeGuard) -> ArrayLayout:
@@ -133,6 +142,50 @@ class ArrayLayout:
             dtype=native(element.base),
         )
 
+    def seen(
+        self,
+        row_axes: Sequence[int],
+        taken: Mapping[int, int | slice | Sequence[int]] | None = None,
+        *,
+        period: int | None = None,
+    ) -> ArrayLayout:
+        """Return the array with its rows counted along other axes, or with a part of it alone.
+
+        Args:
+            row_axes: the axes that number the rows, the slowest first; none if the whole array is one row.
+            taken: what is taken of other axes: an index, a slice or indices; all of axes that are not named.
+            period: rows are numbered as if the last of ``row_axes`` had this length; None for its own.
+        """
+        if self.value is not None:
+            return self
+        shape, row_axes = (self.n_rows, *self.axes), tuple(row_axes)
+        others = [axis for axis in range(len(shape)) if axis not in row_axes]
+        picked = tuple(_kept((taken or {}).get(axis, slice(None)), shape[axis]) for axis in others)
+        is_whole = all(one == slice(0, shape[axis], 1) for axis, one in zip(others, picked, strict=True))
+        if row_axes == (0,) and is_whole:
+            return self
+        period = (shape[row_axes[-1]] if row_axes else 1) if period is None else period
+        axes = tuple(
+            len(range(shape[axis])[one]) if isinstance(one, slice) else len(one)
+            for axis, one in zip(others, picked, strict=True)
+            if not isinstance(one, int)
+        )
+        changes: dict[str, Any] = {
+            "n_rows": math.prod(shape[axis] for axis in row_axes),
+            "axes": axes,
+            "row_shape": (*axes, *self.row_shape[len(self.axes) :]),
+        }
+        is_cut_elsewhere = row_axes == tuple(range(len(row_axes))) and is_whole and period == shape[len(row_axes) - 1]
+        if is_cut_elsewhere and self.offset is not None and (self.digests is None or self.digests.kind == "chunks"):
+            return self.with_changes(**changes)  # the same bytes, in rows of another size
+        if self.chunks is not None:
+            block = [self.chunks[axis] for axis in row_axes]
+        else:
+            row_bytes = max(1, self.stored.itemsize * math.prod(shape[axis] for axis in others))
+            block = [1] * len(row_axes)
+            block[-1:] = [max(1, min(shape[axis], RUN_BYTES // row_bytes)) for axis in row_axes[-1:]]
+        return self.with_changes(**changes, view=ArrayView(self, row_axes, picked, tuple(block), period))
+
     def pieces(self) -> IntArray:
         """Return offset and size in the file of each piece of the array, shape ``(n, 2)``."""
         if self.table is not None:
@@ -160,6 +213,8 @@ class ArrayLayout:
     @property
     def rows_per_chunk(self) -> int:
         """Rows that share a chunk; 1 without chunks."""
+        if self.view is not None:
+            return math.prod(self.view.block)
         return self.chunks[0] if self.chunks else 1
 
     @property
@@ -172,15 +227,64 @@ class ArrayLayout:
         """Decoded bytes of all chunks that contain a part of one row; 0 without chunks."""
         if not self.chunks:
             return 0
+        if self.view is not None:
+            others = self.view.other_axes
+            return math.prod(-(-self.view.shape[axis] // self.chunks[axis]) for axis in others) * self.chunk_bytes
         across = math.prod(-(-size // step) for size, step in zip(self.axes, self.chunks[1:], strict=True))
         return across * self.chunk_bytes
 
     @cached_property
     def is_contiguous(self) -> bool:
         """Whether each row lies in one unfiltered piece, so that random access is as cheap as sequential access."""
+        if self.view is not None:
+            return False
         return self.offset is not None or (
             self.table is not None
             and self.chunks is not None
             and self.chunks[1:] == self.axes
             and self.table.is_plain(len(self.filters), self.chunk_bytes)
         )
+
+
+def _kept(taken: int | slice | Sequence[int], n: int) -> int | slice | tuple[int, ...]:
+    """Return what is taken of an axis, counted from its start; indices that are evenly apart as a slice."""
+    if isinstance(taken, int):
+        return range(n)[taken]
+    indices = range(n)[taken] if isinstance(taken, slice) else tuple(range(n)[one] for one in taken)
+    if isinstance(indices, range) and indices.step > 0:
+        return slice(indices.start, max(indices.start, indices.stop), indices.step)
+    return tuple(indices)
+
+
+@dataclass(frozen=True)
+class ArrayView:
+    """Another way to see an array: its rows counted along other axes than the first, or a part of it alone.
+
+    Attributes:
+        array: the array as it is stored.
+        row_axes: the axes that number the rows, the slowest first; none if the whole array is one row.
+        taken: for each other axis what is taken of it: an index (a row has no such axis then), a slice, or indices.
+        block: along each of ``row_axes``, how much is read together.
+        period: length of the last of ``row_axes`` as rows are numbered; at least its own.
+    """
+
+    array: ArrayLayout
+    row_axes: tuple[int, ...]
+    taken: tuple[int | slice | tuple[int, ...], ...]
+    block: tuple[int, ...]
+    period: int
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array as it is stored."""
+        return (self.array.n_rows, *self.array.axes)
+
+    @property
+    def other_axes(self) -> list[int]:
+        """The axes that do not number the rows."""
+        return [axis for axis in range(len(self.shape)) if axis not in self.row_axes]
+
+    @cached_property
+    def row_grid(self) -> tuple[int, ...]:
+        """Number of blocks along each of ``row_axes``."""
+        return tuple(-(-self.shape[axis] // step) for axis, step in zip(self.row_axes, self.block, strict=True))

@@ -1,7 +1,8 @@
 """Option objects of data modules and datasets: each setting is declared, checked and documented here, once."""
 
 from .running import DistributedOptions, FileOptions, MemoryOptions, ShuffleOptions, WorkerOptions
-from .samples import MixtureOptions, RowCacheOptions, SegmentOptions, SplitOptions, WeightOptions
+from .samples import MixtureOptions, RowCacheOptions, SplitOptions, WeightOptions
+from .segments import SegmentOptions, StepRange, WindowOptions, value_of_field
 
 __all__ = [
     "DistributedOptions",
@@ -12,6 +13,9 @@ __all__ = [
     "SegmentOptions",
     "ShuffleOptions",
     "SplitOptions",
+    "StepRange",
     "WeightOptions",
+    "WindowOptions",
     "WorkerOptions",
+    "value_of_field",
 ]

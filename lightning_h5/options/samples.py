@@ -1,4 +1,4 @@
-"""Options on which rows there are: splits, weights, segments, mixtures, cached rows."""
+"""Options on which samples there are: splits, weights, mixtures, cached rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..sizes import parse_bytes, whole
 from ..types import PathLike
 from .base import Options, check_choice, check_fraction, check_whole
 
-__all__ = ["MixtureOptions", "RowCacheOptions", "SegmentOptions", "SplitOptions", "WeightOptions"]
+__all__ = ["MixtureOptions", "RowCacheOptions", "SplitOptions", "WeightOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitOptions(Options):
-    """How one set of files is split into training, validation and test rows.
+    r"""How one set of files is split into training, validation and test rows.
 
     Shorthand: a float, ``val_fraction``.
 
@@ -26,6 +26,8 @@ class SplitOptions(Options):
         val_fraction: fraction of the training files' rows to validate on, from 0 to below 1.
         test_fraction: fraction of the training files' rows to test on, from 0 to below 1.
         group_key: array with each row's group, such as a patient or a recording. Groups are never divided.
+        group_pattern: regular expression; its first group, found in the name of a segment or its file, is the segment's
+            group: ``"(patient\d+)_"``.
         stratify_key: array with each row's class. All splits and folds get about the same share of each class.
         num_folds: number of folds for cross-validation over the training rows.
         fold: the fold to validate on, from 0.
@@ -33,6 +35,12 @@ class SplitOptions(Options):
             between training and test.
         file: JSON file with the assignment of rows to splits. Read if it exists, written otherwise. Raises if it was
             made with other fractions or folds, or lacks a group.
+        key: arrays of the training files that list the names of the segments of each split, as
+            ``{"train": "mask/train", "val": "mask/valid"}`` or one pattern, ``"mask/{split}"``.
+        by: what is divided: "row", "segment", or each segment in "time", training first. "auto" divides segments if
+            samples are made of these, and rows otherwise.
+        gap: steps between the parts of a segment that is divided in time. None is the reach of a window less 1, so that
+            no step is in two splits.
     """
 
     val_fraction: float = 0.0
@@ -43,8 +51,20 @@ class SplitOptions(Options):
     fold: int | None = None
     seed: int = 0
     file: PathLike | None = None
+    group_pattern: str | None = None
+    key: str | dict[str, str] | None = None
+    by: Literal["auto", "row", "segment", "time"] = "auto"
+    gap: int | None = None
 
     def __post_init__(self) -> None:
+        check_choice(self.by, "split.by", ("auto", "row", "segment", "time"))
+        check_whole(self.gap, "split.gap", 0)
+        if self.gap is not None and self.by != "time":
+            raise H5ValueError(f"split.gap={self.gap} was given without split.by='time', which alone leaves gaps.")
+        if self.group_key is not None and self.group_pattern is not None:
+            raise H5ValueError("split.group_key and split.group_pattern were given, which both name groups. Pass one.")
+        if self.key is not None and (self.has_fractions or self.file is not None):
+            raise H5ValueError("split.key was given with fractions, folds or a file. Pass one of them.")
         val, test = self.val_fraction, self.test_fraction
         check_fraction(val, "val_fraction")
         check_fraction(test, "test_fraction")
@@ -63,7 +83,12 @@ class SplitOptions(Options):
                 f"num_folds={self.num_folds} and val_fraction={val} were given; both choose the validation rows. "
                 "Pass one of them."
             )
-        for name, is_used in (("group_key", self.is_given), ("stratify_key", self.has_fractions)):
+        uses = (
+            ("group_key", self.is_given),
+            ("group_pattern", self.has_fractions),
+            ("stratify_key", self.has_fractions),
+        )
+        for name, is_used in uses:
             if getattr(self, name) is not None and not is_used:
                 raise H5ValueError(
                     f"{name}={getattr(self, name)!r} was given, but nothing is split. Pass val_fraction, "
@@ -83,13 +108,21 @@ class SplitOptions(Options):
     @property
     def is_given(self) -> bool:
         """Whether the training files are split at all."""
-        return self.has_fractions or self.file is not None
+        return self.has_fractions or self.file is not None or self.key is not None
 
     def fills(self, split: str) -> bool:
-        """Whether fractions or folds give rows of the training files to a split."""
+        """Whether fractions, folds or lists give rows of the training files to a split."""
+        if self.key is not None:
+            return self.list_of(split) is not None
         if split == "val":
             return bool(self.val_fraction) or self.num_folds is not None
         return split == "test" and bool(self.test_fraction)
+
+    def list_of(self, split: str) -> str | None:
+        """Return the array that lists the segments of a split; None if there is none."""
+        if isinstance(self.key, str):
+            return self.key.replace("{split}", split) if split in ("train", "val", "test") else None
+        return None if self.key is None else self.key.get(split)
 
     def may_fill(self, split: str) -> bool:
         """Whether fractions, folds or the split file may give rows to a split."""
@@ -147,27 +180,6 @@ class WeightOptions(Options):
     def keys(self) -> list[str]:
         """The arrays that weights follow from."""
         return [key for key in (self.weight_key, self.balance_key) if key is not None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SegmentOptions(Options):
-    """Which rows belong together, as one sample each (``sample="segment"``).
-
-    Args:
-        key: array with each row's group, such as a patient or a recording. A sample has all rows of a group that pass
-            the filters; ``batch_size`` counts groups. A batch pads them with zeros to its longest, as
-            ``(batch, steps, ...)``, with ``"mask"`` (True at rows) and ``"lengths"``.
-        sort_key: array that the rows of a segment are sorted by. None keeps the storage order.
-        bucket: make training batches of segments of similar length, in random order, with equal steps on all ranks.
-    """
-
-    key: str | None = None
-    sort_key: str | None = None
-    bucket: bool = False
-
-    def __post_init__(self) -> None:
-        if self.key is None and (self.sort_key is not None or self.bucket):
-            raise H5ValueError("segments was given without key. Pass the array with each row's group as key.")
 
 
 @dataclass(frozen=True, kw_only=True)

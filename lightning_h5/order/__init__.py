@@ -2,7 +2,7 @@
 
 from .batches import LengthRecipe
 from .mixture import EpochLength, Mixture, Strategy, check_mixture
-from .permutation import KeyedPermutation, TablePermutation, permutation, stream
+from .permutation import KeyedPermutation, TablePermutation, permutation, stream, uniform
 from .plan import (
     PLAN_VERSION,
     EpochPlan,
@@ -82,5 +82,6 @@ __all__ = [
     "places_in",
     "resolve_replica",
     "stream",
+    "uniform",
     "union",
 ]

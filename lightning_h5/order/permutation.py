@@ -22,6 +22,7 @@ __all__ = [
     "permutation",
     "shuffled_places",
     "stream",
+    "uniform",
 ]
 
 TABLE_ROWS = 10_000_000
@@ -51,6 +52,13 @@ def stream(seed: int, epoch: int, purpose: int, place: int = 0) -> np.random.Phi
     """
     key = np.array([seed % 2**64, (epoch << 8 | purpose) % 2**64], dtype=U64)
     return np.random.Philox(key=key, counter=np.array([0, 0, place % 2**64, 0], dtype=U64))
+
+
+def uniform(seed: int, epoch: int, purpose: int, numbers: IntArray) -> npt.NDArray[np.float64]:
+    """Return a random number from 0 to below 1 for each of some numbers, the same in any company."""
+    (word,) = np.asarray(stream(seed, epoch, purpose).random_raw(1), dtype=U64)
+    bits = mix(word + numbers.astype(U64) * GAMMA)
+    return np.asarray((bits >> U64(11)) * 2.0**-53, dtype=np.float64)
 
 
 class TablePermutation:

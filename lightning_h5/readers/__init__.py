@@ -1,6 +1,7 @@
 """Rows in, ndarray out."""
 
 from .base import InMemoryReader, check_bounds, row_slices, take_rows
+from .block_map import BlockMap, RowGrid
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
 from .chunk_cache import BlockMemory
 from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
@@ -15,6 +16,7 @@ from .thread_pool import TaskQueue, usable_cores
 __all__ = [
     "ArrayTarget",
     "BegunRead",
+    "BlockMap",
     "BlockMemory",
     "BlockSource",
     "BulkTarget",
@@ -28,6 +30,7 @@ __all__ = [
     "MappedReader",
     "PreparedSource",
     "ReaderSource",
+    "RowGrid",
     "TaskQueue",
     "bulk_tasks",
     "check_bounds",

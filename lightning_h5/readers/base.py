@@ -15,7 +15,7 @@ from ..counters import Counters
 from ..hdf5 import ArrayLayout
 from ..types import IntArray, RowReader
 
-__all__ = ["InMemoryReader", "LayoutReader", "address", "check_bounds", "row_slices", "take_rows"]
+__all__ = ["InMemoryReader", "LayoutReader", "ValueReader", "address", "check_bounds", "row_slices", "take_rows"]
 
 SLICE_BYTES = 512 << 10  # fits into a core's own cache
 TEXT_ROWS = 1024  # rows of text read at a time to measure its length
@@ -58,6 +58,17 @@ class LayoutReader:
 
     def close(self) -> None:
         """Release nothing: files belong to the handle pool."""
+
+
+class ValueReader(LayoutReader):
+    """Reads an attribute, whose value was read with the description."""
+
+    def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
+        super().__init__(layout, counters)
+        self.dtype = layout.value.dtype
+
+    def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        out[...] = self.layout.value
 
 
 class InMemoryReader:

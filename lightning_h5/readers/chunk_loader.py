@@ -19,11 +19,19 @@ from ..errors import H5CorruptError
 from ..hdf5 import ArrayLayout, process_pool
 from ..types import IntArray
 from .base import LayoutReader
+from .block_map import RowGrid
 from .chunk_cache import BlockMemory, scratch
 from .filters.pipeline import ChunkLoop, Pipeline
 from .raw_io import read_stored
 
-__all__ = ["BlockSource", "Change", "ChunkLoader", "PreparedSource", "ReaderSource"]
+__all__ = [
+    "TASK_BYTES",
+    "BlockSource",
+    "Change",
+    "ChunkLoader",
+    "PreparedSource",
+    "ReaderSource",
+]
 
 TASK_BYTES = 1 << 20  # decoded bytes per task, about a millisecond of work: smaller tasks cost more in switching
 MAX_LINE_BYTES = 2 << 20
@@ -65,6 +73,7 @@ class BlockSource(Protocol):
         n_parts: parts of a block that can be loaded by different threads.
         parts_together: parts that are best loaded by the same thread.
         picks_rows: whether rows of a block can be read without the others.
+        grid: how rows are cut into blocks.
     """
 
     n_rows: int
@@ -72,6 +81,7 @@ class BlockSource(Protocol):
     n_parts: int
     parts_together: int
     picks_rows: bool
+    grid: RowGrid
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """Load the same parts of some blocks.
@@ -105,6 +115,7 @@ class ReaderSource:
     def __init__(self, reader: LayoutReader, rows_per_block: int) -> None:
         self._reader = reader
         self.n_rows, self.rows_per_block = len(reader), rows_per_block
+        self.grid = RowGrid.of(reader.layout, rows_per_block)
         self.picks_rows = reader.layout.is_contiguous
         self.parts_together = max(1, TASK_BYTES // max(1, rows_per_block * reader.layout.row_bytes))
 
@@ -135,7 +146,7 @@ class PreparedSource:
             raise ValueError(f"blocks of {source.n_parts} parts are never loaded as a whole")
         self._source, self._prepare = source, prepare
         self.n_rows, self.rows_per_block = source.n_rows, source.rows_per_block
-        self.parts_together, self.picks_rows = source.parts_together, source.picks_rows
+        self.parts_together, self.picks_rows, self.grid = source.parts_together, source.picks_rows, source.grid
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
@@ -166,6 +177,7 @@ class ChunkLoader:
         self._layout, self._table, self._counters = layout, layout.table, counters
         self._chunks, self._pipeline = layout.chunks, Pipeline(layout)
         self.n_rows, self.rows_per_block = layout.n_rows, layout.chunks[0]
+        self.grid = RowGrid.of(layout, self.rows_per_block)
         self.n_parts = layout.table.per_row
         self.picks_rows = False
         self._chunk_bytes = layout.chunk_bytes
@@ -187,7 +199,7 @@ class ChunkLoader:
         """See ``BlockSource.load``."""
         began = perf_counter()
         if self._is_direct:
-            self._decode(blocks, *memory.octets())
+            self.decode(blocks, *memory.octets())
         else:
             self._load_parts(blocks, parts, memory)
         self._counters.add(decode_seconds=perf_counter() - began)
@@ -202,7 +214,7 @@ class ChunkLoader:
         # A block can have many chunks: decode at most one task's worth together.
         n = max(1, TASK_BYTES // max(1, self._per_line * self._chunk_bytes))
         for some in (lines[start : start + n] for start in range(0, len(lines), n)):
-            values, at = self._values([first + part for first, line, _ in some for part in line]), 0
+            values, at = self.values([first + part for first, line, _ in some for part in line]), 0
             for _, line, rows in some:
                 self._load_line(values[at : at + len(line)], line[0], rows)
                 at += len(line)
@@ -211,7 +223,7 @@ class ChunkLoader:
         """See ``BlockSource.pick``; keeps one chunk at a time."""
         began = perf_counter()
         for part in range(self.n_parts):
-            (values,) = self._values([block * self.n_parts + part])
+            (values,) = self.values([block * self.n_parts + part])
             region = self._region(part)
             inside: tuple[Any, ...] = tuple(slice(0, s.stop - s.start) for s in region)
             out[(slice(None), *region)] = values[(rows, *inside)]
@@ -242,7 +254,7 @@ class ChunkLoader:
             decode_seconds=-took,  # callers count the time of both
         )
 
-    def _decode(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
+    def decode(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
         """Read and decode chunks to places in memory; fill those that were never written."""
         if self._load_at_once(chunks, out, firsts):
             return
@@ -296,11 +308,11 @@ class ChunkLoader:
             rest = (*inside[1:], slice(0, size - middle))
             rows[(slice(self._chunks[0]), *lead, slice(middle, size))] = values[n_whole][rest]
 
-    def _values(self, chunks: Sequence[int]) -> npt.NDArray[Any]:
+    def values(self, chunks: Sequence[int]) -> npt.NDArray[Any]:
         """Return values of chunks, of one member, in memory that the next call of this thread overwrites."""
         layout, n_bytes = self._layout, self._chunk_bytes
         decoded, firsts = scratch("decoded", len(chunks) * n_bytes), np.arange(len(chunks)) * n_bytes
-        self._decode(chunks, decoded, firsts)
+        self.decode(chunks, decoded, firsts)
         values: npt.NDArray[Any] = np.ndarray((len(chunks), *self._chunks), layout.stored, decoded)
         for member in layout.members:
             values = values[member]

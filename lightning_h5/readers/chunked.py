@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,11 +15,18 @@ from ..counters import Counters
 from ..hdf5 import ArrayLayout
 from ..types import IntArray
 from .base import check_bounds, row_slices, take_rows
+from .block_map import BlockMap
 from .chunk_cache import ChunkCache, Lease, load_tasks
 from .chunk_loader import BlockSource, Change
 from .thread_pool import TaskQueue
 
-__all__ = ["BegunRead", "ChunkedReader"]
+__all__ = ["BegunRead", "ChunkedReader", "CountReads"]
+
+
+CountReads = Callable[[BlockMap], IntArray]
+"""Returns how often an epoch reads rows of each block."""
+
+MAX_READS = 2**31 - 1
 
 
 class ChunkedReader:
@@ -34,6 +41,8 @@ class ChunkedReader:
         rows: rows that this dataset has, in any order; None for all. A block is done when all of them were read.
         retain: keep blocks after their last row of an epoch, for the next. None keeps them if all fit.
         change: changes rows when they are copied out of a block.
+        first_row: number of each file's first row (see ``BlockMap``).
+        reads: returns how often an epoch reads rows of each block, if that is not once each of ``rows``.
     """
 
     def __init__(
@@ -47,21 +56,19 @@ class ChunkedReader:
         rows: IntArray | None = None,
         retain: bool | None = None,
         change: Change | None = None,
+        first_row: IntArray | None = None,
+        reads: CountReads | None = None,
     ) -> None:
         self.dtype, self.row_shape = layouts[0].dtype, layouts[0].row_shape
         more = f" and {len(layouts) - 1} more files" if len(layouts) > 1 else ""
         self._name = f"{layouts[0].key!r} in {layouts[0].path!r}{more}"
         self._sources, self._work, self._counters = sources, work, counters
-        self._block_rows = np.array([source.rows_per_block for source in sources], dtype=np.int64)
+        self.map = BlockMap([source.grid for source in sources], first_row)
         self._n_tasks = np.array([-(-source.n_parts // source.parts_together) for source in sources], dtype=np.int64)
-        n_rows = np.array([source.n_rows for source in sources], dtype=np.int64)
-        self._n_rows = int(n_rows.sum())
-        self._first_row = np.concatenate([[0], np.cumsum(n_rows)])
-        self._first_block = np.concatenate([[0], np.cumsum(-(-n_rows // self._block_rows))])
-        slot_rows = int(self._block_rows.max())
+        slot_rows = max(source.rows_per_block for source in sources)
         self._slot_bytes = slot_rows * math.prod(self.row_shape) * self.dtype.itemsize
         self._n_bytes, self.rows_per_block = n_bytes, slot_rows
-        self._rows, self._retain, self.change = rows, retain, change
+        self._rows, self._reads, self._retain, self.change = rows, reads, retain, change
         self._lock = threading.Lock()
         self._cache: ChunkCache | None = None
         self._all: npt.NDArray[np.int32] | None = None  # rows of this dataset in each block, and how many are left
@@ -69,7 +76,7 @@ class ChunkedReader:
         self._epoch: int | None = None
 
     def __len__(self) -> int:
-        return self._n_rows
+        return self.map.n_rows
 
     def read(self, rows: IntArray, out: npt.NDArray[Any] | None = None, epoch: int | None = None) -> npt.NDArray[Any]:
         """Return rows in the order requested (see ``RowReader.read``).
@@ -108,9 +115,9 @@ class ChunkedReader:
             epoch: see ``read``.
             all_cores: allow torch's threads for copies, if this is a thread of the caller.
         """
-        if len(rows) and rows.view(np.uint64).max() >= self._n_rows:  # negative rows are huge as unsigned numbers
-            check_bounds(rows, self._n_rows, self._name)  # raises
-        blocks, within = self._locate(rows)
+        if len(rows) and rows.view(np.uint64).max() >= self.map.n_rows:  # negative rows are huge as unsigned numbers
+            check_bounds(rows, self.map.n_rows, self._name)  # raises
+        blocks, within = self.map.locate(rows)
         if (complete := self._cache) is not None and complete.is_complete():
             self._counters.add(blocks_used=_n_different(blocks))
             places = complete.places(blocks) * complete.slot_rows + within
@@ -131,7 +138,7 @@ class ChunkedReader:
         cache = self._ready_cache()
         if cache is None or cache.is_complete():
             return True
-        needed = np.unique(self._locate(np.asarray(rows, dtype=np.int64))[0])
+        needed = np.unique(self.map.locate(np.asarray(rows, dtype=np.int64))[0])
         lease = cache.reserve(needed, self._tasks_of(needed))
         self.load(cache, needed, lease)
         return bool((lease.slots >= 0).all())
@@ -141,7 +148,7 @@ class ChunkedReader:
         cache = self._ready_cache()
         if cache is None or cache.is_complete():
             return
-        blocks, counts = np.unique(self._locate(rows)[0], return_counts=True)
+        blocks, counts = np.unique(self.map.locate(rows)[0], return_counts=True)
         cache.let_go(blocks[self.note_read(cache, blocks, counts, epoch)])
 
     def close(self) -> None:
@@ -153,22 +160,14 @@ class ChunkedReader:
         """Return the cache; None if not even one block fits into it."""
         with self._lock:
             if self._cache is None and self._slot_bytes and (n_slots := self._n_bytes // self._slot_bytes):
-                n_blocks = int(self._first_block[-1])
+                n_blocks = self.map.n_blocks
                 self._cache = ChunkCache(
                     n_blocks, min(n_slots, n_blocks), self.rows_per_block, self.row_shape, self.dtype
                 )
             return self._cache
 
-    def _locate(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the block of each row, and the row inside it."""
-        if len(self._sources) == 1:
-            return np.divmod(rows, self._block_rows[0])
-        files = np.searchsorted(self._first_row, rows, side="right") - 1
-        blocks, within = np.divmod(rows - self._first_row[files], self._block_rows[files])
-        return blocks + self._first_block[files], within
-
     def _file_of(self, blocks: IntArray) -> IntArray:
-        return np.searchsorted(self._first_block, blocks, side="right") - 1
+        return np.searchsorted(self.map.first_block, blocks, side="right") - 1
 
     def _lease(self, cache: ChunkCache, blocks: IntArray, n_tasks: IntArray) -> Lease:
         while not ((lease := cache.lease(blocks, n_tasks)).slots >= 0).any():
@@ -211,7 +210,7 @@ class ChunkedReader:
         files = self._file_of(blocks)
         for file in np.unique(files).tolist():
             here = np.flatnonzero(files == file)
-            tasks += load_tasks(cache, self._sources[file], blocks[here] - self._first_block[file], slots[here])
+            tasks += load_tasks(cache, self._sources[file], blocks[here] - self.map.first_block[file], slots[here])
         return tasks
 
     def note_read(self, cache: ChunkCache, blocks: IntArray, counts: IntArray, epoch: int) -> npt.NDArray[np.bool_]:
@@ -231,21 +230,18 @@ class ChunkedReader:
             return is_done
 
     def _rows_of_blocks(self) -> npt.NDArray[np.int32]:
-        """Return the number of rows of this dataset in each block."""
+        """Return how many rows of each block an epoch reads."""
+        if self._reads is not None:
+            return np.minimum(self._reads(self.map), MAX_READS).astype(np.int32)
         if self._rows is not None:
-            return np.bincount(self._locate(self._rows)[0], minlength=int(self._first_block[-1])).astype(np.int32)
-        rows = np.repeat(self._block_rows, np.diff(self._first_block))
-        last = self._first_block[1:] - 1
-        n_rows = np.diff(self._first_row)
-        some = n_rows > 0
-        rows[last[some]] = ((n_rows - 1) % self._block_rows + 1)[some]
-        return rows.astype(np.int32)
+            return np.bincount(self.map.locate(self._rows)[0], minlength=self.map.n_blocks).astype(np.int32)
+        return self.map.rows_of_blocks().astype(np.int32)
 
     def pick(self, block: int, within: IntArray) -> npt.NDArray[Any]:
         """Read rows of a block that does not fit into the cache."""
         file = int(self._file_of(np.array([block]))[0])
         rows = np.empty((len(within), *self.row_shape), dtype=self.dtype)
-        self._sources[file].pick(block - int(self._first_block[file]), within, rows)
+        self._sources[file].pick(block - int(self.map.first_block[file]), within, rows)
         return rows
 
 

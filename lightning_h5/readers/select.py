@@ -12,15 +12,16 @@ import numpy.typing as npt
 from ..counters import Counters
 from ..hdf5 import ArrayLayout, OpenOptions, kind_of
 from ..types import IntArray, RowReader
-from .base import InMemoryReader, LayoutReader
+from .base import InMemoryReader, LayoutReader, ValueReader
 from .bulk import ArrayTarget, bulk_tasks
 from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
-from .chunked import ChunkedReader
+from .chunked import ChunkedReader, CountReads
 from .contiguous import ContiguousReader, MappedReader
 from .digest_reader import DigestReader
 from .filters.pipeline import why_not_decodable
 from .h5py_reader import H5pyReader
 from .thread_pool import TaskQueue
+from .view_source import BlockReader, ViewSource
 
 __all__ = ["fallback_reason", "is_pooled", "open_chunked", "open_reader", "open_source"]
 
@@ -37,6 +38,7 @@ def open_reader(
     *,
     mmap: bool = False,
     held_bytes: int = 0,
+    in_blocks: bool = False,
     counters: Counters | None = None,
 ) -> RowReader:
     """Return a reader for single rows of one file's array. Opens nothing yet.
@@ -45,11 +47,19 @@ def open_reader(
         layout: the array.
         options: how its file is opened if the HDF5 library reads.
         mmap: map contiguous arrays into memory (see ``MappedReader`` for the risk).
+        in_blocks: decode whole blocks here instead of reading rows through the HDF5 library, if that is possible.
         held_bytes: keep all rows in memory after the first read, text up to this length; 0 keeps none.
         counters: counts bytes read and decoded.
     """
     reader: LayoutReader
-    if not layout.is_contiguous:
+    if layout.value is not None:
+        return ValueReader(layout, counters)
+    if layout.view is not None:
+        reader = BlockReader(layout, _view_source(layout, options, counters or Counters()), counters)
+        return InMemoryReader(reader, held_bytes) if held_bytes else reader
+    if in_blocks and is_pooled(layout, options) and fallback_reason(layout) is None:
+        reader = BlockReader(layout, open_source(layout, options, 1, counters or Counters()), counters)
+    elif not layout.is_contiguous:
         reader = H5pyReader(layout, options, counters)
     elif mmap and not held_bytes and layout.offset is not None:
         reader = MappedReader(layout, counters)
@@ -74,6 +84,8 @@ def _read_all(layout: ArrayLayout, options: OpenOptions, counters: Counters | No
 
 def is_pooled(layout: ArrayLayout, options: OpenOptions) -> bool:
     """Return whether rows of an array are decoded together, and so cached."""
+    if layout.view is not None:
+        return bool(layout.row_bytes) and kind_of(layout.dtype) == "number" and not options.swmr
     if layout.storage != "chunked" or layout.is_contiguous or not layout.row_bytes or kind_of(layout.dtype) != "number":
         return False
     if options.swmr:  # a live writer moves the chunk that it writes to
@@ -100,6 +112,8 @@ def open_chunked(
     retain: bool | None = None,
     prepare: Change | None = None,
     dtype: np.dtype[Any] | None = None,
+    first_row: IntArray | None = None,
+    reads: CountReads | None = None,
 ) -> ChunkedReader:
     """Return the reader for one field of all files, for arrays that are decoded by blocks. Opens nothing yet.
 
@@ -116,33 +130,44 @@ def open_chunked(
             are decoded whole, are not small and are of this dtype, if they stay for later epochs, or if copying does
             not change them at once.
         dtype: dtype that rows are changed in; None for the stored one.
+        first_row: see ``ChunkedReader``.
+        reads: see ``ChunkedReader``.
     """
     sources = [open_source(a, options, run, counters) for a, run in zip(layouts, rows_per_run, strict=True)]
     change = prepare
     stays = _holds_all(sources, layouts, n_bytes) if retain is None else retain
     if not stays and sum(layout.n_rows * layout.row_bytes for layout in layouts) >= MIN_COMPILED:
         for source in sources:
-            if isinstance(source, ChunkLoader):
+            if isinstance(source, ChunkLoader | ViewSource):
                 source.compile()
     is_early = prepare is not None and (stays or not prepare.takes_at_once)
     if prepare is not None and is_early and dtype in (None, layouts[0].dtype) and _may_change_blocks(sources, layouts):
         sources, change = [PreparedSource(source, prepare) for source in sources], None
     return ChunkedReader(
-        layouts, sources, n_bytes=n_bytes, work=work, counters=counters, rows=rows, retain=retain, change=change
+        layouts,
+        sources,
+        n_bytes=n_bytes,
+        work=work,
+        counters=counters,
+        rows=rows,
+        retain=retain,
+        change=change,
+        first_row=first_row,
+        reads=reads,
     )
 
 
 def _may_change_blocks(sources: Sequence[BlockSource], layouts: Sequence[ArrayLayout]) -> bool:
     # With smaller blocks, threads would mostly wait for the GIL.
     return all(
-        source.n_parts == 1 and source.rows_per_block * array.row_bytes >= MIN_PREPARED
+        source.n_parts == 1 and array.view is None and source.rows_per_block * array.row_bytes >= MIN_PREPARED
         for source, array in zip(sources, layouts, strict=True)
     )
 
 
 def _holds_all(sources: Sequence[BlockSource], layouts: Sequence[ArrayLayout], n_bytes: int) -> bool:
     """Return whether all blocks fit into memory of this size."""
-    n_blocks = sum(-(-source.n_rows // source.rows_per_block) for source in sources)
+    n_blocks = sum(source.grid.n_blocks for source in sources)
     return n_blocks * max(source.rows_per_block for source in sources) * layouts[0].row_bytes <= n_bytes
 
 
@@ -155,6 +180,8 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
         rows_per_run: rows that are read together if there are no chunks.
         counters: counts bytes.
     """
+    if layout.view is not None:
+        return _view_source(layout, options, counters)
     if layout.is_contiguous:
         return ReaderSource(_checked(ContiguousReader(layout, counters), layout, options), rows_per_run)
     has_digests_of_rows = layout.digests is not None and layout.digests.kind == "rows"
@@ -163,6 +190,19 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
         return ChunkLoader(layout, counters)
     reader = _checked(H5pyReader(layout, options, counters), layout, options)
     return ReaderSource(reader, layout.chunks[0] if layout.chunks else rows_per_run)
+
+
+def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> ViewSource:
+    """Return the source of blocks of an array that is seen another way."""
+    assert layout.view is not None, "it is seen as it is stored"
+    array = layout.view.array
+    has_digests_of_rows = array.digests is not None and array.digests.kind == "rows"
+    if array.table is not None and fallback_reason(array) is None and not has_digests_of_rows and not options.swmr:
+        return ViewSource(layout, options, counters, ChunkLoader(array, counters), None)
+    # Text is decoded, and digests are compared, for whole rows.
+    takes_rows = has_digests_of_rows or kind_of(array.dtype) == "text"
+    reader = _checked(H5pyReader(array, options, counters), array, options) if takes_rows else None
+    return ViewSource(layout, options, counters, None, reader)
 
 
 def _checked(reader: LayoutReader, layout: ArrayLayout, options: OpenOptions) -> LayoutReader:

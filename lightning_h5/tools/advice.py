@@ -311,7 +311,7 @@ def sample_setting(arrays: Sequence[ArrayLayout], rows_of_files: Sequence[int]) 
         return {}, []
     why = (
         f"sample: row takes an index along axis 0 as a sample. All arrays have the shape {shape} in each file. If a "
-        "file is one image or volume, write the samples to arrays with one more axis in front instead."
+        "file is one image or volume, pass sample: segment instead."
     )
     return {"sample": "row"}, [why]
 

@@ -310,7 +310,7 @@ def test_a_field_of_a_name_that_batches_have_is_refused(make_h5, name):
 
 
 REFUSED = {
-    "an order without a key": ({"sequence_key": None}, r"segments was given without key"),
+    "an order without a key": ({"sequence_key": None}, r"segments.sort_key=.* was given without segments.key"),
     "an order of text": ({"sequence_order": "note"}, r"segments.sort_key='note' has values of"),
     "a split of rows": (
         {"val_fraction": 0.2},

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from lightning_h5.datasets import H5LazyDataset
 from lightning_h5.datasets.file_dataset import FileDataset
-from lightning_h5.datasets.row_table import RUN_BYTES, SegmentTable
+from lightning_h5.datasets.row_table import RUN_BYTES
+from lightning_h5.datasets.segments import Segments, Steps
+from lightning_h5.datasets.windows import Windows
 from lightning_h5.hdf5 import OpenOptions
+from lightning_h5.options import StepRange
 
 
 def sizes(dataset):
@@ -83,8 +86,9 @@ def test_samples_are_found_through_segments(make_h5, storage, indices):
     parts = np.arange(25.0), np.arange(100.0, 112)
     paths = [make_h5(x=Stored(part[:, None], storage, (10, 1) if storage == "chunked" else None)) for part in parts]
     plain = H5LazyDataset(paths, "x")
-    segments = SegmentTable(np.array([0, 3, 5, 8]), np.array([9, 0, 24]))
-    table = replace(plain.table, segments=segments)
+    segments = Segments((Steps(np.array([9, 0, 24]), np.array([3, 2, 3])),), (0,))
+    windows = Windows(segments, (StepRange(0, 1, is_single=True),))
+    table = replace(plain.table, sampling=windows, has_steps=(True,), step_places=(0,))
     found = FileDataset(
         table, plain.fields, batch_transform=None, indices=indices, options=OpenOptions(), cache_bytes=1 << 20
     )

@@ -1,0 +1,109 @@
+"""Where segments begin among consecutive rows: by lengths, first rows, flags, values or a coordinate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import H5ValueError
+from ..options import SegmentOptions
+from ..types import IntArray
+from .segments import Steps
+
+__all__ = ["by_coordinate", "by_value", "firsts_in", "steps_of"]
+
+
+def firsts_in(segments: SegmentOptions, cuts: Mapping[str, npt.NDArray[Any]], n_rows: int, path: str) -> IntArray:
+    """Return the first rows of the segments of a part."""
+    if segments.lengths is not None:
+        lengths = cuts[segments.lengths].astype(np.int64)
+        if (lengths < 0).any() or lengths.sum() != n_rows:
+            raise H5ValueError(
+                f"segments.lengths={segments.lengths!r} has the sum {lengths.sum()} in {path!r}, and the data has "
+                f"{n_rows} steps there. Name the array with the number of steps of each segment."
+            )
+        return np.cumsum(lengths) - lengths
+    if segments.offsets is not None:
+        firsts = cuts[segments.offsets].astype(np.int64)
+        if len(firsts) and firsts[-1] == n_rows:
+            firsts = firsts[:-1]
+        if not len(firsts) or firsts[0] != 0 or (np.diff(firsts) < 0).any() or firsts[-1] > n_rows:
+            raise H5ValueError(
+                f"segments.offsets={segments.offsets!r} has the values {_some(firsts)} in {path!r}, and the data has "
+                f"{n_rows} steps there. Name the array with the first step of each segment, from 0 on, ascending."
+            )
+        return firsts
+    flags = np.zeros(n_rows, dtype=np.bool_)
+    for key in [segments.ends] if isinstance(segments.ends, str) else segments.ends or []:
+        if len(cuts[key]) != n_rows:
+            raise H5ValueError(
+                f"segments.ends names {key!r}, which has {len(cuts[key])} values in {path!r}, and the data has "
+                f"{n_rows} steps there. Name arrays with a flag for each step."
+            )
+        flags |= cuts[key].astype(np.bool_)
+    return np.concatenate([[0], np.flatnonzero(flags[:-1]) + 1]).astype(np.int64)
+
+
+def steps_of(firsts: IntArray, lengths: IntArray, n_rows: int) -> Steps:
+    """Return the steps of segments; without their lengths if each ends where the next one begins."""
+    if len(firsts) and np.array_equal(np.append(firsts[1:], n_rows), firsts + lengths):
+        return Steps(np.append(firsts, n_rows))
+    return Steps(firsts, lengths)
+
+
+def by_value(
+    values: npt.NDArray[Any] | None, order: npt.NDArray[Any] | None, segments: SegmentOptions
+) -> tuple[IntArray, IntArray, IntArray | None]:
+    """Return the segments of rows with the same value, in the order of their first rows."""
+    assert values is not None, "a key was given"
+    if values.dtype.kind == "O":
+        values = values.astype(str)
+    for name, column in ((segments.key, values), (segments.sort_key, order)):
+        if column is not None and (missing := _is_missing(column)).any():
+            raise H5ValueError(
+                f"{name!r} has no value (NaN or empty) in {int(missing.sum())} of {len(column)} steps, first in step "
+                f"{int(missing.argmax())}. Fill them in, or leave these rows out."
+            )
+    firsts = (
+        np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1]) if len(values) else np.empty(0, np.int64)
+    )
+    if order is None and len(np.unique(values[firsts])) == len(firsts):
+        return firsts, np.diff(np.append(firsts, len(values))), None
+    _, first, codes = np.unique(values, return_index=True, return_inverse=True)
+    place = np.argsort(np.argsort(first))[codes]
+    rows = np.argsort(place, kind="stable") if order is None else np.lexsort((order, place))
+    lengths = np.bincount(place)
+    return np.cumsum(lengths) - lengths, lengths, rows.astype(np.int64)
+
+
+def _is_missing(column: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return where a column has NaN or empty text."""
+    if column.dtype.kind == "f":
+        return np.asarray(np.isnan(column), dtype=np.bool_)
+    if column.dtype.kind in "UO":
+        return np.asarray(column == "", dtype=np.bool_)
+    return np.zeros(len(column), dtype=np.bool_)
+
+
+def by_coordinate(values: npt.NDArray[Any] | None, name: str) -> IntArray:
+    """Return the first rows of segments in which a coordinate advances by its usual step, the median of all."""
+    assert values is not None, "a coordinate was given"
+    if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and not np.isfinite(values).all()):
+        raise H5ValueError(f"segments.join={name!r} has values of {values.dtype}. Name an array of finite numbers.")
+    steps = np.diff(values.astype(np.float64))
+    if not len(steps):
+        return np.zeros(min(1, len(values)), dtype=np.int64)
+    usual = float(np.median(steps))
+    if usual <= 0:
+        raise H5ValueError(
+            f"segments.join={name!r} has the median step {usual:g} over all files. Name a coordinate that advances, or "
+            "pass the files in its order."
+        )
+    return np.concatenate([[0], np.flatnonzero(np.abs(steps - usual) > usual / 1000) + 1]).astype(np.int64)
+
+
+def _some(values: npt.NDArray[Any]) -> str:
+    return f"{values[:3].tolist()} ... {values[-2:].tolist()}" if len(values) > 6 else str(values.tolist())

@@ -1,0 +1,181 @@
+"""What a user says of samples: what one is, and how each field's axes are to be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from ..errors import H5ValueError, listing
+from ..hdf5 import ArrayLayout
+from ..options import SegmentOptions, WindowOptions, value_of_field
+from .compatibility import Asked
+
+__all__ = ["SampleKind", "SampleOptions", "SegmentField", "Select", "fields_of"]
+
+SampleKind: TypeAlias = Literal["row", "window", "segment"]
+
+Select: TypeAlias = Mapping[str, Mapping[int, Any]]
+"""For fields, by name or pattern, what is taken of axes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions:
+    """What a sample is, as the user says.
+
+    Attributes:
+        sample: "row", "window", "segment"; None follows from the others.
+        segments: which steps belong together.
+        window: which steps of a segment make a sample; None if no window was given.
+        select: what is taken of fields.
+    """
+
+    sample: SampleKind | None
+    segments: SegmentOptions
+    window: WindowOptions | None
+    select: Select
+
+    @classmethod
+    def parse(cls, sample: Any, segments: Any, window: Any, select: Any) -> SampleOptions:
+        """Return the options that arguments stand for.
+
+        Raises:
+            H5ValueError: they make no sense, or not together.
+        """
+        if sample not in (None, "row", "window", "segment"):
+            raise H5ValueError(f"sample={sample!r} was given. Pass 'row', 'window', 'segment' or None.")
+        made = SegmentOptions.parse(segments, "segments")
+        windows = None if window is None else WindowOptions.parse(window, "window")
+        if windows is not None and sample in ("row", "segment"):
+            raise H5ValueError(f"window was given with sample={sample!r}. Pass sample='window', or leave one out.")
+        if windows is None and sample == "window":
+            raise H5ValueError("sample='window' was given without window. Pass window=200, or window=[-1, 3].")
+        return cls(sample=sample, segments=made, window=windows, select=dict(select or {}))
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether samples have masks of their steps."""
+        return self.window is not None and self.window.mask
+
+    def kind(self, keys: Sequence[str]) -> SampleKind:
+        """Return what a sample of these arrays is."""
+        if self.sample is not None:
+            return self.sample
+        if self.window is not None:
+            return "window"
+        return "segment" if self.segments.is_given or any("*" in key for key in keys) else "row"
+
+    def needs_segments(self, keys: Sequence[str]) -> bool:
+        """Whether samples are anything but rows of arrays along axis 0."""
+        has_axes = self.segments.step_axis != 0 or bool(self.segments.constants)
+        has_segments = self.segments.is_given or any("*" in key or "@" in key for key in keys)
+        return self.kind(keys) != "row" or has_segments or has_axes or bool(self.select)
+
+
+@dataclass(frozen=True)
+class SegmentField:
+    """How the user wants an array to be seen.
+
+    Attributes:
+        name: what a sample calls it.
+        asked: the array.
+        axis: axis of which each index is a segment, as stored; None if there is none.
+        step_axis: axis of the steps; None if it has none.
+        taken: what is taken of other axes.
+    """
+
+    name: str
+    asked: Asked
+    axis: int | None
+    step_axis: int | None
+    taken: Mapping[int, Any]
+
+    def check_axes(self, layout: ArrayLayout) -> None:
+        """Check that an array has the axes that were named.
+
+        Raises:
+            H5ValueError: it has not, or one of them is named twice.
+        """
+        n_axes = 1 + len(layout.axes)
+        named = [axis for axis in (self.axis, self.step_axis, *self.taken) if axis is not None]
+        for axis in named:
+            if not -n_axes <= axis < n_axes:
+                raise H5ValueError(
+                    f"axis {axis} of {layout.key!r} was named, which has the shape {(layout.n_rows, *layout.axes)} in "
+                    f"{layout.path!r}. Name one of its axes, or None for this field if it has none."
+                )
+        if len({axis % n_axes for axis in named}) < len(named):
+            raise H5ValueError(
+                f"segments.axis={self.axis}, segments.step_axis={self.step_axis} and select={dict(self.taken)} name an "
+                f"axis of {self.name!r} twice. Name each once."
+            )
+
+    def seen(self, layout: ArrayLayout, period: int, n_values: int | None) -> ArrayLayout:
+        """Return the array with its steps as rows; without steps, with a row for each segment, or as one row.
+
+        Args:
+            layout: the array as it is stored.
+            period: steps of a segment as rows are numbered, if segments are along an axis.
+            n_values: length of axis 0 of an array with a value for each segment; None if there is none.
+        """
+        n_axes = 1 + len(layout.axes)
+        row_axes = [axis % n_axes for axis in (self.axis, self.step_axis) if axis is not None]
+        if not row_axes and layout.n_rows == n_values:
+            row_axes = [0]
+        taken = {axis % n_axes: _taken(one, self.name) for axis, one in self.taken.items()}
+        return layout.seen(row_axes, taken, period=period if len(row_axes) == 2 else None)
+
+    @staticmethod
+    def length(layout: ArrayLayout, axis: int) -> int:
+        """Return the length of an axis."""
+        return (layout.n_rows, *layout.axes)[axis]
+
+    def step_place(self, layout: ArrayLayout) -> int:
+        """Return the axis of a sample that its steps are along."""
+        if self.step_axis is None:
+            return 0
+        n_axes = 1 + len(layout.axes)
+        step = self.step_axis % n_axes
+        gone = [self.axis, *(axis for axis, one in self.taken.items() if isinstance(one, int))]
+        return step - sum(axis is not None and axis % n_axes < step for axis in gone)
+
+
+def _taken(given: Any, name: str) -> int | slice | Sequence[int]:
+    if isinstance(given, Mapping):
+        return slice(given.get("start"), given.get("stop"), given.get("step"))
+    if isinstance(given, int | slice) and not isinstance(given, bool):
+        return given
+    if isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(one, int) for one in given):
+        return list(given)
+    raise H5ValueError(
+        f"select takes {given!r} of {name!r}. Pass an index, a list of indices, or a slice (a mapping with start, "
+        "stop, step)."
+    )
+
+
+def fields_of(asked: Sequence[Asked], names: Sequence[str], given: SampleOptions) -> list[SegmentField]:
+    """Return how the arrays are to be seen.
+
+    Raises:
+        H5ValueError: an option names no field, or no field has steps.
+    """
+    fields = []
+    for one, name in zip(asked, names, strict=True):
+        axes = []
+        for option, default in ((given.segments.axis, None), (given.segments.step_axis, 0)):
+            axes.append(value_of_field(option, name, one.key, default) if isinstance(option, Mapping) else option)
+        is_constant = bool({name, one.key} & set(given.segments.constants)) or "@" in one.key
+        taken = value_of_field(given.select, name, one.key, {})
+        axis = None if "@" in one.key else axes[0]
+        step_axis = None if is_constant else axes[1]
+        fields.append(SegmentField(name, one, axis, step_axis, {int(k): v for k, v in taken.items()}))
+    known = {each for field in fields for each in (field.name, field.asked.key)}
+    if unknown := [name for name in given.segments.constants if name not in known]:
+        raise H5ValueError(
+            f"segments.constants names {listing(unknown)}; the fields are {listing(names)}. Name some of these."
+        )
+    if all(field.step_axis is None for field in fields):
+        raise H5ValueError(
+            f"none of the fields {listing(names)} has steps (segments.step_axis, segments.constants). Add one."
+        )
+    return fields

@@ -1,0 +1,208 @@
+"""Segments: steps that belong together, as rows of arrays; and what samples of them have to answer.
+
+Nothing is kept for a sample. A segment takes two numbers, its first row and the samples before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..types import IntArray
+
+__all__ = ["FieldRows", "Places", "Sampling", "Segments", "Steps"]
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Where the steps of segments are among the rows of an array.
+
+    Attributes:
+        starts: first row of each segment; also the end of the last one, if there are no ``lengths``.
+        lengths: steps of each segment; None if each segment ends where the next one begins.
+    """
+
+    starts: IntArray
+    lengths: IntArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.starts) - (self.lengths is None)
+
+    def firsts_of(self, segments: IntArray | slice = slice(None)) -> IntArray:
+        """Return the first row of some segments, or of all."""
+        return self.starts[: len(self)][segments]
+
+    def lengths_of(self, segments: IntArray | slice = slice(None)) -> IntArray:
+        """Return the steps of some segments, or of all."""
+        if self.lengths is not None:
+            return self.lengths[segments]
+        if isinstance(segments, slice):
+            return np.diff(self.starts)[segments]
+        return self.starts[segments + 1] - self.starts[segments]
+
+    def among(self, segments: IntArray) -> Steps:
+        """Return some segments."""
+        return Steps(self.firsts_of(segments), self.lengths_of(segments))
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Segments of the rows of several fields.
+
+    Attributes:
+        steps: where the steps are, with the same first rows for all fields; those with equally many steps share an
+            entry.
+        kinds: for each field its entry in ``steps``; None for a field with one value for each segment.
+        numbers: number of each segment among all of the files; None if these are all, in their order.
+        cut: the first step of each segment, if it is a part of a longer one; None if it is whole.
+        order: the row at each place that ``steps`` count, if segments do not have consecutive rows; None if they do.
+    """
+
+    steps: tuple[Steps, ...]
+    kinds: tuple[int | None, ...]
+    numbers: IntArray | None = None
+    cut: IntArray | None = None
+    order: IntArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.steps[0])
+
+    def rows_at(self, places: IntArray) -> IntArray:
+        """Return the rows at places that ``steps`` count."""
+        return places if self.order is None else self.order[places]
+
+    def numbers_of(self, segments: IntArray) -> IntArray:
+        """Return the numbers of some segments among all of the files."""
+        return segments if self.numbers is None else self.numbers[segments]
+
+    def among(self, segments: IntArray) -> Segments:
+        """Return some segments."""
+        return replace(
+            self,
+            steps=tuple(steps.among(segments) for steps in self.steps),
+            numbers=self.numbers_of(segments),
+            cut=None if self.cut is None else self.cut[segments],
+        )
+
+    def digest(self) -> bytes:
+        """Return what tells these segments from others of the same arrays."""
+        arrays = [array for steps in self.steps for array in (steps.firsts_of(), steps.lengths_of())]
+        arrays += [] if self.order is None else [self.order]
+        return repr(self.kinds).encode() + b"".join(array.tobytes() for array in arrays)
+
+    @cached_property
+    def are_ascending(self) -> bool:
+        """Whether each segment begins after the one before it."""
+        firsts = self.steps[0].firsts_of()
+        return self.order is None and bool((firsts[1:] >= firsts[:-1]).all())
+
+    def inside(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the last segment that begins at or before each row, and how far into it the row is."""
+        firsts = self.steps[0].firsts_of()
+        segments = np.maximum(np.searchsorted(firsts, rows, side="right") - 1, 0)
+        return segments, rows - firsts[np.minimum(segments, len(firsts) - 1)]
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        """Steps that all fields of a segment have."""
+        return np.asarray(np.minimum.reduce([steps.lengths_of() for steps in self.steps]), dtype=np.int64)
+
+    def parts(self, low: IntArray, high: IntArray) -> Segments:
+        """Return the steps from ``low`` to below ``high`` of each segment; a part to the end has all that follow."""
+        made = []
+        for steps in self.steps:
+            lengths = steps.lengths_of()
+            ends = np.where(high >= self.lengths, lengths, np.minimum(high, lengths))
+            made.append(Steps(steps.firsts_of() + low, np.maximum(ends - low, 0)))
+        return replace(self, steps=tuple(made), cut=low if self.cut is None else self.cut + low)
+
+
+class Places(NamedTuple):
+    """Which samples: a segment and a step in it for each, and the epoch that asks for them.
+
+    Attributes:
+        segments: number of each sample's segment.
+        steps: step that each sample is around, from the start of its segment.
+    """
+
+    segments: IntArray
+    steps: IntArray
+
+
+class FieldRows(NamedTuple):
+    """The rows of one field that some samples have.
+
+    Attributes:
+        rows: sample by sample.
+        lengths: rows of each sample; None if each has equally many.
+        is_valid: which rows are steps of the segment, and no padding; None if all are.
+    """
+
+    rows: IntArray
+    lengths: IntArray | None = None
+    is_valid: BoolArray | None = None
+
+
+class Sampling(Protocol):
+    """How segments become samples."""
+
+    @property
+    def segments(self) -> Segments:
+        """The segments."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        ...
+
+    def places(self, samples: IntArray, epoch: int | None = None) -> Places:
+        """Return where samples are."""
+        ...
+
+    @property
+    def reach(self) -> int:
+        """Steps from the first of a sample to its last; 1 if samples share no steps."""
+        ...
+
+    def n_before(self, rows: IntArray) -> IntArray:
+        """Return how many samples are around steps, or have first steps, that come before each of some rows."""
+        ...
+
+    def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
+        """Return how many of all rows that an epoch reads of a field come before each of some rows; None if unknown."""
+        ...
+
+    def mean_bytes(self, row_bytes: Sequence[int]) -> int:
+        """Return the bytes of a sample, on average, from those of a row of each field."""
+        ...
+
+    def among(self, segments: IntArray) -> Sampling:
+        """Return the samples of some segments."""
+        ...
+
+    def in_parts(self, low: IntArray, high: IntArray) -> Sampling:
+        """Return the samples of the steps from ``low`` to below ``high`` of each segment."""
+        ...
+
+    def rows(self, places: Places) -> tuple[FieldRows, ...]:
+        """Return the rows that samples have, for each field."""
+        ...
+
+    def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
+        """Yield rows, some several times, that samples can have in any epoch."""
+        ...
+
+    def of_fields(self, fields: Sequence[int]) -> Sampling:
+        """Return the samples of some fields."""
+        ...
+
+    def digest(self) -> bytes:
+        """Return what tells these samples from others of the same arrays."""
+        ...

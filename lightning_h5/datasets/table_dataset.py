@@ -1,0 +1,125 @@
+"""Datasets over a table of files: which of its samples they have, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy.typing as npt
+
+from ..counters import Counters
+from ..hdf5 import ArrayLayout, OpenOptions, close_when_collected
+from ..readers import TaskQueue
+from ..types import IntArray
+from .base import RowDataset
+from .buffers import BufferPool, Column
+from .fields import Fields, checked_rows
+from .row_table import BatchRows, RowTable
+from .sample_columns import mask_of_samples, places_columns
+from .sample_layout import Transform
+from .windows import Windows
+
+__all__ = ["TableDataset", "rows_of_all"]
+
+MAX_FIELDS = 12  # named in a summary
+MAX_NAME = 80  # characters of a path
+
+
+class TableDataset(RowDataset):
+    """Rows of a table of files, read on demand or held in memory.
+
+    Args:
+        table: the files.
+        fields: what is read of each row, and what a sample looks like; in the order of the table's arrays.
+        batch_transform: runs once on each collated batch.
+        indices: samples of the table that this dataset has, in its order; None for all.
+        options: how the HDF5 library opens files, if it reads.
+    """
+
+    _of_process = (*RowDataset._of_process, "_buffers")
+
+    def __init__(
+        self,
+        table: RowTable,
+        fields: Fields,
+        *,
+        batch_transform: Transform | None,
+        indices: npt.ArrayLike | None,
+        options: OpenOptions,
+    ) -> None:
+        self.table, self.indices = table, checked_rows(indices, table.n_samples)
+        self.plans = fields.plans(table.layouts[0])
+        self.fields, self.options = fields, options
+        super().__init__(fields.sample_layout, batch_transform)
+
+    def join(self, counters: Counters, work: TaskQueue) -> None:
+        """See ``RowDataset.join``."""
+        super().join(counters, work)
+        close_when_collected(self, self.table.paths)
+        self._buffers = BufferPool()
+
+    def __len__(self) -> int:
+        return self.table.n_samples if self.indices is None else len(self.indices)
+
+    @property
+    def has_all_rows(self) -> bool:
+        """Whether the samples are all rows of all files, in their order."""
+        return self.indices is None and self.table.sampling is None
+
+    def located(self, samples: IntArray) -> IntArray:
+        """Return the samples of the table that some samples of this dataset are: rows, over all files, if these are."""
+        return samples if self.indices is None else self.indices[samples]
+
+    def further_columns(self, asked: BatchRows) -> list[Column]:
+        """Return the masks of samples, and their segments and steps, as far as they are asked for."""
+        sampling, columns = self.table.sampling, list[Column]()
+        if isinstance(sampling, Windows) and asked.places is not None:
+            n = len(asked.places.segments)
+            columns += [mask_of_samples(asked.fields[field], n, sampling, field) for field in self.fields.masked]
+        if self.sample_layout.with_index and sampling is not None:
+            columns += places_columns(self.table, asked)
+        return columns
+
+    def layouts(self) -> Iterator[ArrayLayout]:
+        """See ``RowDataset.layouts``."""
+        return chain.from_iterable(self.table.layouts)
+
+    def identity(self) -> str:
+        """See ``RowDataset.identity``."""
+        return self.table.digest_of(self.indices)
+
+    def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
+        """See ``RowDataset.places_of``."""
+        table, rows = self.table, self.located(numbers)
+        if table.sampling is not None:
+            places, segments = table.sampling.places(rows), table.sampling.segments
+            rows = segments.rows_at(segments.steps[0].firsts_of(places.segments) + places.steps)
+        parts, local = table.locate(rows)
+        files = table.files_of(parts).tolist()
+        return [(table.paths[file], row) for file, row in zip(files, local.tolist(), strict=True)]
+
+    def summary(self) -> list[str]:
+        """See ``RowDataset.summary``."""
+        paths = self.table.paths
+        ends = f" from {_shortened(paths[0])} to {_shortened(paths[-1])}" if paths else ""
+        names = zip(self.fields.names, self.plans, strict=False)
+        fields = [f"{name}: {plan.dtype_name} {plan.row_shape}" for name, plan in names]
+        if len(fields) > MAX_FIELDS:
+            fields[MAX_FIELDS:] = [f"{len(fields) - MAX_FIELDS} more fields"]
+        return [
+            _shortened(paths[0]) if len(paths) == 1 else f"{len(paths):,} files{ends}",
+            *self._summary_of_rows(),
+            *fields,
+        ]
+
+    def _summary_of_rows(self) -> list[str]:
+        return [rows_of_all(len(self), self.table.n_samples)]
+
+
+def rows_of_all(n_rows: int, n_all: int) -> str:
+    """Return how many rows of how many, as text."""
+    return f"{n_rows:,} rows" if n_rows == n_all else f"{n_rows:,} of {n_all:,} rows"
+
+
+def _shortened(path: str) -> str:
+    return repr(path if len(path) <= MAX_NAME else f"...{path[-MAX_NAME:]}")

@@ -1,0 +1,257 @@
+"""Samples of several steps: which steps of a segment each sample has, by arithmetic alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from ..options import StepRange
+from ..order import uniform
+from ..types import IntArray
+from .segments import FieldRows, Places, Segments
+
+__all__ = ["WholeSegments", "Windows"]
+
+STARTS = 11  # purpose of the random stream that starts are drawn from
+NUMBER = 32  # bits of a window's number in its segment, below the segment's
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Samples of some steps around one, inside of their segment.
+
+    Attributes:
+        segments: the segments.
+        ranges: for each field its steps in a window; None for a field with one value for each segment.
+        stride: steps from one window to the next.
+        pad: take windows that reach over the ends of their segment, and repeat the first or last step there; the rows
+            are then marked, so that "zeros" can take their place.
+        is_random: draw as many windows of each segment as there would be with ``stride``, evenly over the segment.
+        seed: of these draws.
+    """
+
+    segments: Segments
+    ranges: tuple[StepRange | None, ...]
+    stride: int = 1
+    pad: Literal["edge", "zeros"] | None = None
+    is_random: bool = False
+    seed: int = 0
+
+    @cached_property
+    def low(self) -> int:
+        """The first step of a segment that has a window."""
+        return 0 if self.pad else max(0, *(-one.start for one in self.ranges if one is not None))
+
+    def _n_starts(self, segments: IntArray | slice = slice(None)) -> IntArray:
+        """Return how many steps of each segment have a window."""
+        ends = []
+        for kind, one in zip(self.segments.kinds, self.ranges, strict=True):
+            if one is not None and kind is not None:
+                lengths = self.segments.steps[kind].lengths_of(segments)
+                ends.append(lengths if self.pad else lengths - max(0, one.last))
+        return np.asarray(np.maximum(np.minimum.reduce(ends) - self.low, 0), dtype=np.int64)
+
+    @cached_property
+    def ends(self) -> IntArray:
+        """Samples up to each segment's end; shape ``(n_segments,)``."""
+        return np.cumsum(-(-self._n_starts() // self.stride))
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @property
+    def n_left_out(self) -> int:
+        """Segments without any sample."""
+        return int(np.count_nonzero(np.diff(self.ends, prepend=0) == 0))
+
+    def in_parts(self, low: IntArray, high: IntArray) -> Windows:
+        """See ``Sampling.in_parts``."""
+        return replace(self, segments=self.segments.parts(low, high))
+
+    def among(self, segments: IntArray) -> Windows:
+        """Return the windows of some segments."""
+        return replace(self, segments=self.segments.among(segments))
+
+    def places(self, samples: IntArray, epoch: int | None = None) -> Places:
+        """See ``Sampling.places``."""
+        segments = np.searchsorted(self.ends, samples, side="right")
+        before = np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
+        numbers = samples - before
+        if not self.is_random:
+            return Places(segments, self.low + numbers * self.stride)
+        which = (self.segments.numbers_of(segments) << NUMBER) + numbers
+        drawn = uniform(self.seed, 0 if epoch is None else epoch, STARTS, which)
+        n_starts = self._n_starts(segments)
+        n_windows = self.ends[segments] - before
+        steps = ((numbers + drawn) * (n_starts / n_windows)).astype(np.int64)
+        return Places(segments, self.low + np.minimum(steps, n_starts - 1))
+
+    def rows(self, places: Places) -> tuple[FieldRows, ...]:
+        """See ``Sampling.rows``; fields with the same steps have the same object."""
+        made: dict[Any, FieldRows] = {}
+        for each in zip(self.segments.kinds, self.ranges, strict=True):
+            if each not in made:
+                made[each] = self._rows(places, *each)
+        return tuple(made[each] for each in zip(self.segments.kinds, self.ranges, strict=True))
+
+    def _rows(self, places: Places, kind: int | None, one: StepRange | None) -> FieldRows:
+        if kind is None or one is None:
+            return FieldRows(self.segments.numbers_of(places.segments))
+        steps = self.segments.steps[kind]
+        firsts, within = steps.firsts_of(places.segments), places.steps[:, None] + one.offsets
+        if self.pad is None:
+            return FieldRows(self.segments.rows_at((firsts[:, None] + within).reshape(-1)))
+        last = steps.lengths_of(places.segments)[:, None] - 1
+        is_valid = (within >= 0) & (within <= last)
+        rows = firsts[:, None] + np.clip(within, 0, last)
+        return FieldRows(self.segments.rows_at(rows.reshape(-1)), None, is_valid)
+
+    def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
+        """See ``Sampling.rows_of_any_epoch``."""
+        if self.is_random:
+            places = self.places(samples)
+            whole = WholeSegments(self.segments)
+            found = whole.rows(Places(np.unique(places.segments), np.zeros(0, dtype=np.int64)))
+        else:
+            found = self.rows(self.places(samples))
+        return (rows.rows for rows, kind in zip(found, self.segments.kinds, strict=True) if kind is not None)
+
+    def of_fields(self, fields: Sequence[int]) -> Windows:
+        """See ``Sampling.of_fields``."""
+        kinds = tuple(self.segments.kinds[at] for at in fields)
+        ranges = tuple(self.ranges[at] for at in fields)
+        made = replace(self, segments=replace(self.segments, kinds=kinds), ranges=ranges)
+        made.__dict__.update(low=self.low, ends=self.ends)  # the samples stay those of all fields
+        return made
+
+    def mean_bytes(self, row_bytes: Sequence[int]) -> int:
+        """See ``Sampling.mean_bytes``."""
+        steps = [1 if one is None else len(one.offsets) for one in self.ranges]
+        return sum(n * size for n, size in zip(steps, row_bytes, strict=True))
+
+    def digest(self) -> bytes:
+        """See ``Sampling.digest``."""
+        drawn = self.seed if self.is_random else None
+        return repr((self.ranges, self.stride, self.pad, drawn)).encode() + self.segments.digest()
+
+    # How often rows are read ---------------------------------------------------------------------------------
+
+    @property
+    def reach(self) -> int:
+        """See ``Sampling.reach``."""
+        ranges = [one for one in self.ranges if one is not None]
+        return max(one.last for one in ranges) - min(one.start for one in ranges) + 1
+
+    def n_before(self, rows: IntArray) -> IntArray:
+        """See ``Sampling.n_before``. Segments have to follow each other; there may be gaps."""
+        segments, inside = self.segments.inside(rows)
+        before = np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
+        n_windows = self.ends[np.minimum(segments, len(self.ends) - 1)] - before
+        n = np.clip(-(-(inside - self.low) // self.stride), 0, n_windows)
+        return before + np.where(segments < len(self.ends), n, 0)
+
+    def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
+        """See ``Sampling.n_reads_before``: segments as in ``n_before``."""
+        if self.is_random:
+            return None
+        kind, one = self.segments.kinds[field], self.ranges[field]
+        assert kind is not None, "the field has no steps"
+        assert one is not None, "the field has no steps"
+        segments, inside = self.segments.inside(rows)
+        is_in = segments < len(self.ends)
+        at = np.minimum(segments, len(self.ends) - 1)
+        before = np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
+        n_windows = self.ends[at] - before
+        lengths = self.segments.steps[kind].lengths_of(at)
+        reads = before * len(one.offsets)
+        for offset in one.offsets.tolist():
+            n = np.clip(-(-(inside - offset - self.low) // self.stride), 0, n_windows)
+            n = np.where(inside >= lengths, n_windows, np.where(inside <= 0, 0, n))
+            reads = reads + np.where(is_in, n, 0)
+        return reads
+
+
+@dataclass(frozen=True, eq=False)
+class WholeSegments:
+    """Samples that are all steps of a segment.
+
+    Attributes:
+        segments: the segments.
+        max_length: steps of a sample at most, the first ones; None for all.
+    """
+
+    segments: Segments
+    max_length: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.segments)
+
+    def in_parts(self, low: IntArray, high: IntArray) -> WholeSegments:
+        """See ``Sampling.in_parts``."""
+        return replace(self, segments=self.segments.parts(low, high))
+
+    def among(self, segments: IntArray) -> WholeSegments:
+        """Return some segments."""
+        return replace(self, segments=self.segments.among(segments))
+
+    def places(self, samples: IntArray, epoch: int | None = None) -> Places:
+        """See ``Sampling.places``."""
+        return Places(samples, np.zeros(len(samples), dtype=np.int64))
+
+    @property
+    def reach(self) -> int:
+        """See ``Sampling.reach``."""
+        return 1
+
+    def n_before(self, rows: IntArray) -> IntArray:
+        """See ``Sampling.n_before``."""
+        return np.searchsorted(self.segments.steps[0].firsts_of(), rows)
+
+    def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
+        """See ``Sampling.n_reads_before``."""
+        kind = self.segments.kinds[field]
+        assert kind is not None, "the field has no steps"
+        segments, inside = self.segments.inside(rows)
+        lengths = self._cropped(self.segments.steps[kind].lengths_of())
+        before = np.concatenate([[0], np.cumsum(lengths)])[segments]
+        return before + np.clip(inside, 0, lengths[segments])
+
+    def rows(self, places: Places) -> tuple[FieldRows, ...]:
+        """See ``Sampling.rows``; fields with equally many steps have the same object."""
+        made = {kind: self._rows(places, kind) for kind in dict.fromkeys(self.segments.kinds)}
+        return tuple(made[kind] for kind in self.segments.kinds)
+
+    def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
+        """See ``Sampling.rows_of_any_epoch``."""
+        found = self.rows(self.places(samples))
+        return (rows.rows for rows, kind in zip(found, self.segments.kinds, strict=True) if kind is not None)
+
+    def of_fields(self, fields: Sequence[int]) -> WholeSegments:
+        """See ``Sampling.of_fields``."""
+        return replace(self, segments=replace(self.segments, kinds=tuple(self.segments.kinds[at] for at in fields)))
+
+    def mean_bytes(self, row_bytes: Sequence[int]) -> int:
+        """See ``Sampling.mean_bytes``."""
+        n_steps = -(-int(self._cropped(self.segments.lengths).sum()) // max(1, len(self)))
+        return sum(
+            size * (1 if kind is None else n_steps) for kind, size in zip(self.segments.kinds, row_bytes, strict=True)
+        )
+
+    def digest(self) -> bytes:
+        """See ``Sampling.digest``."""
+        return f"whole segments, {self.max_length}".encode() + self.segments.digest()
+
+    def _rows(self, places: Places, kind: int | None) -> FieldRows:
+        if kind is None:
+            return FieldRows(self.segments.numbers_of(places.segments))
+        steps = self.segments.steps[kind]
+        lengths = self._cropped(steps.lengths_of(places.segments))
+        before = np.repeat(steps.firsts_of(places.segments) - (np.cumsum(lengths) - lengths), lengths)
+        return FieldRows(self.segments.rows_at(before + np.arange(int(lengths.sum()))), lengths)
+
+    def _cropped(self, lengths: IntArray) -> IntArray:
+        return lengths if self.max_length is None else np.minimum(lengths, self.max_length)

@@ -1,0 +1,222 @@
+"""Options on what a sample is: which steps belong together, and how many of them make a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ..errors import H5ValueError, listing
+from ..types import IntArray
+from .base import Options, check_choice, check_whole
+
+__all__ = ["SegmentOptions", "StepRange", "WindowOptions", "value_of_field"]
+
+
+class StepRange(NamedTuple):
+    """The steps of one field in a window, relative to the window's own step.
+
+    Attributes:
+        start: the first.
+        stop: the end, which is not among them.
+        step: from one to the next.
+        is_single: a sample has one step, without an axis for steps.
+    """
+
+    start: int
+    stop: int
+    step: int = 1
+    is_single: bool = False
+
+    @property
+    def last(self) -> int:
+        """The last of the steps."""
+        return range(self.start, self.stop, self.step)[-1]
+
+    @property
+    def offsets(self) -> IntArray:
+        """All steps, relative to the window's own."""
+        return np.arange(self.start, self.stop, self.step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentOptions(Options):
+    """Which steps belong together: an episode, a recording, a volume, a molecule. Each file is one segment by default.
+
+    Shorthand: a pattern, ``groups``.
+
+    Args:
+        groups: groups that match this pattern with one ``*``, such as ``"data/*"``, are segments, sorted as numbers if
+            they have numbers (``demo_10`` after ``demo_9``). Names of arrays are then relative to the group.
+        key: array with one value a row: rows with the same value are a segment.
+        sort_key: array that the rows of a segment of ``key`` are sorted by. None keeps the storage order.
+        lengths: array with the number of rows of each segment; these follow each other.
+        offsets: array with the first row of each segment, and optionally the number of rows at the end.
+        ends: array, or several, with a flag that is set at the last row of a segment.
+        join: array with a coordinate of each row, such as a time. Files are joined, and a segment ends where the
+            coordinate does not advance by its usual step.
+        axis: axis of the arrays, as stored, of which each index is a segment: 0 for arrays of shape (trajectory, step,
+            ...). A mapping from fields or patterns to axes if these differ, None for a field without it.
+        step_axis: axis of the steps, as stored. A mapping if fields differ, None for a field without steps.
+        constants: fields without steps. Each sample has the value of its segment.
+        max_length: steps that a sample of ``sample="segment"`` has at most, the first ones.
+        bucket: make training batches of segments of similar length, in random order, with equal steps on all ranks.
+    """
+
+    groups: str | None = None
+    key: str | None = None
+    sort_key: str | None = None
+    lengths: str | None = None
+    offsets: str | None = None
+    ends: str | list[str] | None = None
+    join: str | None = None
+    axis: int | dict[str, int | None] | None = None
+    step_axis: int | dict[str, int | None] = 0
+    constants: list[str] | tuple[str, ...] = ()
+    max_length: int | None = None
+    bucket: bool = False
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in ("key", "lengths", "offsets", "ends", "join")}
+        cuts = [name for name, value in given.items() if value is not None]
+        if len(cuts) > 1 or (cuts and self.axis is not None):
+            also = [*cuts, *(["axis"] if self.axis is not None else [])]
+            raise H5ValueError(f"segments was given with {listing(also)}, each of which defines segments. Pass one.")
+        if self.groups is not None and self.groups.count("*") != 1:
+            raise H5ValueError(
+                f"segments.groups={self.groups!r} has {self.groups.count('*')} of '*'. Pass a pattern with one, such "
+                "as 'data/*'."
+            )
+        if self.sort_key is not None and self.key is None:
+            raise H5ValueError(f"segments.sort_key={self.sort_key!r} was given without segments.key. Pass key too.")
+        constants: Any = self.constants  # a configuration file may hold anything
+        if isinstance(constants, str):
+            raise H5ValueError(f"segments.constants={constants!r} is not a list. Pass [{constants!r}].")
+        check_whole(self.max_length, "segments.max_length", 1)
+
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        return {"groups": value} if isinstance(value, str) else None
+
+    @property
+    def cut_keys(self) -> list[str]:
+        """The arrays that say where segments begin or end."""
+        ends = [self.ends] if isinstance(self.ends, str) else list(self.ends or [])
+        keys = [self.key, self.sort_key, self.lengths, self.offsets, self.join]
+        return [key for key in keys if key is not None] + ends
+
+    @property
+    def is_given(self) -> bool:
+        """Whether segments are anything but whole files."""
+        return self.groups is not None or self.axis is not None or bool(self.cut_keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowOptions(Options):
+    """Which steps of a segment make a sample.
+
+    Shorthand: an int, ``length``; a list ``[start, stop]`` or a mapping from fields, ``steps``.
+
+    Args:
+        length: number of steps; ``stride`` is as many unless given.
+        steps: the steps relative to each step t of a segment: ``[start, stop]`` or ``[start, stop, step]``; ``[-1, 3]``
+            are t-1, t, t+1 and t+2. An int is that step alone, without an axis for steps. A mapping from fields or
+            patterns gives each field its own.
+        stride: steps from one window to the next. None is ``length``, or 1 if ``steps`` are given.
+        pad: None takes windows that are inside of their segment alone. "edge" repeats the segment's first or last step
+            and "zeros" takes zeros, so that each step of a segment has a window.
+        mask: add ``"<field>_valid"`` to each sample, a dict: True for steps of the segment, False for padding.
+        random: draw other windows of each segment in each epoch, as many as there would be with ``stride``, evenly
+            over the segment.
+    """
+
+    length: int | None = None
+    steps: Any = None
+    stride: int | None = None
+    pad: Literal["edge", "zeros"] | None = None
+    mask: bool = False
+    random: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole(self.length, "window.length", 1)
+        check_whole(self.stride, "window.stride", 1)
+        check_choice(self.pad, "window.pad", (None, "edge", "zeros"))
+        if (self.length is None) == (self.steps is None):
+            given = "both were" if self.length is not None else "none was"
+            raise H5ValueError(f"a window has a length or steps, and {given} given. Pass one of them.")
+        for steps in self.steps.values() if isinstance(self.steps, Mapping) else [self.steps]:
+            if steps is not None:
+                _range_of(steps)
+
+    @classmethod
+    def _is_mapping_of_fields(cls, value: Mapping[Any, Any]) -> bool:
+        return set(value) <= {field.name for field in fields(cls)}
+
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return {"length": value}
+        return {"steps": value} if isinstance(value, Mapping | list | tuple) else None
+
+    @property
+    def n_between(self) -> int:
+        """Steps from one window to the next."""
+        return self.stride or self.length or 1
+
+    def range_of(self, name: str, key: str) -> StepRange:
+        """Return the steps of a field.
+
+        Args:
+            name: what a sample calls it.
+            key: its array.
+
+        Raises:
+            H5ValueError: ``steps`` is a mapping without this field.
+        """
+        if self.length is not None:
+            return StepRange(0, self.length)
+        if not isinstance(self.steps, Mapping):
+            return _range_of(self.steps)
+        steps = value_of_field(self.steps, name, key, default=None)
+        if steps is None:
+            raise H5ValueError(
+                f"window.steps has nothing for the field {name!r}; it names {listing(self.steps)}. Name all fields but "
+                "segments.constants, by name or by a pattern such as 'observations/*'."
+            )
+        return _range_of(steps)
+
+
+def value_of_field(given: Mapping[str, Any], name: str, key: str, default: Any) -> Any:
+    """Return what a mapping from names or patterns has for a field.
+
+    Args:
+        given: the mapping; the first entry that fits counts, names before patterns.
+        name: what a sample calls the field.
+        key: its array.
+        default: what is returned if nothing fits.
+    """
+    for one in (name, key):
+        if one in given:
+            return given[one]
+    for pattern, value in given.items():
+        if fnmatchcase(name, pattern) or fnmatchcase(key, pattern):
+            return value
+    return default
+
+
+def _range_of(steps: Any) -> StepRange:
+    if isinstance(steps, int) and not isinstance(steps, bool):
+        return StepRange(steps, steps + 1, is_single=True)
+    is_list = isinstance(steps, Sequence) and not isinstance(steps, str) and 2 <= len(steps) <= 3
+    if not is_list or not all(isinstance(one, int) and not isinstance(one, bool) for one in steps):
+        raise H5ValueError(
+            f"window steps {steps!r} were given. Pass [start, stop] or [start, stop, step] relative to a step, such as "
+            "[-1, 3], or a whole number for one step."
+        )
+    found = StepRange(*steps)
+    if found.step < 1 or found.stop <= found.start:
+        raise H5ValueError(f"window steps {steps!r} are none. Pass a stop after the start, and a step of 1 or more.")
+    return found

@@ -1,0 +1,118 @@
+"""How rows are cut into blocks: which block each row is in, over the arrays of several files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..hdf5 import ArrayLayout
+from ..types import IntArray
+
+__all__ = ["BlockMap", "RowGrid"]
+
+
+class RowGrid(NamedTuple):
+    """How the rows of an array are cut into blocks. They are numbered along one axis, or along two.
+
+    Attributes:
+        lines: length of the slower axis; 1 if there is none.
+        size: length of the axis along which rows are next to each other.
+        across: how much of the slower axis a block has.
+        along: how much of the other axis a block has.
+        period: length of the other axis as rows are numbered; at least ``size``.
+    """
+
+    lines: int
+    size: int
+    across: int
+    along: int
+    period: int
+
+    @classmethod
+    def of(cls, layout: ArrayLayout, rows_per_block: int) -> RowGrid:
+        """Return the grid of an array; of a view, its own, whatever ``rows_per_block`` is."""
+        if layout.view is None:
+            return cls(1, layout.n_rows, 1, rows_per_block, layout.n_rows)
+        view = layout.view
+        lines, size = (1, 1, *(view.shape[axis] for axis in view.row_axes))[-2:]
+        across, along = (1, 1, *view.block)[-2:]
+        return cls(lines, size, across, along, view.period)
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks."""
+        return -(-self.lines // self.across) * -(-self.size // self.along)
+
+    def rows_of_blocks(self) -> IntArray:
+        """Return the number of rows of each block."""
+        sizes = []
+        for size, step in ((self.lines, self.across), (self.size, self.along)):
+            each = np.full(-(-size // step), step, dtype=np.int64)
+            each[-1:] = size - (len(each) - 1) * step
+            sizes.append(each)
+        return np.multiply.outer(*sizes).reshape(-1)
+
+
+class BlockMap:
+    """Which block each row of several arrays is in; rows and blocks are numbered over all of them.
+
+    Args:
+        grids: of the arrays, one after the other.
+        first_row: number of each array's first row, and of all rows at the end; None if arrays follow each other.
+    """
+
+    def __init__(self, grids: Sequence[RowGrid], first_row: IntArray | None = None) -> None:
+        lines, size, self._across, self._along, self._period = np.array(grids, dtype=np.int64).reshape(-1, 5).T
+        self._per_line = -(-size // self._along)
+        self.first_row = np.concatenate([[0], np.cumsum(lines * self._period)]) if first_row is None else first_row
+        self.first_block = np.concatenate([[0], np.cumsum(-(-lines // self._across) * self._per_line)])
+        self._has_one_axis = bool((lines == 1).all())
+        self._grids = grids
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all arrays."""
+        return int(self.first_row[-1])
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of all arrays."""
+        return int(self.first_block[-1])
+
+    def locate(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the block of each row, and the row inside it."""
+        if len(self._period) == 1 and self._has_one_axis:
+            return np.divmod(rows, self._along[0])
+        arrays = np.searchsorted(self.first_row, rows, side="right") - 1
+        rows = rows - self.first_row[arrays]
+        along = self._along[arrays]
+        if self._has_one_axis:
+            blocks, within = np.divmod(rows, along)
+            return blocks + self.first_block[arrays], within
+        lines, rows = np.divmod(
+            rows, np.maximum(self._period[arrays], 1)
+        )  # no row is asked for that an array does not have
+        blocks, within = np.divmod(rows, along)
+        line_blocks, line = np.divmod(lines, self._across[arrays])
+        return blocks + line_blocks * self._per_line[arrays] + self.first_block[arrays], within + line * along
+
+    def ranges(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Return ranges of rows that a block has: the block, the first row, and the row after the last."""
+        numbers, low, high = [], [], []
+        for array, grid in enumerate(self._grids):
+            steps = np.arange(0, grid.size, grid.along)
+            lines = np.arange(grid.lines)
+            firsts = self.first_row[array] + lines[:, None] * grid.period
+            per_line = len(steps)
+            numbers.append(
+                (self.first_block[array] + (lines // grid.across)[:, None] * per_line + np.arange(per_line)).ravel()
+            )
+            low.append((firsts + steps).ravel())
+            high.append((firsts + np.minimum(steps + grid.along, grid.size)).ravel())
+        return np.concatenate(numbers), np.concatenate(low), np.concatenate(high)
+
+    def rows_of_blocks(self) -> IntArray:
+        """Return the number of rows of each block."""
+        return np.concatenate([np.empty(0, np.int64), *(grid.rows_of_blocks() for grid in self._grids)])

@@ -1,0 +1,263 @@
+"""Rows of arrays that are seen another way: along other axes than the first, or a part of the array alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..counters import Counters
+from ..errors import H5CorruptError
+from ..hdf5 import ArrayLayout, ArrayView, OpenOptions, kind_of, process_pool
+from ..types import IntArray
+from .base import LayoutReader
+from .block_map import BlockMap, RowGrid
+from .chunk_cache import BlockMemory
+from .chunk_loader import TASK_BYTES, BlockSource, ChunkLoader
+
+__all__ = ["BlockReader", "ViewSource"]
+
+Part = int | slice | npt.NDArray[np.int64]
+"""What is taken of an axis."""
+
+
+class _Piece(NamedTuple):
+    """What a chunk, or a slab, has of one axis of rows.
+
+    Attributes:
+        number: of the chunk along the axis.
+        source: what is taken of it.
+        target: where that belongs in a row; None if rows have no such axis.
+    """
+
+    number: int
+    source: Part
+    target: slice | npt.NDArray[np.int64] | None
+
+
+class ViewSource:
+    """Loads blocks of an array that is seen another way.
+
+    Chunks are decoded here, if this package can decode them and need not know more than their bytes; the HDF5 library
+    reads everything else, a slab for each block.
+
+    Args:
+        layout: an array with a view.
+        options: how its file is opened if the HDF5 library reads.
+        counters: counts bytes read and decoded.
+        loader: decodes the array's chunks; None if the library reads.
+        reader: reads rows of the array as it is stored, if these have to be read whole; None otherwise.
+    """
+
+    picks_rows = False
+
+    def __init__(
+        self,
+        layout: ArrayLayout,
+        options: OpenOptions,
+        counters: Counters,
+        loader: ChunkLoader | None,
+        reader: LayoutReader | None,
+    ) -> None:
+        assert layout.view is not None, "it is seen as it is stored"
+        self.layout, self.view, self._options, self._counters = layout, layout.view, options, counters
+        self._loader, self._reader = loader, reader
+        self.n_rows, self.rows_per_block = layout.n_rows, math.prod(layout.view.block)
+        self.grid = RowGrid.of(layout, self.rows_per_block)
+        self._block_shape = (*layout.view.block, *layout.row_shape)
+        self._parts = [()] if loader is None else list(product(*_pieces_of(layout.view)))
+        self.n_parts = max(1, len(self._parts))
+        self._chunk_bytes = max(1, layout.chunk_bytes)
+        part_bytes = self._chunk_bytes if loader is not None else self.rows_per_block * layout.row_bytes
+        self.parts_together = max(1, TASK_BYTES // max(1, part_bytes))
+        is_in_order = layout.view.row_axes == tuple(range(len(layout.view.row_axes)))
+        # A chunk that has the rows of a block as they are kept is decoded directly into it.
+        self._is_direct = (
+            loader is not None
+            and is_in_order
+            and len(self._parts) == 1
+            and self._block_shape == (layout.chunks or ())
+            and not layout.members
+            and layout.stored.base.isnative
+            and all(isinstance(one, slice) for one in layout.view.taken)
+        )
+
+    def compile(self) -> None:
+        """See ``ChunkLoader.compile``."""
+        if self._loader is not None:
+            self._loader.compile()
+
+    def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
+        """See ``BlockSource.load``."""
+        began = perf_counter()
+        if self._loader is None:
+            for block, rows in zip(blocks, memory, strict=True):
+                self._load_slab(block, rows)
+            self._counters.add(library_seconds=perf_counter() - began)
+            return
+        numbers = [self._chunk(block, self._parts[part]) for block in blocks for part in parts]
+        if self._is_direct:
+            self._loader.decode(numbers, *memory.octets())
+        else:
+            step = max(1, TASK_BYTES // self._chunk_bytes)
+            places = [(rows, self._parts[part]) for rows in memory for part in parts]
+            for start in range(0, len(numbers), step):
+                values = self._loader.values(numbers[start : start + step])
+                for (rows, part), chunk in zip(places[start : start + step], values, strict=True):
+                    self._copy(chunk, part, rows)
+        self._counters.add(decode_seconds=perf_counter() - began)
+
+    def pick(self, block: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        """See ``BlockSource.pick``."""
+        memory = np.empty((self.rows_per_block, *self.layout.row_shape), self.layout.dtype)
+        self.load([block], range(self.n_parts), BlockMemory(memory, np.zeros(1, np.int64), len(memory)))
+        out[...] = memory[rows]
+
+    # Chunks --------------------------------------------------------------------------------------------------
+
+    def _chunk(self, block: int, part: Sequence[_Piece]) -> int:
+        """Return the number of a chunk in the array's chunk table."""
+        assert self.layout.table is not None, "it has chunks"
+        place = [0] * len(self.view.shape)
+        for axis, at in zip(self.view.row_axes, np.unravel_index(block, self.view.row_grid), strict=True):
+            place[axis] = int(at)
+        for axis, piece in zip(self.view.other_axes, part, strict=True):
+            place[axis] = piece.number
+        return int(np.ravel_multi_index(place, self.layout.table.grid))
+
+    def _copy(self, values: npt.NDArray[Any], part: Sequence[_Piece], rows: npt.NDArray[Any]) -> None:
+        """Copy what a chunk, or a slab, has of a block's rows."""
+        values = np.moveaxis(values, self.view.row_axes, range(len(self.view.row_axes)))
+        axis = len(self.view.row_axes)
+        target: list[slice | npt.NDArray[np.int64]] = [slice(n) for n in values.shape[:axis]]
+        for piece in part:
+            if isinstance(piece.source, np.ndarray):
+                values = np.take(values, piece.source, axis=axis)
+            else:
+                values = values[(slice(None),) * axis + (piece.source,)]
+            if piece.target is not None:
+                target.append(piece.target)
+                axis += 1
+        block = rows.reshape(self._block_shape)
+        if sum(isinstance(one, np.ndarray) for one in target) > 1:
+            block[np.ix_(*(np.arange(n)[one] for one, n in zip(target, block.shape, strict=False)))] = values
+        else:
+            block[tuple(target)] = values
+
+    # Slabs ---------------------------------------------------------------------------------------------------
+
+    def _load_slab(self, block: int, rows: npt.NDArray[Any]) -> None:
+        view, layout = self.view, self.layout
+        slab = [slice(0, n) for n in view.shape]
+        places = np.unravel_index(block, view.row_grid) if view.row_axes else ()
+        for axis, at, step in zip(view.row_axes, places, view.block, strict=True):
+            slab[axis] = slice(int(at) * step, min((int(at) + 1) * step, view.shape[axis]))
+        pieces = []
+        for axis, taken in zip(view.other_axes, view.taken, strict=True):
+            low, high = _hull(taken)
+            slab[axis] = slice(low, high)
+            source: Part
+            if isinstance(taken, int):
+                source = 0
+            elif isinstance(taken, slice):
+                source = slice(0, high - low, taken.step)
+            else:
+                source = np.array(taken, np.int64) - low
+            pieces.append(_Piece(0, source, None if isinstance(taken, int) else slice(None)))
+        self._copy(self._slab(slab), pieces, rows)
+        n_bytes = math.prod(one.stop - one.start for one in slab) * layout.stored.itemsize
+        share = n_bytes / max(1, math.prod(view.shape) * layout.stored.itemsize)
+        self._counters.add(bytes_read=round(share * layout.n_stored_bytes), bytes_decoded=n_bytes)
+
+    def _slab(self, slab: Sequence[slice]) -> npt.NDArray[Any]:
+        layout, array = self.layout, self.view.array
+        if self._reader is not None:
+            return self._reader.read(np.arange(slab[0].start, slab[0].stop))[(slice(None), *slab[1:])]
+        with process_pool().h5(layout.path, self._options, layout.guard) as handle:
+            stored = handle.array(array)
+            try:
+                values = (stored.fields(layout.members[0]) if layout.members else stored)[tuple(slab)]
+            except (OSError, RuntimeError) as error:
+                raise H5CorruptError(
+                    f"the part {_text(slab)} of {layout.key!r} in {layout.path!r} cannot be read: {error}. "
+                    "The file is damaged there; copy it again, or write it again without this part."
+                ) from error
+        for member in layout.members[1:]:
+            values = values[member]
+        return np.asarray(values)
+
+
+class BlockReader(LayoutReader):
+    """Reads rows by whole blocks that are decoded here, and keeps none.
+
+    Rows are numbered one after the other, whatever the period of a view is.
+
+    Args:
+        layout: the array.
+        source: loads its blocks.
+        counters: counts bytes.
+    """
+
+    def __init__(self, layout: ArrayLayout, source: BlockSource, counters: Counters | None = None) -> None:
+        super().__init__(layout, counters)
+        self._source = source
+        self._map = BlockMap([source.grid._replace(period=max(1, source.grid.size))])
+        if kind_of(layout.dtype) == "text":
+            self.dtype = np.dtype(object)
+
+    def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        source = self._source
+        blocks, within = self._map.locate(rows)
+        memory = np.empty((source.rows_per_block, *self.row_shape), self.dtype)
+        for block in np.unique(blocks).tolist():
+            source.load([block], range(source.n_parts), BlockMemory(memory, np.zeros(1, np.int64), len(memory)))
+            here = np.flatnonzero(blocks == block)
+            out[here] = memory[within[here]]
+
+
+def _pieces_of(view: ArrayView) -> list[list[_Piece]]:
+    """Return, for each axis of rows, what the chunks along it have of what is taken."""
+    assert view.array.chunks is not None, "it has chunks"
+    return [
+        _pieces_along(taken, view.array.chunks[axis], view.shape[axis])
+        for axis, taken in zip(view.other_axes, view.taken, strict=True)
+    ]
+
+
+def _pieces_along(taken: int | slice | tuple[int, ...], step: int, size: int) -> list[_Piece]:
+    if isinstance(taken, int):
+        return [_Piece(taken // step, taken % step, None)]
+    if isinstance(taken, slice) and taken.step == 1:
+        low, high = taken.start, taken.stop
+        return [
+            _Piece(
+                number,
+                slice(max(low - number * step, 0), min(high, number * step + step) - number * step),
+                slice(max(number * step, low) - low, min(high, number * step + step) - low),
+            )
+            for number in range(low // step, -(-high // step) if high > low else 0)
+        ]
+    indices = np.arange(size)[taken] if isinstance(taken, slice) else np.array(taken, np.int64)
+    numbers = indices // step
+    return [
+        _Piece(number, indices[numbers == number] - number * step, np.flatnonzero(numbers == number))
+        for number in np.unique(numbers).tolist()
+    ]
+
+
+def _hull(taken: int | slice | tuple[int, ...]) -> tuple[int, int]:
+    """Return the first index that is taken, and the one after the last."""
+    if isinstance(taken, int):
+        return taken, taken + 1
+    if isinstance(taken, slice):
+        return taken.start, taken.stop
+    return (min(taken), max(taken) + 1) if taken else (0, 0)
+
+
+def _text(slab: Sequence[slice]) -> str:
+    return "[" + ", ".join(f"{one.start}:{one.stop}" for one in slab) + "]"

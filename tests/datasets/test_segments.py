@@ -1,0 +1,128 @@
+"""Samples of several steps: what plain NumPy takes of the arrays, however segments are stored."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from segment_cases import expected_windows, layouts
+
+from lightning_h5.datasets import H5LazyDataset, RankMemCachedH5Dataset
+from lightning_h5.errors import H5ValueError
+
+
+@st.composite
+def steps(draw):
+    """A number, or the steps from a start on."""
+    start = draw(st.integers(-3, 3))
+    if draw(st.booleans()):
+        return start, start
+    given = [start, start + draw(st.integers(1, 5)), draw(st.integers(1, 2))]
+    return given, list(range(*given))
+
+
+def assert_equal(found, expected):
+    found = found.numpy() if isinstance(found, torch.Tensor) else found
+    np.testing.assert_array_equal(found, expected)
+
+
+def assert_samples(dataset, expected, order):
+    """Single samples, samples that are read together, and batches are what is expected."""
+    assert len(dataset) == len(expected)
+    samples = dataset.__getitems__(order)
+    batch = dataset.read_batch(order)
+    for place, number in enumerate(order):
+        alone = dataset[number] if place < 3 else samples[place]
+        for name, value in expected[number].items():
+            assert_equal(alone[name], value)
+            assert_equal(samples[place][name], value)
+            assert_equal(batch[name][place], value)
+        assert alone["index"] == samples[place]["index"] == batch["index"][place] == number
+
+
+@given(st.data())
+def test_windows_are_what_numpy_takes(tmp_path, data):
+    case = data.draw(layouts(tmp_path))
+    fields = [field for field, axis in case.step_axes.items() if axis is not None]
+    drawn = {field: data.draw(steps()) for field in fields}
+    stride, pad = data.draw(st.integers(1, 3)), data.draw(st.sampled_from([None, "edge", "zeros"]))
+    expected = expected_windows(case, {field: one for field, (_, one) in drawn.items()}, stride=stride, pad=pad)
+    window = {"steps": {field: one for field, (one, _) in drawn.items()}, "stride": stride, "pad": pad, "mask": True}
+    make = {"segments": case.segments, "window": window, "with_index": True}
+    if not expected:
+        with pytest.raises(H5ValueError, match="no segment is as long as a window"):
+            H5LazyDataset(case.files, case.keys, **make)
+        return
+    with H5LazyDataset(case.files, case.keys, **make) as dataset:
+        order = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=12))
+        assert_samples(dataset, expected, order)
+        kept = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=5))
+    with H5LazyDataset(case.files, case.keys, **make, indices=kept) as dataset:
+        assert_samples(dataset, [expected[number] for number in kept], list(range(len(kept))))
+    shards = [
+        RankMemCachedH5Dataset(case.files, case.keys, x_dtype=None, **make, rank=rank, world_size=2, preload=False)
+        for rank in range(min(2, len(expected)))
+    ]
+    for shard in shards:
+        numbers = shard.rows.tolist()
+        order = data.draw(st.permutations(range(len(shard))))
+        batch = shard.read_batch(order)
+        for place, number in enumerate(order):
+            for name, value in expected[numbers[number]].items():
+                assert_equal(batch[name][place], value)
+            assert batch["index"][place] == numbers[number]
+        shard.close()
+
+
+@given(st.data())
+def test_rows_of_segments_are_their_steps(tmp_path, data):
+    case = data.draw(layouts(tmp_path))
+    expected = expected_windows(case, {field: 0 for field, axis in case.step_axes.items() if axis is not None})
+    expected = [{name: value for name, value in one.items() if "_valid" not in name} for one in expected]
+    with H5LazyDataset(case.files, case.keys, sample="row", segments=case.segments, with_index=True) as dataset:
+        order = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=12))
+        assert_samples(dataset, expected, order)
+
+
+@given(st.data())
+def test_whole_segments_are_all_their_steps(tmp_path, data):
+    case = data.draw(layouts(tmp_path))
+    max_length = data.draw(st.none() | st.integers(1, 5))
+    how = data.draw(st.sampled_from(["pad", "list"]))
+    segments = {**case.segments, "max_length": max_length}
+    fields = [field for field, axis in case.step_axes.items() if axis is not None]
+    expected = []
+    for arrays, name in zip(case.arrays, case.names, strict=True):
+        if all(arrays[field].shape[case.step_axes[field]] for field in fields):
+            cut = {
+                field: values
+                if (axis := case.step_axes[field]) is None
+                else np.take(values, range(values.shape[axis])[:max_length], axis=axis)
+                for field, values in arrays.items()
+            }
+            expected.append({**cut, "segment": name, "step": 0})
+    if not expected:
+        return
+    dataset = H5LazyDataset(case.files, case.keys, sample="segment", segments=segments, collate_fn=how, with_index=True)
+    order = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=6))
+    assert len(dataset) == len(expected)
+    batch = dataset.read_batch(order)
+    for place, number in enumerate(order):
+        sample = dataset[number]
+        for name, value in expected[number].items():
+            assert_equal(sample[name], value)
+            if name in ("segment", "step"):
+                assert batch[name][place] == value
+                continue
+            found = batch[name][place]
+            if how == "pad":
+                inside = tuple(map(slice, value.shape))
+                rest = found.clone()
+                rest[inside] = 0
+                assert not rest.any()
+                found = found[inside]
+            assert_equal(found, value)
+        if how == "pad":
+            first = fields[0]
+            assert batch["length"][place] == expected[number][first].shape[case.step_axes[first]]
+    dataset.close()
