@@ -1,0 +1,195 @@
+"""Splits of samples that are not rows: whole segments, or parts of each in time; never a step in two splits."""
+
+import h5py
+import numpy as np
+import pytest
+
+from lightning_h5 import H5KeyError, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
+
+LENGTHS = [7, 12, 3, 9, 20, 5, 8, 11, 6, 4]
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Ten episodes whose steps are numbered over all, of five patients, with lists of names."""
+    first = 0
+    with h5py.File(tmp_path / "episodes.h5", "w") as file:
+        for number, n in enumerate(LENGTHS):
+            group = file.create_group(f"data/patient{number // 2}_run{number}")
+            group["x"] = np.arange(first, first + n)
+            group["patient"] = np.full(n, number // 2)
+            group["label"] = [number % 2]
+            first += n
+        names = list(file["data"])
+        file["mask/train"] = np.array(names[:6], "S")
+        file["mask/val"] = np.array([f"data/{name}" for name in names[6:8]], "S")
+        file["mask/test"] = np.array(names[8:9], "S")
+        file["mask/twice"] = np.array(names[5:7], "S")
+        file["mask/strange"] = np.array(["patient9_run9"], "S")
+    return str(tmp_path / "episodes.h5")
+
+
+def steps_of(path, split, kind=LazyH5DataModule, **options):
+    """The steps that the samples of each split have, and the segments that they are of."""
+    options = {"window": 3, "segments": "data/*"} | options
+    module = kind(path, x_key={"x": "x"}, split=split, with_index=True, batch_size=4, **options)
+    module.setup()
+    found = {}
+    for name, dataset in module.datasets.items():
+        batch = dataset.read_batch(range(len(dataset)))
+        found[name] = set(np.ravel(batch["x"]).tolist()), set(batch["segment"])
+    module.teardown()
+    return found
+
+
+def assert_apart(found):
+    for number, a in enumerate(found):
+        for b in list(found)[number + 1 :]:
+            assert not found[a][0] & found[b][0]
+            assert not found[a][1] & found[b][1]
+
+
+@pytest.mark.parametrize("kind", [LazyH5DataModule, RankCachedH5DataModule])
+def test_fractions_and_folds_are_of_segments(path, kind):
+    found = steps_of(path, {"val_fraction": 0.3, "test_fraction": 0.2}, kind)
+    assert_apart(found)
+    assert [len(segments) for _, segments in found.values()] == [5, 3, 2]
+    folds = [steps_of(path, {"num_folds": 5, "fold": fold}, kind)["val"][1] for fold in range(5)]
+    assert len(set.union(*folds)) == sum(map(len, folds)) == len(LENGTHS)
+
+
+@pytest.mark.parametrize("groups", [{"group_key": "patient"}, {"group_pattern": r"(patient\d+)_"}])
+def test_groups_of_segments_stay_together(path, groups):
+    found = steps_of(path, {"val_fraction": 0.4, **groups})
+    assert_apart(found)
+    patients = [{name.partition("_")[0] for name in segments} for _, segments in found.values()]
+    assert not patients[0] & patients[1]
+    assert len(patients[1]) == 2
+
+
+def test_classes_of_segments_have_the_same_share_in_each_split(path):
+    found = steps_of(path, {"val_fraction": 0.4, "stratify_key": "label"})
+    assert sorted(int(name[-1]) % 2 for name in found["val"][1]) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("key", ["mask/{split}", {"train": "mask/train", "val": "mask/val", "test": "mask/test"}])
+def test_lists_in_the_file_name_the_segments_of_splits(path, key):
+    found = steps_of(path, {"key": key})
+    assert_apart(found)
+    with h5py.File(path) as file:
+        names = [f"data/{name}" for name in file["data"]]
+    assert {name: sorted(segments) for name, (_, segments) in found.items()} == {
+        "train": names[:6],
+        "val": names[6:8],
+        "test": names[8:9],
+    }
+
+
+@pytest.mark.parametrize("gap", [None, 0, 4])
+def test_segments_are_divided_in_time_with_a_gap(path, gap):
+    split = {"val_fraction": 0.3, "by": "time"} | ({} if gap is None else {"gap": gap})
+    found = steps_of(path, split, window=[0, 3])
+    assert not found["train"][0] & found["val"][0]
+    first = 0
+    for n in LENGTHS:
+        train, val = ([step for step in found[name][0] if first <= step < first + n] for name in ("train", "val"))
+        if train and val:
+            assert max(train) + (2 if gap is None else gap) < min(val)
+        first += n
+    assert found["train"][1] & found["val"][1]
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ({"key": {"train": "mask/train", "val": "mask/twice"}}, "lists '.*_run5' for 'train' and 'val'"),
+        ({"key": {"train": "mask/strange"}}, "lists 'patient9_run9' for 'train'.* has no such segment"),
+        ({"val_fraction": 0.5, "group_pattern": r"(subject\d)"}, "finds nothing in the segment"),
+        ({"val_fraction": 0.5, "group_pattern": r"patient\d"}, "has no group in parentheses"),
+        ({"val_fraction": 0.5, "group_key": "x"}, "has several values in the segment"),
+        ({"val_fraction": 0.02, "by": "time"}, "leaves no sample for 'val'"),
+        ({"val_fraction": 0.5, "gap": 3}, "without split.by='time'"),
+    ],
+)
+def test_splits_that_make_no_sense_are_refused(path, split, message):
+    with pytest.raises(H5ValueError, match=message):
+        steps_of(path, split)
+
+
+def test_rows_have_no_lists_of_segments(path):
+    module = LazyH5DataModule(path, x_key="data/patient0_run0/x", split={"key": "mask/{split}"})
+    with pytest.raises(H5ValueError, match="divide segments, and samples are rows"):
+        module.setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"segments": "demo_*"}, H5KeyError, r"matches no groups in .*; the file has 'data', 'mask'"),
+        ({"segments": "nothing/*"}, H5KeyError, "has no group 'nothing'"),
+        ({"segments": "data/*", "window": 30}, H5ValueError, "windows reach over 30 steps, and the longest of 10"),
+        ({"segments": "data/*", "window": {"y": 3}}, H5ValueError, "has nothing for the field 'x'"),
+        ({"segments": {"groups": "data/*", "step_axis": 1}}, H5ValueError, "axis 1 of .* was named"),
+        ({"segments": {"groups": "data"}}, H5ValueError, r"has 0 of '\*'"),
+        ({"segments": "data/*", "sample": "window"}, H5ValueError, "without window"),
+        ({"segments": "data/*", "window": 3, "sample": "row"}, H5ValueError, "with sample='row'"),
+        ({"segments": "data/*", "window": 3, "weights": "patient"}, H5ValueError, "weights were given with segments"),
+        ({"segments": {"groups": "data/*", "constants": ["z"]}}, H5ValueError, "constants names 'z'"),
+        ({"segments": "data/*", "window": [3, 1]}, H5ValueError, "are none"),
+    ],
+)
+def test_segments_and_windows_that_make_no_sense_are_refused(path, options, error, message):
+    with pytest.raises(error, match=message):
+        LazyH5DataModule(path, x_key={"x": "x"}, **options).setup("fit")
+
+
+def test_segments_of_several_lengths_need_a_way_to_become_a_batch(path):
+    module = LazyH5DataModule(path, x_key="x", segments="data/*")
+    module.setup("fit")
+    with pytest.raises(H5ValueError, match="collate_fn='pad'"):
+        next(iter(module.train_dataloader()))
+
+
+def test_batches_of_similar_length_have_each_segment_once(path):
+    module = LazyH5DataModule(
+        path,
+        x_key={"x": "x"},
+        segments={"groups": "data/*", "bucket": True},
+        collate_fn="pad",
+        batch_size=3,
+        with_index=True,
+    )
+    module.setup("fit")
+    batches = list(module.train_dataloader())
+    assert sorted(number for batch in batches for number in batch["index"].tolist()) == list(range(len(LENGTHS)))
+    spread = [int(batch["length"].max() - batch["length"].min()) for batch in batches]
+    assert np.mean(spread) < np.ptp(LENGTHS) / 2
+
+
+def test_random_windows_are_others_in_each_epoch_and_the_same_after_a_restart(path):
+    def epochs():
+        window = {"length": 3, "stride": 2, "random": True}
+        module = LazyH5DataModule(path, x_key={"x": "x"}, segments="data/*", window=window, with_index=True, seed=5)
+        module.setup("fit")
+        loader = module.train_dataloader()
+        found = []
+        for epoch in range(3):
+            loader.sampler.set_epoch(epoch)
+            places = [pair for b in loader for pair in zip(b["index"].tolist(), b["step"].tolist(), strict=True)]
+            found.append(set(places))
+        module.teardown("fit")
+        return found
+
+    first, again = epochs(), epochs()
+    assert first == again
+    assert first[0] != first[1] != first[2]
+    assert {len(epoch) for epoch in first} == {sum((n - 3) // 2 + 1 for n in LENGTHS)}
+
+
+def test_a_file_that_changes_is_noticed(path):
+    module = LazyH5DataModule(path, x_key={"x": "x"}, segments="data/*", window=3)
+    module.setup("fit")
+    with h5py.File(path, "a") as file:
+        file["data/patient0_run0/x"][0] = 99
+    with pytest.raises(Exception, match="was written to since training was set up"):
+        list(module.train_dataloader())
