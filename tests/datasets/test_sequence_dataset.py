@@ -220,6 +220,12 @@ def test_a_transform_may_take_another_part_of_each_sequence(make_h5):
     assert not batch["x"][1, 3:].any()
 
 
+def test_a_batch_of_no_sequences_is_refused_if_a_transform_makes_them(paths):
+    """As of rows: it is not known what the transform would return."""
+    with pytest.raises(H5ValueError, match="a batch of no sequences was asked for"):
+        sequences(paths, transform=first_steps).read_batch([])
+
+
 def longest(samples):
     return max(len(sample["x"]) for sample in samples), [sample["guid"] for sample in samples]
 
