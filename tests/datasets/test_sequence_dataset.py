@@ -226,6 +226,13 @@ def test_a_batch_of_no_sequences_is_refused_if_a_transform_makes_them(paths):
         sequences(paths, transform=first_steps).read_batch([])
 
 
+def test_a_batch_of_no_sequences_has_no_groups_also_if_they_are_numbers(make_h5):
+    path = make_h5({"x": np.zeros((6, 2)), "g": np.repeat([5, 7], 3)})
+    made = Sequences.of(np.repeat([5, 7], 3), None, names=("g", None))
+    batch = SequenceDataset(CombinedHDF5Dataset(path), made, "g").read_batch([])
+    assert (batch["g"].shape, batch["g"].dtype) == ((0,), torch.int64)
+
+
 def longest(samples):
     return max(len(sample["x"]) for sample in samples), [sample["guid"] for sample in samples]
 
