@@ -16,11 +16,22 @@ from lightning_h5.hdf5 import process_pool
 
 load_profile()
 
+# Their assertions are explained as those of tests are.
+pytest.register_assert_rewrite("dataset_conformance", "reader_conformance")
+
 # Its thread looks after bars that stand still, from the first bar of a process on; many tests count threads.
 tqdm.tqdm.monitor_interval = 0
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so shells start what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_generate_tests(metafunc):
+    """Try the tests of a conformance class with each of its cases, or some if they have parameters of their own."""
+    cases = getattr(metafunc.cls, "cases", {})
+    for name, some in {"case": list(cases), "some_case": spread(list(cases), 16)}.items():
+        if cases and name in metafunc.fixturenames:
+            metafunc.parametrize(name, [cases[each] for each in some], ids=some)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
