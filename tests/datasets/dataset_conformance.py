@@ -95,7 +95,7 @@ LAYOUTS = {
     "kinds/float32": [((2, 4), ("lzf",))] * 3,
 }
 NONE = range(0)
-SEVERAL = (NONE, range(14), range(14, 27), NONE, range(27, N))  # some of the files have no rows
+SEVERAL = (NONE, range(14), range(14, 27), NONE, range(27, N), NONE)  # some of the files have no rows
 
 
 def write_files(folder):
@@ -108,19 +108,19 @@ def write_files(folder):
 
 
 def _arrays(rows, number):
-    arrays = {}
+    arrays, way = {}, number % 4 % 3
     for name, values in ARRAYS.items():
         if name in LAYOUTS:
-            chunks, filters = LAYOUTS[name][number % 3]
+            chunks, filters = LAYOUTS[name][way]
             arrays[name] = Stored(values[rows], "chunked", chunks, filters=filters)
         elif values.dtype == object:
             arrays[name] = Stored(values[rows], dtype=h5py.string_dtype())
         else:
             arrays[name] = values[rows]
     # Byte orders, and how text is stored, may differ between files.
-    arrays["labels"] = arrays["labels"].astype(">i2" if number % 3 else "<i2")
+    arrays["labels"] = arrays["labels"].astype(">i2" if way else "<i2")
     code = arrays["code"]
-    arrays["code"] = (code.astype("S9"), code, Stored(code.astype(object), dtype=h5py.string_dtype()))[number % 3]
+    arrays["code"] = (code.astype("S9"), code, Stored(code.astype(object), dtype=h5py.string_dtype()))[way]
     return arrays | {"table": TABLE[rows]}
 
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 from tiers import examples
-from torch.utils.data import DataLoader
 
 from lightning_h5 import CombinedHDF5DataModule, H5Error, H5ValueError
 from lightning_h5.datasets import CombinedHDF5Dataset, SequenceDataset, Sequences
@@ -159,18 +158,6 @@ def test_batches_of_a_data_module_are_those_of_h5py_also_from_workers(paths, num
     assert sequence_numbers(batches) == sequence_numbers(again)
 
 
-def test_a_plain_loader_gives_samples_and_a_pickled_dataset_the_same(paths):
-    expected, dataset = by_h5py(paths), sequences(paths)
-    copy = pickle.loads(pickle.dumps(dataset))
-    for one in (dataset, copy):
-        loader = DataLoader(one, batch_size=3, collate_fn=list, num_workers=2, multiprocessing_context="fork")
-        samples = [sample for batch in loader for sample in batch]
-        assert len(samples) == len(expected)
-        for sample, truth in zip(samples, expected, strict=True):
-            check_sample(sample, truth)
-    assert copy.identity() == dataset.identity()
-
-
 def test_an_identity_is_of_the_rows_and_of_which_make_which_sequence(paths):
     assert sequences(paths).identity() == sequences(paths).identity() != sequences(paths, None).identity()
     assert sequences(paths).identity() != sequences(paths[:1]).identity()
@@ -218,19 +205,6 @@ def test_a_transform_may_take_another_part_of_each_sequence(make_h5):
     assert batch["mask"].tolist() == [[True] * 5, [True] * 3 + [False] * 2]
     assert batch["x"].shape[:2] == (2, 5)
     assert not batch["x"][1, 3:].any()
-
-
-def test_a_batch_of_no_sequences_is_refused_if_a_transform_makes_them(paths):
-    """As of rows: it is not known what the transform would return."""
-    with pytest.raises(H5ValueError, match="a batch of no sequences was asked for"):
-        sequences(paths, transform=first_steps).read_batch([])
-
-
-def test_a_batch_of_no_sequences_has_no_groups_also_if_they_are_numbers(make_h5):
-    path = make_h5({"x": np.zeros((6, 2)), "g": np.repeat([5, 7], 3)})
-    made = Sequences.of(np.repeat([5, 7], 3), None, names=("g", None))
-    batch = SequenceDataset(CombinedHDF5Dataset(path), made, "g").read_batch([])
-    assert (batch["g"].shape, batch["g"].dtype) == ((0,), torch.int64)
 
 
 def longest(samples):

@@ -1,14 +1,15 @@
-"""Worker processes under every start method, with the dataset fresh or used by the parent before."""
+"""Forked workers open files of their own, and errors in them reach the parent. What they read is claimed elsewhere."""
 
 import os
 
 import numpy as np
 import pytest
 import torch
-from factories import Stored, run_forked
-from torch.utils.data import DataLoader, get_worker_info
+from dataset_conformance import no_files_are_inherited
+from factories import Stored
+from torch.utils.data import DataLoader
 
-from lightning_h5.datasets import H5LazyDataset, h5_worker_init_fn
+from lightning_h5.datasets import H5LazyDataset
 from lightning_h5.hdf5 import process_pool
 
 N = 40
@@ -28,12 +29,6 @@ def dataset(make_h5, nothing_held):
 def tag(x):
     """Says which process the sample was read in."""
     return {**x, "pid": os.getpid()}
-
-
-def no_files_are_inherited(worker_id):
-    h5_worker_init_fn(worker_id)
-    assert len(process_pool()) == 0
-    assert get_worker_info().id == worker_id
 
 
 def check(batches):
@@ -65,33 +60,6 @@ def test_forked_workers_open_files_of_their_own(dataset, used, worker_init_fn):
         assert os.getpid() not in pids
     if used:
         assert check([dataset.read_batch(range(N))]) == {os.getpid()}  # the parent's own files still work
-
-
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_spawned_workers_get_the_dataset_by_pickling(dataset, start_method):
-    dataset.read_batch(range(N))
-    loader = DataLoader(
-        dataset,
-        batch_size=8,
-        num_workers=2,
-        worker_init_fn=no_files_are_inherited,
-        multiprocessing_context=start_method,
-        persistent_workers=True,
-    )
-    first, second = check(list(loader)), check(list(loader))
-    assert first == second
-    assert os.getpid() not in first
-
-
-def test_a_forked_child_reads_right_while_the_parent_goes_on(dataset):
-    expected = dataset.read_batch(range(N))[0]["x"]
-
-    def child():
-        for _ in range(3):
-            assert torch.equal(dataset.read_batch(range(N))[0]["x"], expected)
-
-    assert run_forked(child) == 0
-    assert torch.equal(dataset.read_batch(range(N))[0]["x"], expected)
 
 
 def test_an_error_in_a_worker_reaches_the_parent_with_its_text(dataset):
