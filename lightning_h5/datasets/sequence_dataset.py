@@ -164,7 +164,7 @@ class SequenceDataset(RowDataset):
                 return [one | {"index": row} for one, row in numbered] if self.sample_layout.with_index else each
             if not each:
                 raise H5ValueError(
-                    "a batch of no sequences was asked for, and the transform runs on single samples. Ask for sequences."
+                    "a batch of no sequences was asked for, and the transform runs on single ones. Ask for sequences."
                 )
             lengths = np.array([self._length_of(one, n) for one, n in zip(each, raw.lengths.tolist(), strict=True)])
             batch = _collated(each, lengths) | _mask_and_lengths(lengths)
