@@ -99,11 +99,14 @@ SEVERAL = (NONE, range(14), range(14, 27), NONE, range(27, N), NONE)  # some of 
 
 
 def write_files(folder):
-    """Write the same rows to ``folder/one``, a file, and to ``folder/several``, whose files store them differently."""
+    """Write the same rows to a file in ``folder/one``, to several that store them differently, and as links."""
     make = H5Factory(folder)
     for place, parts in {"one": (range(N),), "several": SEVERAL}.items():
         for number, part in enumerate(parts):
             make(_arrays(list(part), number), name=f"{place}/part{number}.h5")
+    with h5py.File(make(name="links/part0.h5"), "a") as file:
+        for name in ("images", "raw"):
+            file[name] = h5py.ExternalLink("../one/part0.h5", f"/{name}")
     return Path(folder)
 
 
