@@ -27,11 +27,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so shells start what ru
 
 
 def pytest_generate_tests(metafunc):
-    """Try the tests of a conformance class with each of its cases, or some if they have parameters of their own."""
-    cases = getattr(metafunc.cls, "cases", {})
-    for name, some in {"case": list(cases), "some_case": spread(list(cases), 16)}.items():
-        if cases and name in metafunc.fixturenames:
-            metafunc.parametrize(name, [cases[each] for each in some], ids=some)
+    """Try the tests of a conformance class with each of its cases, or some if they have parameters of their own.
+
+    All but a few, which the class names, are left to the wider tiers.
+    """
+    cases, few = getattr(metafunc.cls, "cases", {}), getattr(metafunc.cls, "few", ())
+    for argument, names in {"case": list(cases), "some_case": [*few, *spread(list(cases), 9)]}.items():
+        if cases and argument in metafunc.fixturenames:
+            marks = {name: () if name in few else pytest.mark.wide for name in names}
+            metafunc.parametrize(argument, [pytest.param(cases[n], marks=mark, id=n) for n, mark in marks.items()])
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
@@ -39,7 +43,8 @@ def pytest_collection_modifyitems(items):
     """Mark what is left to the wider tiers: all but a few cases of a test; property tests run again there."""
     cases = defaultdict(list)
     for item in items:
-        cases[item.nodeid.partition("[")[0]].append(item)
+        if item.get_closest_marker("wide") is None:
+            cases[item.nodeid.partition("[")[0]].append(item)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
     for of_test in cases.values():

@@ -265,18 +265,24 @@ NO_INDICES = [
 
 
 class DatasetConformance:
-    """Claims about the datasets of ``cases``, over ``files`` that no test changes; h5py reads ``columns`` of them."""
+    """Claims about the datasets of ``cases``, over ``files`` that no test changes; h5py reads ``columns`` of them.
+
+    ``make test`` tries a ``few`` of the cases.
+    """
 
     cases: ClassVar[Mapping[str, Case]]
+    few: ClassVar[tuple[str, ...]]
 
     @pytest.fixture
-    def make(self, case, files):
+    def make(self, request, files):
         """Make the dataset of the case, of the common files or of those in a folder."""
         made = []
 
         def make(folder=files):
             made.append(weakref.ref(dataset := case.make(folder)))
             return dataset
+
+        case = request.getfixturevalue("some_case" if "some_case" in request.fixturenames else "case")
 
         yield make
         for dataset in made:
@@ -349,10 +355,10 @@ class DatasetConformance:
 
     # Indices that are refused
 
-    def test_an_index_outside_is_an_index_error(self, case, dataset):
-        for index in (case.n, -case.n - 1, 10**9):
+    def test_an_index_outside_is_an_index_error(self, some_case, dataset):
+        for index in (some_case.n, -some_case.n - 1, 10**9):
             several = [0, index]
-            with pytest.raises(IndexError, match=(text := rf"index {index} .*a dataset with {case.n} rows")):
+            with pytest.raises(IndexError, match=(text := rf"index {index} .*a dataset with {some_case.n} rows")):
                 dataset[index]
             for ask in (dataset.__getitem__, dataset.__getitems__, dataset.read_batch):
                 for indices in (several, np.array([index])):
@@ -378,7 +384,7 @@ class DatasetConformance:
                 for at, batch in enumerate(DataLoader(dataset, batch_size=7, sampler=order)):
                     assert same(batch, case.batch(columns, order[7 * at : 7 * at + 7]))
 
-    @pytest.mark.parametrize("num_workers", [0, 2])
+    @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.wide)])
     def test_torchs_batch_sampler_reads_whole_batches(self, some_case, files, columns, num_workers):
         dataset = some_case.make(files)
         sampler = BatchSampler(SequentialSampler(dataset), 3, drop_last=False)
@@ -404,9 +410,12 @@ class DatasetConformance:
 
     # What becomes of results
 
-    @pytest.mark.parametrize("smallest", [None, 1], ids=["memory of its own", "memory that is used again"])
+    @pytest.mark.parametrize(
+        "smallest",
+        [pytest.param(None, id="memory of its own", marks=pytest.mark.wide), pytest.param(1, id="used again")],
+    )
     def test_changing_a_sample_or_a_batch_in_place_changes_no_other_and_no_file(
-        self, case, make, files, columns, tmp_path, monkeypatch, smallest
+        self, some_case, make, files, columns, tmp_path, monkeypatch, smallest
     ):
         """Also if memory of batches is used again, as that of large ones is."""
         if smallest is not None:
@@ -414,13 +423,13 @@ class DatasetConformance:
         folder = copy_of(files, tmp_path)
         dataset = make(folder)
         before = contents(folder)
-        rows = [1, 1, case.n - 1, 0, case.n // 2, 1]
-        expected, batch = case.samples(columns, rows), case.batch(columns, rows)
+        rows = [1, 1, some_case.n - 1, 0, some_case.n // 2, 1]
+        expected, batch = some_case.samples(columns, rows), some_case.batch(columns, rows)
         for ask in (
             lambda: dataset.read_batch(rows),
             lambda: dataset.__getitems__(rows),
             lambda: dataset[rows[0]],
-            lambda: dataset.read_batch(range(case.n)),
+            lambda: dataset.read_batch(range(some_case.n)),
             lambda: dataset.read_batch([1]),
         ):
             spoil(ask())
@@ -433,39 +442,40 @@ class DatasetConformance:
         dataset.close()
         assert contents(folder) == before
 
-    def test_batches_that_are_kept_keep_their_values(self, case, dataset, columns, monkeypatch):
+    def test_batches_that_are_kept_keep_their_values(self, some_case, dataset, columns, monkeypatch):
         """Also if memory of batches is used again, as that of large ones is."""
         monkeypatch.setattr("lightning_h5.datasets.buffers.SMALLEST", 1)
         random, kept = np.random.default_rng(1), []
         for _ in range(30):
-            rows = random.integers(0, case.n, random.integers(1, 9)).tolist()
+            rows = random.integers(0, some_case.n, random.integers(1, 9)).tolist()
             kept.append((rows, dataset.read_batch(rows)))
             if len(kept) > 6:
                 kept.pop(random.integers(len(kept)))
-        assert all(same(batch, case.batch(columns, rows)) for rows, batch in kept)
+        assert all(same(batch, some_case.batch(columns, rows)) for rows, batch in kept)
 
     # Copies, and the end
 
-    @pytest.mark.parametrize("how", ["pickle", "copy", "deepcopy"])
-    @pytest.mark.parametrize("is_used", [False, True], ids=["fresh", "used"])
-    def test_a_copy_reads_for_itself(self, some_case, files, columns, how, is_used):
+    @pytest.mark.parametrize(
+        "how", ["pickle", *[pytest.param(n, marks=pytest.mark.wide) for n in ("copy", "deepcopy")]]
+    )
+    def test_a_copy_reads_for_itself(self, some_case, files, columns, how):
+        """Of a dataset that was not used yet, and of one that was."""
         make = {"pickle": lambda d: pickle.loads(pickle.dumps(d)), "copy": copy.copy, "deepcopy": copy.deepcopy}[how]
         dataset, rows = some_case.make(files), list(range(some_case.n))[::-1]
         expected = some_case.batch(columns, rows)
-        if is_used:
-            assert same(dataset.read_batch(rows), expected)
-        mine = make(dataset)
-        assert mine.work is not dataset.work
-        assert mine.identity() == dataset.identity()
 
         def check(one):
             assert same(one.read_batch(rows), expected)
 
-        in_threads(*[partial(check, one) for one in (dataset, mine)])
-        mine.close()
-        check(dataset)
-        check(mine)
-        mine.close()
+        for _ in range(2):
+            mine = make(dataset)
+            assert mine.work is not dataset.work
+            assert mine.identity() == dataset.identity()
+            in_threads(*[partial(check, one) for one in (dataset, mine)])
+            mine.close()
+            check(dataset)
+            check(mine)
+            mine.close()
         dataset.close()
 
     def test_data_that_was_read_is_not_pickled(self, case, dataset, columns):
@@ -492,7 +502,7 @@ class DatasetConformance:
         dataset.close()
         assert not any(map(is_open, paths))
 
-    def test_a_dataset_that_is_forgotten_closes_its_files_at_once(self, case, make, columns):
+    def test_a_dataset_that_is_forgotten_closes_its_files_at_once(self, some_case, make, columns):
         gc.disable()  # by counting references alone
         try:
             dataset = make()
@@ -502,35 +512,35 @@ class DatasetConformance:
             assert not any(map(is_open, paths))
         finally:
             gc.enable()
-        assert same(batch, case.batch(columns, [1, 0]))
+        assert same(batch, some_case.batch(columns, [1, 0]))
 
     # Other threads and processes
 
-    def test_many_threads_read_from_one_dataset(self, case, dataset, columns):
-        samples = case.samples(columns, range(case.n))
+    def test_many_threads_read_from_one_dataset(self, some_case, dataset, columns):
+        samples = some_case.samples(columns, range(some_case.n))
 
         def read(seed):
             random = np.random.default_rng(seed)
             for turn in range(6):
-                rows = random.integers(0, case.n, random.integers(1, 9))
+                rows = random.integers(0, some_case.n, random.integers(1, 9))
                 if seed % 2:
                     dataset.prefetch(rows)
                 if turn % 3 == 2:
                     assert same(dataset.__getitems__(rows), [samples[row] for row in rows])
                 else:
-                    assert same(dataset.read_batch(rows), case.collate([samples[row] for row in rows]))
+                    assert same(dataset.read_batch(rows), some_case.collate([samples[row] for row in rows]))
 
         in_threads(*(partial(read, seed) for seed in range(6)))
 
-    def test_a_forked_child_and_its_parent_read_on(self, case, dataset, columns):
-        rows = range(case.n)
-        expected = case.batch(columns, rows)
+    def test_a_forked_child_and_its_parent_read_on(self, some_case, dataset, columns):
+        rows = range(some_case.n)
+        expected = some_case.batch(columns, rows)
 
         def check():
             assert same(dataset.read_batch(rows), expected)
 
         check()
-        dataset.prefetch(np.arange(case.n))  # what the parent was about to do is not the child's
+        dataset.prefetch(np.arange(some_case.n))  # what the parent was about to do is not the child's
 
         def child():
             for _ in range(2):

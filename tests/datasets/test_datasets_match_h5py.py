@@ -22,7 +22,6 @@ from dataset_conformance import (
     same,
     write_files,
 )
-from tiers import spread
 from torch.utils.data import DataLoader, default_collate
 
 import lightning_h5  # which imports no data module, and so not Lightning, in a worker
@@ -198,6 +197,7 @@ def segments(indices):
 
 
 class TestLazyDataset(DatasetConformance):
+    few = ("memory for some", "text in a mapping, several files", "mapping, held", "mmap, one file")
     cases: ClassVar = {
         "memory for some": decoded(5000),
         "memory for none": decoded(0),
@@ -245,13 +245,13 @@ def cached(kind, mode, place="several", **more):
 
 
 class TestCachedRows(DatasetConformance):
+    few = ("index after y, contiguous", "text in a mapping, interleave")
     cases: ClassVar = {
         **{
             f"{kind}, {mode}": cached(kind, mode, share_memory=(number + at) % 2 == 0)
             for number, kind in enumerate(kind for kind in KINDS if kind != "mmap")
             for at, mode in enumerate(("contiguous", "interleave"))
         },
-        "not loaded": cached("index after y", "contiguous", preload=False),
         "not loaded, text": cached("text in a mapping", "interleave", preload=False, share_memory=True),
         "one rank": rows_case(
             lambda folder: RankMemCachedH5Dataset(folder / "one", "images", "names"),
@@ -259,6 +259,7 @@ class TestCachedRows(DatasetConformance):
             is_loaded=True,
             keeps_rows=True,
         ),
+        "not loaded": cached("index after y", "contiguous", preload=False),
     }
 
 
@@ -325,6 +326,7 @@ def scaled(sample):
 
 
 class TestCombinedFiles(DatasetConformance):
+    few = ("each kind, 3 rows cached, None, read each time", "a transform")
     cases: ClassVar = {
         **{
             f"each kind, {cache_size} rows cached, {dtype}, {how}": of_each_kind(cache_size, dtype, how == "held")
@@ -335,7 +337,6 @@ class TestCombinedFiles(DatasetConformance):
         "each kind, no cache": of_each_kind(0, torch.float32, False),
         "all": combined(),
         "one file": combined("one"),
-        "no cache": combined(cache_size=0),
         "one row cached": combined(cache_size=1),
         "some rows cached": combined(names=["g/deep", "labels", "names"], cache_size=9, dtype=torch.bfloat16),
         "some bytes cached": combined(cache_size={"max_bytes": 4000}, dtype=None),
@@ -351,6 +352,7 @@ class TestCombinedFiles(DatasetConformance):
             more=lambda found, i: {**scaled(found), "index": i},
             collate=lambda samples: twice(default_collate(samples)),
         ),
+        "no cache": combined(cache_size=0),
         "names of its own": rows_case(
             lambda folder: CombinedHDF5Dataset(
                 folder / "several", ["age", "who"], field_map={"age": "table/age", "who": "patient"}, dtype=None
@@ -478,6 +480,7 @@ def sequences_of_a_module(folder):
 
 
 class TestDatasetsOfOthers(DatasetConformance):
+    few = ("mixture: an index", "mixture: weighted", "sequences: sorted")
     cases: ClassVar = {
         "mixture: of a data module": rows_case(
             lambda folder: of_a_module(
@@ -525,9 +528,7 @@ class TestDatasetsOfOthers(DatasetConformance):
 # Worker processes -----------------------------------------------------------------------------------------------------
 
 SOME_CASES = {
-    f"{kind.__name__}, {name}": kind.cases[name]
-    for kind in DatasetConformance.__subclasses__()
-    for name in spread([name for name in kind.cases if "data module" not in name])  # they would import Lightning
+    f"{kind.__name__}, {name}": kind.cases[name] for kind in DatasetConformance.__subclasses__() for name in kind.few
 }
 
 
