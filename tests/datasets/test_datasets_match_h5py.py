@@ -310,11 +310,11 @@ def combined(
     )
 
 
-def of_each_kind(cache_size, dtype, holds_small):
+def of_each_kind(cache_size, dtype, holds_small, place="several"):
     """Fields of all dtypes; torch does not collate text with axes as it lies."""
     names = [f"kinds/{name}" for name in KINDS_OF_FIELDS] + ["words", "cs_label"]
     more = {} if cache_size is None else {"cache_size": cache_size}
-    return combined(names=names, dtype=dtype, collate=texts_as_lists, holds_small=holds_small, **more)
+    return combined(place, names, dtype=dtype, collate=texts_as_lists, holds_small=holds_small, **more)
 
 
 def twice(batch):
@@ -326,7 +326,7 @@ def scaled(sample):
 
 
 class TestCombinedFiles(DatasetConformance):
-    few = ("each kind, 3 rows cached, None, read each time", "a transform")
+    few = ("each kind, one file", "a transform")
     cases: ClassVar = {
         **{
             f"each kind, {cache_size} rows cached, {dtype}, {how}": of_each_kind(cache_size, dtype, how == "held")
@@ -334,6 +334,7 @@ class TestCombinedFiles(DatasetConformance):
             for dtype in (torch.float32, torch.bfloat16, torch.float16, None)
             for how in ("held", "read each time")
         },
+        "each kind, one file": of_each_kind(3, None, False, place="one"),
         "each kind, no cache": of_each_kind(0, torch.float32, False),
         "all": combined(),
         "one file": combined("one"),
@@ -534,9 +535,17 @@ SOME_CASES = {
 
 @pytest.mark.filterwarnings("ignore:a worker process loads its rank's shard once more")
 @pytest.mark.parametrize(
-    ("start_method", "is_used"), [("fork", False), ("fork", True), ("forkserver", True), ("spawn", True)]
+    ("start_method", "is_used", "worker_init_fn"),
+    [
+        ("fork", False, None),
+        pytest.param("fork", False, no_files_are_inherited, marks=pytest.mark.wide),
+        pytest.param("fork", True, None, marks=pytest.mark.wide),
+        ("fork", True, no_files_are_inherited),
+        ("forkserver", True, no_files_are_inherited),
+        ("spawn", True, no_files_are_inherited),
+    ],
 )
-def test_workers_of_a_plain_loader_read_what_h5py_reads(files, columns, start_method, is_used):
+def test_workers_of_a_plain_loader_read_what_h5py_reads(files, columns, start_method, is_used, worker_init_fn):
     """Datasets of all kinds in one loader, fresh or used before by the process that starts the workers; two epochs."""
     datasets, readings = {}, []
     for number, (name, case) in enumerate(SOME_CASES.items()):
@@ -554,7 +563,7 @@ def test_workers_of_a_plain_loader_read_what_h5py_reads(files, columns, start_me
         multiprocessing_context=start_method,
         persistent_workers=True,
         collate_fn=as_it_is,
-        worker_init_fn=no_files_are_inherited if is_used else None,
+        worker_init_fn=worker_init_fn,
     )
     for _ in range(2):
         for (name, way, rows), found in zip(readings, loader, strict=True):

@@ -190,6 +190,15 @@ def test_the_standard_loader_reads_a_batch_in_one_go(make_h5, monkeypatch):
     assert torch.equal(torch.cat([y for _, y in batches]), torch.arange(N, dtype=torch.int16))
 
 
+def test_an_error_in_a_worker_reaches_the_parent_with_its_text(make_h5, nothing_held):
+    dataset = H5LazyDataset(write(make_h5, 2), "g/signals", "names")
+    path = dataset.table.paths[1]
+    os.truncate(path, 100)
+    loader = DataLoader(dataset, batch_size=N, num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(OSError, match=path):
+        list(loader)
+
+
 def test_a_batch_transform_runs_once_on_the_collated_batch(make_h5):
     calls = []
 
