@@ -16,6 +16,9 @@ from lightning_h5.hdf5 import process_pool
 
 load_profile()
 
+# The conformance classes explain failed assertions as tests do.
+pytest.register_assert_rewrite("dataset_conformance", "reader_conformance")
+
 # tqdm's monitor thread starts with the first bar of a process, and many tests count threads.
 tqdm.tqdm.monitor_interval = 0
 
@@ -23,12 +26,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells ignore it for ba
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_generate_tests(metafunc):
+    """Try the tests of a conformance class with each of its cases, or some if they have parameters of their own.
+
+    All but a few, which the class names, are left to the wider tiers.
+    """
+    cases, few = getattr(metafunc.cls, "cases", {}), getattr(metafunc.cls, "few", ())
+    for argument, names in {"case": list(cases), "some_case": [*few, *spread(list(cases), 9)]}.items():
+        if cases and argument in metafunc.fixturenames:
+            marks = {name: () if name in few else pytest.mark.wide for name in names}
+            metafunc.parametrize(argument, [pytest.param(cases[n], marks=mark, id=n) for n, mark in marks.items()])
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by marks
 def pytest_collection_modifyitems(items):
     """Mark what is left to the wider tiers: all but a few cases of a test; property tests run again there."""
     cases = defaultdict(list)
     for item in items:
-        cases[item.nodeid.partition("[")[0]].append(item)
+        if item.get_closest_marker("wide") is None:
+            cases[item.nodeid.partition("[")[0]].append(item)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
     for of_test in cases.values():

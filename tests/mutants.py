@@ -243,7 +243,11 @@ MUTANTS = [
         "readers/bulk.py",
         "place = self._first + int(cuts[0])",
         "place = int(cuts[0])",
-        ("tests/readers/test_bulk.py", "tests/datasets/test_rank_cached_dataset.py"),
+        (
+            "tests/readers/test_bulk.py",
+            "tests/datasets/test_datasets_match_h5py.py",
+            "tests/datasets/test_rank_cached_dataset.py",
+        ),
     ),
     Mutant("the newest batch comes first", "loading/prefetch.py", "self._begun.popleft()", "self._begun.pop()", STATE),
     Mutant(

@@ -356,9 +356,13 @@ class RankMemCachedH5Dataset(TableDataset):
     def use(self, held: HeldRows, *, has_all: bool) -> None:
         """Serve rows from memory that was filled; ``has_all`` is whether it has the rows of all ranks."""
         self._held, self._has_all = held, has_all
+        self.check_unchanged()
+        self.close_files()  # no longer needed
+
+    def check_unchanged(self) -> None:
+        """Raise ``H5DataChangedError`` if a file is no longer as it was when the dataset was made."""
         for guard in self.table.guards:
             guard.check()
-        self.close_files()  # no longer needed
 
     def log(self, text: str) -> None:
         """Log a line about the loaded shard, or pass it to ``log_fn``."""

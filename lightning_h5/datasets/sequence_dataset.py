@@ -162,6 +162,10 @@ class SequenceDataset(RowDataset):
             if samples:
                 numbered = zip(each, raw.rows.tolist(), strict=True)
                 return [one | {"index": row} for one, row in numbered] if self.sample_layout.with_index else each
+            if not each:
+                raise H5ValueError(
+                    "an empty batch was requested, but the transform runs on single sequences. Pass at least one."
+                )
             lengths = np.array([self._length_of(one, n) for one, n in zip(each, raw.lengths.tolist(), strict=True)])
             batch = _collated(each, lengths) | _mask_and_lengths(lengths)
         else:
@@ -213,8 +217,8 @@ class SequenceDataset(RowDataset):
         batch: dict[str, Any] = {}
         for name, column in zip(self.sample_layout.x.fields.names, columns, strict=True):
             if name == self._group:
-                each = [column[first] for first in firsts.tolist()]
-                batch[name] = torch.stack(each) if isinstance(column, torch.Tensor) else each
+                is_tensor = isinstance(column, torch.Tensor)
+                batch[name] = column[torch.from_numpy(firsts)] if is_tensor else [column[at] for at in firsts.tolist()]
             elif isinstance(column, torch.Tensor):
                 padded = column.new_zeros((len(lengths) * n_steps, *column.shape[1:]))
                 copy_rows(bytes_of(padded), places, bytes_of(column.contiguous()), np.arange(len(column)))

@@ -235,9 +235,13 @@ class _Loading:
                 ranks.progress()
 
         shows_bar = shows_bar and ranks.rank == 0
-        shared, own = held.tasks(holder.held_table, holder.options, holder.counters)
-        tasks = [*my_part(shared, group), *own]
-        run_with_progress(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, report=report)
+        try:
+            shared, own = held.tasks(holder.held_table, holder.options, holder.counters)
+            tasks = [*my_part(shared, group), *own]
+            run_with_progress(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, report=report)
+        except OSError:  # it may follow from a change of a file, which is the error to raise then
+            holder.check_unchanged()
+            raise
         holder.use(self._filling.pop(name), has_all=group.is_everyone)
         # Each rank would lock the pages of all, although batches are copied into page-locked memory anyway.
         if holder.pins_memory and len(group.ranks) == 1 and torch.cuda.is_available() and (why := held.pin()):

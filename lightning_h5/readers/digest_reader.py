@@ -43,7 +43,8 @@ class DigestReader(LayoutReader):
         self.dtype = reader.dtype
         self._reader, self._digests, self._options = reader, digests, options
         self._per_block = reader.layout.table.per_row if digests.kind == "chunks" and reader.layout.table else 1
-        self._is_compared = np.zeros(len(digests.pieces) // self._per_block, dtype=np.bool_)
+        n_blocks = -(-len(reader) // digests.rows_per_piece)  # rows without bytes have blocks of no pieces
+        self._is_compared = np.zeros(n_blocks, dtype=np.bool_)
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         blocks = np.unique(rows // self._digests.rows_per_piece)

@@ -36,26 +36,6 @@ def dataset(request, make_h5):
     )
 
 
-def test_changing_a_batch_or_a_sample_in_place_never_changes_later_reads(dataset):
-    rows = [3, 3, 60, 1, 2, 8, 9]
-    for spoil in (
-        lambda: dataset.read_batch(rows)[0].fill_(-1),
-        lambda: dataset.read_batch(rows)[1].fill_(-1),
-        lambda: [x.fill_(-1) for x, _ in dataset.__getitems__(rows)],
-        lambda: dataset[3][0].fill_(-1),
-    ):
-        spoil()
-        x, index = dataset.read_batch(rows)
-        assert np.array_equal(x, VALUES[rows])
-        assert index.tolist() == rows
-
-
-def test_changing_a_sample_leaves_the_same_row_beside_it_alone(dataset):
-    (first, _), (second, _) = dataset.__getitems__([5, 5])
-    first.fill_(-1)
-    assert np.array_equal(second, VALUES[5])
-
-
 def test_batches_that_are_kept_keep_their_values(dataset):
     """Kept whole, in part, as NumPy arrays, or as a view of a view, while many others come and go."""
     choose, kept = random.Random(1), []

@@ -1,11 +1,7 @@
 """Chunked, compressed arrays in a dataset: several fields that lie differently, one budget, any process and thread."""
 
-import copy
-import os
-import pickle
 import re
 import threading
-from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 
@@ -13,16 +9,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from factories import Stored, edit, in_threads, make_older, run_forked
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tiers import examples
-from torch.utils.data import DataLoader, default_collate
+from factories import Stored, edit, in_threads, run_forked
+from torch.utils.data import DataLoader
 
 from lightning_h5.datasets import H5LazyDataset
-from lightning_h5.errors import H5CorruptError, H5DataChangedError
+from lightning_h5.errors import H5CorruptError
 from lightning_h5.readers import ChunkLoader, chunked
-from lightning_h5.types import BatchToken
 
 N = 67
 RNG = np.random.default_rng(3)
@@ -76,97 +68,6 @@ def check_batch(batch, rows):
         assert np.array_equal(x[name], DATA[name][list(rows)]), name
 
 
-BUDGETS = {"none": 0, "one byte": 1, "some": 20_000, "all": "64MB"}
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_one_row_several_rows_and_a_batch_give_the_same_values(paths, budget):
-    dataset = H5LazyDataset(
-        paths,
-        FIELDS,
-        "labels",
-        files={"cache_bytes": BUDGETS[budget]},
-    )
-
-    @given(st.lists(st.integers(-N, N - 1), min_size=1, max_size=20))
-    @settings(max_examples=examples(15))
-    def check(indices):
-        rows = np.arange(N)[indices]
-        batch = dataset.read_batch(indices)
-        check_batch(batch, rows)
-        check_batch(default_collate(dataset.__getitems__(indices)), rows)
-        check_batch(default_collate([dataset[i] for i in indices]), rows)
-        check_batch(dataset[BatchToken(epoch=0, step=0, rows=rows)], rows)
-
-    check()
-    x, y = dataset.read_batch([])
-    assert (x["images"].shape, x["signals"].shape, y.shape) == ((0, 3, 8, 8), (0, 6), (0,))
-
-
-def check_two_epochs(loader):
-    for _ in range(2):
-        seen = []
-        for batch in loader:
-            check_batch(batch, batch[1].tolist())
-            seen += batch[1].tolist()
-        assert sorted(seen) == list(range(N))
-
-
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_a_plain_loader_without_workers_gives_each_row_once_an_epoch(paths, budget):
-    dataset = H5LazyDataset(
-        paths,
-        FIELDS,
-        "labels",
-        files={"cache_bytes": BUDGETS[budget]},
-    )
-    loader = DataLoader(dataset, batch_size=9, shuffle=True)
-    check_two_epochs(loader)
-
-
-@pytest.mark.parametrize(
-    ("start_method", "used"),
-    [("fork", False), ("fork", True), ("forkserver", False), pytest.param("spawn", False, marks=pytest.mark.slow)],
-)
-def test_a_plain_loader_with_workers_gives_each_row_once_an_epoch(paths, start_method, used):
-    dataset = H5LazyDataset(
-        paths,
-        FIELDS,
-        "labels",
-        files={"cache_bytes": 20_000},
-    )
-    if used:
-        check_batch(dataset.read_batch(range(N)), range(N))
-    loader = DataLoader(
-        dataset,
-        batch_size=9,
-        shuffle=True,
-        num_workers=2,
-        multiprocessing_context=start_method,
-        persistent_workers=True,
-    )
-    check_two_epochs(loader)
-    check_batch(dataset.read_batch(range(N)), range(N))
-
-
-def test_a_forked_child_and_its_parent_read_on_side_by_side(paths):
-    dataset = H5LazyDataset(
-        paths,
-        FIELDS,
-        "labels",
-        files={"cache_bytes": 20_000},
-    )
-    check_batch(dataset.read_batch(range(N)), range(N))
-    dataset.prefetch(np.arange(N))  # what the parent was about to do is not the child's
-
-    def child():
-        for _ in range(3):
-            in_threads(*[lambda: check_batch(dataset.read_batch(range(N)), range(N))] * 3, seconds=20)
-
-    assert run_forked(child) == 0
-    check_batch(dataset.read_batch(range(N)), range(N))
-
-
 def test_a_child_that_was_forked_while_a_thread_was_counting_counts_for_itself(paths):
     """The lock that the thread held is locked for ever in the child."""
     dataset = H5LazyDataset(
@@ -215,22 +116,6 @@ def test_a_process_that_forks_while_its_threads_decode_does_not_hang_the_child(p
         thread.join(10)
 
 
-@pytest.mark.parametrize("how", ["pickle", "copy", "deepcopy"])
-@pytest.mark.parametrize("used", [False, True])
-def test_a_copy_reads_for_itself(paths, how, used):
-    dataset = H5LazyDataset(paths, FIELDS, "labels", files={"cache_bytes": 20_000}, indices=np.arange(5, 60))
-    rows = np.arange(5, 60)[::-1]
-    if used:
-        check_batch(dataset.read_batch(range(54, -1, -1)), rows)
-    make = {"pickle": lambda d: pickle.loads(pickle.dumps(d)), "copy": copy.copy, "deepcopy": copy.deepcopy}[how]
-    mine = make(dataset)
-    assert mine.work is not dataset.work
-    in_threads(*[lambda d=d: check_batch(d.read_batch(range(54, -1, -1)), rows) for d in (dataset, mine)])
-    mine.close()
-    check_batch(dataset.read_batch(range(54, -1, -1)), rows)
-    check_batch(mine.read_batch(range(54, -1, -1)), rows)
-
-
 def test_a_dataset_that_was_handed_to_workers_counts_on_where_it_did(paths):
     """Torch moves what it hands to another process to shared memory, and frees the place where it was."""
     dataset = H5LazyDataset(paths, FIELDS, "labels")
@@ -245,25 +130,6 @@ def test_a_dataset_that_was_handed_to_workers_counts_on_where_it_did(paths):
         assert dataset.counters.total()["blocks_used"] == 3 * before
 
     assert run_forked(child) == 0
-
-
-def test_many_threads_read_from_one_dataset(paths):
-    dataset = H5LazyDataset(
-        paths,
-        FIELDS,
-        "labels",
-        files={"cache_bytes": 20_000},
-    )
-
-    def read(seed):
-        random = np.random.default_rng(seed)
-        for _ in range(10):
-            rows = random.integers(0, N, random.integers(1, 30))
-            if seed % 2:
-                dataset.prefetch(rows)
-            check_batch(dataset.read_batch(rows), rows)
-
-    in_threads(*(partial(read, seed) for seed in range(8)))
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 6000, 20_000, 100_000, 10**7])
@@ -399,22 +265,6 @@ def test_a_damaged_chunk_is_named_and_other_batches_are_read(make_h5, nothing_he
     good = [range(10), range(20, 30)]
     for batch, rows in zip(DataLoader(dataset, batch_sampler=good), good, strict=True):
         assert np.array_equal(batch, values[rows])
-
-
-@pytest.mark.parametrize("started", [False, True], ids=["before the first read", "after the first read"])
-@pytest.mark.parametrize("n_blocks", [0, 1, 100])
-def test_a_file_that_was_replaced_by_a_smaller_one_is_a_change_not_damage(make_h5, nothing_held, n_blocks, started):
-    stored = Stored(RNG.normal(size=(40, 25)), "chunked", (4, 25), {"compression": "gzip"})
-    path = make_h5(x=stored)
-    make_older(path)
-    dataset = H5LazyDataset(path, "x", files={"cache_bytes": n_blocks * 4 * 25 * 8})
-    if started:
-        dataset.read_batch([0])
-    os.replace(make_h5(x=Stored(np.zeros((40, 25)), "chunked", (4, 25), {"compression": "gzip"})), path)
-    for _ in range(2):
-        with pytest.raises(H5DataChangedError, match=re.escape(path)):
-            dataset.read_batch(range(40))
-        dataset.close()
 
 
 @pytest.mark.parametrize("keys", [["images"], ["images", "other"]], ids=["one field", "two fields"])

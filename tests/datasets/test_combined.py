@@ -1,7 +1,5 @@
 """``CombinedHDF5Dataset``: fields, dtypes, the rows that were used last, worker processes. Filters are next door."""
 
-import copy
-import itertools
 import logging
 import os
 import pickle
@@ -12,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from arguments import nested_files
-from factories import Stored, make_older
+from dataset_conformance import bits
+from factories import Stored
 from torch.utils.data import DataLoader, default_collate
 
 from lightning_h5.datasets import CombinedHDF5Dataset
@@ -104,10 +103,6 @@ def assert_same(a, b):
     assert bits(a) == bits(b)
 
 
-def bits(tensor):
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-
-
 @pytest.fixture(scope="module")
 def recordings(tmp_path_factory):
     return write_recordings(tmp_path_factory.mktemp("recordings"))
@@ -164,19 +159,6 @@ def test_only_floating_fields_with_an_axis_beside_the_rows_become_the_dtype(reco
     assert dataset[0]["meta/score"].dtype == torch.float64
     assert dataset[0]["epoch"].dtype == torch.float32
     assert dataset[0]["meta/visit"].dtype == torch.int64
-
-
-def test_samples_are_what_batches_are_made_of(recordings):
-    dataset = CombinedHDF5Dataset(recordings, cache_size=7)
-    rows = [3, 60, 3, -1, 119, 4]
-    collated, batch = default_collate(dataset.__getitems__(rows)), dataset.read_batch(rows)
-    assert list(collated) == list(batch)
-    for name, column in batch.items():
-        if isinstance(column, list):
-            assert collated[name] == column
-        else:
-            assert_same(collated[name], column)
-    assert [type(dataset[row]["guid"]) for row in rows] == [str] * len(rows)
 
 
 @pytest.mark.parametrize("cache_size", [0, 10])
@@ -263,14 +245,6 @@ def test_files_that_differ_are_both_named(make_h5, second):
     assert all(path in str(error.value) for path in paths)
 
 
-def test_text_may_be_stored_otherwise_in_another_file(make_h5):
-    paths = [
-        make_h5(guid=np.array([b"a", b"b"])),
-        make_h5(guid=Stored(np.array(["ccc"], object), dtype=h5py.string_dtype())),
-    ]
-    assert CombinedHDF5Dataset(paths).read_batch([2, 0])["guid"] == ["ccc", "a"]
-
-
 def test_two_fields_never_get_one_name(make_h5):
     path = make_h5(target=np.arange(3), y=np.arange(3) + 10)
     with pytest.raises(H5ValueError, match="target"):
@@ -289,17 +263,6 @@ def test_a_file_without_rows_is_no_trouble(make_h5):
     dataset = CombinedHDF5Dataset([make_h5(none), make_h5(some), make_h5(none)], allowed_guids=["a"], label=3)
     assert [one.tolist() for one in dataset.index] == [[1, 1], [0, 2]]
     assert dataset.read_batch([1, 0])["guid"] == ["a", "a"]
-
-
-@pytest.mark.parametrize("cache_size", [0, 5])
-def test_no_rows_give_an_empty_batch_of_the_right_shape(recordings, cache_size):
-    dataset = CombinedHDF5Dataset(recordings, ["fhr_st", "target", "guid", "cs_label"], cache_size=cache_size)
-    for _ in range(2):
-        batch = dataset.read_batch([])
-        assert (batch["fhr_st"].shape, batch["target"].shape, batch["guid"]) == ((0, 3, 20), (0, 20), [])
-        assert (batch["fhr_st"].dtype, batch["cs_label"].dtype) == (torch.float32, torch.bool)
-        assert dataset.__getitems__([]) == []
-        dataset[0]
 
 
 @pytest.mark.parametrize("how", ["missing", "no HDF5", "cut short", "no file of a glob"])
@@ -341,14 +304,6 @@ def test_files_that_differ_are_an_error_also_where_bad_ones_are_left_out(make_h5
         CombinedHDF5Dataset(paths, on_bad_file="skip")
 
 
-def test_a_file_that_changed_is_not_read(own, nothing_held):
-    dataset = CombinedHDF5Dataset(own)
-    dataset[0]
-    make_older(own[0])
-    with pytest.raises(H5FileError, match=r"train1\.h5"):
-        dataset[1]
-
-
 def test_indices_choose_among_the_rows_and_keep_their_order(recordings, oracle):
     rows = np.array([70, 3, 119, 3, 55, 1, 90, 40])
     mask = np.zeros(len(oracle), bool)
@@ -359,24 +314,6 @@ def test_indices_choose_among_the_rows_and_keep_their_order(recordings, oracle):
     assert_holds(CombinedHDF5Dataset(recordings, indices=rows, cs_label=True, dtype=None), flagged)
     ascending = [oracle[row] for row in np.unique(rows)]
     assert_holds(CombinedHDF5Dataset(recordings, indices=mask, dtype=None), ascending)
-
-
-def test_transforms_run_on_samples_and_batches_read_or_kept(recordings, oracle):
-    dataset = CombinedHDF5Dataset(
-        recordings,
-        ["fhr", "cs_label", "guid"],
-        transform=lambda sample: {**sample, "fhr": sample["fhr"] + 1, "is bool": isinstance(sample["cs_label"], bool)},
-        batch_transform=lambda batch: {**batch, "twice": batch["fhr"] * 2},
-        with_index=True,
-        dtype=None,
-    )
-    for _ in range(2):
-        batch = dataset.read_batch([5, 100])
-        expected = torch.from_numpy(np.stack([oracle[row][2]["fhr"] for row in (5, 100)])) + 1
-        assert_same(batch["fhr"], expected)
-        assert_same(batch["twice"], expected * 2)
-        assert batch["is bool"].all()
-        assert batch["index"].tolist() == [5, 100]
 
 
 # The rows that were used last --------------------------------------------------------------------------------
@@ -473,150 +410,6 @@ def test_clear_cache_forgets_the_rows_and_keeps_what_was_counted(recordings):
     assert stats(dataset) == (0, 4, 2)
 
 
-def test_close_gives_the_rows_back_and_the_next_read_opens_the_files_again(recordings, oracle):
-    dataset = CombinedHDF5Dataset(recordings, dtype=None)
-    assert_holds(dataset, oracle)
-    dataset.close()
-    assert len(dataset._cache) == 0
-    assert_holds(dataset, oracle)
-
-
-N = 9
-FIELDS = {
-    "uint8": np.arange(N * 2, dtype="u1").reshape(N, 2),
-    "uint16": np.arange(N, dtype="u2") + 65_000,
-    "uint16 rows": np.arange(N * 6, dtype="u2").reshape(N, 2, 3) * 1000,
-    "uint32": np.arange(N, dtype="u4") + 2**31,
-    "uint64": np.arange(N, dtype="u8") + 2**63,
-    "int16": -np.arange(N, dtype="i2"),
-    "big-endian": np.arange(N * 2, dtype=">i4").reshape(N, 2),
-    "bool": np.arange(N) % 3 == 0,
-    "bool rows": np.arange(N * 3).reshape(N, 3) % 2 == 0,
-    "float16": np.linspace(-1, 1, N * 2).astype("f2").reshape(N, 2),
-    "float32": np.linspace(-1, 1, N * 4).astype("f4").reshape(N, 4),
-    "float64": np.linspace(-1, 1, N),
-    "nothing": np.zeros((N, 0), "f4"),
-    "nothing more": np.zeros((N, 2, 0), "u2"),
-    "one": np.arange(N, dtype="f8").reshape(N, 1),
-    "text": np.array([f"row {i} ü".encode() for i in range(N)]),
-    "texts": np.array([[f"{i}{j}".encode() for j in "abc"] for i in range(N)]),
-    "text table": np.array([[[f"{i}{j}{k}".encode() for k in "xy"] for j in "abc"] for i in range(N)]),
-    "cs_label": np.arange(N, dtype="u1") % 2,
-}
-
-
-def write_fields(make_h5):
-    """All kinds of fields, in two files; some chunked and compressed."""
-    paths = []
-    for rows in (slice(0, 5), slice(5, N)):
-        arrays = {name: values[rows] for name, values in FIELDS.items()}
-        for name in ("uint16 rows", "bool rows", "float32"):
-            arrays[name] = Stored(arrays[name], "chunked", (2, *arrays[name].shape[1:]), {"compression": "lzf"})
-        arrays["words"] = Stored(
-            np.array([[b"a" * i, b"\xc3\xbc"] for i in range(N)], object)[rows], dtype=h5py.string_dtype()
-        )
-        paths.append(make_h5(arrays))
-    return paths
-
-
-def equal(a, b):
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and (a.dtype, a.shape, bits(a)) == (b.dtype, b.shape, bits(b))
-    if isinstance(a, list | dict):
-        keys = range(len(a)) if isinstance(a, list) else list(a)
-        return type(a) is type(b) and len(a) == len(b) and all(equal(a[key], b[key]) for key in keys)
-    return type(a) is type(b) and a == b
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", None], ids=str)
-@pytest.mark.parametrize("held", [True, False], ids=["held", "read each time"])
-def test_rows_from_the_cache_from_files_and_from_both_are_the_same(make_h5, request, dtype, held):
-    if not held:
-        request.getfixturevalue("nothing_held")
-    paths = write_fields(make_h5)
-    plain = CombinedHDF5Dataset(paths, dtype=dtype, cache_size=0)
-    random = np.random.default_rng(1)
-    for cache_size in (1, 3, 100):
-        dataset = CombinedHDF5Dataset(paths, dtype=dtype, cache_size=cache_size)
-        for _ in range(20):
-            rows = random.integers(-N, N, random.integers(1, 8)).tolist()
-            assert equal(dataset.read_batch(rows), plain.read_batch(rows))
-            assert equal(dataset.__getitems__(rows), plain.__getitems__(rows))
-            row = int(random.integers(N))
-            assert equal(dataset[row], plain[row])
-        assert len(dataset._cache) == min(cache_size, N)
-        assert stats(dataset)[0] > 0
-
-
-@pytest.mark.parametrize("held", [True, False], ids=["held", "read each time"])
-def test_the_stored_values_come_out(make_h5, request, held):
-    if not held:
-        request.getfixturevalue("nothing_held")
-    dataset = CombinedHDF5Dataset(write_fields(make_h5), dtype=None)
-    rows = [8, 0, 5, 5, 2]
-    for _ in range(2):
-        batch = dataset.read_batch(rows)
-        for name, values in FIELDS.items():
-            if values.dtype.kind == "S":
-                assert batch[name] == np.char.decode(values[rows], "utf-8").tolist()
-            elif name == "cs_label":
-                assert batch[name].tolist() == values[rows].astype(bool).tolist()
-            else:
-                assert batch[name].numpy().dtype == values.dtype.newbyteorder("=")
-                assert np.array_equal(batch[name].numpy(), values[rows])
-        assert batch["words"] == [["a" * row, "ü"] for row in rows]
-
-
-def spoil(value):
-    """Changes a value in place, wherever it can be."""
-    if isinstance(value, torch.Tensor):
-        value.view(-1).view(torch.uint8).fill_(93) if value.numel() and value.dim() else value.zero_()
-    elif isinstance(value, list):
-        for at, one in enumerate(value):
-            spoil(one)
-            value[at] = "spoilt"
-    elif isinstance(value, dict):
-        for one in value.values():
-            spoil(one)
-        value.clear()
-
-
-@pytest.mark.parametrize("held", [True, False], ids=["held", "read each time"])
-def test_what_a_user_changes_in_place_never_comes_back(make_h5, request, held):
-    if not held:
-        request.getfixturevalue("nothing_held")
-    dataset = CombinedHDF5Dataset(write_fields(make_h5))
-    for rows in ([0, 1, 0], [0, 1, 0], [1, 2, 2, 7], range(N)):
-        expected = CombinedHDF5Dataset(dataset.table.paths, cache_size=0).read_batch(rows)
-        for _ in range(2):
-            batch = dataset.read_batch(rows)
-            assert equal(batch, expected)
-            spoil(batch)
-        samples, one = dataset.__getitems__(rows), dataset[rows[0]]
-        expected_samples = CombinedHDF5Dataset(dataset.table.paths, cache_size=0).__getitems__(rows)
-        assert equal(samples, expected_samples)
-        assert equal(one, expected_samples[0])
-        spoil(samples)
-        spoil(one)
-
-
-def test_places_of_a_batch_share_no_memory(make_h5):
-    dataset = CombinedHDF5Dataset(write_fields(make_h5))
-    for _ in range(2):
-        first, second = dataset.__getitems__([4, 4])
-        expected = copy.deepcopy(second)
-        spoil(first)
-        assert equal(second, expected)
-
-
-def test_batches_that_are_kept_stay_as_they_are(recordings, nothing_held):
-    dataset = CombinedHDF5Dataset(recordings, cache_size=10)
-    batches = [(rows, dataset.read_batch(rows)) for rows in (list(range(i, i + 8)) for i in range(0, 112, 4))]
-    plain = CombinedHDF5Dataset(recordings, cache_size=0)
-    assert all(equal(batch, plain.read_batch(rows)) for rows, batch in batches)
-
-
 @pytest.mark.parametrize("count", [-1, 1.5, "10", True], ids=repr)
 def test_a_cache_size_that_is_no_number_of_rows_is_an_error(recordings, count):
     with pytest.raises(H5ValueError, match="cache_size"):
@@ -639,39 +432,12 @@ def test_a_pickled_copy_has_the_same_rows_and_an_empty_cache(recordings, oracle)
         assert_holds(one, chosen)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
-def test_a_plain_data_loader_gives_each_row_once_in_worker_processes(recordings, oracle, start_method):
-    dataset = CombinedHDF5Dataset(recordings, bg_label=False, dtype=None, where=lambda columns: columns["epoch"] > -50)
-    chosen = [one for one in oracle if not one[2]["bg_label"] and one[2]["epoch"] > -50]
-    dataset.read_batch(range(20))  # a forked child must not go on with what is kept here
-    loader = DataLoader(
-        dataset, batch_size=8, num_workers=2, multiprocessing_context=start_method, persistent_workers=True
-    )
-    for _ in range(2):
-        at = 0
-        for batch in loader:
-            n = len(batch["guid"])
-            assert_batch(batch, [values for _, _, values in chosen[at : at + n]])
-            assert batch["cs_label"].dtype == torch.bool
-            at += n
-        assert at == len(chosen)
-    assert len(dataset._cache) == 20
-
-
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_rows_that_workers_read_are_counted(recordings, start_method):
     dataset = CombinedHDF5Dataset(recordings, ["guid"])
     n_batches = len(list(DataLoader(dataset, batch_size=8, num_workers=1, multiprocessing_context=start_method)))
     assert n_batches == 15
     assert dataset.get_stats()["access_count"] == 120
-
-
-def test_shuffled_epochs_of_a_plain_data_loader_are_permutations(recordings):
-    dataset = CombinedHDF5Dataset(recordings, ["guid"], with_index=True, cache_size=30)
-    for _ in range(3):
-        batches = list(DataLoader(dataset, batch_size=16, shuffle=True))
-        assert sorted(itertools.chain(*(batch["index"].tolist() for batch in batches))) == list(range(120))
 
 
 def test_no_rows_to_choose_among_are_not_all_of_them(recordings):

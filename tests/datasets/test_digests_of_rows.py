@@ -45,6 +45,7 @@ KINDS = {
     "virtual": Stored(ROWS, "virtual"),
     "table": Stored(TABLE),
     "table in chunks": Stored(TABLE, "chunked", (9,), {"compression": "gzip"}),
+    "rows of no bytes": Stored(np.zeros((N, 0)), "chunked", (7, 1)),
     "scale-offset": Stored(np.arange(N), "chunked", (7,), {"scaleoffset": 0}),
 }
 KEY = {"table": "x/b", "table in chunks": "x/b"}

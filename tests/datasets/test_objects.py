@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 import textwrap
-import weakref
 
 import numpy as np
 import pytest
 import torch
+from dataset_conformance import is_open
 from factories import Stored, run_forked
 from torch.utils.data import DataLoader
 
@@ -56,47 +56,10 @@ def path(make_h5):
     return make_h5(x=np.arange(ROWS * 6.0, dtype="f4").reshape(ROWS, 2, 3), y=np.arange(ROWS), z=gzip, t=text)
 
 
-def is_open(path):
-    links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
-    return any(os.path.realpath(link) == os.path.realpath(path) for link in links if os.path.exists(link))
-
-
-def same(a, b):
-    parts = [each.values() if isinstance(each, dict) else each for each in (a, b)]
-    return all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in zip(*parts, strict=True))
-
-
-@ALL
-def test_a_dataset_closes_at_the_end_of_a_with_block_and_opens_again_when_it_is_read(make, path):
-    with make(path) as dataset:
-        assert len(dataset) > 0
-        before = dataset.read_batch([1, 0])
-    assert not is_open(path)
-    dataset.close()
-    assert same(dataset.read_batch([1, 0]), before)
-    dataset.close()
-    dataset.close()
-    assert not is_open(path)
-
-
 def test_an_error_in_the_block_closes_too_and_is_raised(path):
     with pytest.raises(IndexError), H5LazyDataset(path, "z") as dataset:
         dataset.read_batch([1, ROWS])
     assert not is_open(path)
-
-
-@ALL
-def test_a_dataset_that_is_forgotten_closes_its_files_at_once(make, path, nothing_held):
-    gc.disable()  # by counting references alone
-    try:
-        dataset = make(path)
-        batch = dataset.read_batch([1, 0])
-        dataset = weakref.ref(dataset)
-        assert dataset() is None
-        assert not is_open(path)
-    finally:
-        gc.enable()
-    assert len(batch) > 0
 
 
 def test_another_dataset_of_the_same_file_goes_on(path, nothing_held):

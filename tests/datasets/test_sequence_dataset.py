@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 from tiers import examples
-from torch.utils.data import DataLoader
 
 from lightning_h5 import CombinedHDF5DataModule, H5Error, H5ValueError
 from lightning_h5.datasets import CombinedHDF5Dataset, SequenceDataset, Sequences
@@ -157,18 +156,6 @@ def test_batches_of_a_data_module_are_those_of_h5py_also_from_workers(paths, num
     assert sorted(sequence_numbers(batches)) == list(range(len(expected)))
     again = list(fitted(paths, with_index=True).train_dataloader())
     assert sequence_numbers(batches) == sequence_numbers(again)
-
-
-def test_a_plain_loader_gives_samples_and_a_pickled_dataset_the_same(paths):
-    expected, dataset = by_h5py(paths), sequences(paths)
-    copy = pickle.loads(pickle.dumps(dataset))
-    for one in (dataset, copy):
-        loader = DataLoader(one, batch_size=3, collate_fn=list, num_workers=2, multiprocessing_context="fork")
-        samples = [sample for batch in loader for sample in batch]
-        assert len(samples) == len(expected)
-        for sample, truth in zip(samples, expected, strict=True):
-            check_sample(sample, truth)
-    assert copy.identity() == dataset.identity()
 
 
 def test_an_identity_is_of_the_rows_and_of_which_make_which_sequence(paths):

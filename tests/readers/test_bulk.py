@@ -13,7 +13,7 @@ from factories import Stored, assert_same_rows, edit, random_values, rows_by_h5p
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import OPTIONS, can_be_pooled, look, n_decoded
-from test_readers_match_h5py import FULL_SHAPES, arrays
+from reader_conformance import FULL_SHAPES, arrays
 from tiers import examples
 
 from lightning_h5.counters import Counters

@@ -20,7 +20,7 @@ from pools import (
     open_pool,
     rows_per_block,
 )
-from test_readers_match_h5py import chunked as chunked_layout
+from reader_conformance import chunked as chunked_layout
 from tiers import examples
 
 from lightning_h5.counters import Counters
@@ -169,16 +169,6 @@ def test_rows_are_read_into_memory_of_another_dtype_as_astype_casts(make_h5, sto
     for out in (np.empty((5, 4), wanted), np.empty((5, 8), wanted)[:, ::2]):
         assert reader.read(rows, out) is out
         assert_same_rows(np.ascontiguousarray(out), values[rows].astype(wanted))
-
-
-def test_rows_may_be_integers_of_any_kind(make_h5):
-    values = np.arange(40).reshape(20, 2)
-    path = make_h5(x=Stored(values, "chunked", (6, 2), {"compression": "gzip"}))
-    for n_blocks in (0, 1, EVERYTHING):
-        reader = open_pool(look(path), n_blocks=n_blocks)
-        for rows in (np.array([3, 19], "i4"), np.array([3, 19], "u8"), np.arange(40)[3:20:16]):
-            assert_same_rows(reader.read(rows), values[[3, 19]])
-        assert reader.read(np.array([], dtype=np.int64)).shape == (0, 2)
 
 
 @pytest.mark.parametrize("n_blocks", [0, 1, EVERYTHING])

@@ -157,21 +157,6 @@ def test_workers_that_are_forked_have_what_was_compiled_before(make_h5, nothing_
 
 
 @needs_numba
-def test_eight_threads_read_through_it_at_once(make_h5):
-    layout = look(make_h5(x=array(("shuffle", "gzip"))))
-    reader = open_pool(layout, n_blocks=3, is_large=True)
-    values = compressible("f4")
-
-    def read(number):
-        random = np.random.default_rng(number)
-        for _ in range(30):
-            rows = random.integers(0, ROWS, 17)
-            assert_same_rows(reader.read(rows), values[rows])
-
-    in_threads(*[lambda number=number: read(number) for number in range(8)], seconds=60)
-
-
-@needs_numba
 @pytest.mark.parametrize("firsts", [[-1], [5], [0, 0], []], ids=["before", "behind", "too many", "too few"])
 def test_memory_that_is_not_there_is_refused(make_h5, firsts):
     layout = look(make_h5(x=array(("gzip",))))

@@ -6,8 +6,6 @@ import h5py
 import numpy as np
 import pytest
 from factories import Stored
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lightning_h5 import H5CorruptError, H5LazyDataset
 from lightning_h5.datasets import row_table
@@ -30,18 +28,6 @@ def write(make_h5, way, text=TEXT, **how):
 def read(path, rows=None):
     dataset = H5LazyDataset(path, "x", "y")
     return dataset.read_batch(np.arange(len(dataset)) if rows is None else rows)[1]
-
-
-@pytest.mark.parametrize("how", [{}, {"libver": "latest"}, {"userblock": 1024}], ids=["", "latest", "user block"])
-@pytest.mark.parametrize("way", WAYS)
-def test_sound_text_is_read(make_h5, way, how):
-    assert list(read(write(make_h5, way, **how))) == TEXT.tolist()
-
-
-@given(text=st.lists(st.text(max_size=3000), min_size=1, max_size=60))
-def test_any_text_is_read(make_h5, text):
-    text = [one.replace("\0", "") for one in text]
-    assert list(read(write(make_h5, "gzip", np.array(text, dtype=object)))) == text
 
 
 @pytest.mark.parametrize("how", [{}, {"userblock": 1024}], ids=["", "user block"])
@@ -89,22 +75,6 @@ def heaps_of(path, first):
     with h5py.File(path) as file:
         _, stored = file["y"].id.read_direct_chunk((first,))
     return set(np.frombuffer(zlib.decompress(stored), REFERENCE)["address"].tolist())
-
-
-INNER = np.dtype([("z", h5py.string_dtype()), ("k", "f8")])
-ROW = np.dtype([("n", "i4"), ("t", h5py.string_dtype()), ("u", h5py.string_dtype(), (2,)), ("m", INNER)])
-TABLE = np.array([(i, f"t{i}" * 20, [f"u{i}", f"w{i}"], (f"z{i}", i)) for i in range(100)], dtype=ROW)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_text_of_tables_is_read(make_h5, way):
-    storage, chunks, options = WAYS[way]
-    path = make_h5(tab=Stored(TABLE, storage, chunks, options))
-    dataset = H5LazyDataset(path, {"t": "tab/t", "z": "tab/m/z", "n": "tab/n"})
-    batch = dataset.read_batch(np.arange(100))
-    assert batch["t"] == TABLE["t"].tolist()
-    assert batch["z"] == TABLE["m"]["z"].tolist()
-    assert batch["n"].tolist() == TABLE["n"].tolist()
 
 
 def test_much_text_that_rows_share_is_read_and_not_kept(make_h5):
