@@ -247,6 +247,7 @@ def paths_of(dataset):
 # Claims -------------------------------------------------------------------------------------------------------------
 
 
+A_SHARD_IS_LOADED_AGAIN = pytest.mark.filterwarnings("ignore:a worker process loads its rank's shard once more")
 NO_INDICES = [
     # with how the error shows them, and what it advises
     ((1, 2), r"\(1, 2\) was", r"read_batch\(\[3, 1, 2\]\)"),
@@ -384,6 +385,7 @@ class DatasetConformance:
                 for at, batch in enumerate(DataLoader(dataset, batch_size=7, sampler=order)):
                     assert same(batch, case.batch(columns, order[7 * at : 7 * at + 7]))
 
+    @A_SHARD_IS_LOADED_AGAIN
     @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.wide)])
     def test_torchs_batch_sampler_reads_whole_batches(self, some_case, files, columns, num_workers):
         dataset = some_case.make(files)
@@ -394,6 +396,7 @@ class DatasetConformance:
         assert len(list(shuffled)) == some_case.n // 3
         dataset.close()
 
+    @A_SHARD_IS_LOADED_AGAIN
     @pytest.mark.wide
     @pytest.mark.parametrize("num_workers", [0, 1])
     @pytest.mark.parametrize("options", [{}, {"batch_size": 2}], ids=str)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from arguments import nested_files
 from dataset_conformance import (
+    A_SHARD_IS_LOADED_AGAIN,
     ARRAYS,
     KINDS_OF_FIELDS,
     STEPS,
@@ -536,7 +537,7 @@ SOME_CASES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:a worker process loads its rank's shard once more")
+@A_SHARD_IS_LOADED_AGAIN
 @pytest.mark.parametrize(
     ("start_method", "is_used", "worker_init_fn"),
     [
