@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..datasets import Catalog, RowTable, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
+from ..errors import H5KeyError, listing
 from ..hdf5 import OpenOptions
 from ..options import SplitOptions
 from ..readers import open_reader
@@ -50,8 +51,10 @@ def cut_segments(
             ]
             for split, key in lists.items()
         }
-        listed = segments_in_lists(table, names)
-        return {split: SegmentSubset(listed[split]) for split in lists}
+        if absent := [key for split, key in lists.items() if not names[split] and isinstance(options.key, dict)]:
+            raise H5KeyError(f"split.key names {listing(absent)}, which no training file has. Name arrays with names.")
+        listed = segments_in_lists(table, {split: of_files for split, of_files in names.items() if of_files})
+        return {split: SegmentSubset(segments) for split, segments in listed.items()}
     groups: npt.NDArray[Any] | None = None
     if options.group_pattern is not None:
         groups = groups_by_pattern(table, options.group_pattern)

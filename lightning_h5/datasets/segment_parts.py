@@ -6,10 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import h5py
-
 from ..errors import H5KeyError, H5ValueError, listing, near
-from ..hdf5 import ArrayLayout, ChangeGuard, attribute_layout, translate_h5py_errors
+from ..hdf5 import ArrayLayout, ChangeGuard, attribute_layout, kind_of_object, translate_h5py_errors
 
 __all__ = ["FileParts", "parts_in"]
 
@@ -25,12 +23,12 @@ def parts_in(
         if groups is not None:
             if with_star := [key for key in keys if "*" in key]:
                 raise H5ValueError(f"segments.groups={groups!r} and {with_star[0]!r} were given. Pass one pattern.")
-            names = _matches(file, path, groups, h5py.h5g.GROUP, "groups")
+            names = _matches(file, path, groups, "group")
             parts: FileParts = [
                 (name, [key if key.startswith("/") else f"{name}/{key}" for key in keys]) for name, _ in names
             ]
         elif patterns := [key for key in keys if "*" in key]:
-            names = _matches(file, path, patterns[0], h5py.h5g.DATASET, "arrays")
+            names = _matches(file, path, patterns[0], "array")
             parts = [(name, [key.replace("*", found) for key in keys]) for name, found in names]
         else:
             parts = [(None, list(keys))]
@@ -53,7 +51,7 @@ def _attribute(file: Any, path: str, part: str | None, key: str, guard: ChangeGu
     return attribute_layout(item, path, key, guard)
 
 
-def _matches(file: Any, path: str, pattern: str, kind: int, what: str) -> list[tuple[str, str]]:
+def _matches(file: Any, path: str, pattern: str, kind: str) -> list[tuple[str, str]]:
     """Return the objects that match a pattern with one ``*``, and what the star stands for, sorted as numbers."""
     if pattern.count("*") != 1:
         raise H5ValueError(f"{pattern!r} has {pattern.count('*')} of '*'. Pass a pattern with one.")
@@ -73,15 +71,11 @@ def _matches(file: Any, path: str, pattern: str, kind: int, what: str) -> list[t
         if not name.startswith(before) or not name.endswith(after) or len(name) < len(before) + len(after):
             continue
         whole = "/".join(part for part in (group_name, name, inside) if part)
-        try:
-            info = h5py.h5g.get_objinfo(file.id, whole.encode())
-        except (KeyError, ValueError, RuntimeError):
-            continue
-        if info.type == kind:
+        if kind_of_object(file, whole) == kind:
             found.append((whole, name[len(before) : len(name) - len(after)]))
     if not found:
         raise H5KeyError(
-            f"{pattern!r} matches no {what} in {path!r}; {group_name or 'the file'} has {listing(names)}. Pass a "
+            f"{pattern!r} matches no {kind}s in {path!r}; {group_name or 'the file'} has {listing(names)}. Pass a "
             "pattern such as 'data/*'."
         )
     return sorted(found, key=lambda one: _as_numbers(one[1]))

@@ -3,7 +3,7 @@
 from .alike import AlikeArrays
 from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
-from .contents import Entry, entries_of, list_arrays, resolve_path, shape_of
+from .contents import Entry, entries_of, kind_of_object, list_arrays, resolve_path, shape_of
 from .describe import attribute_layout, describe_array, filters_of, layout_of
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
@@ -66,6 +66,7 @@ __all__ = [
     "is_on_disk",
     "keys_in",
     "kind_of",
+    "kind_of_object",
     "layout_of",
     "list_arrays",
     "names_rows",

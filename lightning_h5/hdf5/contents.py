@@ -13,7 +13,7 @@ from .checks import check_link
 from .dtypes import dtype_text, numpy_dtype
 from .open import FAULTS, object_address
 
-__all__ = ["Entry", "entries_of", "list_arrays", "resolve_path", "shape_of"]
+__all__ = ["Entry", "entries_of", "kind_of_object", "list_arrays", "resolve_path", "shape_of"]
 
 MAX_LINKS = 16  # HDF5's own limit on links followed in one lookup
 
@@ -68,6 +68,15 @@ def entries_of(file: Any) -> Iterator[Entry]:
 def list_arrays(group: Any) -> list[str]:
     """Return the paths of all arrays below a group, in the file's order, without links and damaged arrays."""
     return [entry.name for entry in entries_of(group) if entry.kind == "array"]
+
+
+def kind_of_object(file: Any, name: str) -> Literal["group", "array"] | None:
+    """Return what a name in an open file leads to, without opening it; None for anything else, and for nothing."""
+    try:
+        kind = h5py.h5g.get_objinfo(file.id, name.encode()).type
+    except (KeyError, ValueError, RuntimeError):
+        return None
+    return "group" if kind == h5py.h5g.GROUP else "array" if kind == h5py.h5g.DATASET else None
 
 
 def _look(group: Any, last: str | bytes, name: str, seen: dict[Any, str]) -> tuple[Any, Entry]:

@@ -126,6 +126,11 @@ def test_rows_have_no_lists_of_segments(path):
     ("options", "error", "message"),
     [
         ({"segments": "demo_*"}, H5KeyError, r"matches no groups in .*; the file has 'data', 'mask'"),
+        (
+            {"segments": "data/*", "split": {"key": {"train": "mask/no"}}},
+            H5KeyError,
+            "'mask/no', which no training file",
+        ),
         ({"segments": "nothing/*"}, H5KeyError, "has no group 'nothing'"),
         ({"segments": "data/*", "window": 30}, H5ValueError, "windows reach over 30 steps, and the longest of 10"),
         ({"segments": "data/*", "window": {"y": 3}}, H5ValueError, "has nothing for the field 'x'"),

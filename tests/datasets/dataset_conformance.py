@@ -247,7 +247,7 @@ def paths_of(dataset):
 # Claims -------------------------------------------------------------------------------------------------------------
 
 
-A_SHARD_IS_LOADED_AGAIN = pytest.mark.filterwarnings("ignore:a worker process loads its rank's shard once more")
+A_SHARD_IS_LOADED_AGAIN = pytest.mark.filterwarnings("ignore:a worker process loads its rank's shard again")
 NO_INDICES = [
     # with how the error shows them, and what it advises
     ((1, 2), r"\(1, 2\) was", r"read_batch\(\[3, 1, 2\]\)"),

@@ -66,7 +66,10 @@ def test_memory_that_is_not_there_is_an_error_that_says_how_much_and_with_it_all
         assert error is not None, kind
         types, text, is_ours = error
         assert is_ours or MemoryError in types, (kind, types, text)
-        assert re.search(r"67,108,864 bytes of (shared )?memory|allocate 64.0 MiB", text), (kind, text)
+        assert re.search(r"67,108,864 bytes of (shared )?memory|array of 67,108,864 bytes|allocate 64.0 MiB", text), (
+            kind,
+            text,
+        )
 
 
 @needs_mounts
