@@ -156,6 +156,11 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         self._check_arguments()
 
     def _check_arguments(self) -> None:
+        if self._options.collate in ("pad", "list"):
+            raise H5ValueError(
+                f"collate_fn={self._options.collate!r} was given, which CombinedHDF5DataModule does not have yet. Pass "
+                "a function, or use LazyH5DataModule."
+            )
         if self._mixture is not None:
             if self._paths["train"] is not None:
                 raise H5ValueError("train_paths and mixture were given; both name the training files. Pass one.")

@@ -17,6 +17,7 @@ from ..datasets import (
     SegmentSubset,
     TableDataset,
     WholeSegments,
+    Windows,
     column_of,
     count_rows,
     read_stats,
@@ -115,7 +116,12 @@ class KeyedH5DataModule(BaseH5DataModule):
         arguments = self._arguments(source, split, x_key, y_key)
         if not source.is_cut:
             return arguments
-        if "subset" in arguments and self._split.by != "row":
+        if "subset" in arguments:
+            if self._split.by == "row":
+                raise H5ValueError(
+                    "split.by='row' was given, and samples are made of segments, which splits do not divide. Pass "
+                    "'segment' or 'time'."
+                )
             if self._subsets is None:
                 self._subsets = self._cut_segments(arguments)
             subset = self._subsets.get(split)
@@ -127,6 +133,15 @@ class KeyedH5DataModule(BaseH5DataModule):
         if not len(indices) and split != "train" and not self._split.fills(split):
             return None  # a file that says nothing of this split
         return arguments | {"indices": indices}
+
+    def note_left_out(self, dataset: TableDataset) -> None:
+        """Log how many segments are too short for a window."""
+        sampling = dataset.table.sampling
+        if isinstance(sampling, Windows) and (n := sampling.n_left_out):
+            self._log_once(
+                f"{n:,} of {len(sampling.segments):,} segments are shorter than a window ({sampling.reach} steps) and "
+                "have no sample"
+            )
 
     def _check_split_of_rows(self) -> None:
         """Raise an ``H5ValueError`` if rows are to be split by what segments alone have."""
@@ -157,18 +172,19 @@ class KeyedH5DataModule(BaseH5DataModule):
             "indices": None,
             "files": self._options.files,
             "catalog": self._catalog,
+            "collate_fn": self._options.collate,
         }
         samples = self._samples
         given = SampleOptions.parse(samples.sample, samples.segments, samples.window, samples.select)
         if given.needs_segments(keys_in(x_key, y_key)):
-            arguments |= {"subset": None, "seed": self.seed or 0, "collate_fn": self._options.collate}
+            columns = [key for key in (self._split.group_key, self._split.stratify_key) if key is not None]
+            arguments |= {"subset": None, "seed": self.seed or 0, "columns": columns if source.is_cut else []}
         del arguments["eval_transform"]
         return arguments if y_key is not None else arguments | {"y_dtype": None, "target_transform": None}
 
     def _cut_segments(self, arguments: dict[str, Any]) -> Mapping[Split, SegmentSubset]:
         """Return the segments of each split of the training files."""
-        columns = [key for key in (self._split.group_key, self._split.stratify_key) if key is not None]
-        table = H5LazyDataset(**arguments | {"columns": columns}).table
+        table = H5LazyDataset(**arguments).table
         return cut_segments(table, self._split, self._catalog, OpenOptions(files=self._options.files), self._paths)
 
     def _source(self, split: Split) -> Source | None:
@@ -385,6 +401,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         if arguments is None:
             return None
         dataset = H5LazyDataset(**arguments)
+        self.note_left_out(dataset)
         if self._weights.is_given and dataset.table.sampling is not None:
             raise H5ValueError("weights were given with segments or a window, and are of rows. Leave weights out.")
         if split != "train" or not self._weights.is_given:

@@ -29,7 +29,7 @@ from .user_functions import (
     note_rows,
     own_streams,
 )
-from .windows import WholeSegments
+from .windows import WholeSegments, Windows
 from .worker_buffers import (
     WorkerMemory,
     h5_worker_init_fn,
@@ -62,6 +62,7 @@ __all__ = [
     "TableDataset",
     "Transform",
     "WholeSegments",
+    "Windows",
     "WorkerFailure",
     "WorkerMemory",
     "asked_for",

@@ -61,6 +61,6 @@ def collated_samples(samples: Sequence[Any], how: Collate | None) -> Any:
 
 def length_of(value: Any, axis: int) -> int:
     """Return the length of an axis of a sample's tensor; of axis 0 if a transform took the axis away."""
-    if isinstance(value, torch.Tensor) and value.ndim:
-        return value.shape[axis if axis < value.ndim else 0]
+    if isinstance(value, torch.Tensor):
+        return value.shape[axis if axis < value.ndim else 0] if value.ndim else 1
     return len(value) if hasattr(value, "__len__") else 1

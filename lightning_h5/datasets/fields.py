@@ -101,13 +101,18 @@ class Fields:
         )
 
     def of_samples(self, table: RowTable, *, mask: bool, collate: Collate | None) -> Fields:
-        """Return the fields of samples of several steps.
+        """Return the fields as samples of a table have them.
 
         Args:
             table: the files; its sampling makes the samples.
             mask: add which steps of each field are no padding.
             collate: how samples of several shapes become a batch.
         """
+        if table.sampling is None:
+            length_of = (0, 0) if self.sample_layout.x.transform is not None else None  # samples may differ in length
+            return replace(
+                self, sample_layout=replace(self.sample_layout, collate=collate, length_of=collate and length_of)
+            )
         layout, masked = self.sample_layout, tuple(table.step_fields) if mask else ()
         x, more = layout.x, layout.more
         names = tuple(f"{self.names[field]}_valid" for field in masked)

@@ -164,9 +164,6 @@ class FileDataset(TableDataset):
     def _has_steps(self, field: int) -> bool:
         return not self.table.has_steps or self.table.has_steps[field]
 
-    def _is_shared(self, field: int) -> bool:
-        return bool(self.table.is_shared) and self.table.is_shared[field]
-
     def _touched(self, asked: BatchRows) -> list[int]:
         """Return the numbers of the files that rows are in."""
         table = self.table
@@ -305,7 +302,7 @@ class FileDataset(TableDataset):
 
     def _is_cached(self, field: int) -> bool:
         """Return whether the page cache has all rows of a field of a mapped file."""
-        if not self._mmap or len(self.table.paths) > 1:  # rows of several files are gathered in a second copy
+        if not self._mmap or len(self.table.layouts) > 1:  # rows of several files are gathered in a second copy
             return False
         reader = self._reader(0, field)
         return isinstance(reader, MappedReader) and reader.is_cached()
@@ -341,9 +338,7 @@ class FileDataset(TableDataset):
         fields = [
             field
             for field in self._read_on_demand
-            if any(is_pooled(array, self.options) for array in layouts[field])
-            and (table.sampling is None or not (table.is_ragged[field] or self._is_shared(field)))
-            and self._has_steps(field)
+            if any(is_pooled(array, self.options) for array in layouts[field]) and field in table.fields_of_rows
         ]
         budget = self.cache_bytes // n_consumers
         total = sum(layouts[field][0].row_bytes for field in fields)

@@ -16,12 +16,12 @@ from .catalog import Catalog
 from .collate import Collate
 from .fields import Fields
 from .file_dataset import CACHE_BYTES, FileDataset
-from .normalize import Normalize, normalized
+from .normalize import Normalize
 from .reading_ahead import chunk_cache
 from .sample_layout import Transform
 from .segment_fields import SampleKind, SampleOptions, Select
 from .segment_splits import SegmentSubset
-from .segment_tables import segment_table
+from .segment_tables import table_of_samples
 
 __all__ = ["H5LazyDataset", "LazyFileDataset"]
 
@@ -140,24 +140,20 @@ class H5LazyDataset(FileDataset):
         opened = FileOptions.parse(files, "files")
         opened = replace(opened, swmr=True) if swmr else opened
         plain = OpenOptions(files=opened)
-        asked = [replace(one, takes_packed=self.takes_packed) for one in fields.asked]
         catalog = catalog or Catalog()
-        if samples.needs_segments(fields.keys):
-            table = segment_table(
-                catalog,
-                catalog.files(path),
-                asked,
-                fields.names,
-                plain,
-                samples,
-                seed=seed,
-                subset=subset,
-                columns=columns,
-            )
-            fields = fields.of_samples(table, mask=samples.has_mask, collate=collate_fn)
-        else:
-            table = catalog.table(catalog.files(path), asked, plain, sample=sample)
-        fields = normalized(fields, normalize, table, catalog, plain)
+        table, fields = table_of_samples(
+            catalog,
+            path,
+            fields,
+            plain,
+            samples,
+            takes_packed=self.takes_packed,
+            normalize=normalize,
+            collate=collate_fn,
+            seed=seed,
+            subset=subset,
+            columns=columns,
+        )
         self.asked_cache_bytes = opened.cache_size
         budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size
         given = None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes")

@@ -31,13 +31,13 @@ from .collate import Collate
 from .fields import Fields
 from .file_dataset import SAMPLES_AT_A_TIME, FileDataset
 from .held_rows import HeldRows, checked_device
-from .normalize import Normalize, normalized
+from .normalize import Normalize
 from .row_table import BatchRows
 from .sample_columns import column_of_samples
 from .sample_layout import Transform
 from .segment_fields import SampleKind, SampleOptions, Select
 from .segment_splits import SegmentSubset
-from .segment_tables import segment_table
+from .segment_tables import table_of_samples
 from .shard_loading import load_shards
 from .table_dataset import TableDataset, rows_of_all
 
@@ -200,17 +200,20 @@ class RankMemCachedH5Dataset(TableDataset):
             files=opened,
         )
         plain = OpenOptions(files=opened)
-        asked = [replace(one, takes_packed=self.takes_packed) for one in fields.asked]
         catalog = catalog or Catalog()
-        files_of_path = catalog.files(path)
-        if samples.needs_segments(fields.keys):
-            table = segment_table(
-                catalog, files_of_path, asked, fields.names, plain, samples, seed=seed, subset=subset, columns=columns
-            )
-            fields = fields.of_samples(table, mask=samples.has_mask, collate=collate_fn)
-        else:
-            table = catalog.table(files_of_path, asked, plain, sample=sample)
-        fields = normalized(fields, normalize, table, catalog, plain)
+        table, fields = table_of_samples(
+            catalog,
+            path,
+            fields,
+            plain,
+            samples,
+            takes_packed=self.takes_packed,
+            normalize=normalize,
+            collate=collate_fn,
+            seed=seed,
+            subset=subset,
+            columns=columns,
+        )
         self._held_fields = table.fields_of_rows
         self._others: FileDataset | None = None
         self._own: tuple[int, IntArray] | None = None

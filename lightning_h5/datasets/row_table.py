@@ -1,4 +1,4 @@
-"""The rows of files as one table: which arrays they have, which rows are samples, and datasets over them."""
+"""The rows of files as one table: which arrays they have, and which rows make a sample."""
 
 from __future__ import annotations
 
@@ -175,14 +175,15 @@ class RowTable:
                 picked[name] = tuple(given[at] for at in fields)
         return replace(self, **picked)
 
-    @property
+    def _is_shared(self, field: int) -> bool:
+        return bool(self.is_shared) and self.is_shared[field]
+
+    @cached_property
     def fields_of_rows(self) -> list[int]:
         """The fields that have numbers of one shape for all steps; all fields if samples are rows."""
         if self.sampling is None:
             return list(range(len(self.layouts[0])))
-        fields = [
-            field for field in self.step_fields if not (self.is_ragged[field] or any(self.is_shared[field : field + 1]))
-        ]
+        fields = [field for field in self.step_fields if not (self.is_ragged[field] or self._is_shared(field))]
         return [field for field in fields if kind_of(self.layouts[0][field].dtype) == "number"]
 
     def locate(self, rows: IntArray) -> tuple[IntArray, IntArray]:
@@ -201,7 +202,7 @@ class RowTable:
     def _own_sizes(self, field: int) -> tuple[IntArray, IntArray] | None:
         if self.sampling is None or field not in self.step_fields:
             return None
-        if self.is_shared and self.is_shared[field]:
+        if self._is_shared(field):
             sizes = np.array([arrays[field].n_rows for arrays in self.layouts])
             return sizes, np.zeros(len(sizes), dtype=np.int64)
         views = [arrays[field].view for arrays in self.layouts]
@@ -270,11 +271,11 @@ class RowTable:
             samples: which ones, in this order; None for all.
             of_all_fields: also of those that are held whole.
         """
+        if self.sampling is not None:
+            return self._blocks_of_samples(self.sampling, samples, of_all_fields=of_all_fields)
         steps = self.rows_per_block
         if of_all_fields:
             steps = [_rows_per_block(arrays, [False] * len(arrays)) for arrays in self.layouts]
-        if self.sampling is not None:
-            return self._blocks_of_samples(self.sampling, samples, of_all_fields=of_all_fields)
         if samples is None:
             sizes = [
                 size

@@ -51,6 +51,10 @@ def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Col
             for steps, valid in zip(column, _valid_of(found, len(column)), strict=True)
         ]
     if not isinstance(column, torch.Tensor):  # text
+        if found.is_valid is not None and sampling.pad == "zeros":
+            column = [
+                text if valid else "" for text, valid in zip(column, found.is_valid.ravel().tolist(), strict=True)
+            ]
         return column if one.is_single else [column[at : at + n_steps] for at in range(0, len(column), n_steps)]
     if found.is_valid is not None and sampling.pad == "zeros" and not found.is_valid.all():
         column[torch.from_numpy(~found.is_valid.reshape(-1))] = 0

@@ -12,12 +12,20 @@ from ..errors import H5ValueError
 from ..options import SegmentOptions
 from ..types import IntArray
 from .segments import Steps
+from .sequence_dataset import Sequences
 
 __all__ = ["by_coordinate", "by_value", "firsts_in", "steps_of"]
 
 
 def firsts_in(segments: SegmentOptions, cuts: Mapping[str, npt.NDArray[Any]], n_rows: int, path: str) -> IntArray:
-    """Return the first rows of the segments of a part."""
+    """Return the first rows of the segments of a part.
+
+    Raises:
+        H5ValueError: the values do not fit the rows.
+    """
+    for key in (segments.lengths, segments.offsets):
+        if key is not None and cuts[key].dtype.kind not in "iu":
+            raise H5ValueError(f"{key!r} in {path!r} has values of {cuts[key].dtype}. Name an array of whole numbers.")
     if segments.lengths is not None:
         lengths = cuts[segments.lengths].astype(np.int64)
         if (lengths < 0).any() or lengths.sum() != n_rows:
@@ -57,35 +65,15 @@ def steps_of(firsts: IntArray, lengths: IntArray, n_rows: int) -> Steps:
 def by_value(
     values: npt.NDArray[Any] | None, order: npt.NDArray[Any] | None, segments: SegmentOptions
 ) -> tuple[IntArray, IntArray, IntArray | None]:
-    """Return the segments of rows with the same value, in the order of their first rows."""
+    """Return first place and length of the segments of rows with the same value, and the row at each place.
+
+    The rows are None if segments have consecutive ones.
+    """
     assert values is not None, "a key was given"
-    if values.dtype.kind == "O":
-        values = values.astype(str)
-    for name, column in ((segments.key, values), (segments.sort_key, order)):
-        if column is not None and (missing := _is_missing(column)).any():
-            raise H5ValueError(
-                f"{name!r} has no value (NaN or empty) in {int(missing.sum())} of {len(column)} steps, first in step "
-                f"{int(missing.argmax())}. Fill them in, or leave these rows out."
-            )
-    firsts = (
-        np.concatenate([[0], np.flatnonzero(values[1:] != values[:-1]) + 1]) if len(values) else np.empty(0, np.int64)
-    )
-    if order is None and len(np.unique(values[firsts])) == len(firsts):
-        return firsts, np.diff(np.append(firsts, len(values))), None
-    _, first, codes = np.unique(values, return_index=True, return_inverse=True)
-    place = np.argsort(np.argsort(first))[codes]
-    rows = np.argsort(place, kind="stable") if order is None else np.lexsort((order, place))
-    lengths = np.bincount(place)
-    return np.cumsum(lengths) - lengths, lengths, rows.astype(np.int64)
-
-
-def _is_missing(column: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return where a column has NaN or empty text."""
-    if column.dtype.kind == "f":
-        return np.asarray(np.isnan(column), dtype=np.bool_)
-    if column.dtype.kind in "UO":
-        return np.asarray(column == "", dtype=np.bool_)
-    return np.zeros(len(column), dtype=np.bool_)
+    values = values.astype(str) if values.dtype.kind == "O" else values
+    found = Sequences.of(values, order, names=(str(segments.key), segments.sort_key))
+    is_consecutive = np.array_equal(found.rows, np.arange(len(found.rows)))
+    return found.starts[:-1], found.lengths, None if is_consecutive else found.rows
 
 
 def by_coordinate(values: npt.NDArray[Any] | None, name: str) -> IntArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
 from ..errors import H5ValueError, listing
@@ -159,6 +160,7 @@ def fields_of(asked: Sequence[Asked], names: Sequence[str], given: SampleOptions
     Raises:
         H5ValueError: an option names no field, or no field has steps.
     """
+    _check_names(asked, names, given)
     fields = []
     for one, name in zip(asked, names, strict=True):
         axes = []
@@ -179,3 +181,22 @@ def fields_of(asked: Sequence[Asked], names: Sequence[str], given: SampleOptions
             f"none of the fields {listing(names)} has steps (segments.step_axis, segments.constants). Add one."
         )
     return fields
+
+
+def _check_names(asked: Sequence[Asked], names: Sequence[str], given: SampleOptions) -> None:
+    """Raise an ``H5ValueError`` if a mapping has a name or a pattern that fits no field."""
+    window = None if given.window is None else given.window.steps
+    options = {
+        "segments.axis": given.segments.axis,
+        "segments.step_axis": given.segments.step_axis,
+        "select": given.select,
+        "window.steps": window,
+    }
+    known = {*names, *(one.key for one in asked)}
+    for option, value in options.items():
+        if not isinstance(value, Mapping):
+            continue
+        if unused := [name for name in value if not any(fnmatchcase(one, name) for one in known) and name not in known]:
+            raise H5ValueError(
+                f"{option} names {listing(unused)}; the fields are {listing(names)}. Name some of these."
+            )

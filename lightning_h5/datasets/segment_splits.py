@@ -82,8 +82,9 @@ def segments_in_lists(
     """
     numbers: dict[tuple[int, str], int] = {}
     for number, name, file in _named(table):
-        for each in (name.rpartition("/")[2], name):
-            numbers[file, each] = number
+        short = file, name.rpartition("/")[2]
+        numbers[short] = number if short not in numbers else -1  # a name of several groups is of none
+        numbers[file, name] = number
     found: dict[str, IntArray] = {}
     taken: dict[int, str] = {}
     for split, of_files in lists.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,9 +15,12 @@ from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions
 from ..options import SegmentOptions, StepRange
 from ..readers import open_reader
-from ..types import IntArray
+from ..types import IntArray, Paths
 from .catalog import Catalog
+from .collate import Collate
 from .compatibility import Asked, Compatibility
+from .fields import Fields
+from .normalize import Normalize, normalized
 from .readable_files import WITHOUT_THEM, each_readable
 from .row_table import Parts, RowTable
 from .segment_cuts import by_coordinate, by_value, firsts_in, steps_of
@@ -28,9 +30,7 @@ from .segment_splits import SegmentSubset
 from .segments import Sampling, Segments, Steps
 from .windows import WholeSegments, Windows
 
-__all__ = ["segment_table"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["segment_table", "table_of_samples"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,49 @@ def segment_table(
     sampling = sampling if subset is None else subset.of(sampling)
     made = replace(made, sampling=sampling, first_segments=first_segments)
     return replace(made, columns={key: table.values_of(key, made) for key in columns})
+
+
+def table_of_samples(
+    catalog: Catalog,
+    path: Paths,
+    fields: Fields,
+    options: OpenOptions,
+    given: SampleOptions,
+    *,
+    takes_packed: bool,
+    normalize: Normalize | None,
+    collate: Collate | None,
+    seed: int,
+    subset: SegmentSubset | None,
+    columns: Sequence[str],
+) -> tuple[RowTable, Fields]:
+    """Return the files of a dataset, with its samples, and its fields as samples have them.
+
+    Args:
+        catalog: opens the files.
+        path: the files, as the user names them.
+        fields: the fields.
+        options: how files are opened.
+        given: what a sample is.
+        takes_packed: accept packed integers as they are stored.
+        normalize: statistics of fields; None for none.
+        collate: how samples of several shapes become a batch.
+        seed: see ``segment_table``, as for the two that follow.
+        subset: see above.
+        columns: see above.
+
+    Raises:
+        H5Error: see ``segment_table`` and ``Catalog.table``.
+    """
+    asked, paths = [replace(one, takes_packed=takes_packed) for one in fields.asked], catalog.files(path)
+    if given.needs_segments(fields.keys):
+        table = segment_table(
+            catalog, paths, asked, fields.names, options, given, seed=seed, subset=subset, columns=columns
+        )
+    else:
+        table = catalog.table(paths, asked, options, sample=given.sample)
+    fields = fields.of_samples(table, mask=given.has_mask, collate=collate)
+    return table, normalized(fields, normalize, table, catalog, options)
 
 
 class _Builder:
@@ -172,32 +215,33 @@ class _Builder:
         pairs = list(zip(self._fields, arrays, strict=True))
         for field, array in pairs:
             field.check_axes(array)
-        lines = {array.key: field.length(array, field.axis) for field, array in pairs if field.axis is not None}
-        if len(set(lines.values())) > 1:
-            each = ", ".join(f"{key!r} has {n}" for key, n in lines.items())
+        lines = [None if field.axis is None else field.length(array, field.axis) for field, array in pairs]
+        lengths = [None if field.step_axis is None else field.length(array, field.step_axis) for field, array in pairs]
+        n_lines, n_steps = (sorted({n for n in each if n is not None}) for each in (lines, lengths))
+        period = n_steps[-1]
+        if len(n_lines) > 1:
+            each = _each(arrays, lines)
             raise H5ValueError(
                 f"segments.axis counts the segments of {arrays[0].path!r}, and arrays differ: {each}. Name the axis of "
                 "each field (a mapping), or None for a field without it."
             )
-        lengths = {
-            array.key: field.length(array, field.step_axis) for field, array in pairs if field.step_axis is not None
-        }
-        period = max(lengths.values())
-        if lines:
-            for field, array in pairs:
-                if field.axis is None and field.step_axis is not None and lengths[array.key] != period:
+        if n_lines:
+            for (field, array), n in zip(pairs, lengths, strict=True):
+                if field.axis is None and n not in (None, period):
                     raise H5ValueError(
-                        f"{array.key!r} has {lengths[array.key]} steps for all segments of {array.path!r}, and these "
-                        f"have {period}. Load only fields with a step for each of theirs, or with an axis of segments."
+                        f"{array.key!r} has {n} steps for all segments of {array.path!r}, and these have {period}. "
+                        "Load fields with as many steps, or with an axis of segments."
                     )
-        elif self._segments.cut_keys and len(set(lengths.values())) > 1:
-            each = ", ".join(f"{key!r} has {n}" for key, n in lengths.items())
-            raise H5ValueError(f"rows of {arrays[0].path!r} are cut into segments, and arrays differ: {each} steps.")
+        elif self._segments.cut_keys and len(n_steps) > 1:
+            raise H5ValueError(
+                f"rows of {arrays[0].path!r} are cut into segments, and arrays differ: {_each(arrays, lengths)} steps. "
+                "Load fields with one value a step."
+            )
         if not self._step_places:
             self._step_places = tuple(field.step_place(array) for field, array in pairs)
         n_values = len(cuts[self._segments.lengths]) if self._segments.lengths is not None else None
-        self._lines.append(next(iter(lines.values()), 1))
-        self._lengths.append([lengths.get(array.key) for array in arrays])
+        self._lines.append(n_lines[0] if n_lines else 1)
+        self._lengths.append(lengths)
         return tuple(field.seen(array, period, n_values) for field, array in pairs)
 
     # The table -----------------------------------------------------------------------------------------------
@@ -302,6 +346,10 @@ class _Builder:
         return np.array([one.decode() if isinstance(one, bytes) else one for one in found])
 
 
+def _each(arrays: Sequence[ArrayLayout], sizes: Sequence[int | None]) -> str:
+    return ", ".join(f"{array.key!r} has {n}" for array, n in zip(arrays, sizes, strict=True) if n is not None)
+
+
 def _sampling(
     segments: Segments, fields: Sequence[SegmentField], given: SampleOptions, seed: int
 ) -> Windows | WholeSegments:
@@ -311,6 +359,11 @@ def _sampling(
         H5ValueError: there is none.
     """
     kind = given.kind([field.asked.key for field in fields])
+    if kind != "segment" and (given.segments.bucket or given.segments.max_length is not None):
+        raise H5ValueError(
+            f"segments.bucket and segments.max_length are of whole segments, and samples are {kind}s. Leave them out, "
+            "or pass sample='segment' without window."
+        )
     if kind == "segment":
         whole = WholeSegments(segments, given.segments.max_length)
         return whole.among(np.flatnonzero(segments.lengths)) if (segments.lengths == 0).any() else whole
@@ -331,12 +384,5 @@ def _sampling(
             f"no segment is as long as a window: windows reach over {made.reach} steps, and the longest of "
             f"{len(segments):,} segments has {segments.lengths.max(initial=0):,}. Take fewer steps, or pad windows "
             "(window.pad)."
-        )
-    if made.n_left_out:
-        _log.info(
-            "%s of %s segments are shorter than a window (%s steps) and have no sample",
-            f"{made.n_left_out:,}",
-            f"{len(segments):,}",
-            made.reach,
         )
     return made

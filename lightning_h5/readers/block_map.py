@@ -91,9 +91,7 @@ class BlockMap:
         if self._has_one_axis:
             blocks, within = np.divmod(rows, along)
             return blocks + self.first_block[arrays], within
-        lines, rows = np.divmod(
-            rows, np.maximum(self._period[arrays], 1)
-        )  # no row is asked for that an array does not have
+        lines, rows = np.divmod(rows, np.maximum(self._period[arrays], 1))
         blocks, within = np.divmod(rows, along)
         line_blocks, line = np.divmod(lines, self._across[arrays])
         return blocks + line_blocks * self._per_line[arrays] + self.first_block[arrays], within + line * along

@@ -57,6 +57,8 @@ KEYS = {"x_key": "x", "y_key": "y"}
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "plain": (LazyH5DataModule, KEYS),
     "cut": (LazyH5DataModule, KEYS | CUT),
+    "windows": (LazyH5DataModule, KEYS | {"window": 3}),
+    "windows, cut": (LazyH5DataModule, KEYS | {"val_fraction": 0.4, "group_key": "patient", "window": 3}),
     "weighted": (LazyH5DataModule, KEYS | CUT | {"weight_key": "weight"}),
     "balanced": (LazyH5DataModule, KEYS | {"balance_key": "label"}),
     "external": (LazyH5DataModule, KEYS | CUT | {"allow_external": True}),

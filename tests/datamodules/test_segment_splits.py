@@ -133,7 +133,19 @@ def test_rows_have_no_lists_of_segments(path):
         ),
         ({"segments": "nothing/*"}, H5KeyError, "has no group 'nothing'"),
         ({"segments": "data/*", "window": 30}, H5ValueError, "windows reach over 30 steps, and the longest of 10"),
-        ({"segments": "data/*", "window": {"y": 3}}, H5ValueError, "has nothing for the field 'x'"),
+        (
+            {"segments": "data/*", "window": {"steps": {"y": 3}}},
+            H5ValueError,
+            "window.steps names 'y'; the fields are 'x'",
+        ),
+        ({"segments": "data/*", "select": {"y": {1: 0}}}, H5ValueError, "select names 'y'"),
+        ({"segments": {"groups": "data/*", "step_axis": {"z": 0}}}, H5ValueError, "step_axis names 'z'"),
+        ({"segments": {"groups": "data/*", "bucket": True}, "window": 3}, H5ValueError, "are of whole segments"),
+        (
+            {"segments": "data/*", "window": 3, "split": {"val_fraction": 0.5, "by": "row"}},
+            H5ValueError,
+            "do not divide",
+        ),
         ({"segments": {"groups": "data/*", "step_axis": 1}}, H5ValueError, "axis 1 of .* was named"),
         ({"segments": {"groups": "data"}}, H5ValueError, r"has 0 of '\*'"),
         ({"segments": "data/*", "sample": "window"}, H5ValueError, "without window"),
@@ -198,3 +210,48 @@ def test_a_file_that_changes_is_noticed(path):
         file["data/patient0_run0/x"][0] = 99
     with pytest.raises(Exception, match="was written to since training was set up"):
         list(module.train_dataloader())
+
+
+def test_a_list_of_names_that_several_groups_have_is_refused(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for subject in "ab":
+            file[f"{subject}/run"] = np.arange(5)
+        file["mask/train"] = [b"run"]
+    module = LazyH5DataModule(str(tmp_path / "x.h5"), x_key="*/run", window=2, split={"key": {"train": "mask/train"}})
+    with pytest.raises(H5ValueError, match="lists 'run' for 'train'"):
+        module.setup("fit")
+
+
+def test_segments_that_are_too_short_are_counted_once(path, caplog):
+    module = LazyH5DataModule(path, x_key={"x": "x"}, segments="data/*", window=8, split=0.3)
+    with caplog.at_level("INFO"):
+        module.setup("fit")
+        module.setup("fit")
+    left_out = [record.message for record in caplog.records if "shorter than a window" in record.message]
+    assert len(left_out) == len(set(left_out)) > 0
+    assert sum(int(text.split()[0]) for text in left_out) == sum(n < 8 for n in LENGTHS)
+
+
+def test_padding_of_text_is_empty(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["word"] = np.arange(3), ["a", "b", "c"]
+    window = {"steps": [-1, 2], "pad": "zeros"}
+    module = LazyH5DataModule(str(tmp_path / "x.h5"), x_key={"x": "x", "word": "word"}, window=window)
+    module.setup("fit")
+    found = module.datasets["train"].read_batch([0, 1, 2])
+    assert found["word"] == [["", "a", "b"], ["a", "b", "c"], ["b", "c", ""]]
+    assert found["x"].tolist() == [[0, 0, 1], [0, 1, 2], [1, 2, 0]]
+
+
+@pytest.mark.parametrize("kind", [LazyH5DataModule, RankCachedH5DataModule])
+def test_rows_are_listed_or_padded_if_that_is_asked_for(path, kind):
+    def first(**options):
+        key = {"x": "data/patient0_run0/x"}
+        module = kind(path, x_key=key, batch_size=4, shuffle=False, x_dtype="int64", **options)
+        module.setup("fit")
+        return next(iter(module.train_dataloader()))
+
+    assert [value.item() for value in first(collate_fn="list")["x"]] == [0, 1, 2, 3]
+    cut = first(collate_fn="pad", transform=lambda sample: {"x": sample["x"].repeat(int(sample["x"]) + 1)})
+    assert cut["length"].tolist() == [1, 2, 3, 4]
+    assert cut["x"][1].tolist() == [1, 1, 0, 0]
