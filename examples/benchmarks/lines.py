@@ -11,6 +11,7 @@ from typing import Any
 
 from common import met
 
+CONTEXT = multiprocessing.get_context("spawn")
 HEADER = ("measured", "target", "seen", "unit", "met")
 
 
@@ -58,7 +59,7 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:
     It is a fresh interpreter. One that is forked has the pages of torch's libraries, but they count as its memory only
     once it looks at them again: as if it had got 17 MiB more by reading rows.
     """
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=be_quiet) as pool:
+    with ProcessPoolExecutor(1, mp_context=CONTEXT, initializer=be_quiet) as pool:
         return pool.submit(function, *arguments).result()
 
 

@@ -55,8 +55,9 @@ def as_a_script(rank, path, arguments, cwd, environment):
     folder = Path(path).parent
     sys.argv = [path, *arguments]
     sys.path.insert(0, str(folder))
-    if (folder / "ranks.py").exists():  # ranks of the benchmarks: their own forkserver would import everything again
-        importlib.import_module("ranks").CONTEXT = multiprocessing.get_context("fork")
+    for module in ("ranks", "lines"):  # of the benchmarks, whose processes would import everything again
+        if (folder / f"{module}.py").exists():
+            importlib.import_module(module).CONTEXT = multiprocessing.get_context("fork")
     runpy.run_path(path, run_name="__main__")
 
 
