@@ -150,12 +150,24 @@ class RowTable:
         part, _ = self.part_of_segment(number)
         return part if self.parts is None else int(self.parts.files[part])
 
+    def values_of_samples(self, key: str) -> npt.NDArray[Any]:
+        """Return the value of a column for each sample: that of its segment."""
+        assert self.sampling is not None, "samples are rows"
+        return np.asarray(self.columns[key][self.sampling.places(np.arange(self.n_samples)).segments])
+
+    def n_segments_of(self, part: int) -> int:
+        """Return how many segments the files have in a part."""
+        return 1 if self.first_segments is None else int(self.first_segments[part + 1] - self.first_segments[part])
+
+    def name_of_part(self, part: int) -> str:
+        """Return the path of the file that a part is, or the name of its group or array."""
+        return self.paths[part] if self.parts is None else self.parts.names[part]
+
     def segment_name(self, number: int) -> str:
         """Return the name of a segment: of a group, an array or a file, with its number there if that has several."""
         part, inside = self.part_of_segment(number)
-        name = os.path.basename(self.paths[part]) if self.parts is None else self.parts.names[part]
-        has_several = self.first_segments is not None and self.first_segments[part + 1] - self.first_segments[part] > 1
-        return f"{name}[{inside}]" if has_several else name
+        name = os.path.basename(self.name_of_part(part)) if self.parts is None else self.name_of_part(part)
+        return f"{name}[{inside}]" if self.n_segments_of(part) > 1 else name
 
     def locate_values(self, field: int, segments: IntArray) -> tuple[IntArray, IntArray]:
         """Return the part, and the row inside the part, that has a field's value of each segment."""
