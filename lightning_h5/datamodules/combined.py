@@ -156,7 +156,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         distributed: DistributedOptions | dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
-        self._segments = SegmentOptions.parse(segments, "segments")
+        self._segments, self._keeps_rows = SegmentOptions.parse(segments, "segments"), row_cache is not None
         self._of_samples: dict[str, Any] = {"batch_transform": batch_transform, "with_index": with_index}
         self._files = SourceFiles(locals(), self._options.files, self._options.collate)
         self._mixture = None if mixture is None else SourceMixture.parse(MixtureOptions.parse(mixture, "mixture"))
@@ -165,7 +165,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
 
     def _check_arguments(self) -> None:
         self._has_segments = self._files.have_segments(self._sources) if self._sources else False
-        if self._has_segments and self.hparams["row_cache"] is not None:
+        if self._has_segments and self._keeps_rows:
             raise H5ValueError("row_cache was given, which keeps rows, and samples are of segments. Leave it out.")
         if self._mixture is not None:
             if self._segments.bucket:

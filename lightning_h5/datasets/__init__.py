@@ -16,7 +16,6 @@ from .row_table import RowTable
 from .sample_layout import Transform
 from .segment_fields import SampleOptions
 from .segment_splits import SegmentChoice, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
-from .sequence_dataset import SequenceDataset, Sequences
 from .shard_loading import load_shards
 from .shard_memory import available_memory
 from .table_dataset import TableDataset
@@ -58,8 +57,6 @@ __all__ = [
     "Samples",
     "SegmentChoice",
     "SegmentSubset",
-    "SequenceDataset",
-    "Sequences",
     "TableDataset",
     "Transform",
     "WholeSegments",

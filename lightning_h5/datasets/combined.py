@@ -252,8 +252,8 @@ class CombinedHDF5Dataset(CachingDataset):
             raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'error' or 'skip'.")
         bad: dict[str, str] | None = {} if on_bad_file == "skip" else None
         files = files_to_read(catalog, paths, bad)
-        if choice is not None and load_fields is None:
-            raise H5ValueError("segments or a window were given without load_fields. Name the fields to load.")
+        if samples.segments.groups is not None and load_fields is None:
+            raise H5ValueError("segments.groups was given without load_fields. Name the fields, relative to a group.")
         names = names_to_load(catalog, files, options, load_fields, self._keys, [*columns, *of_label], bad)
         wanted = list(dict.fromkeys([*names, *columns, *of_label]))
         if unknown := [name for name in self._named_dtypes if name not in wanted]:

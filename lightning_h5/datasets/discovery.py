@@ -215,8 +215,8 @@ def _refuse_groups(path: str, fields: Sequence[str], looks: Mapping[str, _Look])
     raise H5KeyError(
         f"load_fields was not given, and {path!r} has arrays of the same name in several groups: {listing(same)}. Each "
         "group may have its own rows, even if all have the same number. If so, name the arrays that belong to one "
-        f"group, such as load_fields={belong!r}, or use LazyH5DataModule, where segments='*' makes samples of all "
-        "groups; otherwise name all arrays that are fields of one row."
+        f"group, such as load_fields={belong!r}, or pass segments='*' and names relative to a group, so that each "
+        "group has samples of its own; otherwise name all arrays that are fields of one row."
     )
 
 

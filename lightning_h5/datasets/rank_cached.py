@@ -29,9 +29,10 @@ from .buffers import Column
 from .catalog import Catalog
 from .collate import Collate
 from .fields import Fields
-from .file_dataset import SAMPLES_AT_A_TIME, FileDataset
+from .file_dataset import FileDataset
 from .held_rows import HeldRows, checked_device
 from .normalize import Normalize
+from .reading_ahead import SAMPLES_AT_A_TIME
 from .row_table import BatchRows
 from .sample_columns import column_of_samples
 from .sample_layout import Transform

@@ -138,12 +138,16 @@ class RowTable:
         """Return the file of each part."""
         return parts if self.parts is None else self.parts.files[parts]
 
+    def parts_of_segments(self, numbers: IntArray) -> IntArray:
+        """Return the part that each of some segments begins in."""
+        if self.first_segments is None:
+            return numbers
+        return np.searchsorted(self.first_segments, numbers, side="right") - 1
+
     def part_of_segment(self, number: int) -> tuple[int, int]:
         """Return the part that a segment begins in, and its number there."""
-        if self.first_segments is None:
-            return number, 0
-        part = int(np.searchsorted(self.first_segments, number, side="right")) - 1
-        return part, number - int(self.first_segments[part])
+        part = int(self.parts_of_segments(np.array([number]))[0])
+        return part, 0 if self.first_segments is None else number - int(self.first_segments[part])
 
     def file_of_segment(self, number: int) -> int:
         """Return the file that a segment begins in."""
@@ -173,7 +177,7 @@ class RowTable:
         """Return the part, and the row inside the part, that has a field's value of each segment."""
         if self.first_segments is None:
             return segments, np.zeros(len(segments), dtype=np.int64)
-        parts = np.searchsorted(self.first_segments, segments, side="right") - 1
+        parts = self.parts_of_segments(segments)
         is_of_part = np.array([arrays[field].n_rows == 1 for arrays in self.layouts])[parts]
         return parts, np.where(is_of_part, 0, segments - self.first_segments[parts])
 

@@ -39,6 +39,8 @@ def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Col
         if not sampling.has_all_steps(field):
             return column
         assert found.lengths is not None, "segments have a length each"
+        if not len(found.lengths) and isinstance(column, torch.Tensor):
+            return _moved(column[None][:0], 1, 1 + place)
         ends = np.concatenate([[0], np.cumsum(found.lengths)]).tolist()
         each = column if table.is_ragged[field] else [column[low:high] for low, high in pairwise(ends)]
         return [_moved(one, 0, place) for one in each]

@@ -34,23 +34,30 @@ def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[A
         H5ValueError: a segment has several values.
     """
     assert table.sampling is not None, "samples are rows"
-    segments, found = table.sampling.segments, []
+    segments = table.sampling.segments
     numbers = segments.numbers_of(np.arange(len(segments)))
+    n_parts = len(values)
+    is_of_segments = [_has_value_a_segment(table, key, part, here) for part, here in enumerate(values)]
+    sizes = [(table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])) for part in range(n_parts)]
+    each = list(zip(values, is_of_segments, sizes, strict=True))
+    by_segment = np.concatenate([here if is_one else here[:1].repeat(n) for here, is_one, (n, _) in each])[numbers]
+    if all(is_of_segments):
+        return by_segment
+    by_step = np.concatenate([here[:1].repeat(n) if is_one else here for here, is_one, (_, n) in each])
     firsts, lengths = segments.steps[0].firsts_of(), segments.lengths
-    for number, first, length in zip(numbers.tolist(), firsts.tolist(), lengths.tolist(), strict=True):
-        part, inside = table.part_of_segment(number)
-        here = values[part]
-        if _has_value_a_segment(table, key, part, here):
-            found.append(here[inside])
-            continue
-        rows = segments.rows_at(np.arange(first, first + length)) - int(table.starts[part])
-        if len(each := np.unique(here[rows])) > 1:
-            raise H5ValueError(
-                f"{key!r} has several values in the segment {table.segment_name(number)!r}: "
-                f"{listing(map(str, each))}. Name an array with one value for a segment."
-            )
-        found.append(here[rows[0]])
-    return np.array(found)
+    ends = np.cumsum(lengths)
+    steps = by_step[segments.rows_at(segments.places_of(slice(None), lengths))]
+    is_by_step = ~np.array(is_of_segments)[table.parts_of_segments(numbers)]
+    own = by_step[segments.rows_at(np.where(lengths > 0, firsts, 0))]
+    differs = (steps != np.repeat(own, lengths)) & np.repeat(is_by_step, lengths)
+    if differs.any():
+        at = int(np.searchsorted(ends, int(differs.argmax()), side="right"))
+        several = np.unique(steps[ends[at] - lengths[at] : ends[at]])
+        raise H5ValueError(
+            f"{key!r} has several values in the segment {table.segment_name(int(numbers[at]))!r}: "
+            f"{listing(map(str, several))}. Name an array with one value for a segment."
+        )
+    return np.where(is_by_step, own, by_segment)
 
 
 def rows_that_pass(
@@ -120,10 +127,8 @@ def _of_rows(table: RowTable, key: str, of_parts: Sequence[Mask]) -> Mask:
     assert table.sampling is not None, "samples are rows"
     segments, is_kept = table.sampling.segments, np.concatenate(of_segments)
     left_out = np.flatnonzero(~is_kept[segments.numbers_of(np.arange(len(segments)))])
-    firsts = segments.steps[0].firsts_of(left_out)
     lengths = np.maximum.reduce([steps.lengths_of(left_out) for steps in segments.steps])
-    places = np.arange(int(lengths.sum())) + np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths)
-    found[segments.rows_at(places)] = False
+    found[segments.rows_at(segments.places_of(left_out, lengths))] = False
     return found
 
 

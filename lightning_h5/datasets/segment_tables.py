@@ -23,9 +23,10 @@ from .compatibility import Asked, Compatibility
 from .fields import Fields
 from .normalize import Normalize, normalized
 from .readable_files import WITHOUT_THEM, Skip, each_readable
+from .row_filters import Mask, NoRowPassesError
 from .row_table import Parts, RowTable
 from .segment_columns import rows_that_pass, values_of_segments
-from .segment_cuts import by_coordinate, by_value, firsts_in, steps_of
+from .segment_cuts import by_coordinate, by_value, check_present, firsts_in, steps_of
 from .segment_fields import SampleOptions, SegmentField, fields_of
 from .segment_parts import parts_in
 from .segment_splits import SegmentChoice
@@ -96,10 +97,17 @@ def segment_table(
     sampling: Sampling = _sampling(segments_of_rows, fields, given)
     sampling = sampling if choice.subset is None else choice.subset.of(sampling)
     made = replace(made, sampling=sampling, first_segments=first_segments)
+    passes = None
     if choice.criteria:
         values = {key: table.values_of(key) for key in choice.all_columns}
         passes = rows_that_pass(made, choice.criteria, choice.keys, values)
         made = replace(made, sampling=sampling.keeping(passes))
+        if not made.n_samples:
+            raise NoRowPassesError(
+                f"filters leave {int(passes.sum()):,} of {len(passes):,} steps, and no segment has enough of them for "
+                "a sample. Loosen a filter, or take fewer steps."
+            )
+    table.check_present(made, passes)
     return replace(made, columns={key: values_of_segments(made, key, table.values_of(key)) for key in choice.columns})
 
 
@@ -296,7 +304,8 @@ class _Builder:
         """Return first row and length of the segments that values tell, and the order of rows if it is another one."""
         segments = self._segments
         if segments.key is not None:
-            return by_value(self._column(segments.key, table), self._column(segments.sort_key, table), segments)
+            order = None if segments.sort_key is None else self._column(segments.sort_key, table)
+            return by_value(self._column(segments.key, table), order, segments)
         if segments.join is not None:
             firsts = by_coordinate(self._column(segments.join, table), segments.join)
         else:
@@ -310,9 +319,13 @@ class _Builder:
             )
         return firsts, np.diff(np.append(firsts, table.n_rows)), None
 
-    def _column(self, key: str | None, table: RowTable) -> npt.NDArray[Any] | None:
-        if key is None:
-            return None
+    def check_present(self, table: RowTable, is_kept: Mask | None) -> None:
+        """Check that all rows that filters keep are in a segment."""
+        for key in (self._segments.key, self._segments.sort_key):
+            if key is not None:
+                check_present(self._column(key, table), key, is_kept)
+
+    def _column(self, key: str, table: RowTable) -> npt.NDArray[Any]:
         values = np.concatenate([cuts[key] for cuts in self._cuts])
         if len(values) != table.n_rows:
             raise H5ValueError(

@@ -75,6 +75,11 @@ class Segments:
     def __len__(self) -> int:
         return len(self.steps[0])
 
+    def places_of(self, segments: IntArray | slice, lengths: IntArray) -> IntArray:
+        """Return the places of the first ``lengths`` steps of some segments, one segment after the other."""
+        before = self.steps[0].firsts_of(segments) - (np.cumsum(lengths) - lengths)
+        return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(np.asarray(before, dtype=np.int64), lengths)
+
     def rows_at(self, places: IntArray) -> IntArray:
         """Return the rows at places that ``steps`` count."""
         return places if self.order is None else self.order[places]
@@ -105,8 +110,7 @@ class Segments:
         """
         firsts = self.steps[0].firsts_of()
         lengths = np.maximum.reduce([steps.lengths_of() for steps in self.steps])
-        owners = np.repeat(np.arange(len(firsts)), lengths)
-        places = np.arange(len(owners)) + np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths)
+        owners, places = np.repeat(np.arange(len(firsts)), lengths), self.places_of(slice(None), lengths)
         stays = is_kept[self.rows_at(places)]
         n_kept = np.bincount(owners[stays], minlength=len(firsts))
         if ((n_kept == 0) | (n_kept == lengths)).all():

@@ -269,8 +269,7 @@ class WholeSegments:
         if not has_all_steps:
             return FieldRows(self.segments.rows_at(steps.firsts_of(places.segments)))
         lengths = self._cropped(steps.lengths_of(places.segments))
-        before = np.repeat(steps.firsts_of(places.segments) - (np.cumsum(lengths) - lengths), lengths)
-        return FieldRows(self.segments.rows_at(before + np.arange(int(lengths.sum()))), lengths)
+        return FieldRows(self.segments.rows_at(self.segments.places_of(places.segments, lengths)), lengths)
 
     def _cropped(self, lengths: IntArray) -> IntArray:
         return lengths if self.max_length is None else np.minimum(lengths, self.max_length)
