@@ -17,6 +17,7 @@ from ..datasets import RowDataset
 from ..errors import H5ValueError
 from ..loading import H5DataLoader, SampleCollate
 from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
+from ..options import SegmentOptions
 from ..order import (
     EvaluationBatches,
     OrderParameters,
@@ -28,8 +29,9 @@ from ..order import (
     resolve_replica,
 )
 from ..sizes import whole
+from ..types import IntArray
 from .arguments import SPLITS, LoaderArguments, RecordsSettings, Split, picked
-from .training_rows import weights_of
+from .training_rows import segment_ends, weights_of
 
 __all__ = ["MakesLoaders", "NoRows"]
 
@@ -58,6 +60,7 @@ class MakesLoaders(RecordsSettings):
         self.rank: int | None = options.distributed.rank
         self.world_size: int | None = options.distributed.world_size
         self.seed = options.seed
+        self._keeps_together = SegmentOptions.parse(given.get("segments"), "segments").keep_together
         self._datasets: dict[Split, RowDataset] = {}
         self._loaders = _no_loaders()
         self._logged: set[str] = set()
@@ -132,14 +135,17 @@ class MakesLoaders(RecordsSettings):
     def _check_equal_batches(self, split: Split, n_rows: int, world_size: int) -> None:
         """Refuses evaluation where some ranks have a batch more, and the others would be waited for in ``forward``."""
         strategy, batch_size = getattr(self.trainer, "strategy", None), self._rows_of_a_batch(training=False)
-        # The first ranks hold the larger shards.
-        ends = [EvaluationBatches(n_rows, batch_size, world_size, rank).n_steps for rank in (0, world_size - 1)]
-        gathers = any(kind.__name__ in _GATHER_IN_FORWARD for kind in type(strategy).__mro__)
-        if ends[0] != ends[1] and gathers:
+        if not any(kind.__name__ in _GATHER_IN_FORWARD for kind in type(strategy).__mro__):
+            return
+        ends = self.shard_ends(self._datasets[split])
+        ranks = range(world_size) if ends is not None else (0, world_size - 1)  # the first have the larger shards
+        steps = [EvaluationBatches(n_rows, batch_size, world_size, rank, ends).n_steps for rank in ranks]
+        if min(steps) < max(steps):
             raise H5ValueError(
-                f"the {n_rows} rows of {split!r} make {ends[0]} batches of {batch_size} on some of {world_size} ranks "
-                f"and {ends[1]} on others, and {type(strategy).__name__} would hang, since it gathers parameters in "
-                "forward. Pass eval_batch_size=2 or more, and at least one row per rank."
+                f"the {n_rows} rows of {split!r} make {max(steps)} batches of {batch_size} on some of {world_size} "
+                f"ranks and {min(steps)} on others, and {type(strategy).__name__} would hang, since it gathers "
+                "parameters in forward. Pass eval_batch_size=2 or more, at least one row per rank, and no "
+                "segments.keep_together."
             )
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
@@ -162,7 +168,12 @@ class MakesLoaders(RecordsSettings):
             chooses=self._options.shuffle.mode == "auto",
             recipe=order.recipe if training else None,
             repeats=self.is_overfitting,
+            ends=None if training else self.shard_ends(dataset),
         )
+
+    def shard_ends(self, dataset: RowDataset) -> IntArray | None:
+        """Samples at which the ranks' shards of evaluation may end; None for all."""
+        return segment_ends(dataset) if self._keeps_together else None
 
     def _sampler_arguments(self, *, training: bool) -> dict[str, Any]:
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch
@@ -93,7 +94,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             None raises.
         segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
             (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``join``, ``axis``, ``step_axis``,
-            ``constants``, ``max_length``, ``bucket``). None makes each file a segment.
+            ``constants``, ``max_length``, ``bucket``, ``keep_together``). None makes each file a segment.
         window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
             from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
             ``random``).
@@ -178,6 +179,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             cache_device=self._device(),
             preload=False,
         )
+        if not trains and (ends := self.shard_ends(dataset)) is not None:
+            dataset.shard = replace(dataset.shard, ends=ends)
         context = multiprocessing.get_context(self._options.workers.start_method)
         dataset.for_training = trains
         dataset.for_workers = bool(self._options.num_workers) and context.get_start_method() != "fork"

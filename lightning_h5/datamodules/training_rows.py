@@ -14,8 +14,9 @@ from ..errors import H5ValueError, listing
 from ..loading.choose_order import Order
 from ..options import SegmentOptions, WeightOptions
 from ..order import LengthRecipe, RowWeights
+from ..types import IntArray
 
-__all__ = ["row_weights", "segment_order", "segments_left_out", "weights_of"]
+__all__ = ["row_weights", "segment_ends", "segment_order", "segments_left_out", "weights_of"]
 
 
 def row_weights(options: WeightOptions, column: Callable[[str, str], npt.NDArray[Any]]) -> RowWeights:
@@ -104,3 +105,14 @@ def segments_left_out(dataset: RowDataset) -> Iterator[str]:
                 f"{n:,} of {len(sampling.segments):,} segments are shorter than a window ({sampling.reach} steps) and "
                 "have no sample"
             )
+
+
+def segment_ends(dataset: RowDataset) -> IntArray | None:
+    """Return how many samples there are up to the end of each segment; None if samples are no parts of segments."""
+    found: list[IntArray] = []
+    for each in dataset.sources or [dataset]:
+        sampling = each.table.sampling if isinstance(each, TableDataset) and each.indices is None else None
+        if not isinstance(sampling, Windows):
+            return None
+        found.append(sampling.ends + (found[-1][-1] if found else 0))
+    return np.concatenate(found)

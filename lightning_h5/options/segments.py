@@ -64,6 +64,8 @@ class SegmentOptions(Options):
         constants: fields without steps. Each sample has the value of its segment.
         max_length: steps that a sample of ``sample="segment"`` has at most, the first ones.
         bucket: make training batches of segments of similar length, in random order, with equal steps on all ranks.
+        keep_together: give all windows of a segment to one rank in evaluation. Ranks may then have numbers of batches
+            that differ.
     """
 
     groups: str | None = None
@@ -78,6 +80,7 @@ class SegmentOptions(Options):
     constants: list[str] | tuple[str, ...] = ()
     max_length: int | None = None
     bucket: bool = False
+    keep_together: bool = False
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("key", "lengths", "offsets", "ends", "join")}

@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import H5ValueError
 from ..types import BatchToken, IntArray
 from .permutation import permutation
-from .shards import balanced_contiguous_shard
+from .shards import balanced_contiguous_shard, contiguous_shard
 from .window import BlockTable, WindowOrder
 
 __all__ = [
@@ -253,36 +253,45 @@ class TrainBatches:
 class EvaluationBatches:
     """A contiguous shard for each rank, cut into the same number of batches on every rank; every row exactly once.
 
-    With ``batch_size`` 1 and a remainder some ranks get one batch more: there is no row left to make one of.
+    With ``batch_size`` 1 and a remainder some ranks get one batch more: there is no row left to make one of. A rank has
+    fewer batches if shards end where segments do, and its own has fewer rows than another one has batches.
 
     Attributes:
         n_rows: rows of all ranks.
         batch_size: most rows of a batch.
         world_size: number of ranks.
         rank: this rank.
+        ends: rows at which shards may end (see ``contiguous_shard``); None for all.
     """
 
     n_rows: int
     batch_size: int
     world_size: int
     rank: int
+    ends: IntArray | None = None
 
     @property
     def shard(self) -> tuple[int, int]:
         """First row, and the row after the last, of this rank."""
-        return balanced_contiguous_shard(self.n_rows, self.world_size, self.rank)
+        return contiguous_shard(self.n_rows, self.world_size, self.rank, self.ends)
 
-    @property
+    @cached_property
     def n_steps(self) -> int:
         """Batches of this rank."""
         first, last = self.shard
         largest = -(-self.n_rows // self.world_size)
+        if self.ends is not None:
+            each = (contiguous_shard(self.n_rows, self.world_size, rank, self.ends) for rank in range(self.world_size))
+            largest = max(stop - start for start, stop in each)
         return min(-(-largest // self.batch_size), last - first)
 
     def bounds(self, step: int) -> tuple[int, int]:
-        """Return the first row of a batch, and the row after the last: full ones first, the last two share the rest."""
+        """Return the first row of a batch, and the row after the last: full ones first, the last two share the rest.
+
+        There are fewer full ones if otherwise some would be empty.
+        """
         first, last = self.shard
-        full = max(0, self.n_steps - 2)
+        full = max(0, min(self.n_steps - 2, (last - first - self.n_steps) // max(1, self.batch_size - 1)))
         if step < full:
             return first + step * self.batch_size, first + (step + 1) * self.batch_size
         start = first + full * self.batch_size

@@ -11,7 +11,7 @@ import numpy as np
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 from ..errors import H5ValueError
-from ..types import BatchToken
+from ..types import BatchToken, IntArray
 from .permutation import permutation
 from .plan import EpochPlan, EpochRecipe, EpochSequence, EvaluationBatches, OrderParameters
 from .position import Position
@@ -66,6 +66,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         chooses: the package chose the mode: an interrupted epoch may have had another.
         recipe: what epochs visit; None for each row once.
         repeats: all epochs of a recipe are like the first (``overfit_batches``).
+        ends: rows at which the shards of an evaluation may end; None for all.
     """
 
     # The parents' constructors require a sized dataset and resolve the rank immediately.
@@ -84,10 +85,12 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         chooses: bool = False,
         recipe: EpochRecipe | None = None,
         repeats: bool = False,
+        ends: IntArray | None = None,
     ) -> None:
         self.blocks = blocks
         self.recipe: EpochRecipe = EachRowOnce(blocks) if recipe is None else recipe
         self._repeats = repeats and recipe is not None
+        self.ends = ends
         self.parameters = parameters
         self.batch_size = batch_size
         self.drop_last = drop_last
@@ -218,7 +221,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     def _evaluation_plan(self) -> EpochPlan:
         rank, world_size = self.replica
-        return EvaluationBatches(self.blocks.n_rows, self.batch_size, world_size, rank).plan()
+        return EvaluationBatches(self.blocks.n_rows, self.batch_size, world_size, rank, self.ends).plan()
 
     def n_left(self, epoch: int) -> int:
         """Return the rows of an epoch that are not consumed, over all ranks."""
@@ -314,7 +317,7 @@ class ShardSampler(PlanSampler):
 
     def _evaluation_plan(self) -> EpochPlan:
         shard = self.shard
-        batches = EvaluationBatches(shard.n_rows, self.batch_size, shard.world_size, shard.rank)
+        batches = EvaluationBatches(shard.n_rows, self.batch_size, shard.world_size, shard.rank, shard.ends)
         return batches.plan(first=batches.shard[0])
 
 

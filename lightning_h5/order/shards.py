@@ -24,6 +24,7 @@ __all__ = [
     "ShardMode",
     "as_array",
     "balanced_contiguous_shard",
+    "contiguous_shard",
     "interleaved_indices",
     "launched_replica",
     "places_in",
@@ -151,6 +152,26 @@ def balanced_contiguous_shard(total: int, world_size: int, rank: int) -> tuple[i
     return start, start + size + (rank < rest)
 
 
+def contiguous_shard(total: int, world_size: int, rank: int, ends: IntArray | None = None) -> tuple[int, int]:
+    """Return a rank's contiguous piece of ``total`` rows.
+
+    Args:
+        total: number of rows.
+        world_size: number of ranks.
+        rank: this rank, from 0.
+        ends: ascending numbers of rows at which pieces may end, the last is ``total``; each piece ends at the nearest
+            of them to where it would otherwise. None are all.
+    """
+    start, stop = balanced_contiguous_shard(total, world_size, rank)
+    return (start, stop) if ends is None or not total else (_nearest(ends, start), _nearest(ends, stop))
+
+
+def _nearest(ends: IntArray, place: int) -> int:
+    after = int(np.searchsorted(ends, place))
+    low, high = int(ends[after - 1]) if after else 0, int(ends[min(after, len(ends) - 1)])
+    return low if place - low < high - place else high
+
+
 def interleaved_indices(total: int, world_size: int, rank: int) -> IntArray:
     """Return every ``world_size``-th of ``total`` rows, starting at ``rank``; shape ``(n,)``.
 
@@ -180,6 +201,7 @@ class RankShard:
         mode: ``contiguous`` (neighbours in storage order) or ``interleave`` (every ``world_size``-th row).
         reshard_every: draw new shards every so many epochs; 0 keeps them.
         seed: decides the new shards.
+        ends: rows at which contiguous shards may end (see ``contiguous_shard``), for evaluation.
     """
 
     blocks: BlockTable
@@ -188,6 +210,7 @@ class RankShard:
     mode: ShardMode = "contiguous"
     reshard_every: int = 0
     seed: int = 0
+    ends: IntArray | None = None
 
     @property
     def n_rows(self) -> int:
@@ -197,7 +220,7 @@ class RankShard:
     @cached_property
     def n_held(self) -> int:
         """Rows that this rank holds."""
-        start, stop = balanced_contiguous_shard(self.n_rows, self.world_size, self.rank)
+        start, stop = contiguous_shard(self.n_rows, self.world_size, self.rank, self.ends)
         return stop - start
 
     @property
@@ -212,7 +235,12 @@ class RankShard:
         ]
         if self.reshard_every:
             pairs.append((self.seed, other.seed))
-        return all(a == b for a, b in pairs) and np.array_equal(self.blocks.starts, other.blocks.starts)
+        if (self.ends is None) != (other.ends is None):
+            return False
+        arrays = [(self.blocks.starts, other.blocks.starts)]
+        if self.ends is not None and other.ends is not None:
+            arrays.append((self.ends, other.ends))
+        return all(a == b for a, b in pairs) and all(np.array_equal(a, b) for a, b in arrays)
 
     def draw(self, epoch: int) -> int:
         """Return how often new shards were drawn before an epoch."""
@@ -232,7 +260,7 @@ class RankShard:
             if not draw:
                 return range(rank, self.n_rows, self.world_size)
             return np.sort(permutation(self.n_rows, self.seed, draw, RESHARD)(0, self.n_rows)[rank :: self.world_size])
-        start, stop = balanced_contiguous_shard(self.n_rows, self.world_size, rank)
+        start, stop = contiguous_shard(self.n_rows, self.world_size, rank, self.ends)
         return self._rows_of_drawn_blocks(draw, start, stop) if draw else range(start, stop)
 
     def _rows_of_drawn_blocks(self, draw: int, start: int, stop: int) -> IntArray:

@@ -254,3 +254,26 @@ def test_rows_are_listed_or_padded_if_that_is_asked_for(path, kind):
     cut = first(collate_fn="pad", transform=lambda sample: {"x": sample["x"].repeat(int(sample["x"]) + 1)})
     assert cut["length"].tolist() == [1, 2, 3, 4]
     assert cut["x"][1].tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("kind", [LazyH5DataModule, RankCachedH5DataModule])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+def test_evaluation_gives_all_windows_of_a_segment_to_one_rank(path, kind, world_size):
+    segments = {"groups": "data/*", "keep_together": True}
+    windows, owners, sizes = [], {}, []
+    for rank in range(world_size):
+        distributed = {"rank": rank, "world_size": world_size}
+        module = kind(
+            val_path=path, x_key={"x": "x"}, segments=segments, window=1, batch_size=4, with_index=True,
+            distributed=distributed, num_workers=2 if rank == 1 else 0,
+        )  # fmt: skip
+        module.setup("validate")
+        batches = list(module.val_dataloader())
+        windows += [int(x) for batch in batches for x in batch["x"].reshape(-1)]
+        sizes.append(sum(len(batch["x"]) for batch in batches))
+        for batch in batches:
+            for name in batch["segment"]:
+                assert owners.setdefault(name, rank) == rank
+        module.teardown("validate")
+    assert windows == list(range(sum(LENGTHS)))
+    assert max(sizes) <= sum(LENGTHS) / world_size + max(LENGTHS)
