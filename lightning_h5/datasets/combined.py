@@ -77,7 +77,7 @@ class CombinedHDF5Dataset(CachingDataset):
         sample: "row" declares that an index along axis 0 is a sample, for files that look like an image or volume each
             (see ``H5LazyDataset``).
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
-            ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
+            ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
         catalog: contents of the files, if already known; None opens them.
 
     Raises:

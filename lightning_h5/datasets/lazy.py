@@ -76,7 +76,7 @@ class H5LazyDataset(FileDataset):
         seed: of random windows.
         columns: further arrays with a value for each segment, for ``table.columns``.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
-            ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
+            ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
         catalog: contents of the files, if already known; None opens them.
 
     Raises:

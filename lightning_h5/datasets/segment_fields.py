@@ -91,6 +91,11 @@ class SegmentField:
     step_axis: int | None
     taken: Mapping[int, Any]
 
+    @property
+    def is_as_stored(self) -> bool:
+        """Whether rows are those of the array as it is stored."""
+        return self.axis is None and self.step_axis == 0 and not self.taken
+
     def check_axes(self, layout: ArrayLayout) -> None:
         """Check that an array has the axes that were named.
 

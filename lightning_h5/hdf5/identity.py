@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import h5py
+import numpy.typing as npt
 
 from ..errors import H5DataChangedError
 
 if TYPE_CHECKING:
     from .layout import ArrayLayout
 
-__all__ = ["ChangeGuard", "file_identity", "is_on_disk", "stat_of"]
+__all__ = ["ChangeGuard", "file_identity", "identity_text", "is_on_disk", "stat_of", "table_text"]
 
 SAMPLES = 16
 SAMPLE_BYTES = 4096
@@ -135,7 +136,14 @@ class ChangeGuard:
         )
 
 
-def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = False, others: Iterable[str] = ()) -> str:
+def file_identity(
+    path: str,
+    layouts: Iterable[ArrayLayout],
+    *,
+    grows: bool = False,
+    others: Iterable[str] = (),
+    schemas: Iterable[bytes] | None = None,
+) -> str:
     """Return a digest of a file: its size, schema and chunk tables of the arrays used, and samples of its content.
 
     Reads at most 64 KiB of each file. Equal for byte-wise copies.
@@ -145,6 +153,8 @@ def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = Fa
         layouts: the arrays that are used.
         grows: the file has a live writer: use only schema and rows.
         others: other files that rows of this one come from.
+        schemas: what ``identity_text`` and ``table_text`` return of the arrays, if these are known without a
+            description; ``layouts`` are then those with a value or packing alone.
     """
     digest, layouts = hashlib.sha256(), list(layouts)
     for a in layouts:
@@ -156,12 +166,14 @@ def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = Fa
         for a in layouts:
             digest.update(repr((a.key, a.name, a.members, a.n_rows, a.row_shape, a.stored.str, a.dtype.str)).encode())
         return digest.hexdigest()[:32]
-    for a in layouts:
-        schema = (a.key, a.name, a.members, a.n_rows, a.row_shape, a.stored.str, a.dtype.str, a.storage, a.chunks)
-        filters = tuple((f.id, f.options) for f in a.filters)
-        digest.update(repr((schema, filters, a.offset, a.n_stored_bytes)).encode())
-        if a.table is not None:
-            digest.update(a.table.offsets.tobytes() + a.table.sizes.tobytes() + a.table.masks.tobytes())
+    if schemas is None:
+        schemas = (
+            identity_text(a, a.key, a.name, a.n_rows, a.offset, a.n_stored_bytes)
+            + (b"" if a.table is None else table_text(a.table.offsets, a.table.sizes, a.table.masks))
+            for a in layouts
+        )
+    for schema in schemas:
+        digest.update(schema)
     for each in (path, *others):
         with open(each, "rb", buffering=0) as file:
             n_bytes = os.fstat(file.fileno()).st_size
@@ -174,6 +186,37 @@ def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = Fa
                 for at in places:
                     digest.update(os.pread(file.fileno(), SAMPLE_BYTES, at))
     return digest.hexdigest()[:32]
+
+
+def identity_text(
+    alike: ArrayLayout, key: str, name: str, n_rows: int, offset: int | None, n_stored_bytes: int
+) -> bytes:
+    """Return what the identity of a file has of an array but its chunks.
+
+    Args:
+        alike: an array that is the same but for what follows.
+        key: see ``ArrayLayout``, as all that follow.
+        name: see above.
+        n_rows: see above.
+        offset: see above.
+        n_stored_bytes: see above.
+    """
+    head, tail = _identity_parts(alike)
+    return f"(({key!r}, {name!r}, {head}, {n_rows}, {tail}, {offset}, {n_stored_bytes})".encode()
+
+
+def _identity_parts(a: ArrayLayout) -> tuple[str, str]:
+    """Return the members, and all that follows the number of rows, as text; it is the same for many arrays."""
+    if (made := a.__dict__.get("identity_parts")) is None:
+        schema = repr((a.row_shape, a.stored.str, a.dtype.str, a.storage, a.chunks))[1:]
+        made = repr(a.members), f"{schema}, {tuple((f.id, f.options) for f in a.filters)!r}"
+        a.__dict__["identity_parts"] = made
+    return made
+
+
+def table_text(*columns: npt.NDArray[Any]) -> bytes:
+    """Return what the identity of a file has of the chunks of an array: offsets, sizes and masks."""
+    return b"".join([column.tobytes() for column in columns])
 
 
 def stat_of(file: Any) -> os.stat_result:

@@ -1,0 +1,251 @@
+"""The arrays of parts of files. Parts with alike arrays are of one kind, of which one is described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..hdf5 import (
+    ArrayLayout,
+    ChangeGuard,
+    LayoutTable,
+    check_no_overlap,
+    file_identity,
+    identity_text,
+    path_of,
+    table_text,
+)
+from ..readers import FieldLayouts
+from ..types import IntArray
+from .segment_fields import SegmentField
+from .segment_parts import PartNames
+
+__all__ = ["DescribedParts", "ListedParts", "PartLayouts", "StoredParts"]
+
+
+class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
+    """For each part of files its arrays, in the order of the dataset's fields.
+
+    Attributes:
+        kinds: kind of each part. Arrays of parts of one kind differ in their names, the place of their bytes, and their
+            rows, if these are rows as stored; shape ``(n_parts,)``.
+        firsts: first part of each kind.
+        n_rows: rows of the arrays, shape ``(n_parts, n_fields)``.
+    """
+
+    kinds: npt.NDArray[np.int32]
+    firsts: IntArray
+    n_rows: IntArray
+
+    @property
+    def n_fields(self) -> int:
+        """Arrays of a part."""
+        raise NotImplementedError
+
+    def one(self, part: int, field: int) -> ArrayLayout:
+        """Return an array of a part."""
+        raise NotImplementedError
+
+    def with_fields(self, fields: Sequence[int]) -> PartLayouts:
+        """Return the parts with some of their arrays."""
+        raise NotImplementedError
+
+    def identity_of(self, path: str, guard: ChangeGuard, parts: IntArray) -> str:
+        """Return the identity of a file (see ``file_identity``), from its parts."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __getitem__(self, part: Any) -> Any:
+        if isinstance(part, slice):
+            return [self[at] for at in range(len(self))[part]]
+        part = range(len(self))[part]
+        return tuple(self.one(part, field) for field in range(self.n_fields))
+
+    @cached_property
+    def examples(self) -> list[tuple[ArrayLayout, ...]]:
+        """The arrays of the first part of each kind."""
+        return [self[part] for part in self.firsts.tolist()]
+
+    def of_field(self, field: int) -> FieldLayouts:
+        """Return the arrays of a field."""
+        return FieldLayouts(self.kinds, self.firsts, self.n_rows[:, field], partial(self.one, field=field))
+
+    def of_kinds(self, value: Callable[[tuple[ArrayLayout, ...]], Any], dtype: Any = np.int64) -> npt.NDArray[Any]:
+        """Return a value of each part that follows from its kind."""
+        return np.array([value(arrays) for arrays in self.examples], dtype=dtype)[self.kinds]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "examples"}
+
+
+class ListedParts(PartLayouts):
+    """Parts that are described one by one.
+
+    Args:
+        listed: the arrays of each.
+    """
+
+    def __init__(self, listed: Sequence[tuple[ArrayLayout, ...]]) -> None:
+        self._listed = tuple(listed)
+        self.firsts = np.arange(len(self._listed))
+        self.kinds = self.firsts.astype(np.int32)
+        n_fields = len(self._listed[0]) if self._listed else 0
+        each = [[array.n_rows for array in arrays] for arrays in self._listed]
+        self.n_rows = np.array(each, dtype=np.int64).reshape(-1, n_fields)
+
+    @property
+    def n_fields(self) -> int:
+        """See ``PartLayouts.n_fields``."""
+        return int(self.n_rows.shape[1])
+
+    def one(self, part: int, field: int) -> ArrayLayout:
+        """See ``PartLayouts.one``."""
+        return self._listed[part][field]
+
+    def with_fields(self, fields: Sequence[int]) -> ListedParts:
+        """See ``PartLayouts.with_fields``."""
+        return ListedParts([tuple(arrays[at] for at in fields) for arrays in self._listed])
+
+    def identity_of(self, path: str, guard: ChangeGuard, parts: IntArray) -> str:
+        """See ``PartLayouts.identity_of``."""
+        layouts = [array for part in parts.tolist() for array in self._listed[part]]
+        return file_identity(path, layouts, grows=guard.grows, others=[other.path for other in guard.others])
+
+
+@dataclass(frozen=True, eq=False)
+class StoredParts:
+    """The arrays of parts as they are stored, which are described when they are asked for.
+
+    Attributes:
+        table: what is known of the arrays.
+        names: how they are called.
+        stars: what the ``*`` in a name stands for, for each part.
+        files: number of each part's file.
+        paths: the files.
+        guards: of the files.
+    """
+
+    table: LayoutTable
+    names: PartNames
+    stars: Sequence[str]
+    files: IntArray
+    paths: tuple[str, ...]
+    guards: tuple[ChangeGuard, ...]
+
+    def one(self, part: int, column: int) -> ArrayLayout:
+        """Return an array of a part."""
+        file = int(self.files[part])
+        key = self.names.key(column, self.stars[part])
+        return self.table.layout(part, column, self.paths[file], key, self.guards[file])
+
+    def kinds(
+        self, n_arrays: int, fixed: Sequence[int], further: Sequence[int] | None
+    ) -> tuple[npt.NDArray[np.int32], IntArray]:
+        """Return the kind of each part, and the first part of each kind, in the order of the parts.
+
+        Args:
+            n_arrays: arrays that are alike in parts of a kind: so many of each part.
+            fixed: those that also have as many rows.
+            further: a number of each part that is also equal; None for none.
+        """
+        table = self.table
+        alone = np.zeros(len(self.files), dtype=np.int64)  # parts with arrays that are like no other
+        for number, part in enumerate(sorted({part for part, at in table.others if at < n_arrays})):
+            alone[part] = number + 1
+        columns = [alone, *table.numbers[:, :n_arrays].T, *table.n_rows[:, fixed].T]
+        columns += [] if further is None else [np.asarray(further)]
+        each = np.stack(columns, axis=1)
+        _, firsts, kinds = np.unique(each, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(firsts)
+        return np.argsort(order).astype(np.int32)[kinds.reshape(-1)], firsts[order]
+
+
+@dataclass(eq=False)
+class DescribedParts(PartLayouts):
+    """Parts of which some arrays are seen in some way.
+
+    Attributes:
+        stored: the arrays as they are stored.
+        columns: for each field its array.
+        seen: for each field how it is seen.
+        kinds: see ``PartLayouts``.
+        firsts: see ``PartLayouts``.
+        periods: for each kind, see ``SegmentField.seen``.
+        n_values: for each kind, see there.
+    """
+
+    stored: StoredParts
+    columns: tuple[int, ...]
+    seen: tuple[SegmentField, ...]
+    kinds: npt.NDArray[np.int32]
+    firsts: IntArray
+    periods: list[int]
+    n_values: list[int | None]
+
+    @property
+    def n_fields(self) -> int:
+        """See ``PartLayouts.n_fields``."""
+        return len(self.columns)
+
+    def one(self, part: int, field: int) -> ArrayLayout:
+        """See ``PartLayouts.one``."""
+        kind, stored = self.kinds[part], self.stored.one(part, self.columns[field])
+        return self.seen[field].seen(stored, self.periods[kind], self.n_values[kind])
+
+    def with_fields(self, fields: Sequence[int]) -> DescribedParts:
+        """See ``PartLayouts.with_fields``."""
+        columns = tuple(self.columns[field] for field in fields)
+        return replace(self, columns=columns, seen=tuple(self.seen[field] for field in fields))
+
+    @cached_property
+    def n_rows(self) -> IntArray:  # type: ignore[override]
+        """See ``PartLayouts``."""
+        is_as_stored = [one.is_as_stored for one in self.seen]
+        n_rows = self.of_kinds(lambda arrays: [array.n_rows for array in arrays])
+        return np.where(is_as_stored, self.stored.table.n_rows[:, self.columns], n_rows)
+
+    def check_no_overlap(self) -> None:
+        """Raise an ``H5CorruptError`` if arrays of a part have bytes in common."""
+        keys = self.stored.names.keys
+        different = {keys[column]: column for column in self.columns}
+        for part in self.stored.table.overlapping(sorted(different.values())).tolist():
+            check_no_overlap(self[part])
+
+    def identity_of(self, path: str, guard: ChangeGuard, parts: IntArray) -> str:
+        """See ``PartLayouts.identity_of``."""
+        others = [other.path for other in guard.others]
+        has_more = any(
+            array.value is not None or array.packing is not None for arrays in self.examples for array in arrays
+        )
+        layouts = (self.one(part, field) for part in parts.tolist() for field in range(self.n_fields))
+        if has_more or guard.grows:
+            return file_identity(path, layouts, grows=guard.grows, others=others)
+        return file_identity(path, (), others=others, schemas=self._schemas(parts))
+
+    def _schemas(self, parts: IntArray) -> Iterator[bytes]:
+        """Yield what the identity of a file has of each array, without describing it."""
+        table, names, n_fields = self.stored.table, self.stored.names, range(self.n_fields)
+        for part, kind in zip(parts.tolist(), self.kinds[parts].tolist(), strict=True):
+            star = self.stored.stars[part]
+            for field in n_fields:
+                example, column = self.examples[kind][field], self.columns[field]
+                found = table.place(part, column)
+                if found is None:
+                    one = self.one(part, field)
+                    yield identity_text(one, one.key, one.name, one.n_rows, one.offset, one.n_stored_bytes)
+                    if one.table is not None:
+                        yield table_text(one.table.offsets, one.table.sizes, one.table.masks)
+                    continue
+                n_rows, offset, n_stored, chunks = found
+                key = names.key(column, star)
+                n_seen = n_rows if self.seen[field].is_as_stored else example.n_rows
+                yield identity_text(example, key, path_of(key), n_seen, offset, n_stored)
+                if chunks is not None:
+                    yield table_text(*chunks)
