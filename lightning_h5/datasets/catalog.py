@@ -160,6 +160,17 @@ class Catalog:
             refuse_images(layouts[0], n_rows, n_files or len(paths))
         return RowTable(tuple(used), ListedParts(layouts), tuple(guards))
 
+    def once(self, which: Any, make: Callable[[], RowTable]) -> RowTable:
+        """Return a table that is made once: all splits of the same files share it.
+
+        Args:
+            which: all that it follows from.
+            make: makes it.
+        """
+        if which not in self._tables:
+            self._tables[which] = make()
+        return self._tables[which]
+
     def search(
         self, path: str, options: OpenOptions, name: str, search: Callable[[Any], tuple[_T, Iterable[str]]]
     ) -> _T:

@@ -268,9 +268,13 @@ class FileDataset(TableDataset):
         return replace(
             self._cost_of_files,
             rows_per_chunk=self._samples_of(max((reader.rows_per_block for reader in chunked.values()), default=0)),
-            rows_per_run=int(self.table.rows_per_block.max()) if self.in_runs else 0,
+            rows_per_run=self._rows_per_run if self.in_runs else 0,
             is_in_memory=is_in_memory,
         )
+
+    @cached_property
+    def _rows_per_run(self) -> int:
+        return int(self.table.rows_per_block.max())
 
     def _samples_of(self, n_rows: int) -> int:
         """Return about how many samples are around so many rows."""

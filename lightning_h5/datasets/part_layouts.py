@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,7 +19,6 @@ from ..hdf5 import (
     file_identity,
     identity_text,
     path_of,
-    table_text,
 )
 from ..readers import FieldLayouts
 from ..types import IntArray
@@ -28,6 +28,9 @@ from .segment_parts import PartNames
 __all__ = ["DescribedParts", "ListedParts", "PartLayouts", "StoredParts"]
 
 
+PARTS_AT_A_TIME = 1 << 12  # whose schemas are listed
+
+
 class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
     """For each part of files its arrays, in the order of the dataset's fields.
 
@@ -35,12 +38,11 @@ class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
         kinds: kind of each part. Arrays of parts of one kind differ in their names, the place of their bytes, and their
             rows, if these are rows as stored; shape ``(n_parts,)``.
         firsts: first part of each kind.
-        n_rows: rows of the arrays, shape ``(n_parts, n_fields)``.
     """
 
     kinds: npt.NDArray[np.int32]
     firsts: IntArray
-    n_rows: IntArray
+    _identity: str | None = None
 
     @property
     def n_fields(self) -> int:
@@ -51,6 +53,10 @@ class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
         """Return an array of a part."""
         raise NotImplementedError
 
+    def n_rows(self, field: int) -> IntArray:
+        """Return the number of rows of an array of each part."""
+        return self.of_kinds(lambda arrays: arrays[field].n_rows)
+
     def with_fields(self, fields: Sequence[int]) -> PartLayouts:
         """Return the parts with some of their arrays."""
         raise NotImplementedError
@@ -58,6 +64,21 @@ class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
     def identity_of(self, path: str, guard: ChangeGuard, parts: IntArray) -> str:
         """Return the identity of a file (see ``file_identity``), from its parts."""
         raise NotImplementedError
+
+    def identity(self, paths: Sequence[str], guards: Sequence[ChangeGuard], files: IntArray) -> str:
+        """Return a digest of what files hold (see ``file_identity``), in their order; it is computed once.
+
+        Args:
+            paths: the files.
+            guards: of the files.
+            files: number of each part's file.
+        """
+        if self._identity is None:
+            n_parts = np.bincount(files, minlength=len(paths))
+            parts = np.split(np.argsort(files, kind="stable"), np.cumsum(n_parts)[:-1])
+            each = [self.identity_of(*one) for one in zip(paths, guards, parts, strict=True)]
+            self._identity = each[0] if len(each) == 1 else hashlib.sha256("".join(each).encode()).hexdigest()[:32]
+        return self._identity
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -75,7 +96,7 @@ class PartLayouts(Sequence[tuple[ArrayLayout, ...]]):
 
     def of_field(self, field: int) -> FieldLayouts:
         """Return the arrays of a field."""
-        return FieldLayouts(self.kinds, self.firsts, self.n_rows[:, field], partial(self.one, field=field))
+        return FieldLayouts(self.kinds, self.firsts, self.n_rows(field), partial(self.one, field=field))
 
     def of_kinds(self, value: Callable[[tuple[ArrayLayout, ...]], Any], dtype: Any = np.int64) -> npt.NDArray[Any]:
         """Return a value of each part that follows from its kind."""
@@ -96,14 +117,11 @@ class ListedParts(PartLayouts):
         self._listed = tuple(listed)
         self.firsts = np.arange(len(self._listed))
         self.kinds = self.firsts.astype(np.int32)
-        n_fields = len(self._listed[0]) if self._listed else 0
-        each = [[array.n_rows for array in arrays] for arrays in self._listed]
-        self.n_rows = np.array(each, dtype=np.int64).reshape(-1, n_fields)
 
     @property
     def n_fields(self) -> int:
         """See ``PartLayouts.n_fields``."""
-        return int(self.n_rows.shape[1])
+        return len(self._listed[0]) if self._listed else 0
 
     def one(self, part: int, field: int) -> ArrayLayout:
         """See ``PartLayouts.one``."""
@@ -135,7 +153,7 @@ class StoredParts:
     table: LayoutTable
     names: PartNames
     stars: Sequence[str]
-    files: IntArray
+    files: npt.NDArray[np.int32]
     paths: tuple[str, ...]
     guards: tuple[ChangeGuard, ...]
 
@@ -204,12 +222,10 @@ class DescribedParts(PartLayouts):
         columns = tuple(self.columns[field] for field in fields)
         return replace(self, columns=columns, seen=tuple(self.seen[field] for field in fields))
 
-    @cached_property
-    def n_rows(self) -> IntArray:  # type: ignore[override]
-        """See ``PartLayouts``."""
-        is_as_stored = [one.is_as_stored for one in self.seen]
-        n_rows = self.of_kinds(lambda arrays: [array.n_rows for array in arrays])
-        return np.where(is_as_stored, self.stored.table.n_rows[:, self.columns], n_rows)
+    def n_rows(self, field: int) -> IntArray:
+        """See ``PartLayouts.n_rows``."""
+        is_as_stored = self.seen[field].is_as_stored
+        return self.stored.table.n_rows[:, self.columns[field]] if is_as_stored else super().n_rows(field)
 
     def check_no_overlap(self) -> None:
         """Raise an ``H5CorruptError`` if arrays of a part have bytes in common."""
@@ -231,21 +247,24 @@ class DescribedParts(PartLayouts):
 
     def _schemas(self, parts: IntArray) -> Iterator[bytes]:
         """Yield what the identity of a file has of each array, without describing it."""
-        table, names, n_fields = self.stored.table, self.stored.names, range(self.n_fields)
-        for part, kind in zip(parts.tolist(), self.kinds[parts].tolist(), strict=True):
-            star = self.stored.stars[part]
-            for field in n_fields:
-                example, column = self.examples[kind][field], self.columns[field]
-                found = table.place(part, column)
-                if found is None:
-                    one = self.one(part, field)
-                    yield identity_text(one, one.key, one.name, one.n_rows, one.offset, one.n_stored_bytes)
-                    if one.table is not None:
-                        yield table_text(one.table.offsets, one.table.sizes, one.table.masks)
-                    continue
-                n_rows, offset, n_stored, chunks = found
-                key = names.key(column, star)
-                n_seen = n_rows if self.seen[field].is_as_stored else example.n_rows
-                yield identity_text(example, key, path_of(key), n_seen, offset, n_stored)
-                if chunks is not None:
-                    yield table_text(*chunks)
+        for start in range(0, len(parts), PARTS_AT_A_TIME):
+            some = parts[start : start + PARTS_AT_A_TIME]
+            stars, kinds = [self.stored.stars[part] for part in some.tolist()], self.kinds[some].tolist()
+            each = [self._schemas_of(field, some, stars, kinds) for field in range(self.n_fields)]
+            yield b"".join([text for of_part in zip(*each, strict=True) for text in of_part])
+
+    def _schemas_of(self, field: int, parts: IntArray, stars: list[str], kinds: list[int]) -> Iterator[bytes]:
+        table, column, examples = self.stored.table, self.columns[field], [arrays[field] for arrays in self.examples]
+        key = self.stored.names.key(column, "*")
+        in_key, in_path = key.split("*"), path_of(key).split("*")
+        is_as_stored = self.seen[field].is_as_stored
+        for part, star, kind, known in zip(parts.tolist(), stars, kinds, table.places(parts, column), strict=True):
+            example = examples[kind]
+            if known is None:
+                one = self.one(part, field)
+                known, name = (one.n_rows, one.offset, one.n_stored_bytes, one.table), one.name
+            else:
+                name = star.join(in_path)
+            n_rows, offset, n_stored, chunks = known
+            n_rows = n_rows if is_as_stored else example.n_rows
+            yield identity_text(example, star.join(in_key), name, n_rows, offset, n_stored, chunks)

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +40,7 @@ class Parts:
         names: group or array that each part is.
     """
 
-    files: IntArray
+    files: npt.NDArray[np.int32]
     names: Sequence[str]
 
 
@@ -92,22 +92,11 @@ class RowTable:
     @cached_property
     def starts(self) -> IntArray:
         """First row of each part, and the number of rows at the end; shape ``(n_parts + 1,)``."""
-        sizes = (
-            self.layouts.n_rows[:, 0] if not self.has_steps else self._rows_numbered[:, self.step_fields].max(axis=1)
-        )
-        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-
-    @cached_property
-    def _rows_numbered(self) -> IntArray:
-        """How many numbers the rows of each array take, shape ``(n_parts, n_fields)``."""
-        own = self.layouts.of_kinds(lambda arrays: [_rows_numbered(array) for array in arrays])
-        return np.where(own < 0, self.layouts.n_rows, own)
-
-    @cached_property
-    def _array_bytes(self) -> npt.NDArray[np.float64]:
-        """Bytes of each array as it is read, shape ``(n_parts, n_fields)``."""
-        row_bytes = self.layouts.of_kinds(lambda arrays: [array.row_bytes for array in arrays], np.float64)
-        return row_bytes.reshape(self.layouts.n_rows.shape) * self.layouts.n_rows
+        sizes = np.zeros(len(self.layouts), dtype=np.int64)
+        for at in self.step_fields if self.has_steps else [0]:
+            numbered = self.layouts.of_kinds(partial(_rows_numbered, at))
+            sizes = np.maximum(sizes, np.where(numbered < 0, self.layouts.n_rows(at), numbered))
+        return np.concatenate([[0], np.cumsum(sizes)])
 
     @property
     def n_segments(self) -> int:
@@ -144,7 +133,7 @@ class RowTable:
 
     def files_of(self, parts: IntArray) -> IntArray:
         """Return the file of each part."""
-        return parts if self.parts is None else self.parts.files[parts]
+        return parts if self.parts is None else self.parts.files[parts].astype(np.int64)
 
     def part_of_segment(self, number: int) -> tuple[int, int]:
         """Return the part that a segment begins in, and its number there."""
@@ -170,7 +159,7 @@ class RowTable:
         if self.first_segments is None:
             return segments, np.zeros(len(segments), dtype=np.int64)
         parts = np.searchsorted(self.first_segments, segments, side="right") - 1
-        is_of_part = self.layouts.n_rows[parts, field] == 1
+        is_of_part = self.layouts.n_rows(field)[parts] == 1
         return parts, np.where(is_of_part, 0, segments - self.first_segments[parts])
 
     def with_fields(self, fields: range | Sequence[int]) -> RowTable:
@@ -211,7 +200,7 @@ class RowTable:
         if self.sampling is None or field not in self.step_fields:
             return None
         if self._is_shared(field):
-            sizes = self.layouts.n_rows[:, field]
+            sizes = self.layouts.n_rows(field)
             return sizes, np.zeros(len(sizes), dtype=np.int64)
 
         def of_view(arrays: tuple[ArrayLayout, ...]) -> tuple[int, int]:
@@ -229,18 +218,10 @@ class RowTable:
         lines, steps = np.divmod(local, np.maximum(periods, 1))
         return np.where(periods > 0, lines * own + steps, local)
 
-    @cached_property
+    @property
     def identity(self) -> str:
         """A digest of what the files hold (see ``file_identity``), in their order."""
-        files = self.files_of(np.arange(len(self.layouts)))
-        parts = np.split(
-            np.argsort(files, kind="stable"), np.cumsum(np.bincount(files, minlength=len(self.paths)))[:-1]
-        )
-        each = [
-            self.layouts.identity_of(path, guard, here)
-            for path, guard, here in zip(self.paths, self.guards, parts, strict=True)
-        ]
-        return "-".join(each) if len(each) == 1 else hashlib.sha256("".join(each).encode()).hexdigest()[:32]
+        return self.layouts.identity(self.paths, self.guards, self.files_of(np.arange(len(self.layouts))))
 
     def digest_of(self, samples: IntArray | None) -> str:
         """Return a digest of what the files hold, and of some of the samples (None: all), in their order."""
@@ -257,7 +238,12 @@ class RowTable:
 
         The same on all ranks and in all workers, since blocks, and with them the order, follow from it.
         """
-        return [n_bytes <= HELD_BYTES for n_bytes in self._array_bytes.sum(axis=0).tolist()]
+        return [self._n_bytes(field) <= HELD_BYTES for field in range(self.layouts.n_fields)]
+
+    def _n_bytes(self, field: int) -> float:
+        """Return the bytes of all rows of a field."""
+        row_bytes = self.layouts.of_kinds(lambda arrays: arrays[field].row_bytes, np.float64)
+        return float(row_bytes @ self.layouts.n_rows(field))
 
     @cached_property
     def is_ragged(self) -> list[bool]:
@@ -265,7 +251,7 @@ class RowTable:
         fields = range(self.layouts.n_fields)
         return [len({arrays[field].row_shape for arrays in self.layouts.examples}) > 1 for field in fields]
 
-    @cached_property
+    @property
     def rows_per_block(self) -> IntArray:
         """For each file, or part, the rows of its blocks; the last one may have fewer."""
         return self.layouts.of_kinds(lambda arrays: _rows_per_block(arrays, self.held))
@@ -326,7 +312,7 @@ class RowTable:
                 found.append((lines[:, None] + np.arange(0, period, size)).reshape(-1))
         return np.concatenate(found)
 
-    @cached_property
+    @property
     def unit_rows(self) -> IntArray:
         """For each part, the rows that the samples of a block are around.
 
@@ -363,9 +349,9 @@ class RowTable:
         return (period if period and size >= period else size), period
 
 
-def _rows_numbered(layout: ArrayLayout) -> int:
-    """Return how many numbers the rows of an array take; -1 if it is its number of rows."""
-    view = layout.view
+def _rows_numbered(field: int, arrays: Sequence[ArrayLayout]) -> int:
+    """Return how many numbers the rows of an array of a part take; -1 if it is its number of rows."""
+    view = arrays[field].view
     if view is None or not view.row_axes:
         return -1
     return math.prod(view.shape[axis] for axis in view.row_axes[:-1]) * view.period

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..counters import Counters
 from ..errors import H5ValueError, listing
 from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions
-from ..options import SegmentOptions, StepRange
+from ..options import SegmentOptions
 from ..readers import open_reader
 from ..types import IntArray, Paths
 from .catalog import Catalog
@@ -30,7 +30,7 @@ from .segment_fields import SampleOptions, SegmentField, fields_of
 from .segment_parts import FoundParts, NamedParts, PartNames, parts_in
 from .segment_splits import SegmentSubset
 from .segments import Sampling, Segments, Steps
-from .windows import WholeSegments, Windows
+from .windows import samples_of
 
 __all__ = ["segment_table", "table_of_samples"]
 
@@ -70,13 +70,33 @@ def segment_table(
             "files.swmr was given with segments or windows, and where segments end is not known while a file is "
             "written. Wait until it is closed."
         )
+    if columns:
+        return _segment_table(catalog, paths, asked, names, options, given, seed, subset, columns)
+    which = ("segments", tuple(paths), tuple(asked), tuple(names), options, repr(given), seed)
+    made = catalog.once(
+        which, lambda: _segment_table(catalog, paths, asked, names, options, given, seed, None, columns)
+    )
+    return made if subset is None or made.sampling is None else replace(made, sampling=subset.of(made.sampling))
+
+
+def _segment_table(
+    catalog: Catalog,
+    paths: Sequence[str],
+    asked: Sequence[Asked],
+    names: Sequence[str],
+    options: OpenOptions,
+    given: SampleOptions,
+    seed: int,
+    subset: SegmentSubset | None,
+    columns: Sequence[str],
+) -> RowTable:
     fields = fields_of(asked, names, given)
     table = _Builder(catalog, options, fields, given.segments, columns)
     for path, (guard, found) in each_readable(paths, table.look, None, WITHOUT_THEM):
         table.add(path, guard, found)
     made = table.made()
     segments_of_rows, first_segments = table.segments_of(made)
-    sampling: Sampling = _sampling(segments_of_rows, fields, given, seed)
+    sampling: Sampling = samples_of(segments_of_rows, fields, given, seed)
     sampling = sampling if subset is None else subset.of(sampling)
     made = replace(made, sampling=sampling, first_segments=first_segments)
     return replace(made, columns={key: table.values_of(key, made) for key in columns})
@@ -144,7 +164,7 @@ class _Builder:
         self._found: list[FoundParts] = []
         self._cuts: list[dict[str, npt.NDArray[Any]]] = []  # of each part the values that cut it, or are of segments
         self._has_axis = any(field.axis is not None for field in fields)
-        self._files = np.empty(0, dtype=np.int64)  # of each part its file
+        self._files = np.empty(0, dtype=np.int32)  # of each part its file
         self._lines = self._lengths = np.empty(
             0, dtype=np.int64
         )  # of each part its segments along an axis; of its fields
@@ -220,7 +240,7 @@ class _Builder:
         arrays = [found.arrays for found in self._found]
         table = LayoutTable.of(arrays, len(self._names.keys), self._catalog.templates)
         stars = PackedText.joined([found.stars for found in self._found])
-        files = np.repeat(np.arange(len(self._found)), [len(found.stars) for found in self._found])
+        files = np.repeat(np.arange(len(self._found), dtype=np.int32), [len(found.stars) for found in self._found])
         return StoredParts(table, self._names, stars, files, tuple(self._paths), tuple(self._guards))
 
     def _checked_axes(self, arrays: Sequence[ArrayLayout]) -> tuple[int, int, list[int]]:
@@ -345,41 +365,3 @@ class _Builder:
 
 def _each(arrays: Sequence[ArrayLayout], sizes: Sequence[int | None]) -> str:
     return ", ".join(f"{array.key!r} has {n}" for array, n in zip(arrays, sizes, strict=True) if n is not None)
-
-
-def _sampling(
-    segments: Segments, fields: Sequence[SegmentField], given: SampleOptions, seed: int
-) -> Windows | WholeSegments:
-    """Return the samples that segments make.
-
-    Raises:
-        H5ValueError: there is none.
-    """
-    kind = given.kind([field.asked.key for field in fields])
-    if kind != "segment" and (given.segments.bucket or given.segments.max_length is not None):
-        raise H5ValueError(
-            f"segments.bucket and segments.max_length are of whole segments, and samples are {kind}s. Leave them out, "
-            "or pass sample='segment' without window."
-        )
-    if kind == "segment":
-        whole = WholeSegments(segments, given.segments.max_length)
-        return whole.among(np.flatnonzero(segments.lengths)) if (segments.lengths == 0).any() else whole
-    window = given.window
-    ranges = tuple(
-        None
-        if field.step_axis is None
-        else StepRange(0, 1, is_single=True)
-        if window is None
-        else window.range_of(field.name, field.asked.key)
-        for field in fields
-    )
-    if window is None:
-        return Windows(segments, ranges)
-    made = Windows(segments, ranges, window.n_between, window.pad, window.random, seed)
-    if not len(made):
-        raise H5ValueError(
-            f"no segment is as long as a window: windows reach over {made.reach} steps, and the longest of "
-            f"{len(segments):,} segments has {segments.lengths.max(initial=0):,}. Take fewer steps, or pad windows "
-            "(window.pad)."
-        )
-    return made

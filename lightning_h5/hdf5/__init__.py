@@ -8,7 +8,7 @@ from .describe import attribute_layout, describe_array, filters_of, layout_of
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
 from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
-from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, stat_of, table_text
+from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, stat_of
 from .keys import (
     GROUP_WORDS,
     FieldNames,
@@ -84,7 +84,6 @@ __all__ = [
     "resolve_path",
     "shape_of",
     "stat_of",
-    "table_text",
     "torch_dtype",
     "translate_h5py_errors",
     "unmapped_rows",

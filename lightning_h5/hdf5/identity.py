@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import h5py
-import numpy.typing as npt
 
 from ..errors import H5DataChangedError
 
 if TYPE_CHECKING:
+    from .chunk_index import ChunkTable
     from .layout import ArrayLayout
 
-__all__ = ["ChangeGuard", "file_identity", "identity_text", "is_on_disk", "stat_of", "table_text"]
+__all__ = ["ChangeGuard", "file_identity", "identity_text", "is_on_disk", "stat_of"]
 
 SAMPLES = 16
 SAMPLE_BYTES = 4096
@@ -153,8 +153,8 @@ def file_identity(
         layouts: the arrays that are used.
         grows: the file has a live writer: use only schema and rows.
         others: other files that rows of this one come from.
-        schemas: what ``identity_text`` and ``table_text`` return of the arrays, if these are known without a
-            description; ``layouts`` are then those with a value or packing alone.
+        schemas: what ``identity_text`` returns of the arrays, if that is known without descriptions; ``layouts`` are
+            then those with a value or packing alone.
     """
     digest, layouts = hashlib.sha256(), list(layouts)
     for a in layouts:
@@ -167,11 +167,7 @@ def file_identity(
             digest.update(repr((a.key, a.name, a.members, a.n_rows, a.row_shape, a.stored.str, a.dtype.str)).encode())
         return digest.hexdigest()[:32]
     if schemas is None:
-        schemas = (
-            identity_text(a, a.key, a.name, a.n_rows, a.offset, a.n_stored_bytes)
-            + (b"" if a.table is None else table_text(a.table.offsets, a.table.sizes, a.table.masks))
-            for a in layouts
-        )
+        schemas = (identity_text(a, a.key, a.name, a.n_rows, a.offset, a.n_stored_bytes, a.table) for a in layouts)
     for schema in schemas:
         digest.update(schema)
     for each in (path, *others):
@@ -189,9 +185,15 @@ def file_identity(
 
 
 def identity_text(
-    alike: ArrayLayout, key: str, name: str, n_rows: int, offset: int | None, n_stored_bytes: int
+    alike: ArrayLayout,
+    key: str,
+    name: str,
+    n_rows: int,
+    offset: int | None,
+    n_stored_bytes: int,
+    table: ChunkTable | None,
 ) -> bytes:
-    """Return what the identity of a file has of an array but its chunks.
+    """Return what the identity of a file has of an array.
 
     Args:
         alike: an array that is the same but for what follows.
@@ -200,9 +202,11 @@ def identity_text(
         n_rows: see above.
         offset: see above.
         n_stored_bytes: see above.
+        table: see above.
     """
     head, tail = _identity_parts(alike)
-    return f"(({key!r}, {name!r}, {head}, {n_rows}, {tail}, {offset}, {n_stored_bytes})".encode()
+    text = f"(({key!r}, {name!r}, {head}, {n_rows}, {tail}, {offset}, {n_stored_bytes})".encode()
+    return text if table is None else text + table.offsets.tobytes() + table.sizes.tobytes() + table.masks.tobytes()
 
 
 def _identity_parts(a: ArrayLayout) -> tuple[str, str]:
@@ -212,11 +216,6 @@ def _identity_parts(a: ArrayLayout) -> tuple[str, str]:
         made = repr(a.members), f"{schema}, {tuple((f.id, f.options) for f in a.filters)!r}"
         a.__dict__["identity_parts"] = made
     return made
-
-
-def table_text(*columns: npt.NDArray[Any]) -> bytes:
-    """Return what the identity of a file has of the chunks of an array: offsets, sizes and masks."""
-    return b"".join([column.tobytes() for column in columns])
 
 
 def stat_of(file: Any) -> os.stat_result:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,7 +91,7 @@ class LayoutTable:
         templates: arrays that others are ``moved`` from.
         numbers: see ``ArrayColumns``, shape ``(n_parts, n_arrays)``.
         n_rows: see above, of the same shape.
-        places: see above, of the same shape.
+        starts: ``places`` there, of the same shape.
         offsets: see above, of all chunks.
         sizes: see above.
         values: see above.
@@ -101,7 +101,7 @@ class LayoutTable:
     templates: tuple[ArrayLayout, ...]
     numbers: npt.NDArray[np.int32]
     n_rows: IntArray
-    places: IntArray
+    starts: IntArray
     offsets: IntArray
     sizes: IntArray
     values: list[Any]
@@ -158,37 +158,40 @@ class LayoutTable:
         number = int(self.numbers[part, at])
         if number < 0:
             return self.others[part, at].guarded(guard)
-        template, n_rows, place = self.templates[number], int(self.n_rows[part, at]), int(self.places[part, at])
+        template, n_rows, place = self.templates[number], int(self.n_rows[part, at]), int(self.starts[part, at])
         if template.value is not None:
             return template.with_changes(path=path, key=key, name=key, value=self.values[place], guard=guard)
         if _as_stored(template).table is None:
             return template.moved(path, key, n_rows, place, None, guard)
-        grid, chunks = self._chunks(template, n_rows, place)
-        table = ChunkTable(grid, self.offsets[chunks], self.sizes[chunks], np.zeros(math.prod(grid), np.uint32))
-        return template.moved(path, key, n_rows, None, table, guard)
+        return template.moved(path, key, n_rows, None, self._chunks(template, n_rows, place), guard)
 
-    def place(self, part: int, at: int) -> tuple[int, int | None, int, tuple[npt.NDArray[Any], ...] | None] | None:
-        """Return an array's rows, offset, stored bytes, and columns of its chunk table; None if it is kept as it is.
+    def places(self, parts: IntArray, at: int) -> Iterator[tuple[int, int | None, int, ChunkTable | None] | None]:
+        """Yield rows, offset, stored bytes and chunk table of the arrays of parts; None for one that is kept as it is.
 
         Args:
-            part: see ``layout``.
-            at: see ``layout``.
+            parts: numbers of the parts.
+            at: number of the array there.
         """
-        if (number := int(self.numbers[part, at])) < 0:
-            return None
-        template, n_rows, place = self.templates[number], int(self.n_rows[part, at]), int(self.places[part, at])
-        as_stored, is_read_here = _as_stored(template), template.plain_reason is None
-        if as_stored.table is None:
-            return n_rows, place if is_read_here else None, n_rows * as_stored.stored_row_bytes, None
-        grid, chunks = self._chunks(template, n_rows, place)
-        columns = self.offsets[chunks], self.sizes[chunks], np.zeros(math.prod(grid), np.uint32)
-        return n_rows, None, int(columns[1].sum()), columns if is_read_here else None
+        known = [
+            (_as_stored(one), _as_stored(one).stored_row_bytes, one.plain_reason is None) for one in self.templates
+        ]
+        each = (column[parts, at].tolist() for column in (self.numbers, self.n_rows, self.starts))
+        for number, n_rows, place in zip(*each, strict=True):
+            if number < 0:
+                yield None
+                continue
+            template, row_bytes, is_read_here = known[number]
+            if template.table is None:
+                yield n_rows, place if is_read_here else None, n_rows * row_bytes, None
+                continue
+            table = self._chunks(template, n_rows, place)
+            yield n_rows, None, int(table.sizes.sum()), table if is_read_here else None
 
-    @staticmethod
-    def _chunks(template: ArrayLayout, n_rows: int, place: int) -> tuple[tuple[int, ...], slice]:
+    def _chunks(self, template: ArrayLayout, n_rows: int, place: int) -> ChunkTable:
         assert template.chunks is not None, "it has chunks"
         grid = grid_of((n_rows, *template.axes), template.chunks)
-        return grid, slice(place, place + math.prod(grid))
+        chunks = slice(place, place + math.prod(grid))
+        return ChunkTable(grid, self.offsets[chunks], self.sizes[chunks], np.zeros(math.prod(grid), np.uint32))
 
     def n_chunks(self, at: int) -> IntArray:
         """Return the chunks of the arrays at a place of their parts; 0 without."""
@@ -212,10 +215,10 @@ class LayoutTable:
             row_bytes = np.array([*(-1 if one.offset is None else one.stored_row_bytes for one in self.templates), -1])
             here = np.flatnonzero(row_bytes[numbers] >= 0)
             parts.append(here)
-            starts.append(self.places[here, at])
+            starts.append(self.starts[here, at])
             sizes.append(self.n_rows[here, at] * row_bytes[numbers[here]])
             ends = np.cumsum(n_chunks)
-            chunks = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.places[:, at] - ends + n_chunks, n_chunks)
+            chunks = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.starts[:, at] - ends + n_chunks, n_chunks)
             is_written = self.offsets[chunks] >= 0
             parts.append(np.repeat(np.arange(len(numbers)), n_chunks)[is_written])
             starts.append(self.offsets[chunks][is_written])
