@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..counters import Counters
 from ..hdf5 import (
     ArrayLayout,
     ChangeGuard,
@@ -20,7 +21,7 @@ from ..hdf5 import (
     identity_text,
     path_of,
 )
-from ..readers import FieldLayouts
+from ..readers import ChunkLoader, FieldLayouts, fallback_reason
 from ..types import IntArray
 from .segment_fields import SegmentField
 from .segment_parts import PartNames
@@ -227,12 +228,16 @@ class DescribedParts(PartLayouts):
         is_as_stored = self.seen[field].is_as_stored
         return self.stored.table.n_rows[:, self.columns[field]] if is_as_stored else super().n_rows(field)
 
-    def check_no_overlap(self) -> None:
-        """Raise an ``H5CorruptError`` if arrays of a part have bytes in common."""
-        keys = self.stored.names.keys
-        different = {keys[column]: column for column in self.columns}
-        for part in self.stored.table.overlapping(sorted(different.values())).tolist():
+    def check_places(self) -> None:
+        """Raise an ``H5CorruptError`` if arrays of a part share bytes, or have chunks beyond the end of the file."""
+        stored = self.stored
+        different = {stored.names.keys[column]: column for column in self.columns}
+        n_bytes = np.array([guard.n_bytes for guard in stored.guards])[stored.files]
+        for part in stored.table.suspicious(sorted(different.values()), n_bytes).tolist():
             check_no_overlap(self[part])
+            for array in self[part]:
+                if array.table is not None and array.view is None and fallback_reason(array) is None:
+                    ChunkLoader(array, Counters())  # compares the places of chunks with the size of the file
 
     def identity_of(self, path: str, guard: ChangeGuard, parts: IntArray) -> str:
         """See ``PartLayouts.identity_of``."""

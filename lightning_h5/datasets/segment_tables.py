@@ -220,7 +220,7 @@ class _Builder:
             if one.is_as_stored:
                 self._lengths[:, field] = stored.table.n_rows[:, field]
         parts = DescribedParts(stored, tuple(range(n_fields)), tuple(self._fields), kinds, firsts, periods, n_values)
-        parts.check_no_overlap()
+        parts.check_places()
         arrays = tuple(stored.one(0, field) for field in range(n_fields))
         names = None if self._names.pattern is None else Parts(stored.files, NamedParts(self._names, stored.stars))
         return RowTable(

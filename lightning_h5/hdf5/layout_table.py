@@ -203,11 +203,14 @@ class LayoutTable:
                 found[here] = -(-self.n_rows[here, at] // template.chunks[0]) * per_row
         return found
 
-    def overlapping(self, arrays: Sequence[int]) -> IntArray:
-        """Return the parts of which arrays may share bytes: all with arrays that are kept as they are, among others.
+    def suspicious(self, arrays: Sequence[int], n_bytes: IntArray) -> IntArray:
+        """Return the parts of which arrays share bytes, or have chunks that lie beyond the end of the file.
+
+        Those with arrays that are kept as they are may, and are also returned.
 
         Args:
             arrays: numbers of different arrays of a part.
+            n_bytes: size of each part's file.
         """
         parts, starts, sizes = [], [], []
         for at in arrays:
@@ -227,8 +230,8 @@ class LayoutTable:
         order = np.lexsort((start, part))
         part, start, size = part[order], start[order], size[order]
         is_shared = (np.diff(part) == 0) & (np.diff(start) < size[:-1])
-        kept = [part for part, _ in self.others]
-        return np.unique(np.concatenate([part[1:][is_shared], np.array(kept, dtype=np.int64)]))
+        kept = np.array([part for part, _ in self.others], dtype=np.int64)
+        return np.unique(np.concatenate([part[1:][is_shared], part[start > n_bytes[part] - size], kept]))
 
 
 def _as_stored(layout: ArrayLayout) -> ArrayLayout:
