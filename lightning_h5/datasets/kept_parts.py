@@ -24,6 +24,8 @@ __all__ = ["MIN_ARRAYS", "KeptParts", "PackedText"]
 MIN_ARRAYS = 2000
 """Arrays of a file from which on its contents are kept: describing them takes a tenth of a second or more."""
 
+MIN_BYTES = 100  # of a file for each of its arrays: no header is shorter
+
 FORMAT = 1
 COLUMNS = ("numbers", "n_rows", "places", "offsets", "sizes")
 HEAD = struct.Struct("<Q")
@@ -100,7 +102,8 @@ class KeptParts:
             if files.catalog_dir == "auto"
             else files.catalog_dir and os.path.expanduser(files.catalog_dir)
         )
-        if folder is None or files.swmr or files.allow_external or files.verify is not None or asked[0] is None:
+        has_few = asked[0] is None or guard.n_bytes < MIN_ARRAYS * MIN_BYTES
+        if folder is None or has_few or files.swmr or files.allow_external or files.verify is not None:
             return None
         which = [FORMAT, os.path.abspath(path), asked, files.trusted, files.min_integrity]
         name = hashlib.sha256(json.dumps(which).encode()).hexdigest()[:32]

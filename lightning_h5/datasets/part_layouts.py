@@ -116,6 +116,7 @@ class ListedParts(PartLayouts):
 
     def __init__(self, listed: Sequence[tuple[ArrayLayout, ...]]) -> None:
         self._listed = tuple(listed)
+        self.examples = list(self._listed)
         self.firsts = np.arange(len(self._listed))
         self.kinds = self.firsts.astype(np.int32)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +22,13 @@ from ..hdf5 import (
     kind_of_object,
     translate_h5py_errors,
 )
+from ..order import resolve_replica
+from ..progress_bar import with_bar
 from .kept_parts import KeptParts, PackedText
 
 __all__ = ["FoundParts", "NamedParts", "PartNames", "parts_in"]
+
+MANY = 5000  # parts of a file from which on the user sees how far it is
 
 
 @dataclass(frozen=True)
@@ -136,8 +141,11 @@ def parts_in(
         with translate_h5py_errors(path, "what is"):
             stars = _matches(file, path, names.pattern, "group" if names.is_group else "array")
     arrays = ArrayColumns()
-    for at in range(n * len(stars)):
-        arrays.append(*describe(stars, at))
+    shows_progress = len(stars) >= MANY and resolve_replica().rank == 0  # all ranks look at them
+    what = f"looking at {os.path.basename(path)}"
+    for part in with_bar(range(len(stars)), what, unit="segment", shows_progress=shows_progress, delay=2):
+        for at in range(n * part, n * part + n):
+            arrays.append(*describe(stars, at))
     found = FoundParts(PackedText.of(stars), arrays, tuple(others.values()))
     if kept is not None:
         kept.write(found.stars, arrays)
