@@ -97,18 +97,14 @@ class KeptParts:
             asked: the parts and arrays, as plain values.
         """
         files = options.files
-        folder = (
-            kept_folder()
-            if files.catalog_dir == "auto"
-            else files.catalog_dir and os.path.expanduser(files.catalog_dir)
-        )
+        folder = kept_folder() if files.catalog_dir == "auto" else files.catalog_dir
         has_few = asked[0] is None or guard.n_bytes < MIN_ARRAYS * MIN_BYTES
         if folder is None or has_few or files.swmr or files.allow_external or files.verify is not None:
             return None
         which = [FORMAT, os.path.abspath(path), asked, files.trusted, files.min_integrity]
         name = hashlib.sha256(json.dumps(which).encode()).hexdigest()[:32]
         seen = [guard.device, guard.inode, guard.n_bytes, guard.mtime_ns, guard.seen_ns, file_identity(path, ())]
-        return cls(os.path.join(folder, f"{name}.catalog"), json.dumps([which, seen]))
+        return cls(os.path.join(os.path.expanduser(folder), f"{name}.catalog"), json.dumps([which, seen]))
 
     def read(self, describe: Describe, is_attribute: npt.NDArray[np.bool_]) -> tuple[PackedText, ArrayColumns] | None:
         """Return what was kept; None if nothing was, if it is damaged, or of another state of the file.

@@ -297,6 +297,12 @@ def test_nothing_is_kept_of_small_files_or_if_it_is_turned_off_or_cannot_be_writ
     assert len(list((tmp_path / "cache" / "lightning_h5").iterdir())) == 1
 
 
+@pytest.mark.parametrize("given", ["", 3, True])
+def test_a_folder_that_is_none_is_refused(given):
+    with pytest.raises(H5ValueError, match=r"catalog_dir=.* was given\. Pass the path of a folder, 'auto' or None\."):
+        FileOptions(catalog_dir=given)
+
+
 def test_splits_and_ranks_see_the_same_from_what_was_kept(tmp_path, counted):
     write(tmp_path / "parts.h5", [(3 + number % 3, 2, "plain") for number in range(30)])
     found = []
