@@ -17,19 +17,19 @@ import importlib
 import os
 import pickle
 import platform
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
+from .kept_files import read_kept, write_kept
+
 __all__ = ["c_call", "compiled"]
 
 _Given = ParamSpec("_Given")
 _Gives = TypeVar("_Gives")
 
-DIGEST_BYTES = 32
 COMPILERS = ("numba", "llvmlite", "numpy")  # their versions are part of the cache key
 
 
@@ -115,7 +115,7 @@ def _disk_cache() -> Any:
             target_context.refresh()  # registers functions that the machine code may call
             with suppress(Exception):
                 path = self._path(sig, target_context.codegen())
-                data = _checked(path)
+                data = read_kept(path)
                 return None if data is None else self._numba.rebuild(target_context, pickle.loads(data))
             return None
 
@@ -123,37 +123,13 @@ def _disk_cache() -> Any:
             """Write the machine code for these arguments; errors of the disk are ignored."""
             with suppress(Exception):
                 if not data.library.has_dynamic_globals:
-                    _write(self._path(sig, data.codegen), dumps(self._numba.reduce(data)))
+                    write_kept(self._path(sig, data.codegen), dumps(self._numba.reduce(data)))
 
         def _path(self, sig: Any, codegen: Any) -> str:
             key = hashlib.sha256(repr((self._meaning, sig, codegen.magic_tuple(), _versions())).encode()).hexdigest()
             return os.path.join(self._folder, f"{self._numba.filename_base}-{key[:32]}.machine")
 
     return DiskCache
-
-
-def _checked(path: str) -> bytes | None:
-    """Return the content of a file if its checksum is right; otherwise None."""
-    with open(path, "rb") as file:
-        digest, data = file.read(DIGEST_BYTES), file.read()
-    return data if digest == _digest(path, data) else None
-
-
-def _write(path: str, data: bytes) -> None:
-    """Write a file atomically: several processes may write it at a time."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    fd, name = tempfile.mkstemp(dir=os.path.dirname(path), suffix=".tmp")
-    try:
-        with open(fd, "wb") as file:
-            file.write(_digest(path, data) + data)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def _digest(path: str, data: bytes) -> bytes:
-    return hashlib.sha256(os.path.basename(path).encode() + b"\0" + data).digest()
 
 
 @cache

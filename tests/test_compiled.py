@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -259,7 +260,7 @@ def test_a_disk_that_takes_nothing_costs_only_time(folder, monkeypatch, name, co
     def refuse(*_, **__):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(module.tempfile if name == "mkstemp" else module.os, name, refuse)
+    monkeypatch.setattr(tempfile if name == "mkstemp" else os, name, refuse)
     assert run(machine, X) == (20.0, 0, 1)
     monkeypatch.undo()
     assert files(folder) == []

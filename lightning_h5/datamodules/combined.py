@@ -102,7 +102,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
             ``timeout``, ``init_fn``).
         files: how files are opened, and which are accepted: ``FileOptions`` (``mmap``, ``cache_bytes``, ``swmr``,
-            ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
+            ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
         distributed: how ranks work together: ``DistributedOptions`` (``rank``, ``world_size``, ``setup_timeout``,
             ``on_resume_mismatch``).
 

@@ -31,6 +31,7 @@ from ..order import resolve_replica
 from ..progress_bar import with_bar
 from ..types import Paths
 from .compatibility import Asked, Compatibility, refuse_images
+from .part_layouts import ListedParts
 from .readable_files import WITHOUT_THEM, Skip, each_readable
 from .row_table import RowTable
 
@@ -61,7 +62,7 @@ class _File:
     arrays: dict[str, ArrayLayout | H5Error] = field(default_factory=dict)
     others: dict[str, tuple[ChangeGuard, ...]] = field(default_factory=dict)
     values: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    found: dict[str, Any] = field(default_factory=dict)
+    found: dict[Any, Any] = field(default_factory=dict)
 
 
 class Catalog:
@@ -157,7 +158,18 @@ class Catalog:
         n_rows = [arrays[0].n_rows for arrays in layouts]
         if sample is None:
             refuse_images(layouts[0], n_rows, n_files or len(paths))
-        return RowTable(tuple(used), tuple(layouts), tuple(guards))
+        return RowTable(tuple(used), ListedParts(layouts), tuple(guards))
+
+    def once(self, which: Any, make: Callable[[], RowTable]) -> RowTable:
+        """Return a table that is made once: all splits of the same files share it.
+
+        Args:
+            which: all that it follows from.
+            make: makes it.
+        """
+        if which not in self._tables:
+            self._tables[which] = make()
+        return self._tables[which]
 
     def search(
         self, path: str, options: OpenOptions, name: str, search: Callable[[Any], tuple[_T, Iterable[str]]]
@@ -180,20 +192,15 @@ class Catalog:
         return found
 
     def look(
-        self,
-        path: str,
-        options: OpenOptions,
-        name: str,
-        search: Callable[[Any, ChangeGuard], tuple[_T, Iterable[tuple[str, str]]]],
-    ) -> tuple[ChangeGuard, _T, dict[str, ArrayLayout | H5Error]]:
-        """Return what a search in an open file finds, and the arrays that it asks for in this file alone.
+        self, path: str, options: OpenOptions, name: Any, search: Callable[[Any, ChangeGuard, AlikeArrays], _T]
+    ) -> tuple[ChangeGuard, _T]:
+        """Return the guard of a file, and what a search in the open file finds.
 
         Args:
             path: the file.
             options: how it is opened.
             name: of the search.
-            search: gets the open file and its guard; also returns arrays to describe, each with a name for all that may
-                be alike.
+            search: gets the open file, its guard, and what describes arrays.
 
         Raises:
             H5Error: the search failed, or the file cannot be opened.
@@ -202,14 +209,12 @@ class Catalog:
         if not isinstance(file, _File) or name not in file.found:
             file = self._open(path, (), options, {name: search}, own=True)
         found: _T = file.found[name]
-        others = {other.path: other for each in file.others.values() for other in each}
-        if not others:
-            return file.guard, found, file.arrays
-        guard = replace(file.guard, others=tuple(others.values()))
-        arrays = {
-            key: each.guarded(guard) if isinstance(each, ArrayLayout) else each for key, each in file.arrays.items()
-        }
-        return guard, found, arrays
+        return file.guard, found
+
+    @property
+    def templates(self) -> list[ArrayLayout]:
+        """The arrays that others are described like (see ``AlikeArrays``)."""
+        return self._alike.templates
 
     def has(self, path: str, keys: Sequence[str], options: OpenOptions) -> bool:
         """Return whether a file has all of these arrays."""
@@ -285,7 +290,7 @@ class Catalog:
         path: str,
         keys: Sequence[str],
         options: OpenOptions,
-        searches: dict[str, Callable[..., Any]],
+        searches: dict[Any, Callable[..., Any]],
         *,
         own: bool = False,
     ) -> _File:
@@ -308,7 +313,7 @@ class Catalog:
         path: str,
         keys: Sequence[str],
         options: OpenOptions,
-        searches: dict[str, Callable[..., Any]],
+        searches: dict[Any, Callable[..., Any]],
         *,
         own: bool,
     ) -> _File:
@@ -324,14 +329,11 @@ class Catalog:
             file = _File(guard)
             try:
                 for name, search in searches.items():
-                    file.found[name], more = search(h5, guard) if own else search(h5)
                     if own:
-                        for key, alike in more:
-                            array = self._array(file, h5, path, key, options, is_asked=True, alike=alike)
-                            assert array is not None, "it was asked for"
-                            file.arrays[key] = array
-                    else:
-                        self._expected = tuple(dict.fromkeys([*self._expected, *more]))
+                        file.found[name] = search(h5, guard, self._alike)
+                        continue
+                    file.found[name], more = search(h5)
+                    self._expected = tuple(dict.fromkeys([*self._expected, *more]))
                 for key in dict.fromkeys([*keys, *self._expected]):
                     if (array := self._array(file, h5, path, key, options, is_asked=key in keys)) is not None:
                         file.arrays[key] = array
@@ -352,11 +354,10 @@ class Catalog:
         options: OpenOptions,
         *,
         is_asked: bool,
-        alike: str | None = None,
     ) -> ArrayLayout | H5Error | None:
         files, guard = options.files, file.guard
         try:
-            found = self._alike.describe(h5, path, key, files, guard, if_exists=not is_asked, alike=alike)
+            found = self._alike.describe(h5, path, key, files, guard, if_exists=not is_asked)
             if files.allow_external and found is not None:
                 strict = files.verify is not None
                 file.others[key] = external_guards(h5, [key], files, grows=options.swmr, strict=strict)

@@ -198,7 +198,8 @@ def _check_alike(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout], 
         pairs = [("dtype", a.dtype, b.dtype), ("shape of a row", a.row_shape, b.row_shape)]
         for what, left, right in pairs if shapes else pairs[:1]:
             if left != right and not (kind_of(a.dtype) == kind_of(b.dtype) == "text" and what == "dtype"):
+                other = right if a.key == b.key else f"{b.key!r} has {right}"
                 raise H5ValueError(
-                    f"{a.key!r} has the {what} {left} in {a.path!r} and {right} in {b.path!r}. Train on files with "
+                    f"{a.key!r} has the {what} {left} in {a.path!r} and {other} in {b.path!r}. Train on files with "
                     "equal arrays, or create a data module for each kind."
                 )

@@ -48,6 +48,9 @@ CACHE_BYTES = 64 << 20
 """Memory for decoded rows unless the user asks for another amount."""
 
 
+MAX_READERS = 1 << 14
+"""Readers of single arrays that are kept: each takes one or two KiB, and the rows of a small array that it holds."""
+
 _ByPart: TypeAlias = dict[int, tuple[IntArray | None, IntArray]]
 """For each part that rows are in, their places in the batch (None for all) and their rows there."""
 
@@ -238,7 +241,7 @@ class FileDataset(TableDataset):
             return
         hints = self._hints
         if hints is None:
-            hints = ReadaheadHints(self.table.rows_per_block, np.diff(self.table.starts).tolist())
+            hints = ReadaheadHints(self.table.rows_per_block.tolist(), np.diff(self.table.starts).tolist())
             self._hints = hints
         for file, (_, local) in self._by_part(0, asked.fields[0].rows).items():
             for run in hints.new(file, local, epoch):
@@ -263,9 +266,13 @@ class FileDataset(TableDataset):
         return replace(
             self._cost_of_files,
             rows_per_chunk=self._samples_of(max((reader.rows_per_block for reader in chunked.values()), default=0)),
-            rows_per_run=max(self.table.rows_per_block) if self.in_runs else 0,
+            rows_per_run=self._rows_per_run if self.in_runs else 0,
             is_in_memory=is_in_memory,
         )
+
+    @cached_property
+    def _rows_per_run(self) -> int:
+        return int(self.table.rows_per_block.max())
 
     def _samples_of(self, n_rows: int) -> int:
         """Return about how many samples are around so many rows."""
@@ -276,26 +283,26 @@ class FileDataset(TableDataset):
     @cached_property
     def _cost_of_files(self) -> ReadCost:
         """What follows from the files alone."""
-        layouts, table = self.table.layouts, self.table
+        table, kinds = self.table, self.table.layouts.examples
         loose = [field for field in self._read_on_demand if self._has_steps(field)]
-        loose_bytes = [sum(arrays[field].row_bytes for field in loose) for arrays in layouts]
-        n_rows = np.diff(table.starts).tolist()
+        loose_bytes = table.layouts.of_kinds(lambda arrays: sum(arrays[field].row_bytes for field in loose), object)
+        n_rows = np.diff(table.starts)
         has_cheap_random_access = all(
-            arrays[field].is_contiguous or arrays[field].rows_per_chunk == 1 for arrays in layouts for field in loose
+            arrays[field].is_contiguous or arrays[field].rows_per_chunk == 1 for arrays in kinds for field in loose
         )
         rows_of_blocks = table.rows_per_block
-        row_bytes = sum(layout.row_bytes for layout in layouts[0])
+        row_bytes = sum(layout.row_bytes for layout in kinds[0])
         if (sampling := table.sampling) is not None:
-            is_own = isinstance(sampling, WholeSegments) and len(sampling.segments) == len(layouts)
-            is_placed = all(arrays[field].is_contiguous for arrays in layouts for field in loose)
+            is_own = isinstance(sampling, WholeSegments) and len(sampling.segments) == len(table.layouts)
+            is_placed = all(arrays[field].is_contiguous for arrays in kinds for field in loose)
             has_cheap_random_access = is_own or is_placed or (has_cheap_random_access and sampling.reach == 1)
-            rows_of_blocks = [min(n, size) for n, size in zip(table.unit_rows, n_rows, strict=True)]
-            row_bytes = sampling.mean_bytes([array.row_bytes for array in layouts[0]])
+            rows_of_blocks = np.minimum(table.unit_rows, n_rows)
+            row_bytes = sampling.mean_bytes([array.row_bytes for array in kinds[0]])
         return ReadCost(
             row_bytes=row_bytes,
             has_cheap_random_access=has_cheap_random_access,
-            block_bytes=max(1, *(n * size for n, size in zip(rows_of_blocks, loose_bytes, strict=True))),
-            decoded_bytes=sum(n * size for n, size in zip(n_rows, loose_bytes, strict=True)),
+            block_bytes=int(max(1, (rows_of_blocks * loose_bytes).max())),
+            decoded_bytes=int((n_rows * loose_bytes).sum()),
         )
 
     def _is_cached(self, field: int) -> bool:
@@ -332,20 +339,21 @@ class FileDataset(TableDataset):
             return self._chunked
 
     def _open_chunked(self, n_consumers: int) -> dict[int, ChunkedReader]:
-        table, layouts = self.table, list(zip(*self.table.layouts, strict=True))
+        table, kinds = self.table, self.table.layouts.examples
         fields = [
             field
             for field in self._read_on_demand
-            if any(is_pooled(array, self.options) for array in layouts[field]) and field in table.fields_of_rows
+            if field in table.fields_of_rows and any(is_pooled(arrays[field], self.options) for arrays in kinds)
         ]
         budget = self.cache_bytes // n_consumers
-        total = sum(layouts[field][0].row_bytes for field in fields)
+        row_bytes = [array.row_bytes for array in kinds[0]] if kinds else []
+        total = sum(row_bytes[field] for field in fields)
         return {
             field: open_chunked(
-                layouts[field],
+                table.layouts.of_field(field),
                 self.options,
                 rows_per_run=self.table.rows_per_block,
-                n_bytes=budget * layouts[field][0].row_bytes // total,
+                n_bytes=budget * row_bytes[field] // total,
                 work=self.work,
                 counters=self.counters,
                 rows=self.indices if table.sampling is None else None,
@@ -375,7 +383,7 @@ class FileDataset(TableDataset):
     def _reader(self, part: int, field: int) -> RowReader:
         reader = self._readers.get((part, field))
         if reader is None:
-            layout, held_bytes = self.table.layouts[part][field], HELD_BYTES if self.table.held[field] else 0
+            layout, held_bytes = self.table.layouts.one(part, field), HELD_BYTES if self.table.held[field] else 0
             held_bytes = max(held_bytes, layout.n_bytes) if self._holds_all else held_bytes
             made = open_reader(
                 layout,
@@ -385,7 +393,10 @@ class FileDataset(TableDataset):
                 in_blocks=self.table.sampling is not None and self.table.is_ragged[field],
                 counters=self.counters,
             )
-            reader = self._readers.setdefault((part, field), made)  # one of two threads wins; opening costs nothing
+            with self._lock:
+                while len(self._readers) >= MAX_READERS:
+                    del self._readers[next(iter(self._readers))]
+                reader = self._readers.setdefault((part, field), made)  # one of two threads wins; opening costs nothing
         return reader
 
     def _check_unchanged(self, files: Iterable[int]) -> None:

@@ -223,13 +223,13 @@ class HeldRows:
             if plan.dtype is not None:
                 column = next(columns)
                 for file, first, rows in _by_file(self._rows, table.starts):
-                    shared += row_tasks(table.layouts[file][field], rows, column, first, options, counters)
+                    shared += row_tasks(table.layouts.one(file, field), rows, column, first, options, counters)
                 continue
             mine = as_array(self._rows)[as_array(self._places)]
             order = np.argsort(mine, kind="stable")
             for file, first, rows in _by_file(mine[order], table.starts):
                 some, places = as_array(rows), order[first : first + len(rows)]
-                own += text_tasks(table.layouts[file][field], some, self._texts[field], places, options, counters)
+                own += text_tasks(table.layouts.one(file, field), some, self._texts[field], places, options, counters)
         return shared, own
 
     def numbers(self, rows: IntArray) -> IntArray:

@@ -101,7 +101,7 @@ class RankMemCachedH5Dataset(TableDataset):
         collate_fn: how samples of several shapes become a batch.
         choice: which of the segments are kept, as data modules split them; None for all.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
-            ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
+            ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
         cache_device: "cpu", or a GPU such as "cuda" or "cuda:1" to hold the shard there: batches never cross the bus.
         preload: load now. False loads on the first access to a row.
         dtype_x: another spelling of ``x_dtype``.

@@ -26,7 +26,7 @@ def chunk_cache(table: RowTable, budget: int, *, swmr: bool) -> int:
     plain = OpenOptions(files=FileOptions(swmr=swmr))
     spans = [
         array.chunk_span_bytes
-        for arrays in table.layouts
+        for arrays in table.layouts.examples
         for array, is_held in zip(arrays, table.held, strict=True)
         if not is_held and not is_pooled(array, plain)
     ]

@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..hdf5 import ArrayLayout, ChangeGuard, file_identity, kind_of
+from ..hdf5 import ArrayLayout, ChangeGuard, kind_of
 from ..order import BlockTable
 from ..types import IntArray
+from .part_layouts import PartLayouts
 from .segments import FieldRows, Places, Sampling
 
-__all__ = ["HELD_BYTES", "RUN_BYTES", "BatchRows", "Parts", "RowTable", "rows_numbered"]
+__all__ = ["HELD_BYTES", "RUN_BYTES", "BatchRows", "Parts", "RowTable"]
 
 HELD_BYTES = 16 << 20
 """An array whose rows take no more than this, over all files, is read whole, once, in each process."""
@@ -39,7 +40,7 @@ class Parts:
         names: group or array that each part is.
     """
 
-    files: IntArray
+    files: npt.NDArray[np.int32]
     names: Sequence[str]
 
 
@@ -78,7 +79,7 @@ class RowTable:
     """
 
     paths: tuple[str, ...]
-    layouts: tuple[tuple[ArrayLayout, ...], ...]
+    layouts: PartLayouts
     guards: tuple[ChangeGuard, ...]
     sampling: Sampling | None = None
     parts: Parts | None = None
@@ -91,14 +92,11 @@ class RowTable:
     @cached_property
     def starts(self) -> IntArray:
         """First row of each part, and the number of rows at the end; shape ``(n_parts + 1,)``."""
-        if not self.has_steps:
-            sizes = [arrays[0].n_rows for arrays in self.layouts]
-        else:
-            sizes = [
-                max(rows_numbered(array) for array, is_step in zip(arrays, self.has_steps, strict=True) if is_step)
-                for arrays in self.layouts
-            ]
-        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        sizes = np.zeros(len(self.layouts), dtype=np.int64)
+        for at in self.step_fields if self.has_steps else [0]:
+            numbered = self.layouts.of_kinds(partial(_rows_numbered, at))
+            sizes = np.maximum(sizes, np.where(numbered < 0, self.layouts.n_rows(at), numbered))
+        return np.concatenate([[0], np.cumsum(sizes)])
 
     @property
     def n_segments(self) -> int:
@@ -108,7 +106,7 @@ class RowTable:
     @cached_property
     def step_fields(self) -> list[int]:
         """The fields whose rows are steps."""
-        n_fields = len(self.layouts[0]) if self.layouts else 0
+        n_fields = self.layouts.n_fields
         return [field for field in range(n_fields) if not self.has_steps or self.has_steps[field]]
 
     @property
@@ -128,15 +126,14 @@ class RowTable:
             samples: numbers of samples.
             epoch: the epoch that asks for them; None without a plan.
         """
-        n_fields = len(self.layouts[0])
         if self.sampling is None:
-            return BatchRows((FieldRows(samples),) * n_fields)
+            return BatchRows((FieldRows(samples),) * self.layouts.n_fields)
         places = self.sampling.places(samples, epoch)
         return BatchRows(self.sampling.rows(places), places)
 
     def files_of(self, parts: IntArray) -> IntArray:
         """Return the file of each part."""
-        return parts if self.parts is None else self.parts.files[parts]
+        return parts if self.parts is None else self.parts.files[parts].astype(np.int64)
 
     def parts_of_segments(self, numbers: IntArray) -> IntArray:
         """Return the part that each of some segments begins in."""
@@ -178,12 +175,12 @@ class RowTable:
         if self.first_segments is None:
             return segments, np.zeros(len(segments), dtype=np.int64)
         parts = self.parts_of_segments(segments)
-        is_of_part = np.array([arrays[field].n_rows == 1 for arrays in self.layouts])[parts]
+        is_of_part = self.layouts.n_rows(field)[parts] == 1
         return parts, np.where(is_of_part, 0, segments - self.first_segments[parts])
 
     def with_fields(self, fields: range | Sequence[int]) -> RowTable:
         """Return the same files with some of their arrays."""
-        picked: dict[str, Any] = {"layouts": tuple(tuple(arrays[at] for at in fields) for arrays in self.layouts)}
+        picked: dict[str, Any] = {"layouts": self.layouts.with_fields(fields)}
         if self.sampling is not None:
             picked["sampling"] = self.sampling.of_fields(fields)
         for name in ("has_steps", "is_shared", "step_places"):
@@ -198,7 +195,7 @@ class RowTable:
     def fields_of_rows(self) -> list[int]:
         """The fields that have numbers of one shape for all steps; all fields if samples are rows."""
         if self.sampling is None:
-            return list(range(len(self.layouts[0])))
+            return list(range(self.layouts.n_fields))
         fields = [field for field in self.step_fields if not (self.is_ragged[field] or self._is_shared(field))]
         return [field for field in fields if kind_of(self.layouts[0][field].dtype) == "number"]
 
@@ -213,20 +210,20 @@ class RowTable:
 
         None if these are the same, so that rows inside of a part are the array's own.
         """
-        return [self._own_sizes(field) for field in range(len(self.layouts[0]))]
+        return [self._own_sizes(field) for field in range(self.layouts.n_fields)]
 
     def _own_sizes(self, field: int) -> tuple[IntArray, IntArray] | None:
         if self.sampling is None or field not in self.step_fields:
             return None
         if self._is_shared(field):
-            sizes = np.array([arrays[field].n_rows for arrays in self.layouts])
+            sizes = self.layouts.n_rows(field)
             return sizes, np.zeros(len(sizes), dtype=np.int64)
-        views = [arrays[field].view for arrays in self.layouts]
-        pairs = [
-            (0, 0) if view is None or len(view.row_axes) < 2 else (view.period, view.shape[view.row_axes[-1]])
-            for view in views
-        ]
-        periods, sizes = np.array(pairs, dtype=np.int64).T
+
+        def of_view(arrays: tuple[ArrayLayout, ...]) -> tuple[int, int]:
+            view = arrays[field].view
+            return (0, 0) if view is None or len(view.row_axes) < 2 else (view.period, view.shape[view.row_axes[-1]])
+
+        periods, sizes = self.layouts.of_kinds(of_view).T
         return (periods, sizes) if (periods != sizes).any() else None
 
     def own_rows(self, field: int, parts: IntArray, local: IntArray) -> IntArray:
@@ -237,17 +234,10 @@ class RowTable:
         lines, steps = np.divmod(local, np.maximum(periods, 1))
         return np.where(periods > 0, lines * own + steps, local)
 
-    @cached_property
+    @property
     def identity(self) -> str:
         """A digest of what the files hold (see ``file_identity``), in their order."""
-        arrays_of: list[list[ArrayLayout]] = [[] for _ in self.paths]
-        for file, arrays in zip(self.files_of(np.arange(len(self.layouts))).tolist(), self.layouts, strict=True):
-            arrays_of[file] += arrays
-        each = [
-            file_identity(path, arrays, grows=guard.grows, others=[other.path for other in guard.others])
-            for path, arrays, guard in zip(self.paths, arrays_of, self.guards, strict=True)
-        ]
-        return "-".join(each) if len(each) == 1 else hashlib.sha256("".join(each).encode()).hexdigest()[:32]
+        return self.layouts.identity(self.paths, self.guards, self.files_of(np.arange(len(self.layouts))))
 
     def digest_of(self, samples: IntArray | None) -> str:
         """Return a digest of what the files hold, and of some of the samples (None: all), in their order."""
@@ -264,19 +254,23 @@ class RowTable:
 
         The same on all ranks and in all workers, since blocks, and with them the order, follow from it.
         """
-        return [
-            sum(layout.n_bytes for layout in of_field) <= HELD_BYTES for of_field in zip(*self.layouts, strict=True)
-        ]
+        return [self._n_bytes(field) <= HELD_BYTES for field in range(self.layouts.n_fields)]
+
+    def _n_bytes(self, field: int) -> float:
+        """Return the bytes of all rows of a field."""
+        row_bytes = self.layouts.of_kinds(lambda arrays: arrays[field].row_bytes, np.float64)
+        return float(row_bytes @ self.layouts.n_rows(field))
 
     @cached_property
     def is_ragged(self) -> list[bool]:
         """For each field, whether its rows have several shapes."""
-        return [len({layout.row_shape for layout in of_field}) > 1 for of_field in zip(*self.layouts, strict=True)]
+        fields = range(self.layouts.n_fields)
+        return [len({arrays[field].row_shape for arrays in self.layouts.examples}) > 1 for field in fields]
 
-    @cached_property
-    def rows_per_block(self) -> list[int]:
-        """For each file, the rows of its blocks; the last one may have fewer."""
-        return [_rows_per_block(arrays, self.held) for arrays in self.layouts]
+    @property
+    def rows_per_block(self) -> IntArray:
+        """For each file, or part, the rows of its blocks; the last one may have fewer."""
+        return self.layouts.of_kinds(lambda arrays: _rows_per_block(arrays, self.held))
 
     def blocks(self, samples: IntArray | None, *, of_all_fields: bool = False) -> BlockTable:
         """Return the block table of some samples.
@@ -291,22 +285,22 @@ class RowTable:
             return self._blocks_of_samples(self.sampling, samples, of_all_fields=of_all_fields)
         steps = self.rows_per_block
         if of_all_fields:
-            steps = [_rows_per_block(arrays, [False] * len(arrays)) for arrays in self.layouts]
+            steps = self.layouts.of_kinds(lambda arrays: _rows_per_block(arrays, [False] * len(arrays)))
         if samples is None:
             sizes = [
                 size
-                for step, n in zip(steps, np.diff(self.starts).tolist(), strict=True)
+                for step, n in zip(steps.tolist(), np.diff(self.starts).tolist(), strict=True)
                 for size in [step] * (n // step) + [n % step]
             ]
             return BlockTable.of_sizes(sizes)
         files, local = self.locate(samples)
-        blocks = local // np.asarray(steps, dtype=np.int64)[files]
+        blocks = local // steps[files]
         cuts = np.flatnonzero((np.diff(files) != 0) | (np.diff(blocks) != 0)) + 1
         return BlockTable.of_sizes(np.diff(np.concatenate([[0], cuts, [len(samples)]])))
 
     def _blocks_of_samples(self, sampling: Sampling, samples: IntArray | None, *, of_all_fields: bool) -> BlockTable:
         """Return the block table of samples of several rows: what is around rows of one unit (see ``unit_rows``)."""
-        bounds = np.concatenate([*self._unit_bounds(of_all_fields=of_all_fields), self.starts[-1:]])
+        bounds = np.append(self._unit_bounds(of_all_fields=of_all_fields), self.starts[-1])
         segments = sampling.segments
         if samples is None and segments.are_ascending:
             return BlockTable.of_sizes(np.diff(sampling.n_before(bounds)))
@@ -317,27 +311,37 @@ class RowTable:
         cuts = np.flatnonzero(np.diff(units)) + 1
         return BlockTable.of_sizes(np.diff(np.concatenate([[0], cuts, [len(samples)]])))
 
-    def _unit_bounds(self, *, of_all_fields: bool) -> Iterator[IntArray]:
-        """Yield the first row of each unit, part by part."""
-        for part, arrays in enumerate(self.layouts):
-            first, end = self.starts[part : part + 2].tolist()
-            size, period = self._unit(arrays, of_all_fields=of_all_fields)
-            if period is None or size % period == 0:
-                yield np.arange(first, end, size)
+    def _unit_bounds(self, *, of_all_fields: bool) -> IntArray:
+        """Return the first row of each unit, part by part."""
+        sizes, periods = self._units(of_all_fields=of_all_fields).T
+        if (sizes % np.maximum(periods, 1) == 0).all():  # also without lines
+            n_units = -(-np.diff(self.starts) // sizes)
+            inside = np.arange(n_units.sum()) - np.repeat(np.cumsum(n_units) - n_units, n_units)
+            firsts: IntArray = np.repeat(self.starts[:-1], n_units) + inside * np.repeat(sizes, n_units)
+            return firsts
+        found = []
+        for first, end, size, period in zip(self.starts[:-1], self.starts[1:], sizes, periods, strict=True):
+            if size % max(period, 1) == 0:
+                found.append(np.arange(first, end, size))
             else:  # units end with each line, as chunks do
                 lines = np.arange(first, end, period)
-                yield (lines[:, None] + np.arange(0, period, size)).reshape(-1)
+                found.append((lines[:, None] + np.arange(0, period, size)).reshape(-1))
+        return np.concatenate(found)
 
-    @cached_property
-    def unit_rows(self) -> list[int]:
+    @property
+    def unit_rows(self) -> IntArray:
         """For each part, the rows that the samples of a block are around.
 
         Samples share chunks with those of the next block, so a block is so many chunks long that few are decoded twice.
         """
-        return [self._unit(arrays)[0] for arrays in self.layouts]
+        return self._units(of_all_fields=False)[:, 0]
 
-    def _unit(self, arrays: Sequence[ArrayLayout], *, of_all_fields: bool = False) -> tuple[int, int | None]:
-        """Return the rows of a unit of a part, and the rows of a line if chunks end with each line."""
+    def _units(self, *, of_all_fields: bool) -> IntArray:
+        """Return for each part the rows of a unit, and of a line that units end with; 0 if they do not."""
+        return self.layouts.of_kinds(lambda arrays: self._unit(arrays, of_all_fields=of_all_fields))
+
+    def _unit(self, arrays: Sequence[ArrayLayout], *, of_all_fields: bool = False) -> tuple[int, int]:
+        """Return the rows of a unit of a part, and the rows of a line if chunks end with each line; otherwise 0."""
         assert self.sampling is not None, "samples are rows"
         fields = [field for field in self.step_fields if of_all_fields or not self.held[field]]
         views = [arrays[field].view for field in fields]
@@ -350,22 +354,22 @@ class RowTable:
         ]
         if not fields or max(along, default=1) == 1:
             row_bytes = sum(arrays[field].row_bytes for field in fields or self.step_fields)
-            return max(1, RUN_BYTES // max(1, row_bytes)), None
-        period = max(lines, default=None)
-        if across > 1 and period is not None:
+            return max(1, RUN_BYTES // max(1, row_bytes)), 0
+        period = max(lines, default=0)
+        if across > 1 and period:
             return across * period, period
         n_shared = -(-(self.sampling.reach - 1) // max(along))
-        if len(self.sampling.segments) > len(self.layouts) and period is None:  # segments share chunks
+        if len(self.sampling.segments) > len(self.layouts) and not period:  # segments share chunks
             n_shared = max(1, n_shared)
         size = max(along) * (UNIT_CHUNKS * n_shared or 1)
-        return (period if period is not None and size >= period else size), period
+        return (period if period and size >= period else size), period
 
 
-def rows_numbered(layout: ArrayLayout) -> int:
-    """Return how many numbers the rows of an array take."""
-    view = layout.view
+def _rows_numbered(field: int, arrays: Sequence[ArrayLayout]) -> int:
+    """Return how many numbers the rows of an array of a part take; -1 if it is its number of rows."""
+    view = arrays[field].view
     if view is None or not view.row_axes:
-        return layout.n_rows
+        return -1
     return math.prod(view.shape[axis] for axis in view.row_axes[:-1]) * view.period
 
 

@@ -95,6 +95,11 @@ class SegmentField:
     taken: Mapping[int, Any]
     is_single: bool = False
 
+    @property
+    def is_as_stored(self) -> bool:
+        """Whether rows are those of the array as it is stored."""
+        return self.axis is None and self.step_axis == 0 and not self.taken
+
     def check_axes(self, layout: ArrayLayout) -> None:
         """Check that an array has the axes that were named.
 

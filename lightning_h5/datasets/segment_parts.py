@@ -2,48 +2,159 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..errors import H5KeyError, H5ValueError, listing, near
-from ..hdf5 import ArrayLayout, ChangeGuard, attribute_layout, kind_of_object, translate_h5py_errors
+from ..hdf5 import (
+    AlikeArrays,
+    ArrayColumns,
+    ArrayLayout,
+    ChangeGuard,
+    OpenOptions,
+    attribute_layout,
+    external_guards,
+    kind_of_object,
+    translate_h5py_errors,
+)
+from ..order import resolve_replica
+from ..progress_bar import with_bar
+from .kept_parts import KeptParts, PackedText
 
-__all__ = ["FileParts", "parts_in"]
+__all__ = ["FoundParts", "NamedParts", "PartNames", "parts_in"]
 
-FileParts: TypeAlias = list[tuple[str | None, list[str | ArrayLayout]]]
-"""For each part its name, None for a whole file, and the names of its arrays; attributes are described already."""
+MANY = 5000  # parts of a file from which on the user sees how far it is
 
 
-def parts_in(
-    path: str, keys: Sequence[str], groups: str | None, file: Any, guard: ChangeGuard
-) -> tuple[FileParts, list[tuple[str, str]]]:
-    """Return the parts of an open file, and all their arrays, each with the key that it was found by."""
-    with translate_h5py_errors(path, "what is"):
+@dataclass(frozen=True)
+class PartNames:
+    """How the parts of a file, and their arrays, are called.
+
+    Attributes:
+        pattern: of the parts, with one ``*``; None if each file is one.
+        is_group: whether parts are groups, which the keys are relative to; arrays if not.
+        keys: the arrays of a part.
+    """
+
+    pattern: str | None
+    is_group: bool
+    keys: tuple[str, ...]
+
+    @classmethod
+    def of(cls, keys: Sequence[str], groups: str | None) -> PartNames:
+        """Return the names for arrays, and the pattern of groups, as the user gave them."""
         if groups is not None:
             if with_star := [key for key in keys if "*" in key]:
                 raise H5ValueError(f"segments.groups={groups!r} and {with_star[0]!r} were given. Pass one pattern.")
-            names = _matches(file, path, groups, "group")
-            parts: FileParts = [
-                (name, [key if key.startswith("/") else f"{name}/{key}" for key in keys]) for name, _ in names
-            ]
-        elif patterns := [key for key in keys if "*" in key]:
-            names = _matches(file, path, patterns[0], "array")
-            parts = [(name, [key.replace("*", found) for key in keys]) for name, found in names]
-        else:
-            parts = [(None, list(keys))]
-        for name, asked in parts:
-            for at, key in enumerate(asked):
-                if "@" in str(key):
-                    asked[at] = _attribute(file, path, name, str(key), guard)
-    return parts, [
-        (name, key) for _, names in parts for name, key in zip(names, keys, strict=True) if isinstance(name, str)
-    ]
+            return cls(groups, True, tuple(keys))
+        pattern = next((key for key in keys if "*" in key), None)
+        return cls(pattern, False, tuple(keys))
+
+    def part(self, star: str) -> str:
+        """Return the name of a part, from what the ``*`` stands for."""
+        return "" if self.pattern is None else self.pattern.strip("/").replace("*", star)
+
+    def key(self, at: int, star: str) -> str:
+        """Return the name in the file of an array of a part."""
+        key = self.keys[at]
+        if not self.is_group:
+            return key.replace("*", star)
+        return key if key.startswith("/") else f"{self.part(star)}/{key}"
 
 
-def _attribute(file: Any, path: str, part: str | None, key: str, guard: ChangeGuard) -> ArrayLayout:
+class NamedParts(Sequence[str]):
+    """The names of parts.
+
+    Args:
+        names: how parts are called.
+        stars: what the ``*`` stands for in each.
+    """
+
+    def __init__(self, names: PartNames, stars: Sequence[str]) -> None:
+        self._names, self._stars = names, stars
+
+    def __len__(self) -> int:
+        return len(self._stars)
+
+    def __getitem__(self, part: Any) -> Any:
+        return self._names.part(self._stars[part])
+
+
+class FoundParts(NamedTuple):
+    """The parts of a file, and their arrays.
+
+    Attributes:
+        stars: what the ``*`` stands for in each part.
+        arrays: the arrays, part by part.
+        others: guards of other files that arrays have rows in.
+    """
+
+    stars: PackedText
+    arrays: ArrayColumns
+    others: tuple[ChangeGuard, ...] = ()
+
+
+def parts_in(
+    path: str, names: PartNames, options: OpenOptions, file: Any, guard: ChangeGuard, alike: AlikeArrays
+) -> FoundParts:
+    """Return the parts of an open file, and describe their arrays: from what was kept of the file, if it is the same.
+
+    Args:
+        path: the file.
+        names: how parts and arrays are called.
+        options: how the file is opened.
+        file: the open file.
+        guard: of the file.
+        alike: describes arrays.
+
+    Raises:
+        H5KeyError: no part matches the pattern, or an array is missing.
+        H5Error: an array is refused.
+    """
+    files, others, n = options.files, dict[str, ChangeGuard](), len(names.keys)
+
+    def describe(stars: Sequence[str], at: int) -> tuple[ArrayLayout, int | None]:
+        part, column = divmod(at, n)
+        key = names.key(column, stars[part])
+        if "@" in names.keys[column]:
+            with translate_h5py_errors(path, repr(key)):
+                layout = _attribute(file, path, names.part(stars[part]), key, guard)
+            return layout, alike.attribute(layout)
+        found = alike.describe_alike(file, path, key, files, guard, alike=names.keys[column])
+        assert found is not None, "it was asked for"
+        if files.allow_external:
+            given = external_guards(file, [key], files, grows=options.swmr, strict=files.verify is not None)
+            others.update((each.path, each) for each in given)
+        return found
+
+    kept = KeptParts.of(path, guard, options, (names.pattern, names.is_group, names.keys))
+    is_attribute = np.array(["@" in key for key in names.keys])
+    if kept is not None and (known := kept.read(describe, is_attribute)) is not None:
+        return FoundParts(*known)
+    stars = [""]
+    if names.pattern is not None:
+        with translate_h5py_errors(path, "what is"):
+            stars = _matches(file, path, names.pattern, "group" if names.is_group else "array")
+    arrays = ArrayColumns()
+    shows_progress = len(stars) >= MANY and resolve_replica().rank == 0  # all ranks look at them
+    what = f"looking at {os.path.basename(path)}"
+    for part in with_bar(range(len(stars)), what, unit="segment", shows_progress=shows_progress, delay=2):
+        for at in range(n * part, n * part + n):
+            arrays.append(*describe(stars, at))
+    found = FoundParts(PackedText.of(stars), arrays, tuple(others.values()))
+    if kept is not None:
+        kept.write(found.stars, arrays)
+    return found
+
+
+def _attribute(file: Any, path: str, part: str, key: str, guard: ChangeGuard) -> ArrayLayout:
     """Return the description of an attribute: of a part, a group or an array."""
-    owner = key.rpartition("@")[0].strip("/") or part or ""
+    owner = key.rpartition("@")[0].strip("/") or part
     try:
         item = file[owner] if owner else file
     except KeyError:
@@ -51,8 +162,8 @@ def _attribute(file: Any, path: str, part: str | None, key: str, guard: ChangeGu
     return attribute_layout(item, path, key, guard)
 
 
-def _matches(file: Any, path: str, pattern: str, kind: str) -> list[tuple[str, str]]:
-    """Return the objects that match a pattern with one ``*``, and what the star stands for, sorted as numbers."""
+def _matches(file: Any, path: str, pattern: str, kind: str) -> list[str]:
+    """Return what the ``*`` of a pattern stands for in each object that matches, sorted as numbers."""
     if pattern.count("*") != 1:
         raise H5ValueError(f"{pattern!r} has {pattern.count('*')} of '*'. Pass a pattern with one.")
     above, _, below = pattern.strip("/").partition("*")
@@ -72,13 +183,13 @@ def _matches(file: Any, path: str, pattern: str, kind: str) -> list[tuple[str, s
             continue
         whole = "/".join(part for part in (group_name, name, inside) if part)
         if kind_of_object(file, whole) == kind:
-            found.append((whole, name[len(before) : len(name) - len(after)]))
+            found.append(name[len(before) : len(name) - len(after)])
     if not found:
         raise H5KeyError(
             f"{pattern!r} matches no {kind}s in {path!r}; {group_name or 'the file'} has {listing(names)}. Pass a "
             "pattern such as 'data/*'."
         )
-    return sorted(found, key=lambda one: _as_numbers(one[1]))
+    return sorted(found, key=_as_numbers)
 
 
 def _as_numbers(name: str) -> list[tuple[int, int | str]]:

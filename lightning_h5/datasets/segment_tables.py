@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..errors import H5Error, H5ValueError
-from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions
-from ..options import SegmentOptions, StepRange
+from ..errors import H5ValueError
+from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions
+from ..options import SegmentOptions
 from ..readers import open_reader
 from ..types import IntArray, Paths
 from .catalog import Catalog
@@ -21,34 +21,21 @@ from .collate import Collate
 from .columns import decoded
 from .compatibility import Asked, Compatibility
 from .fields import Fields
+from .kept_parts import PackedText
 from .normalize import Normalize, normalized
+from .part_layouts import DescribedParts, StoredParts
 from .readable_files import WITHOUT_THEM, Skip, each_readable
 from .row_filters import Mask, NoRowPassesError
 from .row_table import Parts, RowTable
 from .segment_columns import rows_that_pass, values_of_segments
 from .segment_cuts import by_coordinate, by_value, check_present, firsts_in, steps_of
 from .segment_fields import SampleOptions, SegmentField, fields_of
-from .segment_parts import parts_in
+from .segment_parts import FoundParts, NamedParts, PartNames, parts_in
 from .segment_splits import SegmentChoice
 from .segments import Sampling, Segments, Steps
-from .windows import WholeSegments, Windows
+from .windows import samples_of
 
 __all__ = ["segment_table", "table_of_samples"]
-
-
-@dataclass(frozen=True)
-class _Found:
-    """The parts of a file, as they were described.
-
-    Attributes:
-        names: of the parts; None if the file is the only one.
-        arrays: for each part the arrays of its fields.
-        cuts: for each part the values that tell where segments begin or end, by array.
-    """
-
-    names: list[str] | None
-    arrays: list[list[ArrayLayout]]
-    cuts: list[dict[str, npt.NDArray[Any]]]
 
 
 def segment_table(
@@ -88,13 +75,36 @@ def segment_table(
             "files.swmr was given with segments or windows, and where segments end is not known while a file is "
             "written. Wait until it is closed."
         )
+    if choice.columns or choice.criteria or skip is not None:
+        return _segment_table(catalog, paths, asked, names, options, given, choice, singles, skip, advice)
+    which = ("segments", tuple(paths), tuple(asked), tuple(names), options, repr(given), tuple(singles))
+    made = catalog.once(
+        which,
+        lambda: _segment_table(catalog, paths, asked, names, options, given, SegmentChoice(), singles, None, advice),
+    )
+    subset = choice.subset
+    return made if subset is None or made.sampling is None else replace(made, sampling=subset.of(made.sampling))
+
+
+def _segment_table(
+    catalog: Catalog,
+    paths: Sequence[str],
+    asked: Sequence[Asked],
+    names: Sequence[str],
+    options: OpenOptions,
+    given: SampleOptions,
+    choice: SegmentChoice,
+    singles: Collection[str],
+    skip: Skip | None,
+    advice: str,
+) -> RowTable:
     fields = fields_of(asked, names, given, singles)
     table = _Builder(catalog, options, fields, given.segments, choice.all_columns)
     for path, (guard, found) in each_readable(paths, table.look, skip, advice):
         table.add(path, guard, found)
     made = table.made()
     segments_of_rows, first_segments = table.segments_of(made)
-    sampling: Sampling = _sampling(segments_of_rows, fields, given)
+    sampling: Sampling = samples_of(segments_of_rows, fields, given)
     sampling = sampling if choice.subset is None else choice.subset.of(sampling)
     made = replace(made, sampling=sampling, first_segments=first_segments)
     passes = None
@@ -162,41 +172,30 @@ class _Builder:
     ) -> None:
         self._value_keys = [*segments.cut_keys, *columns]
         self._catalog, self._options, self._fields, self._segments = catalog, options, fields, segments
-        self._compatibility = Compatibility([field.asked for field in fields], of_one_row=False)
+        self._names = PartNames.of([*(field.asked.key for field in fields), *self._value_keys], segments.groups)
         self._paths: list[str] = []
         self._guards: list[ChangeGuard] = []
-        self._files: list[int] = []
-        self._names: list[str] = []
-        self._layouts: list[tuple[ArrayLayout, ...]] = []
-        self._cuts: list[dict[str, npt.NDArray[Any]]] = []
-        self._has_names = False
+        self._found: list[FoundParts] = []
+        self._cuts: list[dict[str, npt.NDArray[Any]]] = []  # of each part the values that cut it, or are of segments
         self._has_axis = any(field.axis is not None for field in fields)
-        self._step_places: tuple[int, ...] = ()
-        self._lines: list[int] = []  # segments of each part, along an axis
-        self._lengths: list[list[int | None]] = []  # of the fields of each part
+        self._files = np.empty(0, dtype=np.int32)  # of each part its file
+        self._lines = self._lengths = np.empty(
+            0, dtype=np.int64
+        )  # of each part its segments along an axis; of its fields
 
     # Looking at files ----------------------------------------------------------------------------------------
 
-    def look(self, path: str) -> tuple[ChangeGuard, _Found]:
+    def look(self, path: str) -> tuple[ChangeGuard, FoundParts]:
         """Return the parts of a file."""
-        keys = [*(field.asked.key for field in self._fields), *self._value_keys]
-        search = partial(parts_in, path, keys, self._segments.groups)
-        name = f"segments {self._segments.groups} {keys}"
-        guard, parts, arrays = self._catalog.look(path, self._options, name, search)
-        found = _Found(None if parts[0][0] is None else [str(part) for part, _ in parts], [], [])
-        for _, names in parts:
-            described = []
-            for key in names:
-                array = key if isinstance(key, ArrayLayout) else arrays[key]
-                if isinstance(array, H5Error):
-                    raise array
-                described.append(array)
-            n_fields = len(self._fields)
-            found.arrays.append(described[:n_fields])
-            found.cuts.append(
-                {cut: self._values(array) for cut, array in zip(self._value_keys, described[n_fields:], strict=True)}
-            )
-        return guard, found
+        search = partial(parts_in, path, self._names, self._options)
+        guard, found = self._catalog.look(path, self._options, self._names, search)
+        return replace(guard, others=found.others) if found.others else guard, found
+
+    def add(self, path: str, guard: ChangeGuard, found: FoundParts) -> None:
+        """Add the parts of a file."""
+        self._paths.append(path)
+        self._guards.append(guard)
+        self._found.append(found)
 
     def _values(self, array: ArrayLayout) -> npt.NDArray[Any]:
         if array.row_shape not in ((), (1,)):
@@ -211,22 +210,59 @@ class _Builder:
             values = np.fromiter(texts, dtype=object, count=len(values))
         return values
 
-    # Parts ---------------------------------------------------------------------------------------------------
+    # The table -----------------------------------------------------------------------------------------------
 
-    def add(self, path: str, guard: ChangeGuard, found: _Found) -> None:
-        """Add the parts of a file."""
-        self._paths.append(path)
-        self._guards.append(guard)
-        self._has_names = self._has_names or found.names is not None
-        for part, (arrays, cuts) in enumerate(zip(found.arrays, found.cuts, strict=True)):
-            self._compatibility.check(tuple(arrays))
-            self._files.append(len(self._paths) - 1)
-            self._names.append(path if found.names is None else found.names[part])
-            self._layouts.append(self._seen(arrays, cuts))
-            self._cuts.append(cuts)
+    def made(self) -> RowTable:
+        """Return the table, without samples."""
+        stored, n_fields = self._stored(), len(self._fields)
+        self._files = stored.files
+        for part in range(len(stored.files)) if self._value_keys else ():
+            values = [self._values(stored.one(part, n_fields + at)) for at in range(len(self._value_keys))]
+            self._cuts.append(dict(zip(self._value_keys, values, strict=True)))
+        follows_from_rows = self._has_axis or bool(self._segments.cut_keys)
+        fixed = [at for at, field in enumerate(self._fields) if follows_from_rows or not field.is_as_stored]
+        further = [len(cuts[self._segments.lengths]) for cuts in self._cuts] if self._segments.lengths else None
+        kinds, firsts = stored.kinds(n_fields, fixed, further)
+        compatibility = Compatibility([field.asked for field in self._fields], of_one_row=False)
+        periods, n_values, lines, lengths = list[int](), list[int | None](), list[int](), list[list[int]]()
+        for part in firsts.tolist():
+            arrays = tuple(stored.one(part, field) for field in range(n_fields))
+            compatibility.check(arrays)
+            period, n_lines, each = self._checked_axes(arrays)
+            periods.append(period)
+            lines.append(n_lines)
+            lengths.append(each)
+            n_values.append(len(self._cuts[part][self._segments.lengths]) if self._segments.lengths else None)
+        self._lines, self._lengths = np.array(lines)[kinds], np.array(lengths)[kinds]
+        for field, one in enumerate(self._fields):
+            if one.is_as_stored:
+                self._lengths[:, field] = stored.table.n_rows[:, field]
+        parts = DescribedParts(stored, tuple(range(n_fields)), tuple(self._fields), kinds, firsts, periods, n_values)
+        parts.check_places()
+        arrays = tuple(stored.one(0, field) for field in range(n_fields))
+        names = None if self._names.pattern is None else Parts(stored.files, NamedParts(self._names, stored.stars))
+        return RowTable(
+            tuple(self._paths),
+            parts,
+            tuple(self._guards),
+            parts=names,
+            has_steps=tuple(field.step_axis is not None for field in self._fields),
+            is_shared=tuple(
+                self._has_axis and field.axis is None and field.step_axis is not None for field in self._fields
+            ),
+            step_places=tuple(field.step_place(array) for field, array in zip(self._fields, arrays, strict=True)),
+        )
 
-    def _seen(self, arrays: Sequence[ArrayLayout], cuts: Mapping[str, npt.NDArray[Any]]) -> tuple[ArrayLayout, ...]:
-        """Return the arrays of a part with their steps as rows."""
+    def _stored(self) -> StoredParts:
+        """Return the arrays of all parts."""
+        arrays = [found.arrays for found in self._found]
+        table = LayoutTable.of(arrays, len(self._names.keys), self._catalog.templates)
+        stars = PackedText.joined([found.stars for found in self._found])
+        files = np.repeat(np.arange(len(self._found), dtype=np.int32), [len(found.stars) for found in self._found])
+        return StoredParts(table, self._names, stars, files, tuple(self._paths), tuple(self._guards))
+
+    def _checked_axes(self, arrays: Sequence[ArrayLayout]) -> tuple[int, int, list[int]]:
+        """Return the steps of the longest array of a part, its segments along an axis, and the steps of each array."""
         pairs = list(zip(self._fields, arrays, strict=True))
         for field, array in pairs:
             field.check_axes(array)
@@ -252,29 +288,9 @@ class _Builder:
                 f"rows of {arrays[0].path!r} are cut into segments, and arrays differ: {_each(arrays, lengths)} steps. "
                 "Load fields with one value a step."
             )
-        if not self._step_places:
-            self._step_places = tuple(field.step_place(array) for field, array in pairs)
-        n_values = len(cuts[self._segments.lengths]) if self._segments.lengths is not None else None
-        self._lines.append(n_lines[0] if n_lines else 1)
-        self._lengths.append(lengths)
-        return tuple(field.seen(array, period, n_values) for field, array in pairs)
+        return period, n_lines[0] if n_lines else 1, [n or 0 for n in lengths]
 
-    # The table -----------------------------------------------------------------------------------------------
-
-    def made(self) -> RowTable:
-        """Return the table, and the segments of its rows."""
-        parts = Parts(np.array(self._files, dtype=np.int64), tuple(self._names)) if self._has_names else None
-        return RowTable(
-            tuple(self._paths),
-            tuple(self._layouts),
-            tuple(self._guards),
-            parts=parts,
-            has_steps=tuple(field.step_axis is not None for field in self._fields),
-            is_shared=tuple(
-                self._has_axis and field.axis is None and field.step_axis is not None for field in self._fields
-            ),
-            step_places=self._step_places,
-        )
+    # Segments ------------------------------------------------------------------------------------------------
 
     def segments_of(self, table: RowTable) -> tuple[Segments, IntArray | None]:
         """Return the segments of a table's rows, and the number of each part's first one."""
@@ -284,7 +300,7 @@ class _Builder:
             first_rows = firsts if order is None else np.minimum.reduceat(order, firsts)
             segments = Segments((steps_of(firsts, lengths, table.n_rows),), tuple(kinds), order=order)
             return segments, np.searchsorted(first_rows, table.starts)
-        lines = np.array(self._lines, dtype=np.int64)
+        lines = self._lines
         before = np.concatenate([[0], np.cumsum(lines)])
         inside = np.arange(before[-1]) - np.repeat(before[:-1], lines)
         periods = np.repeat(np.diff(table.starts) // lines, lines)
@@ -292,7 +308,7 @@ class _Builder:
         made: dict[bytes, Steps] = {}
         which: list[bytes | None] = []
         for field, has_steps in enumerate(table.has_steps):
-            lengths = np.repeat(np.array([each[field] or 0 for each in self._lengths], dtype=np.int64), lines)
+            lengths = np.repeat(self._lengths[:, field], lines)
             which.append(lengths.tobytes() if has_steps else None)
             if has_steps and lengths.tobytes() not in made:
                 made[lengths.tobytes()] = steps_of(firsts, lengths, table.n_rows)
@@ -313,7 +329,11 @@ class _Builder:
                 [
                     start + firsts_in(segments, cuts, end - start, self._paths[file])
                     for cuts, file, start, end in zip(
-                        self._cuts, self._files, table.starts[:-1].tolist(), table.starts[1:].tolist(), strict=True
+                        self._cuts,
+                        self._files.tolist(),
+                        table.starts[:-1].tolist(),
+                        table.starts[1:].tolist(),
+                        strict=True,
                     )
                 ]
             )
@@ -341,39 +361,3 @@ class _Builder:
 
 def _each(arrays: Sequence[ArrayLayout], sizes: Sequence[int | None]) -> str:
     return ", ".join(f"{array.key!r} has {n}" for array, n in zip(arrays, sizes, strict=True) if n is not None)
-
-
-def _sampling(segments: Segments, fields: Sequence[SegmentField], given: SampleOptions) -> Windows | WholeSegments:
-    """Return the samples that segments make.
-
-    Raises:
-        H5ValueError: there is none.
-    """
-    kind = given.kind([field.asked.key for field in fields])
-    if kind != "segment" and (given.segments.bucket or given.segments.max_length is not None):
-        raise H5ValueError(
-            f"segments.bucket and segments.max_length are of whole segments, and samples are {kind}s. Leave them out, "
-            "or pass sample='segment' without window."
-        )
-    if kind == "segment":
-        whole = WholeSegments(segments, given.segments.max_length, tuple(field.is_single for field in fields))
-        return whole.among(np.flatnonzero(segments.lengths)) if (segments.lengths == 0).any() else whole
-    window = given.window
-    ranges = tuple(
-        None
-        if field.step_axis is None
-        else StepRange(0, 1, is_single=True)
-        if window is None or field.is_single
-        else window.range_of(field.name, field.asked.key)
-        for field in fields
-    )
-    if window is None:
-        return Windows(segments, ranges)
-    made = Windows(segments, ranges, window.n_between, window.pad, window.random, given.seed)
-    if not len(made):
-        raise H5ValueError(
-            f"no segment is as long as a window: windows reach over {made.reach} steps, and the longest of "
-            f"{len(segments):,} segments has {segments.lengths.max(initial=0):,}. Take fewer steps, or pad windows "
-            "(window.pad)."
-        )
-    return made

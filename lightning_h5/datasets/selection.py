@@ -198,7 +198,8 @@ class _FileColumns(Mapping[str, npt.NDArray[Any]]):
     def _layout(self, name: str) -> ArrayLayout:
         selection, first = self._selection, self._layouts[0]
         if name in selection.fields:
-            return self._layouts[selection.fields[name]]
+            known: ArrayLayout = self._layouts[selection.fields[name]]
+            return known
         # Together with an array described before, so that both have the same number of rows in a growing file.
         keys = [selection.keys.get(name, name), *([first.key] if selection.options.swmr else [])]
         return selection.catalog.describe(first.path, keys, selection.options)[1][0].guarded(self._guard)

@@ -82,7 +82,7 @@ class TableDataset(RowDataset):
 
     def layouts(self) -> Iterator[ArrayLayout]:
         """See ``RowDataset.layouts``."""
-        return chain.from_iterable(self.table.layouts)
+        return chain.from_iterable(self.table.layouts.examples)
 
     def identity(self) -> str:
         """See ``RowDataset.identity``."""

@@ -9,12 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..errors import H5ValueError
 from ..options import StepRange
 from ..order import uniform
 from ..types import IntArray
+from .segment_fields import SampleOptions, SegmentField
 from .segments import BoolArray, FieldRows, Places, Segments
 
-__all__ = ["WholeSegments", "Windows"]
+__all__ = ["WholeSegments", "Windows", "samples_of"]
 
 STARTS = 11  # purpose of the random stream that starts are drawn from
 NUMBER = 32  # bits of a window's number in its segment, below the segment's
@@ -273,3 +275,44 @@ class WholeSegments:
 
     def _cropped(self, lengths: IntArray) -> IntArray:
         return lengths if self.max_length is None else np.minimum(lengths, self.max_length)
+
+
+def samples_of(segments: Segments, fields: Sequence[SegmentField], given: SampleOptions) -> Windows | WholeSegments:
+    """Return the samples that segments make.
+
+    Args:
+        segments: the segments.
+        fields: how the arrays are seen.
+        given: what a sample is.
+
+    Raises:
+        H5ValueError: there is none.
+    """
+    kind = given.kind([field.asked.key for field in fields])
+    if kind != "segment" and (given.segments.bucket or given.segments.max_length is not None):
+        raise H5ValueError(
+            f"segments.bucket and segments.max_length are of whole segments, and samples are {kind}s. Leave them out, "
+            "or pass sample='segment' without window."
+        )
+    if kind == "segment":
+        whole = WholeSegments(segments, given.segments.max_length, tuple(field.is_single for field in fields))
+        return whole.among(np.flatnonzero(segments.lengths)) if (segments.lengths == 0).any() else whole
+    window = given.window
+    ranges = tuple(
+        None
+        if field.step_axis is None
+        else StepRange(0, 1, is_single=True)
+        if window is None or field.is_single
+        else window.range_of(field.name, field.asked.key)
+        for field in fields
+    )
+    if window is None:
+        return Windows(segments, ranges)
+    made = Windows(segments, ranges, window.n_between, window.pad, window.random, given.seed)
+    if not len(made):
+        raise H5ValueError(
+            f"no segment is as long as a window: windows reach over {made.reach} steps, and the longest of "
+            f"{len(segments):,} segments has {segments.lengths.max(initial=0):,}. Take fewer steps, or pad windows "
+            "(window.pad)."
+        )
+    return made

@@ -8,7 +8,7 @@ from .describe import attribute_layout, describe_array, filters_of, layout_of
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
 from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
-from .identity import ChangeGuard, file_identity, is_on_disk, stat_of
+from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, stat_of
 from .keys import (
     GROUP_WORDS,
     FieldNames,
@@ -20,7 +20,8 @@ from .keys import (
     names_rows,
     words_in,
 )
-from .layout import ArrayLayout, ArrayView, Filter
+from .layout import ArrayLayout, ArrayView, Filter, path_of
+from .layout_table import ArrayColumns, LayoutTable
 from .links import ArrayHandle, external_guards, find_array, unmapped_rows
 from .open import FAULTS, create_h5, open_h5, translate_h5py_errors
 from .paths import expand_paths, expand_user, file_number
@@ -31,6 +32,7 @@ __all__ = [
     "INTEGRITY",
     "MAX_H5",
     "AlikeArrays",
+    "ArrayColumns",
     "ArrayDigests",
     "ArrayHandle",
     "ArrayLayout",
@@ -41,6 +43,7 @@ __all__ = [
     "FieldNames",
     "Filter",
     "HandlePool",
+    "LayoutTable",
     "OpenOptions",
     "Packing",
     "attribute_layout",
@@ -63,6 +66,7 @@ __all__ = [
     "find_array",
     "guess_keys",
     "guess_keys_in",
+    "identity_text",
     "is_on_disk",
     "keys_in",
     "kind_of",
@@ -74,6 +78,7 @@ __all__ = [
     "numpy_dtype",
     "open_h5",
     "overlaps",
+    "path_of",
     "process_pool",
     "read_digests",
     "resolve_path",

@@ -21,7 +21,7 @@ from .checks import MAX_BYTES
 from .chunk_index import ChunkTable, chunk_table, grid_of, leaves_edges_plain
 from .describe import MAX_UNWRITTEN, check_described, layout_of
 from .identity import ChangeGuard
-from .layout import ArrayLayout
+from .layout import ArrayLayout, path_of
 from .links import find_array
 from .object_headers import HeaderFile, HeaderTemplate, ObjectHeader, read_header
 
@@ -35,11 +35,14 @@ class AlikeArrays:
     """
 
     def __init__(self) -> None:
-        # By key and structure: the first array, and whether the second one showed that its description can be reused.
-        self._known: dict[tuple[Any, ...], tuple[ArrayLayout, bool]] = {}
+        # By key and structure: the number of the first array among the templates, and whether the second one showed
+        # that its description can be reused.
+        self._known: dict[tuple[Any, ...], tuple[int, bool]] = {}
         self._templates: dict[str, HeaderTemplate | None] = {}
         self._members: set[str] = set()
         self._file: tuple[Any, HeaderFile | None] = None, None
+        self._group: tuple[Any, list[bytes], Any] = None, [], None  # the file and group that was opened last
+        self.templates: list[ArrayLayout] = []
 
     def describe(
         self,
@@ -66,28 +69,72 @@ class AlikeArrays:
         Raises:
             H5Error: see ``describe_array``.
         """
+        found = self.describe_alike(file, path, key, files, guard, if_exists=if_exists, alike=alike)
+        return None if found is None else found[0]
+
+    def describe_alike(
+        self,
+        file: Any,
+        path: str,
+        key: str,
+        files: FileOptions,
+        guard: ChangeGuard,
+        *,
+        if_exists: bool = False,
+        alike: str | None = None,
+    ) -> tuple[ArrayLayout, int | None] | None:
+        """Return the description, and the number of the template that it is ``ArrayLayout.moved`` from, if any.
+
+        Args:
+            file: see ``describe``, as all that follow.
+            path: see above.
+            key: see above.
+            files: see above.
+            guard: see above.
+            if_exists: see above.
+            alike: see above.
+
+        Raises:
+            H5Error: see ``describe_array``.
+        """
         alike = alike or key
         found = None if alike in self._members else self._header(file, key, alike)
         if found is None:
             if if_exists and not _has_first(file, key):
                 return None
-            return check_described(self._in_full(file, path, key, files, alike), files).guarded(guard)
+            return check_described(self._in_full(file, path, key, files, alike), files).guarded(guard), None
         (opened, group, name), header = found
         which = (alike, files, header.structure)
-        known, is_proven = self._known.get(which, (None, False))
+        number, is_proven = self._known.get(which, (None, False))
         made = None
-        if known is not None:
+        if number is not None:
             # The full description reports what is wrong.
             with suppress(OSError, RuntimeError, ValueError, KeyError, OverflowError):
-                made = _made(known, path, key, opened, group, name, header, guard)
+                made = _made(self.templates[number], path, key, opened, group, name, header, guard)
         if made is not None and is_proven:
-            return check_described(made, files)
-        layout = self._in_full(file, path, key, files, alike)
-        if known is None and not layout.members:
-            self._known[which] = layout, False
-        elif known is not None and made is not None and _is_equal(made, layout.guarded(made.guard)):
-            self._known[which] = known, True
-        return check_described(layout, files).guarded(guard)
+            return self._checked(made, files, number)
+        layout = self._in_full(file, path, key, files, alike).guarded(guard)
+        if number is None and not layout.members:
+            number = len(self.templates)
+            self.templates.append(layout)
+            self._known[which] = number, False
+            made = _moved_to_itself(layout)
+        if number is None or made is None or not _is_equal(made, layout):
+            return self._checked(layout, files, None)
+        self._known[which] = number, layout is not self.templates[number]
+        return self._checked(layout, files, number)
+
+    def attribute(self, layout: ArrayLayout) -> int:
+        """Return the number of the template of an attribute: only name and value differ from it."""
+        name = layout.key.rpartition("@")[2]
+        which = ("@", name, layout.dtype.str, layout.axes, layout.n_stored_bytes)
+        if which not in self._known:
+            self._known[which] = len(self.templates), True
+            self.templates.append(layout)
+        return self._known[which][0]
+
+    def _checked(self, layout: ArrayLayout, files: FileOptions, number: int | None) -> tuple[ArrayLayout, int | None]:
+        return check_described(layout, files), number if files.verify is None else None
 
     def _in_full(self, file: Any, path: str, key: str, files: FileOptions, alike: str) -> ArrayLayout:
         layout = layout_of(find_array(file, key, files), path, key)
@@ -101,7 +148,7 @@ class AlikeArrays:
             if self._file[0] is not file:
                 self._file = file, HeaderFile.of(file)
             opened = self._file[1]
-            located = None if opened is None else _locate(opened, key)
+            located = None if opened is None else self._locate(opened, key)
             if opened is None or located is None:
                 return None
             group, name, address = located
@@ -112,6 +159,26 @@ class AlikeArrays:
         except (OSError, RuntimeError, ValueError, KeyError, NotImplementedError, struct.error, IndexError):
             return None  # the full description reports what is wrong
         return None if header is None else ((opened, group, name), header)
+
+    def _locate(self, file: HeaderFile, key: str) -> tuple[Any, bytes, int] | None:
+        """Return an array's group, its name there and its header's address; None unless hard links lead to it."""
+        if "\0" in key:  # HDF5 takes it as the end of a name
+            return None
+        *groups, name = _parts(key)
+        if self._group[0] is not file or self._group[1] != groups:  # the arrays of a group follow each other
+            group = file.id
+            for part in groups:
+                found = h5py.h5g.get_objinfo(group, part, follow_link=False)
+                if found.type != h5py.h5g.GROUP:  # a link that is not followed is none, so this is a group of this file
+                    return None
+                group = h5py.h5g.open(group, part)
+            self._group = file, groups, group
+        group = self._group[2]
+        found = h5py.h5g.get_objinfo(group, name, follow_link=False)
+        if found.type != h5py.h5g.DATASET:
+            return None
+        low, high = found.objno
+        return group, name, (high << 64) + low
 
 
 def _parts(key: str) -> list[bytes]:
@@ -125,24 +192,6 @@ def _has_first(file: Any, key: str) -> bool:
     except (KeyError, ValueError, RuntimeError, OSError):
         return False
     return True
-
-
-def _locate(file: HeaderFile, key: str) -> tuple[Any, bytes, int] | None:
-    """Return an array's group, its name there and the address of its header; None unless hard links lead to it."""
-    if "\0" in key:  # HDF5 takes it as the end of a name
-        return None
-    group = file.id
-    *groups, name = _parts(key)
-    for part in groups:
-        found = h5py.h5g.get_objinfo(group, part, follow_link=False)
-        if found.type != h5py.h5g.GROUP:  # a link that is not followed is none, so this is a group of this file
-            return None
-        group = h5py.h5g.open(group, part)
-    found = h5py.h5g.get_objinfo(group, name, follow_link=False)
-    if found.type != h5py.h5g.DATASET:
-        return None
-    low, high = found.objno
-    return group, name, (high << 64) + low
 
 
 def _made(
@@ -163,7 +212,7 @@ def _made(
         return None
     offset = table = None
     if header.place is not None:
-        offset, n_stored = header.place + file.user_block, header.n_bytes
+        offset = header.place + file.user_block
         if header.n_bytes != n_bytes or offset + n_bytes > file.n_bytes:
             return None
     else:
@@ -174,17 +223,20 @@ def _made(
         if array_id.shape != shape or (is_partial and leaves_edges_plain(array_id.get_create_plist()) is not False):
             return None
         table = chunk_table(array_id, shape, known.chunks, has_user_block=file.user_block != 0)
-        n_stored = int(table.sizes.sum())
         if table.masks.any() or as_stored.table.masks.any():
             return None
-    changes: dict[str, Any] = {"path": path, "n_rows": header.n_rows, "n_stored_bytes": n_stored, "guard": guard}
-    if key != known.key:
-        changes |= {"key": key, "name": f"/{'/'.join(part.decode() for part in _parts(key))}"}
-    place = {"offset": offset, "table": table}
-    references = None if known.references is None else known.references.with_changes(**changes, **place)
-    if known.plain_reason is None:
-        changes |= place
-    return known.with_changes(**changes, references=references)
+    made = known.moved(path, key, header.n_rows, offset, table, guard)
+    return made if made.is_contiguous == known.is_contiguous else None
+
+
+def _moved_to_itself(layout: ArrayLayout) -> ArrayLayout | None:
+    """Return what ``moved`` makes of an array's own rows and place; None if these say not all about its chunks."""
+    as_stored = layout if layout.references is None else layout.references
+    if (as_stored.table is None and as_stored.offset is None) or layout.name != path_of(layout.key):
+        return None
+    if as_stored.table is not None and as_stored.table.masks.any():
+        return None
+    return layout.moved(layout.path, layout.key, layout.n_rows, as_stored.offset, as_stored.table, layout.guard)
 
 
 def _is_equal(a: ArrayLayout, b: ArrayLayout) -> bool:

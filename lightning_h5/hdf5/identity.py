@@ -19,9 +19,10 @@ import h5py
 from ..errors import H5DataChangedError
 
 if TYPE_CHECKING:
+    from .chunk_index import ChunkTable
     from .layout import ArrayLayout
 
-__all__ = ["ChangeGuard", "file_identity", "is_on_disk", "stat_of"]
+__all__ = ["ChangeGuard", "file_identity", "identity_text", "is_on_disk", "stat_of"]
 
 SAMPLES = 16
 SAMPLE_BYTES = 4096
@@ -135,7 +136,14 @@ class ChangeGuard:
         )
 
 
-def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = False, others: Iterable[str] = ()) -> str:
+def file_identity(
+    path: str,
+    layouts: Iterable[ArrayLayout],
+    *,
+    grows: bool = False,
+    others: Iterable[str] = (),
+    schemas: Iterable[bytes] | None = None,
+) -> str:
     """Return a digest of a file: its size, schema and chunk tables of the arrays used, and samples of its content.
 
     Reads at most 64 KiB of each file. Equal for byte-wise copies.
@@ -145,6 +153,8 @@ def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = Fa
         layouts: the arrays that are used.
         grows: the file has a live writer: use only schema and rows.
         others: other files that rows of this one come from.
+        schemas: what ``identity_text`` returns of the arrays, if that is known without descriptions; ``layouts`` are
+            then those with a value or packing alone.
     """
     digest, layouts = hashlib.sha256(), list(layouts)
     for a in layouts:
@@ -156,12 +166,10 @@ def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = Fa
         for a in layouts:
             digest.update(repr((a.key, a.name, a.members, a.n_rows, a.row_shape, a.stored.str, a.dtype.str)).encode())
         return digest.hexdigest()[:32]
-    for a in layouts:
-        schema = (a.key, a.name, a.members, a.n_rows, a.row_shape, a.stored.str, a.dtype.str, a.storage, a.chunks)
-        filters = tuple((f.id, f.options) for f in a.filters)
-        digest.update(repr((schema, filters, a.offset, a.n_stored_bytes)).encode())
-        if a.table is not None:
-            digest.update(a.table.offsets.tobytes() + a.table.sizes.tobytes() + a.table.masks.tobytes())
+    if schemas is None:
+        schemas = (identity_text(a, a.key, a.name, a.n_rows, a.offset, a.n_stored_bytes, a.table) for a in layouts)
+    for schema in schemas:
+        digest.update(schema)
     for each in (path, *others):
         with open(each, "rb", buffering=0) as file:
             n_bytes = os.fstat(file.fileno()).st_size
@@ -174,6 +182,40 @@ def file_identity(path: str, layouts: Iterable[ArrayLayout], *, grows: bool = Fa
                 for at in places:
                     digest.update(os.pread(file.fileno(), SAMPLE_BYTES, at))
     return digest.hexdigest()[:32]
+
+
+def identity_text(
+    alike: ArrayLayout,
+    key: str,
+    name: str,
+    n_rows: int,
+    offset: int | None,
+    n_stored_bytes: int,
+    table: ChunkTable | None,
+) -> bytes:
+    """Return what the identity of a file has of an array.
+
+    Args:
+        alike: an array that is the same but for what follows.
+        key: see ``ArrayLayout``, as all that follow.
+        name: see above.
+        n_rows: see above.
+        offset: see above.
+        n_stored_bytes: see above.
+        table: see above.
+    """
+    head, tail = _identity_parts(alike)
+    text = f"(({key!r}, {name!r}, {head}, {n_rows}, {tail}, {offset}, {n_stored_bytes})".encode()
+    return text if table is None else text + table.offsets.tobytes() + table.sizes.tobytes() + table.masks.tobytes()
+
+
+def _identity_parts(a: ArrayLayout) -> tuple[str, str]:
+    """Return the members, and all that follows the number of rows, as text; it is the same for many arrays."""
+    if (made := a.__dict__.get("identity_parts")) is None:
+        schema = repr((a.row_shape, a.stored.str, a.dtype.str, a.storage, a.chunks))[1:]
+        made = repr(a.members), f"{schema}, {tuple((f.id, f.options) for f in a.filters)!r}"
+        a.__dict__["identity_parts"] = made
+    return made
 
 
 def stat_of(file: Any) -> os.stat_result:

@@ -18,7 +18,7 @@ from .identity import ChangeGuard
 if TYPE_CHECKING:
     from .digests import ArrayDigests
 
-__all__ = ["ArrayLayout", "ArrayView", "Filter", "Storage"]
+__all__ = ["ArrayLayout", "ArrayView", "Filter", "Storage", "path_of"]
 
 RUN_BYTES = 1 << 20
 """Bytes of a view's rows that are read together if the array has no chunks."""
@@ -123,8 +123,33 @@ class ArrayLayout:
         """Return the array with other attributes; much faster than ``dataclasses.replace``, for many files."""
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__, **changes)
-        made.__dict__.pop("is_contiguous", None)  # computed from the old fields
+        for name in ("is_contiguous", "identity_parts"):  # computed from the old fields
+            made.__dict__.pop(name, None)
         return made
+
+    def moved(
+        self, path: str, key: str, n_rows: int, offset: int | None, table: ChunkTable | None, guard: ChangeGuard
+    ) -> ArrayLayout:
+        """Return an array that differs from this one in its name, its rows and the place of its bytes alone.
+
+        Args:
+            path: its file.
+            key: its name.
+            n_rows: length of axis 0.
+            offset: where its bytes begin if they lie in one piece.
+            table: where its chunks lie.
+            guard: change guard of the file.
+        """
+        as_stored = self if self.references is None else self.references
+        n_stored = n_rows * as_stored.stored_row_bytes if table is None else int(table.sizes.sum())
+        changes: dict[str, Any] = {"path": path, "n_rows": n_rows, "n_stored_bytes": n_stored, "guard": guard}
+        if key != self.key:
+            changes |= {"key": key, "name": path_of(key)}
+        place = {"offset": offset, "table": table}
+        references = None if self.references is None else self.references.with_changes(**changes, **place)
+        if self.plain_reason is None:
+            changes |= place
+        return self.with_changes(**changes, references=references)
 
     def member(self, name: str) -> ArrayLayout:
         """Return a member of a compound array as an array.
@@ -244,6 +269,11 @@ class ArrayLayout:
             and self.chunks[1:] == self.axes
             and self.table.is_plain(len(self.filters), self.chunk_bytes)
         )
+
+
+def path_of(key: str) -> str:
+    """Return the path of an array from the root of its file."""
+    return f"/{'/'.join(part for part in key.split('/') if part not in ('', '.'))}"
 
 
 def _kept(taken: int | slice | Sequence[int], n: int) -> int | slice | tuple[int, ...]:

@@ -100,6 +100,9 @@ class FileOptions(Options):
         min_integrity: lowest integrity level to accept, 0 to 4: how surely damage to an array is noticed.
         verify: "digest" compares rows with the digests next to the files, which ``lightning-h5 check --write-digests``
             writes. None relies on the files' own checksums.
+        catalog_dir: folder that keeps what is in files with more than 2,000 arrays in groups or arrays that are
+            segments, so that the next ``setup`` need not open each. It is used as long as a file is not changed. "auto"
+            is ``lightning_h5`` in the user's cache folder (``XDG_CACHE_HOME``, or ``~/.cache``); None keeps nothing.
     """
 
     mmap: bool = False
@@ -109,10 +112,14 @@ class FileOptions(Options):
     trusted: bool = False
     min_integrity: int = 0
     verify: Literal["digest"] | None = None
+    catalog_dir: str | None = "auto"
 
     def __post_init__(self) -> None:
         if self.cache_bytes != "auto":
             parse_bytes(self.cache_bytes, "cache_bytes")
+        catalog_dir: Any = self.catalog_dir  # a configuration file may hold anything
+        if catalog_dir is not None and not (isinstance(catalog_dir, str) and catalog_dir):
+            raise H5ValueError(f"catalog_dir={catalog_dir!r} was given. Pass the path of a folder, 'auto' or None.")
         check_choice(self.min_integrity, "min_integrity", range(MAX_INTEGRITY + 1))
         if self.verify not in (None, "digest"):
             raise H5ValueError(

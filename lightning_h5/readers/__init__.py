@@ -2,6 +2,7 @@
 
 from .base import InMemoryReader, check_bounds, row_slices, take_rows
 from .block_map import BlockMap, RowGrid
+from .block_sources import FieldLayouts
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
 from .chunk_cache import BlockMemory
 from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
@@ -25,6 +26,7 @@ __all__ = [
     "ChunkLoader",
     "ChunkedReader",
     "ContiguousReader",
+    "FieldLayouts",
     "H5pyReader",
     "InMemoryReader",
     "MappedReader",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..hdf5 import ArrayLayout
 from ..types import IntArray
@@ -59,17 +60,17 @@ class BlockMap:
     """Which block each row of several arrays is in; rows and blocks are numbered over all of them.
 
     Args:
-        grids: of the arrays, one after the other.
+        grids: of the arrays, one after the other; ``RowGrid``, or their numbers, shape ``(n_arrays, 5)``.
         first_row: number of each array's first row, and of all rows at the end; None if arrays follow each other.
     """
 
-    def __init__(self, grids: Sequence[RowGrid], first_row: IntArray | None = None) -> None:
-        lines, size, self._across, self._along, self._period = np.array(grids, dtype=np.int64).reshape(-1, 5).T
+    def __init__(self, grids: Sequence[RowGrid] | npt.NDArray[np.int64], first_row: IntArray | None = None) -> None:
+        self._grids = np.asarray(grids, dtype=np.int64).reshape(-1, 5)
+        lines, size, self._across, self._along, self._period = self._grids.T
         self._per_line = -(-size // self._along)
         self.first_row = np.concatenate([[0], np.cumsum(lines * self._period)]) if first_row is None else first_row
         self.first_block = np.concatenate([[0], np.cumsum(-(-lines // self._across) * self._per_line)])
         self._has_one_axis = bool((lines == 1).all())
-        self._grids = grids
 
     @property
     def n_rows(self) -> int:
@@ -98,8 +99,11 @@ class BlockMap:
 
     def ranges(self) -> tuple[IntArray, IntArray, IntArray]:
         """Return ranges of rows that a block has: the block, the first row, and the row after the last."""
+        if self._has_one_axis:
+            blocks, of_arrays, begins, ends = self._simple_ranges()
+            return blocks, of_arrays + begins, of_arrays + ends
         numbers, low, high = [], [], []
-        for array, grid in enumerate(self._grids):
+        for array, grid in enumerate(map(RowGrid._make, self._grids.tolist())):
             steps = np.arange(0, grid.size, grid.along)
             lines = np.arange(grid.lines)
             firsts = self.first_row[array] + lines[:, None] * grid.period
@@ -111,6 +115,18 @@ class BlockMap:
             high.append((firsts + np.minimum(steps + grid.along, grid.size)).ravel())
         return np.concatenate(numbers), np.concatenate(low), np.concatenate(high)
 
+    def _simple_ranges(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """Return all blocks, the first row of each one's array, and the rows of that array that it has."""
+        numbers, per_array = np.arange(self.n_blocks), np.diff(self.first_block)
+        arrays = np.repeat(np.arange(len(per_array)), per_array)
+        low = (numbers - self.first_block[arrays]) * self._along[arrays]
+        high = np.minimum(low + self._along[arrays], self._grids[arrays, 1])
+        return numbers, self.first_row[arrays], low, high
+
     def rows_of_blocks(self) -> IntArray:
         """Return the number of rows of each block."""
-        return np.concatenate([np.empty(0, np.int64), *(grid.rows_of_blocks() for grid in self._grids)])
+        if self._has_one_axis:
+            _, _, low, high = self._simple_ranges()
+            return high - low
+        grids = map(RowGrid._make, self._grids.tolist())
+        return np.concatenate([np.empty(0, np.int64), *(grid.rows_of_blocks() for grid in grids)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..hdf5 import ArrayLayout
 from ..types import IntArray
 from .base import check_bounds, row_slices, take_rows
 from .block_map import BlockMap
+from .block_sources import BlockSources, FieldLayouts
 from .chunk_cache import ChunkCache, Lease, load_tasks
-from .chunk_loader import BlockSource, Change
+from .chunk_loader import Change
 from .thread_pool import TaskQueue
 
 __all__ = ["BegunRead", "ChunkedReader", "CountReads"]
@@ -33,8 +33,8 @@ class ChunkedReader:
     """One field of all files of a dataset; reads rows by their number over all files.
 
     Args:
-        layouts: the array of each file, of one row shape and dtype.
-        sources: for each file, the source of its blocks.
+        layouts: the array of each file, or of each part of one, of one row shape and dtype.
+        sources: for each of them, the source of its blocks.
         n_bytes: memory for decoded blocks. Blocks larger than that are read without a cache.
         work: shares loading among threads.
         counters: counts blocks used and loaded.
@@ -47,8 +47,8 @@ class ChunkedReader:
 
     def __init__(
         self,
-        layouts: Sequence[ArrayLayout],
-        sources: Sequence[BlockSource],
+        layouts: FieldLayouts,
+        sources: BlockSources,
         *,
         n_bytes: int,
         work: TaskQueue,
@@ -59,13 +59,14 @@ class ChunkedReader:
         first_row: IntArray | None = None,
         reads: CountReads | None = None,
     ) -> None:
-        self.dtype, self.row_shape = layouts[0].dtype, layouts[0].row_shape
-        more = f" and {len(layouts) - 1} more files" if len(layouts) > 1 else ""
-        self._name = f"{layouts[0].key!r} in {layouts[0].path!r}{more}"
+        first = layouts.examples[0]
+        self.dtype, self.row_shape = first.dtype, first.row_shape
+        more = f" and {len(layouts) - 1} more arrays" if len(layouts) > 1 else ""
+        self._name = f"{first.key!r} in {first.path!r}{more}"
         self._sources, self._work, self._counters = sources, work, counters
-        self.map = BlockMap([source.grid for source in sources], first_row)
-        self._n_tasks = np.array([-(-source.n_parts // source.parts_together) for source in sources], dtype=np.int64)
-        slot_rows = max(source.rows_per_block for source in sources)
+        self.map = BlockMap(sources.grids, first_row)
+        self._n_tasks = sources.of_kinds(lambda source: -(-source.n_parts // source.parts_together))
+        slot_rows = max(source.rows_per_block for source in sources.examples)
         self._slot_bytes = slot_rows * math.prod(self.row_shape) * self.dtype.itemsize
         self._n_bytes, self.rows_per_block = n_bytes, slot_rows
         self._rows, self._reads, self._retain, self.change = rows, reads, retain, change

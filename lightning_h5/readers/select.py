@@ -13,6 +13,8 @@ from ..counters import Counters
 from ..hdf5 import ArrayLayout, OpenOptions, kind_of
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader, ValueReader
+from .block_map import BlockMap
+from .block_sources import BlockSources, FieldLayouts
 from .bulk import ArrayTarget, bulk_tasks
 from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
 from .chunked import ChunkedReader, CountReads
@@ -104,7 +106,7 @@ def open_chunked(
     layouts: Sequence[ArrayLayout],
     options: OpenOptions,
     *,
-    rows_per_run: Sequence[int],
+    rows_per_run: Sequence[int] | IntArray,
     n_bytes: int,
     work: TaskQueue,
     counters: Counters,
@@ -118,7 +120,7 @@ def open_chunked(
     """Return the reader for one field of all files, for arrays that are decoded by blocks. Opens nothing yet.
 
     Args:
-        layouts: each file's array.
+        layouts: each file's array, or each part's: see ``FieldLayouts``.
         options: how files are opened if the HDF5 library reads.
         rows_per_run: for each file, rows that are read together if it has no chunks.
         n_bytes: memory for decoded blocks.
@@ -133,18 +135,28 @@ def open_chunked(
         first_row: see ``ChunkedReader``.
         reads: see ``ChunkedReader``.
     """
-    sources = [open_source(a, options, run, counters) for a, run in zip(layouts, rows_per_run, strict=True)]
-    change = prepare
-    stays = _holds_all(sources, layouts, n_bytes) if retain is None else retain
-    if not stays and sum(layout.n_rows * layout.row_bytes for layout in layouts) >= MIN_COMPILED:
-        for source in sources:
+    arrays, change = FieldLayouts.of(layouts), prepare
+
+    def opened(number: int, layout: ArrayLayout) -> BlockSource:
+        source = open_source(layout, options, int(rows_per_run[number]), counters)
+        if is_compiled and isinstance(source, ChunkLoader | ViewSource):
+            source.compile()
+        return PreparedSource(source, prepare) if is_changed and prepare is not None else source
+
+    is_compiled = is_changed = False
+    sources = BlockSources(arrays, opened)
+    stays = _holds_all(sources, arrays, n_bytes) if retain is None else retain
+    is_compiled = not stays and arrays.n_bytes >= MIN_COMPILED
+    if is_compiled:
+        for source in sources.examples:
             if isinstance(source, ChunkLoader | ViewSource):
                 source.compile()
     is_early = prepare is not None and (stays or not prepare.takes_at_once)
-    if prepare is not None and is_early and dtype in (None, layouts[0].dtype) and _may_change_blocks(sources, layouts):
-        sources, change = [PreparedSource(source, prepare) for source in sources], None
+    is_changed = is_early and dtype in (None, arrays.examples[0].dtype) and _may_change_blocks(sources, arrays)
+    if is_changed and prepare is not None:
+        sources.examples, change = [PreparedSource(source, prepare) for source in sources.examples], None
     return ChunkedReader(
-        layouts,
+        arrays,
         sources,
         n_bytes=n_bytes,
         work=work,
@@ -157,18 +169,18 @@ def open_chunked(
     )
 
 
-def _may_change_blocks(sources: Sequence[BlockSource], layouts: Sequence[ArrayLayout]) -> bool:
+def _may_change_blocks(sources: BlockSources, arrays: FieldLayouts) -> bool:
     # With smaller blocks, threads would mostly wait for the GIL.
     return all(
         source.n_parts == 1 and array.view is None and source.rows_per_block * array.row_bytes >= MIN_PREPARED
-        for source, array in zip(sources, layouts, strict=True)
+        for source, array in zip(sources.examples, arrays.examples, strict=True)
     )
 
 
-def _holds_all(sources: Sequence[BlockSource], layouts: Sequence[ArrayLayout], n_bytes: int) -> bool:
+def _holds_all(sources: BlockSources, arrays: FieldLayouts, n_bytes: int) -> bool:
     """Return whether all blocks fit into memory of this size."""
-    n_blocks = sum(source.grid.n_blocks for source in sources)
-    return n_blocks * max(source.rows_per_block for source in sources) * layouts[0].row_bytes <= n_bytes
+    n_blocks = BlockMap(sources.grids).n_blocks
+    return n_blocks * max(one.rows_per_block for one in sources.examples) * arrays.examples[0].row_bytes <= n_bytes
 
 
 def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, counters: Counters) -> BlockSource:

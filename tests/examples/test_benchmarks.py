@@ -213,3 +213,11 @@ def test_the_structure_of_the_package(run_alone, tmp_path):
     assert {"loading/prefetch.py", "readers/chunked.py", "readers/chunk_loader.py"} <= passed, "chunks were decoded"
     assert len(passed) <= MAX_PASSED, f"a batch passes {sorted(passed)}"
     assert f"a shuffled batch of a gzip file passes: {len(passed)}" in out
+
+
+def test_very_many_segments(run, tmp_path):
+    out = run(BENCHMARKS / "scale.py", "--segments", 40, "--files", 8, "--json", tmp_path / "out.json")
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert {kind: one["segments"] for kind, one in written.items()} == {"groups": 40, "arrays": 40, "files": 8}
+    assert all(one[name] > 0 for one in written.values() for name in ("ratio", "again", "bytes"))
+    assert out.count("B/segment") == 3

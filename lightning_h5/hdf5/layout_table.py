@@ -1,0 +1,238 @@
+"""Descriptions of many arrays as columns of numbers. Arrays that are alike differ in name, rows and place alone.
+
+An array takes 20 bytes, and 16 for each of its chunks. A description is made when it is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..types import IntArray
+from .chunk_index import ChunkTable, grid_of
+from .identity import ChangeGuard
+from .layout import ArrayLayout
+
+__all__ = ["ArrayColumns", "LayoutTable"]
+
+
+@dataclass(eq=False)
+class ArrayColumns:
+    """What is noted of the arrays of a file, one after the other.
+
+    Attributes:
+        numbers: number of the template that an array is ``moved`` from; -1 for one that is kept as it is.
+        n_rows: length of axis 0.
+        places: where its bytes begin, or the number of its first chunk; of an attribute the number of its value.
+        offsets: where chunks lie, of all arrays; -1 for one that was never written.
+        sizes: stored bytes of these chunks.
+        values: of attributes.
+        others: descriptions that are kept as they are, by the number of the array.
+    """
+
+    numbers: array[int] = field(default_factory=lambda: array("i"))
+    n_rows: array[int] = field(default_factory=lambda: array("q"))
+    places: array[int] = field(default_factory=lambda: array("q"))
+    offsets: array[int] = field(default_factory=lambda: array("q"))
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    values: list[Any] = field(default_factory=list)
+    others: dict[int, ArrayLayout] = field(default_factory=dict)
+
+    def append(self, layout: ArrayLayout, number: int | None) -> None:
+        """Note an array.
+
+        Args:
+            layout: its description.
+            number: of the template that it is ``moved`` from; None if it is not.
+        """
+        for column in (self.numbers, self.n_rows, self.places):
+            column.append(0)
+        self.put(len(self.numbers) - 1, layout, number)
+
+    def put(self, at: int, layout: ArrayLayout, number: int | None) -> None:
+        """Note an array in the place of another one (see ``append``)."""
+        as_stored, place = _as_stored(layout), 0
+        if number is None:
+            self.others[at] = layout
+        elif layout.value is not None:
+            place = len(self.values)
+            self.values.append(layout.value)
+        elif as_stored.table is not None:
+            place = len(self.offsets)
+            self.offsets.frombytes(as_stored.table.offsets.tobytes())
+            self.sizes.frombytes(as_stored.table.sizes.tobytes())
+        else:
+            assert as_stored.offset is not None, "its bytes have a place"
+            place = as_stored.offset
+        self.numbers[at], self.n_rows[at], self.places[at] = -1 if number is None else number, layout.n_rows, place
+
+    def has(self, at: int, layout: ArrayLayout) -> bool:
+        """Return whether an array has the rows, and the place, that were noted."""
+        as_stored, place = _as_stored(layout), self.places[at]
+        if as_stored.table is None:
+            return (layout.n_rows, as_stored.offset) == (self.n_rows[at], place)
+        n = len(as_stored.table.offsets)
+        noted = (self.offsets[place : place + n].tobytes(), self.sizes[place : place + n].tobytes())
+        found = (as_stored.table.offsets.tobytes(), as_stored.table.sizes.tobytes())
+        return layout.n_rows == self.n_rows[at] and noted == found
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutTable:
+    """Arrays of many parts of files, equally many of each part.
+
+    Attributes:
+        templates: arrays that others are ``moved`` from.
+        numbers: see ``ArrayColumns``, shape ``(n_parts, n_arrays)``.
+        n_rows: see above, of the same shape.
+        starts: ``places`` there, of the same shape.
+        offsets: see above, of all chunks.
+        sizes: see above.
+        values: see above.
+        others: see above, by part and array.
+    """
+
+    templates: tuple[ArrayLayout, ...]
+    numbers: npt.NDArray[np.int32]
+    n_rows: IntArray
+    starts: IntArray
+    offsets: IntArray
+    sizes: IntArray
+    values: list[Any]
+    others: dict[tuple[int, int], ArrayLayout]
+
+    @classmethod
+    def of(cls, files: Sequence[ArrayColumns], n_arrays: int, templates: Sequence[ArrayLayout]) -> LayoutTable:
+        """Return the arrays of files, one after the other.
+
+        Args:
+            files: what was noted of each.
+            n_arrays: arrays of a part.
+            templates: see the class.
+        """
+        templates, others, values = tuple(templates), dict[tuple[int, int], ArrayLayout](), list[Any]()
+        # One more entry is of arrays that are kept as they are, whose number is -1.
+        is_chunked = np.array([*(_as_stored(one).table is not None for one in templates), False])
+        is_value = np.array([*(one.value is not None for one in templates), False])
+        numbers, places, before, n_chunks = list[npt.NDArray[np.int32]](), list[IntArray](), 0, 0
+        for columns in files:
+            numbers.append(np.frombuffer(columns.numbers, np.int32))
+            places.append(np.frombuffer(columns.places, np.int64))
+            if n_chunks or values:
+                places[-1] = places[-1] + n_chunks * is_chunked[numbers[-1]] + len(values) * is_value[numbers[-1]]
+            n_chunks += len(columns.offsets)
+            values += columns.values
+            others |= {divmod(before + at, n_arrays): layout for at, layout in columns.others.items()}
+            before += len(numbers[-1])
+        rows, offsets, sizes = (
+            np.concatenate([np.empty(0, np.int64), *(np.frombuffer(getattr(one, name), np.int64) for one in files)])
+            for name in ("n_rows", "offsets", "sizes")
+        )
+        return cls(
+            templates,
+            np.concatenate(numbers).reshape(-1, n_arrays),
+            rows.reshape(-1, n_arrays),
+            np.concatenate(places).reshape(-1, n_arrays),
+            offsets,
+            sizes,
+            values,
+            others,
+        )
+
+    def layout(self, part: int, at: int, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
+        """Return the description of an array.
+
+        Args:
+            part: number of the part.
+            at: number of the array there.
+            path: the file.
+            key: name of the array.
+            guard: change guard of the file.
+        """
+        number = int(self.numbers[part, at])
+        if number < 0:
+            return self.others[part, at].guarded(guard)
+        template, n_rows, place = self.templates[number], int(self.n_rows[part, at]), int(self.starts[part, at])
+        if template.value is not None:
+            return template.with_changes(path=path, key=key, name=key, value=self.values[place], guard=guard)
+        if _as_stored(template).table is None:
+            return template.moved(path, key, n_rows, place, None, guard)
+        return template.moved(path, key, n_rows, None, self._chunks(template, n_rows, place), guard)
+
+    def places(self, parts: IntArray, at: int) -> Iterator[tuple[int, int | None, int, ChunkTable | None] | None]:
+        """Yield rows, offset, stored bytes and chunk table of the arrays of parts; None for one that is kept as it is.
+
+        Args:
+            parts: numbers of the parts.
+            at: number of the array there.
+        """
+        known = [
+            (_as_stored(one), _as_stored(one).stored_row_bytes, one.plain_reason is None) for one in self.templates
+        ]
+        each = (column[parts, at].tolist() for column in (self.numbers, self.n_rows, self.starts))
+        for number, n_rows, place in zip(*each, strict=True):
+            if number < 0:
+                yield None
+                continue
+            template, row_bytes, is_read_here = known[number]
+            if template.table is None:
+                yield n_rows, place if is_read_here else None, n_rows * row_bytes, None
+                continue
+            table = self._chunks(template, n_rows, place)
+            yield n_rows, None, int(table.sizes.sum()), table if is_read_here else None
+
+    def _chunks(self, template: ArrayLayout, n_rows: int, place: int) -> ChunkTable:
+        assert template.chunks is not None, "it has chunks"
+        grid = grid_of((n_rows, *template.axes), template.chunks)
+        chunks = slice(place, place + math.prod(grid))
+        return ChunkTable(grid, self.offsets[chunks], self.sizes[chunks], np.zeros(math.prod(grid), np.uint32))
+
+    def n_chunks(self, at: int) -> IntArray:
+        """Return the chunks of the arrays at a place of their parts; 0 without."""
+        found = np.zeros(len(self.numbers), dtype=np.int64)
+        for number, template in enumerate(self.templates):
+            if template.chunks is not None and template.table is not None:
+                per_row = math.prod(grid_of(template.axes, template.chunks[1:]))
+                here = self.numbers[:, at] == number
+                found[here] = -(-self.n_rows[here, at] // template.chunks[0]) * per_row
+        return found
+
+    def suspicious(self, arrays: Sequence[int], n_bytes: IntArray) -> IntArray:
+        """Return the parts of which arrays share bytes, or have chunks that lie beyond the end of the file.
+
+        Those with arrays that are kept as they are may, and are also returned.
+
+        Args:
+            arrays: numbers of different arrays of a part.
+            n_bytes: size of each part's file.
+        """
+        parts, starts, sizes = [], [], []
+        for at in arrays:
+            numbers, n_chunks = self.numbers[:, at], self.n_chunks(at)
+            row_bytes = np.array([*(-1 if one.offset is None else one.stored_row_bytes for one in self.templates), -1])
+            here = np.flatnonzero(row_bytes[numbers] >= 0)
+            parts.append(here)
+            starts.append(self.starts[here, at])
+            sizes.append(self.n_rows[here, at] * row_bytes[numbers[here]])
+            ends = np.cumsum(n_chunks)
+            chunks = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.starts[:, at] - ends + n_chunks, n_chunks)
+            is_written = self.offsets[chunks] >= 0
+            parts.append(np.repeat(np.arange(len(numbers)), n_chunks)[is_written])
+            starts.append(self.offsets[chunks][is_written])
+            sizes.append(self.sizes[chunks][is_written])
+        part, start, size = (np.concatenate(each) for each in (parts, starts, sizes))
+        order = np.lexsort((start, part))
+        part, start, size = part[order], start[order], size[order]
+        is_shared = (np.diff(part) == 0) & (np.diff(start) < size[:-1])
+        kept = np.array([part for part, _ in self.others], dtype=np.int64)
+        return np.unique(np.concatenate([part[1:][is_shared], part[start > n_bytes[part] - size], kept]))
+
+
+def _as_stored(layout: ArrayLayout) -> ArrayLayout:
+    return layout if layout.references is None else layout.references
