@@ -239,7 +239,9 @@ class _Builder:
             )
         if not self._step_places:
             self._step_places = tuple(field.step_place(array) for field, array in pairs)
-        n_values = len(cuts[self._segments.lengths]) if self._segments.lengths is not None else None
+        n_values = None  # of a field with a value for each segment
+        if self._segments.lengths is not None or self._segments.offsets is not None or self._segments.ends is not None:
+            n_values = len(firsts_in(self._segments, cuts, period, arrays[0].path))
         self._lines.append(n_lines[0] if n_lines else 1)
         self._lengths.append(lengths)
         return tuple(field.seen(array, period, n_values) for field, array in pairs)

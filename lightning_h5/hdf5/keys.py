@@ -150,7 +150,7 @@ def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
         one = [name for name, shape in rows.items() if len(shape) == 1]
         if len(rows) == 1:
             return next(iter(rows)), None
-        if len(many) == len(one) == 1 and rows[many[0]][0] == rows[one[0]][0]:
+        if len(many) == len(one) == 1 and rows[many[0]][0] == rows[one[0]][0] and not _are_numbered(many[0], one[0]):
             return many[0], one[0]
         first = list(shapes.items())[:40]
         described = "".join(f"\n  {name!r}: shape {shape}, {dtype_text(dtypes[name])}" for name, shape in first)
@@ -159,7 +159,18 @@ def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
             f"x_key was not given, and cannot be inferred from {path!r}; it has "
             f"{f'these arrays:{described}{more}' if arrays else 'no arrays'}\n"
             + _what_to_add([*many, *one], {name: shape[0] for name, shape in rows.items()})
+            + (
+                " If groups or arrays are a sample each (episodes, subjects, molecules), "
+                f"`lightning-h5 inspect {path}` shows the arguments to pass."
+            )
+            * (len(arrays) > 1)
         )
+
+
+def _are_numbered(x: str, y: str) -> bool:
+    """Return whether two arrays are in groups that differ in a number: two samples, not two fields of one."""
+    a, b = (name.rpartition("/")[0] for name in (x, y))
+    return a != b and re.sub(r"\d+", "0", a) == re.sub(r"\d+", "0", b)
 
 
 def _is_text(name: str) -> bool:
