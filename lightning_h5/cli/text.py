@@ -246,7 +246,7 @@ def stats_text(report: StatsReport) -> list[str]:
     text: list[str] = []
     for array in report.arrays:
         of_rows = "" if array.n_rows == report.n_rows_of_files else f" of {report.n_rows_of_files:,}"
-        shape = "x".join(map(str, array.row_shape)) or "1"
+        shape = "of several shapes," if array.row_shape is None else "x".join(map(str, array.row_shape)) or "1"
         head = f"{bold(array.key)}: {array.n_rows:,} rows{of_rows}{of_files}, each {shape} of {array.dtype}"
         text += [*([""] if text else []), head, table(_channel_rows(array))]
         if (hidden := array.mean.size - MAX_CHANNELS) > 0:
