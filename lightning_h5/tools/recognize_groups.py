@@ -15,36 +15,31 @@ SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "
 
 def siblings(files: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] | None:
     """Return a pattern of groups of the same structure, these groups, and whether each is surely a segment."""
-    parents = sorted(
-        {"/".join(name.split("/")[:at]) for f in files for name in f.arrays for at in range(name.count("/"))}
-    )
-    for parent in sorted(parents, key=lambda name: (name.count("/") if name else -1, name)):
-        groups: dict[tuple[int, str], dict[str, Look]] = {}
-        above = f"{parent}/" if parent else ""
-        rest: list[set[int]] = [set() for _ in files]
-        for at, file in enumerate(files):
-            for name, look in file.arrays.items():
-                child, _, below = name.removeprefix(above).partition("/")
-                if name.startswith(above) and below:
-                    groups.setdefault((at, child), {})[below] = look
-                elif look.shape:
-                    rest[at].add(look.shape[0])
+    by_parent: dict[str, dict[tuple[int, str], dict[str, Look]]] = {}
+    for at, file in enumerate(files):
+        for name, look in file.arrays.items():
+            words = name.split("/")
+            for depth in range(len(words) - 1):
+                groups = by_parent.setdefault("".join(f"{word}/" for word in words[:depth]), {})
+                groups.setdefault((at, words[depth]), {})["/".join(words[depth + 1 :])] = look
+    for above, groups in sorted(by_parent.items(), key=lambda item: (item[0].count("/"), item[0])):
         kinds = Counter(
             tuple(sorted((n, len(look.shape), look.dtype) for n, look in each.items())) for each in groups.values()
         )
-        if not kinds:
-            continue
         kind, inside = kinds.most_common(1)[0]
+        if inside < 2:
+            continue
         same = {
             at: each
             for at, each in groups.items()
             if set(kind) <= {(n, len(look.shape), look.dtype) for n, look in each.items()}
         }
         children = {child for _, child in same}
-        if inside < 2 or len(children) < 2 or children <= set(SPLITS):
+        if len(children) < 2 or children <= set(SPLITS):
             continue
         lengths = {at: frozenset(look.shape[0] for look in each.values() if look.shape) for at, each in same.items()}
-        if all(lengths[at] & rest[at[0]] for at in same):
+        outside = [_lengths_outside(file, above) for file in files]
+        if all(lengths[at] & outside[at[0]] for at in same):
             continue  # an array outside has a value for each row: all are fields of one row
         star = _star(children, {child for _, child in groups} - children)
         if star is None:
@@ -56,6 +51,15 @@ def siblings(files: Sequence[FileLooks]) -> tuple[str, list[FileLooks], bool] | 
         ]
         return above + star, parts, is_sure
     return None
+
+
+def _lengths_outside(file: FileLooks, above: str) -> set[int]:
+    """Return the lengths of the arrays of a file that are in no group directly below another."""
+    return {
+        look.shape[0]
+        for name, look in file.arrays.items()
+        if look.shape and not (name.startswith(above) and "/" in name[len(above) :])
+    }
 
 
 def _star(names: set[str], others: set[str]) -> str | None:
