@@ -273,6 +273,12 @@ def test_keys_of_two_groups_are_no_input_and_target(tmp_path):
     )
     with pytest.raises(H5KeyError, match="lightning-h5 inspect"):
         LazyH5DataModule(tmp_path / "a.h5").setup("fit")
+    write(tmp_path, {"c.h5": {"s1/eeg": N((4, 9)), "s2/eeg": N((4, 9))}})
+    with pytest.raises(H5KeyError, match="lightning-h5 inspect") as refused:
+        LazyH5DataModule(tmp_path / "c.h5").setup("fit")
+    assert "y_key=" not in str(refused.value)
+    with pytest.raises(H5ValueError, match=r"without x_key.*lightning-h5 inspect"):
+        LazyH5DataModule(tmp_path / "c.h5", segments="*")
     module = LazyH5DataModule(tmp_path / "b.h5")
     module.setup("fit")
     assert (module.x_key, module.y_key) == ("g/x", "g/y")
