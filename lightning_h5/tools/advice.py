@@ -316,8 +316,8 @@ def _choose(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[Arr
 
     able = [array for array in layouts if not (array.members and names_rows(array.key))]
     x = max(able, key=size_as_input)  # if no row has many values, take the largest array
-    if words_in(x.key) & TARGET_WORDS:
-        instead = [a for a in able if a.n_rows == x.n_rows and not words_in(a.key) & TARGET_WORDS]
+    if _is_called_target(x.key):
+        instead = [a for a in able if a.n_rows == x.n_rows and not _is_called_target(a.key)]
         x = max((a for a in instead if not names_rows(a.key)), key=size_as_input, default=x)
     others = [array for array in layouts if array.n_rows == x.n_rows and array is not x]
     single = [a for a in others if not a.row_shape and not names_rows(a.key)]
@@ -327,6 +327,10 @@ def _choose(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[Arr
     if x.members and not x.row_shape:  # columns of a table
         xs = [a for a in layouts if a.name == x.name and a not in y and not a.row_shape and not names_rows(a.key)]
     return xs, y, [array for array in others if array not in (*xs, *y)]
+
+
+def _is_called_target(key: str) -> bool:
+    return any(words_in(part) & TARGET_WORDS for part in key.split("/"))
 
 
 def _names_target(key: str) -> bool:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..hdf5 import words_in
+from ..errors import listing
+from ..hdf5 import keys_in, words_in
 
 __all__ = [
     "ACTIONS",
@@ -39,6 +40,7 @@ TARGETS = {"label", "target", "y", "class", "annotation", "segmentation"}
 PERSON = r"((?:patient|subject|subj|sub|case)[-_]?\w*?\d+)"
 YEAR = re.compile(r"(19|20)\d\d")
 
+MAX_CONSTANT = 1024  # values of an array without steps, if a step has fewer
 MAX_PIXEL = 4  # values of a pixel, on the last axis
 MAX_FIELDS, MAX_ATTRIBUTES, N_ACTIONS, MAX_STEPS = 12, 6, 8, 256
 MAX_CHANNELS, LONGER = 512, 8  # an axis of channels, and how much longer the axis of time is if nothing else tells
@@ -115,7 +117,10 @@ class Parts:
         if not self.shapes:
             return
         dtypes = {name: parts[0].arrays[name].dtype for name in self.shapes}
-        self.main = max(self.shapes, key=lambda name: (len(self.shapes[name][0]) > 1, self._n_values(name)))
+        self.main = max(
+            self.shapes,
+            key=lambda name: (len(self.shapes[name][0]) > 1, not words_in(name) & TARGETS, self._n_values(name)),
+        )
         attributes = reader.attributes(parts, [self.main])
         self.attributes = {name: each for name, each in attributes.items() if len(set(each)) > 1}
         self.has_rate = any(words_in(name.rpartition("@")[2]) & RATES for name in attributes)
@@ -138,7 +143,7 @@ class Parts:
         if len(shapes[0]) != 2:
             return 0, True
         is_wide = all(LONGER * a <= b and a <= MAX_CHANNELS for a, b in shapes)
-        if not self._is_fixed(self.main, 0) or len(self.parts) == 1:
+        if not self._is_fixed(self.main, 0) or len(self.parts) == 1 or self.words & ACTIONS:
             return 0, True
         if not self._is_fixed(self.main, 1) and all(a < b for a, b in shapes):
             return 1, True
@@ -153,13 +158,13 @@ class Parts:
 
     @cached_property
     def steps(self) -> dict[str, int]:
-        """The fields with steps, and the axis of these: of the same number, or one more or less."""
-        found = {}
+        """The fields with steps, and the axis of these: of the same number, or one more or less than actions."""
+        found, most = {}, 1 if self.words & ACTIONS else 0
         for name, shapes in self.shapes.items():
             axes = [self.step_axis, 0] if len(shapes[0]) == 2 else [0]
             for axis in axes:
                 apart = np.subtract(self._lengths(name, axis), self.lengths)
-                if abs(apart).max() <= 1 and len(set(apart.tolist())) == 1 and (self.parts[1:] or not apart.any()):
+                if abs(apart).max() <= most and len(set(apart.tolist())) == 1 and (self.parts[1:] or not apart.any()):
                     found[name] = axis
                     break
         return found
@@ -210,11 +215,18 @@ class Parts:
 
     def guesses(self) -> list[Guess]:
         """Return what a sample may be."""
-        if not self.shapes:
-            return []
+        return [replace(one, why=f"{one.why}{self._unused(one)}") for one in self._guesses()] if self.shapes else []
+
+    def _unused(self, guess: Guess) -> str:
+        settings = guess.settings or {}
+        used = keys_in(settings.get("x_key"), settings.get("y_key"))
+        unused = [name for name, look in self.parts[0].arrays.items() if name not in used and look.dtype[:4] != "text"]
+        return f" Not used: {listing(unused, 4)}." if unused else ""
+
+    def _guesses(self) -> list[Guess]:
         row_settings = self._fields(sample="row")
         rows = Guess(settings=row_settings, why="Each step is a sample.")
-        if self.is_ragged:
+        if self.is_ragged and not self.words & ACTIONS:
             n_axes = len(self.shapes[self.main][0])
             collate = "list" if n_axes > 3 else "pad"
             others = [name for name in self.steps if name != self.main]
@@ -233,7 +245,8 @@ class Parts:
             why = "All arrays have one shape: each file may be one image or volume."
             return [Guess(settings=self._fields(sample="segment"), why=why, is_sure=False), rows]
         whole = Guess(settings=self._fields(sample="segment", collate_fn="pad"), why="A sample is all of a segment.")
-        windows = Guess(settings=self._fields(window=self._window()), why=self._why_window())
+        ragged = {"collate_fn": "pad"} if self.is_ragged else {}
+        windows = Guess(settings=self._fields(window=self._window(), **ragged), why=self._why_window())
         if self.words & ACTIONS and not self.step_axis:
             return [windows]
         if self.words & BAGS and not self.step_axis:
@@ -291,7 +304,7 @@ class Parts:
         if self.words & ACTIONS:  # whatever its size
             keys += [name for name in steps if words_in(name) & ACTIONS and name not in keys]
         keys = [name for name in self.shapes if name in keys]
-        constants = [] if is_whole_array else [n for n in self.shapes if n not in self.steps][:MAX_FIELDS]
+        constants = [] if is_whole_array else [name for name in self.shapes if self._is_constant(name)][:MAX_FIELDS]
         named = list(self.attributes)[:MAX_ATTRIBUTES]
         named = [
             name for name in named if [str(one) for one in self.attributes[name]] != [str(n) for n in self.lengths]
@@ -313,6 +326,11 @@ class Parts:
             here = {name: each for name, each in more["window"]["steps"].items() if name in names}
             more = more | {"window": more["window"] | {"steps": here}}
         return settings | more | self._split()
+
+    def _is_constant(self, name: str) -> bool:
+        """Return whether an array without steps is small enough to be given with each sample."""
+        row = self._n_values(self.main) // max(1, sum(self.lengths))
+        return name not in self.steps and self._n_values(name) <= len(self.parts) * max(MAX_CONSTANT, row)
 
     def _split(self) -> Settings:
         if len(self.parts) < 10:

@@ -19,6 +19,7 @@ from .recognize_parts import FileLooks, Guess, Look, Reader
 __all__ = ["SampleCost", "looks_of", "sample_setting", "with_samples"]
 
 MAX_PARTS = 200  # of which attributes are read
+MAX_TEXT = 64  # longer attributes are documents, not names
 N_MEASURED = 256  # samples whose chunks are counted
 
 
@@ -89,7 +90,9 @@ def _attributes(parts: Sequence[FileLooks], names: Sequence[str]) -> dict[str, l
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, str) or (np.ndim(value) == 0 and getattr(value, "dtype", np.dtype("O")).kind in "biuf")
+    return (isinstance(value, str) and len(value) <= MAX_TEXT) or (
+        np.ndim(value) == 0 and getattr(value, "dtype", np.dtype("O")).kind in "biuf"
+    )
 
 
 def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:

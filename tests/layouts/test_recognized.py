@@ -168,6 +168,41 @@ FILES = {
         {"a.h5": {"obs": N((30, 4)), "action": N((30, 2)), "episode": np.repeat([0, 1, 2], 10)}},
         {"segments": {"key": "episode"}},
     ),
+    "images of other lengths in each episode, padded": (
+        {
+            f"episode_{n}.hdf5": {
+                "images/top": np.zeros((40, 500 + n), "u1"),
+                "action": N((40, 2)),
+                "len": np.ones((1, 40)),
+            }
+            for n in range(3)
+        },
+        {
+            "segments": {"constants": ["len"]},
+            "window": {"steps": {"action": [0, 8], "top": 0}, "pad": "edge"},
+            "collate_fn": "pad",
+        },
+    ),
+    "a recording at two rates": (
+        {f"{n}.h5": {"signals": N((4, 2000 + n)), "resampled": N((4, 1000 + n))} for n in range(3)},
+        {"x_key": "signals", "segments": {"step_axis": 1}},
+    ),
+    "molecules with one atom more than conformations": (
+        {
+            "a.h5": in_groups(
+                ["A", "B"], lambda at: {"pos": N((4 + at, 5 + at, 3)), "z": np.ones(5 + at), "e": N(4 + at)}
+            )
+        },
+        {"segments": {"groups": "*", "constants": ["z"]}, "sample": "row"},
+    ),
+    "volumes and their labels": (
+        {f"{n}.h5": {"label": N((9, 8 + n, 7)), "raw": N((9, 8 + n, 7))} for n in range(3)},
+        {"x_key": "raw", "y_key": "label", "sample": "segment"},
+    ),
+    "packed integers": (
+        {"a.h5": {"t2m": np.zeros((8, 3, 4), "i2"), "t2m@scale_factor": 0.1, "time": np.arange(8)}},
+        {"x_dtype": "int16"},
+    ),
     "patients": (
         {
             f"patient{n // 2}_frame{n % 2}.h5": {"image": N((9 + n, 30 - n)), "mask": N((9 + n, 30 - n))}
@@ -182,7 +217,11 @@ def write(folder, files):
     for name, arrays in files.items():
         with h5py.File(folder / name, "w") as file:
             for key, values in arrays.items():
-                file[key] = values
+                owner, _, attribute = key.partition("@")
+                if attribute:
+                    file[owner].attrs[attribute] = values
+                else:
+                    file[key] = values
 
 
 def advice_on(folder, files):
