@@ -116,7 +116,6 @@ class Parts:
         }
         if not self.shapes:
             return
-        dtypes = {name: parts[0].arrays[name].dtype for name in self.shapes}
         self.main = max(
             self.shapes,
             key=lambda name: (len(self.shapes[name][0]) > 1, not words_in(name) & TARGETS, self._n_values(name)),
@@ -125,7 +124,6 @@ class Parts:
         self.attributes = {name: each for name, each in attributes.items() if len(set(each)) > 1}
         self.has_rate = any(words_in(name.rpartition("@")[2]) & RATES for name in attributes)
         self.words = set[str]().union(*(words_in(name) for name in self.shapes))
-        self.is_complex = dtypes[self.main].startswith("complex")
         self.step_axis, self.axis_is_sure = self._step_axis()
 
     def _n_values(self, name: str) -> int:
@@ -249,6 +247,12 @@ class Parts:
         windows = Guess(settings=self._fields(window=self._window(), **ragged), why=self._why_window())
         if self.words & ACTIONS and not self.step_axis:
             return [windows]
+        label = self._target if self._target in self.steps and set(self.segments) <= {"groups"} else None
+        has_values = label is not None and len(self.shapes[label][0]) == 1 < len(self.shapes[self.main][0])
+        if has_values and self.step_axis == 0 and not self.words & BAGS:
+            labeled = replace(rows, why=f"{label!r} has one value for each step, which is a sample then.")
+            is_sure = len(self.shapes[self.main][0]) > 2
+            return [replace(labeled, is_sure=is_sure), *([] if is_sure else [whole])]
         if self.words & BAGS and not self.step_axis:
             bag = next(name for name in (self.main, *self.shapes) if words_in(name) & BAGS)
             why = f"{bag!r} is a set of any number of rows: a sample is all of it."
@@ -299,7 +303,8 @@ class Parts:
     def _fields(self, **more: Any) -> Settings:
         is_whole_array = more.get("sample") == "segment" and self.is_ragged
         steps = dict.fromkeys(self.shapes, 0) if is_whole_array else self.steps
-        steps = {name: axis for name, axis in steps.items() if not (words_in(name) & TIMES and len(steps) > 1)}
+        times = [name for name in steps if words_in(name) & TIMES and len(self.shapes[name][0]) == 1]
+        steps = {name: axis for name, axis in steps.items() if name not in times or name == self.main}
         keys = sorted(steps, key=lambda name: -self._n_values(name))[:MAX_FIELDS]
         if self.words & ACTIONS:  # whatever its size
             keys += [name for name in steps if words_in(name) & ACTIONS and name not in keys]

@@ -49,9 +49,7 @@ def first_batch(module):
     return next(iter(module.train_dataloader()))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in ("robomimic", "fastmri") else pytest.mark.wide) for n in PROJECTS]
-)
+@pytest.mark.parametrize("name", PROJECTS)
 def test_the_call_that_is_printed_for_a_layout_yields_its_samples(tmp_path, name):
     layout = PROJECTS[name](tmp_path)
     files = sorted(tmp_path.iterdir())
@@ -195,6 +193,17 @@ FILES = {
         },
         {"segments": {"groups": "*", "constants": ["z"]}, "sample": "row"},
     ),
+    "trials of subjects, each with a label": (
+        {"a.h5": in_groups(["s1", "s2"], lambda at: {"X": N((9 + at, 4, 50)), "y": np.arange(9 + at) % 2})},
+        {"x_key": "X", "y_key": "y", "segments": "*", "sample": "row"},
+    ),
+    "a name with the word time": (
+        {
+            f"{n}.h5": {"time_series": N((90 + n, 3)), "time_series@fs": 100, "time": np.arange(90 + n)}
+            for n in range(2)
+        },
+        {"x_key": "time_series"},
+    ),
     "volumes and their labels": (
         {f"{n}.h5": {"label": N((9, 8 + n, 7)), "raw": N((9, 8 + n, 7))} for n in range(3)},
         {"x_key": "raw", "y_key": "label", "sample": "segment"},
@@ -230,9 +239,7 @@ def advice_on(folder, files):
     return inspect_file(path).advice if len(files) == 1 else inspect_folder(folder).example.advice
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.wide if at % 4 else []) for at, n in enumerate(FILES)]
-)
+@pytest.mark.parametrize("name", FILES)
 def test_files_of_no_project_are_recognized_and_rows_stay_rows(tmp_path, name):
     files, expected = FILES[name]
     advice = advice_on(tmp_path, files)
@@ -249,6 +256,10 @@ UNSURE = {
     "one image per file, or rows": (
         {f"{n}.h5": {"image": N((9, 9, 4)), "mask": N((9, 9))} for n in range(3)},
         ("segment", "row"),
+    ),
+    "a label for each step": (
+        {"a.h5": in_groups(["s1", "s2"], lambda at: {"X": N((9 + at, 4)), "y": np.arange(9 + at) % 2})},
+        ("row", "segment"),
     ),
     "two groups": ({"a.h5": {"left/x": N((30, 8)), "right/x": N((30, 8))}}, ("segment", None)),
     "arrays of one length": ({"a.h5": {f"x{n}": N((30, 4)) for n in range(3)}}, (None, None)),
