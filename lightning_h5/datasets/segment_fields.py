@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
@@ -29,15 +29,17 @@ class SampleOptions:
         segments: which steps belong together.
         window: which steps of a segment make a sample; None if no window was given.
         select: what is taken of fields.
+        seed: of random windows.
     """
 
     sample: SampleKind | None
     segments: SegmentOptions
     window: WindowOptions | None
     select: Select
+    seed: int = 0
 
     @classmethod
-    def parse(cls, sample: Any, segments: Any, window: Any, select: Any) -> SampleOptions:
+    def parse(cls, sample: Any, segments: Any, window: Any, select: Any, seed: int = 0) -> SampleOptions:
         """Return the options that arguments stand for.
 
         Raises:
@@ -51,7 +53,7 @@ class SampleOptions:
             raise H5ValueError(f"window was given with sample={sample!r}. Pass sample='window', or leave one out.")
         if windows is None and sample == "window":
             raise H5ValueError("sample='window' was given without window. Pass window=200, or window=[-1, 3].")
-        return cls(sample=sample, segments=made, window=windows, select=dict(select or {}))
+        return cls(sample=sample, segments=made, window=windows, select=dict(select or {}), seed=seed)
 
     @property
     def has_mask(self) -> bool:
@@ -83,6 +85,7 @@ class SegmentField:
         axis: axis of which each index is a segment, as stored; None if there is none.
         step_axis: axis of the steps; None if it has none.
         taken: what is taken of other axes.
+        is_single: a sample has the value at its own step, or at the first of its segment.
     """
 
     name: str
@@ -90,6 +93,7 @@ class SegmentField:
     axis: int | None
     step_axis: int | None
     taken: Mapping[int, Any]
+    is_single: bool = False
 
     def check_axes(self, layout: ArrayLayout) -> None:
         """Check that an array has the axes that were named.
@@ -154,8 +158,16 @@ def _taken(given: Any, name: str) -> int | slice | Sequence[int]:
     )
 
 
-def fields_of(asked: Sequence[Asked], names: Sequence[str], given: SampleOptions) -> list[SegmentField]:
+def fields_of(
+    asked: Sequence[Asked], names: Sequence[str], given: SampleOptions, singles: Collection[str] = ()
+) -> list[SegmentField]:
     """Return how the arrays are to be seen.
+
+    Args:
+        asked: the arrays.
+        names: what a sample calls them.
+        given: what a sample is.
+        singles: names of fields of which a sample has one step.
 
     Raises:
         H5ValueError: an option names no field, or no field has steps.
@@ -170,7 +182,8 @@ def fields_of(asked: Sequence[Asked], names: Sequence[str], given: SampleOptions
         taken = value_of_field(given.select, name, one.key, {})
         axis = None if "@" in one.key else axes[0]
         step_axis = None if is_constant else axes[1]
-        fields.append(SegmentField(name, one, axis, step_axis, {int(k): v for k, v in taken.items()}))
+        is_single = name in singles or (given.segments.key is not None and one.key == given.segments.key)
+        fields.append(SegmentField(name, one, axis, step_axis, {int(k): v for k, v in taken.items()}, is_single))
     known = {each for field in fields for each in (field.name, field.asked.key)}
     if unknown := [name for name in given.segments.constants if name not in known]:
         raise H5ValueError(

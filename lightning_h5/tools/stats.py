@@ -14,6 +14,7 @@ from ..datasets.catalog import Catalog
 from ..datasets.compatibility import Asked
 from ..datasets.row_table import RowTable
 from ..datasets.segment_fields import SampleKind, Select
+from ..datasets.segment_splits import SegmentChoice
 from ..datasets.segment_tables import segment_table
 from ..datasets.segments import Places
 from ..errors import H5KeyError, H5ValueError, listing
@@ -186,7 +187,9 @@ def compute_stats(
     wanted: list[Rows | list[IntArray] | None]
     if given.needs_segments(names):
         of_sample = names if keys is None else field_names(keys, "keys").names
-        whole = segment_table(Catalog(), paths, [Asked(key=key) for key in names], of_sample, options, given)
+        whole = segment_table(
+            Catalog(), paths, [Asked(key=key) for key in names], of_sample, options, given, SegmentChoice()
+        )
         tables = [whole.with_fields([at]) for at in range(len(names))]
         wanted = [None if rows is None else _rows_of_segments(rows, table, table.layouts[0][0].key) for table in tables]
     else:
