@@ -114,6 +114,8 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
     if len(x) > 1 and "x_dtype" in dtypes:
         names = settings["x_key"]
         dtypes["x_dtype"] = {name: str(one.dtype) for name, one in zip(names, x, strict=True) if one.packing}
+    if any(table.is_ragged):  # also a field without steps
+        settings.setdefault("collate_fn", "pad")
     cost = _cost_of(table)
     most = max(1, min(MAX_BATCH, cost.n_samples // MIN_STEPS, MAX_BATCH_BYTES // max(1, cost.n_bytes)))
     made = settings | dtypes | {"batch_size": 1 << (most.bit_length() - 1)}

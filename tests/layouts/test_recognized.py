@@ -204,6 +204,10 @@ FILES = {
         },
         {"x_key": "time_series"},
     ),
+    "a constant of several lengths": (
+        {"a.h5": in_groups(["s1", "s2"], lambda at: {"action": N((20 + at, 3)), "goal": N(4 + 2 * at)})},
+        {"segments": {"groups": "*", "constants": ["goal"]}, "collate_fn": "pad"},
+    ),
     "volumes and their labels": (
         {f"{n}.h5": {"label": N((9, 8 + n, 7)), "raw": N((9, 8 + n, 7))} for n in range(3)},
         {"x_key": "raw", "y_key": "label", "sample": "segment"},
@@ -368,3 +372,29 @@ def test_each_segment_of_cut_rows_has_its_own_value_of_a_constant(tmp_path, cut)
         for x, y in zip(batch["x"], batch["y"], strict=True):
             (row,) = np.flatnonzero((values == x[0].numpy()).all(axis=1))
             assert y == labels[np.searchsorted(firsts, row, side="right") - 1]
+
+
+NAMES = ["x", "y", "label", "actions", "eeg", "time", "lengths", "indptr", "done", "features", "next_obs", "X1", "X2"]
+PLACES = ["", "", "g/", "s1/", "s2/", "data/demo_0/", "data/demo_1/", "s1/r1/", "t0_fields/"]
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.wide), pytest.param(3, marks=pytest.mark.wide)])
+def test_what_is_printed_works_whatever_the_names_and_shapes(tmp_path, seed):
+    rng = np.random.default_rng(seed)
+    n_tried = 0
+    for number in range(12):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        n_files, sizes = int(rng.integers(1, 4)), [*rng.integers(1, 40, 3), 1, 2, 3]
+        names = {f"{rng.choice(PLACES)}{rng.choice(NAMES)}" for _ in range(5)}
+        shapes = {name: rng.choice(sizes, rng.integers(1, 5)) for name in sorted(names)}
+        for file in range(n_files):
+            with h5py.File(folder / f"{file}.h5", "w") as made:
+                for name, shape in shapes.items():
+                    made[name] = np.floor(rng.random([*(shape[:1] + file), *shape[1:]]) * 3)
+        report = inspect_file(folder / "0.h5") if n_files == 1 else inspect_folder(folder).example
+        for advice in (report.advice, report.advice.other):
+            if advice is not None and advice.cost is not None:
+                first_batch(executed(advice.python))
+                n_tried += 1
+    assert n_tried > 3
