@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # these modules import torch
     from ..tools.check import CheckReport
     from ..tools.inspect import ArrayReport, FileReport, FolderReport
     from ..tools.repack import RepackReport, StoredAs
+    from ..tools.sample_advice import SampleCost
     from ..tools.stats import ArrayStats, StatsReport
 
 MAX_NAME = 36  # characters of a name in a table
@@ -49,7 +50,9 @@ def file_text(report: FileReport, depth: int | None) -> Iterator[str]:
 def folder_text(report: FolderReport, depth: int | None) -> Iterator[str]:
     """Yield what ``inspect`` shows of several files."""
     n_files = len(report.paths)
-    rows = f"{report.n_rows:,} rows in files with the same arrays"
+    cost = report.example.advice.cost
+    rows = f"{report.n_rows:,} rows" if cost is None else _count(cost.n_samples, "sample")
+    rows = f"{rows} in files with the same arrays"
     yield f"{bold(f'{n_files:,} files')}  {bytes_text(report.n_bytes)}, {rows}"
     yield ""
     yield f"{report.n_alike:,} of {n_files:,} have the same arrays, for example {report.example.path}:"
@@ -130,11 +133,36 @@ def _advice(report: FileReport) -> Iterator[str]:
         yield f"{bold('integrity')}  {report.integrity}"
     if advice.datamodule is not None:
         names = safe(", ".join((*advice.x_keys, *advice.y_keys)))
-        yield paragraphs("in memory  ", [f"{bytes_text(advice.cached_bytes)} for all rows of {names}"])
+        what = "rows" if advice.cost is None else "steps"
+        yield paragraphs("in memory  ", [f"{bytes_text(advice.cached_bytes)} for all {what} of {names}"])
+    if (cost := advice.cost) is not None:
+        yield paragraphs("samples    ", [_cost_text(cost)])
     yield paragraphs("use        ", advice.reasons)
     if advice.datamodule is not None:
         yield ""
+        yield _lines(advice.python)
+    if advice.other is not None:
+        yield ""
+        yield paragraphs("unsure     ", [f"If that is wrong: {advice.other.reasons[0]}"])
+        yield ""
+        yield _lines(advice.other.python)
+    if advice.datamodule is not None:
+        yield ""
         yield advice.yaml
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(safe, text.split("\n")))
+
+
+def _cost_text(cost: SampleCost) -> str:
+    of_segments = f" of {_count(cost.n_segments, 'segment')}" if cost.n_segments else ""
+    chunks = "1 chunk" if cost.n_chunks == 1 else f"{cost.n_chunks:g} chunks" if cost.n_chunks else "no chunks"
+    plain, ordered = bytes_text(cost.bytes_decoded), bytes_text(cost.bytes_decoded_in_window_order)
+    return (
+        f"{_count(cost.n_samples, 'sample')}{of_segments}; one has {bytes_text(cost.n_bytes)} in {chunks}. Each "
+        f"takes {plain} of decoding in plain random order, {ordered} in the window order."
+    )
 
 
 def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
@@ -218,7 +246,7 @@ def stats_text(report: StatsReport) -> list[str]:
     text: list[str] = []
     for array in report.arrays:
         of_rows = "" if array.n_rows == report.n_rows_of_files else f" of {report.n_rows_of_files:,}"
-        shape = "x".join(map(str, array.row_shape)) or "1"
+        shape = "of several shapes," if array.row_shape is None else "x".join(map(str, array.row_shape)) or "1"
         head = f"{bold(array.key)}: {array.n_rows:,} rows{of_rows}{of_files}, each {shape} of {array.dtype}"
         text += [*([""] if text else []), head, table(_channel_rows(array))]
         if (hidden := array.mean.size - MAX_CHANNELS) > 0:

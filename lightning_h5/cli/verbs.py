@@ -234,12 +234,27 @@ def _stats_arguments(parser: argparse.ArgumentParser) -> None:
     add("--key", action="append", dest="keys", metavar="K", help="an array; repeatable (default: the input)")
     axis = "axis of a row with the channels: 0 for rows (C, ...), -1 for (..., C) (default: none)"
     add("--channel-axis", type=int, metavar="A", help=axis)
+    add("--sample", choices=("row", "segment"), help="what a sample is, as for data modules")
+    segments = "groups or other segments, as for data modules: 'data/*', or a mapping such as '{step_axis: 1}'"
+    add("--segments", type=_option, metavar="OPTION", help=segments)
+    add("--select", type=_option, metavar="OPTION", help="part of an array: '{fields: {1: [0, 3], 2: {stop: 720}}}'")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--rows", type=_range, metavar="START:STOP[:STEP]", help="rows to read, counted over all files")
+    of_rows = "rows to read, counted over all files; segments, if samples are made of these"
+    which.add_argument("--rows", type=_range, metavar="START:STOP[:STEP]", help=of_rows)
     which.add_argument("--split-file", metavar="FILE", help="read the rows of a split in this file of a data module")
     add("--split", choices=("train", "val", "test"), default="train", help="which split of that file (default: train)")
     add("--output", metavar="FILE", help="write the file that `normalize` of data modules and datasets reads")
     add("--force", action="store_true", help="replace an existing output")
+
+
+def _option(text: str) -> Any:
+    """Return an option as YAML has it: a name, or a mapping."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text) if text.lstrip().startswith("{") else text
+    except yaml.YAMLError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no mapping; write it as in YAML: '{{step_axis: 1}}'") from None
 
 
 def _range(text: str) -> range:
@@ -260,8 +275,21 @@ def _stats(options: argparse.Namespace) -> int:
         check_output(expand_user(options.output), paths, overwrite=options.force)  # fail before hours of reading
     rows = options.rows
     if options.split_file is not None:
+        if options.segments is not None or options.sample == "segment":
+            raise H5ValueError(
+                "--split-file names rows, and samples are made of segments. Pass --rows with their numbers."
+            )
         rows = _rows_of_split(options.split_file, options.split, paths, options.keys)
-    report = compute_stats(paths, options.keys, channel_axis=options.channel_axis, rows=rows, shows_progress=True)
+    report = compute_stats(
+        paths,
+        options.keys,
+        channel_axis=options.channel_axis,
+        rows=rows,
+        sample=options.sample,
+        segments=options.segments,
+        select=options.select,
+        shows_progress=True,
+    )
     text, failure = stats_text(report), None
     if options.output is not None:
         try:
@@ -333,6 +361,7 @@ VERBS = {
             "data.h5",
             "images.h5 --key images --channel-axis 0 --output stats.json",
             "'runs/*.h5' --key signal --split-file splits.json --output stats.json",
+            "demos.h5 --key obs/image --segments 'data/*' --channel-axis -1 --output stats.json",
         ),
         _stats_arguments,
         _stats,

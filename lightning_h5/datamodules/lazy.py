@@ -228,6 +228,11 @@ class KeyedH5DataModule(BaseH5DataModule):
                 field_names(keys, name)
         if self.x_key is None and self.y_key is not None:
             raise H5ValueError(f"y_key={self.y_key!r} was given without x_key. Pass both.")
+        if self.x_key is None and samples.segments.groups is not None:
+            raise H5ValueError(
+                f"segments.groups={samples.segments.groups!r} was given without x_key, and arrays of groups are not "
+                "guessed. Pass x_key, with names relative to a group; `lightning-h5 inspect FILE` suggests some."
+            )
         for dtype, name in ((samples.x_dtype, "x_dtype"), (samples.y_dtype, "y_dtype")):
             for one in dtype.values() if isinstance(dtype, dict) else [dtype]:
                 torch_dtype(one, name)

@@ -74,7 +74,8 @@ class Affine:
         row_shape: tuple[int, ...],
         work: np.dtype[Any],
     ) -> None:
-        self.mean, self.scale, self.work = mean, scale, work
+        self.mean, self.scale, self.work, self._row_shape = mean, scale, work, row_shape
+        self._others: dict[tuple[int, ...], Affine] = {}
         self._by_numpy = _constants(mean, scale, row_shape, work, LONG_LOOP)
         view, high, low, scale_of = _constants(mean, scale, row_shape, work, SHORT_LOOP)
         n_numbers, n_after = math.prod(row_shape), view[2] if len(view) == 3 else 0
@@ -84,6 +85,14 @@ class Affine:
         each = (high.size, n_after) if n_after else (high.size,)
         self._row_view = (n_numbers // max(1, math.prod(each)), *each)
         self._flat = high.ravel(), np.zeros(high.size, work) if low is None else low.ravel(), scale_of.ravel()
+
+    def of_shape(self, row_shape: tuple[int, ...]) -> Affine:
+        """Return what changes rows of another shape, to which mean and scale broadcast, in the same way."""
+        if row_shape == self._row_shape:
+            return self
+        if (other := self._others.get(row_shape)) is None:
+            other = self._others[row_shape] = Affine(self.mean, self.scale, row_shape, self.work)
+        return other
 
     @property
     def takes_at_once(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -176,7 +176,13 @@ def normalized(
         )
     # Statistics of arrays that are not loaded are ignored.
     plain = OpenOptions(files=options.files)
-    unknown = [name for name in stats if name not in loaded and not catalog.has(table.paths[0], [name], plain)]
+    group = "" if table.parts is None else f"{table.parts.names[0]}/"  # that names are relative to, or an array
+    unknown = [
+        name
+        for name in stats
+        if not (name in loaded or "@" in name or "*" in name)
+        and not any(catalog.has(table.paths[0], [key], plain) for key in (name, group + name))
+    ]
     if unknown or not found:
         raise H5ValueError(
             f"the statistics are of the fields {listing(stats)}; the data has "
@@ -188,7 +194,7 @@ def normalized(
             raise H5ValueError(
                 f"{fields.names[at]!r} is to be normalized, but {dtype} was requested. Pass a floating dtype."
             )
-        affines[at] = _affine(of_field, fields.names[at], arrays[at])
+        affines[at] = _affine(of_field, fields.names[at], [every[at] for every in table.layouts])
         stored = torch_dtype_of(arrays[at].dtype)
         dtypes[at] = dtype or (stored if stored.is_floating_point else torch.float32)
     numbers = {
@@ -200,30 +206,33 @@ def normalized(
     return replace(fields, asked=asked, affines=affines, normalization=digest)
 
 
-def _affine(stats: FieldStats, name: str, array: ArrayLayout) -> Affine:
+def _affine(stats: FieldStats, name: str, arrays: Sequence[ArrayLayout]) -> Affine:
     """Return what normalizes rows of a field.
 
     Raises:
         H5ValueError: the statistics are of other rows than these.
     """
-    shape, axis = array.row_shape, stats.channel_axis
+    shapes = {array.row_shape: array for array in arrays}
+    array, axis = arrays[0], stats.channel_axis
+    shape = array.row_shape
     if kind_of(array.dtype) != "number" or array.dtype.kind == "c":
         what = "of complex numbers" if array.dtype.kind == "c" else "text"
         raise H5ValueError(f"the statistics have {name!r}, which is {what} in {array.path!r}. Remove it from them.")
-    if stats.row_shape is not None and stats.row_shape != shape:
+    if stats.row_shape is not None and (others := [each for each in shapes if each != stats.row_shape]):
         raise H5ValueError(
-            f"the statistics of {name!r} were computed from rows of shape {stats.row_shape}; those of {array.path!r} "
-            f"have {shape}. Compute them from these files."
+            f"the statistics of {name!r} were computed from rows of shape {stats.row_shape}; those of "
+            f"{shapes[others[0]].path!r} have {others[0]}. Compute them from these files."
         )
     n_channels = stats.mean.size if stats.mean.ndim else 0
     wide = np.ones(len(shape), dtype=np.int64)
-    if n_channels:
-        there = shape[axis] if axis is not None and -len(shape) <= axis < len(shape) else "no such axis"
-        if there != n_channels:
+    for found, one in shapes.items() if n_channels else []:
+        there = found[axis] if axis is not None and -len(found) <= axis < len(found) else "no such axis"
+        if there != n_channels or len(found) != len(shape):
             raise H5ValueError(
                 f"the statistics of {name!r} are of {n_channels} channels along axis {axis} of a row; rows of "
-                f"{array.path!r} have the shape {shape}, {there} there. Compute them from these files."
+                f"{one.path!r} have the shape {found}, {there} there. Compute them from these files."
             )
+    if n_channels and axis is not None:
         wide[axis] = n_channels
     mean, std = (each.reshape(wide) if n_channels else each for each in (stats.mean, stats.std))
     with np.errstate(all="ignore"):

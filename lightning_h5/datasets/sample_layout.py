@@ -78,11 +78,12 @@ class FieldPlan:
 
     def finished(self, rows: npt.NDArray[Any], buffers: BufferPool) -> Column:
         """Return rows that were read as stored, normalized and cast; the array is the caller's own."""
-        if self.affine is not None and rows.dtype == self.affine.work:
-            self.affine(rows)
-        elif self.affine is not None:
-            stored, rows = rows, buffers.array(rows.shape, self.affine.work)
-            self.affine.take(stored, None, rows)
+        affine = None if self.affine is None else self.affine.of_shape(rows.shape[1:])
+        if affine is not None and rows.dtype == affine.work:
+            affine(rows)
+        elif affine is not None:
+            stored, rows = rows, buffers.array(rows.shape, affine.work)
+            affine.take(stored, None, rows)
         return self.cast(rows, buffers)
 
     def cast(self, rows: npt.NDArray[Any], buffers: BufferPool) -> Column:

@@ -221,10 +221,13 @@ class _Builder:
             self._cuts.append(dict(zip(self._value_keys, values, strict=True)))
         follows_from_rows = self._has_axis or bool(self._segments.cut_keys)
         fixed = [at for at, field in enumerate(self._fields) if follows_from_rows or not field.is_as_stored]
-        further = [len(cuts[self._segments.lengths]) for cuts in self._cuts] if self._segments.lengths else None
-        kinds, firsts = stored.kinds(n_fields, fixed, further)
+        cut = self._segments
+        n_values: list[int] | None = None  # of a field with a value for each segment
+        if cut.lengths is not None or cut.offsets is not None or cut.ends is not None:
+            n_values = [self._n_segments(stored, part) for part in range(len(stored.files))]
+        kinds, firsts = stored.kinds(n_fields, fixed, n_values)
         compatibility = Compatibility([field.asked for field in self._fields], of_one_row=False)
-        periods, n_values, lines, lengths = list[int](), list[int | None](), list[int](), list[list[int]]()
+        periods, lines, lengths = list[int](), list[int](), list[list[int]]()
         for part in firsts.tolist():
             arrays = tuple(stored.one(part, field) for field in range(n_fields))
             compatibility.check(arrays)
@@ -232,12 +235,12 @@ class _Builder:
             periods.append(period)
             lines.append(n_lines)
             lengths.append(each)
-            n_values.append(len(self._cuts[part][self._segments.lengths]) if self._segments.lengths else None)
         self._lines, self._lengths = np.array(lines)[kinds], np.array(lengths)[kinds]
         for field, one in enumerate(self._fields):
             if one.is_as_stored:
                 self._lengths[:, field] = stored.table.n_rows[:, field]
-        parts = DescribedParts(stored, tuple(range(n_fields)), tuple(self._fields), kinds, firsts, periods, n_values)
+        n_of_kinds = [None if n_values is None else n_values[part] for part in firsts.tolist()]
+        parts = DescribedParts(stored, tuple(range(n_fields)), tuple(self._fields), kinds, firsts, periods, n_of_kinds)
         parts.check_places()
         arrays = tuple(stored.one(0, field) for field in range(n_fields))
         names = None if self._names.pattern is None else Parts(stored.files, NamedParts(self._names, stored.stars))
@@ -252,6 +255,14 @@ class _Builder:
             ),
             step_places=tuple(field.step_place(array) for field, array in zip(self._fields, arrays, strict=True)),
         )
+
+    def _n_segments(self, stored: StoredParts, part: int) -> int:
+        """Return how many segments the rows of a part are cut into."""
+        at, field = next((at, field) for at, field in enumerate(self._fields) if field.step_axis is not None)
+        array = stored.one(part, at)
+        field.check_axes(array)
+        n_steps = field.length(array, field.step_axis or 0)
+        return len(firsts_in(self._segments, self._cuts[part], n_steps, array.path))
 
     def _stored(self) -> StoredParts:
         """Return the arrays of all parts."""

@@ -150,7 +150,7 @@ def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
         one = [name for name, shape in rows.items() if len(shape) == 1]
         if len(rows) == 1:
             return next(iter(rows)), None
-        if len(many) == len(one) == 1 and rows[many[0]][0] == rows[one[0]][0]:
+        if len(many) == len(one) == 1 and rows[many[0]][0] == rows[one[0]][0] and not _are_apart(many[0], one[0]):
             return many[0], one[0]
         first = list(shapes.items())[:40]
         described = "".join(f"\n  {name!r}: shape {shape}, {dtype_text(dtypes[name])}" for name, shape in first)
@@ -159,7 +159,21 @@ def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
             f"x_key was not given, and cannot be inferred from {path!r}; it has "
             f"{f'these arrays:{described}{more}' if arrays else 'no arrays'}\n"
             + _what_to_add([*many, *one], {name: shape[0] for name, shape in rows.items()})
+            + (
+                " If groups or arrays are a sample each (episodes, subjects, molecules), "
+                f"`lightning-h5 inspect {path}` shows the arguments to pass."
+            )
+            * (len(arrays) > 1)
         )
+
+
+def _are_apart(x: str, y: str) -> bool:
+    """Return whether two arrays seem to be of two samples, not two fields of one.
+
+    They have the same name in two groups, or their groups differ in a number.
+    """
+    (a, _, x_name), (b, _, y_name) = x.rpartition("/"), y.rpartition("/")
+    return a != b and (x_name == y_name or re.sub(r"\d+", "0", a) == re.sub(r"\d+", "0", b))
 
 
 def _is_text(name: str) -> bool:
@@ -170,5 +184,9 @@ def _what_to_add(names: list[str], n_rows: dict[str, int]) -> str:
     if not names:
         return "None of them holds rows of numbers to train from. Pass the path of another file."
     x = names[0]
-    y = [name for name in names[::-1] if name != x and n_rows[name] == n_rows[x] and not names_rows(name)]
+    y = [
+        name
+        for name in names[::-1]
+        if name != x and n_rows[name] == n_rows[x] and not names_rows(name) and not _are_apart(x, name)
+    ]
     return f"Choose one, for example x_key={x!r}" + (f", y_key={y[0]!r}." if y else ".")

@@ -26,10 +26,11 @@ from ..hdf5 import (
 )
 from ..readers import open_reader
 from ..sizes import bytes_text, parse_bytes
-from .config_yaml import yaml_of
+from .config_yaml import python_of, yaml_of
 
 if TYPE_CHECKING:
     from .inspect import Contents
+    from .sample_advice import SampleCost
 
 SHUFFLE_BYTES = parse_bytes("512 MiB", "shuffle_bytes")
 """What the data modules mix at a time by default."""
@@ -69,6 +70,9 @@ class Advice:
         cached_bytes: memory that all rows of these arrays take in the dtypes of ``settings``; ranks share it.
         reasons: a sentence for each choice.
         comments: those that belong in the configuration.
+        integrity: the least of these arrays, 0 to 3; None if there are none.
+        cost: what a sample costs; None if rows are samples.
+        other: what to use if the first reason is wrong; None if it is likely right.
     """
 
     datamodule: str | None
@@ -78,6 +82,14 @@ class Advice:
     cached_bytes: int = 0
     reasons: tuple[str, ...] = ()
     comments: tuple[str, ...] = ()
+    integrity: int | None = None
+    cost: SampleCost | None = None
+    other: Advice | None = None
+
+    @property
+    def python(self) -> str:
+        """The call of the data module."""
+        return python_of(self.datamodule or "", self.settings)
 
     @property
     def yaml(self) -> str:
@@ -134,6 +146,7 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
         cached_bytes=rows * row_bytes,
         reasons=tuple(reasons),
         comments=tuple(comments),
+        integrity=min(each.integrity for each in (*x, *y)),
     )
 
 
@@ -151,7 +164,7 @@ def suggest(
     """
     y_key = y[0].key if len(y) == 1 and not y[0].row_shape else None
     labels, groups = (None if key is None else read_column(files, key) for key in (y_key, group_key))
-    settings, why_dtypes = _suggest_dtypes(x, y, labels)
+    settings, why_dtypes = suggest_dtypes(x, y, labels)
     split, why_split = _suggest_split(n_rows, y_key, labels, group_key, groups)
     if split:
         settings["split"] = split if len(split) > 1 else split["val_fraction"]
@@ -182,7 +195,7 @@ def read_column(files: Sequence[str], key: str) -> npt.NDArray[Any] | None:
     return np.concatenate(parts) if parts else None
 
 
-def _suggest_dtypes(
+def suggest_dtypes(
     x: Sequence[ArrayLayout], y: Sequence[ArrayLayout], labels: Column
 ) -> tuple[dict[str, Any], list[str]]:
     """Return dtypes for a model in float32, if the arrays need them, and a sentence for each."""
@@ -295,27 +308,6 @@ def group_key_in(columns: Mapping[str, int], n_rows: int, taken: Sequence[str]) 
     return next((name for name in named if words_in(name) & GROUP_WORDS), None)
 
 
-def sample_setting(arrays: Sequence[ArrayLayout], rows_of_files: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
-    """Return ``sample``, if these files are refused without it, and why.
-
-    ``advise`` has no use for it: its target has one value a row, so that it takes no files that are refused.
-
-    Args:
-        arrays: input and target of one file.
-        rows_of_files: rows of each file.
-    """
-    from ..datasets import shape_of_images  # imports torch, see below
-
-    shape = shape_of_images(arrays, rows_of_files, len(rows_of_files))
-    if shape is None:
-        return {}, []
-    why = (
-        f"sample: row takes an index along axis 0 as a sample. All arrays have the shape {shape} in each file. If a "
-        "file is one image or volume, pass sample: segment instead."
-    )
-    return {"sample": "row"}, [why]
-
-
 def _choose(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[ArrayLayout], list[ArrayLayout]]:
     """Return input, target (if one stands out) and what else has as many rows."""
 
@@ -324,8 +316,8 @@ def _choose(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[Arr
 
     able = [array for array in layouts if not (array.members and names_rows(array.key))]
     x = max(able, key=size_as_input)  # if no row has many values, take the largest array
-    if words_in(x.key) & TARGET_WORDS:
-        instead = [a for a in able if a.n_rows == x.n_rows and not words_in(a.key) & TARGET_WORDS]
+    if _is_called_target(x.key):
+        instead = [a for a in able if a.n_rows == x.n_rows and not _is_called_target(a.key)]
         x = max((a for a in instead if not names_rows(a.key)), key=size_as_input, default=x)
     others = [array for array in layouts if array.n_rows == x.n_rows and array is not x]
     single = [a for a in others if not a.row_shape and not names_rows(a.key)]
@@ -335,6 +327,10 @@ def _choose(layouts: Sequence[ArrayLayout]) -> tuple[list[ArrayLayout], list[Arr
     if x.members and not x.row_shape:  # columns of a table
         xs = [a for a in layouts if a.name == x.name and a not in y and not a.row_shape and not names_rows(a.key)]
     return xs, y, [array for array in others if array not in (*xs, *y)]
+
+
+def _is_called_target(key: str) -> bool:
+    return any(words_in(part) & TARGET_WORDS for part in key.split("/"))
 
 
 def _names_target(key: str) -> bool:

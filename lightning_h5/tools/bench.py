@@ -26,9 +26,10 @@ from ..progress_bar import Progress, progress_bar
 from ..readers import is_pooled
 from ..sizes import bytes_text, whole
 from ..types import Keys, Paths
-from .advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, sample_setting, suggest, trained_row_bytes
+from .advice import MEMORY_SHARE, SHUFFLE_BYTES, group_key_in, suggest, trained_row_bytes
 from .config_yaml import yaml_of
 from .inspect import contents_of, inspect_file
+from .sample_advice import sample_setting
 
 NEARLY = 0.95  # of the fastest rate counts as equally fast: runs vary by as much
 
@@ -156,7 +157,13 @@ def bench_file(
         raise H5ValueError(f"y_key={y_key!r} was given without x_key. Pass both.")
     paths = expand_paths(path)
     if x_key is None:
-        advised = inspect_file(paths[0]).advice.settings
+        advice = inspect_file(paths[0]).advice
+        if advice.cost is not None:
+            raise H5ValueError(
+                f"x_key was not given, and {paths[0]!r} seems to hold segments or windows, which bench does not "
+                "measure (lightning-h5 inspect shows how to read it). Pass x_key to measure rows along axis 0."
+            )
+        advised = advice.settings
         x_key, y_key = (advised["x_key"], advised.get("y_key")) if advised else guess_keys(paths[0])
     with closing(LazyFileDataset(paths, x_key, y_key, sample="row")) as dataset:
         choices, comments = _choices(dataset, keys_in(x_key), keys_in(y_key), batch_size)

@@ -1,4 +1,4 @@
-"""YAML to paste: the arguments of a data module as a configuration of LightningCLI."""
+"""Settings to paste: the arguments of a data module as a call, and as a configuration of LightningCLI."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ import yaml
 
 from ..hdf5 import keys_in
 
-__all__ = ["yaml_of"]
+__all__ = ["python_of", "yaml_of"]
 
-OPTIONS = ("split", "shuffle", "files")  # arguments that have fields
+OPTIONS = ("split", "shuffle", "files", "segments", "window")  # arguments that have fields
+
+
+def python_of(datamodule: str, settings: Mapping[str, Any]) -> str:
+    """Return the call of a data module, a line for each argument."""
+    return "\n".join([f"{datamodule}(", *(f"    {name}={value!r}," for name, value in settings.items()), ")"])
 
 
 def yaml_of(datamodule: str, settings: Mapping[str, Any], comments: Sequence[str]) -> str:

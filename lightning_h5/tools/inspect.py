@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -30,6 +30,9 @@ from ..types import PathLike
 from .advice import Advice, advise
 from .check import same_arrays, same_looks
 from .check_file import Findings, look_of
+from .check_rows import Problem
+from .recognize_parts import FileLooks
+from .sample_advice import looks_of, with_samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +159,8 @@ def inspect_file(path: PathLike) -> FileReport:
     """
     path = expand_user(path)
     contents = contents_of(path)
-    return _report(path, contents, advise(path, contents, files=[path]))
+    advice = with_samples(advise(path, contents, files=[path]), path, [looks_of(path, contents.arrays)])
+    return _report(path, contents, advice)
 
 
 def contents_of(path: str) -> Contents:
@@ -170,13 +174,12 @@ def contents_of(path: str) -> Contents:
 
 
 def _report(path: str, contents: Contents, advice: Advice) -> FileReport:
-    levels = [contents.layouts[key].integrity for key in (*advice.x_keys, *advice.y_keys)]
     return FileReport(
         path=path,
         n_bytes=os.path.getsize(path),
         entries=contents.entries,
         arrays=contents.arrays,
-        integrity=f"level {min(levels)}: {INTEGRITY[min(levels)]}" if levels else None,
+        integrity=None if advice.integrity is None else f"level {advice.integrity}: {INTEGRITY[advice.integrity]}",
         advice=advice,
     )
 
@@ -192,34 +195,62 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
         H5FileError: no file matches, or none of the files can be read.
     """
     paths = expand_paths(path)
-    outliers: dict[str, str] = {}
+    broken: dict[str, str] = {}
     found: list[Findings] = []
+    looks: dict[str, FileLooks] = {}
     for each in with_bar(paths, "looking at files", shows_progress=shows_progress, unit="file"):
         try:
             arrays = contents_of(each).arrays
-            looks = {array.name: (look_of(array.dtype, array.shape), array.shape[0]) for array in arrays if array.shape}
-            found.append(Findings(path=each, arrays=looks))
         except H5FileError as error:
-            outliers[each] = f"{error}"
+            broken[each] = f"{error}"
+            continue
+        of_rows = {array.name: (look_of(array.dtype, array.shape), array.shape[0]) for array in arrays if array.shape}
+        found.append(Findings(path=each, arrays=of_rows))
+        looks[each] = looks_of(each, arrays)
     if not found:
-        raise H5FileError(f"none of {len(paths)} files can be read: {next(iter(outliers.values()))}")
-    for problem in (*same_arrays(found), *same_looks(found)):
-        outliers.setdefault(problem.file, f"{problem.array!r}: {problem.text}")
-    alike = [each for each in found if each.path not in outliers] or found[:1]
+        raise H5FileError(f"none of {len(paths)} files can be read: {next(iter(broken.values()))}")
     named = [os.fspath(each) for each in ([path] if isinstance(path, str | os.PathLike) else path)]
-    given, example, n_rows = named[0] if len(named) == 1 else named, contents_of(alike[0].path), 0
-    if x_keys := advise(given, example, files=[]).x_keys:
-        name = example.layouts[x_keys[0]].name.strip("/")  # name of the table, if these are members
-        n_rows = sum(each.arrays[name][1] for each in alike if name in each.arrays)
-    advice = advise(given, example, files=[each.path for each in alike], n_rows=n_rows)
+    given = named[0] if len(named) == 1 else named
+    lacking = _texts(same_arrays(found))
+    different = _texts([*same_arrays(found), *same_looks(found)])
+    alike = [each for each in found if each.path not in different] or found[:1]
+    rows, n_rows = _advice_on_rows(given, alike)
+    outliers = different
+    # Segments may have rows of any shape; groups that are segments may have other names in each file.
+    for files, others in ((found, {}), ([each for each in found if each.path not in lacking], lacking)):
+        advice = with_samples(rows, given, [looks[each.path] for each in files]) if files else rows
+        is_free = any("*" in f"{each}" for each in (advice.x_keys, advice.settings.get("segments")))
+        if advice.cost is not None and (others is lacking or is_free):
+            alike, outliers = files, others
+            break
+    else:
+        advice = rows
+    outliers = broken | outliers
     return FolderReport(
         paths=tuple(paths),
         n_bytes=sum(os.path.getsize(each) for each in paths if os.path.exists(each)),
         n_rows=n_rows,
-        example=_report(alike[0].path, example, advice),
+        example=_report(alike[0].path, contents_of(alike[0].path), advice),
         n_alike=len(alike),
         outliers={each: outliers[each] for each in paths if each in outliers},
     )
+
+
+def _texts(problems: Iterable[Problem]) -> dict[str, str]:
+    """Return the first problem of each file, as text."""
+    found: dict[str, str] = {}
+    for problem in problems:
+        found.setdefault(problem.file, f"{problem.array!r}: {problem.text}")
+    return found
+
+
+def _advice_on_rows(given: str | list[str], alike: Sequence[Findings]) -> tuple[Advice, int]:
+    """Return what to train files with the same arrays with if rows are samples, and the number of these."""
+    example, n_rows = contents_of(alike[0].path), 0
+    if x_keys := advise(given, example, files=[]).x_keys:
+        name = example.layouts[x_keys[0]].name.strip("/")  # name of the table, if these are members
+        n_rows = sum(each.arrays[name][1] for each in alike if name in each.arrays)
+    return advise(given, example, files=[each.path for each in alike], n_rows=n_rows), n_rows
 
 
 def _describe(

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..counters import Counters
-from ..datasets import FieldStats, write_stats
+from ..datasets import FieldStats, SampleOptions, WholeSegments, write_stats
 from ..datasets.catalog import Catalog
 from ..datasets.compatibility import Asked
 from ..datasets.row_table import RowTable
+from ..datasets.segment_fields import SampleKind, Select
+from ..datasets.segment_splits import SegmentChoice
+from ..datasets.segment_tables import segment_table
+from ..datasets.segments import Places
 from ..errors import H5KeyError, H5ValueError, listing
 from ..hdf5 import (
     ArrayLayout,
@@ -29,13 +29,18 @@ from ..hdf5 import (
     list_arrays,
     open_h5,
 )
-from ..options import FileOptions
+from ..options import FileOptions, SegmentOptions
 from ..order.shards import Rows
 from ..progress_bar import progress_bar
-from ..readers import BulkTask, bulk_tasks, do_tasks, first_places, open_source, usable_cores
-from ..types import IntArray, PathLike, Paths
+from ..readers import (
+    BulkTask,
+    do_tasks,
+    usable_cores,
+)
+from ..types import IntArray, Keys, PathLike, Paths
 from .repack import check_output
-from .running_stats import RunningStats, empty_stats, merge_stats, stats_of
+from .running_stats import empty_stats
+from .stats_tasks import MAX_BYTES, InOrder, rows_by_part, tasks_of
 
 ChannelAxis: TypeAlias = int | Mapping[str, int | None] | None
 """The axis of a row that has the channels, or that for each array; None takes all values of a row together."""
@@ -43,10 +48,6 @@ ChannelAxis: TypeAlias = int | Mapping[str, int | None] | None
 RowsLike: TypeAlias = Any
 """Numbers of rows, or a mask, as whatever NumPy makes an array of; None for all rows."""
 
-BLOCK_VALUES = 1 << 17  # processed at a time: 1 MiB as float64, which fits a core's cache
-MIN_BLOCK = 16  # minimum rows of a block, unless these have more than 16 times BLOCK_VALUES values
-RUN_BYTES = 1 << 20  # bytes read together in arrays without chunks
-MAX_BYTES = 1 << 30  # bytes for which tasks are created at a time; rows that share chunks are split at this size
 MAX_TASKS = 1 << 10  # created at a time
 
 
@@ -60,9 +61,9 @@ class ArrayStats:
     Attributes:
         key: the array.
         dtype: of its values, as read.
-        row_shape: shape of a row.
+        row_shape: shape of a row, or of a step, without the axis of steps; None if there are several.
         channel_axis: axis of a row that has the channels, from 0; None if all values were taken together.
-        n_rows: rows that were read.
+        n_rows: rows, or steps, that were read.
         n_values: finite values.
         n_nan: values that are NaN.
         n_infinite: infinite values.
@@ -74,7 +75,7 @@ class ArrayStats:
 
     key: str
     dtype: str
-    row_shape: tuple[int, ...]
+    row_shape: tuple[int, ...] | None
     channel_axis: int | None
     n_rows: int
     n_values: npt.NDArray[np.int64]
@@ -92,7 +93,7 @@ class StatsReport:
 
     Attributes:
         files: that were read, in this order.
-        n_rows_of_files: rows of all files; ``ArrayStats.n_rows`` has how many were read.
+        n_rows_of_files: rows, or steps, of all files; ``ArrayStats.n_rows`` has how many were read.
         arrays: one entry for each array.
     """
 
@@ -132,10 +133,13 @@ class StatsReport:
 
 def compute_stats(
     path: Paths,
-    keys: str | Sequence[str] | None = None,
+    keys: Keys | None = None,
     *,
     channel_axis: ChannelAxis = None,
     rows: RowsLike = None,
+    sample: SampleKind | None = None,
+    segments: str | SegmentOptions | Mapping[str, Any] | None = None,
+    select: Select | None = None,
     allow_external: bool = False,
     shows_progress: bool = False,
 ) -> StatsReport:
@@ -147,13 +151,21 @@ def compute_stats(
 
     Normalize with the statistics of the training rows alone: pass their numbers as ``rows``, or their files.
 
+    Pass ``sample``, ``segments`` and ``select`` as to the data module. Each step counts once, whatever windows there
+    are; an array without steps, or an attribute, counts once for each of its values.
+
     Args:
         path: a file, a glob, a directory, or a list of these.
-        keys: the arrays; None infers the input if exactly one array qualifies.
-        channel_axis: the axis of a row (without that of the rows) that has the channels, which then have statistics of
-            their own; or that of each array, by key. Arrays with one value a row have none. None, the default, takes
-            all values together: a file does not declare what an axis means.
-        rows: numbers of rows, each once in any order, or a mask; counted over all files. None takes all.
+        keys: the arrays, or a mapping from their names in a sample; None infers the input if exactly one array
+            qualifies.
+        channel_axis: the axis of a row (without that of the rows, or steps) that has the channels, which then have
+            statistics of their own; or that of each array, by key. Arrays with one value a row have none. None, the
+            default, takes all values together: a file does not declare what an axis means.
+        rows: numbers of rows, each once in any order, or a mask; counted over all files. Of segments, if samples are
+            made of these. None takes all.
+        sample: what a sample is, as for data modules.
+        segments: which steps belong together, as for data modules.
+        select: the part of an array to read, as for data modules.
         allow_external: follow links out of the files.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
@@ -171,18 +183,32 @@ def compute_stats(
             f"channel_axis names {listing(unknown)}; the arrays are {listing(names)}. Name one of these."
         )
     options = OpenOptions(files=FileOptions(allow_external=allow_external))
-    catalog = Catalog(names)
-    tables = [catalog.table(paths, [Asked(key=key)], options) for key in names]
-    wanted = [_ascending(rows, table.n_rows, key) for key, table in zip(names, tables, strict=True)]
-    axes = [_axis(table.layouts[0][0], channel_axis) for table in tables]
+    given = SampleOptions.parse("segment" if sample == "window" else sample, segments, None, select)
+    wanted: list[Rows | list[IntArray] | None]
+    if given.needs_segments(names):
+        of_sample = names if keys is None else field_names(keys, "keys").names
+        whole = segment_table(
+            Catalog(), paths, [Asked(key=key) for key in names], of_sample, options, given, SegmentChoice()
+        )
+        tables = [whole.with_fields([at]) for at in range(len(names))]
+        wanted = [None if rows is None else _rows_of_segments(rows, table, table.layouts[0][0].key) for table in tables]
+    else:
+        catalog = Catalog(names)
+        tables = [catalog.table(paths, [Asked(key=key)], options) for key in names]
+        wanted = [_ascending(rows, table.n_rows, f"{key!r}") for key, table in zip(names, tables, strict=True)]
+    axes = [
+        _axis([arrays[0] for arrays in table.layouts], channel_axis, key)
+        for key, table in zip(names, tables, strict=True)
+    ]
     arrays = tuple(
-        _stats_of(table, options, some, axis, shows_progress=shows_progress)
-        for table, some, axis in zip(tables, wanted, axes, strict=True)
+        _stats_of(key, table, options, some, axis, shows_progress=shows_progress)
+        for key, table, some, axis in zip(names, tables, wanted, axes, strict=True)
     )
-    return StatsReport(files=paths, n_rows_of_files=tables[0].n_rows, arrays=arrays)
+    n_rows = sum(array.n_rows for (array,) in tables[0].layouts)
+    return StatsReport(files=paths, n_rows_of_files=n_rows, arrays=arrays)
 
 
-def named_keys(paths: Sequence[str], keys: str | Sequence[str] | None) -> tuple[str, ...]:
+def named_keys(paths: Sequence[str], keys: Keys | None) -> tuple[str, ...]:
     """Return the arrays that are meant.
 
     Args:
@@ -208,15 +234,16 @@ def named_keys(paths: Sequence[str], keys: str | Sequence[str] | None) -> tuple[
         ) from error
 
 
-def _axis(layout: ArrayLayout, given: ChannelAxis) -> int | None:
+def _axis(layouts: Sequence[ArrayLayout], given: ChannelAxis, key: str) -> int | None:
     """Return the axis of a row that has the channels, from 0."""
+    layout = layouts[0]
     if kind_of(layout.dtype) != "number" or layout.dtype.kind == "c":
         what = "complex numbers" if layout.dtype.kind == "c" else kind_of(layout.dtype)
         raise H5ValueError(
             f"{layout.key!r} in {layout.path!r} holds {what} (dtype {layout.stored}), and statistics need real "
             "numbers. Name an array of real numbers."
         )
-    axis = given.get(layout.key) if isinstance(given, Mapping) else given
+    axis = given.get(key) if isinstance(given, Mapping) else given
     n_axes = len(layout.row_shape)
     if axis is None or n_axes == 0:
         return None
@@ -225,7 +252,26 @@ def _axis(layout: ArrayLayout, given: ChannelAxis) -> int | None:
             f"channel_axis={axis} was given for {layout.key!r}, whose rows have the shape {layout.row_shape}. Pass an "
             f"axis of a row, 0 to {n_axes - 1}, or None for all values together."
         )
+    for other in layouts:
+        if len(other.row_shape) != n_axes or other.row_shape[axis] != layout.row_shape[axis]:
+            raise H5ValueError(
+                f"channel_axis={axis} was given for {key!r}, whose rows have the shape {layout.row_shape} in "
+                f"{layout.path!r} and {other.row_shape} in {other.path!r}. Pass an axis along which all have one "
+                "length, or None for all values together."
+            )
     return axis % n_axes
+
+
+def _rows_of_segments(rows: RowsLike, table: RowTable, key: str) -> list[IntArray]:
+    """Return the rows, of each part, that some segments have."""
+    assert table.sampling is not None, "samples are rows"
+    segments = table.sampling.segments
+    numbers = np.arange(len(segments))[_ascending(rows, len(segments), f"{key!r} (in segments)")]
+    found = WholeSegments(segments).rows(Places(numbers, np.zeros(len(numbers), np.int64)))[0].rows
+    has_steps = table.has_steps[0]
+    parts, local = table.locate(found) if has_steps else table.locate_values(0, found)
+    own = table.own_rows(0, parts, local) if has_steps else local
+    return [np.unique(own[parts == part]) for part in range(len(table.layouts))]
 
 
 def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
@@ -239,32 +285,37 @@ def _ascending(rows: RowsLike, n_rows: int, key: str) -> Rows:
         return np.flatnonzero(given)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise H5ValueError(
-            f"rows has the shape {given.shape} and the dtype {given.dtype}, and {key!r} has {n_rows} rows. Pass "
+            f"rows has the shape {given.shape} and the dtype {given.dtype}, and {key} has {n_rows} rows. Pass "
             f"numbers of rows, or a mask of the shape ({n_rows},)."
         )
     ordered: IntArray = np.sort(given).astype(np.int64)
     if len(wrong := ordered[(ordered < 0) | (ordered >= n_rows)]):
         wanted = wrong[0] if wrong[0] < 0 else wrong[-1]
         raise H5ValueError(
-            f"row {wanted} is out of range for {key!r}, which has {n_rows} rows. Pass rows of these files."
+            f"row {wanted} is out of range for {key}, which has {n_rows} rows. Pass rows of these files."
         )
     if (np.diff(ordered) == 0).any():
-        raise H5ValueError(f"rows has {len(ordered)} rows of {key!r}, some of them twice. Pass each once.")
+        raise H5ValueError(f"rows has {len(ordered)} rows of {key}, some of them twice. Pass each once.")
     return ordered
 
 
 def _stats_of(
-    table: RowTable, options: OpenOptions, rows: Rows, axis: int | None, *, shows_progress: bool
+    key: str,
+    table: RowTable,
+    options: OpenOptions,
+    wanted: Rows | list[IntArray] | None,
+    axis: int | None,
+    *,
+    shows_progress: bool,
 ) -> ArrayStats:
-    layout = table.layouts[0][0]  # dtype and row shape are the same in all files
-    shape = layout.row_shape
-    n_channels = 1 if axis is None else shape[axis]
-    n_after = 1 if axis is None else math.prod(shape[axis + 1 :])
-    sums = _InOrder((-1, n_channels, n_after), empty_stats(n_channels, layout.dtype))
-    what = f"statistics of {layout.key!r}"
-    with progress_bar(len(rows) * layout.row_bytes, what, shows_progress=shows_progress) as bar:
+    layout = table.layouts[0][0]  # the dtype is the same in all files
+    shapes = {array.row_shape for (array,) in table.layouts}
+    sums = InOrder(axis, empty_stats(1 if axis is None else layout.row_shape[axis], layout.dtype))
+    rows = rows_by_part(table, wanted)
+    n_bytes = sum(len(some) * array.row_bytes for some, (array,) in zip(rows, table.layouts, strict=True))
+    with progress_bar(n_bytes, f"statistics of {key!r}", shows_progress=shows_progress) as bar:
         tasks: list[BulkTask] = []
-        for more in _tasks(table, options, rows, sums):
+        for more in tasks_of(table, options, rows, sums):
             tasks += more
             if len(tasks) >= MAX_TASKS or sum(task.n_decoded for task in tasks) >= MAX_BYTES:
                 do_tasks(tasks, usable_cores(), bar.update)
@@ -282,11 +333,11 @@ def _stats_of(
         return shaped(np.where(is_none, np.nan, values) if is_none.any() else values)
 
     return ArrayStats(
-        key=layout.key,
+        key=key,
         dtype=str(layout.dtype),
-        row_shape=shape,
+        row_shape=layout.row_shape if len(shapes) == 1 else None,
         channel_axis=axis,
-        n_rows=len(rows),
+        n_rows=sum(map(len, rows)),
         n_values=shaped(total.n),
         n_nan=shaped(total.n_nan),
         n_infinite=shaped(total.n_infinite),
@@ -295,54 +346,6 @@ def _stats_of(
         min=known(total.least),
         max=known(total.largest),
     )
-
-
-class _InOrder:
-    """A ``BulkTarget`` that sums up rows, and merges the sums in the order of the rows, whenever they come.
-
-    Which rows make a block follows from how they are stored alone, not from the number of threads.
-    """
-
-    array: npt.NDArray[Any] | None = None
-
-    def __init__(self, view: tuple[int, int, int], nothing: RunningStats) -> None:
-        self._view, self.result = view, nothing
-        self._lock = threading.Lock()
-        self._next = 0
-        self._early: dict[int, tuple[int, RunningStats]] = {}  # results of rows after others that are still in progress
-
-    def put(self, start: int, rows: npt.NDArray[Any]) -> None:
-        """See ``BulkTarget.put``."""
-        values = rows.reshape(self._view)
-        n_each = max(1, values.shape[1] * values.shape[2])
-        # Merging takes as long as a few rows: a block has enough of them if they are not too large.
-        step = max(1, BLOCK_VALUES // n_each, min(MIN_BLOCK, MIN_BLOCK * BLOCK_VALUES // n_each))
-        done = stats_of(values[:step])
-        for at in range(step, len(values), step):
-            done = merge_stats(done, stats_of(values[at : at + step]))
-        with self._lock:
-            self._early[start] = start + len(rows), done
-            while self._next in self._early:
-                self._next, ready = self._early.pop(self._next)
-                self.result = merge_stats(self.result, ready)
-
-
-def _tasks(table: RowTable, options: OpenOptions, rows: Rows, target: _InOrder) -> Iterator[list[BulkTask]]:
-    """Yield tasks for some rows at a time: those of a terabyte would take memory themselves."""
-    counters = Counters()
-    for at, (layout,) in enumerate(table.layouts):
-        low, high = table.starts[at : at + 2].tolist()
-        first, stop = first_places(rows, np.array([low, high])).tolist()
-        some = rows[first:stop]
-        own = range(some.start - low, some.stop - low, some.step) if isinstance(some, range) else some - low
-        row_bytes = max(1, layout.row_bytes)
-        source = open_source(layout, options, max(1, RUN_BYTES // row_bytes), counters)
-        step = max(1, MAX_BYTES // row_bytes)
-        if step > source.rows_per_block:  # otherwise rows that share chunks do not fit, and are read repeatedly
-            step = step // source.rows_per_block * source.rows_per_block
-        places = first_places(own, np.arange(0, layout.n_rows + step, step)).tolist()
-        for start, end in pairwise(places):
-            yield bulk_tasks(source, layout, own[start:end], target, first + start)
 
 
 def _ensure_usable(array: ArrayStats) -> None:

@@ -120,6 +120,22 @@ def test_a_regression_on_normalised_signals_is_far_better_than_the_mean(run, tmp
     np.testing.assert_allclose(np.array(printed, dtype="f8"), expected, atol=0.06)
 
 
+@pytest.mark.wide
+def test_actions_of_held_out_episodes_are_predicted_from_two_images(run):
+    error, still = re.search(r"held-out episodes: ([\d.]+); of standing still: ([\d.]+)", run("episodes.py")).groups()
+    assert float(error) < float(still) / 4
+
+
+@pytest.mark.wide
+def test_windows_of_eeg_tell_closed_eyes_of_other_subjects(run, tmp_path):
+    out = run("eeg.py")
+    assert number(r"accuracy for other subjects: ([\d.]+)", out) > 0.9
+    assert number(r"always saying the same: ([\d.]+)", out) < 0.7
+    with h5py.File(tmp_path / "eeg.h5") as file:
+        n_steps = sum(file[f"{name}/eeg"].shape[1] for name in file["splits/train"].asstr())
+    assert number(r"(\d+) steps of 12 training subjects", out) == n_steps
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_features_lie_at_their_rows(run, ranks, tmp_path):
     out = run("features.py", "--ranks", str(ranks), world_size=ranks)

@@ -1,0 +1,351 @@
+"""What a sample of groups or files may be that are a segment each, from names, shapes and dtypes."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..errors import listing
+from ..hdf5 import keys_in, words_in
+
+__all__ = [
+    "ACTIONS",
+    "LONGER",
+    "MAX_CHANNELS",
+    "MAX_STEPS",
+    "SERIES",
+    "TARGETS",
+    "TIMES",
+    "FileLooks",
+    "Guess",
+    "Look",
+    "Parts",
+    "Reader",
+    "Settings",
+]
+
+ACTIONS = {"action", "control", "command"}
+BAGS = {"feature", "feat", "coord", "embedding", "token", "point", "hit", "particle", "node"}
+SERIES = {"eeg", "ecg", "emg", "meg", "lfp", "signal", "waveform", "audio", "wave", "strain", "trace", "sensor"}
+RATES = {"fs", "rate", "freq", "sfreq", "rsfreq", "dx", "dt", "delta", "hz", "conversion"}
+TIMES = {"time", "t", "timestamp", "datetime"}
+TARGETS = {"label", "target", "y", "class", "annotation", "segmentation"}
+
+PERSON = r"((?:patient|subject|subj|sub|case)[-_]?\w*?\d+)"
+YEAR = re.compile(r"(19|20)\d\d")
+
+MAX_CONSTANT = 1024  # values of an array without steps, if a step has fewer
+MAX_PIXEL = 4  # values of a pixel, on the last axis
+MAX_FIELDS, MAX_ATTRIBUTES, N_ACTIONS, MAX_STEPS = 12, 6, 8, 256
+MAX_CHANNELS, LONGER = 512, 8  # an axis of channels, and how much longer the axis of time is if nothing else tells
+
+Settings: TypeAlias = dict[str, Any]
+
+
+class Look(NamedTuple):
+    """How an array looks: its shape, and its dtype in words."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def n_values(self) -> int:
+        """Number of values."""
+        return int(np.prod(self.shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileLooks:
+    """The arrays of a file, or of a group in it, by name."""
+
+    path: str
+    group: str = ""
+    arrays: Mapping[str, Look]
+
+    @property
+    def name(self) -> str:
+        """Name of the segment that it may be."""
+        return self.group or re.split(r"[\\/]", self.path)[-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guess:
+    """A way to read files.
+
+    Attributes:
+        settings: arguments of a data module; none if rows are samples, None if nothing fits.
+        why: a sentence.
+        is_sure: whether no other way is likely.
+    """
+
+    settings: Settings | None
+    why: str
+    is_sure: bool = True
+
+
+class Reader(NamedTuple):
+    """What a rule may look up.
+
+    Attributes:
+        values: returns all values of a column of the first file; None if it cannot be read.
+        attributes: returns the attributes of some parts that have one number or text, by name, for each part.
+    """
+
+    values: Callable[[str], Any]
+    attributes: Callable[[Sequence[FileLooks], Sequence[str]], dict[str, list[Any]]]
+
+
+class Parts:
+    """Parts with the same arrays, each a segment."""
+
+    def __init__(self, parts: Sequence[FileLooks], reader: Reader, segments: Settings) -> None:
+        self.parts, self.reader, self.segments = parts, reader, segments
+        names = [name for name, look in parts[0].arrays.items() if look.shape and not look.dtype.startswith("text")]
+        names = [name for name in names if not name.startswith("next_")]
+        shapes = {name: [part.arrays[name].shape for part in parts if name in part.arrays] for name in names}
+        self.shapes = {
+            name: each
+            for name, each in shapes.items()
+            if len(each) == len(parts) and len(set(map(len, each))) == 1 and all(map(all, each))
+        }
+        if not self.shapes:
+            return
+        self.main = max(
+            self.shapes,
+            key=lambda name: (len(self.shapes[name][0]) > 1, not words_in(name) & TARGETS, self._n_values(name)),
+        )
+        attributes = reader.attributes(parts, [self.main])
+        self.attributes = {name: each for name, each in attributes.items() if len(set(each)) > 1}
+        self.has_rate = any(words_in(name.rpartition("@")[2]) & RATES for name in attributes)
+        self.words = set[str]().union(*(words_in(name) for name in self.shapes))
+        self.step_axis, self.axis_is_sure = self._step_axis()
+
+    def _n_values(self, name: str) -> int:
+        return sum(int(np.prod(shape)) for shape in self.shapes[name])
+
+    def _lengths(self, name: str, axis: int) -> list[int]:
+        return [shape[axis] for shape in self.shapes[name]]
+
+    def _is_fixed(self, name: str, axis: int) -> bool:
+        return len(set(self._lengths(name, axis))) == 1
+
+    def _step_axis(self) -> tuple[int, bool]:
+        """Return the axis of the steps, and whether that is sure."""
+        shapes = self.shapes[self.main]
+        if len(shapes[0]) != 2:
+            return 0, True
+        is_wide = all(LONGER * a <= b and a <= MAX_CHANNELS for a, b in shapes)
+        if not self._is_fixed(self.main, 0) or len(self.parts) == 1 or self.words & ACTIONS:
+            return 0, True
+        if not self._is_fixed(self.main, 1) and all(a < b for a, b in shapes):
+            return 1, True
+        if is_wide:
+            return 1, self.has_rate or bool(words_in(self.main) & SERIES)
+        return 0, True
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Steps of each part."""
+        return self._lengths(self.main, self.step_axis)
+
+    @cached_property
+    def steps(self) -> dict[str, int]:
+        """The fields with steps, and the axis of these: of the same number, or one more or less than actions."""
+        found, most = {}, 1 if self.words & ACTIONS else 0
+        for name, shapes in self.shapes.items():
+            axes = [self.step_axis, 0] if len(shapes[0]) == 2 else [0]
+            for axis in axes:
+                apart = np.subtract(self._lengths(name, axis), self.lengths)
+                if abs(apart).max() <= most and len(set(apart.tolist())) == 1 and (self.parts[1:] or not apart.any()):
+                    found[name] = axis
+                    break
+        return found
+
+    @cached_property
+    def is_ragged(self) -> bool:
+        """Whether rows have several shapes."""
+        axes = [axis for axis in range(len(self.shapes[self.main][0])) if axis != self.step_axis]
+        return not all(self._is_fixed(self.main, axis) for axis in axes)
+
+    @cached_property
+    def is_image(self) -> bool:
+        """Whether all arrays have the shape of the main one, but for channels: an image or volume, and its masks."""
+        pixels = {tuple(map(_pixels, shapes)) for shapes in self.shapes.values()}
+        return len(pixels) == 1
+
+    @property
+    def are_segments(self) -> bool:
+        """Whether files are segments, and not rows: these have one shape, and often one value a row."""
+        if len(self.parts) < 2 or not self.shapes:
+            return False
+        steps = self.steps
+        columns = [name for name, axis in steps.items() if len(self.shapes[name][0]) == 1 and axis == 0]
+        if len(self.shapes[self.main][0]) == 1:
+            return self.has_rate or (len(set(self.lengths)) > 1 and not self._target)
+        usual = Counter(shape[1:] for shape in self.shapes[self.main]).most_common(1)[0][1]
+        has_one_length = len(set(self.lengths)) == 1
+        are_rows = columns or has_one_length or (len(self.shapes) == 1 and len(self.shapes[self.main][0]) == 2)
+        if self.is_ragged and are_rows and 2 * usual + has_one_length > len(self.parts):
+            return False  # rows, and files that differ from most
+        is_square = self.is_image and len(self.shapes) > 1 and len(self.shapes[self.main][0]) in (2, 3)
+        if self.words & ACTIONS or self.is_ragged or self.step_axis or (is_square and self._looks_square):
+            return True
+        return not columns and (len(set(self.lengths)) > 1 or self._are_dated)
+
+    @property
+    def _are_dated(self) -> bool:
+        return all(YEAR.search(part.name) for part in self.parts) and len(self.shapes[self.main][0]) > 2
+
+    @property
+    def _looks_square(self) -> bool:
+        return all(min(shape[:2]) > 1 and max(shape[:2]) <= 4 * min(shape[:2]) for shape in self.shapes[self.main])
+
+    @cached_property
+    def _target(self) -> str | None:
+        named = [name for name in self.shapes if words_in(name) & TARGETS and name != self.main]
+        return named[0] if len(named) == 1 else None
+
+    def guesses(self) -> list[Guess]:
+        """Return what a sample may be."""
+        return [replace(one, why=f"{one.why}{self._unused(one)}") for one in self._guesses()] if self.shapes else []
+
+    def _unused(self, guess: Guess) -> str:
+        settings = guess.settings or {}
+        used = keys_in(settings.get("x_key"), settings.get("y_key"))
+        unused = [name for name, look in self.parts[0].arrays.items() if name not in used and look.dtype[:4] != "text"]
+        return f" Not used: {listing(unused, 4)}." if unused else ""
+
+    def _guesses(self) -> list[Guess]:
+        row_settings = self._fields(sample="row")
+        rows = Guess(settings=row_settings, why="Each step is a sample.")
+        if self.is_ragged and not self.words & ACTIONS:
+            n_axes = len(self.shapes[self.main][0])
+            collate = "list" if n_axes > 3 else "pad"
+            others = [name for name in self.steps if name != self.main]
+            shared = [name for name in others if len(self.shapes[name][0]) != n_axes or not self.is_image]
+            if shared and not self.is_image:
+                why = f"{self.main!r} has rows of several shapes, as many as {shared[0]!r}: each row is a sample."
+                return [Guess(settings=self._fields(sample="row", collate_fn=collate), why=why)]
+            why = f"{self.main!r} has several shapes, along more than one axis: all of it is a sample."
+            whole = Guess(settings=self._fields(sample="segment", collate_fn="list"), why=why)
+            if n_axes > 2 and not others:
+                by_row = replace(rows, settings=row_settings | {"collate_fn": collate})
+                return [replace(whole, is_sure=False), by_row]
+            return [whole]
+        are_images = self.is_image and len(self.shapes) > 1 and self._looks_square
+        if not self.segments and are_images and not (self.words & ACTIONS or self.has_rate):
+            why = "All arrays have one shape: each file may be one image or volume."
+            return [Guess(settings=self._fields(sample="segment"), why=why, is_sure=False), rows]
+        whole = Guess(settings=self._fields(sample="segment", collate_fn="pad"), why="A sample is all of a segment.")
+        ragged = {"collate_fn": "pad"} if self.is_ragged else {}
+        windows = Guess(settings=self._fields(window=self._window(), **ragged), why=self._why_window())
+        if self.words & ACTIONS and not self.step_axis:
+            return [windows]
+        label = self._target if self._target in self.steps and set(self.segments) <= {"groups"} else None
+        has_values = label is not None and len(self.shapes[label][0]) == 1 < len(self.shapes[self.main][0])
+        if has_values and self.step_axis == 0 and not self.words & BAGS:
+            labeled = replace(rows, why=f"{label!r} has one value for each step, which is a sample then.")
+            is_sure = len(self.shapes[self.main][0]) > 2
+            return [replace(labeled, is_sure=is_sure), *([] if is_sure else [whole])]
+        if self.words & BAGS and not self.step_axis:
+            bag = next(name for name in (self.main, *self.shapes) if words_in(name) & BAGS)
+            why = f"{bag!r} is a set of any number of rows: a sample is all of it."
+            return [replace(whole, why=why), *([] if self.segments else [rows])]
+        is_series = self.has_rate or bool(words_in(self.main) & SERIES) or self.step_axis == 1
+        is_simulation = len(self.shapes[self.main][0]) > 2 and any(min(s[1:3]) > 1 for s in self.shapes[self.main])
+        if is_series or is_simulation:
+            return [replace(windows, is_sure=self.axis_is_sure), *([] if self.axis_is_sure else [whole])]
+        return [replace(whole, is_sure=False), windows if self.segments else rows]
+
+    def _window(self) -> Any:
+        if self.words & ACTIONS:
+            steps = {name: [0, N_ACTIONS] if words_in(name) & ACTIONS else 0 for name in self._names(self.steps)}
+            return {"steps": steps, "pad": "edge"}
+        if len(self.shapes[self.main][0]) > 2:
+            return [0, min(2, *self.lengths)]
+        return max(1, min(MAX_STEPS, int(np.percentile(self.lengths, 25, method="lower"))))
+
+    def _why_window(self) -> str:
+        parts = []
+        if self.step_axis:
+            n = self.shapes[self.main][0][0]
+            sizes = self._lengths(self.main, 1)
+            many = f"{min(sizes):,} to {max(sizes):,}" if len(set(sizes)) > 1 else f"{sizes[0]:,}"
+            parts.append(f"{self.main!r} has {n} along axis 0 in each and {many} along axis 1, the axis of time.")
+        elif len(self.parts) > 1 and self._are_dated:
+            parts.append("Files are named by year: rows are steps in time.")
+        elif len(set(self.lengths)) > 1:
+            parts.append(f"They have {min(self.lengths):,} to {max(self.lengths):,} steps.")
+        others = [name for name, axis in self.steps.items() if self._lengths(name, axis) != self.lengths]
+        if others:
+            name = others[0]
+            parts.append(
+                f"{name!r} has {self._lengths(name, self.steps[name])[0]} steps and {self.main!r} {self.lengths[0]}."
+            )
+        if self.words & ACTIONS:
+            parts.append(f"A sample has the observation at a step, and {N_ACTIONS} actions from there on.")
+        else:
+            parts.append("A sample is a window of steps.")
+        return " ".join(parts)
+
+    def _names(self, keys: Any) -> dict[str, str]:
+        """Return names in a sample, with their arrays: last parts of names, or whole names if these are not unique."""
+        short = {key: re.split(r"[/@]", key)[-1] for key in keys}
+        counts = Counter(short.values())
+        return {(name if counts[name] == 1 else key): key for key, name in short.items()}
+
+    def _fields(self, **more: Any) -> Settings:
+        is_whole_array = more.get("sample") == "segment" and self.is_ragged
+        steps = dict.fromkeys(self.shapes, 0) if is_whole_array else self.steps
+        times = [name for name in steps if words_in(name) & TIMES and len(self.shapes[name][0]) == 1]
+        steps = {name: axis for name, axis in steps.items() if name not in times or name == self.main}
+        keys = sorted(steps, key=lambda name: -self._n_values(name))[:MAX_FIELDS]
+        if self.words & ACTIONS:  # whatever its size
+            keys += [name for name in steps if words_in(name) & ACTIONS and name not in keys]
+        keys = [name for name in self.shapes if name in keys]
+        constants = [] if is_whole_array else [name for name in self.shapes if self._is_constant(name)][:MAX_FIELDS]
+        named = list(self.attributes)[:MAX_ATTRIBUTES]
+        named = [
+            name for name in named if [str(one) for one in self.attributes[name]] != [str(n) for n in self.lengths]
+        ]
+        target = self._target if self._target in keys and not constants and not named else None
+        names = self._names([*(key for key in keys if key != target), *constants, *named])
+        settings: Settings = {"x_key": names if len(names) > 1 else next(iter(names.values()))}
+        if target is not None:
+            settings["y_key"] = target
+        segments = dict(self.segments)
+        if self.step_axis:
+            axes = {name: steps[key] for name, key in names.items() if key in steps}
+            segments["step_axis"] = 1 if set(axes.values()) == {1} and not named else axes
+        if constants:
+            segments["constants"] = [name for name, key in names.items() if key in constants]
+        if segments:
+            settings["segments"] = segments["groups"] if set(segments) == {"groups"} else segments
+        if "steps" in str(more.get("window")):
+            here = {name: each for name, each in more["window"]["steps"].items() if name in names}
+            more = more | {"window": more["window"] | {"steps": here}}
+        return settings | more | self._split()
+
+    def _is_constant(self, name: str) -> bool:
+        """Return whether an array without steps is small enough to be given with each sample."""
+        row = self._n_values(self.main) // max(1, sum(self.lengths))
+        return name not in self.steps and self._n_values(name) <= len(self.parts) * max(MAX_CONSTANT, row)
+
+    def _split(self) -> Settings:
+        if len(self.parts) < 10:
+            return {}
+        found = [re.search(PERSON, part.name) for part in self.parts]
+        if all(found) and len({one.group(1) for one in found if one}) < len(found):
+            return {"split": {"val_fraction": 0.1, "group_pattern": PERSON}}
+        return {"split": 0.1}
+
+
+def _pixels(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of an image or volume without its channels."""
+    return shape[:-1] if len(shape) > 2 and shape[-1] <= MAX_PIXEL else shape

@@ -1,0 +1,208 @@
+"""What to train a file with if its samples are segments or windows: what was recognized is tried, and measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import H5Error
+from ..hdf5 import FAULTS, ArrayLayout, keys_in, open_h5
+from .advice import MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS, Advice, read_column, suggest_dtypes
+from .recognize import recognize
+from .recognize_parts import FileLooks, Guess, Look, Reader
+
+__all__ = ["SampleCost", "looks_of", "sample_setting", "with_samples"]
+
+MAX_PARTS = 200  # of which attributes are read
+MAX_TEXT = 64  # longer attributes are documents, not names
+N_MEASURED = 256  # samples whose chunks are counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleCost:
+    """What a sample costs that is a window or a segment, on average.
+
+    Attributes:
+        n_samples: how many there are.
+        n_segments: segments that they are made of; 0 if rows are samples.
+        n_bytes: bytes of a sample as stored.
+        n_chunks: chunks that have a part of it.
+        bytes_decoded: bytes that reading one sample decodes, with nothing kept in memory.
+        bytes_decoded_in_window_order: bytes for each sample of an epoch that decodes each chunk once.
+    """
+
+    n_samples: int
+    n_segments: int
+    n_bytes: int
+    n_chunks: float
+    bytes_decoded: int
+    bytes_decoded_in_window_order: int
+
+
+def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]) -> Advice:
+    """Return what to train files with: with segments or windows if they look like that, otherwise ``rows``.
+
+    A way to read them that a dataset refuses is no advice. Reads metadata, and small columns of the first file.
+
+    Args:
+        rows: the advice if rows are samples.
+        path: the files as their user names them.
+        looks: what is in each.
+    """
+    files = [each.path for each in looks]
+    reader = Reader(lambda key: read_column(files[:1], key), _attributes)
+    advised: list[tuple[Guess, Advice]] = []
+    refused = []
+    for guess in recognize(looks, reader):
+        if guess.settings is None:
+            advised.append((guess, Advice(datamodule=None, settings={}, reasons=(guess.why,))))
+        elif not guess.settings:
+            advised.append((guess, rows))
+        else:
+            try:
+                advised.append((guess, _tried(guess, path, files)))
+            except H5Error as error:
+                refused.append(f"{guess.why} But: {error}")
+    if not advised:
+        return replace(rows, reasons=(*rows.reasons, *refused))
+    (guess, first), *others = advised
+    if guess.is_sure or not others:
+        return first
+    return replace(first, other=others[0][1])
+
+
+def _attributes(parts: Sequence[FileLooks], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Return attributes with one number or text that all of the parts have, and so have the arrays of these names."""
+    found: dict[str, list[Any]] = {}
+    for at, part in enumerate(parts[:MAX_PARTS]):
+        here: dict[str, Any] = {}
+        with suppress(H5Error, *FAULTS), open_h5(part.path) as file:
+            for name in ("", *names):
+                item = file["/".join(filter(None, (part.group, name))) or "/"]
+                here |= {f"{name}@{key}": value for key in item.attrs if _is_plain(value := item.attrs[key])}
+        found = {key: [*found.get(key, []), value] for key, value in here.items() if at == 0 or key in found}
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    return (isinstance(value, str) and len(value) <= MAX_TEXT) or (
+        np.ndim(value) == 0 and getattr(value, "dtype", np.dtype("O")).kind in "biuf"
+    )
+
+
+def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
+    """Return the advice that a guess leads to.
+
+    Raises:
+        H5Error: the files are no such samples.
+    """
+    # Imports torch, which takes longer than inspecting most files.
+    from ..datasets.lazy import LazyFileDataset
+
+    settings = dict(guess.settings or {})
+    arguments = {name: value for name, value in settings.items() if name != "split"}
+    dataset = LazyFileDataset(files, **arguments)
+    table = dataset.table
+    x_keys, y_keys = keys_in(settings["x_key"]), keys_in(settings.get("y_key"))
+    x, y = table.layouts[0][: len(x_keys)], table.layouts[0][len(x_keys) :]
+    dtypes, reasons = suggest_dtypes(x if len(x) == 1 else [one for one in x if one.packing], y, None)
+    if len(x) > 1 and "x_dtype" in dtypes:
+        names = settings["x_key"]
+        dtypes["x_dtype"] = {name: str(one.dtype) for name, one in zip(names, x, strict=True) if one.packing}
+    if any(table.is_ragged):  # also a field without steps
+        settings.setdefault("collate_fn", "pad")
+    cost = _cost_of(table)
+    most = max(1, min(MAX_BATCH, cost.n_samples // MIN_STEPS, MAX_BATCH_BYTES // max(1, cost.n_bytes)))
+    made = settings | dtypes | {"batch_size": 1 << (most.bit_length() - 1)}
+    return Advice(
+        datamodule="LazyH5DataModule",
+        settings={"train_path": path, **made},
+        x_keys=tuple(x_keys),
+        y_keys=tuple(y_keys),
+        cached_bytes=sum(array.n_bytes for arrays in table.layouts for array in arrays),
+        reasons=(guess.why, *reasons),
+        integrity=min(array.integrity for arrays in table.layouts for array in arrays if array.storage != "attribute"),
+        cost=cost,
+    )
+
+
+def _cost_of(table: Any) -> SampleCost:
+    """Return what samples cost, from chunks of some of them."""
+    from ..readers import BlockMap, RowGrid  # as above
+
+    n = table.n_samples
+    samples = np.unique(np.linspace(0, n - 1, min(n, N_MEASURED)).astype(np.int64))
+    rows = table.rows_of(samples).fields
+    sizes = [layout.row_bytes for layout in table.layouts[0]]
+    n_bytes = sum(sizes) if table.sampling is None else table.sampling.mean_bytes(sizes)
+    n_chunks = plain = once = 0.0
+    for field in table.step_fields:
+        layouts = [arrays[field] for arrays in table.layouts]
+        per_sample = len(rows[field].rows) // len(samples)
+        if all(layout.chunks is None for layout in layouts):
+            plain += per_sample * layouts[0].row_bytes
+            once += per_sample * layouts[0].row_bytes
+            continue
+        grids = [RowGrid.of(layout, layout.rows_per_chunk) for layout in layouts]
+        blocks = BlockMap(grids, table.starts).locate(rows[field].rows)[0]
+        lengths = rows[field].lengths
+        counts = np.full(len(samples), per_sample) if lengths is None else lengths
+        whose = np.repeat(np.arange(len(samples)), counts)
+        touched = len(np.unique(whose * (int(blocks.max(initial=0)) + 1) + blocks)) / len(samples)
+        across = layouts[0].chunk_span_bytes
+        n_chunks += touched * max(1, across // max(1, layouts[0].chunk_bytes))
+        plain += touched * across
+        once += sum(grid.n_blocks for grid in grids) * across / n
+    return SampleCost(
+        n_samples=n,
+        n_segments=table.n_segments,
+        n_bytes=n_bytes,
+        n_chunks=round(n_chunks, 1),
+        bytes_decoded=round(plain),
+        bytes_decoded_in_window_order=round(min(plain, once)),
+    )
+
+
+def looks_of(path: str, arrays: Sequence[Any]) -> FileLooks:
+    """Return the arrays of a file that samples may be made of.
+
+    Args:
+        path: the file.
+        arrays: what ``inspect`` found of each.
+    """
+    found = {
+        array.name: Look(array.shape, array.dtype)
+        for array in arrays
+        if array.shape is not None and os.fspath(array.name) and _is_known(array.dtype)
+    }
+    return FileLooks(path=path, arrays=found)
+
+
+def _is_known(dtype: str) -> bool:
+    with suppress(TypeError, ValueError):
+        return dtype.startswith("text") or np.dtype(dtype).kind in "biufc"
+    return False
+
+
+def sample_setting(arrays: Sequence[ArrayLayout], rows_of_files: Sequence[int]) -> tuple[dict[str, Any], list[str]]:
+    """Return ``sample``, if these files are refused without it, and why.
+
+    Args:
+        arrays: input and target of one file.
+        rows_of_files: rows of each file.
+    """
+    from ..datasets import shape_of_images  # imports torch, see below
+
+    shape = shape_of_images(arrays, rows_of_files, len(rows_of_files))
+    if shape is None:
+        return {}, []
+    why = (
+        f"sample: row takes an index along axis 0 as a sample. All arrays have the shape {shape} in each file. If a "
+        "file is one image or volume, pass sample: segment instead."
+    )
+    return {"sample": "row"}, [why]
