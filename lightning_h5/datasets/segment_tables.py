@@ -16,7 +16,7 @@ from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions
 from ..options import SegmentOptions
 from ..readers import open_reader
 from ..types import IntArray, Paths
-from .catalog import Catalog
+from .catalog import Catalog, collector_paused
 from .collate import Collate
 from .compatibility import Asked, Compatibility
 from .fields import Fields
@@ -92,8 +92,9 @@ def _segment_table(
 ) -> RowTable:
     fields = fields_of(asked, names, given)
     table = _Builder(catalog, options, fields, given.segments, columns)
-    for path, (guard, found) in each_readable(paths, table.look, None, WITHOUT_THEM):
-        table.add(path, guard, found)
+    with collector_paused():
+        for path, (guard, found) in each_readable(paths, table.look, None, WITHOUT_THEM):
+            table.add(path, guard, found)
     made = table.made()
     segments_of_rows, first_segments = table.segments_of(made)
     sampling: Sampling = samples_of(segments_of_rows, fields, given, seed)
