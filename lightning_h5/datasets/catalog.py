@@ -35,7 +35,7 @@ from .part_layouts import ListedParts
 from .readable_files import WITHOUT_THEM, Skip, each_readable
 from .row_table import RowTable
 
-__all__ = ["Catalog"]
+__all__ = ["Catalog", "collector_paused"]
 
 COLUMN_BYTES = 1 << 20
 """Columns of at most this size in a file are read when it is opened; longer ones by all cores, once it is closed."""
@@ -147,7 +147,7 @@ class Catalog:
         shows_progress = len(paths) >= 50 and resolve_replica().rank == 0  # all ranks read them
         bar = with_bar(paths, "looking at files", unit="file", shows_progress=shows_progress, delay=2)
         used, guards, layouts = [], [], []
-        with _collector_paused():
+        with collector_paused():
             for path, (guard, found) in each_readable(
                 paths, lambda path: self.describe(path, keys, options), skip, advice, bar
             ):
@@ -367,7 +367,7 @@ class Catalog:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Pause the garbage collector: it would go again and again through thousands of descriptions that are kept."""
     was_enabled = gc.isenabled()
     gc.disable()

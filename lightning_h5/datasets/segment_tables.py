@@ -16,7 +16,7 @@ from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions
 from ..options import SegmentOptions
 from ..readers import open_reader
 from ..types import IntArray, Paths
-from .catalog import Catalog
+from .catalog import Catalog, collector_paused
 from .collate import Collate
 from .columns import decoded
 from .compatibility import Asked, Compatibility
@@ -100,8 +100,9 @@ def _segment_table(
 ) -> RowTable:
     fields = fields_of(asked, names, given, singles)
     table = _Builder(catalog, options, fields, given.segments, choice.all_columns)
-    for path, (guard, found) in each_readable(paths, table.look, skip, advice):
-        table.add(path, guard, found)
+    with collector_paused():
+        for path, (guard, found) in each_readable(paths, table.look, skip, advice):
+            table.add(path, guard, found)
     made = table.made()
     segments_of_rows, first_segments = table.segments_of(made)
     sampling: Sampling = samples_of(segments_of_rows, fields, given)
