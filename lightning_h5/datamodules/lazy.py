@@ -12,6 +12,7 @@ from ..datasets import (
     FieldStats,
     H5LazyDataset,
     MixtureDataset,
+    Patches,
     RowDataset,
     SampleOptions,
     SegmentSubset,
@@ -29,6 +30,7 @@ from ..loading.choose_order import Order
 from ..options import (
     DistributedOptions,
     FileOptions,
+    PatchOptions,
     SegmentOptions,
     ShuffleOptions,
     SplitOptions,
@@ -135,8 +137,13 @@ class KeyedH5DataModule(BaseH5DataModule):
         return arguments | {"indices": indices}
 
     def note_left_out(self, dataset: TableDataset) -> None:
-        """Log how many segments are too short for a window."""
+        """Log how many segments are too short for a window, or too small for a patch."""
         sampling = dataset.table.sampling
+        if isinstance(sampling, Patches) and (n := sampling.n_left_out):
+            self._log_once(
+                f"{n:,} of {len(sampling.segments):,} volumes are smaller than a patch {sampling.options.sizes} and have "
+                "no sample"
+            )
         if isinstance(sampling, Windows) and (n := sampling.n_left_out):
             self._log_once(
                 f"{n:,} of {len(sampling.segments):,} segments are shorter than a window ({sampling.reach} steps) and "
@@ -175,7 +182,9 @@ class KeyedH5DataModule(BaseH5DataModule):
             "collate_fn": self._options.collate,
         }
         samples = self._samples
-        given = SampleOptions.parse(samples.sample, samples.segments, samples.window, samples.select)
+        given = SampleOptions.parse(
+            samples.sample, samples.segments, samples.window, samples.select, samples.patch
+        )
         if given.needs_segments(keys_in(x_key, y_key)):
             columns = [key for key in (self._split.group_key, self._split.stratify_key) if key is not None]
             arguments |= {"subset": None, "seed": self.seed or 0, "columns": columns if source.is_cut else []}
@@ -324,7 +333,8 @@ class LazyH5DataModule(KeyedH5DataModule):
             slightly smaller batches, so that all ranks take the same number of steps.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, or 0.
         with_index: add each sample's index in its split to the batch: last in a tuple, ``"index"`` in a dict; with
-            segments or windows also its ``"segment"`` (name of the group, array or file) and ``"step"``.
+            segments, windows or patches also its ``"segment"`` (name of the group, array or file) and ``"step"`` (of a
+            patch where it starts, along each axis that is cut).
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
             processes: the fastest unless a ``transform`` is slow.
         pin_memory: put batches into page-locked memory. "auto" does so if they go to a GPU.
@@ -342,6 +352,8 @@ class LazyH5DataModule(KeyedH5DataModule):
         window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
             from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
             ``random``).
+        patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
+            ``random``, ``border``), or a mapping of its fields.
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
             ``timeout``, ``init_fn``).
@@ -388,6 +400,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         sample: Literal["row", "window", "segment"] | None = None,
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
+        patch: PatchOptions | dict[str, Any] | None = None,
         select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,
@@ -403,7 +416,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         dataset = H5LazyDataset(**arguments)
         self.note_left_out(dataset)
         if self._weights.is_given and dataset.table.sampling is not None:
-            raise H5ValueError("weights were given with segments or a window, and are of rows. Leave weights out.")
+            raise H5ValueError("weights were given with segments, a window or a patch, and are of rows. Leave weights out.")
         if split != "train" or not self._weights.is_given:
             return dataset
 

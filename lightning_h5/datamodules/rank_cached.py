@@ -17,6 +17,7 @@ from ..options import (
     DistributedOptions,
     FileOptions,
     MemoryOptions,
+    PatchOptions,
     SegmentOptions,
     ShuffleOptions,
     SplitOptions,
@@ -81,7 +82,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             slightly smaller batches, so that all ranks take the same number of steps.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, or 0.
         with_index: add each sample's index in its split to the batch: last in a tuple, ``"index"`` in a dict; with
-            segments or windows also its ``"segment"`` (name of the group, array or file) and ``"step"``.
+            segments, windows or patches also its ``"segment"`` (name of the group, array or file) and ``"step"`` (of a
+            patch where it starts, along each axis that is cut).
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
             processes: the fastest unless a ``transform`` is slow.
         pin_memory: put batches into page-locked memory. "auto" does so if they go to a GPU.
@@ -97,6 +99,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
             from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
             ``random``).
+        patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
+            ``random``, ``border``), or a mapping of its fields.
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
             ``timeout``, ``init_fn``).
@@ -144,6 +148,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         sample: Literal["row", "window", "segment"] | None = None,
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
+        patch: PatchOptions | dict[str, Any] | None = None,
         select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,

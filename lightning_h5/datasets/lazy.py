@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ..hdf5 import OpenOptions
-from ..options import FileOptions, SegmentOptions, WindowOptions
+from ..options import FileOptions, PatchOptions, SegmentOptions, WindowOptions
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
 from .catalog import Catalog
@@ -70,10 +70,12 @@ class H5LazyDataset(FileDataset):
         window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
             from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
             ``random``).
+        patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
+            ``random``, ``border``), or a mapping of its fields.
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
         subset: the segments that are kept, as data modules split them; None for all.
-        seed: of random windows.
+        seed: of random windows and patches.
         columns: further arrays with a value for each segment, for ``table.columns``.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
@@ -118,6 +120,7 @@ class H5LazyDataset(FileDataset):
         sample: SampleKind | None = None,
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
+        patch: PatchOptions | Mapping[str, Any] | None = None,
         select: Select | None = None,
         collate_fn: Collate | None = None,
         subset: SegmentSubset | None = None,
@@ -126,7 +129,7 @@ class H5LazyDataset(FileDataset):
         files: FileOptions | Mapping[str, Any] | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        samples = SampleOptions.parse(sample, segments, window, select)
+        samples = SampleOptions.parse(sample, segments, window, select, patch)
         fields = Fields.of(
             x_key,
             y_key,

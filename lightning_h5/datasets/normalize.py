@@ -47,6 +47,13 @@ class FieldStats:
     channel_axis: int | None = None
     row_shape: tuple[int, ...] | None = None
 
+    def of_part(self) -> FieldStats:
+        """Return the statistics for parts of rows, or of volumes of several rows: the last axes are the same."""
+        axis, shape = self.channel_axis, self.row_shape
+        if axis is not None and shape is not None and axis >= 0:
+            axis -= len(shape)
+        return replace(self, channel_axis=axis, row_shape=None)
+
 
 def read_stats(path: PathLike) -> dict[str, FieldStats]:
     """Return statistics by field.
@@ -165,7 +172,7 @@ def normalized(
     if normalize is None:
         return fields
     stats = normalize if isinstance(normalize, Mapping) else read_stats(normalize)
-    arrays = table.layouts[0]
+    arrays = table.as_read
     places = {name.strip("/"): at for names in (fields.keys, fields.names) for at, name in enumerate(names)}
     loaded = [name for name in stats if name.strip("/") in places]
     found = {places[name.strip("/")]: stats[name] for name in loaded}
@@ -188,7 +195,8 @@ def normalized(
             raise H5ValueError(
                 f"{fields.names[at]!r} is to be normalized, but {dtype} was requested. Pass a floating dtype."
             )
-        affines[at] = _affine(of_field, fields.names[at], arrays[at])
+        is_patch = arrays[at] is not table.layouts[0][at]
+        affines[at] = _affine(of_field.of_part() if is_patch else of_field, fields.names[at], arrays[at])
         stored = torch_dtype_of(arrays[at].dtype)
         dtypes[at] = dtype or (stored if stored.is_floating_point else torch.float32)
     numbers = {

@@ -19,7 +19,7 @@ from ..cores import is_forked
 from ..counters import Counters
 from ..errors import H5Error, H5ValueError
 from ..hdf5 import OpenOptions, process_pool
-from ..options import FileOptions, SegmentOptions, WindowOptions
+from ..options import FileOptions, PatchOptions, SegmentOptions, WindowOptions
 from ..order import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica
 from ..readers import TaskQueue, check_bounds
 from ..sizes import parse_bytes
@@ -93,9 +93,11 @@ class RankMemCachedH5Dataset(TableDataset):
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's number among all rows that are sharded: last in a tuple, ``"index"`` in a dict.
-        sample: what a sample is: "row", "window" or "segment" (see ``H5LazyDataset``, as for the following five).
+        sample: what a sample is: "row", "window" or "segment" (see ``H5LazyDataset``, as for the following six).
         segments: which steps belong together.
         window: which steps of a segment make a sample.
+        patch: which part of a volume makes a sample. Cells of volumes are held as they are stored, whatever ``x_dtype``
+            is, and in this machine's memory.
         select: the part of a field to read.
         collate_fn: how samples of several shapes become a batch.
         subset: the segments that are kept.
@@ -166,6 +168,7 @@ class RankMemCachedH5Dataset(TableDataset):
         sample: SampleKind | None = None,
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
+        patch: PatchOptions | Mapping[str, Any] | None = None,
         select: Select | None = None,
         collate_fn: Collate | None = None,
         subset: SegmentSubset | None = None,
@@ -180,7 +183,7 @@ class RankMemCachedH5Dataset(TableDataset):
         if mode not in get_args(ShardMode):
             raise H5ValueError(f"mode={mode!r} was given. Pass 'contiguous' or 'interleave'.")
         self.device = checked_device(cache_device, share_memory=share_memory)
-        samples = SampleOptions.parse(sample, segments, window, select)
+        samples = SampleOptions.parse(sample, segments, window, select, patch)
         fields = Fields.of(
             x_key,
             y_key,

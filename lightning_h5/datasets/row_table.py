@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ..hdf5 import ArrayLayout, ChangeGuard, file_identity, kind_of
 from ..order import BlockTable
 from ..types import IntArray
+from .patches import Patches
 from .segments import FieldRows, Places, Sampling
 
 __all__ = ["HELD_BYTES", "RUN_BYTES", "BatchRows", "Parts", "RowTable", "rows_numbered"]
@@ -99,6 +100,18 @@ class RowTable:
                 for arrays in self.layouts
             ]
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    @cached_property
+    def as_read(self) -> tuple[ArrayLayout, ...]:
+        """The arrays of the first part, with the shape of what is read of each at a time: a row, or a patch."""
+        arrays = self.layouts[0]
+        if not isinstance(self.sampling, Patches):
+            return arrays
+        shapes = [self.sampling.shape_of(field) for field in range(len(arrays))]
+        return tuple(
+            array if shape is None else array.with_changes(row_shape=shape)
+            for array, shape in zip(arrays, shapes, strict=True)
+        )
 
     @property
     def n_segments(self) -> int:
@@ -249,7 +262,8 @@ class RowTable:
         The same on all ranks and in all workers, since blocks, and with them the order, follow from it.
         """
         return [
-            sum(layout.n_bytes for layout in of_field) <= HELD_BYTES for of_field in zip(*self.layouts, strict=True)
+            not _are_cells(of_field) and sum(layout.n_bytes for layout in of_field) <= HELD_BYTES
+            for of_field in zip(*self.layouts, strict=True)
         ]
 
     @cached_property
@@ -290,6 +304,12 @@ class RowTable:
 
     def _blocks_of_samples(self, sampling: Sampling, samples: IntArray | None, *, of_all_fields: bool) -> BlockTable:
         """Return the block table of samples of several rows: what is around rows of one unit (see ``unit_rows``)."""
+        if isinstance(sampling, Patches):
+            sizes = sampling.block_sizes()
+            if samples is not None:
+                blocks = np.searchsorted(np.cumsum(sizes), samples, side="right")
+                sizes = np.diff(np.concatenate([[0], np.flatnonzero(np.diff(blocks)) + 1, [len(samples)]]))
+            return BlockTable.of_sizes(sizes)
         bounds = np.concatenate([*self._unit_bounds(of_all_fields=of_all_fields), self.starts[-1:]])
         segments = sampling.segments
         if samples is None and segments.are_ascending:
@@ -343,6 +363,10 @@ class RowTable:
             n_shared = max(1, n_shared)
         size = max(along) * (UNIT_CHUNKS * n_shared or 1)
         return (period if period is not None and size >= period else size), period
+
+
+def _are_cells(arrays: Sequence[ArrayLayout]) -> bool:
+    return any(array.view is not None and array.view.cell is not None for array in arrays)
 
 
 def rows_numbered(layout: ArrayLayout) -> int:

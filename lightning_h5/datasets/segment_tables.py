@@ -21,6 +21,8 @@ from .collate import Collate
 from .compatibility import Asked, Compatibility
 from .fields import Fields
 from .normalize import Normalize, normalized
+from .patch_tables import VolumeTable
+from .patches import Patches
 from .readable_files import WITHOUT_THEM, each_readable
 from .row_table import Parts, RowTable
 from .segment_cuts import by_coordinate, by_value, firsts_in, steps_of
@@ -84,12 +86,17 @@ def segment_table(
             "written. Wait until it is closed."
         )
     fields = fields_of(asked, names, given)
-    table = _Builder(catalog, options, fields, given.segments, columns)
+    volumes = None if given.patch is None else VolumeTable(fields, given.patch)
+    table = _Builder(catalog, options, fields, given.segments, columns, volumes)
     for path, (guard, found) in each_readable(paths, table.look, None, WITHOUT_THEM):
         table.add(path, guard, found)
     made = table.made()
-    segments_of_rows, first_segments = table.segments_of(made)
-    sampling: Sampling = _sampling(segments_of_rows, fields, given, seed)
+    sampling: Sampling
+    if volumes is None:
+        segments_of_rows, first_segments = table.segments_of(made)
+        sampling = _sampling(segments_of_rows, fields, given, seed)
+    else:
+        sampling, first_segments = volumes.sampling(made.starts, table.n_lines, made.layouts[0], seed), table.first_lines
     sampling = sampling if subset is None else subset.of(sampling)
     made = replace(made, sampling=sampling, first_segments=first_segments)
     return replace(made, columns={key: table.values_of(key, made) for key in columns})
@@ -148,7 +155,9 @@ class _Builder:
         fields: Sequence[SegmentField],
         segments: SegmentOptions,
         columns: Sequence[str],
+        volumes: VolumeTable | None,
     ) -> None:
+        self._volumes = volumes
         self._value_keys = [*segments.cut_keys, *columns]
         self._catalog, self._options, self._fields, self._segments = catalog, options, fields, segments
         self._compatibility = Compatibility([field.asked for field in fields], of_one_row=False)
@@ -225,6 +234,10 @@ class _Builder:
                 f"segments.axis counts the segments of {arrays[0].path!r}, and arrays differ: {each}. Name the axis of "
                 "each field (a mapping), or None for a field without it."
             )
+        if self._volumes is not None:
+            self._volumes.add(arrays)
+            self._lines.append(n_lines[0] if n_lines else 1)
+            return tuple(a if one.patch is not None else one.seen(a, period, None) for one, a in pairs)
         if n_lines:
             for (field, array), n in zip(pairs, lengths, strict=True):
                 if field.axis is None and n not in (None, period):
@@ -249,17 +262,29 @@ class _Builder:
     def made(self) -> RowTable:
         """Return the table, and the segments of its rows."""
         parts = Parts(np.array(self._files, dtype=np.int64), tuple(self._names)) if self._has_names else None
+        layouts = tuple(self._layouts) if self._volumes is None else self._volumes.in_cells(self._layouts)
         return RowTable(
             tuple(self._paths),
-            tuple(self._layouts),
+            layouts,
             tuple(self._guards),
             parts=parts,
             has_steps=tuple(field.step_axis is not None for field in self._fields),
             is_shared=tuple(
-                self._has_axis and field.axis is None and field.step_axis is not None for field in self._fields
+                self._volumes is None and self._has_axis and field.axis is None and field.step_axis is not None for field in self._fields
             ),
-            step_places=self._step_places,
+            step_places=self._step_places or (0,) * len(self._fields),
         )
+
+    @property
+    def n_lines(self) -> IntArray:
+        """Segments of each part."""
+        return np.array(self._lines, dtype=np.int64)
+
+    @property
+    def first_lines(self) -> IntArray | None:
+        """The number of each part's first segment, and of all segments at the end; None if each part is one."""
+        before = np.concatenate([[0], np.cumsum(self.n_lines)])
+        return before if before[-1] > len(self._lines) else None
 
     def segments_of(self, table: RowTable) -> tuple[Segments, IntArray | None]:
         """Return the segments of a table's rows, and the number of each part's first one."""
@@ -269,9 +294,8 @@ class _Builder:
             first_rows = firsts if order is None else np.minimum.reduceat(order, firsts)
             segments = Segments((steps_of(firsts, lengths, table.n_rows),), tuple(kinds), order=order)
             return segments, np.searchsorted(first_rows, table.starts)
-        lines = np.array(self._lines, dtype=np.int64)
-        before = np.concatenate([[0], np.cumsum(lines)])
-        inside = np.arange(before[-1]) - np.repeat(before[:-1], lines)
+        lines = self.n_lines
+        inside = np.arange(lines.sum()) - np.repeat(np.cumsum(lines) - lines, lines)
         periods = np.repeat(np.diff(table.starts) // lines, lines)
         firsts = np.repeat(table.starts[:-1], lines) + inside * periods
         made: dict[bytes, Steps] = {}
@@ -283,7 +307,7 @@ class _Builder:
                 made[lengths.tobytes()] = steps_of(firsts, lengths, table.n_rows)
         numbers = {each: number for number, each in enumerate(made)}
         segments = Segments(tuple(made.values()), tuple(None if each is None else numbers[each] for each in which))
-        return segments, before if len(firsts) > len(lines) else None
+        return segments, self.first_lines
 
     def _cut(self, table: RowTable) -> tuple[IntArray, IntArray, IntArray | None]:
         """Return first row and length of the segments that values tell, and the order of rows if it is another one."""
@@ -332,10 +356,10 @@ class _Builder:
                 found.append(values[inside])
                 continue
             rows = segments.rows_at(np.arange(first, first + length)) - int(table.starts[part])
-            if len(values) != int(np.diff(table.starts)[part]):
+            if len(values) != int(np.diff(table.starts)[part]) or self._volumes is not None:
                 raise H5ValueError(
                     f"{key!r} has {len(values)} values in {self._paths[self._files[part]]!r}, and there are {n_here} "
-                    "segments. Name an array with a value for each segment, or each step."
+                    "segments. Name an array with a value for each segment, or each step of one."
                 )
             if len(each := np.unique(values[rows])) > 1:
                 raise H5ValueError(

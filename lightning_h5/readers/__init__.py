@@ -5,7 +5,7 @@ from .block_map import BlockMap, RowGrid
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
 from .chunk_cache import BlockMemory
 from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
-from .chunked import BegunRead, ChunkedReader
+from .chunked import BegunRead, ChunkedReader, CopyRows
 from .contiguous import ContiguousReader, MappedReader
 from .digest_reader import digest_tasks, empty_digests, verify_tasks
 from .filters import compiled, decoders  # noqa: F401  # they register what they decode
@@ -25,6 +25,7 @@ __all__ = [
     "ChunkLoader",
     "ChunkedReader",
     "ContiguousReader",
+    "CopyRows",
     "H5pyReader",
     "InMemoryReader",
     "MappedReader",

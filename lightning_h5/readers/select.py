@@ -14,6 +14,7 @@ from ..hdf5 import ArrayLayout, OpenOptions, kind_of
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader, ValueReader
 from .bulk import ArrayTarget, bulk_tasks
+from .cell_source import CellSource
 from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
 from .chunked import ChunkedReader, CountReads
 from .contiguous import ContiguousReader, MappedReader
@@ -138,7 +139,7 @@ def open_chunked(
     stays = _holds_all(sources, layouts, n_bytes) if retain is None else retain
     if not stays and sum(layout.n_rows * layout.row_bytes for layout in layouts) >= MIN_COMPILED:
         for source in sources:
-            if isinstance(source, ChunkLoader | ViewSource):
+            if isinstance(source, ChunkLoader | ViewSource | CellSource):
                 source.compile()
     is_early = prepare is not None and (stays or not prepare.takes_at_once)
     if prepare is not None and is_early and dtype in (None, layouts[0].dtype) and _may_change_blocks(sources, layouts):
@@ -192,17 +193,17 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
     return ReaderSource(reader, layout.chunks[0] if layout.chunks else rows_per_run)
 
 
-def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> ViewSource:
+def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> ViewSource | CellSource:
     """Return the source of blocks of an array that is seen another way."""
     assert layout.view is not None, "it is seen as it is stored"
-    array = layout.view.array
+    array, kind = layout.view.array, ViewSource if layout.view.cell is None else CellSource
     has_digests_of_rows = array.digests is not None and array.digests.kind == "rows"
     if array.table is not None and fallback_reason(array) is None and not has_digests_of_rows and not options.swmr:
-        return ViewSource(layout, options, counters, ChunkLoader(array, counters), None)
+        return kind(layout, options, counters, ChunkLoader(array, counters), None)
     # Text is decoded, and digests are compared, for whole rows.
     takes_rows = has_digests_of_rows or kind_of(array.dtype) == "text"
     reader = _checked(H5pyReader(array, options, counters), array, options) if takes_rows else None
-    return ViewSource(layout, options, counters, None, reader)
+    return kind(layout, options, counters, None, reader)
 
 
 def _checked(reader: LayoutReader, layout: ArrayLayout, options: OpenOptions) -> LayoutReader:
