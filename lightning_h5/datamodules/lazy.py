@@ -141,8 +141,8 @@ class KeyedH5DataModule(BaseH5DataModule):
         sampling = dataset.table.sampling
         if isinstance(sampling, Patches) and (n := sampling.n_left_out):
             self._log_once(
-                f"{n:,} of {len(sampling.segments):,} volumes are smaller than a patch {sampling.options.sizes} and have "
-                "no sample"
+                f"{n:,} of {len(sampling.segments):,} volumes are smaller than a patch {sampling.options.sizes} "
+                "and have no sample"
             )
         if isinstance(sampling, Windows) and (n := sampling.n_left_out):
             self._log_once(
@@ -182,9 +182,7 @@ class KeyedH5DataModule(BaseH5DataModule):
             "collate_fn": self._options.collate,
         }
         samples = self._samples
-        given = SampleOptions.parse(
-            samples.sample, samples.segments, samples.window, samples.select, samples.patch
-        )
+        given = SampleOptions.parse(samples.sample, samples.segments, samples.window, samples.select, samples.patch)
         if given.needs_segments(keys_in(x_key, y_key)):
             columns = [key for key in (self._split.group_key, self._split.stratify_key) if key is not None]
             arguments |= {"subset": None, "seed": self.seed or 0, "columns": columns if source.is_cut else []}
@@ -416,7 +414,9 @@ class LazyH5DataModule(KeyedH5DataModule):
         dataset = H5LazyDataset(**arguments)
         self.note_left_out(dataset)
         if self._weights.is_given and dataset.table.sampling is not None:
-            raise H5ValueError("weights were given with segments, a window or a patch, and are of rows. Leave weights out.")
+            raise H5ValueError(
+                "weights were given with segments, a window or a patch, and are of rows. Leave weights out."
+            )
         if split != "train" or not self._weights.is_given:
             return dataset
 

@@ -35,8 +35,8 @@ from ..types import IntArray, RowReader
 from .base import RawBatch, ReadCost
 from .buffers import Column
 from .fields import Fields
-from .reading_ahead import ReadaheadHints
 from .patches import Patches
+from .reading_ahead import ReadaheadHints
 from .row_table import HELD_BYTES, BatchRows, RowTable
 from .sample_columns import column_of_samples
 from .sample_layout import Transform

@@ -149,7 +149,8 @@ class CellGrid:
         n_pieces = counts.prod(axis=0)
         which = np.repeat(np.arange(len(lines)), n_pieces)
         left = np.arange(len(which)) - np.repeat(np.cumsum(n_pieces) - n_pieces, n_pieces)
-        cells, stride, chosen = np.zeros(len(which), dtype=np.int64), 1, []
+        cells, stride = np.zeros(len(which), dtype=np.int64), 1
+        chosen: list[IntArray] = []
         for number in reversed(range(len(self.axes))):
             left, at = np.divmod(left, counts[number][which])
             chosen.insert(0, runs[number][0][which] + at)
@@ -211,7 +212,8 @@ class Pieces(NamedTuple):
         """
         grid = self.grid
         cells = rows[:, : math.prod(grid.cell)].reshape(len(rows), *grid.cell, *grid.inner)
-        sources, targets = [places.tolist()], [self.samples[which].tolist()]
+        sources: list[list[Any]] = [places.tolist()]
+        targets: list[list[Any]] = [self.samples[which].tolist()]
         for axis, runs, (low, high) in zip(grid.axes, self.runs, self.bounds, strict=True):
             run, low, high = runs[which], low[which], high[which]
             first = np.maximum(low, axis.starts[run])
@@ -223,8 +225,8 @@ class Pieces(NamedTuple):
             ends = source + (n - 1) * steps + 1
             sources.append(list(map(slice, source.tolist(), ends.tolist(), steps.tolist())))
             targets.append(list(map(slice, (first - low).tolist(), (first - low + n).tolist())))
-        for source, target in zip(zip(*sources, strict=True), zip(*targets, strict=True), strict=True):
-            out[target] = cells[source]
+        for target, part in zip(zip(*targets, strict=True), zip(*sources, strict=True), strict=True):
+            out[target] = cells[part]
 
     def clear_beyond(self, column: torch.Tensor) -> None:
         """Set to zero what patches have beyond the edges of their volume."""

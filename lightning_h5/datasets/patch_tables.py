@@ -72,7 +72,9 @@ class VolumeTable:
                 "not cut; a mapping from fields to shapes if these differ."
             )
         sizes = dict(zip(kept, patch, strict=True))
-        cell = cell_of(array, [shape[axis] if (size := sizes.get(axis, 1)) is None else size for axis in range(len(shape))])
+        cell = cell_of(
+            array, [shape[axis] if (size := sizes.get(axis, 1)) is None else size for axis in range(len(shape))]
+        )
         cuts = {axis: cut for cut, axis in enumerate(axis for axis in kept if sizes[axis] is not None)}
         axes = tuple(
             CellAxis.of(one, shape[axis], cell[axis], cut=cuts.get(axis), is_line=axis == line)
@@ -86,12 +88,16 @@ class VolumeTable:
         return {axis.cut: axis.length for axis in axes if axis.cut is not None}
 
     def _check_lengths(self, grids: Sequence[CellGrid | None], arrays: Sequence[ArrayLayout]) -> None:
-        each = {array.key: tuple(found.values()) for grid, array in zip(grids, arrays, strict=True) if (found := self._lengths(grid))}
+        each = {
+            array.key: tuple(found.values())
+            for grid, array in zip(grids, arrays, strict=True)
+            if (found := self._lengths(grid))
+        }
         if len(set(each.values())) > 1:
-            found = ", ".join(f"{key!r} has {lengths}" for key, lengths in each.items())
+            text = ", ".join(f"{key!r} has {lengths}" for key, lengths in each.items())
             raise H5ValueError(
                 f"the fields of a sample are cut at the same place, and volumes of {arrays[0].path!r} differ along the "
-                f"axes that patches are cut along: {found}. Load fields of one size, or select a part of the larger."
+                f"axes that patches are cut along: {text}. Load fields of one size, or select a part of the larger."
             )
 
     def _check_shapes(self, grids: Sequence[CellGrid | None], arrays: Sequence[ArrayLayout]) -> None:
@@ -129,7 +135,9 @@ class VolumeTable:
         """
         numbers = {key: number for number, key in enumerate(self._grids)}
         row_bytes = tuple(array.row_bytes for array in arrays)
-        volumes = tuple(Volume(self._cut_lengths(grids), grids, row_bytes, self._options) for grids in self._grids.values())
+        volumes = tuple(
+            Volume(self._cut_lengths(grids), grids, row_bytes, self._options) for grids in self._grids.values()
+        )
         firsts, lengths = np.repeat(starts[:-1], n_lines), np.repeat(np.diff(starts), n_lines)
         before = np.repeat(np.cumsum(n_lines) - n_lines, n_lines)
         segments = Segments((Steps(firsts, lengths),), tuple(None if one.patch is None else 0 for one in self._fields))

@@ -266,8 +266,8 @@ class Patches:
 
     @staticmethod
     def _of_fields(volume: Volume, fields: Sequence[int]) -> Volume:
-        grids, row_bytes = ([each[at] for at in fields] for each in (volume.grids, volume.row_bytes))
-        made = replace(volume, grids=tuple(grids), row_bytes=tuple(row_bytes))
+        grids, row_bytes = tuple(volume.grids[at] for at in fields), tuple(volume.row_bytes[at] for at in fields)
+        made = replace(volume, grids=grids, row_bytes=row_bytes)
         made.__dict__.update(bounds=volume.bounds, block_bytes=volume.block_bytes)  # as those of all fields
         return made
 

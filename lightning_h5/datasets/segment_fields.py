@@ -1,4 +1,4 @@
-"""What a user says of samples: what one is, and how each field's axes are to be seen."""
+"""What a user says of samples: what one is, how each field's axes are seen, and which steps a sample has."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import numpy as np
 
 from ..errors import H5ValueError, listing
 from ..hdf5 import ArrayLayout
-from ..options import PatchOptions, SegmentOptions, WindowOptions, value_of_field
+from ..options import PatchOptions, SegmentOptions, StepRange, WindowOptions, value_of_field
 from ..types import IntArray
 from .compatibility import Asked
+from .segments import Segments
+from .windows import WholeSegments, Windows
 
-__all__ = ["SampleKind", "SampleOptions", "SegmentField", "Select", "fields_of"]
+__all__ = ["SampleKind", "SampleOptions", "SegmentField", "Select", "fields_of", "sampling_of"]
 
 SampleKind: TypeAlias = Literal["row", "window", "segment"]
 
@@ -252,3 +254,41 @@ def _check_names(asked: Sequence[Asked], names: Sequence[str], given: SampleOpti
             raise H5ValueError(
                 f"{option} names {listing(unused)}; the fields are {listing(names)}. Name some of these."
             )
+
+
+def sampling_of(
+    segments: Segments, fields: Sequence[SegmentField], given: SampleOptions, seed: int
+) -> Windows | WholeSegments:
+    """Return the samples that segments make.
+
+    Raises:
+        H5ValueError: there is none.
+    """
+    kind = given.kind([field.asked.key for field in fields])
+    if kind != "segment" and (given.segments.bucket or given.segments.max_length is not None):
+        raise H5ValueError(
+            f"segments.bucket and segments.max_length are of whole segments, and samples are {kind}s. Leave them out, "
+            "or pass sample='segment' without window."
+        )
+    if kind == "segment":
+        whole = WholeSegments(segments, given.segments.max_length)
+        return whole.among(np.flatnonzero(segments.lengths)) if (segments.lengths == 0).any() else whole
+    window = given.window
+    ranges = tuple(
+        None
+        if field.step_axis is None
+        else StepRange(0, 1, is_single=True)
+        if window is None
+        else window.range_of(field.name, field.asked.key)
+        for field in fields
+    )
+    if window is None:
+        return Windows(segments, ranges)
+    made = Windows(segments, ranges, window.n_between, window.pad, window.random, seed)
+    if not len(made):
+        raise H5ValueError(
+            f"no segment is as long as a window: windows reach over {made.reach} steps, and the longest of "
+            f"{len(segments):,} segments has {segments.lengths.max(initial=0):,}. Take fewer steps, or pad windows "
+            "(window.pad)."
+        )
+    return made

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ..counters import Counters
 from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions
-from ..options import SegmentOptions, StepRange
+from ..options import SegmentOptions
 from ..readers import open_reader
 from ..types import IntArray, Paths
 from .catalog import Catalog
@@ -22,15 +22,13 @@ from .compatibility import Asked, Compatibility
 from .fields import Fields
 from .normalize import Normalize, normalized
 from .patch_tables import VolumeTable
-from .patches import Patches
 from .readable_files import WITHOUT_THEM, each_readable
 from .row_table import Parts, RowTable
 from .segment_cuts import by_coordinate, by_value, firsts_in, steps_of
-from .segment_fields import SampleOptions, SegmentField, fields_of
+from .segment_fields import SampleOptions, SegmentField, fields_of, sampling_of
 from .segment_parts import parts_in
 from .segment_splits import SegmentSubset
 from .segments import Sampling, Segments, Steps
-from .windows import WholeSegments, Windows
 
 __all__ = ["segment_table", "table_of_samples"]
 
@@ -94,9 +92,12 @@ def segment_table(
     sampling: Sampling
     if volumes is None:
         segments_of_rows, first_segments = table.segments_of(made)
-        sampling = _sampling(segments_of_rows, fields, given, seed)
+        sampling = sampling_of(segments_of_rows, fields, given, seed)
     else:
-        sampling, first_segments = volumes.sampling(made.starts, table.n_lines, made.layouts[0], seed), table.first_lines
+        sampling, first_segments = (
+            volumes.sampling(made.starts, table.n_lines, made.layouts[0], seed),
+            table.first_lines,
+        )
     sampling = sampling if subset is None else subset.of(sampling)
     made = replace(made, sampling=sampling, first_segments=first_segments)
     return replace(made, columns={key: table.values_of(key, made) for key in columns})
@@ -270,7 +271,8 @@ class _Builder:
             parts=parts,
             has_steps=tuple(field.step_axis is not None for field in self._fields),
             is_shared=tuple(
-                self._volumes is None and self._has_axis and field.axis is None and field.step_axis is not None for field in self._fields
+                self._volumes is None and self._has_axis and field.axis is None and field.step_axis is not None
+                for field in self._fields
             ),
             step_places=self._step_places or (0,) * len(self._fields),
         )
@@ -283,7 +285,7 @@ class _Builder:
     @property
     def first_lines(self) -> IntArray | None:
         """The number of each part's first segment, and of all segments at the end; None if each part is one."""
-        before = np.concatenate([[0], np.cumsum(self.n_lines)])
+        before = np.concatenate([[0], np.cumsum(self.n_lines)]).astype(np.int64)
         return before if before[-1] > len(self._lines) else None
 
     def segments_of(self, table: RowTable) -> tuple[Segments, IntArray | None]:
@@ -295,7 +297,7 @@ class _Builder:
             segments = Segments((steps_of(firsts, lengths, table.n_rows),), tuple(kinds), order=order)
             return segments, np.searchsorted(first_rows, table.starts)
         lines = self.n_lines
-        inside = np.arange(lines.sum()) - np.repeat(np.cumsum(lines) - lines, lines)
+        inside: IntArray = np.arange(int(lines.sum())) - np.repeat(np.cumsum(lines) - lines, lines)
         periods = np.repeat(np.diff(table.starts) // lines, lines)
         firsts = np.repeat(table.starts[:-1], lines) + inside * periods
         made: dict[bytes, Steps] = {}
@@ -372,41 +374,3 @@ class _Builder:
 
 def _each(arrays: Sequence[ArrayLayout], sizes: Sequence[int | None]) -> str:
     return ", ".join(f"{array.key!r} has {n}" for array, n in zip(arrays, sizes, strict=True) if n is not None)
-
-
-def _sampling(
-    segments: Segments, fields: Sequence[SegmentField], given: SampleOptions, seed: int
-) -> Windows | WholeSegments:
-    """Return the samples that segments make.
-
-    Raises:
-        H5ValueError: there is none.
-    """
-    kind = given.kind([field.asked.key for field in fields])
-    if kind != "segment" and (given.segments.bucket or given.segments.max_length is not None):
-        raise H5ValueError(
-            f"segments.bucket and segments.max_length are of whole segments, and samples are {kind}s. Leave them out, "
-            "or pass sample='segment' without window."
-        )
-    if kind == "segment":
-        whole = WholeSegments(segments, given.segments.max_length)
-        return whole.among(np.flatnonzero(segments.lengths)) if (segments.lengths == 0).any() else whole
-    window = given.window
-    ranges = tuple(
-        None
-        if field.step_axis is None
-        else StepRange(0, 1, is_single=True)
-        if window is None
-        else window.range_of(field.name, field.asked.key)
-        for field in fields
-    )
-    if window is None:
-        return Windows(segments, ranges)
-    made = Windows(segments, ranges, window.n_between, window.pad, window.random, seed)
-    if not len(made):
-        raise H5ValueError(
-            f"no segment is as long as a window: windows reach over {made.reach} steps, and the longest of "
-            f"{len(segments):,} segments has {segments.lengths.max(initial=0):,}. Take fewer steps, or pad windows "
-            "(window.pad)."
-        )
-    return made

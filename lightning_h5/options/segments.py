@@ -1,4 +1,4 @@
-"""Options on what a sample is: which steps belong together, and which steps, or which part of a volume, make a sample."""
+"""Options on what a sample is: which steps belong together, and which of them, or which part of a volume, make one."""
 
 from __future__ import annotations
 
@@ -194,9 +194,9 @@ class PatchOptions(Options):
     """Which part of a volume makes a sample. Each segment is a volume: a file by default.
 
     Args:
-        shape: size of a patch along each axis of the volume, from axis 0 on (without ``segments.axis``, and without axes
-            of which ``select`` takes one index). None is all of an axis, such as that of channels. A mapping from fields
-            or patterns to shapes if fields have different axes. All fields are cut at the same place.
+        shape: size of a patch along each axis of the volume, from axis 0 on (without ``segments.axis``, and without
+            axes of which ``select`` takes one index). None is all of an axis, such as that of channels. A mapping from
+            fields or patterns to shapes if fields have different axes. All fields are cut at the same place.
         stride: distance from one patch to the next along the axes that are cut: a number for all of them, or a list
             with one for each. None is the size of a patch.
         random: draw so many patches of each volume in each epoch, all places being equally likely, instead of a grid.

@@ -1,0 +1,201 @@
+"""Patches of volumes are what NumPy slices out of them, whatever the cells, the grid and the border."""
+
+import itertools
+import json
+import math
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from segment_cases import NUMBERS, STORAGE, write_array
+
+from lightning_h5 import H5LazyDataset, H5ValueError, LazyH5DataModule, PatchOptions, RankMemCachedH5Dataset
+
+DTYPES = ["u1", "i2", "<f4", ">f4", "f8", "i8", "?", "c8"]
+GZIP = {"compression": "gzip", "shuffle": True}
+
+
+def starts_of(n, size, stride, border):
+    """Where patches start along an axis."""
+    if border == "pad":
+        return [at for at in range(0, n, stride) if at == 0 or at - stride + size < n]
+    found = list(range(0, n - size + 1, stride))
+    return found + [n - size] if border == "shift" and found and found[-1] < n - size else found
+
+
+def cut(volume, axes, place, sizes):
+    """The patch of a volume at a place along some axes, with zeros beyond the edge."""
+    shape, inside = list(volume.shape), [slice(None)] * volume.ndim
+    for axis, start, size in zip(axes, place, sizes, strict=True):
+        shape[axis], inside[axis] = size, slice(start, start + size)
+    found, there = np.zeros(shape, volume.dtype.newbyteorder("=")), volume[tuple(inside)]
+    found[tuple(map(slice, there.shape))] = there
+    return found
+
+
+class Case:
+    """Files with volumes, and what NumPy makes of them: for each segment its name, image, label and value."""
+
+    def __init__(self, paths, keys, options, volumes):
+        self.paths, self.keys, self.options, self.volumes = paths, keys, options, volumes
+
+
+@st.composite
+def cases(draw, folder):
+    """Volumes with 1 to 3 axes that are cut, in files, groups, arrays or along an axis; the image may have channels."""
+    how = draw(st.sampled_from(["files", "groups", "arrays", "axis"]))
+    n_cut = draw(st.integers(1, 3))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    dtypes = rng.choice(DTYPES, 2)
+    channels = draw(st.sampled_from([None, 0, n_cut]))  # no such axis, or the first, or the last
+    storage = [draw(st.sampled_from([{}, *STORAGE, GZIP])) for _ in range(2)]
+    chunks = [draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)) for _ in range(2)]
+    taken = draw(st.sampled_from([None, {"start": 1}, [2, 0], {"step": 2}])) if channels is not None else None
+    lengths = st.tuples(*[st.integers(1, 9)] * n_cut)
+    n_files, n_here = draw(st.integers(1, 2)), draw(st.integers(1, 2)) if how != "files" else 1
+    paths, volumes = [], []
+    for _ in range(n_files):
+        paths.append(str(folder / f"{next(NUMBERS):06}.h5"))
+        shapes = [draw(lengths) for _ in range(n_here)]
+        shapes = shapes[:1] * n_here if how == "axis" else shapes
+        here = []
+        for shape in shapes:
+            whole = list(shape)
+            if channels is not None:
+                whole.insert(channels, 3)
+            image, label = (
+                (rng.integers(0, 250, each) * (1j if dtype == "c8" else 1)).astype(dtype)
+                for each, dtype in zip((whole, shape), dtypes, strict=True)
+            )
+            here.append((image, label, rng.integers(0, 99, 2)))
+        with h5py.File(paths[-1], "w") as file:
+            if how == "axis":
+                for at, name in enumerate(["image", "label"]):
+                    write_array(file, name, np.stack([one[at] for one in here]), storage[at], chunks[at])
+                file["value"] = np.stack([one[2] for one in here])
+            for number, (image, label, value) in enumerate(here, 9 + len(volumes)) if how != "axis" else ():
+                names = {"files": "{}", "groups": "volumes/v{n}/{}", "arrays": "{}/v{n}"}[how]
+                write_array(file, names.format("image", n=number), image, storage[0], chunks[0])
+                write_array(file, names.format("label", n=number), label, storage[1], chunks[1])
+                file[names.format("value", n=number)] = value
+        volumes += here
+    if channels is not None and taken is not None:
+        index = taken if isinstance(taken, list) else slice(taken.get("start"), None, taken.get("step"))
+        volumes = [(np.take(i, np.arange(3)[index], axis=channels), label, value) for i, label, value in volumes]
+    name = "{}/v*" if how == "arrays" else "{}"
+    keys = {field: name.format(field) for field in ("image", "label", "value")}
+    segments = {"constants": [keys["value"]]}
+    if how == "groups":
+        segments["groups"] = "volumes/*"
+    if how == "axis":
+        segments["axis"] = 0
+    sizes = draw(st.tuples(*[st.integers(1, 6)] * n_cut))
+    shape = list(sizes)
+    if channels is not None:
+        shape.insert(channels, None)
+    patch = {
+        "shape": {"image": shape, "label": list(sizes)} if channels is not None else list(sizes),
+        "stride": draw(st.one_of(st.none(), st.integers(1, 7), st.tuples(*[st.integers(1, 7)] * n_cut))),
+        "border": draw(st.sampled_from(["shift", "drop", "pad"])),
+    }
+    options = {"segments": segments, "patch": patch}
+    if taken is not None:
+        options["select"] = {"image": {channels + (how == "axis"): taken}}
+    axes = [axis for axis in range(n_cut + 1) if axis != channels][:n_cut]
+    case = Case(paths, keys, options, volumes)
+    case.axes, case.sizes, case.border, case.n_cut = axes, sizes, patch["border"], n_cut
+    stride = patch["stride"]
+    case.strides = sizes if stride is None else (stride,) * n_cut if isinstance(stride, int) else stride
+    return case
+
+
+def places_of(case):
+    """The number of the volume, and the place, of each patch, in no order."""
+    found = []
+    for number, (_, label, _) in enumerate(case.volumes):
+        each = zip(label.shape, case.sizes, case.strides, strict=True)
+        found += [(number, place) for place in itertools.product(*(starts_of(*one, case.border) for one in each))]
+    return found
+
+
+def assert_patches(case, samples, numbers):
+    """Samples are the patches of their volumes at their places; return these."""
+    places = []
+    for sample in samples:
+        place = tuple(sample["step"].tolist())
+        number = numbers[sample["segment"]]
+        image, label, value = case.volumes[number]
+        for name, volume, axes in (("image", image, case.axes), ("label", label, range(case.n_cut))):
+            expected = cut(volume, axes, place, case.sizes)
+            np.testing.assert_array_equal(sample[name].numpy(), expected)
+            assert sample[name].numpy().dtype == expected.dtype
+        assert sample["value"].tolist() == value.tolist()
+        places.append((number, place))
+    return places
+
+
+def dataset_of(kind, case, **options):
+    return kind(case.paths, case.keys, x_dtype=None, with_index=True, **case.options, **options)
+
+
+def names_of(table):
+    return {table.segment_name(number): number for number in range(len(table.sampling.kinds))}
+
+
+@pytest.mark.parametrize("kind", [H5LazyDataset, RankMemCachedH5Dataset])
+@given(data=st.data())
+@settings(max_examples=25)
+def test_patches_are_what_numpy_cuts_out_of_volumes_each_once(kind, data, tmp_path_factory):
+    case = data.draw(cases(tmp_path_factory.mktemp("patches")))
+    expected = places_of(case)
+    if not expected:
+        with pytest.raises(H5ValueError, match="no volume is as large as a patch"):
+            dataset_of(kind, case)
+        return
+    dataset = dataset_of(kind, case)
+    names = names_of(dataset.table)
+    assert sorted(assert_patches(case, [dataset[i] for i in range(len(dataset))], names)) == sorted(expected)
+    order = np.random.default_rng(0).permutation(len(dataset))
+    batch = dataset.read_batch(order)
+    samples = [{name: column[at] for name, column in batch.items()} for at in range(len(order))]
+    assert_patches(case, samples, names)
+    assert [sample["index"].item() for sample in samples] == order.tolist()
+    assert dataset.table.sampling.n_left_out == len(case.volumes) - len({number for number, _ in expected})
+
+
+@given(data=st.data())
+@settings(max_examples=10)
+def test_random_patches_lie_inside_their_volumes_and_depend_on_seed_and_epoch(data, tmp_path_factory):
+    case = data.draw(cases(tmp_path_factory.mktemp("patches")))
+    case.options["patch"] |= {"random": 3, "stride": None}
+    if not places_of(case):
+        return
+    lazy, held = (dataset_of(kind, case, seed=5) for kind in (H5LazyDataset, RankMemCachedH5Dataset))
+    names, samples = names_of(lazy.table), np.arange(len(lazy))
+    drawn = []
+    for epoch in (0, 1):
+        read = [dataset.begin(samples, epoch)() for dataset in (lazy, held)]
+        batches = [dataset.finish(raw) for dataset, raw in zip((lazy, held), read, strict=True)]
+        of_epoch = [[{n: c[at] for n, c in batch.items()} for at in samples] for batch in batches]
+        places = [assert_patches(case, each, names) for each in of_epoch]
+        assert places[0] == places[1]
+        drawn.append(places[0])
+        for number, place in places[0]:
+            for start, size, n in zip(place, case.sizes, case.volumes[number][1].shape, strict=True):
+                assert 0 <= start <= max(0, n - size)
+    again = lazy.table.sampling.places(samples[::-1], 1).steps[::-1]
+    assert [place for _, place in drawn[1]] == list(map(tuple, again.tolist()))
+
+
+def test_random_patches_are_at_all_places_alike_and_along_axes_by_themselves(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.zeros((9, 12), "u1")
+    patch = PatchOptions(shape=(3, 4), random=2000)
+    sampling = H5LazyDataset(tmp_path / "a.h5", "x", patch=patch, seed=3).table.sampling
+    steps = np.concatenate([sampling.places(np.arange(2000), epoch).steps for epoch in range(10)])
+    counts = np.histogram2d(*steps.T, bins=(7, 9), range=((0, 7), (0, 9)))[0]
+    assert counts.min() > 0.75 * counts.mean()
+    assert abs(np.corrcoef(steps.T)[0, 1]) < 0.03
