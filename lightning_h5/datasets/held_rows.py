@@ -176,8 +176,8 @@ class HeldRows:
         }
         kept = self._plans_of_numbers
         rows_of = [self._rows_of(field) for field, plan in enumerate(plans) if plan.dtype is not None]
-        counts = [n_mine if len(rows) == 1 else len(some) for some in rows_of]
-        self.n_bytes = sum(n * plan.row_bytes for n, plan in zip(counts, kept, strict=True))
+        # Cells belong to all ranks that have this memory.
+        self.n_bytes = sum((n_mine or len(some)) * plan.row_bytes for some, plan in zip(rows_of, kept, strict=True))
         self._memory: ShardMemory | None = None
         if device.type == "cpu":
             sizes = [(len(some), plan.row_bytes) for some, plan in zip(rows_of, kept, strict=True)]

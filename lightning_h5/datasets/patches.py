@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..errors import H5ValueError
 from ..options import PatchOptions
 from ..order import uniform
 from ..types import IntArray
-from .patch_grids import CellGrid, Pieces
+from .patch_grids import CellAxis, CellGrid, Pieces
 from .segments import FieldRows, Places, Segments
 
 __all__ = ["PatchRows", "Patches", "Volume"]
@@ -24,8 +25,10 @@ __all__ = ["PatchRows", "Patches", "Volume"]
 PLACE = 32  # purpose of the random stream of the first axis that is cut; the following are those of further axes
 NUMBER = 32  # bits of a patch's number in its volume, below the volume's
 
-BLOCK_BYTES = 64 << 20
-"""Cells of a block take about so much, at most: few of the cells of a large block are also those of another one."""
+BLOCK_BYTES = 32 << 20
+"""Cells of a block take so much, at most: of large blocks few cells are decoded twice, of small ones many are mixed."""
+
+MAX_BLOCKS = 16  # along an axis, that are tried, besides blocks of one cell
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,61 +74,65 @@ class Volume:
         """Along each axis, how many places of the grid come before each block, and how many there are."""
         if self.options.random is not None or not self.n_patches:
             return tuple(np.array([0, len(starts)]) for starts in self.starts)
-        return tuple(
-            np.append(np.searchsorted(starts, edges), len(starts))
-            for starts, edges in zip(self.starts, self._edges(self._cells_of_block), strict=True)
-        )
-
-    def _edges(self, n_cells: Sequence[int]) -> list[IntArray]:
-        """Return where blocks of so many cells of the largest field begin, along each axis that is cut."""
-        cuts = {axis.cut: axis.starts[:-1] for axis in self._largest.axes}
-        return [cuts[cut][::n] for cut, n in enumerate(n_cells)]
+        return tuple(self._bounds(cut, n) for cut, n in enumerate(self._blocks[0]))
 
     @property
-    def _largest(self) -> CellGrid:
-        """The cells of the field that takes most bytes, of those that are cut."""
-        of_fields = [
-            (grid.n_cells * n_bytes, grid)
-            for grid, n_bytes in zip(self.grids, self.row_bytes, strict=True)
-            if grid is not None and any(axis.cut is not None for axis in grid.axes)
-        ]
-        return max(of_fields, key=lambda one: one[0])[1]
-
-    @cached_property
-    def _cells_of_block(self) -> tuple[int, ...]:
-        """Cells of a block along each axis: about as many along all of them, or all of the volume."""
-        cuts = {axis.cut: len(axis.cells) for axis in self._largest.axes}
-        n_cells = [max(1, cuts[cut]) for cut in range(len(self.lengths))]
-        while self._bytes_of(self._edges(n_cells)) > BLOCK_BYTES and max(n_cells) > 1:
-            n_cells[n_cells.index(max(n_cells))] = -(-max(n_cells) // 2)
-        return tuple(n_cells)
-
-    def _bytes_of(self, edges: Sequence[IntArray]) -> int:
-        """Return the bytes of the cells of the largest block."""
-        total = 0
-        for grid, n_bytes in zip(self.grids, self.row_bytes, strict=True):
-            for axis in () if grid is None else grid.axes:
-                if axis.cut is None:
-                    n_bytes *= len(np.unique(axis.cells)) if axis.is_in_patch else 1
-                    continue
-                low = edges[axis.cut]
-                high = np.append(low[1:], axis.length) + self.options.sizes[axis.cut] - 1
-                first, after = axis.runs(low, np.minimum(high, axis.length))
-                n_bytes *= int((after - first).max(initial=0))
-            total += 0 if grid is None else n_bytes
-        return total
-
-    @cached_property
     def block_bytes(self) -> int:
         """Bytes of the cells of a block, or of random patches, at most."""
-        if not self.n_patches:
+        return self._blocks[1] if self.n_patches else 0
+
+    def _bounds(self, cut: int, n_cells: int) -> IntArray:
+        """Return the bounds along an axis (see ``bounds``) of blocks that have so many cells along it."""
+        edges = self._cut_axes[cut].starts[:-1:n_cells]
+        return np.append(np.searchsorted(self.starts[cut], edges), len(self.starts[cut]))
+
+    @cached_property
+    def _cut_axes(self) -> list[CellAxis]:
+        """The axes that are cut, of the field that takes most bytes."""
+        fields = sorted(range(len(self.grids)), key=lambda field: self._bytes_of(field))
+        largest = self.grids[fields[-1]]
+        assert largest is not None, "some field is cut"
+        return sorted((axis for axis in largest.axes if axis.cut is not None), key=lambda axis: axis.cut or 0)
+
+    def _bytes_of(self, field: int) -> int:
+        """Return the bytes of all cells that a volume has of a field; 0 if it is not cut."""
+        grid = self.grids[field]
+        if grid is None or all(axis.cut is None for axis in grid.axes):
             return 0
-        if self.options.random is None:
-            return self._bytes_of(self._edges(self._cells_of_block))
-        of_one, of_all = (
-            self._bytes_of(self._edges([n] * len(self.lengths))) for n in (1, max(1, self._largest.n_cells))
-        )
-        return min(of_all, self.options.random * of_one)
+        kept = [axis for axis in grid.axes if axis.is_in_patch]
+        return self.row_bytes[field] * math.prod(len(np.unique(axis.cells)) for axis in kept)
+
+    @cached_property
+    def _blocks(self) -> tuple[tuple[int, ...], int]:
+        """Cells of a block along each axis, and the bytes of all cells that its patches have.
+
+        Patches at the end of a block also have cells of the next ones, which are then decoded for each. Of the blocks
+        that are small enough, those are taken of which the fewest cells are decoded so; and of these the smallest.
+        """
+        axes, sizes = self._cut_axes, self.options.sizes
+        n_cells = [len(axis.cells) for axis in axes]
+        of_cell = sum(map(self._bytes_of, range(len(self.grids)))) / math.prod(n_cells)
+        if self.options.random is not None:
+            longest = [int(np.diff(axis.starts).max()) for axis in axes]
+            spans = [min(n, (size - 2) // step + 2) for n, size, step in zip(n_cells, sizes, longest, strict=True)]
+            n_here = min(math.prod(n_cells), self.options.random * math.prod(spans))
+            return tuple(n_cells), math.ceil(n_here * of_cell)
+        shapes = []
+        for cut, axis in enumerate(axes):
+            each = {}
+            for n in {1, *(-(-n_cells[cut] // n_blocks) for n_blocks in range(1, MAX_BLOCKS))}:
+                bounds = np.unique(self._bounds(cut, n))
+                low, last = self.starts[cut][bounds[:-1]], self.starts[cut][bounds[1:] - 1]
+                first, after = axis.runs(low, np.minimum(last + sizes[cut], axis.length))
+                each[n] = int((after - first).max()), int((after - first).sum())
+            shapes.append(each)
+        found = []
+        for block in product(*shapes):
+            most, decoded = zip(*(each[n] for each, n in zip(shapes, block, strict=True)), strict=True)
+            n_bytes = math.ceil(math.prod(most) * of_cell)
+            is_large = n_bytes > BLOCK_BYTES
+            found.append((is_large, 0 if is_large else math.prod(decoded), n_bytes, block))
+        return min(found)[-1], min(found)[2]
 
     @cached_property
     def block_sizes(self) -> IntArray:
@@ -268,7 +275,9 @@ class Patches:
     def _of_fields(volume: Volume, fields: Sequence[int]) -> Volume:
         grids, row_bytes = tuple(volume.grids[at] for at in fields), tuple(volume.row_bytes[at] for at in fields)
         made = replace(volume, grids=grids, row_bytes=row_bytes)
-        made.__dict__.update(bounds=volume.bounds, block_bytes=volume.block_bytes)  # as those of all fields
+        made.__dict__.update(
+            bounds=volume.bounds, _blocks=volume._blocks if volume.n_patches else None
+        )  # as those of all fields
         return made
 
     def _before(self, segments: IntArray) -> IntArray:

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 
 import h5py
 import numpy as np
@@ -23,7 +22,7 @@ def starts_of(n, size, stride, border):
     if border == "pad":
         return [at for at in range(0, n, stride) if at == 0 or at - stride + size < n]
     found = list(range(0, n - size + 1, stride))
-    return found + [n - size] if border == "shift" and found and found[-1] < n - size else found
+    return [*found, n - size] if border == "shift" and found and found[-1] < n - size else found
 
 
 def cut(volume, axes, place, sizes):
@@ -199,3 +198,178 @@ def test_random_patches_are_at_all_places_alike_and_along_axes_by_themselves(tmp
     counts = np.histogram2d(*steps.T, bins=(7, 9), range=((0, 7), (0, 9)))[0]
     assert counts.min() > 0.75 * counts.mean()
     assert abs(np.corrcoef(steps.T)[0, 1]) < 0.03
+
+
+def write_volumes(path, shapes, chunks, **more):
+    """Random volumes as groups ``v0`` and so on, compressed; return them."""
+    rng = np.random.default_rng(1)
+    volumes = [rng.integers(0, 256, shape).astype("u1") for shape in shapes]
+    with h5py.File(path, "w") as file:
+        for number, volume in enumerate(volumes):
+            file.create_dataset(f"v{number}/x", data=volume, chunks=chunks, **GZIP, **more)
+    return volumes
+
+
+def n_decoded(module, loader, epoch):
+    """Chunks that an epoch decodes."""
+    counters = module.datasets["train"].counters
+    before = counters.total()["chunks_decoded"]
+    loader.sampler.set_epoch(epoch)
+    n = sum(len(batch) for batch in loader)
+    assert n == len(module.datasets["train"])
+    return counters.total()["chunks_decoded"] - before
+
+
+@pytest.mark.parametrize("shuffle", ["window", False])
+def test_each_chunk_is_decoded_once_an_epoch_however_many_patches_have_it(tmp_path, shuffle):
+    write_volumes(tmp_path / "a.h5", [(32, 32, 32)] * 12, (8, 8, 8))
+    shuffle = {"mode": "window", "buffer": "128 KiB"} if shuffle else shuffle
+    patch = {"shape": [8, 8, 8], "stride": 4}
+    module = LazyH5DataModule(
+        tmp_path / "a.h5", x_key="x", segments="v*", patch=patch, shuffle=shuffle, files={"cache_bytes": "192 KiB"}
+    )
+    module.setup("fit")
+    assert module.datasets["train"].cost.block_bytes == 32**3
+    loader = module.train_dataloader()
+    assert n_decoded(module, loader, 0) == 12 * 64
+    assert n_decoded(module, loader, 1) <= 12 * 64  # some are in memory already
+    module.teardown("fit")
+
+
+def test_blocks_of_a_large_volume_share_few_chunks(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_h5.datasets.patches.BLOCK_BYTES", 8 * 8**3 * 8)
+    write_volumes(tmp_path / "a.h5", [(64, 64, 64)], (8, 8, 8))
+    patch = {"shape": [8, 8, 8], "stride": 4}
+    module = LazyH5DataModule(
+        tmp_path / "a.h5",
+        x_key="v0/x",
+        patch=patch,
+        shuffle={"mode": "window", "buffer": "64 KiB"},
+        files={"cache_bytes": "96 KiB"},
+    )
+    module.setup("fit")
+    dataset = module.datasets["train"]
+    assert dataset.cost.block_bytes <= 8 * 8**3 * 8
+    assert dataset.blocks().n_blocks >= 8
+    assert n_decoded(module, module.train_dataloader(), 0) < 2.2 * 8**3  # patches on their own decode 15 times as many
+    module.teardown("fit")
+
+
+def test_chunks_that_no_patch_has_are_not_read(tmp_path):
+    write_volumes(tmp_path / "a.h5", [(20, 24), (6, 40)], (4, 6))
+    dataset = H5LazyDataset(
+        tmp_path / "a.h5", "x", segments="v*", patch=PatchOptions(shape=(8, 8), stride=12, border="drop")
+    )
+    assert len(dataset) == 4  # of the first volume alone, at 0 and 12
+    dataset.read_batch(range(len(dataset)))
+    assert dataset.counters.total()["chunks_decoded"] == 4 * (2 * 2)
+    held = RankMemCachedH5Dataset(
+        tmp_path / "a.h5",
+        "x",
+        segments="v*",
+        patch={"shape": (8, 8), "stride": 12, "border": "drop"},
+        world_size=2,
+        rank=1,
+    )
+    assert held.kept_bytes == 2 * (2 * 2) * 24  # as stored, although batches are float32
+    assert held[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", [H5LazyDataset, RankMemCachedH5Dataset])
+def test_members_arrays_as_elements_and_arrays_that_hdf5_alone_reads_are_cut_alike(kind, tmp_path):
+    rng = np.random.default_rng(2)
+    table = np.zeros((9, 10), [("a", "i2"), ("b", "f4", (3,))])
+    table["a"], table["b"] = rng.integers(0, 99, (9, 10)), rng.normal(size=(9, 10, 3))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("table", data=table, chunks=(4, 3), **GZIP)
+        file.create_dataset("scaled", data=table["a"], chunks=(4, 4), scaleoffset=0)
+        layout = h5py.VirtualLayout((9, 10), "i2")
+        layout[...] = h5py.VirtualSource(".", "scaled", (9, 10))
+        file.create_virtual_dataset("virtual", layout)
+        file.create_dataset("sparse", (9, 10), "f4", chunks=(2, 2), fillvalue=7)[3:5] = 1
+    keys = {"a": "table/a", "b": "table/b", "scaled": "scaled", "virtual": "virtual", "sparse": "sparse"}
+    dataset = kind(tmp_path / "a.h5", keys, x_dtype=None, patch={"shape": [5, 4]}, with_index=True)
+    expected = {"a": table["a"], "b": table["b"], "scaled": table["a"], "virtual": table["a"]}
+    with h5py.File(tmp_path / "a.h5") as file:
+        expected["sparse"] = file["sparse"][()]
+    for number in range(len(dataset)):
+        sample = dataset[number]
+        place = tuple(slice(at, at + n) for at, n in zip(sample["step"].tolist(), (5, 4), strict=True))
+        for name, values in expected.items():
+            np.testing.assert_array_equal(sample[name].numpy(), values[place])
+
+
+@pytest.mark.parametrize("kind", [H5LazyDataset, RankMemCachedH5Dataset])
+def test_patches_are_normalized_and_zeros_beyond_the_edge_are_not(kind, tmp_path):
+    volume = np.random.default_rng(3).normal(3, 2, (6, 7, 2)).astype("f4")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = volume
+    entry = {"mean": [1.0, 2.0], "std": [2.0, 4.0], "channel_axis": 1, "row_shape": [7, 2]}
+    for numbers in (entry, {"mean": 1.5, "std": 2.0, "row_shape": [7, 2]}):
+        (tmp_path / "stats.json").write_text(json.dumps({"fields": {"x": numbers}}))
+        patch = {"shape": [4, 5, None], "border": "pad"}
+        dataset = kind(tmp_path / "a.h5", "x", patch=patch, normalize=tmp_path / "stats.json", with_index=True)
+        scaled = (volume - np.array(numbers["mean"])) / np.array(numbers["std"])
+        for number in range(len(dataset)):
+            x, *_, place = dataset[number]
+            expected = cut(scaled.astype("f4"), (0, 1), place.tolist(), (4, 5))
+            np.testing.assert_allclose(x.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_splits_take_whole_volumes_and_small_volumes_are_counted(tmp_path, caplog):
+    write_volumes(tmp_path / "a.h5", [(8, 8)] * 8 + [(3, 9)] * 2, (3, 4))
+    arguments = {"x_key": "x", "segments": "v*", "patch": {"shape": [4, 4]}, "with_index": True, "shuffle": False}
+    module = LazyH5DataModule(tmp_path / "a.h5", split=0.3, **arguments)
+    with caplog.at_level("INFO"):
+        module.setup("fit")
+    assert "volumes are smaller than a patch (4, 4) and have no sample" in caplog.text
+    found = [
+        {name for _, _, names, _ in loader for name in names}
+        for loader in (module.train_dataloader(), module.val_dataloader())
+    ]
+    assert not found[0] & found[1]
+    assert found[0] | found[1] == {f"v{number}" for number in range(8)}
+    module.teardown("fit")
+    with pytest.raises(H5ValueError, match="volumes have no steps"):
+        LazyH5DataModule(tmp_path / "a.h5", split={"val_fraction": 0.3, "by": "time"}, **arguments).setup("fit")
+
+
+ERRORS = [
+    ({"patch": {"shape": "large"}}, "Pass a size for each axis"),
+    ({"patch": {"shape": [0, 4]}}, "Pass a size for each axis"),
+    ({"patch": {"shape": [None, None]}}, "of which the sizes are None"),
+    ({"patch": {"shape": {"image": [4, 4], "label": [4, 5]}}}, "the same sizes"),
+    ({"patch": {"shape": [4, 4], "stride": [2]}}, "are cut along 2 axes"),
+    ({"patch": {"shape": [4, 4], "stride": 0}}, "at least 1"),
+    ({"patch": {"shape": [4, 4], "stride": 2, "random": 3}}, "on no grid"),
+    ({"patch": {"shape": [4, 4], "random": 0}}, "patch.random"),
+    ({"patch": {"shape": [4, 4], "border": "mirror"}}, "patch.border"),
+    ({"patch": 4}, "Pass PatchOptions"),
+    ({"patch": {"shape": [4, 4]}, "window": 3}, "samples made of steps"),
+    ({"patch": {"shape": [4, 4]}, "sample": "segment"}, "samples made of steps"),
+    ({"patch": {"shape": [4, 4]}, "segments": {"lengths": "n"}}, "samples made of steps"),
+    ({"patch": {"shape": [4, 4]}, "segments": {"step_axis": 1}}, "samples made of steps"),
+    ({"patch": {"shape": [4, 4]}, "segments": {"bucket": True}}, "samples made of steps"),
+    ({"patch": {"shape": [4]}}, "has 1 axes for 'image'"),
+    ({"patch": {"shape": {"image": [4, 4]}}}, "nothing for the field 'label'"),
+    ({"patch": {"shape": {"image": [4, 4], "label": [4, 4], "mask": [4, 4]}}}, "patch.shape names"),
+    ({"patch": {"shape": [4, 4]}, "x_key": {"image": "image", "label": "small"}}, "are cut at the same place"),
+    ({"patch": {"shape": [4, 4]}, "x_key": {"image": "image", "label": "text"}}, "holds text"),
+    ({"patch": {"shape": [99, 4]}}, "no volume is as large"),
+    ({"patch": {"shape": [4, 4]}, "select": {"image": {1: [99]}}}, "select takes"),
+    ({"patch": {"shape": [None, 4]}, "path": "*.h5"}, "leaves an axis whole"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), ERRORS, ids=[message for _, message in ERRORS])
+def test_patches_that_make_no_sense_are_errors_that_say_so(arguments, message, tmp_path):
+    for name, n in (("a", 12), ("b", 11)):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["image"], file["label"], file["small"] = (np.zeros(shape) for shape in ((n, 9), (n, 9), (n, 8)))
+            file["text"] = np.full((n, 9), b"a")
+            file["n"] = [n]
+    given = {"path": "a.h5", "x_key": {"image": "image", "label": "label"}, **arguments}
+    path = str(tmp_path / given.pop("path"))
+    for kind in (H5LazyDataset, RankMemCachedH5Dataset):
+        with pytest.raises(H5ValueError, match=message):
+            kind(path, **given)
