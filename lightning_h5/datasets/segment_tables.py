@@ -80,8 +80,8 @@ def segment_table(
     """
     if options.swmr:
         raise H5ValueError(
-            "files.swmr was given with segments or windows, and where segments end is not known while a file is "
-            "written. Wait until it is closed."
+            "files.swmr was given with segments, windows or patches, and where segments end is not known while a "
+            "file is written. Wait until it is closed."
         )
     fields = fields_of(asked, names, given)
     volumes = None if given.patch is None else VolumeTable(fields, given.patch)
