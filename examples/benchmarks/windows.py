@@ -3,7 +3,7 @@
     python examples/benchmarks/windows.py [--cases images ...] [--rounds 3] [--json FILE]
 
 writes arrays as projects store them, and times shuffled epochs of overlapping windows or patches: a `Dataset` that
-reads one with `array[start : start + length]`, or `array[z : z + 32, y : y + 64, x : x + 64]`, in a `DataLoader` with 0 and
+reads one with `array[start : start + length]`, or with a slice of each axis, in a `DataLoader` with 0 and
 with 2 workers; `LazyH5DataModule`, with so little memory for decoded chunks that each is decoded in every epoch; and a
 loop that only decodes all chunks, in as many threads. Windows are compared with the arrays first; then all take turns.
 Ratios are of medians.
