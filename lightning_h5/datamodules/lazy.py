@@ -342,8 +342,8 @@ class LazyH5DataModule(KeyedH5DataModule):
         weights: how often each training row is drawn: the name of an array (``weight_key``) or ``WeightOptions``
             (``weight_key``, ``balance_key``, ``class_weights``).
         sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
-            ``window`` and ``segments``. "row" also accepts files that look like one image or volume each, for which
-            None raises.
+            ``window`` and ``segments``, and is required with ``patch``. "row" also accepts files that look like one
+            image or volume each, for which None raises.
         segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
             (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``join``, ``axis``, ``step_axis``,
             ``constants``, ``max_length``, ``bucket``). None makes each file a segment.

@@ -91,8 +91,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             ``test_fraction``, ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``,
             ``file``, ``key``, ``by``, ``gap``).
         sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
-            ``window`` and ``segments``. "row" also accepts files that look like one image or volume each, for which
-            None raises.
+            ``window`` and ``segments``, and is required with ``patch``. "row" also accepts files that look like one
+            image or volume each, for which None raises.
         segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
             (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``join``, ``axis``, ``step_axis``,
             ``constants``, ``max_length``, ``bucket``). None makes each file a segment.

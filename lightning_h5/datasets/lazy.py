@@ -62,8 +62,8 @@ class H5LazyDataset(FileDataset):
             integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's index in this dataset: last in a tuple, ``"index"`` in a dict.
         sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
-            ``window`` and ``segments``. "row" also accepts files that look like one image or volume each, for which
-            None raises.
+            ``window`` and ``segments``, and is required with ``patch``. "row" also accepts files that look like one
+            image or volume each, for which None raises.
         segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
             (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``join``, ``axis``, ``step_axis``,
             ``constants``, ``max_length``, ``bucket``). None makes each file a segment.

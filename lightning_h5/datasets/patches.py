@@ -171,9 +171,9 @@ class Volume:
 
     def digest(self) -> bytes:
         """Return what tells these patches from others of the same arrays."""
-        return repr((self.lengths, self.options)).encode() + b"".join(
-            b"-" if grid is None else grid.digest() for grid in self.grids
-        )
+        given = self.options
+        how = (self.lengths, given.sizes, given.strides, given.border, given.random)
+        return repr(how).encode() + b"".join(b"-" if grid is None else grid.digest() for grid in self.grids)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from segment_cases import NUMBERS, STORAGE, write_array
 
-from lightning_h5 import H5LazyDataset, H5ValueError, LazyH5DataModule, PatchOptions, RankMemCachedH5Dataset
+from lightning_h5 import (
+    H5DataChangedError,
+    H5LazyDataset,
+    H5ValueError,
+    LazyH5DataModule,
+    PatchOptions,
+    RankMemCachedH5Dataset,
+)
 
 DTYPES = ["u1", "i2", "<f4", ">f4", "f8", "i8", "?", "c8"]
 GZIP = {"compression": "gzip", "shuffle": True}
@@ -373,3 +380,66 @@ def test_patches_that_make_no_sense_are_errors_that_say_so(arguments, message, t
     for kind in (H5LazyDataset, RankMemCachedH5Dataset):
         with pytest.raises(H5ValueError, match=message):
             kind(path, **given)
+
+
+def test_what_changes_patches_changes_their_identity_and_nothing_else_does(tmp_path):
+    write_volumes(tmp_path / "a.h5", [(8, 9)] * 3, (4, 4))
+    given = {"shape": [4, 3]}
+    options = [given, given | {"stride": 2}, given | {"border": "drop"}, {"shape": [3, 4]}, given | {"random": 4}]
+
+    def identity(patch, **more):
+        return H5LazyDataset(tmp_path / "a.h5", "x", segments="v*", patch=patch, **more).identity()
+
+    found = [identity(patch) for patch in options]
+    found += [identity(options[-1], seed=1), identity(given, select={"x": {0: {"start": 2}}})]
+    assert len(set(found)) == len(found)
+    assert identity({"shape": (4, 3), "stride": (4, 3)}) == found[0] == identity(given, seed=1)
+
+
+def test_errors_name_the_file_of_a_patch_and_changed_files_are_noticed(tmp_path):
+    write_volumes(tmp_path / "a.h5", [(8, 9)], (4, 4))
+    write_volumes(tmp_path / "b.h5", [(8, 9)], (4, 4))
+
+    def fail(x):
+        raise RuntimeError("no patch")
+
+    dataset = H5LazyDataset(tmp_path / "*.h5", "v0/x", patch={"shape": [8, 3]}, transform=fail)
+    with pytest.raises(RuntimeError, match="no patch") as error:
+        dataset[4]
+    assert "row 4 of" in error.value.__notes__[0]
+    assert "b.h5" in error.value.__notes__[0]
+    dataset = H5LazyDataset(tmp_path / "*.h5", "v0/x", patch={"shape": [8, 3]})
+    dataset.read_batch([0, 4])
+    write_volumes(tmp_path / "b.h5", [(9, 9)], (4, 4))
+    with pytest.raises(H5DataChangedError, match=r"b\.h5"):
+        dataset.read_batch([0, 4])
+
+
+@pytest.mark.wide
+def test_blocks_of_a_few_chunks_give_the_same_patches_in_another_order(tmp_path, monkeypatch):
+    """Volumes of several kinds, cut into blocks of many sizes: each place once, blocks one after the other."""
+    volumes = write_volumes(tmp_path / "a.h5", [(20, 17, 9), (9, 30, 9), (20, 17, 9)], (4, 5, 3))
+    for n_bytes in (60, 400, 1500, 4000, 1 << 20):
+        monkeypatch.setattr("lightning_h5.datasets.patches.BLOCK_BYTES", n_bytes)
+        dataset = H5LazyDataset(
+            tmp_path / "a.h5", "x", segments="v*", patch={"shape": [5, 6, 4], "stride": [2, 3, 1]}, with_index=True
+        )
+        x, _, names, steps = dataset.read_batch(range(len(dataset)))
+        found = list(zip(names, map(tuple, steps.tolist()), strict=True))
+        expected = [
+            (f"v{number}", place)
+            for number, volume in enumerate(volumes)
+            for place in itertools.product(
+                *(starts_of(*one, "shift") for one in zip(volume.shape, (5, 6, 4), (2, 3, 1), strict=True))
+            )
+        ]
+        assert sorted(found) == sorted(expected)
+        assert found == expected or n_bytes < 1 << 20
+        assert dataset.blocks().n_blocks >= 3 * (1 + (n_bytes < 1500))
+        for value, (name, place) in zip(x.numpy(), found, strict=True):
+            np.testing.assert_array_equal(value, cut(volumes[int(name[1:])], range(3), place, (5, 6, 4)))
+        blocks = dataset.blocks()
+        some = np.arange(len(dataset))[::3]
+        cuts = np.searchsorted(blocks.starts, some, side="right")
+        of_some = dataset.table.blocks(some)
+        assert np.diff(of_some.starts).tolist() == np.unique(cuts, return_counts=True)[1].tolist()
