@@ -28,6 +28,9 @@ NUMBER = 32  # bits of a patch's number in its volume, below the volume's
 BLOCK_BYTES = 32 << 20
 """Cells of a block take so much, at most: of large blocks few cells are decoded twice, of small ones many are mixed."""
 
+PATCHES_OF_BLOCK = 4
+"""A block of large patches has the cells of so many of them."""
+
 MAX_BLOCKS = 16  # along an axis, that are tried, besides blocks of one cell
 
 
@@ -112,11 +115,12 @@ class Volume:
         axes, sizes = self._cut_axes, self.options.sizes
         n_cells = [len(axis.cells) for axis in axes]
         of_cell = sum(map(self._bytes_of, range(len(self.grids)))) / math.prod(n_cells)
+        longest = [int(np.diff(axis.starts).max()) for axis in axes]
+        spans = [min(n, (size - 2) // step + 2) for n, size, step in zip(n_cells, sizes, longest, strict=True)]
+        of_patch = math.prod(spans) * of_cell
         if self.options.random is not None:
-            longest = [int(np.diff(axis.starts).max()) for axis in axes]
-            spans = [min(n, (size - 2) // step + 2) for n, size, step in zip(n_cells, sizes, longest, strict=True)]
-            n_here = min(math.prod(n_cells), self.options.random * math.prod(spans))
-            return tuple(n_cells), math.ceil(n_here * of_cell)
+            return tuple(n_cells), math.ceil(min(math.prod(n_cells) * of_cell, self.options.random * of_patch))
+        limit = max(BLOCK_BYTES, PATCHES_OF_BLOCK * of_patch)
         shapes = []
         for cut, axis in enumerate(axes):
             each = {}
@@ -130,7 +134,7 @@ class Volume:
         for block in product(*shapes):
             most, decoded = zip(*(each[n] for each, n in zip(shapes, block, strict=True)), strict=True)
             n_bytes = math.ceil(math.prod(most) * of_cell)
-            is_large = n_bytes > BLOCK_BYTES
+            is_large = n_bytes > limit
             found.append((is_large, 0 if is_large else math.prod(decoded), n_bytes, block))
         return min(found)[-1], min(found)[2]
 

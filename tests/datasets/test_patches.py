@@ -161,7 +161,8 @@ def test_patches_are_what_numpy_cuts_out_of_volumes_each_once(kind, data, tmp_pa
         with pytest.raises(H5ValueError, match="no volume is as large as a patch"):
             dataset_of(kind, case)
         return
-    dataset = dataset_of(kind, case)
+    memory = data.draw(st.sampled_from([1, 300, 2000, "1 MiB"]))  # for decoded cells: none, few, some, all
+    dataset = dataset_of(kind, case, files={"cache_bytes": memory})
     names = names_of(dataset.table)
     assert sorted(assert_patches(case, [dataset[i] for i in range(len(dataset))], names)) == sorted(expected)
     order = np.random.default_rng(0).permutation(len(dataset))
@@ -443,3 +444,27 @@ def test_blocks_of_a_few_chunks_give_the_same_patches_in_another_order(tmp_path,
         cuts = np.searchsorted(blocks.starts, some, side="right")
         of_some = dataset.table.blocks(some)
         assert np.diff(of_some.starts).tolist() == np.unique(cuts, return_counts=True)[1].tolist()
+
+
+def test_a_rank_that_takes_another_shard_has_the_patches_of_that(tmp_path):
+    volumes = write_volumes(tmp_path / "a.h5", [(12, 15)] * 6, (4, 5))
+    dataset = RankMemCachedH5Dataset(
+        tmp_path / "a.h5",
+        "x",
+        x_dtype=None,
+        segments="v*",
+        patch={"shape": [5, 6], "stride": 3},
+        with_index=True,
+        rank=0,
+        world_size=2,
+        reshard_every_n_epochs=1,
+    )
+    seen = []
+    for draw in range(3):
+        if not dataset.reshard(draw):
+            dataset.load()
+        x, index, names, steps = dataset.read_batch(range(len(dataset)))
+        for value, name, place in zip(x.numpy(), names, steps.tolist(), strict=True):
+            np.testing.assert_array_equal(value, cut(volumes[int(name[1:])], range(2), place, (5, 6)))
+        seen.append(tuple(sorted(index.tolist())))
+    assert len(set(seen)) == 3
