@@ -110,7 +110,7 @@ class Volume:
         """Cells of a block along each axis, and the bytes of all cells that its patches have.
 
         Patches at the end of a block also have cells of the next ones, which are then decoded for each. Of the blocks
-        that are small enough, those are taken of which the fewest cells are decoded so; and of these the smallest.
+        that are small enough, all of the volume is taken, or else those of which the fewest cells are decoded so.
         """
         axes, sizes = self._cut_axes, self.options.sizes
         n_cells = [len(axis.cells) for axis in axes]
@@ -134,9 +134,9 @@ class Volume:
         for block in product(*shapes):
             most, decoded = zip(*(each[n] for each, n in zip(shapes, block, strict=True)), strict=True)
             n_bytes = math.ceil(math.prod(most) * of_cell)
-            is_large = n_bytes > limit
-            found.append((is_large, 0 if is_large else math.prod(decoded), n_bytes, block))
-        return min(found)[-1], min(found)[2]
+            is_large, is_part = n_bytes > limit, block != tuple(n_cells)
+            found.append((is_large, is_part, 0 if is_large else math.prod(decoded), n_bytes, block))
+        return min(found)[-1], min(found)[-2]
 
     @cached_property
     def block_sizes(self) -> IntArray:
