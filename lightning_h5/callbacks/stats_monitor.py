@@ -11,7 +11,6 @@ from typing import Any
 from torch.utils._pytree import tree_leaves  # Lightning finds loaders with it, too
 
 from .._lightning import Callback, LightningModule, Trainer, drop_logged, is_logging_step, logged_step
-from ..datasets import SequenceDataset
 from ..datasets.file_dataset import FileDataset
 from ..errors import H5ValueError
 from ..loading import H5DataLoader, what_limits
@@ -274,7 +273,7 @@ def _to_keep(loaders: list[H5DataLoader]) -> str:
     """Return what to pass so that all decoded rows of training stay in memory; empty if they do."""
     missing = []  # for each loader whose rows do not fit: bytes of all its rows, and the argument to raise
     for loader in loaders:
-        dataset = loader.dataset.dataset if isinstance(loader.dataset, SequenceDataset) else loader.dataset
+        dataset = loader.dataset
         if not isinstance(dataset, FileDataset):  # sources of a mixture share `shuffle.buffer` otherwise
             return "shuffle.buffer that holds all"
         all_bytes = dataset.cost.decoded_bytes * max(1, loader.num_workers)  # each worker has a cache of its own

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 from .._lightning import PACKAGE, models_of_the_other_package, rank_zero_only, rank_zero_warn
-from ..datasets import Catalog, RowDataset, different_packing
+from ..datasets import Catalog, RowDataset, SegmentSubset, different_packing
 from ..distributed import exchange
 from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
@@ -19,10 +19,14 @@ from ..types import IntArray
 from .arguments import SPLITS, Split
 from .loaders import NoRows
 from .resume import KeepsPosition
+from .training_rows import segments_left_out
 
-__all__ = ["BaseH5DataModule", "fields_of"]
+__all__ = ["BaseH5DataModule", "Chosen", "fields_of"]
 
 logger = logging.getLogger(__name__)
+
+Chosen: TypeAlias = IntArray | SegmentSubset
+"""The rows, or the segments, of a source that are in a split."""
 
 _STAGE_OF: dict[Split, str] = {"train": "fit", "val": "validate", "test": "test", "predict": "predict"}
 
@@ -47,7 +51,7 @@ class BaseH5DataModule(KeepsPosition):
         self._paths: dict[Split, Any] = {split: given.get(name) for split, name in self._path_names.items()}
         self._split = SplitOptions.parse(given.get("split"), "split")
         self._weights = WeightOptions.parse(given.get("weights"), "weights")
-        self._cut: dict[Split, list[IntArray]] | None = None  # the rows of each source by split, once known
+        self._cut: Mapping[Split, Sequence[Chosen]] | None = None  # what each source has in each split, once known
         self._transforms = given.get("transform"), given.get("eval_transform")
         for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
             check_callable(given.get(name), name)
@@ -225,6 +229,8 @@ class BaseH5DataModule(KeepsPosition):
                 raise H5ValueError(f"there is no data for {split!r}. {self.missing_data_hint(split)}")
             return
         self._datasets[split] = dataset
+        for text in segments_left_out(dataset):
+            self._log_once(text)
         for other in self._datasets.values():  # all splits share one transform, which decodes integers the same way
             for a, b in zip(fields_of(other), fields_of(dataset), strict=False):
                 if a.packing != b.packing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -11,7 +11,6 @@ from ..datasets import (
     MixtureDataset,
     NoRowPassesError,
     RowDataset,
-    SequenceDataset,
     mixture_dataset,
     weighted_dataset,
 )
@@ -26,14 +25,15 @@ from ..options import (
     ShuffleOptions,
     SplitOptions,
     WeightOptions,
+    WindowOptions,
     WorkerOptions,
 )
 from ..order import Mixture, check_mixture
-from ..types import DTypeLike, IntArray, PathLike, Paths
+from ..types import DTypeLike, PathLike, Paths
 from .arguments import Split
-from .base import BaseH5DataModule
+from .base import BaseH5DataModule, Chosen
 from .sources import Source, SourceFiles, SourceMixture, SplitDataset
-from .training_rows import check_segments, row_weights, segment_dataset, segment_order, weights_of
+from .training_rows import row_weights, segment_order, weights_of
 
 __all__ = ["CombinedHDF5DataModule"]
 
@@ -65,13 +65,13 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         mixture: instead of ``train_paths``, several sets of files to mix: a mapping from each source's name to its
             files, or ``MixtureOptions`` (``sources``, ``strategy``, ``weights``, ``epoch_length``, ``mix``,
             ``pattern``).
-        segments: which rows are one sample together: ``SegmentOptions`` (``key``, ``sort_key``, ``bucket``).
         on_bad_file: "error", or "skip" to leave out files that are missing or broken; each is logged, and ranks that
             do not leave out the same stop.
         transform: runs on each sample, a dict. See ``LazyH5DataModule`` for what it may draw.
         eval_transform: replaces ``transform`` for validation, test and prediction. None runs ``transform`` there too.
         batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` too.
-        collate_fn: makes a batch of a list of samples. None stacks, without making samples first.
+        collate_fn: makes a batch of a list of samples: a function, or "pad" (samples of several lengths with zeros, and
+            ``"length"``), "list" (a list of each field) or "stack". None stacks, without making samples first.
         normalize: JSON file with mean and standard deviation of fields, of all their values or of each channel, as
             ``lightning-h5 stats`` writes it. These fields become ``(x - mean) / std``, before any transform. Raises if
             the statistics are of other fields, shapes or numbers of channels.
@@ -88,11 +88,17 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             processes: the fastest unless a ``transform`` is slow.
         pin_memory: put batches into page-locked memory. "auto" does so if they go to a GPU.
         split: how the training files are split: a float (``val_fraction``) or ``SplitOptions`` (``val_fraction``,
-            ``test_fraction``, ``group_key``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``, ``file``).
+            ``test_fraction``, ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``,
+            ``file``, ``key``, ``by``, ``gap``). Samples of segments are split by these, before any filter.
         weights: how often each training row is drawn: the name of an array (``weight_key``) or ``WeightOptions``
             (``weight_key``, ``balance_key``, ``class_weights``).
-        sample: "row" takes each index along axis 0 as a sample, also of files that look like one image or volume each,
-            for which None raises.
+        sample: what a sample is: "row", "window" or "segment" (see ``LazyH5DataModule``, as for the three that follow).
+            Fields, and columns that filters name, are relative to the groups of ``segments``. A filter by values of
+            segments keeps these whole. One by values of steps leaves steps out: windows do not reach over them, and a
+            whole segment has those that stay.
+        segments: which steps belong together: a pattern of groups, or ``SegmentOptions``.
+        window: which steps of a segment make a sample: a length, ``[start, stop]``, a mapping, or ``WindowOptions``.
+        select: the part of a field to read, by its axes as stored.
         workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
             ``timeout``, ``init_fn``).
         files: how files are opened, and which are accepted: ``FileOptions`` (``mmap``, ``cache_bytes``, ``swmr``,
@@ -125,12 +131,11 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         dtype: DTypeLike = "float32",
         row_cache: RowCacheOptions | int | dict[str, Any] | None = None,
         mixture: MixtureOptions | dict[str, Any] | None = None,
-        segments: SegmentOptions | dict[str, Any] | None = None,
         on_bad_file: Literal["error", "skip"] = "error",
         transform: Callable[..., Any] | None = None,
         eval_transform: Callable[..., Any] | None = None,
         batch_transform: Callable[..., Any] | None = None,
-        collate_fn: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[Any], Any] | Literal["stack", "pad", "list"] | None = None,
         normalize: PathLike | None = None,
         batch_size: int = 32,
         eval_batch_size: int | None = None,
@@ -142,26 +147,29 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         pin_memory: bool | Literal["auto"] = "auto",
         split: SplitOptions | float | dict[str, Any] | None = None,
         weights: WeightOptions | str | dict[str, Any] | None = None,
-        sample: Literal["row"] | None = None,
+        sample: Literal["row", "window", "segment"] | None = None,
+        segments: SegmentOptions | str | dict[str, Any] | None = None,
+        window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
+        select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,
         distributed: DistributedOptions | dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
-        self._segments = SegmentOptions.parse(segments, "segments")
+        self._segments, self._keeps_rows = SegmentOptions.parse(segments, "segments"), row_cache is not None
         self._of_samples: dict[str, Any] = {"batch_transform": batch_transform, "with_index": with_index}
-        self._files = SourceFiles(locals(), self._options.files)
+        self._files = SourceFiles(locals(), self._options.files, self._options.collate)
         self._mixture = None if mixture is None else SourceMixture.parse(MixtureOptions.parse(mixture, "mixture"))
         self._sources = self._own_files("train") if self._mixture is None else self._mixture.sources
         self._check_arguments()
 
     def _check_arguments(self) -> None:
-        if self._options.collate in ("pad", "list"):
-            raise H5ValueError(
-                f"collate_fn={self._options.collate!r} was given, which CombinedHDF5DataModule does not have yet. Pass "
-                "a function, or use LazyH5DataModule."
-            )
+        self._has_segments = self._files.have_segments(self._sources) if self._sources else False
+        if self._has_segments and self._keeps_rows:
+            raise H5ValueError("row_cache was given, which keeps rows, and samples are of segments. Leave it out.")
         if self._mixture is not None:
+            if self._segments.bucket:
+                raise H5ValueError("segments.bucket was given with a mixture of sources. Leave one of them out.")
             if self._paths["train"] is not None:
                 raise H5ValueError("train_paths and mixture were given; both name the training files. Pass one.")
             options = self._mixture.options
@@ -171,7 +179,6 @@ class CombinedHDF5DataModule(BaseH5DataModule):
                     f"epoch_length={options.epoch_length!r}: both decide how often rows are drawn. Weight rows of "
                     "strategy='concat' with epoch_length='sum'."
                 )
-        check_segments(self._segments, self._split, mixes=self._mixture is not None, weighs=self._weights.is_given)
 
     def setup(self, stage: str | None = None) -> None:
         """See ``BaseH5DataModule.setup``."""
@@ -182,56 +189,67 @@ class CombinedHDF5DataModule(BaseH5DataModule):
 
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
-        split, segments = self._split, self._segments
-        names = [split.group_key, split.stratify_key, *self._weights.keys, segments.key, segments.sort_key]
+        split = self._split
+        names = [split.group_key, split.stratify_key, *self._weights.keys, *self._segments.cut_keys]
         return self._files.expected_arrays(self._sources, [name for name in names if name is not None])
 
-    def build_dataset(self, split: Split) -> CombinedHDF5Dataset | MixtureDataset | SequenceDataset | None:
+    def build_dataset(self, split: Split) -> CombinedHDF5Dataset | MixtureDataset | None:
         """Return the dataset of a split, or None without data for it."""
-        self._files.catalog = self._catalog
+        self._files.catalog, self._files.seed = self._catalog, self.seed or 0
         trains = split == "train"
         is_cut = not trains and self._paths[split] is None and self._split.may_fill(split)
         sources = self._sources if trains or is_cut else self._own_files(split)
         if not sources:
             return None
-        rows: Sequence[IntArray | None] = [None] * len(sources)
+        chosen: Sequence[Chosen | None] = [None] * len(sources)
         if is_cut or (trains and self._split.is_given):
-            if self._cut is None:  # rows of each source by split
-                self._cut = self._files.cut(self._sources, self._split, self._paths)
-            rows = chosen = self._cut[split]
-            if not any(map(len, chosen)):
+            if (found := self._cut_sources().get(split)) is None:
+                return None  # no list names this split
+            chosen = found
+            if not any(map(len, found)):
                 if not trains and not self._split.fills(split):
                     return None  # the file does not name this split
                 raise H5ValueError(f"the split {split!r} has no rows. {self.why_no_rows(split)}")
         of_samples = {"transform": self._transform_of(split), **self._of_samples}
+        weighs = trains and self._weights.is_given
+        opens = partial(self._files.open, columns=self._weights.keys if weighs else [])
         dataset: SplitDataset | MixtureDataset
         if self._mixture is not None and (trains or is_cut):
-            opened = self._open(split, sources, rows)
+            opened = self._open(split, sources, chosen, opens)
             self._files.refuse_images(opened)
             named = {source.name: each for source, each in opened.items()}
             mixes = not trains or not self._mixture.in_batches
             dataset = mixture_dataset(named, mixes=mixes, is_named=True, **of_samples)
         else:
             try:
-                dataset = self._files.open(sources[0], rows[0], **of_samples)
+                dataset = opens(sources[0], chosen[0], **of_samples)
             except H5ValueError as error:
                 raise H5ValueError(f"the data of {split!r}: {error}") from error
             opened = {sources[0]: dataset}
         column = partial(self._files.column, opened)
-        if self._segments.key is not None:  # segments have a single source
-            return segment_dataset(opened[sources[0]], self._segments, column)
-        weighs = trains and self._weights.is_given
         return weighted_dataset(dataset, row_weights(self._weights, column)) if weighs else dataset
 
+    def _cut_sources(self) -> Mapping[Split, Sequence[Chosen]]:
+        """The rows, or the segments, of each source by split."""
+        if self._cut is None:
+            cut = self._files.cut_segments if self._has_segments else self._files.cut_rows
+            self._cut = cut(self._sources, self._split, self._paths)
+        return self._cut
+
     def _open(
-        self, split: Split, sources: Sequence[Source], rows: Sequence[IntArray | None]
+        self,
+        split: Split,
+        sources: Sequence[Source],
+        chosen: Sequence[Chosen | None],
+        opens: Callable[..., SplitDataset],
     ) -> dict[Source, SplitDataset]:
         """The sources that have rows in a split."""
         opened: dict[Source, SplitDataset] = {}
         lacking: list[H5ValueError] = []
-        for source, chosen in zip(sources, rows, strict=True):
+        for source, of_split in zip(sources, chosen, strict=True):
             try:
-                opened[source] = self._files.open(source, chosen, n_sources=len(sources))
+                with_index = self._of_samples["with_index"]  # for segments and steps
+                opened[source] = opens(source, of_split, n_sources=len(sources), with_index=with_index)
             except H5ValueError as error:
                 told = H5ValueError(f"the source {source.name!r} of {split!r}: {error}")
                 # A named source must have rows to train on, but a small one may have none to evaluate on.
@@ -259,10 +277,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """See ``BaseH5DataModule.order_of``; of a mixture that of each source."""
-        if isinstance(dataset, SequenceDataset):
-            return segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._segments)
         if (mixture := self._mixture_of(dataset)) is None:
-            return super().order_of(dataset, shuffles=shuffles)
+            return segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._segments)
         return choose_mixed_order(
             mixture,
             [dataset] if mixture.strategy == "concat" else cast("MixtureDataset", dataset).sources,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
@@ -12,13 +12,10 @@ from ..datasets import (
     FieldStats,
     H5LazyDataset,
     MixtureDataset,
-    Patches,
     RowDataset,
     SampleOptions,
+    SegmentChoice,
     SegmentSubset,
-    TableDataset,
-    WholeSegments,
-    Windows,
     column_of,
     count_rows,
     read_stats,
@@ -38,13 +35,12 @@ from ..options import (
     WindowOptions,
     WorkerOptions,
 )
-from ..order import LengthRecipe
 from ..types import DTypeLike, IntArray, Keys, PathLike, Paths
 from .arguments import SPLITS, SampleArguments, Split, picked
-from .base import BaseH5DataModule, fields_of
+from .base import BaseH5DataModule, Chosen, fields_of
 from .cut_segments import cut_segments
 from .split_file import cut_rows
-from .training_rows import row_weights
+from .training_rows import row_weights, segment_order
 
 __all__ = ["KeyedH5DataModule", "LazyH5DataModule"]
 
@@ -72,14 +68,9 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)
-        self._subsets: Mapping[Split, SegmentSubset] | None = None
         self._samples = samples = picked(SampleArguments, given)
         self.x_key, self.y_key = samples.x_key, samples.y_key
         self._check_arguments()
-
-    def _forget_cuts(self) -> None:
-        super()._forget_cuts()
-        self._subsets = None
 
     def on_exception(self, exception: BaseException) -> None:
         """Add a note on what to pass to an error about dtypes, if arrays come in the file's dtype; close files."""
@@ -118,37 +109,25 @@ class KeyedH5DataModule(BaseH5DataModule):
         arguments = self._arguments(source, split, x_key, y_key)
         if not source.is_cut:
             return arguments
-        if "subset" in arguments:
-            if self._split.by == "row":
-                raise H5ValueError(
-                    "split.by='row' was given, and samples are made of segments, which splits do not divide. Pass "
-                    "'segment' or 'time'."
-                )
-            if self._subsets is None:
-                self._subsets = self._cut_segments(arguments)
-            subset = self._subsets.get(split)
-            return None if subset is None else arguments | {"subset": subset}
         if self._cut is None:
-            self._check_split_of_rows()
-            self._cut = {each: [rows] for each, rows in self._cut_rows(source.files, x_key).items()}
-        (indices,) = self._cut[split]
-        if not len(indices) and split != "train" and not self._split.fills(split):
+            self._cut = self._cut_files(source, arguments)
+        if split not in self._cut:
+            return None  # no list names it
+        (chosen,) = self._cut[split]
+        if isinstance(chosen, SegmentSubset):
+            columns = self._weights.keys if split == "train" else []
+            return arguments | {"choice": SegmentChoice(subset=chosen, columns=columns)}
+        if not len(chosen) and split != "train" and not self._split.fills(split):
             return None  # a file that says nothing of this split
-        return arguments | {"indices": indices}
+        return arguments | {"indices": chosen}
 
-    def note_left_out(self, dataset: TableDataset) -> None:
-        """Log how many segments are too short for a window, or too small for a patch."""
-        sampling = dataset.table.sampling
-        if isinstance(sampling, Patches) and (n := sampling.n_left_out):
-            self._log_once(
-                f"{n:,} of {len(sampling.segments):,} volumes are smaller than a patch {sampling.options.sizes} "
-                "and have no sample"
-            )
-        if isinstance(sampling, Windows) and (n := sampling.n_left_out):
-            self._log_once(
-                f"{n:,} of {len(sampling.segments):,} segments are shorter than a window ({sampling.reach} steps) and "
-                "have no sample"
-            )
+    def _cut_files(self, source: Source, arguments: Mapping[str, Any]) -> Mapping[Split, Sequence[Chosen]]:
+        """Return the rows, or the segments, of each split of the training files."""
+        if "choice" in arguments:
+            table, opened = H5LazyDataset(**arguments).table, OpenOptions(files=self._options.files)
+            return cut_segments([table], self._split, self._catalog, opened, self._paths)
+        self._check_split_of_rows()
+        return {split: [rows] for split, rows in self._cut_rows(source.files, arguments["x_key"]).items()}
 
     def _check_split_of_rows(self) -> None:
         """Raise an ``H5ValueError`` if rows are to be split by what segments alone have."""
@@ -161,12 +140,7 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """See ``BaseH5DataModule.order_of``; in batches of segments of similar length if these are asked for."""
-        order, segments = super().order_of(dataset, shuffles=shuffles), self._samples.segments
-        sampling = dataset.table.sampling if isinstance(dataset, TableDataset) else None
-        if not segments.bucket or order.mode == "none" or not isinstance(sampling, WholeSegments):
-            return order
-        lengths = sampling.segments.lengths
-        return order._replace(recipe=LengthRecipe(lengths, dataset.blocks(), f"{len(lengths):,} segments, by length"))
+        return segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._samples.segments)
 
     def _arguments(self, source: Source, split: Split, x_key: Keys, y_key: Keys | None) -> dict[str, Any]:
         """Return the arguments of a dataset of all samples of a split's files."""
@@ -182,17 +156,16 @@ class KeyedH5DataModule(BaseH5DataModule):
             "collate_fn": self._options.collate,
         }
         samples = self._samples
-        given = SampleOptions.parse(samples.sample, samples.segments, samples.window, samples.select, samples.patch)
+        given = SampleOptions.parse(
+            samples.sample, samples.segments, samples.window, samples.select, patch=samples.patch
+        )
         if given.needs_segments(keys_in(x_key, y_key)):
             columns = [key for key in (self._split.group_key, self._split.stratify_key) if key is not None]
-            arguments |= {"subset": None, "seed": self.seed or 0, "columns": columns if source.is_cut else []}
+            weights = self._weights.keys if split == "train" else []
+            choice = SegmentChoice(columns=columns if source.is_cut else weights)
+            arguments |= {"seed": self.seed or 0, "choice": choice}
         del arguments["eval_transform"]
         return arguments if y_key is not None else arguments | {"y_dtype": None, "target_transform": None}
-
-    def _cut_segments(self, arguments: dict[str, Any]) -> Mapping[Split, SegmentSubset]:
-        """Return the segments of each split of the training files."""
-        table = H5LazyDataset(**arguments).table
-        return cut_segments(table, self._split, self._catalog, OpenOptions(files=self._options.files), self._paths)
 
     def _source(self, split: Split) -> Source | None:
         own, training = self._paths[split], self._paths["train"]
@@ -412,15 +385,12 @@ class LazyH5DataModule(KeyedH5DataModule):
         if arguments is None:
             return None
         dataset = H5LazyDataset(**arguments)
-        self.note_left_out(dataset)
-        if self._weights.is_given and dataset.table.sampling is not None:
-            raise H5ValueError(
-                "weights were given with segments, a window or a patch, and are of rows. Leave weights out."
-            )
         if split != "train" or not self._weights.is_given:
             return dataset
 
         def column(key: str, argument: str) -> npt.NDArray[Any]:
+            if dataset.table.sampling is not None:
+                return dataset.table.values_of_samples(key)
             found, rows = self._column(arguments["path"], key, dataset.table.n_rows, argument), arguments["indices"]
             return found if rows is None else found[rows]
 

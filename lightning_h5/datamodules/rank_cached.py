@@ -183,7 +183,6 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             cache_device=self._device(),
             preload=False,
         )
-        self.note_left_out(dataset)
         context = multiprocessing.get_context(self._options.workers.start_method)
         dataset.for_training = trains
         dataset.for_workers = bool(self._options.num_workers) and context.get_start_method() != "fork"

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import CombinedHDF5Dataset, MixtureDataset, RowDataset, SequenceDataset, Sequences
+from ..datasets import MixtureDataset, Patches, RowDataset, TableDataset, WholeSegments, Windows
 from ..errors import H5ValueError, listing
 from ..loading.choose_order import Order
-from ..options import SegmentOptions, SplitOptions, WeightOptions
+from ..options import SegmentOptions, WeightOptions
 from ..order import LengthRecipe, RowWeights
 
-DEFAULT, OF_ROWS = SegmentOptions(), ("key", "sort_key", "bucket")
-
-__all__ = ["check_segments", "row_weights", "segment_dataset", "segment_order", "weights_of"]
+__all__ = ["row_weights", "segment_order", "segments_left_out", "weights_of"]
 
 
 def row_weights(options: WeightOptions, column: Callable[[str, str], npt.NDArray[Any]]) -> RowWeights:
@@ -88,72 +86,26 @@ def weights_of(dataset: RowDataset) -> RowWeights | None:
     return dataset.weights if isinstance(dataset, MixtureDataset) else None
 
 
-def check_segments(segments: SegmentOptions, split: SplitOptions, *, mixes: bool, weighs: bool) -> None:
-    """Raise an ``H5ValueError`` if other arguments would divide segments.
-
-    Args:
-        segments: what makes a segment.
-        split: how the training files are split.
-        mixes: whether there is a mixture of sources.
-        weighs: whether rows are weighted.
-    """
-    later = [
-        name
-        for name, value in vars(segments).items()
-        if name not in OF_ROWS and value not in (getattr(DEFAULT, name), [])
-    ]
-    if later:
-        raise H5ValueError(
-            f"segments was given with {listing(later)}, which CombinedHDF5DataModule does not have yet; it has "
-            f"{listing(OF_ROWS)}. Use LazyH5DataModule or RankCachedH5DataModule."
-        )
-    if of_segments := [name for name in ("key", "group_pattern") if getattr(split, name) is not None]:
-        raise H5ValueError(
-            f"split.{of_segments[0]} was given, which CombinedHDF5DataModule does not have yet. Use LazyH5DataModule "
-            "or RankCachedH5DataModule."
-        )
-    if segments.key is None:
-        return
-    if mixes or weighs:
-        raise H5ValueError(
-            f"segments.key={segments.key!r} was given with a mixture of sources or with weights, which apply to single "
-            "rows. Leave them out."
-        )
-    if split.is_given and split.group_key != segments.key:
-        raise H5ValueError(
-            f"segments.key={segments.key!r} and split.group_key={split.group_key!r}: splits would divide segments. "
-            f"Pass split.group_key={segments.key!r}."
-        )
-
-
-def segment_dataset(
-    rows: CombinedHDF5Dataset, segments: SegmentOptions, column: Callable[[str, str], npt.NDArray[Any]]
-) -> SequenceDataset:
-    """Return the segments that rows belong to.
-
-    Args:
-        rows: the rows.
-        segments: what makes a segment; its key is not None.
-        column: gets an array, and the argument that names it; returns its values, one a row.
-
-    Raises:
-        H5ValueError: a value is missing.
-    """
-    assert segments.key is not None, "no segments were requested"
-    order = None if segments.sort_key is None else column(segments.sort_key, "segments.sort_key")
-    if order is not None and order.dtype.kind not in "biuf":
-        raise H5ValueError(
-            f"segments.sort_key={segments.sort_key!r} has values of {order.dtype}. Name an array with one number per "
-            "row."
-        )
-    made = Sequences.of(column(segments.key, "segments.key"), order, names=(segments.key, segments.sort_key))
-    return SequenceDataset(rows, made, segments.key)
-
-
-def segment_order(order: Order, dataset: SequenceDataset, segments: SegmentOptions) -> Order:
-    """Return the order of epochs of a dataset's segments, in batches of similar lengths if these are wanted."""
-    if not segments.bucket or order.mode == "none":
+def segment_order(order: Order, dataset: RowDataset, segments: SegmentOptions) -> Order:
+    """Return the order of epochs of a dataset, in batches of segments of similar lengths if these are wanted."""
+    sampling = dataset.table.sampling if isinstance(dataset, TableDataset) else None
+    if not segments.bucket or order.mode == "none" or not isinstance(sampling, WholeSegments):
         return order
-    order_inside = "in storage order" if segments.sort_key is None else f"sorted by {segments.sort_key!r}"
-    text = f"{len(dataset):,} sequences of {segments.key!r}, {order_inside}, by length"
-    return order._replace(recipe=LengthRecipe(dataset.lengths, dataset.blocks(), text))
+    lengths = sampling.segments.lengths
+    return order._replace(recipe=LengthRecipe(lengths, dataset.blocks(), f"{len(lengths):,} segments, by length"))
+
+
+def segments_left_out(dataset: RowDataset) -> Iterator[str]:
+    """Yield how many segments are too short for a window, or too small for a patch."""
+    for each in dataset.sources or [dataset]:
+        sampling = each.table.sampling if isinstance(each, TableDataset) else None
+        if isinstance(sampling, Patches) and (n := sampling.n_left_out):
+            yield (
+                f"{n:,} of {len(sampling.segments):,} volumes are smaller than a patch {sampling.options.sizes} and "
+                "have no sample"
+            )
+        if isinstance(sampling, Windows) and (n := sampling.n_left_out):
+            yield (
+                f"{n:,} of {len(sampling.segments):,} segments are shorter than a window ({sampling.reach} steps) and "
+                "have no sample"
+            )

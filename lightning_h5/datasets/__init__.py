@@ -12,12 +12,11 @@ from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_
 from .normalize import FieldStats, read_stats, write_stats
 from .patches import Patches
 from .rank_cached import RankMemCachedH5Dataset
+from .row_filters import NoRowPassesError
 from .row_table import RowTable
 from .sample_layout import Transform
 from .segment_fields import SampleOptions
-from .segment_splits import SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
-from .selection import NoRowPassesError
-from .sequence_dataset import SequenceDataset, Sequences
+from .segment_splits import SegmentChoice, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
 from .shard_loading import load_shards
 from .shard_memory import available_memory
 from .table_dataset import TableDataset
@@ -58,9 +57,8 @@ __all__ = [
     "RowTable",
     "SampleOptions",
     "Samples",
+    "SegmentChoice",
     "SegmentSubset",
-    "SequenceDataset",
-    "Sequences",
     "TableDataset",
     "Transform",
     "WholeSegments",

@@ -52,6 +52,8 @@ def collated_samples(samples: Sequence[Any], how: Collate | None) -> Any:
         return default_collate(list(samples))
     if isinstance(first, Mapping):
         return {name: collated_samples([sample[name] for sample in samples], how) for name in first}
+    if isinstance(first, list) and all(isinstance(value, str) for sample in samples for value in sample):
+        return list(samples)  # text of each step
     if isinstance(first, tuple | list):
         return tuple(collated_samples(values, how) for values in zip(*samples, strict=True))
     if isinstance(first, torch.Tensor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,12 +13,13 @@ import torch
 from ..distributed import exchange
 from ..errors import H5ValueError, listing, without_frames
 from ..hdf5 import ArrayLayout, OpenOptions, torch_dtype
-from ..options import FileOptions, RowCacheOptions
+from ..options import FileOptions, RowCacheOptions, SegmentOptions, WindowOptions
 from ..types import DTypeLike, IntArray, Paths
 from .catalog import Catalog
+from .collate import Collate
 from .compatibility import Asked
-from .discovery import files_to_read, names_to_load, table_of
-from .fields import TARGET, FieldMap, Fields, checked_rows, keys_of
+from .discovery import files_to_read, names_to_load, skip_into, table_of
+from .fields import TARGET, FieldMap, Fields, checked_names, checked_rows, keys_of
 from .file_dataset import CACHE_BYTES
 from .labels import LabelCriterion
 from .normalize import Normalize, normalized
@@ -26,6 +28,10 @@ from .row_filters import Where, criteria_of
 from .row_table import RowTable
 from .sample_cache import CachingDataset
 from .sample_layout import Transform
+from .segment_columns import with_label
+from .segment_fields import SampleKind, SampleOptions, Select
+from .segment_splits import SegmentChoice
+from .segment_tables import segment_table
 from .selection import Selection
 
 __all__ = ["CombinedHDF5Dataset"]
@@ -74,8 +80,16 @@ class CombinedHDF5Dataset(CachingDataset):
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's index in this dataset, as ``"index"``.
-        sample: "row" declares that an index along axis 0 is a sample, for files that look like an image or volume each
-            (see ``H5LazyDataset``).
+        sample: what a sample is: "row", "window" or "segment" (see ``H5LazyDataset``, as for the three that follow).
+            Fields, and columns that filters name, are then relative to the groups of ``segments``. A filter by values
+            of segments keeps these whole. One by values of steps leaves steps out: windows do not reach over them, and
+            a whole segment has those that stay. The rows used last are not kept.
+        segments: which steps belong together.
+        window: which steps of a segment make a sample.
+        select: the part of a field to read.
+        collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
+        seed: of random windows.
+        choice: which of the segments are kept, as data modules split them; None for all.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
         catalog: contents of the files, if already known; None opens them.
@@ -124,7 +138,13 @@ class CombinedHDF5Dataset(CachingDataset):
         batch_transform: Transform | None = None,
         normalize: Normalize | None = None,
         with_index: bool = False,
-        sample: Literal["row"] | None = None,
+        sample: SampleKind | None = None,
+        segments: str | SegmentOptions | Mapping[str, Any] | None = None,
+        window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
+        select: Select | None = None,
+        collate_fn: Collate | None = None,
+        seed: int = 0,
+        choice: SegmentChoice | None = None,
         files: FileOptions | Mapping[str, Any] | None = None,
         catalog: Catalog | None = None,
     ) -> None:
@@ -136,6 +156,7 @@ class CombinedHDF5Dataset(CachingDataset):
             self.dtype = torch_dtype(dtype, "dtype")
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise H5ValueError(f"dtype={dtype!r} is for floating fields. Pass a floating dtype, or None to leave all.")
+        samples = SampleOptions.parse(sample, segments, window, select, seed)
         row_cache = RowCacheOptions.parse(cache_size, "cache_size")
         self._keys, layout = keys_of(field_map)
         criteria = criteria_of(
@@ -151,23 +172,16 @@ class CombinedHDF5Dataset(CachingDataset):
                 f"valid_mask={valid_mask!r} selects the steps that count for `label`. Pass label as well."
             )
         opened = FileOptions.parse(files, "files")
-        plain = OpenOptions(files=opened)
-        catalog = catalog or Catalog()
-        columns = [one.column for one in criteria if one.column is not None]
+        plain, catalog = OpenOptions(files=opened), catalog or Catalog()
+        named = [] if load_fields is None else checked_names(load_fields)
+        has_segments = samples.needs_segments([self._key(name) for name in named])
+        columns = [] if has_segments else [one.column for one in criteria if one.column is not None]
         of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
-        full, names = self._scan(catalog, plain, paths, load_fields, columns, of_label, on_bad_file, sample)
+        chosen = replace(choice or SegmentChoice(), criteria=criteria, keys=self._keys) if has_segments else None
+        full, names = self._scan(catalog, plain, paths, load_fields, columns, of_label, on_bad_file, samples, chosen)
         fields = {name: at for at, name in enumerate(dict.fromkeys([*names, *columns, *of_label]))}
         valid = None if valid_mask is None else fields[valid_mask]
-        selection = Selection(
-            catalog,
-            full,
-            plain,
-            criteria,
-            None if label is None else LabelCriterion(_checked_label(label), fields[TARGET], valid, layout),
-            fields,
-            self._keys,
-            checked_rows(indices, full.n_rows),
-        )
+        of_class = None if label is None else LabelCriterion(_checked_label(label), fields[TARGET], valid, layout)
         table = full.with_fields(range(len(names)))
         arrays = dict(zip(names, table.layouts[0], strict=True))
         self.asked_cache_bytes = opened.cache_size
@@ -182,6 +196,13 @@ class CombinedHDF5Dataset(CachingDataset):
             with_index=with_index,
             flags=tuple(self._is_flag(name, array) for name, array in arrays.items()),
         )
+        selection = None
+        if not has_segments:
+            among = checked_rows(indices, full.n_rows)
+            selection = Selection(catalog, full, plain, criteria, of_class, fields, self._keys, among)
+        elif of_class is not None:
+            table = with_label(full, of_class, plain).with_fields(range(len(names)))
+        of_sample = of_sample.of_samples(table, mask=samples.has_mask, collate=collate_fn)
         super().__init__(
             table,
             normalized(of_sample, normalize, table, catalog, plain),
@@ -189,11 +210,11 @@ class CombinedHDF5Dataset(CachingDataset):
             options=OpenOptions(rdcc_nbytes=chunk_cache(table, budget, swmr=opened.swmr), files=opened),
             mmap=opened.mmap,
             cache_bytes=budget,
-            cache_size=row_cache.size,
+            cache_size=0 if has_segments else row_cache.size,
             max_cache_bytes=row_cache.n_bytes,
         )
         self.counters.share(MAX_WORKERS)  # so that counts of any loader's workers are visible here
-        self.indices = selection.rows(self.counters)
+        self.indices = checked_rows(indices, len(self)) if selection is None else selection.rows(self.counters)
         self.scanned = full
 
     # Which rows ----------------------------------------------------------------------------------------------
@@ -223,13 +244,16 @@ class CombinedHDF5Dataset(CachingDataset):
         columns: Sequence[str],
         of_label: Sequence[str],
         on_bad_file: str,
-        sample: str | None,
+        samples: SampleOptions,
+        choice: SegmentChoice | None,
     ) -> tuple[RowTable, list[str]]:
         """Return the files with the fields of a sample and, after these, those of filters; and names of the former."""
         if on_bad_file not in ("error", "skip"):
             raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'error' or 'skip'.")
         bad: dict[str, str] | None = {} if on_bad_file == "skip" else None
         files = files_to_read(catalog, paths, bad)
+        if samples.segments.groups is not None and load_fields is None:
+            raise H5ValueError("segments.groups was given without load_fields. Name the fields, relative to a group.")
         names = names_to_load(catalog, files, options, load_fields, self._keys, [*columns, *of_label], bad)
         wanted = list(dict.fromkeys([*names, *columns, *of_label]))
         if unknown := [name for name in self._named_dtypes if name not in wanted]:
@@ -244,7 +268,14 @@ class CombinedHDF5Dataset(CachingDataset):
             )
             for name in wanted
         ]
-        full = table_of(catalog, files, asked, options, sample, bad)
+        if choice is not None:
+            singles = wanted[len(names) :]
+            left = [path for path in files if path not in (bad or ())]
+            full = segment_table(
+                catalog, left, asked, wanted, options, samples, choice, singles=singles, skip=skip_into(bad)
+            )
+        else:
+            full = table_of(catalog, files, asked, options, samples.sample, bad)
         if bad is not None and self.agrees_by_itself:
             left_out = sorted(path.rsplit("/", 1)[-1] for path in bad)
             with exchange("leaving out bad files", PATIENCE) as ranks:

@@ -28,7 +28,7 @@ from .fields import checked_names
 from .readable_files import Skip, each_readable
 from .row_table import RowTable
 
-__all__ = ["expand_those_there", "files_to_read", "names_to_load", "table_of"]
+__all__ = ["expand_those_there", "files_to_read", "names_to_load", "skip_into", "table_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def names_to_load(
     if given is not None:
         return checked_names(given)
     of_filters = {keys.get(name, name).strip("/") for name in more}
-    found = fields_of_files(catalog, files, options, _skip(bad), SKIP_THEM, {*keys.values(), *of_filters})
+    found = fields_of_files(catalog, files, options, skip_into(bad), SKIP_THEM, {*keys.values(), *of_filters})
     ours = {theirs: name for name, theirs in keys.items()}
     stripped = [theirs.strip("/") for theirs in found]
     names = [ours.get(key, theirs) for key, theirs in zip(stripped, found, strict=True)]
@@ -98,10 +98,11 @@ def table_of(
     """Return the arrays of files, without those that are bad; see ``Catalog.table``."""
     n_files = len({*files, *(bad or ())})
     left = [path for path in files if path not in (bad or ())]
-    return catalog.table(left, asked, options, sample=sample, skip=_skip(bad), advice=SKIP_THEM, n_files=n_files)
+    return catalog.table(left, asked, options, sample=sample, skip=skip_into(bad), advice=SKIP_THEM, n_files=n_files)
 
 
-def _skip(bad: dict[str, str] | None) -> Skip | None:
+def skip_into(bad: dict[str, str] | None) -> Skip | None:
+    """Return what logs a file that is left out, and keeps what is wrong with it; None if errors are raised."""
     return None if bad is None else partial(_leave_out, bad)
 
 
@@ -214,8 +215,8 @@ def _refuse_groups(path: str, fields: Sequence[str], looks: Mapping[str, _Look])
     raise H5KeyError(
         f"load_fields was not given, and {path!r} has arrays of the same name in several groups: {listing(same)}. Each "
         "group may have its own rows, even if all have the same number. If so, name the arrays that belong to one "
-        f"group, such as load_fields={belong!r}, or use LazyH5DataModule, where segments='*' makes samples of all "
-        "groups; otherwise name all arrays that are fields of one row."
+        f"group, such as load_fields={belong!r}, or pass segments='*' and names relative to a group, so that each "
+        "group has samples of its own; otherwise name all arrays that are fields of one row."
     )
 
 

@@ -128,7 +128,8 @@ class Fields:
         ragged = [field for field in range(self.n_inputs) if table.is_ragged[field]]
         length_of = None
         if isinstance(table.sampling, WholeSegments):
-            length_of = steps[0], table.step_places[steps[0]]
+            counted = next((field for field in steps if table.sampling.has_all_steps(field)), steps[0])
+            length_of = counted, table.step_places[counted]
         elif ragged:
             length_of = ragged[0], 0
         return replace(

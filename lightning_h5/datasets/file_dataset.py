@@ -21,7 +21,6 @@ from ..hdf5 import OpenOptions, process_pool
 from ..order import BlockTable
 from ..readers import (
     BegunRead,
-    BlockMap,
     ChunkedReader,
     ContiguousReader,
     InMemoryReader,
@@ -36,7 +35,7 @@ from .base import RawBatch, ReadCost
 from .buffers import Column
 from .fields import Fields
 from .patches import Patches
-from .reading_ahead import ReadaheadHints
+from .reading_ahead import ReadaheadHints, reads_of_blocks
 from .row_table import HELD_BYTES, BatchRows, RowTable
 from .sample_columns import column_of_samples
 from .sample_layout import Transform
@@ -44,12 +43,11 @@ from .segments import FieldRows
 from .table_dataset import TableDataset
 from .windows import WholeSegments
 
-__all__ = ["CACHE_BYTES", "SAMPLES_AT_A_TIME", "FileDataset"]
+__all__ = ["CACHE_BYTES", "FileDataset"]
 
 CACHE_BYTES = 64 << 20
 """Memory for decoded rows unless the user asks for another amount."""
 
-SAMPLES_AT_A_TIME = 1 << 14  # whose rows are counted
 
 _ByPart: TypeAlias = dict[int, tuple[IntArray | None, IntArray]]
 """For each part that rows are in, their places in the batch (None for all) and their rows there."""
@@ -363,30 +361,13 @@ class FileDataset(TableDataset):
                 counters=self.counters,
                 rows=self.indices if table.sampling is None else None,
                 first_row=table.starts,
-                reads=None if table.sampling is None else partial(self._reads_of_blocks, field),
+                reads=None if table.sampling is None else partial(reads_of_blocks, table, self.indices, field),
                 retain=self.retain,
                 prepare=None if isinstance(table.sampling, Patches) else self.plans[field].affine,
                 dtype=self.plans[field].gathered,
             )
             for field in fields
         }
-
-    def _reads_of_blocks(self, field: int, blocks: BlockMap) -> IntArray:
-        """Return how often an epoch reads rows of each block; more than it can if that is not known."""
-        sampling = self.table.sampling
-        assert sampling is not None, "each row is read once"
-        if self.indices is None and sampling.segments.are_ascending:
-            numbers, low, high = blocks.ranges()
-            before, after = (sampling.n_reads_before(bounds, field) for bounds in (low, high))
-            if before is None or after is None:
-                return np.full(blocks.n_blocks, np.iinfo(np.int64).max)
-            return np.bincount(numbers, weights=after - before, minlength=blocks.n_blocks).astype(np.int64)
-        found = np.zeros(blocks.n_blocks, dtype=np.int64)
-        for start in range(0, len(self), SAMPLES_AT_A_TIME):
-            samples = self.located(np.arange(start, min(start + SAMPLES_AT_A_TIME, len(self))))
-            rows = self.table.rows_of(samples).fields[field].rows
-            found += np.bincount(blocks.locate(rows)[0], minlength=blocks.n_blocks)
-        return found
 
     def read_with(self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False) -> None:
         """See ``RowDataset.read_with``."""

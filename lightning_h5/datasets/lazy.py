@@ -20,7 +20,7 @@ from .normalize import Normalize
 from .reading_ahead import chunk_cache
 from .sample_layout import Transform
 from .segment_fields import SampleKind, SampleOptions, Select
-from .segment_splits import SegmentSubset
+from .segment_splits import SegmentChoice
 from .segment_tables import table_of_samples
 
 __all__ = ["H5LazyDataset", "LazyFileDataset"]
@@ -74,9 +74,8 @@ class H5LazyDataset(FileDataset):
             ``random``, ``border``), or a mapping of its fields.
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
-        subset: the segments that are kept, as data modules split them; None for all.
         seed: of random windows and patches.
-        columns: further arrays with a value for each segment, for ``table.columns``.
+        choice: which of the segments are kept, as data modules split and filter them; None for all.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
         catalog: contents of the files, if already known; None opens them.
@@ -123,13 +122,12 @@ class H5LazyDataset(FileDataset):
         patch: PatchOptions | Mapping[str, Any] | None = None,
         select: Select | None = None,
         collate_fn: Collate | None = None,
-        subset: SegmentSubset | None = None,
         seed: int = 0,
-        columns: Sequence[str] = (),
+        choice: SegmentChoice | None = None,
         files: FileOptions | Mapping[str, Any] | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        samples = SampleOptions.parse(sample, segments, window, select, patch)
+        samples = SampleOptions.parse(sample, segments, window, select, seed, patch)
         fields = Fields.of(
             x_key,
             y_key,
@@ -153,9 +151,7 @@ class H5LazyDataset(FileDataset):
             takes_packed=self.takes_packed,
             normalize=normalize,
             collate=collate_fn,
-            seed=seed,
-            subset=subset,
-            columns=columns,
+            choice=choice,
         )
         self.asked_cache_bytes = opened.cache_size
         budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size

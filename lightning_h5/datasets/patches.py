@@ -18,7 +18,7 @@ from ..options import PatchOptions
 from ..order import uniform
 from ..types import IntArray
 from .patch_grids import CellAxis, CellGrid, Pieces
-from .segments import FieldRows, Places, Segments
+from .segments import BoolArray, FieldRows, Places, Segments
 
 __all__ = ["PatchRows", "Patches", "Volume"]
 
@@ -166,8 +166,7 @@ class Volume:
 
     def drawn(self, segments: IntArray, numbers: IntArray, seed: int, epoch: int) -> IntArray:
         """Return where random patches start, of segments with these numbers among all of the files."""
-        which = (segments << NUMBER) + numbers
-        places = []
+        places, which = [], (segments << NUMBER) + numbers
         for axis, (n, size) in enumerate(zip(self.lengths, self.options.sizes, strict=True)):
             drawn = uniform(seed, epoch, PLACE + axis, which) * max(1, n - size + 1)
             places.append(np.minimum(drawn.astype(np.int64), max(0, n - size)))
@@ -268,6 +267,10 @@ class Patches:
     def in_parts(self, low: IntArray, high: IntArray) -> Patches:
         """See ``Sampling.in_parts``."""
         raise H5ValueError("split.by='time' was given with patch, and volumes have no steps. Pass 'segment'.")
+
+    def keeping(self, is_kept: BoolArray) -> Patches:
+        """See ``Sampling.keeping``."""
+        raise H5ValueError("a filter was given with patch, and keeps or leaves out steps. Leave one of the two out.")
 
     def of_fields(self, fields: Sequence[int]) -> Patches:
         """See ``Sampling.of_fields``."""
@@ -378,8 +381,7 @@ class Patches:
 
     def n_before(self, rows: IntArray) -> IntArray:
         """See ``Sampling.n_before``: of whole segments."""
-        segments = np.searchsorted(self.segments.steps[0].firsts_of(), rows)
-        return self._before(segments)
+        return self._before(np.searchsorted(self.segments.steps[0].firsts_of(), rows))
 
     def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
         """See ``Sampling.n_reads_before``."""
@@ -394,6 +396,5 @@ class Patches:
 
     def digest(self) -> bytes:
         """See ``Sampling.digest``."""
-        drawn = self.seed if self.options.random is not None else None
-        volumes = b"".join(volume.digest() for volume in self.volumes)
+        drawn, volumes = self.options.random and self.seed, b"".join(volume.digest() for volume in self.volumes)
         return repr(drawn).encode() + volumes + self.kinds.tobytes() + self.lines.tobytes() + self.segments.digest()

@@ -30,15 +30,16 @@ from .buffers import Column
 from .catalog import Catalog
 from .collate import Collate
 from .fields import Fields
-from .file_dataset import SAMPLES_AT_A_TIME, FileDataset
+from .file_dataset import FileDataset
 from .held_rows import HeldRows, checked_device
 from .normalize import Normalize
 from .patches import Patches
+from .reading_ahead import SAMPLES_AT_A_TIME
 from .row_table import BatchRows
 from .sample_columns import column_of_samples
 from .sample_layout import Transform
 from .segment_fields import SampleKind, SampleOptions, Select
-from .segment_splits import SegmentSubset
+from .segment_splits import SegmentChoice
 from .segment_tables import table_of_samples
 from .shard_loading import load_shards
 from .table_dataset import TableDataset, rows_of_all
@@ -102,8 +103,7 @@ class RankMemCachedH5Dataset(TableDataset):
             is, and in this machine's memory.
         select: the part of a field to read.
         collate_fn: how samples of several shapes become a batch.
-        subset: the segments that are kept.
-        columns: further arrays with a value for each segment.
+        choice: which of the segments are kept, as data modules split them; None for all.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``).
         cache_device: "cpu", or a GPU such as "cuda" or "cuda:1" to hold the shard there: batches never cross the bus.
@@ -173,8 +173,7 @@ class RankMemCachedH5Dataset(TableDataset):
         patch: PatchOptions | Mapping[str, Any] | None = None,
         select: Select | None = None,
         collate_fn: Collate | None = None,
-        subset: SegmentSubset | None = None,
-        columns: Sequence[str] = (),
+        choice: SegmentChoice | None = None,
         files: FileOptions | Mapping[str, Any] | None = None,
         cache_device: str | torch.device = "cpu",
         preload: bool = True,
@@ -185,7 +184,7 @@ class RankMemCachedH5Dataset(TableDataset):
         if mode not in get_args(ShardMode):
             raise H5ValueError(f"mode={mode!r} was given. Pass 'contiguous' or 'interleave'.")
         self.device = checked_device(cache_device, share_memory=share_memory)
-        samples = SampleOptions.parse(sample, segments, window, select, patch)
+        samples = SampleOptions.parse(sample, segments, window, select, seed, patch)
         if patch is not None and self.device.type != "cpu":
             raise H5ValueError(
                 f"patch and cache_device={cache_device!r} were given; patches are cut on the CPU. Pass 'cpu' (of a "
@@ -220,9 +219,7 @@ class RankMemCachedH5Dataset(TableDataset):
             takes_packed=self.takes_packed,
             normalize=normalize,
             collate=collate_fn,
-            seed=seed,
-            subset=subset,
-            columns=columns,
+            choice=choice,
         )
         self._held_fields = table.fields_of_rows
         self._others: FileDataset | None = None

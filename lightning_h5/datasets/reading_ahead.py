@@ -1,4 +1,4 @@
-"""How much HDF5's own cache may take, and hints to the system about rows that will be read."""
+"""How much HDF5's own cache may take, how often blocks are read, and hints to the system about rows to come."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import numpy as np
 
 from ..hdf5 import MAX_H5, OpenOptions
 from ..options import FileOptions
-from ..readers import is_pooled
+from ..readers import BlockMap, is_pooled
 from ..types import IntArray
 from .row_table import RowTable
 
-__all__ = ["ReadaheadHints", "chunk_cache"]
+__all__ = ["SAMPLES_AT_A_TIME", "ReadaheadHints", "chunk_cache", "reads_of_blocks"]
+
+SAMPLES_AT_A_TIME = 1 << 14  # whose rows are counted
 
 
 def chunk_cache(table: RowTable, budget: int, *, swmr: bool) -> int:
@@ -62,3 +64,28 @@ class ReadaheadHints:
         runs = runs[~is_named[runs]]
         is_named[runs] = True
         return [range(run * step, min(run * step + step, self._n_rows[file])) for run in runs.tolist()]
+
+
+def reads_of_blocks(table: RowTable, samples: IntArray | None, field: int, blocks: BlockMap) -> IntArray:
+    """Return how often an epoch reads rows of each block; more than it can if that is not known.
+
+    Args:
+        table: the files, with a sampling.
+        samples: those of an epoch; None for all.
+        field: number of the field.
+        blocks: of the field.
+    """
+    sampling = table.sampling
+    assert sampling is not None, "each row is read once"
+    if samples is None and sampling.segments.are_ascending:
+        numbers, low, high = blocks.ranges()
+        before, after = (sampling.n_reads_before(bounds, field) for bounds in (low, high))
+        if before is None or after is None:
+            return np.full(blocks.n_blocks, np.iinfo(np.int64).max)
+        return np.bincount(numbers, weights=after - before, minlength=blocks.n_blocks).astype(np.int64)
+    samples = np.arange(len(sampling)) if samples is None else samples
+    found = np.zeros(blocks.n_blocks, dtype=np.int64)
+    for start in range(0, len(samples), SAMPLES_AT_A_TIME):
+        rows = table.rows_of(samples[start : start + SAMPLES_AT_A_TIME]).fields[field].rows
+        found += np.bincount(blocks.locate(rows)[0], minlength=blocks.n_blocks)
+    return found

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..errors import H5ValueError, listing, stop_iteration
 
-__all__ = ["Columns", "Criterion", "Mask", "Where", "criteria_of"]
+__all__ = ["Columns", "Criterion", "Mask", "NoRowPassesError", "Where", "criteria_of"]
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -22,6 +22,10 @@ Columns: TypeAlias = Mapping[str, npt.NDArray[Any]]
 Where: TypeAlias = Mapping[str, Any] | Callable[[Columns], npt.ArrayLike]
 """For an array's name a value, a list of values, a range ``{"min": 3, "max": 5}`` (bounds included, either may be left
 out), or a function from the column to a mask. Or one function from all columns to a mask."""
+
+
+class NoRowPassesError(H5ValueError):
+    """No row passes the filters."""
 
 
 @dataclass(frozen=True)

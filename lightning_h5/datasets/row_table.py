@@ -151,30 +151,46 @@ class RowTable:
         """Return the file of each part."""
         return parts if self.parts is None else self.parts.files[parts]
 
+    def parts_of_segments(self, numbers: IntArray) -> IntArray:
+        """Return the part that each of some segments begins in."""
+        if self.first_segments is None:
+            return numbers
+        return np.searchsorted(self.first_segments, numbers, side="right") - 1
+
     def part_of_segment(self, number: int) -> tuple[int, int]:
         """Return the part that a segment begins in, and its number there."""
-        if self.first_segments is None:
-            return number, 0
-        part = int(np.searchsorted(self.first_segments, number, side="right")) - 1
-        return part, number - int(self.first_segments[part])
+        part = int(self.parts_of_segments(np.array([number]))[0])
+        return part, 0 if self.first_segments is None else number - int(self.first_segments[part])
 
     def file_of_segment(self, number: int) -> int:
         """Return the file that a segment begins in."""
         part, _ = self.part_of_segment(number)
         return part if self.parts is None else int(self.parts.files[part])
 
+    def values_of_samples(self, key: str) -> npt.NDArray[Any]:
+        """Return the value of a column for each sample: that of its segment."""
+        assert self.sampling is not None, "samples are rows"
+        return np.asarray(self.columns[key][self.sampling.places(np.arange(self.n_samples)).segments])
+
+    def n_segments_of(self, part: int) -> int:
+        """Return how many segments the files have in a part."""
+        return 1 if self.first_segments is None else int(self.first_segments[part + 1] - self.first_segments[part])
+
+    def name_of_part(self, part: int) -> str:
+        """Return the path of the file that a part is, or the name of its group or array."""
+        return self.paths[part] if self.parts is None else self.parts.names[part]
+
     def segment_name(self, number: int) -> str:
         """Return the name of a segment: of a group, an array or a file, with its number there if that has several."""
         part, inside = self.part_of_segment(number)
-        name = os.path.basename(self.paths[part]) if self.parts is None else self.parts.names[part]
-        has_several = self.first_segments is not None and self.first_segments[part + 1] - self.first_segments[part] > 1
-        return f"{name}[{inside}]" if has_several else name
+        name = os.path.basename(self.name_of_part(part)) if self.parts is None else self.name_of_part(part)
+        return f"{name}[{inside}]" if self.n_segments_of(part) > 1 else name
 
     def locate_values(self, field: int, segments: IntArray) -> tuple[IntArray, IntArray]:
         """Return the part, and the row inside the part, that has a field's value of each segment."""
         if self.first_segments is None:
             return segments, np.zeros(len(segments), dtype=np.int64)
-        parts = np.searchsorted(self.first_segments, segments, side="right") - 1
+        parts = self.parts_of_segments(segments)
         is_of_part = np.array([arrays[field].n_rows == 1 for arrays in self.layouts])[parts]
         return parts, np.where(is_of_part, 0, segments - self.first_segments[parts])
 

@@ -12,7 +12,7 @@ import torch
 from ..types import IntArray
 from .buffers import Column
 from .segments import FieldRows
-from .windows import Windows
+from .windows import WholeSegments, Windows
 
 if TYPE_CHECKING:
     from .row_table import BatchRows, RowTable
@@ -38,11 +38,16 @@ def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Col
         assert isinstance(column, torch.Tensor), "volumes have numbers"
         return found.patches.finished(column)
     sampling, place = table.sampling, table.step_places[field]
-    if not isinstance(sampling, Windows):  # whole segments
+    if isinstance(sampling, WholeSegments):
+        if not sampling.has_all_steps(field):
+            return column
         assert found.lengths is not None, "segments have a length each"
+        if not len(found.lengths) and isinstance(column, torch.Tensor):
+            return _moved(column[None][:0], 1, 1 + place)
         ends = np.concatenate([[0], np.cumsum(found.lengths)]).tolist()
         each = column if table.is_ragged[field] else [column[low:high] for low, high in pairwise(ends)]
         return [_moved(one, 0, place) for one in each]
+    assert isinstance(sampling, Windows), "samples are windows"
     one = sampling.ranges[field]
     assert one is not None, "the field has steps"
     n_steps = len(one.offsets)

@@ -255,7 +255,7 @@ class SampleLayout:
             batch, lengths = part.batch(columns[own], rows, draws, describe, self.collate, counted)
             parts.append(batch)
             if counted is not None:
-                length["length"] = torch.tensor(lengths)
+                length["length"] = torch.tensor(lengths, dtype=torch.int64)
         index = {"index": torch.from_numpy(self.shown(rows.copy()))} if self.with_index else {}
         return self._join(parts, length | index, dict(self._more_of(columns)))
 

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from ..errors import H5ValueError
 from ..options import SegmentOptions
 from ..types import IntArray
+from .row_filters import Mask
 from .segments import Steps
-from .sequence_dataset import Sequences
 
-__all__ = ["by_coordinate", "by_value", "firsts_in", "steps_of"]
+__all__ = ["by_coordinate", "by_value", "check_present", "firsts_in", "steps_of"]
 
 
 def firsts_in(segments: SegmentOptions, cuts: Mapping[str, npt.NDArray[Any]], n_rows: int, path: str) -> IntArray:
@@ -63,22 +63,54 @@ def steps_of(firsts: IntArray, lengths: IntArray, n_rows: int) -> Steps:
 
 
 def by_value(
-    values: npt.NDArray[Any] | None, order: npt.NDArray[Any] | None, segments: SegmentOptions
+    values: npt.NDArray[Any], order: npt.NDArray[Any] | None, segments: SegmentOptions
 ) -> tuple[IntArray, IntArray, IntArray | None]:
     """Return first place and length of the segments of rows with the same value, and the row at each place.
 
-    The rows are None if segments have consecutive ones.
+    Segments are in the order of their first rows. Rows without a value are in none. The rows are None if segments have
+    consecutive ones, and these are all.
+
+    Args:
+        values: of ``segments.key``.
+        order: of ``segments.sort_key``; equal values, and None, keep the order of storage.
+        segments: names of the two.
     """
-    assert values is not None, "a key was given"
+    if order is not None and order.dtype.kind not in "biuf":
+        raise H5ValueError(
+            f"segments.sort_key={segments.sort_key!r} has values of {order.dtype}. Name an array with one number per "
+            "row."
+        )
+    there = np.flatnonzero(~is_missing(values))
     values = values.astype(str) if values.dtype.kind == "O" else values
-    found = Sequences.of(values, order, names=(str(segments.key), segments.sort_key))
-    is_consecutive = np.array_equal(found.rows, np.arange(len(found.rows)))
-    return found.starts[:-1], found.lengths, None if is_consecutive else found.rows
+    _, first, codes = np.unique(values[there], return_index=True, return_inverse=True)
+    place = np.argsort(np.argsort(first))[codes]
+    sorted_rows = np.argsort(place, kind="stable") if order is None else np.lexsort((order[there], place))
+    rows, lengths = there[sorted_rows].astype(np.int64), np.bincount(place).astype(np.int64)
+    is_consecutive = np.array_equal(rows, np.arange(len(values)))
+    return np.cumsum(lengths) - lengths, lengths, None if is_consecutive else rows
 
 
-def by_coordinate(values: npt.NDArray[Any] | None, name: str) -> IntArray:
+def check_present(values: npt.NDArray[Any] | None, name: str, is_kept: Mask | None) -> None:
+    """Raise an ``H5ValueError`` if a row that filters keep has no value (NaN, or empty text)."""
+    if values is None:
+        return
+    missing = is_missing(values) if is_kept is None else is_missing(values) & is_kept
+    if missing.any():
+        raise H5ValueError(
+            f"{name!r} has no value (NaN or empty) in {int(missing.sum())} of {len(values)} rows, first in row "
+            f"{int(missing.argmax())}. Fill these in, or exclude them with a filter (where of CombinedHDF5DataModule)."
+        )
+
+
+def is_missing(values: npt.NDArray[Any]) -> Mask:
+    """Return which rows have no value: NaN, or empty text."""
+    if values.dtype.kind == "f":
+        return np.asarray(np.isnan(values))
+    return np.asarray(values == "", dtype=np.bool_) if values.dtype.kind in "UO" else np.zeros(len(values), np.bool_)
+
+
+def by_coordinate(values: npt.NDArray[Any], name: str) -> IntArray:
     """Return the first rows of segments in which a coordinate advances by its usual step, the median of all."""
-    assert values is not None, "a coordinate was given"
     if values.dtype.kind not in "iuf" or (values.dtype.kind == "f" and not np.isfinite(values).all()):
         raise H5ValueError(f"segments.join={name!r} has values of {values.dtype}. Name an array of finite numbers.")
     steps = np.diff(values.astype(np.float64))

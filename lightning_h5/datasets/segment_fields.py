@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
@@ -34,6 +34,7 @@ class SampleOptions:
         segments: which steps belong together.
         window: which steps of a segment make a sample; None if no window was given.
         select: what is taken of fields.
+        seed: of random windows and patches.
         patch: which part of a segment makes a sample; None if no patch was given.
     """
 
@@ -41,10 +42,13 @@ class SampleOptions:
     segments: SegmentOptions
     window: WindowOptions | None
     select: Select
+    seed: int = 0
     patch: PatchOptions | None = None
 
     @classmethod
-    def parse(cls, sample: Any, segments: Any, window: Any, select: Any, patch: Any = None) -> SampleOptions:
+    def parse(
+        cls, sample: Any, segments: Any, window: Any, select: Any, seed: int = 0, patch: Any = None
+    ) -> SampleOptions:
         """Return the options that arguments stand for.
 
         Raises:
@@ -61,7 +65,7 @@ class SampleOptions:
         patches = None if patch is None else PatchOptions.parse(patch, "patch")
         if patches is not None:
             _check_patches(sample, made, windows)
-        return cls(sample=sample, segments=made, window=windows, select=dict(select or {}), patch=patches)
+        return cls(sample=sample, segments=made, window=windows, select=dict(select or {}), seed=seed, patch=patches)
 
     @property
     def has_mask(self) -> bool:
@@ -113,6 +117,7 @@ class SegmentField:
         axis: axis of which each index is a segment, as stored; None if there is none.
         step_axis: axis of the steps; None if it has none.
         taken: what is taken of other axes.
+        is_single: a sample has the value at its own step, or at the first of its segment.
         patch: shape of a patch, along the axes that are left; None for a field without patches.
     """
 
@@ -121,6 +126,7 @@ class SegmentField:
     axis: int | None
     step_axis: int | None
     taken: Mapping[int, Any]
+    is_single: bool = False
     patch: tuple[int | None, ...] | None = None
 
     def check_axes(self, layout: ArrayLayout) -> None:
@@ -206,8 +212,16 @@ def _taken(given: Any, name: str) -> int | slice | Sequence[int]:
     )
 
 
-def fields_of(asked: Sequence[Asked], names: Sequence[str], given: SampleOptions) -> list[SegmentField]:
+def fields_of(
+    asked: Sequence[Asked], names: Sequence[str], given: SampleOptions, singles: Collection[str] = ()
+) -> list[SegmentField]:
     """Return how the arrays are to be seen.
+
+    Args:
+        asked: the arrays.
+        names: what a sample calls them.
+        given: what a sample is.
+        singles: names of fields of which a sample has one step.
 
     Raises:
         H5ValueError: an option names no field, or no field has steps.
@@ -222,8 +236,9 @@ def fields_of(asked: Sequence[Asked], names: Sequence[str], given: SampleOptions
         taken = value_of_field(given.select, name, one.key, {})
         axis = None if "@" in one.key else axes[0]
         step_axis = None if is_constant else axes[1]
+        is_single = name in singles or (given.segments.key is not None and one.key == given.segments.key)
         patch = given.patch.shape_of(name, one.key) if given.patch is not None and step_axis is not None else None
-        fields.append(SegmentField(name, one, axis, step_axis, {int(k): v for k, v in taken.items()}, patch))
+        fields.append(SegmentField(name, one, axis, step_axis, {int(k): v for k, v in taken.items()}, is_single, patch))
     known = {each for field in fields for each in (field.name, field.asked.key)}
     if unknown := [name for name in given.segments.constants if name not in known]:
         raise H5ValueError(
@@ -256,9 +271,7 @@ def _check_names(asked: Sequence[Asked], names: Sequence[str], given: SampleOpti
             )
 
 
-def sampling_of(
-    segments: Segments, fields: Sequence[SegmentField], given: SampleOptions, seed: int
-) -> Windows | WholeSegments:
+def sampling_of(segments: Segments, fields: Sequence[SegmentField], given: SampleOptions) -> Windows | WholeSegments:
     """Return the samples that segments make.
 
     Raises:
@@ -271,20 +284,20 @@ def sampling_of(
             "or pass sample='segment' without window."
         )
     if kind == "segment":
-        whole = WholeSegments(segments, given.segments.max_length)
+        whole = WholeSegments(segments, given.segments.max_length, tuple(field.is_single for field in fields))
         return whole.among(np.flatnonzero(segments.lengths)) if (segments.lengths == 0).any() else whole
     window = given.window
     ranges = tuple(
         None
         if field.step_axis is None
         else StepRange(0, 1, is_single=True)
-        if window is None
+        if window is None or field.is_single
         else window.range_of(field.name, field.asked.key)
         for field in fields
     )
     if window is None:
         return Windows(segments, ranges)
-    made = Windows(segments, ranges, window.n_between, window.pad, window.random, seed)
+    made = Windows(segments, ranges, window.n_between, window.pad, window.random, given.seed)
     if not len(made):
         raise H5ValueError(
             f"no segment is as long as a window: windows reach over {made.reach} steps, and the longest of "

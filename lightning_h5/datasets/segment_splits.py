@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,11 @@ import numpy.typing as npt
 from ..errors import H5ValueError, listing
 from ..options import SplitOptions
 from ..types import IntArray
+from .row_filters import Criterion
 from .row_table import RowTable
 from .segments import Sampling
 
-__all__ = ["SegmentSubset", "groups_by_pattern", "segments_by_time", "segments_in_lists"]
+__all__ = ["SegmentChoice", "SegmentSubset", "groups_by_pattern", "segments_by_time", "segments_in_lists"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +34,37 @@ class SegmentSubset:
     low: IntArray | None = None
     high: IntArray | None = None
 
+    def __len__(self) -> int:
+        return next((len(each) for each in (self.segments, self.low) if each is not None), 0)
+
     def of(self, sampling: Sampling) -> Sampling:
         """Return the samples of these segments."""
         if self.low is not None and self.high is not None:
             sampling = sampling.in_parts(self.low, self.high)
         return sampling if self.segments is None else sampling.among(self.segments)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SegmentChoice:
+    """Which of the segments of files a dataset has, and what else is asked of them.
+
+    Attributes:
+        subset: those of a split; None for all.
+        columns: further arrays with a value for each segment, or with the same one for all its steps.
+        criteria: conditions on arrays with a value for each segment or each step.
+        keys: the arrays that columns of criteria stand for, if these are called otherwise in the files.
+    """
+
+    subset: SegmentSubset | None = None
+    columns: Sequence[str] = ()
+    criteria: Sequence[Criterion] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def all_columns(self) -> list[str]:
+        """The arrays whose values are read."""
+        filtered = [one.column for one in self.criteria if one.column is not None]
+        return list(dict.fromkeys([*self.columns, *(self.keys.get(name, name) for name in filtered)]))
 
 
 def groups_by_pattern(table: RowTable, pattern: str) -> npt.NDArray[np.str_]:

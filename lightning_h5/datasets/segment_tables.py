@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,23 +11,26 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..errors import H5Error, H5ValueError, listing
+from ..errors import H5Error, H5ValueError
 from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions
 from ..options import SegmentOptions
 from ..readers import open_reader
 from ..types import IntArray, Paths
 from .catalog import Catalog
 from .collate import Collate
+from .columns import decoded
 from .compatibility import Asked, Compatibility
 from .fields import Fields
 from .normalize import Normalize, normalized
 from .patch_tables import VolumeTable
-from .readable_files import WITHOUT_THEM, each_readable
+from .readable_files import WITHOUT_THEM, Skip, each_readable
+from .row_filters import Mask, NoRowPassesError
 from .row_table import Parts, RowTable
-from .segment_cuts import by_coordinate, by_value, firsts_in, steps_of
+from .segment_columns import rows_that_pass, values_of_segments
+from .segment_cuts import by_coordinate, by_value, check_present, firsts_in, steps_of
 from .segment_fields import SampleOptions, SegmentField, fields_of, sampling_of
 from .segment_parts import parts_in
-from .segment_splits import SegmentSubset
+from .segment_splits import SegmentChoice
 from .segments import Sampling, Segments, Steps
 
 __all__ = ["segment_table", "table_of_samples"]
@@ -55,10 +58,11 @@ def segment_table(
     names: Sequence[str],
     options: OpenOptions,
     given: SampleOptions,
+    choice: SegmentChoice,
     *,
-    seed: int = 0,
-    subset: SegmentSubset | None = None,
-    columns: Sequence[str] = (),
+    singles: Collection[str] = (),
+    skip: Skip | None = None,
+    advice: str = WITHOUT_THEM,
 ) -> RowTable:
     """Return the steps of the segments of files, with the samples that they make. Reads metadata, and what cuts rows.
 
@@ -69,9 +73,10 @@ def segment_table(
         names: what a sample calls them.
         options: how files are opened.
         given: what a sample is.
-        seed: of random windows.
-        subset: the segments to keep; None for all.
-        columns: further arrays with a value for each segment, or with the same one for all its steps.
+        choice: which of the segments are kept, and what else is asked of them.
+        singles: names of fields of which a sample has one step.
+        skip: called with files that are missing or broken, which are left out; None raises their errors.
+        advice: what to do to train without broken files, for their errors.
 
     Raises:
         H5FileError: a file is missing or broken.
@@ -83,24 +88,33 @@ def segment_table(
             "files.swmr was given with segments, windows or patches, and where segments end is not known while a "
             "file is written. Wait until it is closed."
         )
-    fields = fields_of(asked, names, given)
+    fields = fields_of(asked, names, given, singles)
     volumes = None if given.patch is None else VolumeTable(fields, given.patch)
-    table = _Builder(catalog, options, fields, given.segments, columns, volumes)
-    for path, (guard, found) in each_readable(paths, table.look, None, WITHOUT_THEM):
+    table = _Builder(catalog, options, fields, given.segments, choice.all_columns, volumes)
+    for path, (guard, found) in each_readable(paths, table.look, skip, advice):
         table.add(path, guard, found)
     made = table.made()
     sampling: Sampling
     if volumes is None:
         segments_of_rows, first_segments = table.segments_of(made)
-        sampling = sampling_of(segments_of_rows, fields, given, seed)
+        sampling = sampling_of(segments_of_rows, fields, given)
     else:
-        sampling, first_segments = (
-            volumes.sampling(made.starts, table.n_lines, made.layouts[0], seed),
-            table.first_lines,
-        )
-    sampling = sampling if subset is None else subset.of(sampling)
+        first_segments = table.first_lines
+        sampling = volumes.sampling(made.starts, table.n_lines, made.layouts[0], given.seed)
+    sampling = sampling if choice.subset is None else choice.subset.of(sampling)
     made = replace(made, sampling=sampling, first_segments=first_segments)
-    return replace(made, columns={key: table.values_of(key, made) for key in columns})
+    passes = None
+    if choice.criteria:
+        values = {key: table.values_of(key) for key in choice.all_columns}
+        passes = rows_that_pass(made, choice.criteria, choice.keys, values)
+        made = replace(made, sampling=sampling.keeping(passes))
+        if not made.n_samples:
+            raise NoRowPassesError(
+                f"filters leave {int(passes.sum()):,} of {len(passes):,} steps, and no segment has enough of them for "
+                "a sample. Loosen a filter, or take fewer steps."
+            )
+    table.check_present(made, passes)
+    return replace(made, columns={key: values_of_segments(made, key, table.values_of(key)) for key in choice.columns})
 
 
 def table_of_samples(
@@ -113,9 +127,7 @@ def table_of_samples(
     takes_packed: bool,
     normalize: Normalize | None,
     collate: Collate | None,
-    seed: int,
-    subset: SegmentSubset | None,
-    columns: Sequence[str],
+    choice: SegmentChoice | None,
 ) -> tuple[RowTable, Fields]:
     """Return the files of a dataset, with its samples, and its fields as samples have them.
 
@@ -128,18 +140,15 @@ def table_of_samples(
         takes_packed: accept packed integers as they are stored.
         normalize: statistics of fields; None for none.
         collate: how samples of several shapes become a batch.
-        seed: see ``segment_table``, as for the two that follow.
-        subset: see above.
-        columns: see above.
+        choice: see ``segment_table``; None for all segments.
 
     Raises:
         H5Error: see ``segment_table`` and ``Catalog.table``.
     """
     asked, paths = [replace(one, takes_packed=takes_packed) for one in fields.asked], catalog.files(path)
     if given.needs_segments(fields.keys):
-        table = segment_table(
-            catalog, paths, asked, fields.names, options, given, seed=seed, subset=subset, columns=columns
-        )
+        choice = choice or SegmentChoice()
+        table = segment_table(catalog, paths, asked, fields.names, options, given, choice)
     else:
         table = catalog.table(paths, asked, options, sample=given.sample)
     fields = fields.of_samples(table, mask=given.has_mask, collate=collate)
@@ -204,7 +213,11 @@ class _Builder:
                 "value a row."
             )
         values = open_reader(array, self._options, counters=Counters()).read(np.arange(array.n_rows))
-        return values.reshape(len(values))
+        values = decoded(array, values.reshape(len(values)))
+        if values.dtype.kind in "OS":
+            texts = (one.decode() if isinstance(one, bytes) else one for one in values.tolist())
+            values = np.fromiter(texts, dtype=object, count=len(values))
+        return values
 
     # Parts ---------------------------------------------------------------------------------------------------
 
@@ -315,7 +328,8 @@ class _Builder:
         """Return first row and length of the segments that values tell, and the order of rows if it is another one."""
         segments = self._segments
         if segments.key is not None:
-            return by_value(self._column(segments.key, table), self._column(segments.sort_key, table), segments)
+            order = None if segments.sort_key is None else self._column(segments.sort_key, table)
+            return by_value(self._column(segments.key, table), order, segments)
         if segments.join is not None:
             firsts = by_coordinate(self._column(segments.join, table), segments.join)
         else:
@@ -329,9 +343,13 @@ class _Builder:
             )
         return firsts, np.diff(np.append(firsts, table.n_rows)), None
 
-    def _column(self, key: str | None, table: RowTable) -> npt.NDArray[Any] | None:
-        if key is None:
-            return None
+    def check_present(self, table: RowTable, is_kept: Mask | None) -> None:
+        """Check that all rows that filters keep are in a segment."""
+        for key in (self._segments.key, self._segments.sort_key):
+            if key is not None:
+                check_present(self._column(key, table), key, is_kept)
+
+    def _column(self, key: str, table: RowTable) -> npt.NDArray[Any]:
         values = np.concatenate([cuts[key] for cuts in self._cuts])
         if len(values) != table.n_rows:
             raise H5ValueError(
@@ -340,36 +358,9 @@ class _Builder:
             )
         return values
 
-    def values_of(self, key: str, table: RowTable) -> npt.NDArray[Any]:
-        """Return the value of a column for each segment.
-
-        Raises:
-            H5ValueError: a segment has several.
-        """
-        assert table.sampling is not None, "samples are rows"
-        segments, found = table.sampling.segments, []
-        numbers = segments.numbers_of(np.arange(len(segments)))
-        firsts, lengths = segments.steps[0].firsts_of(), segments.lengths
-        for number, first, length in zip(numbers.tolist(), firsts.tolist(), lengths.tolist(), strict=True):
-            part, inside = table.part_of_segment(number)
-            values = self._cuts[part][key]
-            n_here = 1 if table.first_segments is None else int(np.diff(table.first_segments)[part])
-            if len(values) == n_here:
-                found.append(values[inside])
-                continue
-            rows = segments.rows_at(np.arange(first, first + length)) - int(table.starts[part])
-            if len(values) != int(np.diff(table.starts)[part]) or self._volumes is not None:
-                raise H5ValueError(
-                    f"{key!r} has {len(values)} values in {self._paths[self._files[part]]!r}, and there are {n_here} "
-                    "segments. Name an array with a value for each segment, or each step of one."
-                )
-            if len(each := np.unique(values[rows])) > 1:
-                raise H5ValueError(
-                    f"{key!r} has several values in the segment {table.segment_name(number)!r}: "
-                    f"{listing(map(str, each))}. Name an array with one value for a segment."
-                )
-            found.append(values[rows[0]])
-        return np.array([one.decode() if isinstance(one, bytes) else one for one in found])
+    def values_of(self, key: str) -> list[npt.NDArray[Any]]:
+        """Return the values of an array, part by part."""
+        return [cuts[key] for cuts in self._cuts]
 
 
 def _each(arrays: Sequence[ArrayLayout], sizes: Sequence[int | None]) -> str:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import H5ValueError
 from ..types import IntArray
 
 if TYPE_CHECKING:
     from .patches import PatchRows
 
-__all__ = ["FieldRows", "Places", "Sampling", "Segments", "Steps"]
+__all__ = ["BoolArray", "FieldRows", "Places", "Sampling", "Segments", "Steps"]
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -77,6 +78,11 @@ class Segments:
     def __len__(self) -> int:
         return len(self.steps[0])
 
+    def places_of(self, segments: IntArray | slice, lengths: IntArray) -> IntArray:
+        """Return the places of the first ``lengths`` steps of some segments, one segment after the other."""
+        before = self.steps[0].firsts_of(segments) - (np.cumsum(lengths) - lengths)
+        return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(np.asarray(before, dtype=np.int64), lengths)
+
     def rows_at(self, places: IntArray) -> IntArray:
         """Return the rows at places that ``steps`` count."""
         return places if self.order is None else self.order[places]
@@ -93,6 +99,41 @@ class Segments:
             numbers=self.numbers_of(segments),
             cut=None if self.cut is None else self.cut[segments],
         )
+
+    def keeping(self, is_kept: BoolArray, *, in_runs: bool) -> Segments:
+        """Return the segments without some rows.
+
+        Args:
+            is_kept: for each row of the files whether it stays.
+            in_runs: end a segment at each row that is left out, so that its rows follow each other; else the rows
+                that stay are the steps of one segment.
+
+        Raises:
+            H5ValueError: some steps of a segment are left out, and fields have different numbers of steps.
+        """
+        firsts = self.steps[0].firsts_of()
+        lengths = np.maximum.reduce([steps.lengths_of() for steps in self.steps])
+        owners, places = np.repeat(np.arange(len(firsts)), lengths), self.places_of(slice(None), lengths)
+        stays = is_kept[self.rows_at(places)]
+        n_kept = np.bincount(owners[stays], minlength=len(firsts))
+        if ((n_kept == 0) | (n_kept == lengths)).all():
+            return self.among(np.flatnonzero(n_kept))
+        if len(self.steps) > 1:
+            raise H5ValueError(
+                "a filter leaves out some steps of a segment, and its fields have different numbers of steps. Filter "
+                "by values of whole segments, or load fields with equally many steps."
+            )
+        owners, places = owners[stays], places[stays]
+        is_cut = np.diff(owners, prepend=-1) != 0
+        if in_runs:
+            is_cut |= np.diff(places, prepend=-2) != 1
+        begins = np.flatnonzero(is_cut)
+        which, inside = owners[begins], places[begins] - firsts[owners[begins]]
+        ends = np.append(begins, len(owners))
+        cut = inside if self.cut is None else self.cut[which] + inside
+        steps = Steps(places[begins], np.diff(ends)) if in_runs else Steps(ends)
+        order = self.order if in_runs else self.rows_at(places)
+        return replace(self, steps=(steps,), numbers=self.numbers_of(which), cut=cut, order=order)
 
     def digest(self) -> bytes:
         """Return what tells these segments from others of the same arrays."""
@@ -191,6 +232,10 @@ class Sampling(Protocol):
 
     def among(self, segments: IntArray) -> Sampling:
         """Return the samples of some segments."""
+        ...
+
+    def keeping(self, is_kept: BoolArray) -> Sampling:
+        """Return the samples without some rows of the files; no sample reaches over a row that is left out."""
         ...
 
     def in_parts(self, low: IntArray, high: IntArray) -> Sampling:

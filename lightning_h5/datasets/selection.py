@@ -25,17 +25,13 @@ from ..types import IntArray
 from .catalog import Catalog
 from .columns import column_tasks, decoded, read_columns
 from .labels import LabelCriterion, search_label
-from .row_filters import Criterion, Mask
+from .row_filters import Criterion, Mask, NoRowPassesError
 from .row_table import RowTable
 
-__all__ = ["NoRowPassesError", "Selection"]
+__all__ = ["Selection"]
 
 MAX_SENT = 4 << 20
 """Letters that go through the ranks' store at most; torch's refuses values of more than 8 MiB."""
-
-
-class NoRowPassesError(H5ValueError):
-    """No row passes the filters."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from .fields import Fields, checked_rows
 from .row_table import BatchRows, RowTable
 from .sample_columns import mask_of_samples, places_columns
 from .sample_layout import Transform
-from .windows import Windows
+from .windows import WholeSegments, Windows
 
 __all__ = ["TableDataset", "rows_of_all"]
 
@@ -117,7 +117,10 @@ class TableDataset(RowDataset):
         ]
 
     def _summary_of_rows(self) -> list[str]:
-        return [rows_of_all(len(self), self.table.n_samples)]
+        if (sampling := self.table.sampling) is None:
+            return [rows_of_all(len(self), self.table.n_samples)]
+        n_segments = f"{len(sampling.segments):,} segments"
+        return [n_segments if isinstance(sampling, WholeSegments) else f"{len(self):,} windows of {n_segments}"]
 
 
 def rows_of_all(n_rows: int, n_all: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from ..options import StepRange
 from ..order import uniform
 from ..types import IntArray
-from .segments import FieldRows, Places, Segments
+from .segments import BoolArray, FieldRows, Places, Segments
 
 __all__ = ["WholeSegments", "Windows"]
 
@@ -75,6 +75,10 @@ class Windows:
     def among(self, segments: IntArray) -> Windows:
         """Return the windows of some segments."""
         return replace(self, segments=self.segments.among(segments))
+
+    def keeping(self, is_kept: BoolArray) -> Windows:
+        """See ``Sampling.keeping``: a segment ends at a row that is left out."""
+        return replace(self, segments=self.segments.keeping(is_kept, in_runs=True))
 
     def places(self, samples: IntArray, epoch: int | None = None) -> Places:
         """See ``Sampling.places``."""
@@ -182,10 +186,12 @@ class WholeSegments:
     Attributes:
         segments: the segments.
         max_length: steps of a sample at most, the first ones; None for all.
+        is_single: for each field whether a sample has the first step alone, since all are equal; empty if none is.
     """
 
     segments: Segments
     max_length: int | None = None
+    is_single: tuple[bool, ...] = ()
 
     def __len__(self) -> int:
         return len(self.segments)
@@ -197,6 +203,14 @@ class WholeSegments:
     def among(self, segments: IntArray) -> WholeSegments:
         """Return some segments."""
         return replace(self, segments=self.segments.among(segments))
+
+    def keeping(self, is_kept: BoolArray) -> WholeSegments:
+        """See ``Sampling.keeping``: the rows that stay are one sample."""
+        return replace(self, segments=self.segments.keeping(is_kept, in_runs=False))
+
+    def has_all_steps(self, field: int) -> bool:
+        """Whether a sample has a field's value at each step, and no single one."""
+        return self.segments.kinds[field] is not None and not (self.is_single and self.is_single[field])
 
     def places(self, samples: IntArray, epoch: int | None = None) -> Places:
         """See ``Sampling.places``."""
@@ -215,6 +229,8 @@ class WholeSegments:
         """See ``Sampling.n_reads_before``."""
         kind = self.segments.kinds[field]
         assert kind is not None, "the field has no steps"
+        if not self.has_all_steps(field):
+            return self.n_before(rows)
         segments, inside = self.segments.inside(rows)
         lengths = self._cropped(self.segments.steps[kind].lengths_of())
         before = np.concatenate([[0], np.cumsum(lengths)])[segments]
@@ -222,8 +238,9 @@ class WholeSegments:
 
     def rows(self, places: Places) -> tuple[FieldRows, ...]:
         """See ``Sampling.rows``; fields with equally many steps have the same object."""
-        made = {kind: self._rows(places, kind) for kind in dict.fromkeys(self.segments.kinds)}
-        return tuple(made[kind] for kind in self.segments.kinds)
+        each = [(kind, self.has_all_steps(field)) for field, kind in enumerate(self.segments.kinds)]
+        made = {one: self._rows(places, *one) for one in dict.fromkeys(each)}
+        return tuple(made[one] for one in each)
 
     def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
         """See ``Sampling.rows_of_any_epoch``."""
@@ -232,26 +249,27 @@ class WholeSegments:
 
     def of_fields(self, fields: Sequence[int]) -> WholeSegments:
         """See ``Sampling.of_fields``."""
-        return replace(self, segments=replace(self.segments, kinds=tuple(self.segments.kinds[at] for at in fields)))
+        kinds = tuple(self.segments.kinds[at] for at in fields)
+        is_single = tuple(self.is_single[at] for at in fields) if self.is_single else ()
+        return replace(self, segments=replace(self.segments, kinds=kinds), is_single=is_single)
 
     def mean_bytes(self, row_bytes: Sequence[int]) -> int:
         """See ``Sampling.mean_bytes``."""
         n_steps = -(-int(self._cropped(self.segments.lengths).sum()) // max(1, len(self)))
-        return sum(
-            size * (1 if kind is None else n_steps) for kind, size in zip(self.segments.kinds, row_bytes, strict=True)
-        )
+        return sum(size * (n_steps if self.has_all_steps(field) else 1) for field, size in enumerate(row_bytes))
 
     def digest(self) -> bytes:
         """See ``Sampling.digest``."""
         return f"whole segments, {self.max_length}".encode() + self.segments.digest()
 
-    def _rows(self, places: Places, kind: int | None) -> FieldRows:
+    def _rows(self, places: Places, kind: int | None, has_all_steps: bool) -> FieldRows:
         if kind is None:
             return FieldRows(self.segments.numbers_of(places.segments))
         steps = self.segments.steps[kind]
+        if not has_all_steps:
+            return FieldRows(self.segments.rows_at(steps.firsts_of(places.segments)))
         lengths = self._cropped(steps.lengths_of(places.segments))
-        before = np.repeat(steps.firsts_of(places.segments) - (np.cumsum(lengths) - lengths), lengths)
-        return FieldRows(self.segments.rows_at(before + np.arange(int(lengths.sum()))), lengths)
+        return FieldRows(self.segments.rows_at(self.segments.places_of(places.segments, lengths)), lengths)
 
     def _cropped(self, lengths: IntArray) -> IntArray:
         return lengths if self.max_length is None else np.minimum(lengths, self.max_length)

@@ -150,7 +150,6 @@ def test_rows_have_no_lists_of_segments(path):
         ({"segments": {"groups": "data"}}, H5ValueError, r"has 0 of '\*'"),
         ({"segments": "data/*", "sample": "window"}, H5ValueError, "without window"),
         ({"segments": "data/*", "window": 3, "sample": "row"}, H5ValueError, "with sample='row'"),
-        ({"segments": "data/*", "window": 3, "weights": "patient"}, H5ValueError, "weights were given with segments"),
         ({"segments": {"groups": "data/*", "constants": ["z"]}}, H5ValueError, "constants names 'z'"),
         ({"segments": "data/*", "window": [3, 1]}, H5ValueError, "are none"),
     ],

@@ -1,7 +1,6 @@
 """Every dataset is held to the claims of ``DatasetConformance``."""
 
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -30,8 +29,6 @@ from lightning_h5.datasets import (
     CombinedHDF5Dataset,
     H5LazyDataset,
     RankMemCachedH5Dataset,
-    SequenceDataset,
-    Sequences,
     mixture_dataset,
     weighted_dataset,
 )
@@ -421,11 +418,9 @@ STEPPED = ["images", "raw", "labels", "names", "patient"]
 
 def sequences(place, *, sorts=True, names=STEPPED, transform=None, with_index=False):
     def make(folder):
-        rows = CombinedHDF5Dataset(folder / place, names, dtype=None, transform=transform, with_index=with_index)
-        columns = CombinedHDF5Dataset(folder / place, ["patient", "step"], dtype=None).read_batch(range(N))
-        order = columns["step"].numpy() if sorts else None
-        made = Sequences.of(np.asarray(columns["patient"]), order, names=("patient", "step"))
-        return SequenceDataset(rows, made, "patient")
+        segments = {"key": "patient", "sort_key": "step" if sorts else None}
+        how = {"transform": transform, "with_index": with_index, "collate_fn": "pad"}
+        return CombinedHDF5Dataset(folder / place, names, dtype=None, segments=segments, **how)
 
     def expected(columns, i):
         rows = rows_of_patients(columns, sorts)[i]
@@ -433,14 +428,13 @@ def sequences(place, *, sorts=True, names=STEPPED, transform=None, with_index=Fa
         found = {n: torch.stack(each) if isinstance(each[0], torch.Tensor) else each for n, each in found.items()}
         found |= {"patient": found["patient"][0]} if "patient" in names else {}
         found = found if transform is None else transform(found)
-        return found | ({"index": i} if with_index else {})
+        return found | ({"index": i, "segment": f"part0.h5[{i}]", "step": 0} if with_index else {})
 
     return Case(
         make,
         expected,
         n=len(set(ARRAYS["patient"])),
-        collate=partial(padded, pads_text=transform is None),
-        keeps_rows=True,
+        collate=padded,
         has_steps=True,
         transforms=transform is not None,
     )
@@ -454,24 +448,22 @@ def rows_of_patients(columns, sorts):
     return [sorted(rows, key=lambda row: float(columns["step"][row]) if sorts else row) for rows in found.values()]
 
 
-def padded(samples, pads_text=True, group="patient"):
-    """A batch of sequences: nothing but zeros, and empty text, behind their ends."""
-    lengths = [len(sample["raw"]) for sample in samples]
+def padded(samples, group="patient"):
+    """A batch of sequences: nothing but zeros behind their ends; text is not padded."""
     batch = {}
     for name in samples[0]:
         each = [sample[name] for sample in samples]
-        if name == "index":
+        if name in ("index", "segment", "step"):
             continue
         if name == group:
             batch[name] = default_collate(each)
         elif isinstance(each[0], torch.Tensor):
             batch[name] = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)
         else:
-            more = max(lengths) if pads_text else 0
-            batch[name] = [[*text, *[""] * (more - len(text))] for text in each]
-    steps = torch.arange(max(lengths))
-    batch |= {"mask": steps < torch.tensor(lengths)[:, None], "lengths": torch.tensor(lengths)}
-    return batch | ({"index": torch.tensor([one["index"] for one in samples])} if "index" in samples[0] else {})
+            batch[name] = each
+    batch |= {"length": torch.tensor([len(sample["raw"]) for sample in samples])}
+    more = [name for name in ("index", "segment", "step") if name in samples[0]]
+    return batch | {name: default_collate([one[name] for one in samples]) for name in more}
 
 
 def sequences_of_a_module(folder):
@@ -479,7 +471,7 @@ def sequences_of_a_module(folder):
     segments = {"key": "labels", "sort_key": None, "bucket": True}
     return of_a_module(
         lightning_h5.CombinedHDF5DataModule(
-            folder / "one", load_fields=["raw", "labels"], segments=segments, shuffle=False
+            folder / "one", load_fields=["raw", "labels"], segments=segments, shuffle=False, collate_fn="pad"
         )
     )
 
@@ -519,7 +511,6 @@ class TestDatasetsOfOthers(DatasetConformance):
             sequences_of_a_module,
             lambda columns, i: {"raw": columns["raw"][i][None], "labels": columns["labels"][i]},
             collate=lambda samples: padded(samples, group="labels"),
-            keeps_rows=True,
             has_steps=True,
         ),
         "sequences: sorted": sequences("several"),

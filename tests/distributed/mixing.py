@@ -11,8 +11,9 @@ SOURCES = {"many": {"max": 39}, "some": {"min": 40, "max": 53}, "few": {"min": 5
 def pair(batch):
     """Rows and their numbers; of sequences those that are no padding."""
     x, rows = batch["x"], batch["row"]
-    if "mask" in batch:
-        x, rows = x[batch["mask"]], rows[batch["mask"]]
+    if "length" in batch:
+        is_step = torch.arange(x.shape[1]) < batch["length"][:, None]
+        x, rows = x[is_step], rows[is_step]
     return x, rows.to(torch.int64)
 
 

@@ -18,7 +18,7 @@ KINDS = {
     "weighted": (Mixed, {"sampling_strategy": "weighted", "weights": [5, 3, 2], "epoch_length": 7}),
     "rows": (Mixed, {"sampling_strategy": "weighted", "weights": [5, 3, 2], "mix": "rows"}),
     "by class": (Rows, {"balance_key": "class"}),
-    "sequences": (Rows, {"sequence_key": "group", "sequence_order": "row"}),
+    "sequences": (Rows, {"sequence_key": "group", "sequence_order": "row", "collate_fn": "pad"}),
 }
 
 

@@ -6,9 +6,16 @@ import torch
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 from projects import PROJECTS
 
-from lightning_h5 import LazyH5DataModule, RankCachedH5DataModule
+from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5DataModule
 
-MODULES = {"lazy": LazyH5DataModule, "rank cached": RankCachedH5DataModule}
+
+def combined(path, *, x_key, **options):
+    """A data module of many files with the fields of ``x_key``, as they are stored."""
+    keys = x_key if isinstance(x_key, dict) else {name: name for name in [x_key]}
+    return CombinedHDF5DataModule(path, load_fields=list(keys), field_map=keys, dtype=None, **options)
+
+
+MODULES = {"lazy": LazyH5DataModule, "rank cached": RankCachedH5DataModule, "combined": combined}
 SEVERAL_SHAPES = {"clam", "image_per_file", "protein_embeddings", "fastmri", "spice", "ragged_by_offsets"}
 
 
@@ -21,6 +28,8 @@ def layout(request, tmp_path):
 
 def data_module(kind, layout, **options):
     given = dict(layout.arguments)
+    if kind == "combined" and "patch" in given:
+        pytest.skip("it has no patches")
     return MODULES[kind](given.pop("path"), batch_size=4, with_index=True, **given, **options)
 
 

@@ -88,7 +88,7 @@ MODULES = {
         **nested(sources={"one": paths[0], "two": paths[1]}, load_fields=["x", "y"], **options)
     ),
     "sequences": lambda paths, **options: CombinedHDF5DataModule(
-        paths, **nested(load_fields=["x", "y", "group"], sequence_key="group", **options)
+        paths, **nested(load_fields=["x", "y", "group"], sequence_key="group", **{"collate_fn": "pad"} | options)
     ),
 }
 FUNCTIONS = {

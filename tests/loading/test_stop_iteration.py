@@ -98,7 +98,7 @@ def module_of(kind, path, place, function, **options):
     if kind == "weighted":
         return CombinedHDF5DataModule(paths, **nested(balance_key="group", **given))
     if kind == "sequences":
-        return CombinedHDF5DataModule(paths, **nested(sequence_key="group", **given))
+        return CombinedHDF5DataModule(paths, **nested(sequence_key="group", **{"collate_fn": "pad"} | given))
     mix = "rows" if kind == "rows of a mixture" else "batches"
     return CombinedHDF5DataModule(
         **nested(
@@ -304,7 +304,7 @@ def check_any(rng, paths, num_workers):
     loader = module.train_dataloader()
     rows = [token.rows % len(loader.dataset) for token in loader.sampler.tokens(0)]
     if kind == "sequences":
-        rows = [loader.dataset.sequences.rows_of(each) for each in rows]
+        rows = [loader.dataset.table.rows_of(each).fields[0].rows for each in rows]
     at = next((at for at, each in enumerate(rows) if row in each % ROWS), len(rows))
     batches = iter(loader)
     for expected in rows[:at]:

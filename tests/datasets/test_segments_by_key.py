@@ -14,7 +14,9 @@ from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 from tiers import examples
 
 from lightning_h5 import CombinedHDF5DataModule, H5Error, H5ValueError
-from lightning_h5.datasets import CombinedHDF5Dataset, SequenceDataset, Sequences
+from lightning_h5.datasets import CombinedHDF5Dataset
+from lightning_h5.datasets.segment_cuts import by_value
+from lightning_h5.options import SegmentOptions
 
 FIELDS = ("x", "wide", "count", "note")
 
@@ -64,27 +66,23 @@ def by_h5py(paths, order="step"):
     return found
 
 
-def sequences(paths, order="step", *, transform=None, **options):
-    rows = CombinedHDF5Dataset(paths, **nested_files(transform=transform, **options))
-    plain = CombinedHDF5Dataset(paths, **nested_files(**options)).read_batch(range(len(rows)))
-    by = None if order is None else np.asarray(plain[order])
-    return SequenceDataset(rows, Sequences.of(np.asarray(plain["guid"]), by, names=("guid", order)), "guid")
+def sequences(paths, order="step", **options):
+    segments = {"key": "guid", "sort_key": order}
+    return CombinedHDF5Dataset(paths, **nested_files(segments=segments, collate_fn="pad", **options))
 
 
 def check_batch(batch, expected):
     """A padded batch has each sequence as h5py has it, and nothing but zeros behind its end."""
     lengths = [len(one["x"]) for one in expected]
     steps = max(lengths)
-    assert batch["lengths"].tolist() == lengths
-    assert batch["mask"].dtype == torch.bool
-    assert batch["mask"].tolist() == [[step < length for step in range(steps)] for length in lengths]
+    assert batch["length"].tolist() == lengths
     assert batch["guid"] == [one["guid"][0] for one in expected]
     for name in FIELDS:
         assert len(batch[name]) == len(expected)
         for padded, one in zip(batch[name], expected, strict=True):
             length = len(one[name])
             if name == "note":
-                assert padded == [*one[name], *[""] * (steps - length)]
+                assert list(padded) == list(one[name])
             else:
                 assert padded.shape == (steps, *one[name].shape[1:])
                 assert padded.numpy()[:length].tobytes() == one[name].tobytes()
@@ -105,7 +103,7 @@ def test_sequences_are_what_h5py_has_of_each_group_in_its_order(make_h5, n_rows,
     order = "step" if sorts else None
     expected, dataset = by_h5py(paths, order), sequences(paths, order)
     assert len(dataset) == len(expected)
-    assert dataset.lengths.tolist() == [len(one["x"]) for one in expected]
+    assert dataset.table.sampling.segments.lengths.tolist() == [len(one["x"]) for one in expected]
     asked = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=6))
     check_batch(dataset.read_batch(asked), [expected[number] for number in asked])
     for sample, number in zip(dataset.__getitems__(asked), asked, strict=True):
@@ -118,8 +116,9 @@ def test_sequences_are_what_h5py_has_of_each_group_in_its_order(make_h5, n_rows,
 def test_rows_of_equal_order_keep_that_of_storage(groups, data):
     order = np.array(data.draw(st.lists(st.integers(0, 2), min_size=len(groups), max_size=len(groups))))
     groups = np.array(groups)
-    made = Sequences.of(groups, order, names=("group", "order"))
-    found = [made.rows_of(np.array([number])).tolist() for number in range(len(made))]
+    firsts, lengths, rows = by_value(groups, order, SegmentOptions(key="group", sort_key="order"))
+    rows = np.arange(len(groups)) if rows is None else rows
+    found = [rows[first : first + length].tolist() for first, length in zip(firsts, lengths, strict=True)]
     assert found == [
         sorted(np.flatnonzero(groups == group).tolist(), key=lambda row: (order[row], row))
         for group in dict.fromkeys(groups.tolist())
@@ -132,7 +131,7 @@ def paths(make_h5):
 
 
 def module(paths, **options):
-    options = {"sequence_key": "guid", "sequence_order": "step", "batch_size": 4} | options
+    options = {"sequence_key": "guid", "sequence_order": "step", "batch_size": 4, "collate_fn": "pad"} | options
     return CombinedHDF5DataModule(paths, **nested(**options))
 
 
@@ -181,8 +180,7 @@ def test_a_transform_gets_whole_sequences(paths, num_workers):
     datamodule = fitted(paths, transform=centred, with_index=True, num_workers=num_workers, persistent_workers=False)
     for batch in datamodule.train_dataloader():
         ones = [expected[number] for number in batch["index"].tolist()]
-        assert batch["lengths"].tolist() == list(batch["n"]) == [len(one["x"]) for one in ones]
-        assert batch["mask"].sum(1).tolist() == batch["lengths"].tolist()
+        assert batch["length"].tolist() == list(batch["n"]) == [len(one["x"]) for one in ones]
         assert batch["name"] == [one["guid"][0] for one in ones]
         assert [list(notes) for notes in batch["note"]] == [list(one["note"]) for one in ones]
         assert np.array_equal(batch["last"].numpy(), [one["wide"][-1] for one in ones])
@@ -201,8 +199,7 @@ def test_a_transform_may_take_another_part_of_each_sequence(make_h5):
     arrays = arrays_of(12, 1, 0)
     arrays["guid"] = ["a"] * 8 + ["b"] * 4
     batch = sequences(write(make_h5, arrays), transform=first_steps).read_batch([0, 1])
-    assert batch["lengths"].tolist() == [5, 3]
-    assert batch["mask"].tolist() == [[True] * 5, [True] * 3 + [False] * 2]
+    assert batch["length"].tolist() == [5, 3]
     assert batch["x"].shape[:2] == (2, 5)
     assert not batch["x"][1, 3:].any()
 
@@ -244,22 +241,11 @@ def test_what_a_transform_draws_follows_the_sequence_and_not_the_batch(paths):
         datamodule = fitted(paths, transform=noisy, **options, persistent_workers=False)
         noise = {}
         for batch in datamodule.train_dataloader():
-            for guid, values, n in zip(batch["guid"], batch["noise"], batch["lengths"].tolist(), strict=True):
+            for guid, values, n in zip(batch["guid"], batch["noise"], batch["length"].tolist(), strict=True):
                 noise[guid] = values[:n].tolist()
         found.append(noise)
     assert found[0] == found[1] == found[2]
     assert len({values[0] for values in found[0].values()}) == len(found[0])
-
-
-def test_a_batch_transform_gets_the_mask(paths):
-    def total(batch):
-        return (batch["x"] * batch["mask"][..., None]).sum((1, 2)), batch["index"]
-
-    expected = by_h5py(paths)
-    datamodule = fitted(paths, batch_transform=total, with_index=True)
-    for totals, numbers in datamodule.train_dataloader():
-        wanted = [expected[number]["x"].astype("f8").sum() for number in numbers.tolist()]
-        assert np.allclose(totals, wanted, atol=1e-4)
 
 
 # What is refused -------------------------------------------------------------------------------------------------
@@ -286,26 +272,13 @@ def test_rows_without_a_group_can_be_left_out_by_a_filter(make_h5):
     datamodule = fitted(path, segments={"key": "group", "sort_key": None}, where={"group": {"min": 0}})
     (batch,) = datamodule.train_dataloader()
     assert sorted(batch["group"].tolist()) == [1.0, 2.0]
-    assert batch["lengths"].tolist() == [5, 5]
-
-
-@pytest.mark.parametrize("name", ["mask", "lengths"])
-def test_a_field_of_a_name_that_batches_have_is_refused(make_h5, name):
-    path = make_h5({"x": np.zeros((6, 2)), "guid": np.repeat([0, 1], 3), name: np.zeros(6)})
-    with pytest.raises(H5ValueError, match=rf"has a field '{name}'"):
-        fitted(path, segments={"sort_key": None})
+    assert batch["length"].tolist() == [5, 5]
 
 
 REFUSED = {
     "an order without a key": ({"sequence_key": None}, r"segments.sort_key=.* was given without segments.key"),
     "an order of text": ({"sequence_order": "note"}, r"segments.sort_key='note' has values of"),
-    "a split of rows": (
-        {"val_fraction": 0.2},
-        r"segments.key='guid' and split.group_key=None: splits would divide",
-    ),
-    "a split of other groups": ({"val_fraction": 0.2, "group_key": "count"}, r"Pass split.group_key='guid'"),
-    "folds of rows": ({"num_folds": 3, "fold": 0}, r"splits would divide segments"),
-    "weights": ({"weight_key": "count"}, r"with weights"),
+    "kept rows": ({"cache_size": 4}, r"row_cache was given"),
 }
 
 
@@ -339,7 +312,7 @@ def test_splits_keep_sequences_whole_and_evaluation_has_each_once(paths, options
     seen = {}
     for loader in loaders:
         for batch in loader:
-            for guid, length in zip(batch["guid"], batch["lengths"].tolist(), strict=True):
+            for guid, length in zip(batch["guid"], batch["length"].tolist(), strict=True):
                 assert guid not in seen
                 seen[guid] = length
     assert seen == {one["guid"][0]: len(one["x"]) for one in expected}
@@ -349,7 +322,6 @@ class GuidRecorder(Recorder):
     """Remembers the numbers of the patients it sees."""
 
     def training_step(self, batch, batch_idx):
-        assert batch["mask"].sum(1).tolist() == batch["lengths"].tolist()
         return super().training_step(numbers(batch), batch_idx)
 
     def validation_step(self, batch, batch_idx):
@@ -412,11 +384,11 @@ def test_bucketed_batches_have_little_padding_and_others_have_more(make_h5):
     def padding(**options):
         segments = {"key": "group", "sort_key": None, "bucket": True} | options
         loader = fitted(path, segments=segments, batch_size=8).train_dataloader()
-        batches = list(loader)
+        batches, len_of_all = list(loader), int(lengths.sum())
         assert sorted(number for batch in batches for number in batch["group"].tolist()) == list(range(300))
         for batch in batches:
-            assert batch["lengths"].tolist() == lengths[batch["group"].numpy()].tolist()
-        return 1 - sum(int(batch["mask"].sum()) for batch in batches) / sum(batch["mask"].numel() for batch in batches)
+            assert batch["length"].tolist() == lengths[batch["group"].numpy()].tolist()
+        return 1 - len_of_all / sum(batch["x"].numel() for batch in batches)
 
     assert padding() < 0.08
     assert padding(bucket=False) > 0.3
@@ -472,7 +444,7 @@ def test_filters_leave_the_rows_of_a_sequence_that_pass(paths):
     expected = {one["guid"][0]: one["step"][one["count"] >= 0] for one in by_h5py(paths)}
     found = {}
     for batch in datamodule.train_dataloader():
-        for guid, steps, length in zip(batch["guid"], batch["step"], batch["lengths"].tolist(), strict=True):
+        for guid, steps, length in zip(batch["guid"], batch["step"], batch["length"].tolist(), strict=True):
             found[guid] = steps[:length].tolist()
     assert found == {guid: steps.tolist() for guid, steps in expected.items() if len(steps)}
 
@@ -487,7 +459,7 @@ def test_batches_that_are_kept_are_never_written_to(paths):
 
 
 def sequences_of(path, **options):
-    module = CombinedHDF5DataModule(path, **nested(sequence_key="g", batch_size=2, **options))
+    module = CombinedHDF5DataModule(path, **nested(sequence_key="g", batch_size=2, collate_fn="pad", **options))
     module.setup("fit")
     return list(module.train_dataloader())
 
@@ -496,15 +468,7 @@ def test_a_transform_may_take_a_part_of_each_sequence(make_h5):
     path = make_h5({"x": np.arange(24.0).reshape(12, 2), "g": np.repeat(np.arange(3), [3, 4, 5])})
     for batch in sequences_of(path, transform=lambda sample: {**sample, "x": sample["x"][-2:]}, load_fields=["x"]):
         assert batch["x"].shape[1:] == (2, 2)
-        assert batch["mask"].all()
-        assert batch["mask"].shape == batch["x"].shape[:2]
-        assert set(batch["lengths"].tolist()) == {2}
-
-
-def test_a_transform_that_gives_a_mask_of_its_own_is_refused(make_h5):
-    path = make_h5({"x": np.arange(12.0), "g": np.repeat(np.arange(3), 4)})
-    with pytest.raises(H5ValueError, match="'mask'"):
-        sequences_of(path, transform=lambda sample: {**sample, "mask": sample["x"] > 0})
+        assert set(batch["length"].tolist()) == {2}
 
 
 @pytest.mark.parametrize("dtype", ["u2", "u4", "u8", "?"])
@@ -526,7 +490,7 @@ def test_columns_with_axes_make_no_sequences(make_h5, options):
 
 def test_a_sampler_of_sequences_is_pickled_also_after_its_use(make_h5):
     path = make_h5({"x": np.arange(12.0), "g": np.repeat(np.arange(3), 4)})
-    module = CombinedHDF5DataModule(path, segments={"key": "g", "bucket": True}, batch_size=2)
+    module = CombinedHDF5DataModule(path, segments={"key": "g", "bucket": True}, batch_size=2, collate_fn="pad")
     module.setup("fit")
     loader = module.train_dataloader()
     n_steps = len(loader)
@@ -535,6 +499,8 @@ def test_a_sampler_of_sequences_is_pickled_also_after_its_use(make_h5):
 
 def test_the_group_may_be_named_by_its_array(make_h5):
     path = make_h5({"x": np.arange(12.0), "t": np.repeat(np.arange(3), 4)})
-    module = CombinedHDF5DataModule(path, field_map={"pat": "t"}, segments={"key": "t", "bucket": True}, batch_size=3)
+    module = CombinedHDF5DataModule(
+        path, field_map={"pat": "t"}, segments={"key": "t", "bucket": True}, batch_size=3, collate_fn="pad"
+    )
     module.setup("fit")
     assert all(batch["pat"].ndim == 1 for batch in module.train_dataloader())
