@@ -1,11 +1,12 @@
-"""How many windows a second come from episodes, trajectories and recordings, beside the loaders that people write?
+"""How many windows and patches a second come from episodes, recordings and volumes, beside the usual loaders?
 
     python examples/benchmarks/windows.py [--cases images ...] [--rounds 3] [--json FILE]
 
-writes arrays as projects store them, and times shuffled epochs of overlapping windows: a `Dataset` that reads
-`array[start : start + length]` for each window, in a `DataLoader` with 0 and with 2 workers; `LazyH5DataModule`, with
-so little memory for decoded chunks that each is decoded in every epoch; and a loop that only decodes all chunks, in as
-many threads. Windows are compared with the arrays first; then all take turns. Ratios are of medians.
+writes arrays as projects store them, and times shuffled epochs of overlapping windows or patches: a `Dataset` that
+reads one with `array[start : start + length]`, or with a slice of each axis, in a `DataLoader` with 0 and
+with 2 workers; `LazyH5DataModule`, with so little memory for decoded chunks that each is decoded in every epoch; and a
+loop that only decodes all chunks, in as many threads. Windows are compared with the arrays first; then all take turns.
+Ratios are of medians.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -44,7 +46,7 @@ class Case:
         make: makes the arrays, by name.
         chunks: of each array; None for contiguous ones.
         options: of the data module.
-        length: steps of a window.
+        length: steps of a window; 0 if ``options`` have a patch.
         stride: from one window to the next.
         axis: of the steps, in an array.
         by_index: whether each index of axis 0 is a segment.
@@ -56,8 +58,8 @@ class Case:
     make: Callable[[np.random.Generator], Arrays]
     chunks: tuple[int, ...] | None
     options: dict[str, Any]
-    length: int
-    stride: int
+    length: int = 0
+    stride: int = 1
     against_plain: float
     axis: int = 0
     by_index: bool = False
@@ -65,7 +67,13 @@ class Case:
 
     def windows(self, arrays: Arrays) -> list[tuple[str, tuple[Any, ...]]]:
         """Return the array of each window, and its place there."""
-        found = []
+        found: list[tuple[str, tuple[Any, ...]]] = []
+        if (patch := self.options.get("patch")) is not None:
+            for name, values in arrays.items():
+                axes = zip(values.shape, patch["shape"], patch["stride"], strict=True)
+                places = [[slice(at, at + size) for at in range(0, n - size + 1, stride)] for n, size, stride in axes]
+                found += [(name, place) for place in product(*places)]
+            return found
         for name, values in arrays.items():
             for segment in range(len(values)) if self.by_index else [None]:
                 before = [] if segment is None else [segment]
@@ -82,6 +90,15 @@ def episodes(rng: np.random.Generator) -> Arrays:
     for number in range(8):
         scene = rng.integers(0, 200, (1, 8, 8, 3)).repeat(8, axis=1).repeat(8, axis=2)
         found[f"demo_{number}/obs"] = (scene + rng.integers(0, 12, (600, 64, 64, 3))).astype("u1")
+    return found
+
+
+def volumes(rng: np.random.Generator) -> Arrays:
+    """Volumes of blurred shapes with noise."""
+    found = {}
+    for number in range(3):
+        scene = rng.integers(0, 200, (32, 32, 32)).repeat(8, axis=0).repeat(8, axis=1).repeat(8, axis=2)
+        found[f"scan_{number}/raw"] = (scene + rng.integers(0, 12, scene.shape)).astype("u1")
     return found
 
 
@@ -119,6 +136,17 @@ CASES = {
         stride=100,
         axis=1,
         against_plain=15,
+    ),
+    "patches": Case(
+        title="volumes: 3 of u1 (256, 256, 256), gzip chunks (64, 64, 64), patches (32, 64, 64), stride (16, 32, 32)",
+        make=volumes,
+        chunks=(64, 64, 64),
+        options={
+            "x_key": "raw",
+            "segments": "scan_*",
+            "patch": {"shape": [32, 64, 64], "stride": [16, 32, 32]},
+        },
+        against_plain=20,
     ),
     "contiguous": Case(
         title="contiguous: f4 (50000, 64), windows of 50, stride 10",

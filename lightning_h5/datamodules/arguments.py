@@ -22,7 +22,15 @@ import torch
 
 from .._lightning import LightningDataModule
 from ..errors import H5ValueError
-from ..options import DistributedOptions, FileOptions, SegmentOptions, ShuffleOptions, WindowOptions, WorkerOptions
+from ..options import (
+    DistributedOptions,
+    FileOptions,
+    PatchOptions,
+    SegmentOptions,
+    ShuffleOptions,
+    WindowOptions,
+    WorkerOptions,
+)
 from ..options.base import Options, check_callable, check_choice, check_whole
 from ..sizes import whole
 from ..types import DTypeLike, Keys, PathLike
@@ -96,6 +104,7 @@ class SampleArguments:
     sample: Literal["row", "window", "segment"] | None
     segments: SegmentOptions
     window: WindowOptions | None
+    patch: PatchOptions | None
     select: dict[str, dict[int, Any]] | None
 
     def __post_init__(self) -> None:
@@ -120,6 +129,8 @@ def picked(kind: type[T], given: Mapping[str, Any]) -> T:
     options = {name: parser.parse(found[name], name) for name, parser in _OPTIONS.items() if name in found}
     if found.get("window") is not None:
         options["window"] = WindowOptions.parse(found["window"], "window")
+    if found.get("patch") is not None:
+        options["patch"] = PatchOptions.parse(found["patch"], "patch")
     return kind(**found | options)
 
 

@@ -27,6 +27,7 @@ from ..loading.choose_order import Order
 from ..options import (
     DistributedOptions,
     FileOptions,
+    PatchOptions,
     SegmentOptions,
     ShuffleOptions,
     SplitOptions,
@@ -155,7 +156,9 @@ class KeyedH5DataModule(BaseH5DataModule):
             "collate_fn": self._options.collate,
         }
         samples = self._samples
-        given = SampleOptions.parse(samples.sample, samples.segments, samples.window, samples.select)
+        given = SampleOptions.parse(
+            samples.sample, samples.segments, samples.window, samples.select, patch=samples.patch
+        )
         if given.needs_segments(keys_in(x_key, y_key)):
             columns = [key for key in (self._split.group_key, self._split.stratify_key) if key is not None]
             weights = self._weights.keys if split == "train" else []
@@ -306,7 +309,8 @@ class LazyH5DataModule(KeyedH5DataModule):
             slightly smaller batches, so that all ranks take the same number of steps.
         seed: seed of the training order. None takes Lightning's ``seed_everything``, or 0.
         with_index: add each sample's index in its split to the batch: last in a tuple, ``"index"`` in a dict; with
-            segments or windows also its ``"segment"`` (name of the group, array or file) and ``"step"``.
+            segments, windows or patches also its ``"segment"`` (name of the group, array or file) and ``"step"`` (of a
+            patch where it starts, along each axis that is cut).
         num_workers: worker processes. 0 reads ahead and decodes in threads on all cores, without copies between
             processes: the fastest unless a ``transform`` is slow.
         pin_memory: put batches into page-locked memory. "auto" does so if they go to a GPU.
@@ -316,14 +320,16 @@ class LazyH5DataModule(KeyedH5DataModule):
         weights: how often each training row is drawn: the name of an array (``weight_key``) or ``WeightOptions``
             (``weight_key``, ``balance_key``, ``class_weights``).
         sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
-            ``window`` and ``segments``. "row" also accepts files that look like one image or volume each, for which
-            None raises.
+            ``window`` and ``segments``, and is required with ``patch``. "row" also accepts files that look like one
+            image or volume each, for which None raises.
         segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
             (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``join``, ``axis``, ``step_axis``,
             ``constants``, ``max_length``, ``bucket``, ``keep_together``). None makes each file a segment.
         window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
             from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
             ``random``).
+        patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
+            ``random``, ``border``), or a mapping of its fields.
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
             ``timeout``, ``init_fn``).
@@ -370,6 +376,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         sample: Literal["row", "window", "segment"] | None = None,
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
+        patch: PatchOptions | dict[str, Any] | None = None,
         select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,

@@ -13,7 +13,7 @@ import torch
 
 from .._lightning import check_trainer, rank_zero_info
 from ..cores import share_cores
-from ..datasets import RowDataset
+from ..datasets import Patches, RowDataset, TableDataset
 from ..errors import H5ValueError
 from ..loading import H5DataLoader, SampleCollate
 from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
@@ -287,13 +287,14 @@ class MakesLoaders(RecordsSettings):
             text = f"{order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})"
         integrity = min((each.integrity for each in dataset.layouts()), default=0)
         self._log_once(f"training order: {text}; integrity level {integrity} of 4")
+        is_of_patches = isinstance(dataset, TableDataset) and isinstance(dataset.table.sampling, Patches)
+        chunks = "" if is_of_patches else ", or rewrite the file with fewer rows per chunk (lightning-h5 repack)"
         for each in order.sources or (order,):
             if each.mode == "window" and each.window < FEW_BLOCKS:
                 self._log_once(
                     f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks(each.window)} at a time, so "
                     "neighboring rows of the file often share a batch. Raise shuffle.buffer to "
-                    f"'{-(-each.enough >> 20)} MiB' for {FEW_BLOCKS} or more, use fewer workers, or rewrite the file "
-                    "with fewer rows per chunk (lightning-h5 repack)."
+                    f"'{-(-each.enough >> 20)} MiB' for {FEW_BLOCKS} or more, or use fewer workers{chunks}."
                 )
 
     def _log_once(self, text: str, log: Callable[[str], object] = rank_zero_info) -> None:

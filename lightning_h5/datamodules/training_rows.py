@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..datasets import MixtureDataset, RowDataset, TableDataset, WholeSegments, Windows
+from ..datasets import MixtureDataset, Patches, RowDataset, TableDataset, WholeSegments, Windows
 from ..errors import H5ValueError, listing
 from ..loading.choose_order import Order
 from ..options import SegmentOptions, WeightOptions
@@ -97,9 +97,14 @@ def segment_order(order: Order, dataset: RowDataset, segments: SegmentOptions) -
 
 
 def segments_left_out(dataset: RowDataset) -> Iterator[str]:
-    """Yield how many segments are too short for a window."""
+    """Yield how many segments are too short for a window, or too small for a patch."""
     for each in dataset.sources or [dataset]:
         sampling = each.table.sampling if isinstance(each, TableDataset) else None
+        if isinstance(sampling, Patches) and (n := sampling.n_left_out):
+            yield (
+                f"{n:,} of {len(sampling.segments):,} volumes are smaller than a patch {sampling.options.sizes} and "
+                "have no sample"
+            )
         if isinstance(sampling, Windows) and (n := sampling.n_left_out):
             yield (
                 f"{n:,} of {len(sampling.segments):,} segments are shorter than a window ({sampling.reach} steps) and "

@@ -10,6 +10,7 @@ from .fields import FieldMap
 from .lazy import H5LazyDataset, LazyFileDataset
 from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_dataset
 from .normalize import FieldStats, read_stats, write_stats
+from .patches import Patches
 from .rank_cached import RankMemCachedH5Dataset
 from .row_filters import NoRowPassesError
 from .row_table import RowTable
@@ -49,6 +50,7 @@ __all__ = [
     "LazyFileDataset",
     "MixtureDataset",
     "NoRowPassesError",
+    "Patches",
     "RankMemCachedH5Dataset",
     "RawBatch",
     "RowDataset",

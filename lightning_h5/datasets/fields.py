@@ -87,6 +87,10 @@ class Fields:
         layout = SampleLayout(SamplePart(names), None, with_index=False)
         return Fields(tuple(self.asked[at] for at in fields), layout, affines, self.normalization)
 
+    def as_stored(self) -> Fields:
+        """Return the fields without dtypes that were asked for, and without what normalizes them."""
+        return replace(self, asked=tuple(replace(one, dtype=None) for one in self.asked), affines={})
+
     def plans(self, arrays: Sequence[ArrayLayout]) -> tuple[FieldPlan, ...]:
         """Return what becomes of each field's rows.
 

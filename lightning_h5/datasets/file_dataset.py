@@ -34,6 +34,7 @@ from ..types import IntArray, RowReader
 from .base import RawBatch, ReadCost
 from .buffers import Column
 from .fields import Fields
+from .patches import Patches
 from .reading_ahead import ReadaheadHints, reads_of_blocks
 from .row_table import HELD_BYTES, BatchRows, RowTable
 from .sample_columns import column_of_samples
@@ -114,9 +115,11 @@ class FileDataset(TableDataset):
         reads: dict[int, tuple[BegunRead, npt.NDArray[Any]]] = {}
         with ExitStack() as undo, self._blames_changes(asked):
             for field, reader in self._chunked_readers().items():
-                plan, wanted = self.plans[field], asked.fields[field].rows
-                memory = self._buffers.array((len(wanted), *plan.row_shape), plan.gathered)
-                reads[field] = reader.begin(wanted, memory, epoch, all_cores=all_cores), memory
+                plan, (wanted, *_, patches) = self.plans[field], asked.fields[field]
+                shape = (len(wanted), *plan.row_shape) if patches is None else patches.shape
+                memory = self._buffers.array(shape, plan.gathered)
+                out = memory if patches is None else partial(patches.copy_to, memory)
+                reads[field] = reader.begin(wanted, out, epoch, all_cores=all_cores), memory
                 undo.callback(reads[field][0].cancel)
             undo.pop_all()
         return partial(self._complete, rows, asked, reads, all_cores=all_cores)
@@ -135,10 +138,11 @@ class FileDataset(TableDataset):
             for read, _ in reads.values():
                 undo.callback(read.cancel)  # without effect once it is finished
             for field, (plan, wanted) in enumerate(zip(self.plans, asked.fields, strict=True)):
-                if field in reads:  # already normalized during decoding
+                if field in reads:  # rows are already normalized, patches are not
                     read, memory = reads[field]
                     read.finish()
-                    columns.append(plan.cast(memory, self._buffers))
+                    is_final = wanted.patches is None
+                    columns.append((plan.cast if is_final else plan.finished)(memory, self._buffers))
                 elif self._has_samples and self.table.is_ragged[field]:
                     columns.append([plan.finished(one, self._buffers) for one in self._read_each(field, wanted, rows)])
                 else:
@@ -292,6 +296,13 @@ class FileDataset(TableDataset):
         )
         rows_of_blocks = table.rows_per_block
         row_bytes = sum(layout.row_bytes for layout in kinds[0])
+        if isinstance(table.sampling, Patches):
+            return ReadCost(
+                row_bytes=table.sampling.mean_bytes([plan.row_bytes for plan in self.plans]),
+                has_cheap_random_access=False,
+                block_bytes=max(1, table.sampling.block_bytes),
+                decoded_bytes=sum(arrays[field].n_bytes for arrays in kinds for field in loose),
+            )
         if (sampling := table.sampling) is not None:
             is_own = isinstance(sampling, WholeSegments) and len(sampling.segments) == len(table.layouts)
             is_placed = all(arrays[field].is_contiguous for arrays in kinds for field in loose)
@@ -360,7 +371,7 @@ class FileDataset(TableDataset):
                 first_row=table.starts,
                 reads=None if table.sampling is None else partial(reads_of_blocks, table, self.indices, field),
                 retain=self.retain,
-                prepare=self.plans[field].affine,
+                prepare=None if isinstance(table.sampling, Patches) else self.plans[field].affine,
                 dtype=self.plans[field].gathered,
             )
             for field in fields

@@ -22,6 +22,7 @@ from .columns import row_tasks, text_tasks
 from .fields import torch_dtype_of
 from .row_table import RowTable
 from .sample_layout import FieldPlan, numpy_dtype_like
+from .segments import FieldRows
 from .shard_memory import ShardMemory
 
 __all__ = ["HeldRows", "checked_device"]
@@ -94,6 +95,12 @@ class HostColumn:
         take_rows(held, places, memory, all_cores=all_cores)
         return out if self._rows is not None else out.view(self._dtype).view(len(places), *row_shape)
 
+    @property
+    def held(self) -> npt.NDArray[Any]:
+        """The rows as they are held."""
+        assert self._rows is not None, "NumPy has no such dtype"
+        return self._rows
+
     def close(self) -> None:
         """Give up the memory, also if the column itself is kept, as by the traceback of an error."""
         self._bytes, self._rows, self.array, self._write = np.empty((0, 0), np.uint8), None, None, None
@@ -135,7 +142,7 @@ class HeldRows:
     """Rows of this rank, and of those that it shares memory with.
 
     Args:
-        rows: rows of the table that are held, in ascending order.
+        rows: rows of the table that are held, in ascending order; of all fields, or for each field its own.
         mine: this rank's, in its order; all of them are held.
         numbers: of this rank's rows among all that are sharded.
         plans: what rows of each field are. Each process holds text for itself.
@@ -150,7 +157,7 @@ class HeldRows:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: Sequence[Rows],
         mine: Rows,
         numbers: Rows,
         plans: Sequence[FieldPlan],
@@ -168,15 +175,21 @@ class HeldRows:
             if plan.dtype is None
         }
         kept = self._plans_of_numbers
-        self.n_bytes = n_mine * sum(plan.row_bytes for plan in kept)
+        rows_of = [self._rows_of(field) for field, plan in enumerate(plans) if plan.dtype is not None]
+        # Cells belong to all ranks that have this memory.
+        self.n_bytes = sum((n_mine or len(some)) * plan.row_bytes for some, plan in zip(rows_of, kept, strict=True))
         self._memory: ShardMemory | None = None
         if device.type == "cpu":
-            sizes = [(len(rows), plan.row_bytes) for plan in kept]
+            sizes = [(len(some), plan.row_bytes) for some, plan in zip(rows_of, kept, strict=True)]
             made = ShardMemory(sizes, shared=shared) if owner is None else ShardMemory.of_process(*owner, sizes)
             self._memory, self._columns = made, self._host_columns(made)
         else:
             _check_device_memory(device, self.n_bytes)
-            self._columns = [DeviceColumn(len(rows), plan, device) for plan in kept]
+            self._columns = [DeviceColumn(len(some), plan, device) for some, plan in zip(rows_of, kept, strict=True)]
+
+    def _rows_of(self, field: int) -> Rows:
+        """Return the rows of a field that are held."""
+        return self._rows[field % len(self._rows)]
 
     @property
     def _plans_of_numbers(self) -> list[FieldPlan]:
@@ -196,7 +209,7 @@ class HeldRows:
 
     def regroup(self, mine: Rows, numbers: Rows) -> None:
         """Make other rows this rank's, of those that are held (see the class)."""
-        self._places, self._numbers = places_in(self._rows, mine), numbers
+        self._places, self._numbers = places_in(self._rows[0], mine), numbers
 
     @property
     def descriptor(self) -> int | None:
@@ -222,10 +235,10 @@ class HeldRows:
         for field, plan in enumerate(self._plans):
             if plan.dtype is not None:
                 column = next(columns)
-                for file, first, rows in _by_file(self._rows, table.starts):
+                for file, first, rows in _by_file(self._rows_of(field), table.starts):
                     shared += row_tasks(table.layouts.one(file, field), rows, column, first, options, counters)
                 continue
-            mine = as_array(self._rows)[as_array(self._places)]
+            mine = as_array(self._rows[0])[as_array(self._places)]
             order = np.argsort(mine, kind="stable")
             for file, first, rows in _by_file(mine[order], table.starts):
                 some, places = as_array(rows), order[first : first + len(rows)]
@@ -262,6 +275,23 @@ class HeldRows:
             return texts
         number = sum(plan.dtype is not None for plan in self._plans[:field])
         return self._columns[number].take(_look_up(self._places, rows), buffers, pinned=False, all_cores=all_cores)
+
+    def patches(self, field: int, found: FieldRows, plan: FieldPlan, buffers: BufferPool) -> Column:
+        """Return patches that are cut out of the cells of a field.
+
+        Args:
+            field: number of the field.
+            found: its cells that the patches have.
+            plan: what becomes of a patch.
+            buffers: gives memory for batches.
+        """
+        assert found.patches is not None, "rows are cells"
+        places = np.searchsorted(as_array(self._rows_of(field)), found.rows)
+        memory = buffers.array(found.patches.shape, plan.gathered)
+        column = self._columns[field]
+        assert isinstance(column, HostColumn), "patches are cut on the CPU"
+        found.patches.copy_to(memory, column.held, places)
+        return plan.finished(memory, buffers)
 
     def pin(self) -> str | None:
         """Lock the memory's pages; return why not if that fails."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ..hdf5 import OpenOptions
-from ..options import FileOptions, SegmentOptions, WindowOptions
+from ..options import FileOptions, PatchOptions, SegmentOptions, WindowOptions
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
 from .catalog import Catalog
@@ -62,17 +62,19 @@ class H5LazyDataset(FileDataset):
             integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's index in this dataset: last in a tuple, ``"index"`` in a dict.
         sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
-            ``window`` and ``segments``. "row" also accepts files that look like one image or volume each, for which
-            None raises.
+            ``window`` and ``segments``, and is required with ``patch``. "row" also accepts files that look like one
+            image or volume each, for which None raises.
         segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
             (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``join``, ``axis``, ``step_axis``,
             ``constants``, ``max_length``, ``bucket``, ``keep_together``). None makes each file a segment.
         window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
             from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
             ``random``).
+        patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
+            ``random``, ``border``), or a mapping of its fields.
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
-        seed: of random windows.
+        seed: of random windows and patches.
         choice: which of the segments are kept, as data modules split and filter them; None for all.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
@@ -117,6 +119,7 @@ class H5LazyDataset(FileDataset):
         sample: SampleKind | None = None,
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
+        patch: PatchOptions | Mapping[str, Any] | None = None,
         select: Select | None = None,
         collate_fn: Collate | None = None,
         seed: int = 0,
@@ -124,7 +127,7 @@ class H5LazyDataset(FileDataset):
         files: FileOptions | Mapping[str, Any] | None = None,
         catalog: Catalog | None = None,
     ) -> None:
-        samples = SampleOptions.parse(sample, segments, window, select, seed)
+        samples = SampleOptions.parse(sample, segments, window, select, seed, patch)
         fields = Fields.of(
             x_key,
             y_key,

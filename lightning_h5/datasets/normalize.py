@@ -24,6 +24,7 @@ from ..types import PathLike
 from .catalog import Catalog
 from .fields import Fields, torch_dtype_of
 from .multiply_add import Affine
+from .patches import Patches
 from .row_table import RowTable
 
 __all__ = ["FORMAT", "FieldStats", "Normalize", "normalized", "read_stats", "write_stats"]
@@ -46,6 +47,13 @@ class FieldStats:
     std: npt.NDArray[np.float64]
     channel_axis: int | None = None
     row_shape: tuple[int, ...] | None = None
+
+    def of_part(self) -> FieldStats:
+        """Return the statistics for parts of rows, or of volumes of several rows: the last axes are the same."""
+        axis, shape = self.channel_axis, self.row_shape
+        if axis is not None and shape is not None and axis >= 0:
+            axis -= len(shape)
+        return replace(self, channel_axis=axis, row_shape=None)
 
 
 def read_stats(path: PathLike) -> dict[str, FieldStats]:
@@ -165,7 +173,7 @@ def normalized(
     if normalize is None:
         return fields
     stats = normalize if isinstance(normalize, Mapping) else read_stats(normalize)
-    arrays = table.layouts[0]
+    arrays = table.as_read
     places = {name.strip("/"): at for names in (fields.keys, fields.names) for at, name in enumerate(names)}
     loaded = [name for name in stats if name.strip("/") in places]
     found = {places[name.strip("/")]: stats[name] for name in loaded}
@@ -194,7 +202,9 @@ def normalized(
             raise H5ValueError(
                 f"{fields.names[at]!r} is to be normalized, but {dtype} was requested. Pass a floating dtype."
             )
-        affines[at] = _affine(of_field, fields.names[at], [every[at] for every in table.layouts])
+        is_patch = isinstance(table.sampling, Patches) and table.sampling.shape_of(at) is not None
+        each = [arrays[at]] if is_patch else [of_part[at] for of_part in table.layouts.examples]
+        affines[at] = _affine(of_field.of_part() if is_patch else of_field, fields.names[at], each)
         stored = torch_dtype_of(arrays[at].dtype)
         dtypes[at] = dtype or (stored if stored.is_floating_point else torch.float32)
     numbers = {

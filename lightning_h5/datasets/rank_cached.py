@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from typing import Any, get_args
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..cores import is_forked
 from ..counters import Counters
 from ..errors import H5Error, H5ValueError
 from ..hdf5 import OpenOptions, process_pool
-from ..options import FileOptions, SegmentOptions, WindowOptions
+from ..options import FileOptions, PatchOptions, SegmentOptions, WindowOptions
 from ..order import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica
 from ..readers import TaskQueue, check_bounds
 from ..sizes import parse_bytes
@@ -32,6 +33,7 @@ from .fields import Fields
 from .file_dataset import FileDataset
 from .held_rows import HeldRows, checked_device
 from .normalize import Normalize
+from .patches import Patches
 from .reading_ahead import SAMPLES_AT_A_TIME
 from .row_table import BatchRows
 from .sample_columns import column_of_samples
@@ -94,9 +96,11 @@ class RankMemCachedH5Dataset(TableDataset):
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's number among all rows that are sharded: last in a tuple, ``"index"`` in a dict.
-        sample: what a sample is: "row", "window" or "segment" (see ``H5LazyDataset``, as for the following five).
+        sample: what a sample is: "row", "window" or "segment" (see ``H5LazyDataset``, as for the following six).
         segments: which steps belong together.
         window: which steps of a segment make a sample.
+        patch: which part of a volume makes a sample. Cells of volumes are held as they are stored, whatever ``x_dtype``
+            is, and in this machine's memory.
         select: the part of a field to read.
         collate_fn: how samples of several shapes become a batch.
         choice: which of the segments are kept, as data modules split them; None for all.
@@ -166,6 +170,7 @@ class RankMemCachedH5Dataset(TableDataset):
         sample: SampleKind | None = None,
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
+        patch: PatchOptions | Mapping[str, Any] | None = None,
         select: Select | None = None,
         collate_fn: Collate | None = None,
         choice: SegmentChoice | None = None,
@@ -179,7 +184,12 @@ class RankMemCachedH5Dataset(TableDataset):
         if mode not in get_args(ShardMode):
             raise H5ValueError(f"mode={mode!r} was given. Pass 'contiguous' or 'interleave'.")
         self.device = checked_device(cache_device, share_memory=share_memory)
-        samples = SampleOptions.parse(sample, segments, window, select, seed)
+        samples = SampleOptions.parse(sample, segments, window, select, seed, patch)
+        if patch is not None and self.device.type != "cpu":
+            raise H5ValueError(
+                f"patch and cache_device={cache_device!r} were given; patches are cut on the CPU. Pass 'cpu' (of a "
+                "data module, memory.device)."
+            )
         fields = Fields.of(
             x_key,
             y_key,
@@ -217,6 +227,9 @@ class RankMemCachedH5Dataset(TableDataset):
         super().__init__(table, fields, batch_transform=batch_transform, indices=indices, options=options)
         self.held_table = self.table.with_fields(self._held_fields)
         self.held_plans = [self.plans[field] for field in self._held_fields]
+        self._has_cells = isinstance(table.sampling, Patches)
+        if self._has_cells:  # held as they are stored
+            self.held_plans = list(fields.among(self._held_fields).as_stored().plans(self.held_table.layouts[0]))
         if others := [field for field in range(len(self.plans)) if field not in self._held_fields]:
             self._others = FileDataset(
                 self.table.with_fields(others),
@@ -329,29 +342,35 @@ class RankMemCachedH5Dataset(TableDataset):
             return numbers, numbers
         if self.table.sampling is None:
             return self.located(as_array(numbers)), numbers
+        if self._has_cells:
+            return range(0), numbers  # cells are found by their numbers among those that are held
         return self._rows_of_rank(), numbers
 
     def _rows_of_rank(self) -> IntArray:
         """Return the rows that this rank's samples have, ascending."""
         if self._own is None or self._own[0] != self.draw:
-            self._own = self.draw, self.rows_needed(as_array(self.shard.rows(self.draw)))
+            self._own = self.draw, self.rows_needed(as_array(self.shard.rows(self.draw)))[0]
         return self._own[1]
 
-    def rows_needed(self, samples: IntArray) -> IntArray:
-        """Return the rows of the files that samples have, ascending."""
+    def rows_needed(self, samples: IntArray) -> list[IntArray]:
+        """Return the rows of the files that samples have, ascending; of each field that is held if they are cells."""
         table, located = self.table, self.located(samples)
         if table.sampling is None:
-            return np.unique(located)
-        needed = np.zeros(table.n_rows, dtype=np.bool_)
+            return [np.unique(located)]
+        needed = np.zeros((len(self.held_plans) if self._has_cells else 1, table.n_rows), dtype=np.bool_)
         for start in range(0, len(located), SAMPLES_AT_A_TIME):
-            for rows in table.sampling.rows_of_any_epoch(located[start : start + SAMPLES_AT_A_TIME]):
-                needed[rows] = True
-        return np.flatnonzero(needed)
+            some = located[start : start + SAMPLES_AT_A_TIME]
+            for number, rows in enumerate(table.sampling.rows_of_any_epoch(some)):
+                needed[number if self._has_cells else 0, rows] = True
+        return [np.flatnonzero(one) for one in needed]
 
-    def n_held_rows(self, rank: int) -> int:
-        """Return how many rows of the files a rank holds; about as many however shards are drawn."""
-        samples = self.shard.rows(0, rank)
-        return len(samples) if self.table.sampling is None else len(self.rows_needed(as_array(samples)))
+    def n_held_bytes(self, rank: int) -> int:
+        """Return the bytes of the rows of the files that a rank holds; about as many however shards are drawn."""
+        samples, sizes = self.shard.rows(0, rank), [plan.row_bytes for plan in self.held_plans]
+        if self.table.sampling is None:
+            return len(samples) * sum(sizes)
+        rows = cycle(self.rows_needed(as_array(samples)))
+        return sum(size * len(some) for size, some in zip(sizes, rows, strict=False))
 
     def use(self, held: HeldRows, *, has_all: bool) -> None:
         """Serve rows from memory that was filled; ``has_all`` is whether it has the rows of all ranks."""
@@ -438,6 +457,10 @@ class RankMemCachedH5Dataset(TableDataset):
         for field, found in enumerate(asked.fields):
             if field not in self._held_fields:
                 columns.append(next(others))
+                continue
+            if found.patches is not None:
+                patches = held.patches(self._held_fields.index(field), found, self.plans[field], self._buffers)
+                columns.append(column_of_samples(self.table, field, found, patches))
                 continue
             if id(found) not in places:
                 places[id(found)] = np.searchsorted(self._rows_of_rank(), found.rows)

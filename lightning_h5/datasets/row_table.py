@@ -17,6 +17,7 @@ from ..hdf5 import ArrayLayout, ChangeGuard, kind_of
 from ..order import BlockTable
 from ..types import IntArray
 from .part_layouts import PartLayouts
+from .patches import Patches
 from .segments import FieldRows, Places, Sampling
 
 __all__ = ["HELD_BYTES", "RUN_BYTES", "BatchRows", "Parts", "RowTable"]
@@ -97,6 +98,18 @@ class RowTable:
             numbered = self.layouts.of_kinds(partial(_rows_numbered, at))
             sizes = np.maximum(sizes, np.where(numbered < 0, self.layouts.n_rows(at), numbered))
         return np.concatenate([[0], np.cumsum(sizes)])
+
+    @cached_property
+    def as_read(self) -> tuple[ArrayLayout, ...]:
+        """The arrays of the first part, with the shape of what is read of each at a time: a row, or a patch."""
+        arrays: tuple[ArrayLayout, ...] = self.layouts[0]
+        if not isinstance(self.sampling, Patches):
+            return arrays
+        shapes = [self.sampling.shape_of(field) for field in range(len(arrays))]
+        return tuple(
+            array if shape is None else array.with_changes(row_shape=shape)
+            for array, shape in zip(arrays, shapes, strict=True)
+        )
 
     @property
     def n_segments(self) -> int:
@@ -254,7 +267,14 @@ class RowTable:
 
         The same on all ranks and in all workers, since blocks, and with them the order, follow from it.
         """
-        return [self._n_bytes(field) <= HELD_BYTES for field in range(self.layouts.n_fields)]
+        return [
+            not self._is_cells(field) and self._n_bytes(field) <= HELD_BYTES for field in range(self.layouts.n_fields)
+        ]
+
+    def _is_cells(self, field: int) -> bool:
+        """Return whether rows of a field are cells."""
+        views = [arrays[field].view for arrays in self.layouts.examples]
+        return any(view is not None and view.cell is not None for view in views)
 
     def _n_bytes(self, field: int) -> float:
         """Return the bytes of all rows of a field."""
@@ -300,6 +320,12 @@ class RowTable:
 
     def _blocks_of_samples(self, sampling: Sampling, samples: IntArray | None, *, of_all_fields: bool) -> BlockTable:
         """Return the block table of samples of several rows: what is around rows of one unit (see ``unit_rows``)."""
+        if isinstance(sampling, Patches):
+            sizes = sampling.block_sizes()
+            if samples is not None:
+                blocks = np.searchsorted(np.cumsum(sizes), samples, side="right")
+                sizes = np.diff(np.concatenate([[0], np.flatnonzero(np.diff(blocks)) + 1, [len(samples)]]))
+            return BlockTable.of_sizes(sizes)
         bounds = np.append(self._unit_bounds(of_all_fields=of_all_fields), self.starts[-1])
         segments = sampling.segments
         if samples is None and segments.are_ascending:

@@ -1,4 +1,4 @@
-"""From the rows that samples have to columns with one entry a sample: windows, whole segments, masks and places."""
+"""From the rows that samples have to columns with one entry a sample: windows, segments, patches, masks and places."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Col
         table: the files.
         field: number of the field.
         found: the rows that the samples have.
-        column: these rows, one after the other; of a field with rows of several shapes those of each sample.
+        column: these rows, one after the other; of a field with rows of several shapes those of each sample; patches.
 
     Returns:
         A tensor if all samples have one shape; else a list with an entry for each.
     """
     if not table.has_steps[field]:
         return column
+    if found.patches is not None:
+        assert isinstance(column, torch.Tensor), "volumes have numbers"
+        return found.patches.finished(column)
     sampling, place = table.sampling, table.step_places[field]
     if isinstance(sampling, WholeSegments):
         if not sampling.has_all_steps(field):
@@ -96,7 +99,7 @@ def mask_of_samples(found: FieldRows, n_samples: int, windows: Windows, field: i
 
 
 def places_columns(table: RowTable, asked: BatchRows) -> tuple[list[str], torch.Tensor]:
-    """Return each sample's segment, by name, and its step."""
+    """Return each sample's segment, by name, and its step, or the start of its patch along each axis that is cut."""
     assert asked.places is not None, "samples are rows"
     assert table.sampling is not None, "samples are rows"
     segments = table.sampling.segments

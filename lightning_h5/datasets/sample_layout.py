@@ -236,7 +236,9 @@ class SampleLayout:
                 [part.sample(columns[own], place, row, draws, describe) for part, own in self._parts],
                 {"index": self.shown(row)} if self.with_index else {},
                 {
-                    name: column[place].item() if isinstance(column, torch.Tensor) else column[place]
+                    name: column[place].item()
+                    if isinstance(column, torch.Tensor) and column.ndim == 1
+                    else column[place]
                     for name, column in self._more_of(columns)
                 },
             )

@@ -16,6 +16,7 @@ from ..errors import H5ValueError, listing
 from ..hdf5 import OpenOptions
 from ..readers import run_with_progress
 from .labels import LabelCriterion, search_label
+from .patches import Patches
 from .row_filters import Criterion, Mask, NoRowPassesError
 from .row_table import RowTable
 
@@ -137,7 +138,7 @@ def _has_value_a_segment(table: RowTable, key: str, part: int, values: npt.NDArr
     n_segments, n_steps = table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])
     if len(values) == n_segments:
         return True
-    if len(values) != n_steps:
+    if len(values) != n_steps or isinstance(table.sampling, Patches):
         raise H5ValueError(
             f"{key!r} has {len(values)} values in {table.name_of_part(part)!r}, which has {n_segments} segments and "
             f"{n_steps} steps. Name an array with a value for each segment, or each step."

@@ -1,4 +1,4 @@
-"""What a user says of samples: what one is, and how each field's axes are to be seen."""
+"""What a user says of samples: what one is, how each field's axes are seen, and which steps a sample has."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
+
 from ..errors import H5ValueError, listing
 from ..hdf5 import ArrayLayout
-from ..options import SegmentOptions, WindowOptions, value_of_field
+from ..options import PatchOptions, SegmentOptions, WindowOptions, value_of_field
+from ..types import IntArray
 from .compatibility import Asked
 
 __all__ = ["SampleKind", "SampleOptions", "SegmentField", "Select", "fields_of"]
@@ -29,7 +32,8 @@ class SampleOptions:
         segments: which steps belong together.
         window: which steps of a segment make a sample; None if no window was given.
         select: what is taken of fields.
-        seed: of random windows.
+        seed: of random windows and patches.
+        patch: which part of a segment makes a sample; None if no patch was given.
     """
 
     sample: SampleKind | None
@@ -37,9 +41,12 @@ class SampleOptions:
     window: WindowOptions | None
     select: Select
     seed: int = 0
+    patch: PatchOptions | None = None
 
     @classmethod
-    def parse(cls, sample: Any, segments: Any, window: Any, select: Any, seed: int = 0) -> SampleOptions:
+    def parse(
+        cls, sample: Any, segments: Any, window: Any, select: Any, seed: int = 0, patch: Any = None
+    ) -> SampleOptions:
         """Return the options that arguments stand for.
 
         Raises:
@@ -53,7 +60,10 @@ class SampleOptions:
             raise H5ValueError(f"window was given with sample={sample!r}. Pass sample='window', or leave one out.")
         if windows is None and sample == "window":
             raise H5ValueError("sample='window' was given without window. Pass window=200, or window=[-1, 3].")
-        return cls(sample=sample, segments=made, window=windows, select=dict(select or {}), seed=seed)
+        patches = None if patch is None else PatchOptions.parse(patch, "patch")
+        if patches is not None:
+            _check_patches(sample, made, windows)
+        return cls(sample=sample, segments=made, window=windows, select=dict(select or {}), seed=seed, patch=patches)
 
     @property
     def has_mask(self) -> bool:
@@ -70,9 +80,29 @@ class SampleOptions:
 
     def needs_segments(self, keys: Sequence[str]) -> bool:
         """Whether samples are anything but rows of arrays along axis 0."""
+        if self.patch is not None:
+            return True
         has_axes = self.segments.step_axis != 0 or bool(self.segments.constants)
         has_segments = self.segments.is_given or any("*" in key or "@" in key for key in keys)
         return self.kind(keys) != "row" or has_segments or has_axes or bool(self.select)
+
+
+def _check_patches(sample: Any, segments: SegmentOptions, window: WindowOptions | None) -> None:
+    """Raise an ``H5ValueError`` if patches were given with options on steps."""
+    given = {
+        f"sample={sample!r}": sample is not None,
+        "window": window is not None,
+        **{f"segments.{name}": getattr(segments, name) is not None for name in ("key", "lengths", "offsets", "ends")},
+        "segments.join": segments.join is not None,
+        "segments.step_axis": segments.step_axis != 0,
+        "segments.max_length": segments.max_length is not None,
+        "segments.bucket": segments.bucket,
+    }
+    if found := [name for name, is_given in given.items() if is_given]:
+        raise H5ValueError(
+            f"patch was given with {listing(found)}, which {'is' if len(found) == 1 else 'are'} of samples made of "
+            "steps. Pass one of the two; volumes are files, segments.groups, arrays or indices of segments.axis."
+        )
 
 
 @dataclass(frozen=True)
@@ -86,6 +116,7 @@ class SegmentField:
         step_axis: axis of the steps; None if it has none.
         taken: what is taken of other axes.
         is_single: a sample has the value at its own step, or at the first of its segment.
+        patch: shape of a patch, along the axes that are left; None for a field without patches.
     """
 
     name: str
@@ -94,6 +125,7 @@ class SegmentField:
     step_axis: int | None
     taken: Mapping[int, Any]
     is_single: bool = False
+    patch: tuple[int | None, ...] | None = None
 
     @property
     def is_as_stored(self) -> bool:
@@ -107,7 +139,8 @@ class SegmentField:
             H5ValueError: it has not, or one of them is named twice.
         """
         n_axes = 1 + len(layout.axes)
-        named = [axis for axis in (self.axis, self.step_axis, *self.taken) if axis is not None]
+        step_axis = self.step_axis if self.patch is None else None
+        named = [axis for axis in (self.axis, step_axis, *self.taken) if axis is not None]
         for axis in named:
             if not -n_axes <= axis < n_axes:
                 raise H5ValueError(
@@ -134,6 +167,25 @@ class SegmentField:
             row_axes = [0]
         taken = {axis % n_axes: _taken(one, self.name) for axis, one in self.taken.items()}
         return layout.seen(row_axes, taken, period=period if len(row_axes) == 2 else None)
+
+    def indices(self, layout: ArrayLayout) -> list[int | IntArray]:
+        """Return what is taken of each axis of an array: an index, or indices.
+
+        Raises:
+            H5ValueError: the axis has no such index.
+        """
+        shape: list[Any] = [np.arange(n) for n in (layout.n_rows, *layout.axes)]
+        for axis, one in self.taken.items():
+            taken = _taken(one, self.name)
+            try:
+                indices = shape[axis][taken]
+            except IndexError:
+                raise H5ValueError(
+                    f"select takes {one!r} of axis {axis} of {layout.key!r}, which has {len(shape[axis])} indices in "
+                    f"{layout.path!r}. Take some of these."
+                ) from None
+            shape[axis] = int(indices) if isinstance(taken, int) else indices
+        return shape
 
     @staticmethod
     def length(layout: ArrayLayout, axis: int) -> int:
@@ -188,7 +240,8 @@ def fields_of(
         axis = None if "@" in one.key else axes[0]
         step_axis = None if is_constant else axes[1]
         is_single = name in singles or (given.segments.key is not None and one.key == given.segments.key)
-        fields.append(SegmentField(name, one, axis, step_axis, {int(k): v for k, v in taken.items()}, is_single))
+        patch = given.patch.shape_of(name, one.key) if given.patch is not None and step_axis is not None else None
+        fields.append(SegmentField(name, one, axis, step_axis, {int(k): v for k, v in taken.items()}, is_single, patch))
     known = {each for field in fields for each in (field.name, field.asked.key)}
     if unknown := [name for name in given.segments.constants if name not in known]:
         raise H5ValueError(
@@ -209,6 +262,7 @@ def _check_names(asked: Sequence[Asked], names: Sequence[str], given: SampleOpti
         "segments.step_axis": given.segments.step_axis,
         "select": given.select,
         "window.steps": window,
+        "patch.shape": None if given.patch is None else given.patch.shape,
     }
     known = {*names, *(one.key for one in asked)}
     for option, value in options.items():

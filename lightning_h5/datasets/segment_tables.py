@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5ValueError
-from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions
+from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions, check_no_overlap
 from ..options import SegmentOptions
 from ..readers import open_reader
 from ..types import IntArray, Paths
@@ -23,7 +23,8 @@ from .compatibility import Asked, Compatibility
 from .fields import Fields
 from .kept_parts import PackedText
 from .normalize import Normalize, normalized
-from .part_layouts import DescribedParts, StoredParts
+from .part_layouts import DescribedParts, ListedParts, PartLayouts, StoredParts
+from .patch_tables import VolumeTable
 from .readable_files import WITHOUT_THEM, Skip, each_readable
 from .row_filters import Mask, NoRowPassesError
 from .row_table import Parts, RowTable
@@ -72,8 +73,8 @@ def segment_table(
     """
     if options.swmr:
         raise H5ValueError(
-            "files.swmr was given with segments or windows, and where segments end is not known while a file is "
-            "written. Wait until it is closed."
+            "files.swmr was given with segments, windows or patches, and where segments end is not known while a "
+            "file is written. Wait until it is closed."
         )
     if choice.columns or choice.criteria or skip is not None:
         return _segment_table(catalog, paths, asked, names, options, given, choice, singles, skip, advice)
@@ -99,13 +100,19 @@ def _segment_table(
     advice: str,
 ) -> RowTable:
     fields = fields_of(asked, names, given, singles)
-    table = _Builder(catalog, options, fields, given.segments, choice.all_columns)
+    volumes = None if given.patch is None else VolumeTable(fields, given.patch)
+    table = _Builder(catalog, options, fields, given.segments, choice.all_columns, volumes)
     with collector_paused():
         for path, (guard, found) in each_readable(paths, table.look, skip, advice):
             table.add(path, guard, found)
     made = table.made()
-    segments_of_rows, first_segments = table.segments_of(made)
-    sampling: Sampling = samples_of(segments_of_rows, fields, given)
+    sampling: Sampling
+    if volumes is None:
+        segments_of_rows, first_segments = table.segments_of(made)
+        sampling = samples_of(segments_of_rows, fields, given)
+    else:
+        first_segments = table.first_lines
+        sampling = volumes.sampling(made.starts, table.n_lines, made.layouts[0], given.seed)
     sampling = sampling if choice.subset is None else choice.subset.of(sampling)
     made = replace(made, sampling=sampling, first_segments=first_segments)
     passes = None
@@ -170,7 +177,9 @@ class _Builder:
         fields: Sequence[SegmentField],
         segments: SegmentOptions,
         columns: Sequence[str],
+        volumes: VolumeTable | None,
     ) -> None:
+        self._volumes = volumes
         self._value_keys = [*segments.cut_keys, *columns]
         self._catalog, self._options, self._fields, self._segments = catalog, options, fields, segments
         self._names = PartNames.of([*(field.asked.key for field in fields), *self._value_keys], segments.groups)
@@ -180,9 +189,8 @@ class _Builder:
         self._cuts: list[dict[str, npt.NDArray[Any]]] = []  # of each part the values that cut it, or are of segments
         self._has_axis = any(field.axis is not None for field in fields)
         self._files = np.empty(0, dtype=np.int32)  # of each part its file
-        self._lines = self._lengths = np.empty(
-            0, dtype=np.int64
-        )  # of each part its segments along an axis; of its fields
+        # Of each part its segments along an axis, and the steps of its fields.
+        self.n_lines = self._lengths = np.empty(0, dtype=np.int64)
 
     # Looking at files ----------------------------------------------------------------------------------------
 
@@ -220,6 +228,41 @@ class _Builder:
         for part in range(len(stored.files)) if self._value_keys else ():
             values = [self._values(stored.one(part, n_fields + at)) for at in range(len(self._value_keys))]
             self._cuts.append(dict(zip(self._value_keys, values, strict=True)))
+        names = None if self._names.pattern is None else Parts(stored.files, NamedParts(self._names, stored.stars))
+        parts, step_places = self._volumes_of(stored) if self._volumes is not None else self._steps_of(stored)
+        return RowTable(
+            tuple(self._paths),
+            parts,
+            tuple(self._guards),
+            parts=names,
+            has_steps=tuple(field.step_axis is not None for field in self._fields),
+            is_shared=tuple(
+                self._volumes is None and self._has_axis and field.axis is None and field.step_axis is not None
+                for field in self._fields
+            ),
+            step_places=step_places,
+        )
+
+    def _volumes_of(self, stored: StoredParts) -> tuple[PartLayouts, tuple[int, ...]]:
+        """Return the arrays of all parts with cells as rows."""
+        assert self._volumes is not None, "samples are patches"
+        compatibility = Compatibility([field.asked for field in self._fields], of_one_row=False)
+        parts, lines = list[tuple[ArrayLayout, ...]](), list[int]()
+        for part in range(len(stored.files)):
+            arrays = tuple(stored.one(part, field) for field in range(len(self._fields)))
+            compatibility.check(arrays)
+            check_no_overlap(arrays)
+            period, n_lines, _ = self._checked_axes(arrays)
+            self._volumes.add(arrays)
+            lines.append(n_lines)
+            pairs = zip(self._fields, arrays, strict=True)
+            parts.append(tuple(a if one.patch is not None else one.seen(a, period, None) for one, a in pairs))
+        self.n_lines = np.array(lines, dtype=np.int64)
+        return ListedParts(self._volumes.in_cells(parts)), (0,) * len(self._fields)
+
+    def _steps_of(self, stored: StoredParts) -> tuple[PartLayouts, tuple[int, ...]]:
+        """Return the arrays of all parts with steps as rows, and the axes that steps are along."""
+        n_fields = len(self._fields)
         follows_from_rows = self._has_axis or bool(self._segments.cut_keys)
         fixed = [at for at, field in enumerate(self._fields) if follows_from_rows or not field.is_as_stored]
         cut = self._segments
@@ -236,7 +279,7 @@ class _Builder:
             periods.append(period)
             lines.append(n_lines)
             lengths.append(each)
-        self._lines, self._lengths = np.array(lines)[kinds], np.array(lengths)[kinds]
+        self.n_lines, self._lengths = np.array(lines)[kinds], np.array(lengths)[kinds]
         for field, one in enumerate(self._fields):
             if one.is_as_stored:
                 self._lengths[:, field] = stored.table.n_rows[:, field]
@@ -244,18 +287,7 @@ class _Builder:
         parts = DescribedParts(stored, tuple(range(n_fields)), tuple(self._fields), kinds, firsts, periods, n_of_kinds)
         parts.check_places()
         arrays = tuple(stored.one(0, field) for field in range(n_fields))
-        names = None if self._names.pattern is None else Parts(stored.files, NamedParts(self._names, stored.stars))
-        return RowTable(
-            tuple(self._paths),
-            parts,
-            tuple(self._guards),
-            parts=names,
-            has_steps=tuple(field.step_axis is not None for field in self._fields),
-            is_shared=tuple(
-                self._has_axis and field.axis is None and field.step_axis is not None for field in self._fields
-            ),
-            step_places=tuple(field.step_place(array) for field, array in zip(self._fields, arrays, strict=True)),
-        )
+        return parts, tuple(field.step_place(array) for field, array in zip(self._fields, arrays, strict=True))
 
     def _n_segments(self, stored: StoredParts, part: int) -> int:
         """Return how many segments the rows of a part are cut into."""
@@ -288,6 +320,8 @@ class _Builder:
                 f"segments.axis counts the segments of {arrays[0].path!r}, and arrays differ: {each}. Name the axis of "
                 "each field (a mapping), or None for a field without it."
             )
+        if self._volumes is not None:
+            return period, n_lines[0] if n_lines else 1, []
         if n_lines:
             for (field, array), n in zip(pairs, lengths, strict=True):
                 if field.axis is None and n not in (None, period):
@@ -312,9 +346,8 @@ class _Builder:
             first_rows = firsts if order is None else np.minimum.reduceat(order, firsts)
             segments = Segments((steps_of(firsts, lengths, table.n_rows),), tuple(kinds), order=order)
             return segments, np.searchsorted(first_rows, table.starts)
-        lines = self._lines
-        before = np.concatenate([[0], np.cumsum(lines)])
-        inside = np.arange(before[-1]) - np.repeat(before[:-1], lines)
+        lines = self.n_lines
+        inside: IntArray = np.arange(int(lines.sum())) - np.repeat(np.cumsum(lines) - lines, lines)
         periods = np.repeat(np.diff(table.starts) // lines, lines)
         firsts = np.repeat(table.starts[:-1], lines) + inside * periods
         made: dict[bytes, Steps] = {}
@@ -326,7 +359,13 @@ class _Builder:
                 made[lengths.tobytes()] = steps_of(firsts, lengths, table.n_rows)
         numbers = {each: number for number, each in enumerate(made)}
         segments = Segments(tuple(made.values()), tuple(None if each is None else numbers[each] for each in which))
-        return segments, before if len(firsts) > len(lines) else None
+        return segments, self.first_lines
+
+    @property
+    def first_lines(self) -> IntArray | None:
+        """The number of each part's first segment, and of all segments at the end; None if each part is one."""
+        before = np.concatenate([[0], np.cumsum(self.n_lines)]).astype(np.int64)
+        return before if before[-1] > len(self.n_lines) else None
 
     def _cut(self, table: RowTable) -> tuple[IntArray, IntArray, IntArray | None]:
         """Return first row and length of the segments that values tell, and the order of rows if it is another one."""

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError
 from ..types import IntArray
+
+if TYPE_CHECKING:
+    from .patches import PatchRows
 
 __all__ = ["BoolArray", "FieldRows", "Places", "Sampling", "Segments", "Steps"]
 
@@ -170,7 +173,8 @@ class Places(NamedTuple):
 
     Attributes:
         segments: number of each sample's segment.
-        steps: step that each sample is around, from the start of its segment.
+        steps: step that each sample is around, from the start of its segment; of patches where each starts along the
+            axes that are cut, shape ``(n, n_axes)``.
     """
 
     segments: IntArray
@@ -184,11 +188,13 @@ class FieldRows(NamedTuple):
         rows: sample by sample.
         lengths: rows of each sample; None if each has equally many.
         is_valid: which rows are steps of the segment, and no padding; None if all are.
+        patches: what samples have of the rows, if rows are cells.
     """
 
     rows: IntArray
     lengths: IntArray | None = None
     is_valid: BoolArray | None = None
+    patches: PatchRows | None = None
 
 
 class Sampling(Protocol):

@@ -275,15 +275,14 @@ def _bytes_needed(holder: RankMemCachedH5Dataset, ranks: Sequence[int]) -> int:
     """Return the bytes of this machine's memory that the rows of some ranks take, held together; without text."""
     if holder.device.type != "cpu":
         return 0
-    row_bytes = sum(plan.row_bytes for plan in holder.held_plans)
-    return sum(holder.n_held_rows(rank) for rank in ranks) * row_bytes
+    return sum(holder.n_held_bytes(rank) for rank in ranks)
 
 
 def _memory_for(holder: RankMemCachedH5Dataset, group: NodeGroup, owner: tuple[int, int] | None) -> HeldRows:
     """Return memory for a group's rows, nothing loaded yet: a new one, or that of another process."""
     wanted = union([holder.shard.rows(holder.draw, rank) for rank in group.ranks])
     return HeldRows(
-        wanted if holder.has_all_rows else holder.rows_needed(as_array(wanted)),
+        [wanted] if holder.has_all_rows else holder.rows_needed(as_array(wanted)),
         *holder.mine(),
         holder.held_plans,
         device=holder.device,

@@ -48,7 +48,7 @@ class TableDataset(RowDataset):
         options: OpenOptions,
     ) -> None:
         self.table, self.indices = table, checked_rows(indices, table.n_samples)
-        self.plans = fields.plans(table.layouts[0])
+        self.plans = fields.plans(table.as_read)
         self.fields, self.options = fields, options
         super().__init__(fields.sample_layout, batch_transform)
 
@@ -93,6 +93,10 @@ class TableDataset(RowDataset):
         table, rows = self.table, self.located(numbers)
         if table.sampling is not None:
             places, segments = table.sampling.places(rows), table.sampling.segments
+            if places.steps.ndim > 1:  # patches, by their numbers
+                numbers = segments.numbers_of(places.segments).tolist()
+                files = [table.file_of_segment(number) for number in numbers]
+                return [(table.paths[file], row) for file, row in zip(files, rows.tolist(), strict=True)]
             rows = segments.rows_at(segments.steps[0].firsts_of(places.segments) + places.steps)
         parts, local = table.locate(rows)
         files = table.files_of(parts).tolist()

@@ -29,6 +29,7 @@ TargetValue: TypeAlias = int | float | str
 MAX_SAMPLES = 2_048  # of all ranks together: each rank receives all of them
 MIN_SAMPLES = 32  # fewer may be sorted by chance
 MAX_ROW_BYTES = 4_096  # a class or its one-hot code; larger targets are images
+GATHERED_BYTES = 64 << 20  # of samples, inputs among them
 ROWS_A_VALUE = 4  # minimum average: less frequent values are numbers or names, not classes
 SURE = 10  # standard deviations by which ranks must differ
 CLEAR = 0.05  # mean square contingency: 1 for two ranks with a class each; 0.05 if 9 % and 0 % of their rows have it
@@ -108,8 +109,15 @@ def sampled_targets(dataset: RankMemCachedH5Dataset) -> list[Any] | None:
     if not _may_differ(dataset):
         return None
     places = sampled_places(len(dataset), dataset.shard.world_size)
-    targets = dataset.gather(places).columns[dataset.fields.n_inputs :]
-    return [dataset.rank, [sampled_values(column) for column in targets]]
+    targets = range(dataset.fields.n_inputs, len(dataset.plans))
+    values: list[list[TargetValue] | None] = [[] for _ in targets]
+    n_together = max(1, GATHERED_BYTES // max(1, dataset.cost.row_bytes))
+    for start in range(0, len(places) if targets else 0, n_together):
+        columns = dataset.gather(places[start : start + n_together]).columns
+        for at, field in enumerate(targets):
+            before, found = values[at], sampled_values(columns[field])
+            values[at] = None if before is None or found is None else before + found
+    return [dataset.rank, values]
 
 
 def compare_targets(dataset: RankMemCachedH5Dataset, answers: Sequence[Any]) -> None:

@@ -211,6 +211,21 @@ class ArrayLayout:
             block[-1:] = [max(1, min(shape[axis], RUN_BYTES // row_bytes)) for axis in row_axes[-1:]]
         return self.with_changes(**changes, view=ArrayView(self, row_axes, picked, tuple(block), period))
 
+    def in_cells(self, cell: tuple[int, ...], n_values: int) -> ArrayLayout:
+        """Return the array with its cells as rows: the parts that a grid cuts it into, in order, each as flat values.
+
+        Args:
+            cell: shape of a cell; of the array's chunks if it has any. Cells at the edges reach beyond the array.
+            n_values: values of a row, at least those of a cell: arrays of several files have rows of one size.
+        """
+        grid = [-(-size // step) for size, step in zip((self.n_rows, *self.axes), cell, strict=True)]
+        return self.with_changes(
+            n_rows=math.prod(grid),
+            axes=(n_values,),
+            row_shape=(n_values, *self.row_shape[len(self.axes) :]),
+            view=ArrayView(self, (), (), (), 1, cell),
+        )
+
     def pieces(self) -> IntArray:
         """Return offset and size in the file of each piece of the array, shape ``(n, 2)``."""
         if self.table is not None:
@@ -252,6 +267,8 @@ class ArrayLayout:
         """Decoded bytes of all chunks that contain a part of one row; 0 without chunks."""
         if not self.chunks:
             return 0
+        if self.view is not None and self.view.cell is not None:
+            return self.chunk_bytes
         if self.view is not None:
             others = self.view.other_axes
             return math.prod(-(-self.view.shape[axis] // self.chunks[axis]) for axis in others) * self.chunk_bytes
@@ -288,7 +305,7 @@ def _kept(taken: int | slice | Sequence[int], n: int) -> int | slice | tuple[int
 
 @dataclass(frozen=True)
 class ArrayView:
-    """Another way to see an array: its rows counted along other axes than the first, or a part of it alone.
+    """Another way to see an array: its rows counted along other axes than the first, a part of it alone, or its cells.
 
     Attributes:
         array: the array as it is stored.
@@ -296,6 +313,7 @@ class ArrayView:
         taken: for each other axis what is taken of it: an index (a row has no such axis then), a slice, or indices.
         block: along each of ``row_axes``, how much is read together.
         period: length of the last of ``row_axes`` as rows are numbered; at least its own.
+        cell: shape of the cells that are the rows (see ``ArrayLayout.in_cells``); None if rows are counted along axes.
     """
 
     array: ArrayLayout
@@ -303,6 +321,7 @@ class ArrayView:
     taken: tuple[int | slice | tuple[int, ...], ...]
     block: tuple[int, ...]
     period: int
+    cell: tuple[int, ...] | None = None
 
     @cached_property
     def shape(self) -> tuple[int, ...]:

@@ -2,13 +2,14 @@
 
 from .running import DistributedOptions, FileOptions, MemoryOptions, ShuffleOptions, WorkerOptions
 from .samples import MixtureOptions, RowCacheOptions, SplitOptions, WeightOptions
-from .segments import SegmentOptions, StepRange, WindowOptions, value_of_field
+from .segments import PatchOptions, SegmentOptions, StepRange, WindowOptions, value_of_field
 
 __all__ = [
     "DistributedOptions",
     "FileOptions",
     "MemoryOptions",
     "MixtureOptions",
+    "PatchOptions",
     "RowCacheOptions",
     "SegmentOptions",
     "ShuffleOptions",

@@ -1,4 +1,4 @@
-"""Options on what a sample is: which steps belong together, and how many of them make a sample."""
+"""Options on what a sample is: which steps belong together, and which of them, or which part of a volume, make one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import H5ValueError, listing
 from ..types import IntArray
 from .base import Options, check_choice, check_whole
 
-__all__ = ["SegmentOptions", "StepRange", "WindowOptions", "value_of_field"]
+__all__ = ["PatchOptions", "SegmentOptions", "StepRange", "WindowOptions", "value_of_field"]
 
 
 class StepRange(NamedTuple):
@@ -190,6 +190,101 @@ class WindowOptions(Options):
                 "segments.constants, by name or by a pattern such as 'observations/*'."
             )
         return _range_of(steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchOptions(Options):
+    """Which part of a volume makes a sample. Each segment is a volume: a file by default.
+
+    Args:
+        shape: size of a patch along each axis of the volume, from axis 0 on (without ``segments.axis``, and without
+            axes of which ``select`` takes one index). None is all of an axis, such as that of channels. A mapping from
+            fields or patterns to shapes if fields have different axes. All fields are cut at the same place.
+        stride: distance from one patch to the next along the axes that are cut: a number for all of them, or a list
+            with one for each. None is the size of a patch.
+        random: draw so many patches of each volume in each epoch, all places being equally likely, instead of a grid.
+        border: the last patch of an axis is moved back, so that it lies inside ("shift"), is left out ("drop"), or has
+            zeros beyond the edge ("pad"). Volumes smaller than a patch have no sample, unless they are padded.
+    """
+
+    shape: Any
+    stride: Any = None
+    random: int | None = None
+    border: Literal["shift", "drop", "pad"] = "shift"
+
+    def __post_init__(self) -> None:
+        shapes = list(self.shape.values()) if isinstance(self.shape, Mapping) else [self.shape]
+        if not shapes or not all(_are_sizes(one) for one in shapes):
+            raise H5ValueError(
+                f"patch.shape={self.shape!r} was given. Pass a size for each axis of a volume, None for a whole axis, "
+                "such as [32, 64, 64], or a mapping from fields to such lists."
+            )
+        check_whole(self.random, "patch.random", 1)
+        check_choice(self.border, "patch.border", ("shift", "drop", "pad"))
+        sizes = {cut for one in shapes if (cut := _without_none(one))}
+        if len(sizes) != 1:
+            found = "differ" if sizes else "are None"
+            raise H5ValueError(
+                f"patch.shape={self.shape!r} was given, of which the sizes {found}. Fields are cut at the same place: "
+                "pass the same sizes for all that are cut, and None for further axes."
+            )
+        if self.stride is not None and self.random is not None:
+            raise H5ValueError(
+                f"patch.stride={self.stride!r} and patch.random={self.random} were given, and random patches are on no "
+                "grid. Pass one of them."
+            )
+        n_axes = len(self.sizes)
+        is_list = _are_sizes(self.stride) and len(_without_none(self.stride)) == n_axes
+        if self.stride is not None and not is_list and not _are_sizes([self.stride]):
+            raise H5ValueError(
+                f"patch.stride={self.stride!r} was given, and patches are cut along {n_axes} axes. Pass a whole number "
+                f"of at least 1, or {n_axes} of them."
+            )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Size of a patch along the axes that are cut."""
+        shapes = self.shape.values() if isinstance(self.shape, Mapping) else [self.shape]
+        return next(cut for one in shapes if (cut := _without_none(one)))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Distance from one patch to the next along these axes."""
+        if self.stride is None:
+            return self.sizes
+        return (self.stride,) * len(self.sizes) if isinstance(self.stride, int) else _without_none(self.stride)
+
+    def shape_of(self, name: str, key: str) -> tuple[int | None, ...]:
+        """Return the shape of a patch of a field.
+
+        Args:
+            name: what a sample calls it.
+            key: its array.
+
+        Raises:
+            H5ValueError: ``shape`` is a mapping without this field.
+        """
+        if not isinstance(self.shape, Mapping):
+            return tuple(self.shape)
+        shape = value_of_field(self.shape, name, key, default=None)
+        if shape is None:
+            raise H5ValueError(
+                f"patch.shape has nothing for the field {name!r}; it names {listing(self.shape)}. Name all fields but "
+                "segments.constants, by name or by a pattern such as 'volumes/*'."
+            )
+        return tuple(shape)
+
+
+def _are_sizes(given: Any) -> bool:
+    """Return whether something is a list of sizes, with None for whole axes."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return False
+    sizes = [one for one in given if one is not None]
+    return bool(given) and all(isinstance(one, int) and not isinstance(one, bool) and one >= 1 for one in sizes)
+
+
+def _without_none(shape: Sequence[int | None]) -> tuple[int, ...]:
+    return tuple(one for one in shape if one is not None)
 
 
 def value_of_field(given: Mapping[str, Any], name: str, key: str, default: Any) -> Any:

@@ -6,7 +6,7 @@ from .block_sources import FieldLayouts
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
 from .chunk_cache import BlockMemory
 from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
-from .chunked import BegunRead, ChunkedReader
+from .chunked import BegunRead, ChunkedReader, CopyRows
 from .contiguous import ContiguousReader, MappedReader
 from .digest_reader import digest_tasks, empty_digests, verify_tasks
 from .filters import compiled, decoders  # noqa: F401  # they register what they decode
@@ -26,6 +26,7 @@ __all__ = [
     "ChunkLoader",
     "ChunkedReader",
     "ContiguousReader",
+    "CopyRows",
     "FieldLayouts",
     "H5pyReader",
     "InMemoryReader",

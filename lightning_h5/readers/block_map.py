@@ -37,6 +37,8 @@ class RowGrid(NamedTuple):
         if layout.view is None:
             return cls(1, layout.n_rows, 1, rows_per_block, layout.n_rows)
         view = layout.view
+        if view.cell is not None:
+            return cls(1, layout.n_rows, 1, 1, layout.n_rows)
         lines, size = (1, 1, *(view.shape[axis] for axis in view.row_axes))[-2:]
         across, along = (1, 1, *view.block)[-2:]
         return cls(lines, size, across, along, view.period)

@@ -20,11 +20,15 @@ from .chunk_cache import ChunkCache, Lease, load_tasks
 from .chunk_loader import Change
 from .thread_pool import TaskQueue
 
-__all__ = ["BegunRead", "ChunkedReader", "CountReads"]
+__all__ = ["BegunRead", "ChunkedReader", "CopyRows", "CountReads"]
 
 
 CountReads = Callable[[BlockMap], IntArray]
 """Returns how often an epoch reads rows of each block."""
+
+CopyRows = Callable[[npt.NDArray[Any], IntArray, IntArray | None], None]
+"""Takes decoded rows, places among them, and which of the rows that were asked for these are; None for all, in order.
+Copies them to where they belong."""
 
 MAX_READS = 2**31 - 1
 
@@ -103,7 +107,7 @@ class ChunkedReader:
         return self._cache is not None and self._cache.is_complete()
 
     def begin(
-        self, rows: IntArray, out: npt.NDArray[Any], epoch: int | None = None, *, all_cores: bool = False
+        self, rows: IntArray, out: npt.NDArray[Any] | CopyRows, epoch: int | None = None, *, all_cores: bool = False
     ) -> BegunRead:
         """Begin to read: lease slots for blocks, and start to load those that are not cached.
 
@@ -112,23 +116,26 @@ class ChunkedReader:
 
         Args:
             rows: any rows.
-            out: memory to read into.
+            out: memory to read into, or what copies rows to where they belong; such rows are as stored.
             epoch: see ``read``.
             all_cores: allow torch's threads for copies, if this is a thread of the caller.
         """
         if len(rows) and rows.view(np.uint64).max() >= self.map.n_rows:  # negative rows are huge as unsigned numbers
             check_bounds(rows, self.map.n_rows, self._name)  # raises
         blocks, within = self.map.locate(rows)
+        copy: CopyRows = out if callable(out) else partial(_copy_rows, out=out, change=self.change)
         if (complete := self._cache) is not None and complete.is_complete():
             self._counters.add(blocks_used=_n_different(blocks))
             places = complete.places(blocks) * complete.slot_rows + within
-            return CompleteRead(complete, places, out, self.change, all_cores)
+            if all_cores and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
+                copy = partial(_copy_on_all_cores, out=out, change=self.change)
+            return CompleteRead(complete, places, copy)
         needed, which = np.unique(blocks, return_inverse=True)
         self._counters.add(blocks_used=len(needed))
         cache = self._ready_cache()
         if cache is None or not len(needed):
-            return PickedRead(self, needed, which, within, out)
-        read = CachedRead(self, cache, needed, which, within, out, epoch)
+            return PickedRead(self, needed, which, within, copy)
+        read = CachedRead(self, cache, needed, which, within, copy, epoch)
         n_tasks = self._tasks_of(needed)
         while not read.take(self._lease(cache, needed[read.left], n_tasks[read.left])):
             read.finish()
@@ -266,20 +273,12 @@ class BegunRead(Protocol):
 class CompleteRead:
     """Rows of a complete cache: nothing to wait for, and no lease."""
 
-    def __init__(
-        self, cache: ChunkCache, places: IntArray, out: npt.NDArray[Any], change: Change | None, all_cores: bool
-    ) -> None:
-        self._cache, self._places, self._out, self._change, self._all_cores = cache, places, out, change, all_cores
+    def __init__(self, cache: ChunkCache, places: IntArray, copy: CopyRows) -> None:
+        self._cache, self._places, self._copy = cache, places, copy
 
     def finish(self) -> None:
         """Copy the rows."""
-        rows, out = self._cache.rows, self._out
-        if self._all_cores and out.dtype == rows.dtype and out.flags.c_contiguous:
-            take_rows(rows, self._places, out, all_cores=True)
-            if self._change is not None:
-                self._change(out)
-        else:
-            _copy_rows(rows, self._places, None, out, self._change)
+        self._copy(self._cache.rows, self._places, None)
 
     def cancel(self) -> None:
         """Do nothing: there is no lease."""
@@ -289,16 +288,16 @@ class PickedRead:
     """Rows of blocks that do not fit into the cache, which are read one after the other."""
 
     def __init__(
-        self, reader: ChunkedReader, blocks: IntArray, which: IntArray, within: IntArray, out: npt.NDArray[Any]
+        self, reader: ChunkedReader, blocks: IntArray, which: IntArray, within: IntArray, copy: CopyRows
     ) -> None:
-        self._reader, self._blocks, self._which, self._within, self._out = reader, blocks, which, within, out
+        self._reader, self._blocks, self._which, self._within, self._copy = reader, blocks, which, within, copy
 
     def finish(self) -> None:
         """Read and decode the rows."""
         for number, block in enumerate(self._blocks.tolist()):
             here = np.flatnonzero(self._which == number)
-            rows = self._reader.pick(block, self._within[here])
-            _copy_rows(rows, np.arange(len(rows)), here, self._out, self._reader.change)
+            within, places = np.unique(self._within[here], return_inverse=True)
+            self._copy(self._reader.pick(block, within), places, here)
 
     def cancel(self) -> None:
         """Do nothing: there is no lease."""
@@ -314,11 +313,11 @@ class CachedRead:
         blocks: IntArray,
         which: IntArray,
         within: IntArray,
-        out: npt.NDArray[Any],
+        copy: CopyRows,
         epoch: int | None,
     ) -> None:
         self._reader, self._cache, self._blocks, self._epoch = reader, cache, blocks, epoch
-        self._which, self._within, self._out = which, within, out
+        self._which, self._within, self._copy_rows = which, within, copy
         self._lease: Lease | None = None
         self._part = self.left = np.arange(len(blocks))  # blocks of this lease, and those without a slot
 
@@ -356,7 +355,7 @@ class CachedRead:
         places = slots * self._cache.slot_rows + self._within
         is_all = len(self._part) == len(self._blocks) and not len(self.left)
         here = None if is_all else np.flatnonzero(slots >= 0)
-        _copy_rows(self._cache.rows, places if here is None else places[here], here, self._out, self._reader.change)
+        self._copy_rows(self._cache.rows, places if here is None else places[here], here)
 
     def _note(self, lease: Lease, epoch: int) -> npt.NDArray[np.bool_]:
         counts = np.bincount(self._which, minlength=len(self._blocks))[self._part]
@@ -371,8 +370,16 @@ def _n_different(numbers: IntArray) -> int:
     return min(1, len(ordered)) + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
+def _copy_on_all_cores(
+    rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, *, out: npt.NDArray[Any], change: Change | None
+) -> None:
+    take_rows(rows, places, out, all_cores=True)
+    if change is not None:
+        change(out)
+
+
 def _copy_rows(
-    rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, out: npt.NDArray[Any], change: Change | None
+    rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, *, out: npt.NDArray[Any], change: Change | None
 ) -> None:
     """Copy rows to their places in ``out`` (``here``; None is all of it), and change them."""
     is_whole = here is None and out.flags.c_contiguous

@@ -16,6 +16,7 @@ from .base import InMemoryReader, LayoutReader, ValueReader
 from .block_map import BlockMap
 from .block_sources import BlockSources, FieldLayouts
 from .bulk import ArrayTarget, bulk_tasks
+from .cell_source import CellSource
 from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
 from .chunked import ChunkedReader, CountReads
 from .contiguous import ContiguousReader, MappedReader
@@ -139,7 +140,7 @@ def open_chunked(
 
     def opened(number: int, layout: ArrayLayout) -> BlockSource:
         source = open_source(layout, options, int(rows_per_run[number]), counters)
-        if is_compiled and isinstance(source, ChunkLoader | ViewSource):
+        if is_compiled and isinstance(source, ChunkLoader | ViewSource | CellSource):
             source.compile()
         return PreparedSource(source, prepare) if is_changed and prepare is not None else source
 
@@ -149,7 +150,7 @@ def open_chunked(
     is_compiled = not stays and arrays.n_bytes >= MIN_COMPILED
     if is_compiled:
         for source in sources.examples:
-            if isinstance(source, ChunkLoader | ViewSource):
+            if isinstance(source, ChunkLoader | ViewSource | CellSource):
                 source.compile()
     is_early = prepare is not None and (stays or not prepare.takes_at_once)
     is_changed = is_early and dtype in (None, arrays.examples[0].dtype) and _may_change_blocks(sources, arrays)
@@ -204,17 +205,17 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
     return ReaderSource(reader, layout.chunks[0] if layout.chunks else rows_per_run)
 
 
-def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> ViewSource:
+def _view_source(layout: ArrayLayout, options: OpenOptions, counters: Counters) -> ViewSource | CellSource:
     """Return the source of blocks of an array that is seen another way."""
     assert layout.view is not None, "it is seen as it is stored"
-    array = layout.view.array
+    array, kind = layout.view.array, ViewSource if layout.view.cell is None else CellSource
     has_digests_of_rows = array.digests is not None and array.digests.kind == "rows"
     if array.table is not None and fallback_reason(array) is None and not has_digests_of_rows and not options.swmr:
-        return ViewSource(layout, options, counters, ChunkLoader(array, counters), None)
+        return kind(layout, options, counters, ChunkLoader(array, counters), None)
     # Text is decoded, and digests are compared, for whole rows.
     takes_rows = has_digests_of_rows or kind_of(array.dtype) == "text"
     reader = _checked(H5pyReader(array, options, counters), array, options) if takes_rows else None
-    return ViewSource(layout, options, counters, None, reader)
+    return kind(layout, options, counters, None, reader)
 
 
 def _checked(reader: LayoutReader, layout: ArrayLayout, options: OpenOptions) -> LayoutReader:

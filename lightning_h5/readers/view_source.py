@@ -20,7 +20,7 @@ from .block_map import BlockMap, RowGrid
 from .chunk_cache import BlockMemory
 from .chunk_loader import TASK_BYTES, BlockSource, ChunkLoader
 
-__all__ = ["BlockReader", "ViewSource"]
+__all__ = ["BlockReader", "ViewSource", "read_slab"]
 
 Part = int | slice | npt.NDArray[np.int64]
 """What is taken of an axis."""
@@ -169,27 +169,7 @@ class ViewSource:
             else:
                 source = np.array(taken, np.int64) - low
             pieces.append(_Piece(0, source, None if isinstance(taken, int) else slice(None)))
-        self._copy(self._slab(slab), pieces, rows)
-        n_bytes = math.prod(one.stop - one.start for one in slab) * layout.stored.itemsize
-        share = n_bytes / max(1, math.prod(view.shape) * layout.stored.itemsize)
-        self._counters.add(bytes_read=round(share * layout.n_stored_bytes), bytes_decoded=n_bytes)
-
-    def _slab(self, slab: Sequence[slice]) -> npt.NDArray[Any]:
-        layout, array = self.layout, self.view.array
-        if self._reader is not None:
-            return self._reader.read(np.arange(slab[0].start, slab[0].stop))[(slice(None), *slab[1:])]
-        with process_pool().h5(layout.path, self._options, layout.guard) as handle:
-            stored = handle.array(array)
-            try:
-                values = (stored.fields(layout.members[0]) if layout.members else stored)[tuple(slab)]
-            except (OSError, RuntimeError) as error:
-                raise H5CorruptError(
-                    f"the part {_text(slab)} of {layout.key!r} in {layout.path!r} cannot be read: {error}. "
-                    "The file is damaged there; copy it again, or write it again without this part."
-                ) from error
-        for member in layout.members[1:]:
-            values = values[member]
-        return np.asarray(values)
+        self._copy(read_slab(layout, slab, self._options, self._reader, self._counters), pieces, rows)
 
 
 class BlockReader(LayoutReader):
@@ -218,6 +198,41 @@ class BlockReader(LayoutReader):
             source.load([block], range(source.n_parts), BlockMemory(memory, np.zeros(1, np.int64), len(memory)))
             here = np.flatnonzero(blocks == block)
             out[here] = memory[within[here]]
+
+
+def read_slab(
+    layout: ArrayLayout, slab: Sequence[slice], options: OpenOptions, reader: LayoutReader | None, counters: Counters
+) -> npt.NDArray[Any]:
+    """Return a part of an array that is seen another way, through the HDF5 library.
+
+    Args:
+        layout: the array.
+        slab: the part, along the axes as they are stored.
+        options: how its file is opened.
+        reader: reads whole rows of the array as it is stored; None if a part of a row can be read.
+        counters: counts bytes.
+
+    Raises:
+        H5CorruptError: it cannot be read.
+    """
+    assert layout.view is not None, "it is seen as it is stored"
+    n_bytes = math.prod(one.stop - one.start for one in slab) * layout.stored.itemsize
+    share = n_bytes / max(1, math.prod(layout.view.shape) * layout.stored.itemsize)
+    counters.add(bytes_read=round(share * layout.n_stored_bytes), bytes_decoded=n_bytes)
+    if reader is not None:
+        return reader.read(np.arange(slab[0].start, slab[0].stop))[(slice(None), *slab[1:])]
+    with process_pool().h5(layout.path, options, layout.guard) as handle:
+        stored = handle.array(layout.view.array)
+        try:
+            values = (stored.fields(layout.members[0]) if layout.members else stored)[tuple(slab)]
+        except (OSError, RuntimeError) as error:
+            raise H5CorruptError(
+                f"the part {_text(slab)} of {layout.key!r} in {layout.path!r} cannot be read: {error}. "
+                "The file is damaged there; copy it again, or write it again without this part."
+            ) from error
+    for member in layout.members[1:]:
+        values = values[member]
+    return np.asarray(values)
 
 
 def _pieces_of(view: ArrayView) -> list[list[_Piece]]:

@@ -186,3 +186,13 @@ def test_each_of_several_targets_is_looked_at(make):
 @pytest.mark.parametrize("targets", [torch.zeros(0), torch.zeros(0, 3, 4), []], ids=["numbers", "pictures", "text"])
 def test_a_shard_without_rows_says_nothing(targets):
     assert sampled_values(targets) == []
+
+
+@pytest.mark.parametrize("samples", [{"window": 2}, {"patch": {"shape": [2]}}], ids=["windows", "patches"])
+def test_segments_and_steps_of_samples_are_no_targets(make, samples):
+    path = make(mixed=np.random.default_rng(1).integers(0, 9, ROWS))
+    with h5py.File(path, "a") as file:
+        file["flat"] = np.arange(ROWS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RankMemCachedH5Dataset(path, "flat", "mixed", rank=0, world_size=2, with_index=True, **samples)

@@ -132,6 +132,30 @@ def test_shards_drawn_anew_are_there_already_where_ranks_hold_all_rows_together(
     assert len({tuple(rows) for rows in ranks[0]}) == 3
 
 
+def patches_of(rank, world_size, file):
+    """Whether a rank has its patches, for shards that are drawn too, and the chunks that it decoded."""
+    join(rank, world_size)
+    options = {"patch": {"shape": [6, 2], "stride": [3, 1]}, "mode": "interleave", "reshard_every_n_epochs": 1}
+    dataset = RankMemCachedH5Dataset(file, "x", with_index=True, **options)
+    decoded, found = n_decoded(dataset), []
+    for draw in (0, 1):
+        assert dataset.reshard(draw)
+        x, index, _, places = dataset.read_batch(range(len(dataset)))
+        for patch, (row, column) in zip(x.numpy(), places.tolist(), strict=True):
+            assert np.array_equal(patch, X[row : row + 6, column : column + 2])
+        found.append(index.tolist())
+    return decoded, found
+
+
+@pytest.mark.wide
+def test_ranks_hold_the_chunks_of_their_patches_together_and_decode_each_once(file, tmp_path):
+    (first, ours), (second, theirs) = values(run_ranks(patches_of, 2, tmp_path, 2, file))
+    assert first + second == 16 * 2
+    n_patches = len({*range(0, ROWS - 6 + 1, 3), ROWS - 6}) * 2
+    for some in zip(ours, theirs, strict=True):
+        assert sorted(some[0] + some[1]) == list(range(n_patches))
+
+
 def refusing_descriptors(real):
     def refuse(path, *arguments, **options):
         if str(path).startswith("/proc/") and "/fd/" in str(path):

@@ -3,6 +3,7 @@
 Each function writes into a folder, and returns the arguments of a data module and the samples, made by h5py and NumPy.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -353,3 +354,83 @@ def matlab(folder):
     samples = [{"x": x[..., i], "y": y[..., i]} for i in range(23)]
     keys, segments = {"x": "trainxdata", "y": "traindata"}, {"step_axis": -1}
     return Layout({"path": str(path), "x_key": keys, "segments": segments, "sample": "row"}, samples)
+
+
+def places(shape, sizes, strides):
+    """Where patches start, the last of an axis moved back to the edge."""
+    axes = [
+        sorted({*range(0, n - size + 1, stride), n - size})
+        for n, size, stride in zip(shape, sizes, strides, strict=True)
+    ]
+    return list(itertools.product(*axes))
+
+
+@project
+def cremi(folder):
+    """An electron microscopy volume per file, with 64-bit labels in other chunks; overlapping patches of both."""
+    samples = []
+    for name, shape in {"sample_A": (9, 30, 33), "sample_B": (6, 24, 40), "sample_C": (3, 30, 30)}.items():
+        raw, labels = pixels(*shape), RNG.integers(0, 2**40, shape).astype("u8")
+        with h5py.File(folder / f"{name}.hdf", "w") as file:
+            volumes = file.create_group("volumes")
+            volumes.create_dataset("raw", data=raw, chunks=(3, 16, 16), **GZIP).attrs["resolution"] = [40.0, 4.0, 4.0]
+            volumes.create_dataset("labels/neuron_ids", data=labels, chunks=(2, 8, 20), shuffle=True, **GZIP)
+        for z, y, x in places(shape, (4, 16, 16), (2, 8, 16)) if shape[0] >= 4 else ():
+            inside = slice(z, z + 4), slice(y, y + 16), slice(x, x + 16)
+            samples.append({"raw": raw[inside], "labels": labels[inside].astype("i8")})
+    keys = {"raw": "volumes/raw", "labels": "volumes/labels/neuron_ids"}
+    patch = {"shape": [4, 16, 16], "stride": [2, 8, 16]}
+    return Layout(
+        {"path": str(folder / "*.hdf"), "x_key": keys, "patch": patch, "x_dtype": {"labels": "int64"}}, samples
+    )
+
+
+@project
+def brats(folder):
+    """A case per group: four MRI sequences as the first axis, a segmentation without such an axis, an age; padded."""
+    path, cases = folder / "brats.h5", {}
+    with h5py.File(path, "w") as file:
+        for number, shape in {0: (12, 14, 10), 2: (7, 14, 16), 10: (12, 9, 10)}.items():
+            cases[number] = normal(4, *shape), RNG.integers(0, 4, shape).astype("u1")
+            group = file.create_group(f"cases/case_{number}")
+            group.create_dataset("image", data=cases[number][0], chunks=(1, 6, 7, 8), **GZIP)
+            group.create_dataset("seg", data=cases[number][1])
+            group.attrs["age"] = 40.5 + number
+    samples = []
+    for number, (image, seg) in sorted(cases.items()):
+        whole = [np.pad(each, [(0, 0)] * (each.ndim - 3) + [(0, 8)] * 3) for each in (image, seg)]
+        for place in itertools.product(*(range(0, max(n - 8, 0) + 8, 8) for n in seg.shape)):
+            if any(at >= n for at, n in zip(place, seg.shape, strict=True)):
+                continue
+            inside = tuple(slice(at, at + 8) for at in place)
+            samples.append({"image": whole[0][:, *inside], "seg": whole[1][inside], "age": 40.5 + number})
+    arguments = {
+        "path": str(path),
+        "x_key": {"image": "image", "seg": "seg", "age": "@age"},
+        "segments": "cases/*",
+        "patch": {"shape": {"image": [None, 8, 8, 8], "seg": [8, 8, 8]}, "border": "pad"},
+    }
+    return Layout(arguments, samples)
+
+
+@project
+def cell_tracking(folder):
+    """Frames of a movie of cells, which are volumes each; one of two channels, and half the resolution in y."""
+    path, movie, masks = folder / "movie.h5", pixels(5, 2, 8, 20, 18), RNG.integers(0, 99, (5, 8, 10, 18)).astype("u2")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("raw", data=movie, chunks=(2, 1, 8, 9, 9), **GZIP)
+        file.create_dataset("masks", data=masks, chunks=(1, 8, 10, 18), compression="lzf")
+    samples = [
+        {"raw": raw[1, :, ::2][:, y : y + 6, x : x + 9], "masks": mask[:, y : y + 6, x : x + 9].astype("i4")}
+        for raw, mask in zip(movie, masks, strict=True)
+        for y, x in itertools.product((0, 4), (0, 9))
+    ]
+    arguments = {
+        "path": str(path),
+        "x_key": {"raw": "raw", "masks": "masks"},
+        "x_dtype": {"masks": "int32"},
+        "segments": {"axis": 0},
+        "select": {"raw": {1: 1, 3: {"step": 2}}},
+        "patch": {"shape": [None, 6, 9]},
+    }
+    return Layout(arguments, samples)

@@ -1,0 +1,400 @@
+"""Patches: samples that are parts of volumes, cut out of the cells of arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..errors import H5ValueError
+from ..options import PatchOptions
+from ..order import uniform
+from ..types import IntArray
+from .patch_grids import CellAxis, CellGrid, Pieces
+from .segments import BoolArray, FieldRows, Places, Segments
+
+__all__ = ["PatchRows", "Patches", "Volume"]
+
+PLACE = 32  # purpose of the random stream of the first axis that is cut; the following are those of further axes
+NUMBER = 32  # bits of a patch's number in its volume, below the volume's
+
+BLOCK_BYTES = 32 << 20
+"""Cells of a block take so much, at most: of large blocks few cells are decoded twice, of small ones many are mixed."""
+
+PATCHES_OF_BLOCK = 4
+"""A block of large patches has the cells of so many of them."""
+
+MAX_BLOCKS = 16  # along an axis, that are tried, besides blocks of one cell
+
+
+@dataclass(frozen=True, eq=False)
+class Volume:
+    """The patches of a volume, and of all others with the same shape and the same cells.
+
+    Patches are numbered by blocks, which are boxes of cells, and in a block by where they start.
+
+    Attributes:
+        lengths: length of the axes that are cut.
+        grids: cells of each field; None for a field that has one value for each segment.
+        row_bytes: bytes of a cell of each field.
+        options: how patches are cut.
+    """
+
+    lengths: tuple[int, ...]
+    grids: tuple[CellGrid | None, ...]
+    row_bytes: tuple[int, ...]
+    options: PatchOptions
+
+    @cached_property
+    def starts(self) -> tuple[IntArray, ...]:
+        """Where patches of the grid start, along each axis that is cut."""
+        found = []
+        for n, size, stride in zip(self.lengths, self.options.sizes, self.options.strides, strict=True):
+            if self.options.border == "pad":
+                starts = np.arange(0, min(max(n - size, 0) + stride, n), stride)
+            else:
+                starts = np.arange(0, n - size + 1, stride)
+                if self.options.border == "shift" and len(starts) and starts[-1] < n - size:
+                    starts = np.append(starts, n - size)
+            found.append(starts.astype(np.int64))
+        return tuple(found)
+
+    @cached_property
+    def n_patches(self) -> int:
+        """Number of patches."""
+        n = math.prod(map(len, self.starts))
+        return n if self.options.random is None else self.options.random * bool(n)
+
+    @cached_property
+    def bounds(self) -> tuple[IntArray, ...]:
+        """Along each axis, how many places of the grid come before each block, and how many there are."""
+        if self.options.random is not None or not self.n_patches:
+            return tuple(np.array([0, len(starts)]) for starts in self.starts)
+        return tuple(self._bounds(cut, n) for cut, n in enumerate(self._blocks[0]))
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the cells of a block, or of random patches, at most."""
+        return self._blocks[1] if self.n_patches else 0
+
+    def _bounds(self, cut: int, n_cells: int) -> IntArray:
+        """Return the bounds along an axis (see ``bounds``) of blocks that have so many cells along it."""
+        edges = self._cut_axes[cut].starts[:-1:n_cells]
+        return np.append(np.searchsorted(self.starts[cut], edges), len(self.starts[cut]))
+
+    @cached_property
+    def _cut_axes(self) -> list[CellAxis]:
+        """The axes that are cut, of the field that takes most bytes."""
+        fields = sorted(range(len(self.grids)), key=lambda field: self._bytes_of(field))
+        largest = self.grids[fields[-1]]
+        assert largest is not None, "some field is cut"
+        return sorted((axis for axis in largest.axes if axis.cut is not None), key=lambda axis: axis.cut or 0)
+
+    def _bytes_of(self, field: int) -> int:
+        """Return the bytes of all cells that a volume has of a field; 0 if it is not cut."""
+        grid = self.grids[field]
+        if grid is None or all(axis.cut is None for axis in grid.axes):
+            return 0
+        kept = [axis for axis in grid.axes if axis.is_in_patch]
+        return self.row_bytes[field] * math.prod(len(np.unique(axis.cells)) for axis in kept)
+
+    @cached_property
+    def _blocks(self) -> tuple[tuple[int, ...], int]:
+        """Cells of a block along each axis, and the bytes of all cells that its patches have.
+
+        Patches at the end of a block also have cells of the next ones, which are then decoded for each. Of the blocks
+        that are small enough, all of the volume is taken, or else those of which the fewest cells are decoded so.
+        """
+        axes, sizes = self._cut_axes, self.options.sizes
+        n_cells = [len(axis.cells) for axis in axes]
+        of_cell = sum(map(self._bytes_of, range(len(self.grids)))) / math.prod(n_cells)
+        longest = [int(np.diff(axis.starts).max()) for axis in axes]
+        spans = [min(n, (size - 2) // step + 2) for n, size, step in zip(n_cells, sizes, longest, strict=True)]
+        of_patch = math.prod(spans) * of_cell
+        if self.options.random is not None:
+            return tuple(n_cells), math.ceil(min(math.prod(n_cells) * of_cell, self.options.random * of_patch))
+        limit = max(BLOCK_BYTES, PATCHES_OF_BLOCK * of_patch)
+        shapes = []
+        for cut, axis in enumerate(axes):
+            each = {}
+            for n in {1, *(-(-n_cells[cut] // n_blocks) for n_blocks in range(1, MAX_BLOCKS))}:
+                bounds = np.unique(self._bounds(cut, n))
+                low, last = self.starts[cut][bounds[:-1]], self.starts[cut][bounds[1:] - 1]
+                first, after = axis.runs(low, np.minimum(last + sizes[cut], axis.length))
+                each[n] = int((after - first).max()), int((after - first).sum())
+            shapes.append(each)
+        found = []
+        for block in product(*shapes):
+            most, decoded = zip(*(each[n] for each, n in zip(shapes, block, strict=True)), strict=True)
+            n_bytes = math.ceil(math.prod(most) * of_cell)
+            is_large, is_part = n_bytes > limit, block != tuple(n_cells)
+            found.append((is_large, is_part, 0 if is_large else math.prod(decoded), n_bytes, block))
+        return min(found)[-1], min(found)[-2]
+
+    @cached_property
+    def block_sizes(self) -> IntArray:
+        """Patches of each block."""
+        if self.options.random is not None:
+            return np.array([self.n_patches])
+        found = np.ones(1, dtype=np.int64)
+        for bounds in self.bounds:
+            found = np.multiply.outer(found, np.diff(bounds)).reshape(-1)
+        return found
+
+    def places(self, numbers: IntArray) -> IntArray:
+        """Return where patches of the grid start, shape ``(n, n_axes)``."""
+        sizes, left, in_block = [len(starts) for starts in self.starts], numbers, np.ones_like(numbers)
+        firsts, counts = [], []
+        for axis, bounds in enumerate(self.bounds):
+            each = in_block * math.prod(sizes[axis + 1 :])  # patches with the same start along this axis
+            block = np.searchsorted(bounds, left // each, side="right") - 1
+            firsts.append(bounds[block])
+            counts.append(bounds[block + 1] - bounds[block])
+            left, in_block = left - firsts[-1] * each, in_block * counts[-1]
+        found = []
+        for starts, first, n in zip(reversed(self.starts), reversed(firsts), reversed(counts), strict=True):
+            left, at = np.divmod(left, n)
+            found.append(starts[first + at])
+        return np.stack(found[::-1], axis=1)
+
+    def drawn(self, segments: IntArray, numbers: IntArray, seed: int, epoch: int) -> IntArray:
+        """Return where random patches start, of segments with these numbers among all of the files."""
+        places, which = [], (segments << NUMBER) + numbers
+        for axis, (n, size) in enumerate(zip(self.lengths, self.options.sizes, strict=True)):
+            drawn = uniform(seed, epoch, PLACE + axis, which) * max(1, n - size + 1)
+            places.append(np.minimum(drawn.astype(np.int64), max(0, n - size)))
+        return np.stack(places, axis=1)
+
+    def digest(self) -> bytes:
+        """Return what tells these patches from others of the same arrays."""
+        given = self.options
+        how = (self.lengths, given.sizes, given.strides, given.border, given.random)
+        return repr(how).encode() + b"".join(b"-" if grid is None else grid.digest() for grid in self.grids)
+
+
+@dataclass(frozen=True, eq=False)
+class PatchRows:
+    """What the patches of a field have of its cells.
+
+    Attributes:
+        pieces: for each kind of volume.
+        shape: of all patches together.
+        is_padded: whether patches may reach beyond their volumes.
+    """
+
+    pieces: Sequence[Pieces]
+    shape: tuple[int, ...]
+    is_padded: bool
+
+    def copy_to(
+        self, out: npt.NDArray[Any], rows: npt.NDArray[Any], places: IntArray, here: IntArray | None = None
+    ) -> None:
+        """Copy cells to patches (see ``readers.CopyRows``)."""
+        start = 0
+        with np.errstate(all="ignore"):  # numbers too large for another dtype become infinite, as in torch
+            for pieces in self.pieces:
+                end = start + len(pieces.cells)
+                if here is None:
+                    pieces.copy(rows, places[start:end], out, np.arange(end - start))
+                else:
+                    some = slice(*np.searchsorted(here, [start, end]))
+                    pieces.copy(rows, places[some], out, here[some] - start)
+                start = end
+
+    def finished(self, column: torch.Tensor) -> torch.Tensor:
+        """Return patches with zeros beyond the edges of their volumes."""
+        for pieces in self.pieces if self.is_padded else ():
+            pieces.clear_beyond(column)
+        return column
+
+
+@dataclass(frozen=True, eq=False)
+class Patches:
+    """Samples that are patches of volumes; each segment is one.
+
+    Attributes:
+        segments: the segments; the rows of their fields are cells.
+        volumes: the kinds of volumes.
+        kinds: the kind of each segment.
+        lines: number of each segment along the axis of segments; 0 if there is none.
+        seed: of random patches.
+    """
+
+    segments: Segments
+    volumes: tuple[Volume, ...]
+    kinds: IntArray
+    lines: IntArray
+    seed: int = 0
+
+    reach = 1
+
+    @property
+    def options(self) -> PatchOptions:
+        """How patches are cut."""
+        return self.volumes[0].options
+
+    @cached_property
+    def ends(self) -> IntArray:
+        """Samples up to each segment's end; shape ``(n_segments,)``."""
+        return np.cumsum(np.array([volume.n_patches for volume in self.volumes], dtype=np.int64)[self.kinds])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    @property
+    def n_left_out(self) -> int:
+        """Volumes without any patch."""
+        return int(np.count_nonzero(np.diff(self.ends, prepend=0) == 0))
+
+    def shape_of(self, field: int) -> tuple[int, ...] | None:
+        """Return the shape of a patch of a field; None for a field with one value for each segment."""
+        grid = self.volumes[0].grids[field]
+        return None if grid is None else grid.shape_of(self.options.sizes)
+
+    def among(self, segments: IntArray) -> Patches:
+        """See ``Sampling.among``."""
+        return replace(
+            self, segments=self.segments.among(segments), kinds=self.kinds[segments], lines=self.lines[segments]
+        )
+
+    def in_parts(self, low: IntArray, high: IntArray) -> Patches:
+        """See ``Sampling.in_parts``."""
+        raise H5ValueError("split.by='time' was given with patch, and volumes have no steps. Pass 'segment'.")
+
+    def keeping(self, is_kept: BoolArray) -> Patches:
+        """See ``Sampling.keeping``."""
+        raise H5ValueError("a filter was given with patch, and keeps or leaves out steps. Leave one of the two out.")
+
+    def of_fields(self, fields: Sequence[int]) -> Patches:
+        """See ``Sampling.of_fields``."""
+        segments = replace(self.segments, kinds=tuple(self.segments.kinds[at] for at in fields))
+        volumes = tuple(self._of_fields(volume, fields) for volume in self.volumes)
+        return replace(self, segments=segments, volumes=volumes)
+
+    @staticmethod
+    def _of_fields(volume: Volume, fields: Sequence[int]) -> Volume:
+        grids, row_bytes = tuple(volume.grids[at] for at in fields), tuple(volume.row_bytes[at] for at in fields)
+        made = replace(volume, grids=grids, row_bytes=row_bytes)
+        made.__dict__.update(
+            bounds=volume.bounds, _blocks=volume._blocks if volume.n_patches else None
+        )  # as those of all fields
+        return made
+
+    def _before(self, segments: IntArray) -> IntArray:
+        """Return the samples before each of some segments."""
+        return np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
+
+    def places(self, samples: IntArray, epoch: int | None = None) -> Places:
+        """See ``Sampling.places``; steps are where patches start along each axis that is cut."""
+        segments = np.searchsorted(self.ends, samples, side="right")
+        numbers = samples - self._before(segments)
+        steps = np.empty((len(samples), len(self.options.sizes)), dtype=np.int64)
+        for kind, here in self._by_kind(segments):
+            volume = self.volumes[kind]
+            if volume.options.random is None:
+                steps[here] = volume.places(numbers[here])
+            else:
+                files = self.segments.numbers_of(segments[here])
+                steps[here] = volume.drawn(files, numbers[here], self.seed, 0 if epoch is None else epoch)
+        return Places(segments, steps)
+
+    def _by_kind(self, segments: IntArray) -> Iterator[tuple[int, IntArray]]:
+        """Yield each kind of volume that segments are of, and their places."""
+        if len(self.volumes) == 1:
+            yield 0, np.arange(len(segments))
+            return
+        kinds = self.kinds[segments]
+        order = np.argsort(kinds, kind="stable")
+        for here in np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1):
+            if len(here):
+                yield int(kinds[here[0]]), here
+
+    def rows(self, places: Places) -> tuple[FieldRows, ...]:
+        """See ``Sampling.rows``: cells of the kinds of volumes, one after the other."""
+        n_fields, segments = len(self.segments.kinds), places.segments
+        values = FieldRows(self.segments.numbers_of(segments))
+        groups: list[list[Pieces]] = [[] for _ in range(n_fields)]
+        cells: list[list[IntArray]] = [[np.empty(0, dtype=np.int64)] for _ in range(n_fields)]
+        firsts, lines = self.segments.steps[0].firsts_of(segments), self.lines[segments]
+        for kind, here in self._by_kind(segments):
+            for field, grid in enumerate(self.volumes[kind].grids):
+                if grid is not None:
+                    pieces = grid.pieces(places.steps[here], self.options.sizes, lines[here], here)
+                    groups[field].append(pieces)
+                    cells[field].append(pieces.cells + firsts[pieces.samples])
+        is_padded = self.options.border == "pad"
+        made = []
+        for field, pieces_of_kinds in enumerate(groups):
+            shape = self.shape_of(field)
+            if shape is None:
+                made.append(values)
+                continue
+            patches = PatchRows(pieces_of_kinds, (len(segments), *shape), is_padded)
+            made.append(FieldRows(np.concatenate(cells[field]), patches=patches))
+        return tuple(made)
+
+    def rows_of_any_epoch(self, samples: IntArray) -> Iterator[IntArray]:
+        """See ``Sampling.rows_of_any_epoch``."""
+        fields = [field for field, kind in enumerate(self.segments.kinds) if kind is not None]
+        if self.options.random is None:
+            found = self.rows(self.places(samples))
+            yield from (found[field].rows for field in fields)
+            return
+        segments = np.unique(np.searchsorted(self.ends, samples, side="right"))
+        yield from (np.flatnonzero(self._n_reads(field, segments)) for field in fields)
+
+    def _n_reads(self, field: int, segments: IntArray) -> IntArray:
+        """Return how often an epoch reads each row of a field; of random patches whether it can."""
+        firsts = self.segments.steps[0].firsts_of(segments)
+        lengths = self.segments.steps[0].lengths_of(segments)
+        found = np.zeros(int((firsts + lengths).max(initial=0)), dtype=np.int64)
+        order = np.argsort(firsts, kind="stable")
+        for here in np.split(order, np.flatnonzero(np.diff(firsts[order])) + 1):
+            if not len(here):
+                continue
+            volume = self.volumes[self.kinds[segments[here[0]]]]
+            grid = volume.grids[field]
+            assert grid is not None, "the field has no cells"
+            starts, sizes = volume.starts, self.options.sizes
+            if self.options.random is not None:  # as one patch of all of the volume
+                starts, sizes = tuple(np.zeros(min(1, len(each)), np.int64) for each in starts), volume.lengths
+            reads = grid.n_reads(starts, sizes, self.lines[segments[here]])
+            found[firsts[here[0]] : firsts[here[0]] + len(reads)] += reads
+        return found
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the cells of a block, at most."""
+        return max(volume.block_bytes for volume in self.volumes)
+
+    def block_sizes(self) -> IntArray:
+        """Return how many samples each block has, in order."""
+        each = [volume.block_sizes for volume in self.volumes]
+        return np.concatenate([np.empty(0, np.int64), *(each[kind] for kind in self.kinds.tolist())])
+
+    def n_before(self, rows: IntArray) -> IntArray:
+        """See ``Sampling.n_before``: of whole segments."""
+        return self._before(np.searchsorted(self.segments.steps[0].firsts_of(), rows))
+
+    def n_reads_before(self, rows: IntArray, field: int) -> IntArray | None:
+        """See ``Sampling.n_reads_before``."""
+        if self.options.random is not None:
+            return None
+        reads = np.concatenate([[0], np.cumsum(self._n_reads(field, np.arange(len(self.segments))))])
+        return reads[np.minimum(rows, len(reads) - 1)]
+
+    def mean_bytes(self, row_bytes: Sequence[int]) -> int:
+        """See ``Sampling.mean_bytes``, from the bytes of a patch of each field."""
+        return sum(row_bytes)
+
+    def digest(self) -> bytes:
+        """See ``Sampling.digest``."""
+        drawn, volumes = self.options.random and self.seed, b"".join(volume.digest() for volume in self.volumes)
+        return repr(drawn).encode() + volumes + self.kinds.tobytes() + self.lines.tobytes() + self.segments.digest()
