@@ -49,7 +49,18 @@ def first_batch(module):
     return next(iter(module.train_dataloader()))
 
 
-@pytest.mark.parametrize("name", PROJECTS)
+def test_all_layouts_but_patches_of_volumes_are_recognized():
+    assert set(PROJECTS) - set(KINDS) == {"cremi", "brats", "cell_tracking"}
+
+
+@pytest.mark.parametrize("name", ["cremi", "brats"])
+def test_of_volumes_it_says_how_patches_are_cut(tmp_path, name):
+    text, call, _ = printed(PROJECTS[name](tmp_path).arguments["path"])
+    assert first_batch(executed(call)) is not None
+    assert "the argument patch cuts pieces of one size out of it" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_the_call_that_is_printed_for_a_layout_yields_its_samples(tmp_path, name):
     layout = PROJECTS[name](tmp_path)
     files = sorted(tmp_path.iterdir())
