@@ -20,6 +20,7 @@ from ..options import (
     DistributedOptions,
     FileOptions,
     MixtureOptions,
+    PatchOptions,
     RowCacheOptions,
     SegmentOptions,
     ShuffleOptions,
@@ -92,12 +93,13 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             ``file``, ``key``, ``by``, ``gap``). Samples of segments are split by these, before any filter.
         weights: how often each training row is drawn: the name of an array (``weight_key``) or ``WeightOptions``
             (``weight_key``, ``balance_key``, ``class_weights``).
-        sample: what a sample is: "row", "window" or "segment" (see ``LazyH5DataModule``, as for the three that follow).
+        sample: what a sample is: "row", "window" or "segment" (see ``LazyH5DataModule``, as for the four that follow).
             Fields, and columns that filters name, are relative to the groups of ``segments``. A filter by values of
             segments keeps these whole. One by values of steps leaves steps out: windows do not reach over them, and a
             whole segment has those that stay.
         segments: which steps belong together: a pattern of groups, or ``SegmentOptions``.
         window: which steps of a segment make a sample: a length, ``[start, stop]``, a mapping, or ``WindowOptions``.
+        patch: which part of a volume makes a sample, each segment being one: ``PatchOptions``.
         select: the part of a field to read, by its axes as stored.
         workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
             ``timeout``, ``init_fn``).
@@ -150,6 +152,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         sample: Literal["row", "window", "segment"] | None = None,
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
+        patch: PatchOptions | dict[str, Any] | None = None,
         select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,

@@ -175,10 +175,10 @@ def _pattern(given: Any, names: Sequence[str]) -> tuple[int, ...]:
 _UNFILTERED = ("load_fields", "field_map", "files", "on_bad_file")
 """Arguments that count rows before any filter."""
 
-_OF_SAMPLES = ("sample", "segments", "window", "select", "seed")
+_OF_SAMPLES = ("sample", "segments", "window", "select", "seed", "patch")
 """Arguments on what a sample is."""
 
-_OF_ALL_SOURCES = (*OF_A_SOURCE, "dtype", "on_bad_file", "normalize", *_OF_SAMPLES[:-1])
+_OF_ALL_SOURCES = (*OF_A_SOURCE, "dtype", "on_bad_file", "normalize", *(name for name in _OF_SAMPLES if name != "seed"))
 """Arguments of the data module that its datasets take as they are."""
 
 

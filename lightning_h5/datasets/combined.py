@@ -13,7 +13,7 @@ import torch
 from ..distributed import exchange
 from ..errors import H5ValueError, listing, without_frames
 from ..hdf5 import ArrayLayout, OpenOptions, torch_dtype
-from ..options import FileOptions, RowCacheOptions, SegmentOptions, WindowOptions
+from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions, WindowOptions
 from ..types import DTypeLike, IntArray, Paths
 from .catalog import Catalog
 from .collate import Collate
@@ -80,15 +80,16 @@ class CombinedHDF5Dataset(CachingDataset):
             the how-to page on studies): these fields come as ``(x - mean) / std``, in float32 where they are stored as
             integers. Statistics of other fields, shapes or numbers of channels are refused.
         with_index: add each row's index in this dataset, as ``"index"``.
-        sample: what a sample is: "row", "window" or "segment" (see ``H5LazyDataset``, as for the three that follow).
+        sample: what a sample is: "row", "window" or "segment" (see ``H5LazyDataset``, as for the four that follow).
             Fields, and columns that filters name, are then relative to the groups of ``segments``. A filter by values
             of segments keeps these whole. One by values of steps leaves steps out: windows do not reach over them, and
             a whole segment has those that stay. The rows used last are not kept.
         segments: which steps belong together.
         window: which steps of a segment make a sample.
+        patch: which part of a volume makes a sample.
         select: the part of a field to read.
         collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
-        seed: of random windows.
+        seed: of random windows and patches.
         choice: which of the segments are kept, as data modules split them; None for all.
         files: how files are opened, and which are accepted: ``FileOptions``, or a mapping of its fields (``mmap``,
             ``cache_bytes``, ``swmr``, ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
@@ -141,6 +142,7 @@ class CombinedHDF5Dataset(CachingDataset):
         sample: SampleKind | None = None,
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
+        patch: PatchOptions | Mapping[str, Any] | None = None,
         select: Select | None = None,
         collate_fn: Collate | None = None,
         seed: int = 0,
@@ -156,7 +158,7 @@ class CombinedHDF5Dataset(CachingDataset):
             self.dtype = torch_dtype(dtype, "dtype")
         if self.dtype is not None and not self.dtype.is_floating_point:
             raise H5ValueError(f"dtype={dtype!r} is for floating fields. Pass a floating dtype, or None to leave all.")
-        samples = SampleOptions.parse(sample, segments, window, select, seed)
+        samples = SampleOptions.parse(sample, segments, window, select, seed, patch)
         row_cache = RowCacheOptions.parse(cache_size, "cache_size")
         self._keys, layout = keys_of(field_map)
         criteria = criteria_of(
