@@ -193,7 +193,8 @@ class FileDataset(TableDataset):
         """Return the rows of each sample, as they are stored, of a field whose rows have several shapes."""
         if not self._has_steps(field):
             parts, local = self.table.locate_values(field, wanted.rows)
-            return [self._reader(part, field).read(local[at : at + 1])[0] for at, part in enumerate(parts.tolist())]
+            each = [self._reader(part, field).read(local[at : at + 1])[0] for at, part in enumerate(parts.tolist())]
+            return [np.asarray(one) if isinstance(one, np.generic) else one for one in each]
         parts, local = self.table.locate(wanted.rows)
         local = self.table.own_rows(field, parts, local)
         lengths = (

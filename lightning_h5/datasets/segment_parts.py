@@ -17,9 +17,11 @@ from ..hdf5 import (
     ArrayLayout,
     ChangeGuard,
     OpenOptions,
+    ScalarError,
     attribute_layout,
     external_guards,
     kind_of_object,
+    scalar_layout,
     translate_h5py_errors,
 )
 from ..order import resolve_replica
@@ -117,6 +119,7 @@ def parts_in(
         H5Error: an array is refused.
     """
     files, others, n = options.files, dict[str, ChangeGuard](), len(names.keys)
+    scalars = list[str]()
 
     def describe(stars: Sequence[str], at: int) -> tuple[ArrayLayout, int | None]:
         part, column = divmod(at, n)
@@ -124,8 +127,13 @@ def parts_in(
         if "@" in names.keys[column]:
             with translate_h5py_errors(path, repr(key)):
                 layout = _attribute(file, path, names.part(stars[part]), key, guard)
-            return layout, alike.attribute(layout)
-        found = alike.describe_alike(file, path, key, files, guard, alike=names.keys[column])
+            return layout, alike.value(layout, names.keys[column])
+        try:
+            found = alike.describe_alike(file, path, key, files, guard, alike=names.keys[column])
+        except ScalarError:
+            scalar = scalar_layout(file, path, key, guard)
+            scalars.append(key)
+            return scalar, alike.value(scalar, names.keys[column])
         assert found is not None, "it was asked for"
         if files.allow_external:
             given = external_guards(file, [key], files, grows=options.swmr, strict=files.verify is not None)
@@ -147,7 +155,7 @@ def parts_in(
         for at in range(n * part, n * part + n):
             arrays.append(*describe(stars, at))
     found = FoundParts(PackedText.of(stars), arrays, tuple(others.values()))
-    if kept is not None:
+    if kept is not None and not scalars:  # values are not kept
         kept.write(found.stars, arrays)
     return found
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..errors import H5ValueError
+from ..errors import H5ValueError, listing
 from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions, check_no_overlap
 from ..options import SegmentOptions
 from ..readers import open_reader
@@ -109,7 +109,7 @@ def _segment_table(
     sampling: Sampling
     if volumes is None:
         segments_of_rows, first_segments = table.segments_of(made)
-        sampling = samples_of(segments_of_rows, fields, given)
+        sampling = samples_of(segments_of_rows, table.fields, given)
     else:
         first_segments = table.first_lines
         sampling = volumes.sampling(made.starts, table.n_lines, made.layouts[0], given.seed)
@@ -181,7 +181,8 @@ class _Builder:
     ) -> None:
         self._volumes = volumes
         self._value_keys = [*segments.cut_keys, *columns]
-        self._catalog, self._options, self._fields, self._segments = catalog, options, fields, segments
+        self._catalog, self._options, self._segments = catalog, options, segments
+        self.fields = list(fields)  # how arrays are seen; once they are known
         self._names = PartNames.of([*(field.asked.key for field in fields), *self._value_keys], segments.groups)
         self._paths: list[str] = []
         self._guards: list[ChangeGuard] = []
@@ -223,11 +224,21 @@ class _Builder:
 
     def made(self) -> RowTable:
         """Return the table, without samples."""
-        stored, n_fields = self._stored(), len(self._fields)
+        stored, n_fields = self._stored(), len(self.fields)
         self._files = stored.files
         for part in range(len(stored.files)) if self._value_keys else ():
             values = [self._values(stored.one(part, n_fields + at)) for at in range(len(self._value_keys))]
             self._cuts.append(dict(zip(self._value_keys, values, strict=True)))
+        is_value = [stored.one(0, at).value is not None for at in range(n_fields)]  # an attribute, or a scalar
+        self.fields = [
+            replace(one, axis=None, step_axis=None) if of_value else one
+            for one, of_value in zip(self.fields, is_value, strict=True)
+        ]
+        if all(is_value):
+            raise H5ValueError(
+                f"none of the fields {listing(one.name for one in self.fields)} has steps: they are scalars or "
+                "attributes. Add one."
+            )
         names = None if self._names.pattern is None else Parts(stored.files, NamedParts(self._names, stored.stars))
         parts, step_places = self._volumes_of(stored) if self._volumes is not None else self._steps_of(stored)
         return RowTable(
@@ -235,10 +246,10 @@ class _Builder:
             parts,
             tuple(self._guards),
             parts=names,
-            has_steps=tuple(field.step_axis is not None for field in self._fields),
+            has_steps=tuple(field.step_axis is not None for field in self.fields),
             is_shared=tuple(
                 self._volumes is None and self._has_axis and field.axis is None and field.step_axis is not None
-                for field in self._fields
+                for field in self.fields
             ),
             step_places=step_places,
         )
@@ -246,31 +257,31 @@ class _Builder:
     def _volumes_of(self, stored: StoredParts) -> tuple[PartLayouts, tuple[int, ...]]:
         """Return the arrays of all parts with cells as rows."""
         assert self._volumes is not None, "samples are patches"
-        compatibility = Compatibility([field.asked for field in self._fields], of_one_row=False)
+        compatibility = Compatibility([field.asked for field in self.fields], of_one_row=False)
         parts, lines = list[tuple[ArrayLayout, ...]](), list[int]()
         for part in range(len(stored.files)):
-            arrays = tuple(stored.one(part, field) for field in range(len(self._fields)))
+            arrays = tuple(stored.one(part, field) for field in range(len(self.fields)))
             compatibility.check(arrays)
             check_no_overlap(arrays)
             period, n_lines, _ = self._checked_axes(arrays)
             self._volumes.add(arrays)
             lines.append(n_lines)
-            pairs = zip(self._fields, arrays, strict=True)
+            pairs = zip(self.fields, arrays, strict=True)
             parts.append(tuple(a if one.patch is not None else one.seen(a, period, None) for one, a in pairs))
         self.n_lines = np.array(lines, dtype=np.int64)
-        return ListedParts(self._volumes.in_cells(parts)), (0,) * len(self._fields)
+        return ListedParts(self._volumes.in_cells(parts)), (0,) * len(self.fields)
 
     def _steps_of(self, stored: StoredParts) -> tuple[PartLayouts, tuple[int, ...]]:
         """Return the arrays of all parts with steps as rows, and the axes that steps are along."""
-        n_fields = len(self._fields)
+        n_fields = len(self.fields)
         follows_from_rows = self._has_axis or bool(self._segments.cut_keys)
-        fixed = [at for at, field in enumerate(self._fields) if follows_from_rows or not field.is_as_stored]
+        fixed = [at for at, field in enumerate(self.fields) if follows_from_rows or not field.is_as_stored]
         cut = self._segments
         n_values: list[int] | None = None  # of a field with a value for each segment
         if cut.lengths is not None or cut.offsets is not None or cut.ends is not None:
             n_values = [self._n_segments(stored, part) for part in range(len(stored.files))]
         kinds, firsts = stored.kinds(n_fields, fixed, n_values)
-        compatibility = Compatibility([field.asked for field in self._fields], of_one_row=False)
+        compatibility = Compatibility([field.asked for field in self.fields], of_one_row=False)
         periods, lines, lengths = list[int](), list[int](), list[list[int]]()
         for part in firsts.tolist():
             arrays = tuple(stored.one(part, field) for field in range(n_fields))
@@ -280,18 +291,18 @@ class _Builder:
             lines.append(n_lines)
             lengths.append(each)
         self.n_lines, self._lengths = np.array(lines)[kinds], np.array(lengths)[kinds]
-        for field, one in enumerate(self._fields):
+        for field, one in enumerate(self.fields):
             if one.is_as_stored:
                 self._lengths[:, field] = stored.table.n_rows[:, field]
         n_of_kinds = [None if n_values is None else n_values[part] for part in firsts.tolist()]
-        parts = DescribedParts(stored, tuple(range(n_fields)), tuple(self._fields), kinds, firsts, periods, n_of_kinds)
+        parts = DescribedParts(stored, tuple(range(n_fields)), tuple(self.fields), kinds, firsts, periods, n_of_kinds)
         parts.check_places()
         arrays = tuple(stored.one(0, field) for field in range(n_fields))
-        return parts, tuple(field.step_place(array) for field, array in zip(self._fields, arrays, strict=True))
+        return parts, tuple(field.step_place(array) for field, array in zip(self.fields, arrays, strict=True))
 
     def _n_segments(self, stored: StoredParts, part: int) -> int:
         """Return how many segments the rows of a part are cut into."""
-        at, field = next((at, field) for at, field in enumerate(self._fields) if field.step_axis is not None)
+        at, field = next((at, field) for at, field in enumerate(self.fields) if field.step_axis is not None)
         array = stored.one(part, at)
         field.check_axes(array)
         n_steps = field.length(array, field.step_axis or 0)
@@ -307,7 +318,7 @@ class _Builder:
 
     def _checked_axes(self, arrays: Sequence[ArrayLayout]) -> tuple[int, int, list[int]]:
         """Return the steps of the longest array of a part, its segments along an axis, and the steps of each array."""
-        pairs = list(zip(self._fields, arrays, strict=True))
+        pairs = list(zip(self.fields, arrays, strict=True))
         for field, array in pairs:
             field.check_axes(array)
         lines = [None if field.axis is None else field.length(array, field.axis) for field, array in pairs]

@@ -4,7 +4,7 @@ from .alike import AlikeArrays
 from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
 from .contents import Entry, entries_of, kind_of_object, list_arrays, resolve_path, shape_of
-from .describe import attribute_layout, describe_array, filters_of, layout_of
+from .describe import attribute_layout, describe_array, filters_of, layout_of, scalar_layout
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
 from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
@@ -22,7 +22,7 @@ from .keys import (
 )
 from .layout import ArrayLayout, ArrayView, Filter, path_of
 from .layout_table import ArrayColumns, LayoutTable
-from .links import ArrayHandle, external_guards, find_array, unmapped_rows
+from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .open import FAULTS, create_h5, open_h5, translate_h5py_errors
 from .paths import expand_paths, expand_user, file_number
 
@@ -46,6 +46,7 @@ __all__ = [
     "LayoutTable",
     "OpenOptions",
     "Packing",
+    "ScalarError",
     "attribute_layout",
     "check_no_overlap",
     "close_when_collected",
@@ -82,6 +83,7 @@ __all__ = [
     "process_pool",
     "read_digests",
     "resolve_path",
+    "scalar_layout",
     "shape_of",
     "stat_of",
     "torch_dtype",

@@ -124,10 +124,14 @@ class AlikeArrays:
         self._known[which] = number, layout is not self.templates[number]
         return self._checked(layout, files, number)
 
-    def attribute(self, layout: ArrayLayout) -> int:
-        """Return the number of the template of an attribute: only name and value differ from it."""
-        name = layout.key.rpartition("@")[2]
-        which = ("@", name, layout.dtype.str, layout.axes, layout.n_stored_bytes)
+    def value(self, layout: ArrayLayout, alike: str) -> int:
+        """Return the number of the template of an attribute or a scalar: only name and value differ from it.
+
+        Args:
+            layout: the description.
+            alike: a name for all that may be alike.
+        """
+        which = ("@", alike, layout.dtype.str, layout.axes, layout.n_stored_bytes)
         if which not in self._known:
             self._known[which] = len(self.templates), True
             self.templates.append(layout)

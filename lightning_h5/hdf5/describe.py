@@ -39,6 +39,7 @@ __all__ = [
     "describe_array",
     "filters_of",
     "layout_of",
+    "scalar_layout",
     "table_of",
 ]
 
@@ -92,6 +93,27 @@ def attribute_layout(item: Any, path: str, key: str, guard: ChangeGuard) -> Arra
                 f"{near(name, item.attrs)} Name one of these."
             )
         value = item.attrs[name]
+    return _value_layout(value, path, key, guard)
+
+
+def scalar_layout(file: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
+    """Describe a scalar array, with its value, as an array of one row.
+
+    Args:
+        file: the open file.
+        path: its path.
+        key: name of the array, which was found in the file.
+        guard: change guard of the file.
+
+    Raises:
+        H5ValueError: its value is one that a tensor and text cannot have.
+    """
+    with translate_h5py_errors(path, repr(key)):
+        value = file[key][()]
+    return _value_layout(value, path, key, guard)
+
+
+def _value_layout(value: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
     if isinstance(value, bytes | np.bytes_):
         value = value.decode(errors="replace")
     found = np.array(value, dtype=object) if isinstance(value, str) else np.asarray(value)

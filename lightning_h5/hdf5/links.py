@@ -20,9 +20,14 @@ from .dtypes import numpy_dtype
 from .identity import ChangeGuard
 from .open import is_in_other_file, open_h5, translate_h5py_errors
 
-__all__ = ["ArrayHandle", "external_guards", "find_array", "unmapped_rows"]
+__all__ = ["ArrayHandle", "ScalarError", "external_guards", "find_array", "unmapped_rows"]
 
 _DEFAULTS = FileOptions()
+
+
+class ScalarError(H5ValueError):
+    """An array has one value, and no rows."""
+
 
 MAX_LEVELS = 16
 """Levels of virtual arrays that are made of virtual arrays."""
@@ -195,11 +200,15 @@ def _check_is_array(file: Any, array: Any, key: str) -> None:
 
 
 def _check_has_rows(file: Any, array: Any, key: str) -> None:
-    if not array.shape:
-        kind = "has no shape (an empty dataspace)" if array.shape is None else "is a scalar (shape ())"
+    if array.shape is None:
         raise H5ValueError(
-            f"{key!r} in {file.filename!r} {kind}; a row is one index along axis 0. Name an array with an axis; "
-            f"the file has {listing(list_arrays(file))}."
+            f"{key!r} in {file.filename!r} has no shape (an empty dataspace); a row is one index along axis 0. Name an "
+            f"array with an axis; the file has {listing(list_arrays(file))}."
+        )
+    if not array.shape:
+        raise ScalarError(
+            f"{key!r} in {file.filename!r} is a scalar (shape ()); a row is one index along axis 0. Name an array with "
+            "an axis, or pass segments, whose samples can have a scalar."
         )
     if numpy_dtype(array) is None:
         raise H5ValueError(

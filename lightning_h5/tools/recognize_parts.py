@@ -233,8 +233,8 @@ class Parts:
                 why = f"{self.main!r} has rows of several shapes, as many as {shared[0]!r}: each row is a sample."
                 return [Guess(settings=self._fields(sample="row", collate_fn=collate), why=why)]
             why = (
-                f"{self.main!r} has several shapes, along more than one axis: all of it is a sample; the argument patch "
-                "cuts pieces of one size out of it."
+                f"{self.main!r} has several shapes, along more than one axis: all of it is a sample; the argument patch"
+                " cuts pieces of one size out of it."
             )
             whole = Guess(settings=self._fields(sample="segment", collate_fn="list"), why=why)
             if n_axes > 2 and not others:

@@ -264,6 +264,20 @@ def spice(folder):
 
 
 @project
+def molecules(folder):
+    """A group for each molecule, with arrays for its atoms, and its energy and name as scalars."""
+    path, samples = folder / "molecules.h5", []
+    with h5py.File(path, "w") as file:
+        for number, n in enumerate([3, 12, 5, 7, 1, 9, 4]):
+            group = file.create_group(f"mol_{number}")
+            group["positions"], group["numbers"] = positions, numbers = normal(n, 3), RNG.integers(1, 9, n)
+            group["energy"], group["smiles"] = -10.5 * n, f"C{n}"
+            samples.append({"pos": positions, "z": numbers, "energy": -10.5 * n, "smiles": f"C{n}"})
+    keys = {"pos": "positions", "z": "numbers", "energy": "energy", "smiles": "smiles"}
+    return Layout({"path": str(path), "x_key": keys, "segments": "mol_*", "collate_fn": "pad"}, samples)
+
+
+@project
 def ml4gw(folder):
     """A file per segment of strain; windows of all detectors at the same time."""
     samples = []

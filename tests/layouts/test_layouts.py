@@ -17,7 +17,7 @@ def combined(path, *, x_key, **options):
 
 
 MODULES = {"lazy": LazyH5DataModule, "rank cached": RankCachedH5DataModule, "combined": combined}
-SEVERAL_SHAPES = {"clam", "image_per_file", "protein_embeddings", "fastmri", "spice", "ragged_by_offsets"}
+SEVERAL_SHAPES = {"clam", "image_per_file", "protein_embeddings", "fastmri", "spice", "ragged_by_offsets", "molecules"}
 
 
 @pytest.fixture

@@ -49,8 +49,8 @@ def first_batch(module):
     return next(iter(module.train_dataloader()))
 
 
-def test_all_layouts_but_patches_of_volumes_are_recognized():
-    assert set(PROJECTS) - set(KINDS) == {"cremi", "brats", "cell_tracking"}
+def test_all_layouts_but_patches_and_scalars_are_recognized():
+    assert set(PROJECTS) - set(KINDS) == {"cremi", "brats", "cell_tracking", "molecules"}
 
 
 @pytest.mark.parametrize("name", ["cremi", "brats"])
