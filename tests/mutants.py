@@ -41,6 +41,8 @@ LOOPS = (
     "tests/readers/test_readers_match_h5py.py",
 )
 NORMALIZATION = ("tests/datasets/test_normalization.py",)
+WINDOWS = ("tests/datasets/test_windows.py", "tests/datasets/test_segments.py", "tests/layouts/test_layouts.py")
+SEGMENTS = ("tests/datamodules/test_segment_splits.py", "tests/datamodules/test_combined_segments.py")
 
 MUTANTS = [
     Mutant(
@@ -309,7 +311,7 @@ MUTANTS = [
     Mutant(
         "what is decoded is normalized again in the batch",
         "datasets/file_dataset.py",
-        "columns.append(plan.cast(memory, self._buffers))",
+        "columns.append((plan.cast if is_final else plan.finished)(memory, self._buffers))",
         "columns.append(plan.finished(memory, self._buffers))",
         NORMALIZATION,
     ),
@@ -390,6 +392,69 @@ MUTANTS = [
         "owed += share * sizes[group]",
         "owed += 0",
         ("tests/order/test_splits.py",),
+    ),
+    Mutant(
+        "windows reach over the end of their segment",
+        "datasets/windows.py",
+        "ends.append(lengths if self.pad else lengths - max(0, one.last))",
+        "ends.append(lengths)",
+        WINDOWS,
+    ),
+    Mutant(
+        "padding is not zero",
+        "datasets/sample_columns.py",
+        "column[torch.from_numpy(~found.is_valid.reshape(-1))] = 0",
+        "pass",
+        WINDOWS,
+    ),
+    Mutant(
+        "random windows are the same in all epochs",
+        "datasets/windows.py",
+        "drawn = uniform(self.seed, 0 if epoch is None else epoch, STARTS, which)",
+        "drawn = uniform(self.seed, 0, STARTS, which)",
+        (*WINDOWS, *SEGMENTS),
+    ),
+    Mutant(
+        "windows reach over steps that a filter leaves out",
+        "datasets/windows.py",
+        "segments=self.segments.keeping(is_kept, in_runs=True)",
+        "segments=self.segments.keeping(is_kept, in_runs=False)",
+        SEGMENTS,
+    ),
+    Mutant(
+        "a split in time has steps of its neighbor's windows",
+        "datasets/segment_splits.py",
+        "gap = sampling.reach - 1 if options.gap is None else options.gap",
+        "gap = options.gap or 0",
+        SEGMENTS,
+    ),
+    Mutant(
+        "segments of ten come before those of two",
+        "datasets/segment_parts.py",
+        "return sorted(found, key=_as_numbers)",
+        "return sorted(found)",
+        WINDOWS,
+    ),
+    Mutant(
+        "evaluation cuts segments between ranks",
+        "order/shards.py",
+        "return (start, stop) if ends is None or not total else (_nearest(ends, start), _nearest(ends, stop))",
+        "return start, stop",
+        SEGMENTS,
+    ),
+    Mutant(
+        "the last patch of an axis is left out",
+        "datasets/patches.py",
+        'if self.options.border == "shift" and len(starts) and starts[-1] < n - size:',
+        "if False:",
+        ("tests/datasets/test_patches.py", "tests/layouts/test_layouts.py"),
+    ),
+    Mutant(
+        "a kept catalog of another state of a file is used",
+        "datasets/kept_parts.py",
+        'if head["meaning"] != self.meaning:',
+        "if False:",
+        ("tests/datasets/test_many_parts.py",),
     ),
 ]
 
