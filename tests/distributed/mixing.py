@@ -1,4 +1,4 @@
-"""Data modules of mixtures, weights and sequences whose batches are as ``killing.Historian`` wants them."""
+"""Data modules of mixtures, weights, segments and windows whose batches are as ``killing.Historian`` wants them."""
 
 import torch
 from arguments import nested
@@ -9,12 +9,12 @@ SOURCES = {"many": {"max": 39}, "some": {"min": 40, "max": 53}, "few": {"min": 5
 
 
 def pair(batch):
-    """Rows and their numbers; of sequences those that are no padding."""
+    """Rows and their numbers; of segments those that are no padding, of windows one after the other."""
     x, rows = batch["x"], batch["row"]
     if "length" in batch:
         is_step = torch.arange(x.shape[1]) < batch["length"][:, None]
         x, rows = x[is_step], rows[is_step]
-    return x, rows.to(torch.int64)
+    return x.reshape(-1, 1), rows.reshape(-1).to(torch.int64)
 
 
 class Mixed(CombinedHDF5DataModule):

@@ -1,4 +1,4 @@
-"""Real kills of ranks that train on a mixture, on weighted rows or on sequences: resumed, they do exactly the rest."""
+"""Real kills of ranks that train on mixtures, weighted rows, segments or windows: resumed, they do the rest."""
 
 from dataclasses import replace
 
@@ -18,6 +18,10 @@ KINDS = {
     "weighted": (Mixed, {"sampling_strategy": "weighted", "weights": [5, 3, 2], "epoch_length": 7}),
     "rows": (Mixed, {"sampling_strategy": "weighted", "weights": [5, 3, 2], "mix": "rows"}),
     "by class": (Rows, {"balance_key": "class"}),
+    "random windows": (
+        Rows,
+        {"segments": {"key": "group"}, "window": {"length": 2, "stride": 1, "random": True, "pad": "edge"}},
+    ),
     "sequences": (Rows, {"sequence_key": "group", "sequence_order": "row", "collate_fn": "pad"}),
 }
 
@@ -72,7 +76,7 @@ def test_killed_twice_in_the_middle_and_resumed_it_is_the_unbroken_run(kind, wor
 def kinds_and_changes():
     """Each kind one way or the other in the short suite, one of them both ways; all both ways in the long one."""
     short = {"sequential": (2, 1), "round robin": (1, 2), "by class": (2, 1), "sequences": (1, 2)}
-    for kind in ("sequential", "round robin", "rows", "by class", "sequences"):
+    for kind in ("sequential", "round robin", "rows", "by class", "sequences", "random windows"):
         for change in ((2, 1), (1, 2)):
             is_long = short.get(kind, change) != change
             yield pytest.param(kind, *change, marks=[pytest.mark.slow] * is_long)
