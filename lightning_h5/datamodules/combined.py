@@ -33,7 +33,8 @@ from ..order import Mixture, check_mixture
 from ..types import DTypeLike, PathLike, Paths
 from .arguments import Split
 from .base import BaseH5DataModule, Chosen
-from .sources import Source, SourceFiles, SourceMixture, SplitDataset
+from .source_files import SourceFiles, SplitDataset
+from .sources import Source, SourceMixture
 from .training_rows import row_weights, segment_order, weights_of
 
 __all__ = ["CombinedHDF5DataModule"]

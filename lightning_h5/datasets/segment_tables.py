@@ -4,36 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from ..counters import Counters
-from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions, check_no_overlap
-from ..options import SegmentOptions
-from ..readers import open_reader
-from ..types import IntArray, Paths
+from ..errors import H5ValueError
+from ..hdf5 import OpenOptions
+from ..types import Paths
 from .catalog import Catalog, collector_paused
 from .collate import Collate
-from .columns import decoded
-from .compatibility import Asked, Compatibility
+from .compatibility import Asked
 from .fields import Fields
-from .kept_parts import PackedText
 from .normalize import Normalize, normalized
-from .part_layouts import DescribedParts, ListedParts, PartLayouts, StoredParts
 from .patch_tables import VolumeTable
 from .readable_files import WITHOUT_THEM, Skip, each_readable
-from .row_filters import Mask, NoRowPassesError
-from .row_table import Parts, RowTable
+from .row_filters import NoRowPassesError
+from .row_table import RowTable
+from .segment_builder import SegmentBuilder
 from .segment_columns import rows_that_pass, values_of_segments
-from .segment_cuts import by_coordinate, by_value, check_present, firsts_in, steps_of
-from .segment_fields import SampleOptions, SegmentField, fields_of
-from .segment_parts import FoundParts, NamedParts, PartNames, parts_in
+from .segment_fields import SampleOptions, fields_of
 from .segment_splits import SegmentChoice
-from .segments import Sampling, Segments, Steps
+from .segments import Sampling
 from .windows import samples_of
 
 __all__ = ["segment_table", "table_of_samples"]
@@ -101,7 +89,7 @@ def _segment_table(
 ) -> RowTable:
     fields = fields_of(asked, names, given, singles)
     volumes = None if given.patch is None else VolumeTable(fields, given.patch)
-    table = _Builder(catalog, options, fields, given.segments, choice.all_columns, volumes)
+    table = SegmentBuilder(catalog, options, fields, given.segments, choice.all_columns, volumes)
     with collector_paused():
         for path, (guard, found) in each_readable(paths, table.look, skip, advice):
             table.add(path, guard, found)
@@ -165,261 +153,3 @@ def table_of_samples(
         table = catalog.table(paths, asked, options, sample=given.sample)
     fields = fields.of_samples(table, mask=given.has_mask, collate=collate)
     return table, normalized(fields, normalize, table, catalog, options)
-
-
-class _Builder:
-    """Collects parts of files."""
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        options: OpenOptions,
-        fields: Sequence[SegmentField],
-        segments: SegmentOptions,
-        columns: Sequence[str],
-        volumes: VolumeTable | None,
-    ) -> None:
-        self._volumes = volumes
-        self._value_keys = [*segments.cut_keys, *columns]
-        self._catalog, self._options, self._segments = catalog, options, segments
-        self.fields = list(fields)  # how arrays are seen; once they are known
-        self._names = PartNames.of([*(field.asked.key for field in fields), *self._value_keys], segments.groups)
-        self._paths: list[str] = []
-        self._guards: list[ChangeGuard] = []
-        self._found: list[FoundParts] = []
-        self._cuts: list[dict[str, npt.NDArray[Any]]] = []  # of each part the values that cut it, or are of segments
-        self._has_axis = any(field.axis is not None for field in fields)
-        self._files = np.empty(0, dtype=np.int32)  # of each part its file
-        # Of each part its segments along an axis, and the steps of its fields.
-        self.n_lines = self._lengths = np.empty(0, dtype=np.int64)
-
-    # Looking at files ----------------------------------------------------------------------------------------
-
-    def look(self, path: str) -> tuple[ChangeGuard, FoundParts]:
-        """Return the parts of a file."""
-        search = partial(parts_in, path, self._names, self._options)
-        guard, found = self._catalog.look(path, self._options, self._names, search)
-        return replace(guard, others=found.others) if found.others else guard, found
-
-    def add(self, path: str, guard: ChangeGuard, found: FoundParts) -> None:
-        """Add the parts of a file."""
-        self._paths.append(path)
-        self._guards.append(guard)
-        self._found.append(found)
-
-    def _values(self, array: ArrayLayout) -> npt.NDArray[Any]:
-        if array.row_shape not in ((), (1,)):
-            raise H5ValueError(
-                f"{array.key!r} in {array.path!r} has rows of the shape {array.row_shape}. Name an array with one "
-                "value a row."
-            )
-        values = open_reader(array, self._options, counters=Counters()).read(np.arange(array.n_rows))
-        values = decoded(array, values.reshape(len(values)))
-        if values.dtype.kind in "OS":
-            texts = (one.decode() if isinstance(one, bytes) else one for one in values.tolist())
-            values = np.fromiter(texts, dtype=object, count=len(values))
-        return values
-
-    # The table -----------------------------------------------------------------------------------------------
-
-    def made(self) -> RowTable:
-        """Return the table, without samples."""
-        stored, n_fields = self._stored(), len(self.fields)
-        self._files = stored.files
-        for part in range(len(stored.files)) if self._value_keys else ():
-            values = [self._values(stored.one(part, n_fields + at)) for at in range(len(self._value_keys))]
-            self._cuts.append(dict(zip(self._value_keys, values, strict=True)))
-        is_value = [stored.one(0, at).value is not None for at in range(n_fields)]  # an attribute, or a scalar
-        self.fields = [
-            replace(one, axis=None, step_axis=None) if of_value else one
-            for one, of_value in zip(self.fields, is_value, strict=True)
-        ]
-        if all(is_value):
-            raise H5ValueError(
-                f"none of the fields {listing(one.name for one in self.fields)} has steps: they are scalars or "
-                "attributes. Add one."
-            )
-        names = None if self._names.pattern is None else Parts(stored.files, NamedParts(self._names, stored.stars))
-        parts, step_places = self._volumes_of(stored) if self._volumes is not None else self._steps_of(stored)
-        return RowTable(
-            tuple(self._paths),
-            parts,
-            tuple(self._guards),
-            parts=names,
-            has_steps=tuple(field.step_axis is not None for field in self.fields),
-            is_shared=tuple(
-                self._volumes is None and self._has_axis and field.axis is None and field.step_axis is not None
-                for field in self.fields
-            ),
-            step_places=step_places,
-        )
-
-    def _volumes_of(self, stored: StoredParts) -> tuple[PartLayouts, tuple[int, ...]]:
-        """Return the arrays of all parts with cells as rows."""
-        assert self._volumes is not None, "samples are patches"
-        compatibility = Compatibility([field.asked for field in self.fields], of_one_row=False)
-        parts, lines = list[tuple[ArrayLayout, ...]](), list[int]()
-        for part in range(len(stored.files)):
-            arrays = tuple(stored.one(part, field) for field in range(len(self.fields)))
-            compatibility.check(arrays)
-            check_no_overlap(arrays)
-            period, n_lines, _ = self._checked_axes(arrays)
-            self._volumes.add(arrays)
-            lines.append(n_lines)
-            pairs = zip(self.fields, arrays, strict=True)
-            parts.append(tuple(a if one.patch is not None else one.seen(a, period, None) for one, a in pairs))
-        self.n_lines = np.array(lines, dtype=np.int64)
-        return ListedParts(self._volumes.in_cells(parts)), (0,) * len(self.fields)
-
-    def _steps_of(self, stored: StoredParts) -> tuple[PartLayouts, tuple[int, ...]]:
-        """Return the arrays of all parts with steps as rows, and the axes that steps are along."""
-        n_fields = len(self.fields)
-        follows_from_rows = self._has_axis or bool(self._segments.cut_keys)
-        fixed = [at for at, field in enumerate(self.fields) if follows_from_rows or not field.is_as_stored]
-        cut = self._segments
-        n_values: list[int] | None = None  # of a field with a value for each segment
-        if cut.lengths is not None or cut.offsets is not None or cut.ends is not None:
-            n_values = [self._n_segments(stored, part) for part in range(len(stored.files))]
-        kinds, firsts = stored.kinds(n_fields, fixed, n_values)
-        compatibility = Compatibility([field.asked for field in self.fields], of_one_row=False)
-        periods, lines, lengths = list[int](), list[int](), list[list[int]]()
-        for part in firsts.tolist():
-            arrays = tuple(stored.one(part, field) for field in range(n_fields))
-            compatibility.check(arrays)
-            period, n_lines, each = self._checked_axes(arrays)
-            periods.append(period)
-            lines.append(n_lines)
-            lengths.append(each)
-        self.n_lines, self._lengths = np.array(lines)[kinds], np.array(lengths)[kinds]
-        for field, one in enumerate(self.fields):
-            if one.is_as_stored:
-                self._lengths[:, field] = stored.table.n_rows[:, field]
-        n_of_kinds = [None if n_values is None else n_values[part] for part in firsts.tolist()]
-        parts = DescribedParts(stored, tuple(range(n_fields)), tuple(self.fields), kinds, firsts, periods, n_of_kinds)
-        parts.check_places()
-        arrays = tuple(stored.one(0, field) for field in range(n_fields))
-        return parts, tuple(field.step_place(array) for field, array in zip(self.fields, arrays, strict=True))
-
-    def _n_segments(self, stored: StoredParts, part: int) -> int:
-        """Return how many segments the rows of a part are cut into."""
-        at, field = next((at, field) for at, field in enumerate(self.fields) if field.step_axis is not None)
-        array = stored.one(part, at)
-        field.check_axes(array)
-        n_steps = field.length(array, field.step_axis or 0)
-        return len(firsts_in(self._segments, self._cuts[part], n_steps, array.path))
-
-    def _stored(self) -> StoredParts:
-        """Return the arrays of all parts."""
-        arrays = [found.arrays for found in self._found]
-        table = LayoutTable.of(arrays, len(self._names.keys), self._catalog.templates)
-        stars = PackedText.joined([found.stars for found in self._found])
-        files = np.repeat(np.arange(len(self._found), dtype=np.int32), [len(found.stars) for found in self._found])
-        return StoredParts(table, self._names, stars, files, tuple(self._paths), tuple(self._guards))
-
-    def _checked_axes(self, arrays: Sequence[ArrayLayout]) -> tuple[int, int, list[int]]:
-        """Return the steps of the longest array of a part, its segments along an axis, and the steps of each array."""
-        pairs = list(zip(self.fields, arrays, strict=True))
-        for field, array in pairs:
-            field.check_axes(array)
-        lines = [None if field.axis is None else field.length(array, field.axis) for field, array in pairs]
-        lengths = [None if field.step_axis is None else field.length(array, field.step_axis) for field, array in pairs]
-        n_lines, n_steps = (sorted({n for n in each if n is not None}) for each in (lines, lengths))
-        period = n_steps[-1]
-        if len(n_lines) > 1:
-            each = _each(arrays, lines)
-            raise H5ValueError(
-                f"segments.axis counts the segments of {arrays[0].path!r}, and arrays differ: {each}. Name the axis of "
-                "each field (a mapping), or None for a field without it."
-            )
-        if self._volumes is not None:
-            return period, n_lines[0] if n_lines else 1, []
-        if n_lines:
-            for (field, array), n in zip(pairs, lengths, strict=True):
-                if field.axis is None and n not in (None, period):
-                    raise H5ValueError(
-                        f"{array.key!r} has {n} steps for all segments of {array.path!r}, and these have {period}. "
-                        "Load fields with as many steps, or with an axis of segments."
-                    )
-        elif self._segments.cut_keys and len(n_steps) > 1:
-            raise H5ValueError(
-                f"rows of {arrays[0].path!r} are cut into segments, and arrays differ: {_each(arrays, lengths)} steps. "
-                "Load fields with one value a step."
-            )
-        return period, n_lines[0] if n_lines else 1, [n or 0 for n in lengths]
-
-    # Segments ------------------------------------------------------------------------------------------------
-
-    def segments_of(self, table: RowTable) -> tuple[Segments, IntArray | None]:
-        """Return the segments of a table's rows, and the number of each part's first one."""
-        if self._segments.cut_keys:
-            firsts, lengths, order = self._cut(table)
-            kinds = [0 if has_steps else None for has_steps in table.has_steps]
-            first_rows = firsts if order is None else np.minimum.reduceat(order, firsts)
-            segments = Segments((steps_of(firsts, lengths, table.n_rows),), tuple(kinds), order=order)
-            return segments, np.searchsorted(first_rows, table.starts)
-        lines = self.n_lines
-        inside: IntArray = np.arange(int(lines.sum())) - np.repeat(np.cumsum(lines) - lines, lines)
-        periods = np.repeat(np.diff(table.starts) // lines, lines)
-        firsts = np.repeat(table.starts[:-1], lines) + inside * periods
-        made: dict[bytes, Steps] = {}
-        which: list[bytes | None] = []
-        for field, has_steps in enumerate(table.has_steps):
-            lengths = np.repeat(self._lengths[:, field], lines)
-            which.append(lengths.tobytes() if has_steps else None)
-            if has_steps and lengths.tobytes() not in made:
-                made[lengths.tobytes()] = steps_of(firsts, lengths, table.n_rows)
-        numbers = {each: number for number, each in enumerate(made)}
-        segments = Segments(tuple(made.values()), tuple(None if each is None else numbers[each] for each in which))
-        return segments, self.first_lines
-
-    @property
-    def first_lines(self) -> IntArray | None:
-        """The number of each part's first segment, and of all segments at the end; None if each part is one."""
-        before = np.concatenate([[0], np.cumsum(self.n_lines)]).astype(np.int64)
-        return before if before[-1] > len(self.n_lines) else None
-
-    def _cut(self, table: RowTable) -> tuple[IntArray, IntArray, IntArray | None]:
-        """Return first row and length of the segments that values tell, and the order of rows if it is another one."""
-        segments = self._segments
-        if segments.key is not None:
-            order = None if segments.sort_key is None else self._column(segments.sort_key, table)
-            return by_value(self._column(segments.key, table), order, segments)
-        if segments.join is not None:
-            firsts = by_coordinate(self._column(segments.join, table), segments.join)
-        else:
-            firsts = np.concatenate(
-                [
-                    start + firsts_in(segments, cuts, end - start, self._paths[file])
-                    for cuts, file, start, end in zip(
-                        self._cuts,
-                        self._files.tolist(),
-                        table.starts[:-1].tolist(),
-                        table.starts[1:].tolist(),
-                        strict=True,
-                    )
-                ]
-            )
-        return firsts, np.diff(np.append(firsts, table.n_rows)), None
-
-    def check_present(self, table: RowTable, is_kept: Mask | None) -> None:
-        """Check that all rows that filters keep are in a segment."""
-        for key in (self._segments.key, self._segments.sort_key):
-            if key is not None:
-                check_present(self._column(key, table), key, is_kept)
-
-    def _column(self, key: str, table: RowTable) -> npt.NDArray[Any]:
-        values = np.concatenate([cuts[key] for cuts in self._cuts])
-        if len(values) != table.n_rows:
-            raise H5ValueError(
-                f"{key!r} has {len(values)} values and the data has {table.n_rows} steps. Name an array with one "
-                "value a step."
-            )
-        return values
-
-    def values_of(self, key: str) -> list[npt.NDArray[Any]]:
-        """Return the values of an array, part by part."""
-        return [cuts[key] for cuts in self._cuts]
-
-
-def _each(arrays: Sequence[ArrayLayout], sizes: Sequence[int | None]) -> str:
-    return ", ".join(f"{array.key!r} has {n}" for array, n in zip(arrays, sizes, strict=True) if n is not None)

@@ -12,8 +12,9 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 
 from ..errors import H5ValueError
 from ..types import BatchToken, IntArray
+from .evaluation import EvaluationBatches
 from .permutation import permutation
-from .plan import EpochPlan, EpochRecipe, EpochSequence, EvaluationBatches, OrderParameters
+from .plan import EpochPlan, EpochRecipe, EpochSequence, OrderParameters
 from .position import Position
 from .recipes import EachRowOnce, ShardRows
 from .shards import RankShard, Replica, resolve_replica
