@@ -63,7 +63,10 @@ nitpick_ignore_regex = [
     ("py:class", "PatchRows"),
     ("py:class", "SampleKind"),
     ("py:class", "Select"),
+    ("py:class", "SegmentChoice"),
     ("py:class", "SegmentSubset"),
+    ("py:class", "array"),
+    ("py:class", r"(.*\.)?PartLayouts"),
 ]
 
 
