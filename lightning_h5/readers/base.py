@@ -19,6 +19,7 @@ __all__ = ["InMemoryReader", "LayoutReader", "ValueReader", "address", "check_bo
 
 SLICE_BYTES = 512 << 10  # fits into a core's own cache
 TEXT_ROWS = 1024  # rows of text read at a time to measure its length
+ROWS_AT_A_TIME = 1 << 20  # of an array that is read whole: their numbers take more memory than small rows
 
 
 class LayoutReader:
@@ -120,15 +121,13 @@ class InMemoryReader:
     def _read_whole(self) -> npt.NDArray[Any] | None:
         if self._read_all is not None:
             return self._read_all()
-        n_rows = len(self._reader)
-        if self.dtype.kind != "O":
-            return self._reader.read(np.arange(n_rows))
+        n_rows, is_text, n_bytes = len(self._reader), self.dtype.kind == "O", 0
         values = np.empty((n_rows, *self.row_shape), dtype=self.dtype)
-        n_bytes = 0
-        for start in range(0, n_rows, TEXT_ROWS):
-            piece = values[start : start + TEXT_ROWS]
+        at_a_time = TEXT_ROWS if is_text else ROWS_AT_A_TIME
+        for start in range(0, n_rows, at_a_time):
+            piece = values[start : start + at_a_time]
             self._reader.read(np.arange(start, start + len(piece)), piece)
-            n_bytes += sum(map(len, piece.flat))
+            n_bytes += sum(map(len, piece.flat)) if is_text else 0
             if n_bytes > self._max_text_bytes:
                 return None
         return values

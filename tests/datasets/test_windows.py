@@ -1,10 +1,13 @@
 """Which steps a sample has, and how often rows are read: equal to counting them one by one."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_h5.datasets import H5LazyDataset
 from lightning_h5.datasets.segments import Segments, Steps
 from lightning_h5.datasets.windows import WholeSegments, Windows
 from lightning_h5.options import StepRange
@@ -173,3 +176,20 @@ def test_a_part_of_a_segment_counts_its_steps_from_where_it_begins(low, high):
         expected = [end - min(low, each) for end, each in zip(ends, [9, 3], strict=True)]
         assert parts.steps[kind].lengths_of().tolist() == expected
         assert parts.steps[kind].firsts_of().tolist() == [min(low, 9), 10 + min(low, 3)]
+
+
+def test_ten_million_windows_take_two_numbers_for_each_segment(make_h5):
+    n_segments, n_steps = 1000, 10_003
+    path = make_h5(x=np.broadcast_to(np.uint8(0), n_segments * n_steps), first=np.arange(n_segments) * n_steps)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        dataset = H5LazyDataset(path, {"x": "x"}, segments={"offsets": "first"}, window={"length": 4, "stride": 1})
+        assert len(dataset) == 10_000_000
+        dataset.table.rows_of(np.array([0, 5_000_000, 9_999_999]))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    sampling = dataset.table.sampling
+    assert sum(each.nbytes for each in (sampling.segments.steps[0].starts, sampling.ends)) <= 16 * (n_segments + 1)
+    assert peak - before < 1 << 20  # a window of them all would take a byte for each
