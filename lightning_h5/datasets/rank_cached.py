@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
 from typing import Any, get_args
 
 import numpy as np
@@ -26,17 +25,12 @@ from ..readers import TaskQueue, check_bounds
 from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, Keys, Paths
 from .base import RawBatch, ReadCost
-from .buffers import Column
 from .catalog import Catalog
 from .collate import Collate
 from .fields import Fields
-from .file_dataset import FileDataset
 from .held_rows import HeldRows, checked_device
+from .held_samples import HeldSamples
 from .normalize import Normalize
-from .patches import Patches
-from .reading_ahead import SAMPLES_AT_A_TIME
-from .row_table import BatchRows
-from .sample_columns import column_of_samples
 from .sample_layout import Transform
 from .segment_fields import SampleKind, SampleOptions, Select
 from .segment_splits import SegmentChoice
@@ -221,25 +215,9 @@ class RankMemCachedH5Dataset(TableDataset):
             collate=collate_fn,
             choice=choice,
         )
-        self._held_fields = table.fields_of_rows
-        self._others: FileDataset | None = None
+        self.samples = HeldSamples(table, fields, options)
         self._own: tuple[int, IntArray] | None = None
         super().__init__(table, fields, batch_transform=batch_transform, indices=indices, options=options)
-        self.held_table = self.table.with_fields(self._held_fields)
-        self.held_plans = [self.plans[field] for field in self._held_fields]
-        self._has_cells = isinstance(table.sampling, Patches)
-        if self._has_cells:  # held as they are stored
-            self.held_plans = list(fields.among(self._held_fields).as_stored().plans(self.held_table.layouts[0]))
-        if others := [field for field in range(len(self.plans)) if field not in self._held_fields]:
-            self._others = FileDataset(
-                self.table.with_fields(others),
-                fields.among(others),
-                batch_transform=None,
-                indices=None,
-                options=options,
-                holds_all=True,
-            )
-            self._others.join(self.counters, self.work)
         self._stands_alone = rank is not None
         replica = resolve_replica(rank, world_size)
         self.shard = RankShard(
@@ -258,8 +236,7 @@ class RankMemCachedH5Dataset(TableDataset):
     def join(self, counters: Counters, work: TaskQueue) -> None:
         """See ``RowDataset.join``."""
         super().join(counters, work)
-        if self._others is not None:
-            self._others.join(counters, work)
+        self.samples.join(counters, work)
         self._held: HeldRows | None = None
         self._has_all = False  # whether it has the rows of all ranks
 
@@ -342,7 +319,7 @@ class RankMemCachedH5Dataset(TableDataset):
             return numbers, numbers
         if self.table.sampling is None:
             return self.located(as_array(numbers)), numbers
-        if self._has_cells:
+        if self.samples.has_cells:
             return range(0), numbers  # cells are found by their numbers among those that are held
         return self._rows_of_rank(), numbers
 
@@ -354,23 +331,14 @@ class RankMemCachedH5Dataset(TableDataset):
 
     def rows_needed(self, samples: IntArray) -> list[IntArray]:
         """Return the rows of the files that samples have, ascending; of each field that is held if they are cells."""
-        table, located = self.table, self.located(samples)
-        if table.sampling is None:
-            return [np.unique(located)]
-        needed = np.zeros((len(self.held_plans) if self._has_cells else 1, table.n_rows), dtype=np.bool_)
-        for start in range(0, len(located), SAMPLES_AT_A_TIME):
-            some = located[start : start + SAMPLES_AT_A_TIME]
-            for number, rows in enumerate(table.sampling.rows_of_any_epoch(some)):
-                needed[number if self._has_cells else 0, rows] = True
-        return [np.flatnonzero(one) for one in needed]
+        return self.samples.rows_needed(self.located(samples))
 
     def n_held_bytes(self, rank: int) -> int:
         """Return the bytes of the rows of the files that a rank holds; about as many however shards are drawn."""
-        samples, sizes = self.shard.rows(0, rank), [plan.row_bytes for plan in self.held_plans]
+        samples = self.shard.rows(0, rank)
         if self.table.sampling is None:
-            return len(samples) * sum(sizes)
-        rows = cycle(self.rows_needed(as_array(samples)))
-        return sum(size * len(some) for size, some in zip(sizes, rows, strict=False))
+            return len(samples) * sum(plan.row_bytes for plan in self.samples.plans)
+        return self.samples.n_bytes(self.located(as_array(samples)))
 
     def use(self, held: HeldRows, *, has_all: bool) -> None:
         """Serve rows from memory that was filled; ``has_all`` is whether it has the rows of all ranks."""
@@ -451,30 +419,9 @@ class RankMemCachedH5Dataset(TableDataset):
         held = self._of_rank(rows)
         numbers = held.numbers(rows)
         asked = self.table.rows_of(self.located(numbers), epoch)
-        others = iter(self._columns_of_others(numbers, asked))
-        places: dict[int, IntArray] = {}  # fields with the same rows share them
-        columns = []
-        for field, found in enumerate(asked.fields):
-            if field not in self._held_fields:
-                columns.append(next(others))
-                continue
-            if found.patches is not None:
-                patches = held.patches(self._held_fields.index(field), found, self.plans[field], self._buffers)
-                columns.append(column_of_samples(self.table, field, found, patches))
-                continue
-            if id(found) not in places:
-                places[id(found)] = np.searchsorted(self._rows_of_rank(), found.rows)
-            column = held.take_of(self._held_fields.index(field), places[id(found)], self._buffers, all_cores=all_cores)
-            columns.append(column_of_samples(self.table, field, found, column))
+        of_rank = np.empty(0, np.int64) if self.samples.has_cells else self._rows_of_rank()
+        columns = self.samples.columns(held, numbers, asked, of_rank, self._buffers, all_cores=all_cores)
         return RawBatch(numbers, (*columns, *self.further_columns(asked)))
-
-    def _columns_of_others(self, numbers: IntArray, asked: BatchRows) -> tuple[Column, ...]:
-        """Return the columns of the fields that are not held by rows."""
-        if self._others is None:
-            return ()
-        fields = [found for field, found in enumerate(asked.fields) if field not in self._held_fields]
-        read = self._others.begin_rows(numbers, BatchRows(tuple(fields), asked.places), None, at_once=True)
-        return read().columns
 
     def files_of(self, rows: IntArray) -> list[str]:
         """See ``RowDataset.files_of``: none, since all rows are in memory."""

@@ -236,7 +236,7 @@ class _Loading:
 
         shows_bar = shows_bar and ranks.rank == 0
         try:
-            shared, own = held.tasks(holder.held_table, holder.options, holder.counters)
+            shared, own = held.tasks(holder.samples.table, holder.options, holder.counters)
             tasks = [*my_part(shared, group), *own]
             run_with_progress(tasks, f"loading {name}".rstrip(), delay=0.5, shows_bar=shows_bar, report=report)
         except OSError:  # it may follow from a change of a file, which is the error to raise then
@@ -264,7 +264,7 @@ def _terms(holder: RankMemCachedH5Dataset) -> dict[str, Any]:
         "ranks": shard.world_size,
         "mode": shard.mode,
         "share_memory": holder.shares_memory,
-        "dtypes": [str(plan.dtype) for plan in holder.held_plans],
+        "dtypes": [str(plan.dtype) for plan in holder.samples.plans],
         "redrawn": (holder.draw, shard.reshard_every, shard.seed),
         "content": holder.identity() if holder.shares else None,
         "normalization": holder.fields.normalization,
@@ -284,7 +284,7 @@ def _memory_for(holder: RankMemCachedH5Dataset, group: NodeGroup, owner: tuple[i
     return HeldRows(
         [wanted] if holder.has_all_rows else holder.rows_needed(as_array(wanted)),
         *holder.mine(),
-        holder.held_plans,
+        holder.samples.plans,
         device=holder.device,
         shared=group.size > 1 or holder.shares_memory or holder.for_workers,
         owner=owner,
