@@ -18,7 +18,7 @@ from ..types import DTypeLike, IntArray, Paths
 from .catalog import Catalog
 from .collate import Collate
 from .compatibility import Asked
-from .discovery import files_to_read, names_to_load, skip_into, table_of
+from .discovery import SKIP_THEM, files_to_read, names_to_load, skip_into, table_of
 from .fields import TARGET, FieldMap, Fields, checked_names, checked_rows, keys_of
 from .file_dataset import CACHE_BYTES
 from .labels import LabelCriterion
@@ -274,7 +274,16 @@ class CombinedHDF5Dataset(CachingDataset):
             singles = wanted[len(names) :]
             left = [path for path in files if path not in (bad or ())]
             full = segment_table(
-                catalog, left, asked, wanted, options, samples, choice, singles=singles, skip=skip_into(bad)
+                catalog,
+                left,
+                asked,
+                wanted,
+                options,
+                samples,
+                choice,
+                singles=singles,
+                skip=skip_into(bad),
+                advice=SKIP_THEM,
             )
         else:
             full = table_of(catalog, files, asked, options, samples.sample, bad)

@@ -28,7 +28,7 @@ from .fields import checked_names
 from .readable_files import Skip, each_readable
 from .row_table import RowTable
 
-__all__ = ["expand_those_there", "files_to_read", "names_to_load", "skip_into", "table_of"]
+__all__ = ["SKIP_THEM", "expand_those_there", "files_to_read", "names_to_load", "skip_into", "table_of"]
 
 _log = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ class SegmentBuilder:
         columns: Sequence[str],
         volumes: VolumeTable | None,
     ) -> None:
-        self._volumes = volumes
+        self.volumes = volumes
         self._value_keys = [*segments.cut_keys, *columns]
         self._catalog, self._options, self._segments = catalog, options, segments
         self.fields = list(fields)  # how arrays are seen; once they are known
@@ -105,7 +105,7 @@ class SegmentBuilder:
                 "attributes. Add one."
             )
         names = None if self._names.pattern is None else Parts(stored.files, NamedParts(self._names, stored.stars))
-        parts, step_places = self._volumes_of(stored) if self._volumes is not None else self._steps_of(stored)
+        parts, step_places = self._volumes_of(stored) if self.volumes is not None else self._steps_of(stored)
         return RowTable(
             tuple(self._paths),
             parts,
@@ -113,7 +113,7 @@ class SegmentBuilder:
             parts=names,
             has_steps=tuple(field.step_axis is not None for field in self.fields),
             is_shared=tuple(
-                self._volumes is None and self._has_axis and field.axis is None and field.step_axis is not None
+                self.volumes is None and self._has_axis and field.axis is None and field.step_axis is not None
                 for field in self.fields
             ),
             step_places=step_places,
@@ -121,7 +121,7 @@ class SegmentBuilder:
 
     def _volumes_of(self, stored: StoredParts) -> tuple[PartLayouts, tuple[int, ...]]:
         """Return the arrays of all parts with cells as rows."""
-        assert self._volumes is not None, "samples are patches"
+        assert self.volumes is not None, "samples are patches"
         compatibility = Compatibility([field.asked for field in self.fields], of_one_row=False)
         parts, lines = list[tuple[ArrayLayout, ...]](), list[int]()
         for part in range(len(stored.files)):
@@ -129,12 +129,12 @@ class SegmentBuilder:
             compatibility.check(arrays)
             check_no_overlap(arrays)
             period, n_lines, _ = self._checked_axes(arrays)
-            self._volumes.add(arrays)
+            self.volumes.add(arrays)
             lines.append(n_lines)
             pairs = zip(self.fields, arrays, strict=True)
             parts.append(tuple(a if one.patch is not None else one.seen(a, period, None) for one, a in pairs))
         self.n_lines = np.array(lines, dtype=np.int64)
-        return ListedParts(self._volumes.in_cells(parts)), (0,) * len(self.fields)
+        return ListedParts(self.volumes.in_cells(parts)), (0,) * len(self.fields)
 
     def _steps_of(self, stored: StoredParts) -> tuple[PartLayouts, tuple[int, ...]]:
         """Return the arrays of all parts with steps as rows, and the axes that steps are along."""
@@ -196,7 +196,7 @@ class SegmentBuilder:
                 f"segments.axis counts the segments of {arrays[0].path!r}, and arrays differ: {each}. Name the axis of "
                 "each field (a mapping), or None for a field without it."
             )
-        if self._volumes is not None:
+        if self.volumes is not None:
             return period, n_lines[0] if n_lines else 1, []
         if n_lines:
             for (field, array), n in zip(pairs, lengths, strict=True):

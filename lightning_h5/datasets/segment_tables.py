@@ -64,48 +64,39 @@ def segment_table(
             "files.swmr was given with segments, windows or patches, and where segments end is not known while a "
             "file is written. Wait until it is closed."
         )
+
+    def build() -> SegmentBuilder:
+        volumes = None if given.patch is None else VolumeTable(fields, given.patch)
+        builder = SegmentBuilder(catalog, options, fields, given.segments, choice.all_columns, volumes)
+        with collector_paused():
+            for path, (guard, found) in each_readable(paths, builder.look, skip, advice):
+                builder.add(path, guard, found)
+        return builder
+
+    fields = fields_of(asked, names, given, singles)
     if choice.columns or choice.criteria or skip is not None:
-        return _segment_table(catalog, paths, asked, names, options, given, choice, singles, skip, advice)
+        return _chosen(build(), given, choice)
     which = ("segments", tuple(paths), tuple(asked), tuple(names), options, repr(given), tuple(singles))
-    made = catalog.once(
-        which,
-        lambda: _segment_table(catalog, paths, asked, names, options, given, SegmentChoice(), singles, None, advice),
-    )
+    made = catalog.once(which, lambda: _chosen(build(), given, SegmentChoice()))
     subset = choice.subset
     return made if subset is None or made.sampling is None else replace(made, sampling=subset.of(made.sampling))
 
 
-def _segment_table(
-    catalog: Catalog,
-    paths: Sequence[str],
-    asked: Sequence[Asked],
-    names: Sequence[str],
-    options: OpenOptions,
-    given: SampleOptions,
-    choice: SegmentChoice,
-    singles: Collection[str],
-    skip: Skip | None,
-    advice: str,
-) -> RowTable:
-    fields = fields_of(asked, names, given, singles)
-    volumes = None if given.patch is None else VolumeTable(fields, given.patch)
-    table = SegmentBuilder(catalog, options, fields, given.segments, choice.all_columns, volumes)
-    with collector_paused():
-        for path, (guard, found) in each_readable(paths, table.look, skip, advice):
-            table.add(path, guard, found)
-    made = table.made()
+def _chosen(builder: SegmentBuilder, given: SampleOptions, choice: SegmentChoice) -> RowTable:
+    """Return the samples of the segments that are kept."""
+    made = builder.made()
     sampling: Sampling
-    if volumes is None:
-        segments_of_rows, first_segments = table.segments_of(made)
-        sampling = samples_of(segments_of_rows, table.fields, given)
+    if builder.volumes is None:
+        segments_of_rows, first_segments = builder.segments_of(made)
+        sampling = samples_of(segments_of_rows, builder.fields, given)
     else:
-        first_segments = table.first_lines
-        sampling = volumes.sampling(made.starts, table.n_lines, made.layouts[0], given.seed)
+        first_segments = builder.first_lines
+        sampling = builder.volumes.sampling(made.starts, builder.n_lines, made.layouts[0], given.seed)
     sampling = sampling if choice.subset is None else choice.subset.of(sampling)
     made = replace(made, sampling=sampling, first_segments=first_segments)
     passes = None
     if choice.criteria:
-        values = {key: table.values_of(key) for key in choice.all_columns}
+        values = {key: builder.values_of(key) for key in choice.all_columns}
         passes = rows_that_pass(made, choice.criteria, choice.keys, values)
         made = replace(made, sampling=sampling.keeping(passes))
         if not made.n_samples:
@@ -113,8 +104,8 @@ def _segment_table(
                 f"filters leave {int(passes.sum()):,} of {len(passes):,} steps, and no segment has enough of them for "
                 "a sample. Loosen a filter, or take fewer steps."
             )
-    table.check_present(made, passes)
-    return replace(made, columns={key: values_of_segments(made, key, table.values_of(key)) for key in choice.columns})
+    builder.check_present(made, passes)
+    return replace(made, columns={key: values_of_segments(made, key, builder.values_of(key)) for key in choice.columns})
 
 
 def table_of_samples(
