@@ -460,12 +460,12 @@ class RankMemCachedH5Dataset(TableDataset):
                 continue
             if found.patches is not None:
                 patches = held.patches(self._held_fields.index(field), found, self.plans[field], self._buffers)
-                columns.append(column_of_samples(self.table, field, found, patches))
+                columns.append(column_of_samples(self.table, field, found, patches, self._buffers))
                 continue
             if id(found) not in places:
                 places[id(found)] = np.searchsorted(self._rows_of_rank(), found.rows)
             column = held.take_of(self._held_fields.index(field), places[id(found)], self._buffers, all_cores=all_cores)
-            columns.append(column_of_samples(self.table, field, found, column))
+            columns.append(column_of_samples(self.table, field, found, column, self._buffers))
         return RawBatch(numbers, (*columns, *self.further_columns(asked)))
 
     def _columns_of_others(self, numbers: IntArray, asked: BatchRows) -> tuple[Column, ...]:
