@@ -161,7 +161,7 @@ class FileDataset(TableDataset):
             return tuple(columns)
         table = self.table
         made = [
-            column_of_samples(table, field, found, column)
+            column_of_samples(table, field, found, column, self._buffers)
             for field, (found, column) in enumerate(zip(asked.fields, columns, strict=True))
         ]
         return (*made, *self.further_columns(asked))

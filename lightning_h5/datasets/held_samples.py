@@ -110,7 +110,7 @@ class HeldSamples:
                 if id(found) not in places:
                     places[id(found)] = np.searchsorted(of_rank, found.rows)
                 column = held.take_of(at, places[id(found)], buffers, all_cores=all_cores)
-            columns.append(column_of_samples(self._all, field, found, column))
+            columns.append(column_of_samples(self._all, field, found, column, buffers))
         return columns
 
     def _columns_of_others(self, numbers: IntArray, asked: BatchRows) -> tuple[Column, ...]:

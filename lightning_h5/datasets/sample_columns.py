@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..types import IntArray
-from .buffers import Column
+from .buffers import BufferPool, Column
 from .segments import FieldRows
 from .windows import WholeSegments, Windows
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["column_of_samples", "mask_of_samples", "places_columns"]
 
 
-def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Column) -> Column:
+def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Column, buffers: BufferPool) -> Column:
     """Return a field's column with an entry for each sample.
 
     Args:
@@ -28,6 +28,7 @@ def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Col
         field: number of the field.
         found: the rows that the samples have.
         column: these rows, one after the other; of a field with rows of several shapes those of each sample; patches.
+        buffers: gives memory.
 
     Returns:
         A tensor if all samples have one shape; else a list with an entry for each.
@@ -43,17 +44,17 @@ def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Col
             return column
         assert found.lengths is not None, "segments have a length each"
         if not len(found.lengths) and isinstance(column, torch.Tensor):
-            return _moved(column[None][:0], 1, 1 + place)
+            return _moved(column[None][:0], 1, 1 + place, buffers)
         ends = np.concatenate([[0], np.cumsum(found.lengths)]).tolist()
         each = column if table.is_ragged[field] else [column[low:high] for low, high in pairwise(ends)]
-        return [_moved(one, 0, place) for one in each]
+        return [_moved(one, 0, place, buffers) for one in each]
     assert isinstance(sampling, Windows), "samples are windows"
     one = sampling.ranges[field]
     assert one is not None, "the field has steps"
     n_steps = len(one.offsets)
     if table.is_ragged[field]:
         return [
-            _moved(_filled(steps, valid, sampling), 0, place)
+            _moved(_filled(steps, valid, sampling), 0, place, buffers)
             if not one.is_single
             else _filled(steps, valid, sampling)[0]
             for steps, valid in zip(column, _valid_of(found, len(column)), strict=True)
@@ -68,7 +69,7 @@ def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Col
         column[torch.from_numpy(~found.is_valid.reshape(-1))] = 0
     if one.is_single:
         return column
-    return _moved(column.view(-1, n_steps, *column.shape[1:]), 1, 1 + place)
+    return _moved(column.view(-1, n_steps, *column.shape[1:]), 1, 1 + place, buffers)
 
 
 def _valid_of(found: FieldRows, n: int) -> Sequence[np.ndarray | None]:
@@ -81,11 +82,12 @@ def _filled(steps: torch.Tensor, valid: np.ndarray | None, sampling: Windows) ->
     return steps
 
 
-def _moved(steps: Column, axis: int, place: int) -> Column:
+def _moved(steps: Column, axis: int, place: int, buffers: BufferPool) -> Column:
     """Return rows with the axis of steps at its place among the others."""
     if place == axis or not isinstance(steps, torch.Tensor):
         return steps
-    return steps.movedim(axis, place).contiguous()
+    moved = steps.movedim(axis, place)
+    return buffers.tensor(tuple(moved.shape), moved.dtype).copy_(moved)
 
 
 def mask_of_samples(found: FieldRows, n_samples: int, windows: Windows, field: int) -> torch.Tensor:
@@ -106,5 +108,6 @@ def places_columns(table: RowTable, asked: BatchRows) -> tuple[list[str], torch.
     steps: IntArray = asked.places.steps
     if segments.cut is not None:
         steps = steps + segments.cut[asked.places.segments]
-    names = [table.segment_name(number) for number in segments.numbers_of(asked.places.segments).tolist()]
-    return names, torch.from_numpy(steps.copy())
+    numbers, which = np.unique(segments.numbers_of(asked.places.segments), return_inverse=True)
+    names = [table.segment_name(number) for number in numbers.tolist()]
+    return [names[at] for at in which.tolist()], torch.from_numpy(steps.copy())

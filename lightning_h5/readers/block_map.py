@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,9 @@ import numpy.typing as npt
 from ..hdf5 import ArrayLayout
 from ..types import IntArray
 
-__all__ = ["BlockMap", "RowGrid"]
+__all__ = ["BlockMap", "Pieces", "RowGrid"]
+
+MIN_RUN = 16  # rows: finding runs costs more than it saves if they are shorter, on average
 
 
 class RowGrid(NamedTuple):
@@ -58,6 +60,31 @@ class RowGrid(NamedTuple):
         return np.multiply.outer(*sizes).reshape(-1)
 
 
+class Pieces(NamedTuple):
+    """Rows as runs, each of rows that follow each other in one block.
+
+    Attributes:
+        blocks: the block of each run.
+        within: its first row inside the block.
+        sizes: rows of each run; None if each is a single row.
+    """
+
+    blocks: IntArray
+    within: IntArray
+    sizes: IntArray | None = None
+
+    def repeated(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the value of its run for each row."""
+        return values if self.sizes is None else np.repeat(values, self.sizes)
+
+    def of_rows(self, firsts: IntArray) -> IntArray:
+        """Return a number for each row: those of a run count up from that of its first row."""
+        if self.sizes is None:
+            return firsts
+        before = np.cumsum(self.sizes) - self.sizes
+        return np.repeat(firsts - before, self.sizes) + np.arange(self.sizes.sum())
+
+
 class BlockMap:
     """Which block each row of several arrays is in; rows and blocks are numbered over all of them.
 
@@ -98,6 +125,29 @@ class BlockMap:
         blocks, within = np.divmod(rows, along)
         line_blocks, line = np.divmod(lines, self._across[arrays])
         return blocks + line_blocks * self._per_line[arrays] + self.first_block[arrays], within + line * along
+
+    def pieces(self, rows: IntArray) -> Pieces:
+        """Return rows as runs inside of blocks. Windows are such runs: less work than to locate each row."""
+        ends = np.append(np.flatnonzero(np.diff(rows) != 1) + 1, len(rows))
+        if len(rows) < MIN_RUN * len(ends):
+            return Pieces(*self.locate(rows))
+        lengths = np.diff(ends, prepend=0)
+        firsts = rows[ends - lengths]
+        arrays = np.searchsorted(self.first_row, firsts, side="right") - 1
+        along, inside = self._along[arrays], firsts - self.first_row[arrays]
+        if not self._has_one_axis:
+            inside %= np.maximum(self._period[arrays], 1)
+        if (inside + lengths > self._grids[arrays, 1]).any():  # a run goes on in another array or line
+            return Pieces(*self.locate(rows))
+        blocks, within = self.locate(firsts)
+        before = inside % along  # rows of the first block before the run
+        n_blocks = -(-(before + lengths) // along)
+        which = np.repeat(np.arange(len(firsts)), n_blocks)
+        number = np.arange(len(which)) - (np.cumsum(n_blocks) - n_blocks)[which]  # of a block in its run
+        before, along = before[which], along[which]
+        low = np.maximum(number * along - before, 0)
+        high = np.minimum((number + 1) * along - before, lengths[which])
+        return Pieces(blocks[which] + number, within[which] - np.where(number > 0, before, 0), high - low)
 
     def ranges(self) -> tuple[IntArray, IntArray, IntArray]:
         """Return ranges of rows that a block has: the block, the first row, and the row after the last."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..counters import Counters
 from ..types import IntArray
 from .base import check_bounds, row_slices, take_rows
-from .block_map import BlockMap
+from .block_map import BlockMap, Pieces
 from .block_sources import BlockSources, FieldLayouts
 from .chunk_cache import ChunkCache, Lease, load_tasks
 from .chunk_loader import Change
@@ -122,20 +122,20 @@ class ChunkedReader:
         """
         if len(rows) and rows.view(np.uint64).max() >= self.map.n_rows:  # negative rows are huge as unsigned numbers
             check_bounds(rows, self.map.n_rows, self._name)  # raises
-        blocks, within = self.map.locate(rows)
+        pieces = self.map.pieces(rows)
         copy: CopyRows = out if callable(out) else partial(_copy_rows, out=out, change=self.change)
         if (complete := self._cache) is not None and complete.is_complete():
-            self._counters.add(blocks_used=_n_different(blocks))
-            places = complete.places(blocks) * complete.slot_rows + within
+            self._counters.add(blocks_used=_n_different(pieces.blocks))
+            places = pieces.of_rows(complete.places(pieces.blocks) * complete.slot_rows + pieces.within)
             if all_cores and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
                 copy = partial(_copy_on_all_cores, out=out, change=self.change)
             return CompleteRead(complete, places, copy)
-        needed, which = np.unique(blocks, return_inverse=True)
+        needed, which = np.unique(pieces.blocks, return_inverse=True)
         self._counters.add(blocks_used=len(needed))
-        cache = self._ready_cache()
+        cache, pieces = self._ready_cache(), pieces._replace(blocks=which)  # numbers among those that are needed
         if cache is None or not len(needed):
-            return PickedRead(self, needed, which, within, copy)
-        read = CachedRead(self, cache, needed, which, within, copy, epoch)
+            return PickedRead(self, needed, pieces, copy)
+        read = CachedRead(self, cache, needed, pieces, copy, epoch)
         n_tasks = self._tasks_of(needed)
         while not read.take(self._lease(cache, needed[read.left], n_tasks[read.left])):
             read.finish()
@@ -146,7 +146,7 @@ class ChunkedReader:
         cache = self._ready_cache()
         if cache is None or cache.is_complete():
             return True
-        needed = np.unique(self.map.locate(np.asarray(rows, dtype=np.int64))[0])
+        needed = np.unique(self.map.pieces(np.asarray(rows, dtype=np.int64)).blocks)
         lease = cache.reserve(needed, self._tasks_of(needed))
         self.load(cache, needed, lease)
         return bool((lease.slots >= 0).all())
@@ -287,10 +287,9 @@ class CompleteRead:
 class PickedRead:
     """Rows of blocks that do not fit into the cache, which are read one after the other."""
 
-    def __init__(
-        self, reader: ChunkedReader, blocks: IntArray, which: IntArray, within: IntArray, copy: CopyRows
-    ) -> None:
-        self._reader, self._blocks, self._which, self._within, self._copy = reader, blocks, which, within, copy
+    def __init__(self, reader: ChunkedReader, blocks: IntArray, pieces: Pieces, copy: CopyRows) -> None:
+        self._reader, self._blocks, self._copy = reader, blocks, copy
+        self._which, self._within = pieces.repeated(pieces.blocks), pieces.of_rows(pieces.within)
 
     def finish(self) -> None:
         """Read and decode the rows."""
@@ -311,13 +310,12 @@ class CachedRead:
         reader: ChunkedReader,
         cache: ChunkCache,
         blocks: IntArray,
-        which: IntArray,
-        within: IntArray,
+        pieces: Pieces,
         copy: CopyRows,
         epoch: int | None,
     ) -> None:
         self._reader, self._cache, self._blocks, self._epoch = reader, cache, blocks, epoch
-        self._which, self._within, self._copy_rows = which, within, copy
+        self._pieces, self._copy_rows = pieces, copy
         self._lease: Lease | None = None
         self._part = self.left = np.arange(len(blocks))  # blocks of this lease, and those without a slot
 
@@ -351,14 +349,14 @@ class CachedRead:
         """Copy rows out of the cache, without those of other blocks."""
         slot_of = np.full(len(self._blocks), -1, dtype=np.int64)
         slot_of[self._part] = lease.slots
-        slots = slot_of[self._which]
-        places = slots * self._cache.slot_rows + self._within
+        pieces, slots = self._pieces, slot_of[self._pieces.blocks]
+        places = pieces.of_rows(slots * self._cache.slot_rows + pieces.within)
         is_all = len(self._part) == len(self._blocks) and not len(self.left)
-        here = None if is_all else np.flatnonzero(slots >= 0)
+        here = None if is_all else np.flatnonzero(pieces.repeated(slots >= 0))
         self._copy_rows(self._cache.rows, places if here is None else places[here], here)
 
     def _note(self, lease: Lease, epoch: int) -> npt.NDArray[np.bool_]:
-        counts = np.bincount(self._which, minlength=len(self._blocks))[self._part]
+        counts = np.bincount(self._pieces.blocks, self._pieces.sizes, len(self._blocks))[self._part].astype(np.int64)
         has_slot = lease.slots >= 0
         counts = np.where(has_slot, counts, 0)
         return has_slot & self._reader.note_read(self._cache, self._blocks[self._part], counts, epoch)
