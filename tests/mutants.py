@@ -84,9 +84,9 @@ MUTANTS = [
     ),
     Mutant(
         "all ranks evaluate the first shard",
-        "order/plan.py",
-        "balanced_contiguous_shard(self.n_rows, self.world_size, self.rank)",
-        "balanced_contiguous_shard(self.n_rows, self.world_size, 0)",
+        "order/evaluation.py",
+        "return contiguous_shard(self.n_rows, self.world_size, self.rank, self.ends)",
+        "return contiguous_shard(self.n_rows, self.world_size, 0, self.ends)",
         SAMPLING,
     ),
     Mutant("epochs have one order", "order/permutation.py", "(epoch << 8 | purpose)", "(purpose)", SAMPLING),
@@ -318,15 +318,15 @@ MUTANTS = [
     Mutant(
         "rows whose dtype is another one in the batch are not normalized",
         "readers/select.py",
-        "change = prepare",
-        "change = None",
+        "arrays, change = FieldLayouts.of(layouts), prepare",
+        "arrays, change = FieldLayouts.of(layouts), None",
         NORMALIZATION,
     ),
     Mutant(
         "rows that are normalized in blocks are so again when they are copied",
         "readers/select.py",
-        "for source in sources], None",
-        "for source in sources], prepare",
+        "for source in sources.examples], None",
+        "for source in sources.examples], prepare",
         NORMALIZATION,
     ),
     Mutant(
@@ -382,8 +382,8 @@ MUTANTS = [
     Mutant(
         "statistics of other shapes are taken",
         "datasets/normalize.py",
-        "if stats.row_shape is not None and stats.row_shape != shape:",
-        "if False:",
+        "if stats.row_shape is not None and (others := [each for each in shapes if each != stats.row_shape]):",
+        "if others := []:",
         NORMALIZATION,
     ),
     Mutant(

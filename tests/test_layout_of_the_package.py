@@ -16,11 +16,12 @@ import lightning_h5
 ROOT = Path(lightning_h5.__file__).parent
 REPOSITORY = ROOT.parent
 
-LEAVES = {"jit", "cores", "errors", "progress_bar", "types", "sizes", "counters", "_version"}
+LEAVES = {"jit", "kept_files", "cores", "errors", "progress_bar", "types", "sizes", "counters", "_version"}
 MAY_IMPORT = {
     **{leaf: {"errors", "types"} - {leaf} for leaf in LEAVES},
     "errors": set(),
     "progress_bar": {"sizes"},
+    "jit": {"errors", "kept_files", "types"},
     "_lightning": {"errors"},
     "options": {"errors", "sizes", "types"},
     "hdf5": LEAVES | {"options"},

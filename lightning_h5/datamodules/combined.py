@@ -165,6 +165,9 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         self._files = SourceFiles(locals(), self._options.files, self._options.collate)
         self._mixture = None if mixture is None else SourceMixture.parse(MixtureOptions.parse(mixture, "mixture"))
         self._sources = self._own_files("train") if self._mixture is None else self._mixture.sources
+        split = self._split
+        names = [key for key in (split.group_key, split.stratify_key) if key is not None]
+        self._files.asked_of_segments = [*names, *self._weights.keys]
         self._check_arguments()
 
     def _check_arguments(self) -> None:

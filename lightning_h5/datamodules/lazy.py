@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy.typing as npt
@@ -116,7 +117,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         (chosen,) = self._cut[split]
         if isinstance(chosen, SegmentSubset):
             columns = self._weights.keys if split == "train" else []
-            return arguments | {"choice": SegmentChoice(subset=chosen, columns=columns)}
+            return arguments | {"choice": replace(arguments["choice"], subset=chosen, columns=columns)}
         if not len(chosen) and split != "train" and not self._split.fills(split):
             return None  # a file that says nothing of this split
         return arguments | {"indices": chosen}
@@ -162,7 +163,8 @@ class KeyedH5DataModule(BaseH5DataModule):
         if given.needs_segments(keys_in(x_key, y_key)):
             columns = [key for key in (self._split.group_key, self._split.stratify_key) if key is not None]
             weights = self._weights.keys if split == "train" else []
-            choice = SegmentChoice(columns=columns if source.is_cut else weights)
+            every = [*columns, *self._weights.keys] if source.is_cut else weights
+            choice = SegmentChoice(columns=columns if source.is_cut else weights, others_ask=every)
             arguments |= {"seed": self.seed or 0, "choice": choice}
         del arguments["eval_transform"]
         return arguments if y_key is not None else arguments | {"y_dtype": None, "target_transform": None}

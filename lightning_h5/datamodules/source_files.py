@@ -70,6 +70,7 @@ class SourceFiles:
     Attributes:
         catalog: known contents of the files.
         seed: of random windows.
+        asked_of_segments: arrays with values of segments that splits and weights ask for, by their names here.
     """
 
     def __init__(self, given: Mapping[str, Any], opened: FileOptions, collate: Collate | None) -> None:
@@ -77,6 +78,7 @@ class SourceFiles:
         self._arguments = {name: given[name] for name in _OF_ALL_SOURCES}
         self._arguments |= {"cache_size": row_cache, "files": opened, "collate_fn": collate}
         self.catalog, self.seed = Catalog(), 0
+        self.asked_of_segments: list[str] = []
 
     def have_segments(self, sources: Sequence[Source]) -> bool:
         """Whether samples are of segments, in all sources.
@@ -119,7 +121,9 @@ class SourceFiles:
         if isinstance(rows, SegmentSubset) and not len(rows):
             raise NoRowPassesError("no segment is in the split.")
         subset, indices = (rows, None) if isinstance(rows, SegmentSubset) else (None, rows)
-        choice = SegmentChoice(subset=subset, columns=[self._key(source, name) for name in columns])
+        others_ask = [self._key(source, name) for name in self.asked_of_segments] if subset is not None else []
+        keys = [self._key(source, name) for name in columns]
+        choice = SegmentChoice(subset=subset, columns=keys, others_ask=others_ask)
         row_cache: RowCacheOptions = arguments["cache_size"]
         arguments["cache_size"] = replace(row_cache, max_bytes=row_cache.n_bytes // n_sources)
         paths, catalog = self._paths(source), self.catalog
@@ -236,7 +240,10 @@ class SourceFiles:
         for source in sources:
             arguments = {name: self._of(source)[name] for name in (*_UNFILTERED, *_OF_SAMPLES)}
             columns = {name: self._key(source, name) for name in names}
-            choice = SegmentChoice(columns=list(columns.values()))
+            filters = criteria_of(where=self._of(source)["where"])
+            every = [*self.asked_of_segments, *(one.column for one in filters if one.column is not None)]
+            others_ask = [self._key(source, name) for name in every]
+            choice = SegmentChoice(columns=list(columns.values()), others_ask=others_ask)
             paths_of_source, catalog = self._paths(source), self.catalog
             table = _CountedDataset(paths_of_source, **arguments, choice=choice, catalog=catalog).table
             tables.append(replace(table, columns={name: table.columns[key] for name, key in columns.items()}))

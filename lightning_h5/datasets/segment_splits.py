@@ -53,18 +53,20 @@ class SegmentChoice:
         columns: further arrays with a value for each segment, or with the same one for all its steps.
         criteria: conditions on arrays with a value for each segment or each step.
         keys: the arrays that columns of criteria stand for, if these are called otherwise in the files.
+        others_ask: arrays that other splits of the files ask for, so that files are opened once for all.
     """
 
     subset: SegmentSubset | None = None
     columns: Sequence[str] = ()
     criteria: Sequence[Criterion] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
+    others_ask: Sequence[str] = ()
 
     @property
     def all_columns(self) -> list[str]:
         """The arrays whose values are read."""
         filtered = [one.column for one in self.criteria if one.column is not None]
-        return list(dict.fromkeys([*self.columns, *(self.keys.get(name, name) for name in filtered)]))
+        return sorted({*self.columns, *(self.keys.get(name, name) for name in filtered), *self.others_ask})
 
 
 def groups_by_pattern(table: RowTable, pattern: str) -> npt.NDArray[np.str_]:

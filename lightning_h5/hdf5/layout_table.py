@@ -58,6 +58,8 @@ class ArrayColumns:
     def put(self, at: int, layout: ArrayLayout, number: int | None) -> None:
         """Note an array in the place of another one (see ``append``)."""
         as_stored, place = _as_stored(layout), 0
+        if layout.value is None and as_stored.table is None and as_stored.offset is None:
+            number = None  # its bytes have no place: it was not written, or lies elsewhere
         if number is None:
             self.others[at] = layout
         elif layout.value is not None:
@@ -67,8 +69,7 @@ class ArrayColumns:
             place = len(self.offsets)
             self.offsets.frombytes(as_stored.table.offsets.tobytes())
             self.sizes.frombytes(as_stored.table.sizes.tobytes())
-        else:
-            assert as_stored.offset is not None, "its bytes have a place"
+        elif as_stored.offset is not None:
             place = as_stored.offset
         self.numbers[at], self.n_rows[at], self.places[at] = -1 if number is None else number, layout.n_rows, place
 

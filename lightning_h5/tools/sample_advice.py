@@ -21,6 +21,7 @@ __all__ = ["SampleCost", "looks_of", "sample_setting", "with_samples"]
 MAX_PARTS = 200  # of which attributes are read
 MAX_TEXT = 64  # longer attributes are documents, not names
 N_MEASURED = 256  # samples whose chunks are counted
+MAX_STEPS = 1 << 20  # of a segment whose chunks are counted one by one, over all fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,24 +137,28 @@ def _cost_of(table: Any) -> SampleCost:
     from ..readers import BlockMap, RowGrid  # as above
 
     n = table.n_samples
+    is_long = len(table.step_fields) * table.n_rows > MAX_STEPS * max(1, table.n_segments)  # too many to count each
     samples = np.unique(np.linspace(0, n - 1, min(n, N_MEASURED)).astype(np.int64))
-    rows = table.rows_of(samples).fields
+    rows = [] if is_long else table.rows_of(samples).fields
     sizes = [layout.row_bytes for layout in table.layouts[0]]
     n_bytes = sum(sizes) if table.sampling is None else table.sampling.mean_bytes(sizes)
     n_chunks = plain = once = 0.0
     for field in table.step_fields:
         layouts = [arrays[field] for arrays in table.layouts]
-        per_sample = len(rows[field].rows) // len(samples)
+        per_sample = table.n_rows // n if is_long else len(rows[field].rows) // len(samples)
         if all(layout.chunks is None for layout in layouts):
             plain += per_sample * layouts[0].row_bytes
             once += per_sample * layouts[0].row_bytes
             continue
         grids = [RowGrid.of(layout, layout.rows_per_chunk) for layout in layouts]
-        blocks = BlockMap(grids, table.starts).locate(rows[field].rows)[0]
-        lengths = rows[field].lengths
-        counts = np.full(len(samples), per_sample) if lengths is None else lengths
-        whose = np.repeat(np.arange(len(samples)), counts)
-        touched = len(np.unique(whose * (int(blocks.max(initial=0)) + 1) + blocks)) / len(samples)
+        if is_long:
+            touched = sum(grid.n_blocks for grid in grids) / table.n_segments
+        else:
+            blocks = BlockMap(grids, table.starts).locate(rows[field].rows)[0]
+            lengths = rows[field].lengths
+            counts = np.full(len(samples), per_sample) if lengths is None else lengths
+            whose = np.repeat(np.arange(len(samples)), counts)
+            touched = len(np.unique(whose * (int(blocks.max(initial=0)) + 1) + blocks)) / len(samples)
         across = layouts[0].chunk_span_bytes
         n_chunks += touched * max(1, across // max(1, layouts[0].chunk_bytes))
         plain += touched * across

@@ -62,7 +62,7 @@ CASES = {
         ["Did you mean 'scans/images'", "'scans/labels'"],
     ),
     "a group": ("good.h5", {"x_key": "scans"}, H5ValueError, ["is a group", "'scans/images'"]),
-    "a scalar": ("good.h5", {"x_key": "scans/scalar"}, H5ValueError, ["is a scalar", "'scans/images'"]),
+    "a scalar": ("good.h5", {"x_key": "scans/scalar"}, H5ValueError, ["is a scalar", "pass segments"]),
     "different row counts": (
         "good.h5",
         IMAGES | {"y_key": "scans/short"},

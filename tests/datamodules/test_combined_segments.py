@@ -143,7 +143,7 @@ def segments_in(loader):
 
 SPLITS = [
     {"val_fraction": 0.3, "test_fraction": 0.3},
-    {"val_fraction": 0.4, "group_key": "@site"},
+    {"val_fraction": 0.4, "group_key": "task"},
     {"num_folds": 3, "fold": 1},
     {"val_fraction": 0.5, "group_pattern": r"(demo_\d)"},
 ]

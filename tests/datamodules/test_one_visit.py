@@ -59,6 +59,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "cut": (LazyH5DataModule, KEYS | CUT),
     "windows": (LazyH5DataModule, KEYS | {"window": 3}),
     "windows, cut": (LazyH5DataModule, KEYS | {"val_fraction": 0.4, "group_key": "patient", "window": 3}),
+    "windows, filtered and cut": (
+        CombinedHDF5DataModule,
+        {"load_fields": ["x"], "window": 3, "where": {"age": {"min": 1}}, "val_fraction": 0.4, "group_key": "patient"},
+    ),
     "weighted": (LazyH5DataModule, KEYS | CUT | {"weight_key": "weight"}),
     "balanced": (LazyH5DataModule, KEYS | {"balance_key": "label"}),
     "external": (LazyH5DataModule, KEYS | CUT | {"allow_external": True}),

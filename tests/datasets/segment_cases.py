@@ -35,6 +35,9 @@ class Case:
     ``step_axes`` the axis of the steps in these; None for a field without any.
     """
 
+    def __repr__(self):
+        return f"Case({self.keys}, {self.segments}, {self.files})"
+
     def __init__(self, files, keys, segments, arrays, step_axes, names):
         self.files, self.keys, self.segments = files, keys, segments
         self.arrays, self.step_axes, self.names = arrays, step_axes, names
@@ -152,7 +155,8 @@ def of_rows(draw, folder, rng, storage, chunks, how):
         n = sum(lengths)
         a = rng.integers(-1000, 1000, (n, 3)).astype("f4")
         b = rng.integers(-1000, 1000, n).astype("i8")
-        c = rng.integers(-9, 9, (2, 2)).astype("i2") if how != "lengths" else rng.integers(0, 9, len(lengths))
+        has_value_a_segment = how in ("lengths", "offsets", "ends")
+        c = rng.integers(0, 9, len(lengths)) if has_value_a_segment else rng.integers(-9, 9, (2, 2)).astype("i2")
         groups = np.repeat(np.arange(number, number + len(lengths)), lengths)
         places = rng.permutation(n) if how == "scattered" else np.arange(n)
         paths.append(str(folder / f"{next(NUMBERS):06}.h5"))
@@ -175,7 +179,7 @@ def of_rows(draw, folder, rng, storage, chunks, how):
         else:
             cuts = np.split(np.arange(n), ends[:-1])
             segments += [
-                {"a": a[here], "b": b[here], "c": c[at] if how == "lengths" else c} for at, here in enumerate(cuts)
+                {"a": a[here], "b": b[here], "c": c[at] if has_value_a_segment else c} for at, here in enumerate(cuts)
             ]
         name = paths[-1].rsplit("/", 1)[1]
         names += [name + (f"[{at}]" if len(lengths) > 1 else "") for at in range(len(lengths))]
