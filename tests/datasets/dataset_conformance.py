@@ -486,7 +486,7 @@ class DatasetConformance:
         rows = range(case.n)
         assert same(dataset.read_batch(rows), case.batch(columns, rows))
         after = pickle.dumps(dataset)
-        assert len(after) < min(2 * len(before), len(before) + 1000)
+        assert len(after) < len(before) + 2000  # what follows from the description of the files may be kept
         for pickled in (before, after):
             with pickle.loads(pickled) as other:
                 assert same(other.read_batch(rows), case.batch(columns, rows))
