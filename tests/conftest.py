@@ -32,7 +32,7 @@ def pytest_generate_tests(metafunc):
     All but a few, which the class names, are left to the wider tiers.
     """
     cases, few = getattr(metafunc.cls, "cases", {}), getattr(metafunc.cls, "few", ())
-    for argument, names in {"case": list(cases), "some_case": [*few, *spread(list(cases), 4)]}.items():
+    for argument, names in {"case": list(cases), "some_case": [*few, *spread(list(cases), 3)]}.items():
         if cases and argument in metafunc.fixturenames:
             marks = {name: () if name in few else pytest.mark.wide for name in names}
             metafunc.parametrize(argument, [pytest.param(cases[n], marks=mark, id=n) for n, mark in marks.items()])
