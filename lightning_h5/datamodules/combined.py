@@ -162,12 +162,12 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         super().__init__(locals())
         self._segments, self._keeps_rows = SegmentOptions.parse(segments, "segments"), row_cache is not None
         self._of_samples: dict[str, Any] = {"batch_transform": batch_transform, "with_index": with_index}
-        self._files = SourceFiles(locals(), self._options.files, self._options.collate)
+        asked = [
+            key for key in (self._split.group_key, self._split.stratify_key, *self._weights.keys) if key is not None
+        ]
+        self._files = SourceFiles(locals(), self._options.files, self._options.collate, asked)
         self._mixture = None if mixture is None else SourceMixture.parse(MixtureOptions.parse(mixture, "mixture"))
         self._sources = self._own_files("train") if self._mixture is None else self._mixture.sources
-        split = self._split
-        names = [key for key in (split.group_key, split.stratify_key) if key is not None]
-        self._files.asked_of_segments = [*names, *self._weights.keys]
         self._check_arguments()
 
     def _check_arguments(self) -> None:

@@ -40,7 +40,7 @@ from ..types import DTypeLike, IntArray, Keys, PathLike, Paths
 from .arguments import SPLITS, SampleArguments, Split, picked
 from .base import BaseH5DataModule, Chosen, fields_of
 from .cut_segments import cut_segments
-from .split_file import cut_rows
+from .split_file import check_split_of_rows, cut_rows
 from .training_rows import row_weights, segment_order
 
 __all__ = ["KeyedH5DataModule", "LazyH5DataModule"]
@@ -127,17 +127,8 @@ class KeyedH5DataModule(BaseH5DataModule):
         if "choice" in arguments:
             table, opened = H5LazyDataset(**arguments).table, OpenOptions(files=self._options.files)
             return cut_segments([table], self._split, self._catalog, opened, self._paths)
-        self._check_split_of_rows()
+        check_split_of_rows(self._split)
         return {split: [rows] for split, rows in self._cut_rows(source.files, arguments["x_key"]).items()}
-
-    def _check_split_of_rows(self) -> None:
-        """Raise an ``H5ValueError`` if rows are to be split by what segments alone have."""
-        options = self._split
-        if options.key is not None or options.group_pattern is not None or options.by in ("segment", "time"):
-            raise H5ValueError(
-                "split.key, split.group_pattern and split.by='segment' or 'time' divide segments, and samples are "
-                "rows. Pass segments or a window, or split rows by fractions or group_key."
-            )
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """See ``BaseH5DataModule.order_of``; in batches of segments of similar length if these are asked for."""

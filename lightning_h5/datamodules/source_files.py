@@ -23,7 +23,7 @@ from ..datasets import (
     refuse_images,
 )
 from ..datasets.collate import Collate
-from ..datasets.fields import TARGET, keys_of
+from ..datasets.fields import TARGET, checked_names, keys_of
 from ..datasets.row_filters import criteria_of
 from ..errors import H5ValueError, listing
 from ..hdf5 import OpenOptions, file_number
@@ -32,7 +32,7 @@ from ..types import IntArray, Paths
 from .arguments import SPLITS, Split
 from .cut_segments import cut_segments
 from .sources import OF_A_SOURCE, Source
-from .split_file import cut_rows
+from .split_file import check_split_of_rows, cut_rows
 
 __all__ = ["SourceFiles", "SplitDataset"]
 
@@ -66,19 +66,20 @@ class SourceFiles:
         given: the data module's arguments by name, for all sources that do not set them.
         opened: how files are opened.
         collate: how samples of several shapes become a batch.
+        of_segments: arrays with values of segments that splits and weights ask for, by their names here.
 
     Attributes:
         catalog: known contents of the files.
-        seed: of random windows.
-        asked_of_segments: arrays with values of segments that splits and weights ask for, by their names here.
+        seed: of random windows and patches.
     """
 
-    def __init__(self, given: Mapping[str, Any], opened: FileOptions, collate: Collate | None) -> None:
+    def __init__(
+        self, given: Mapping[str, Any], opened: FileOptions, collate: Collate | None, of_segments: Sequence[str]
+    ) -> None:
         row_cache = RowCacheOptions.parse(given["row_cache"], "row_cache")
         self._arguments = {name: given[name] for name in _OF_ALL_SOURCES}
         self._arguments |= {"cache_size": row_cache, "files": opened, "collate_fn": collate}
-        self.catalog, self.seed = Catalog(), 0
-        self.asked_of_segments: list[str] = []
+        self.catalog, self.seed, self._of_segments = Catalog(), 0, of_segments
 
     def have_segments(self, sources: Sequence[Source]) -> bool:
         """Whether samples are of segments, in all sources.
@@ -90,8 +91,8 @@ class SourceFiles:
         for source in sources:
             arguments = self._of(source)
             given = SampleOptions.parse(*(arguments[name] for name in _OF_SAMPLES))
-            keys, _ = keys_of(arguments["field_map"])
-            found.append(given.needs_segments([keys.get(name, name) for name in arguments["load_fields"] or ()]))
+            names = [] if arguments["load_fields"] is None else checked_names(arguments["load_fields"])
+            found.append(given.needs_segments([self._key(source, name) for name in names]))
         if len(set(found)) > 1:
             raise H5ValueError(
                 "load_fields or field_map of some sources name attributes ('@') or patterns ('*'), so that samples are "
@@ -119,9 +120,9 @@ class SourceFiles:
         """
         arguments = self._of(source)
         if isinstance(rows, SegmentSubset) and not len(rows):
-            raise NoRowPassesError("no segment is in the split.")
+            raise NoRowPassesError("the split has no segment of it. Pass other fractions, or leave the source out.")
         subset, indices = (rows, None) if isinstance(rows, SegmentSubset) else (None, rows)
-        others_ask = [self._key(source, name) for name in self.asked_of_segments] if subset is not None else []
+        others_ask = [self._key(source, name) for name in self._of_segments] if subset is not None else []
         keys = [self._key(source, name) for name in columns]
         choice = SegmentChoice(subset=subset, columns=keys, others_ask=others_ask)
         row_cache: RowCacheOptions = arguments["cache_size"]
@@ -194,6 +195,7 @@ class SourceFiles:
         Returns:
             The rows of each source by split, counted in its files.
         """
+        check_split_of_rows(options)
         tables = {source: self._unfiltered(source).table for source in sources}
         columns: dict[str, list[npt.NDArray[Any]]] = {"group_key": [], "stratify_key": []}
         sizes: list[dict[Any, int]] = []  # by device and inode, since sources may name one file by different links
@@ -241,7 +243,7 @@ class SourceFiles:
             arguments = {name: self._of(source)[name] for name in (*_UNFILTERED, *_OF_SAMPLES)}
             columns = {name: self._key(source, name) for name in names}
             filters = criteria_of(where=self._of(source)["where"])
-            every = [*self.asked_of_segments, *(one.column for one in filters if one.column is not None)]
+            every = [*self._of_segments, *(one.column for one in filters if one.column is not None)]
             others_ask = [self._key(source, name) for name in every]
             choice = SegmentChoice(columns=list(columns.values()), others_ask=others_ask)
             paths_of_source, catalog = self._paths(source), self.catalog
@@ -252,8 +254,8 @@ class SourceFiles:
 
     def _key(self, source: Source, name: str) -> str:
         """What the files of a source call an array."""
-        given = (self._of(source)["field_map"] or {}).get(name, name)
-        return str(given.get("key", name) if isinstance(given, Mapping) else given)
+        keys, _ = keys_of(self._of(source)["field_map"])
+        return keys.get(name, name)
 
     def _unfiltered(self, source: Source) -> SplitDataset:
         arguments = {name: value for name, value in self._of(source).items() if name in _UNFILTERED}

@@ -20,10 +20,19 @@ from ..order import group_split, k_fold
 from ..types import IntArray, PathLike, Paths
 from .arguments import Split
 
-__all__ = ["cut_rows", "read_splits"]
+__all__ = ["check_split_of_rows", "cut_rows", "read_splits"]
 
 FORMAT = "lightning_h5 splits"
 NAMES: tuple[Split, ...] = ("train", "val", "test")
+
+
+def check_split_of_rows(options: SplitOptions) -> None:
+    """Raise an ``H5ValueError`` if rows are to be split by what segments alone have."""
+    if options.key is not None or options.group_pattern is not None or options.by in ("segment", "time"):
+        raise H5ValueError(
+            "split.key, split.group_pattern and split.by='segment' or 'time' divide segments, and samples are rows. "
+            "Pass segments or a window, or split rows by fractions or group_key."
+        )
 
 
 def cut_rows(

@@ -295,8 +295,11 @@ class CombinedHDF5Dataset(CachingDataset):
 
     @property
     def index(self) -> tuple[IntArray, IntArray]:
-        """For each row of this dataset its file (a number in ``table.paths``), and its row there."""
-        return self.table.locate(self.located(np.arange(len(self))))
+        """For each sample of this dataset its file (a number in ``table.paths``), and its row in its array.
+
+        The row of a window is its own step, that of a segment its first one; a patch has its number instead.
+        """
+        return self.files_and_rows(np.arange(len(self)))
 
     def get_stats(self) -> dict[str, Any]:
         """Return what this dataset is and did, as plain values.

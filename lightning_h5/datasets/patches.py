@@ -270,7 +270,9 @@ class Patches:
 
     def keeping(self, is_kept: BoolArray) -> Patches:
         """See ``Sampling.keeping``."""
-        raise H5ValueError("a filter was given with patch, and keeps or leaves out steps. Leave one of the two out.")
+        raise H5ValueError(
+            "a filter (where, label) was given with patch, and volumes cannot be filtered yet. Leave the filter out."
+        )
 
     def of_fields(self, fields: Sequence[int]) -> Patches:
         """See ``Sampling.of_fields``."""

@@ -14,6 +14,7 @@ from ..types import IntArray
 from .base import RowDataset
 from .buffers import BufferPool, Column
 from .fields import Fields, checked_rows
+from .patches import Patches
 from .row_table import BatchRows, RowTable
 from .sample_columns import mask_of_samples, places_columns
 from .sample_layout import Transform
@@ -90,17 +91,23 @@ class TableDataset(RowDataset):
 
     def places_of(self, numbers: IntArray) -> list[tuple[str, int]]:
         """See ``RowDataset.places_of``."""
+        files, rows = self.files_and_rows(numbers)
+        return [(self.table.paths[file], row) for file, row in zip(files.tolist(), rows.tolist(), strict=True)]
+
+    def files_and_rows(self, numbers: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the file of each of some samples, and its row in its array: of a segment the first.
+
+        A patch has its number instead.
+        """
         table, rows = self.table, self.located(numbers)
         if table.sampling is not None:
             places, segments = table.sampling.places(rows), table.sampling.segments
-            if places.steps.ndim > 1:  # patches, by their numbers
-                numbers = segments.numbers_of(places.segments).tolist()
-                files = [table.file_of_segment(number) for number in numbers]
-                return [(table.paths[file], row) for file, row in zip(files, rows.tolist(), strict=True)]
+            if places.steps.ndim > 1:
+                parts = table.parts_of_segments(segments.numbers_of(places.segments))
+                return table.files_of(parts), rows
             rows = segments.rows_at(segments.steps[0].firsts_of(places.segments) + places.steps)
         parts, local = table.locate(rows)
-        files = table.files_of(parts).tolist()
-        return [(table.paths[file], row) for file, row in zip(files, local.tolist(), strict=True)]
+        return table.files_of(parts), local
 
     def summary(self) -> list[str]:
         """See ``RowDataset.summary``."""
@@ -120,7 +127,8 @@ class TableDataset(RowDataset):
         if (sampling := self.table.sampling) is None:
             return [rows_of_all(len(self), self.table.n_samples)]
         n_segments = f"{len(sampling.segments):,} segments"
-        return [n_segments if isinstance(sampling, WholeSegments) else f"{len(self):,} windows of {n_segments}"]
+        what = "patches" if isinstance(sampling, Patches) else "windows"
+        return [n_segments if isinstance(sampling, WholeSegments) else f"{len(self):,} {what} of {n_segments}"]
 
 
 def rows_of_all(n_rows: int, n_all: int) -> str:

@@ -232,6 +232,10 @@ REFUSED = [
     ({"where": {"@score": {"min": 9}}}, "no segment passes all filters"),
     ({"load_fields": None}, "without load_fields"),
     ({"window": 99}, "no segment is as long as a window"),
+    (
+        {"window": None, "patch": {"shape": {"x": [2, None], "t": [2]}}, "where": {"@score": 1}},
+        "volumes cannot be filtered",
+    ),
 ]
 
 
@@ -244,3 +248,21 @@ def test_what_makes_no_sense_with_segments_is_refused_before_training(folder, op
 def test_text_that_no_segment_has_is_a_warning(folder):
     with pytest.warns(UserWarning, match="filters name 'c', which no segment has"):
         dataset(folder, where={"@site": ["a", "c"]}, window=3)
+
+
+@pytest.mark.parametrize("split", [{"by": "time"}, {"by": "segment"}, {"group_pattern": "(demo)"}])
+def test_rows_are_not_split_by_what_segments_alone_have(folder, split):
+    options = {"load_fields": ["data/demo_0/x"], "segments": None, "window": None}
+    with pytest.raises(H5ValueError, match="divide segments, and samples are rows"):
+        module(folder, "a", **options, split={"val_fraction": 0.3} | split).setup("fit")
+
+
+def test_the_index_of_a_dataset_has_the_file_and_row_of_each_window(folder):
+    found = dataset(folder, window={"length": 2, "stride": 2})
+    files, rows = found.index
+    assert [int(t[0]) for t in (sample["t"] for sample in found.__getitems__(range(len(found))))] == [
+        1000 * file + 100 * int(name[-1]) + row
+        for file, row, name in zip(
+            files.tolist(), rows.tolist(), found.read_batch(range(len(found)))["segment"], strict=True
+        )
+    ]
