@@ -271,7 +271,7 @@ class Patches:
     def keeping(self, is_kept: BoolArray) -> Patches:
         """See ``Sampling.keeping``."""
         raise H5ValueError(
-            "a filter (where, label) was given with patch, and volumes cannot be filtered yet. Leave the filter out."
+            "label was given with patch, and volumes have no steps. Pass where with a value that a volume has once."
         )
 
     def of_fields(self, fields: Sequence[int]) -> Patches:

@@ -19,8 +19,9 @@ from .labels import LabelCriterion, search_label
 from .patches import Patches
 from .row_filters import Criterion, Mask, NoRowPassesError
 from .row_table import RowTable
+from .segments import Sampling
 
-__all__ = ["rows_that_pass", "values_of_segments", "with_label"]
+__all__ = ["samples_that_pass", "values_of_segments", "with_label"]
 
 
 def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -41,7 +42,8 @@ def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[A
     is_of_segments = [_has_value_a_segment(table, key, part, here) for part, here in enumerate(values)]
     sizes = [(table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])) for part in range(n_parts)]
     each = list(zip(values, is_of_segments, sizes, strict=True))
-    by_segment = np.concatenate([here if is_one else here[:1].repeat(n) for here, is_one, (n, _) in each])[numbers]
+    of_parts = [np.broadcast_to(here, n) if is_one else here[:1].repeat(n) for here, is_one, (n, _) in each]
+    by_segment = np.concatenate(of_parts)[numbers]
     if all(is_of_segments):
         return by_segment
     by_step = np.concatenate([here[:1].repeat(n) if is_one else here for here, is_one, (_, n) in each])
@@ -61,22 +63,25 @@ def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[A
     return np.where(is_by_step, own, by_segment)
 
 
-def rows_that_pass(
+def samples_that_pass(
     table: RowTable, criteria: Sequence[Criterion], keys: Mapping[str, str], values: Mapping[str, Sequence[Any]]
-) -> Mask:
-    """Return which rows of files pass criteria; the rows of a segment share its value.
+) -> tuple[Sampling, Mask | None]:
+    """Return the samples that pass criteria, and which rows of files do; None for volumes, which pass as a whole.
 
     Args:
         table: the files, with segments.
         criteria: conditions on columns.
         keys: the arrays that columns stand for, if these are called otherwise.
-        values: of each array, part by part.
+        values: of each array, part by part: one for each segment, or one for each step.
 
     Raises:
         H5ValueError: a condition is of no column, or cannot be checked; or no row passes.
     """
+    sampling = table.sampling
+    assert sampling is not None, "samples are rows"
+    is_kept = np.ones(sum(map(table.n_segments_of, range(len(table.layouts)))), dtype=np.bool_)
     passes = np.ones(table.n_rows, dtype=np.bool_)
-    kept = []
+    counts = []
     for one in criteria:
         if one.column is None:
             raise H5ValueError(
@@ -86,14 +91,21 @@ def rows_that_pass(
         key = keys.get(one.column, one.column)
         of_parts = values[key]
         column = np.concatenate(of_parts)
-        is_kept = one.mask({one.column: column}, len(column))
-        kept.append(f"{one.text} keeps {int(is_kept.sum()):,} of {len(column):,} values")
-        if absent := sorted(one.expected - set(column[is_kept].tolist())):  # a typo would drop segments in silence
+        mask = one.mask({one.column: column}, len(column))
+        counts.append(f"{one.text} keeps {int(mask.sum()):,} of {len(column):,} values")
+        if absent := sorted(one.expected - set(column[mask].tolist())):  # a typo would drop segments in silence
             warnings.warn(f"filters name {listing(absent)}, which no segment has.", stacklevel=4)
-        passes &= _of_rows(table, key, np.split(is_kept, np.cumsum([len(each) for each in of_parts])[:-1]))
-    if not passes.any():
-        raise NoRowPassesError(f"no segment passes all filters: {'; '.join(kept)}. Loosen one of them.")
-    return passes
+        _combine(table, key, np.split(mask, np.cumsum([len(each) for each in of_parts])[:-1]), is_kept, passes)
+    segments = sampling.segments
+    stays = is_kept[segments.numbers_of(np.arange(len(segments)))]
+    are_volumes = isinstance(sampling, Patches)
+    if not are_volumes:
+        left_out = np.flatnonzero(~stays)
+        lengths = np.maximum.reduce([steps.lengths_of(left_out) for steps in segments.steps])
+        passes[segments.rows_at(segments.places_of(left_out, lengths))] = False
+    if not (stays.any() and passes.any()):
+        raise NoRowPassesError(f"no segment passes all filters: {'; '.join(counts)}. Loosen one of them.")
+    return (sampling.among(np.flatnonzero(stays)), None) if are_volumes else (sampling.keeping(passes), passes)
 
 
 def with_label(table: RowTable, wanted: LabelCriterion, options: OpenOptions) -> RowTable:
@@ -115,30 +127,29 @@ def with_label(table: RowTable, wanted: LabelCriterion, options: OpenOptions) ->
     return replace(table, sampling=table.sampling.keeping(passes))
 
 
-def _of_rows(table: RowTable, key: str, of_parts: Sequence[Mask]) -> Mask:
-    """Return a mask of rows from masks of segments or steps of each part."""
-    found = np.ones(table.n_rows, dtype=np.bool_)
-    of_segments = []
+def _combine(table: RowTable, key: str, of_parts: Sequence[Mask], segments: Mask, steps: Mask) -> None:
+    """Combine a mask of values of each part with that of all segments, or with that of all steps."""
+    first = 0
     for part, mask in enumerate(of_parts):
+        n_segments = table.n_segments_of(part)
         if _has_value_a_segment(table, key, part, mask):
-            of_segments.append(mask)
+            segments[first : first + n_segments] &= mask
         else:
-            found[table.starts[part] : table.starts[part + 1]] = mask
-            of_segments.append(np.ones(table.n_segments_of(part), dtype=np.bool_))
-    assert table.sampling is not None, "samples are rows"
-    segments, is_kept = table.sampling.segments, np.concatenate(of_segments)
-    left_out = np.flatnonzero(~is_kept[segments.numbers_of(np.arange(len(segments)))])
-    lengths = np.maximum.reduce([steps.lengths_of(left_out) for steps in segments.steps])
-    found[segments.rows_at(segments.places_of(left_out, lengths))] = False
-    return found
+            steps[table.starts[part] : table.starts[part + 1]] &= mask
+        first += n_segments
 
 
 def _has_value_a_segment(table: RowTable, key: str, part: int, values: npt.NDArray[Any]) -> bool:
-    """Return whether an array has a value for each segment of a part; else it has one for each step."""
+    """Return whether a part has a value for each segment, or an attribute for all; else it has one for each step."""
     n_segments, n_steps = table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])
-    if len(values) == n_segments:
+    if len(values) == n_segments or (len(values) == 1 and "@" in key):
         return True
-    if len(values) != n_steps or isinstance(table.sampling, Patches):
+    if isinstance(table.sampling, Patches):
+        raise H5ValueError(
+            f"{key!r} has {len(values)} values in {table.name_of_part(part)!r}, which has {n_segments} volumes. Name an "
+            "array with a value for each volume, or an attribute."
+        )
+    if len(values) != n_steps:
         raise H5ValueError(
             f"{key!r} has {len(values)} values in {table.name_of_part(part)!r}, which has {n_segments} segments and "
             f"{n_steps} steps. Name an array with a value for each segment, or each step."

@@ -18,7 +18,7 @@ from .readable_files import WITHOUT_THEM, Skip, each_readable
 from .row_filters import NoRowPassesError
 from .row_table import RowTable
 from .segment_builder import SegmentBuilder
-from .segment_columns import rows_that_pass, values_of_segments
+from .segment_columns import samples_that_pass, values_of_segments
 from .segment_fields import SampleOptions, fields_of
 from .segment_splits import SegmentChoice
 from .segments import Sampling
@@ -97,9 +97,9 @@ def _chosen(builder: SegmentBuilder, given: SampleOptions, choice: SegmentChoice
     passes = None
     if choice.criteria:
         values = {key: builder.values_of(key) for key in choice.all_columns}
-        passes = rows_that_pass(made, choice.criteria, choice.keys, values)
-        made = replace(made, sampling=sampling.keeping(passes))
-        if not made.n_samples:
+        sampling, passes = samples_that_pass(made, choice.criteria, choice.keys, values)
+        made = replace(made, sampling=sampling)
+        if passes is not None and not made.n_samples:
             raise NoRowPassesError(
                 f"filters leave {int(passes.sum()):,} of {len(passes):,} steps, and no segment has enough of them for "
                 "a sample. Loosen a filter, or take fewer steps."

@@ -225,6 +225,7 @@ def test_a_loader_for_other_loops_gives_each_sample_once(folder, options):
     assert all(isinstance(batch["x"], torch.Tensor if "window" in options else list) for batch in loader)
 
 
+PATCHES = {"window": None, "patch": {"shape": {"x": [2, None], "t": [2]}}}
 REFUSED = [
     ({"row_cache": 5}, "row_cache was given"),
     ({"where": lambda columns: columns["ok"] > 0}, "is a function of all columns"),
@@ -232,10 +233,7 @@ REFUSED = [
     ({"where": {"@score": {"min": 9}}}, "no segment passes all filters"),
     ({"load_fields": None}, "without load_fields"),
     ({"window": 99}, "no segment is as long as a window"),
-    (
-        {"window": None, "patch": {"shape": {"x": [2, None], "t": [2]}}, "where": {"@score": 1}},
-        "volumes cannot be filtered",
-    ),
+    ({**PATCHES, "where": {"ok": 1}}, "Name an array with a value for each volume"),
 ]
 
 
@@ -255,6 +253,35 @@ def test_rows_are_not_split_by_what_segments_alone_have(folder, split):
     options = {"load_fields": ["data/demo_0/x"], "segments": None, "window": None}
     with pytest.raises(H5ValueError, match="divide segments, and samples are rows"):
         module(folder, "a", **options, split={"val_fraction": 0.3} | split).setup("fit")
+
+
+VOLUMES = {"in groups": "scans/*", "files": None, "indices of an axis": {"axis": 0}}
+OF_VOLUMES = {
+    "an attribute": ({"@site": "b"}, lambda site, age: site == "b"),
+    "a value": ({"age": {"min": 2}}, lambda site, age: age >= 2),
+    "both": ({"age": lambda age: age % 2 == 0, "@site": ["a"]}, lambda site, age: age % 2 == 0 and site == "a"),
+}
+
+
+@pytest.mark.parametrize("kind", VOLUMES)
+@pytest.mark.parametrize("how", OF_VOLUMES)
+def test_patches_are_of_the_volumes_that_filters_keep(tmp_path, kind, how):
+    where, is_kept = OF_VOLUMES[how]
+    rng, expected = np.random.default_rng(0), []
+    for number in range(4):
+        site, ages = "ab"[number % 2], [number] if kind == "files" else [0, 3, 1]
+        volumes = rng.normal(size=(len(ages), 4, 5)).astype("f4")
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            places = [file.require_group(f"scans/{at}") for at in range(3)] if kind == "in groups" else [file]
+            for place, of_place in zip(places, np.split(np.arange(len(ages)), len(places)), strict=True):
+                one = slice(None) if kind == "indices of an axis" else of_place[0]
+                place.create_dataset("x", data=volumes[one], chunks=True, compression="gzip")
+                place["age"], place.attrs["site"] = np.array(ages)[one], site
+        kept = [one for one, age in zip(volumes, ages, strict=True) if is_kept(site, age)]
+        expected += [one[y : y + 2, x : x + 2] for one in kept for y in (0, 2) for x in (0, 2)]
+    options = {"segments": VOLUMES[kind], "patch": {"shape": [2, 2], "stride": 2, "border": "drop"}}
+    found = CombinedHDF5Dataset(sorted(tmp_path.glob("*.h5")), ["x"], where=where, **options)
+    np.testing.assert_array_equal([sample["x"] for sample in found.__getitems__(range(len(found)))], expected)
 
 
 def test_the_index_of_a_dataset_has_the_file_and_row_of_each_window(folder):
