@@ -140,14 +140,14 @@ def _combine(table: RowTable, key: str, of_parts: Sequence[Mask], segments: Mask
 
 
 def _has_value_a_segment(table: RowTable, key: str, part: int, values: npt.NDArray[Any]) -> bool:
-    """Return whether a part has a value for each segment, or an attribute for all; else it has one for each step."""
+    """Return whether a part has a value for each segment, or one attribute for all; or else one for each step."""
     n_segments, n_steps = table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])
     if len(values) == n_segments or (len(values) == 1 and "@" in key):
         return True
     if isinstance(table.sampling, Patches):
         raise H5ValueError(
-            f"{key!r} has {len(values)} values in {table.name_of_part(part)!r}, which has {n_segments} volumes. Name an "
-            "array with a value for each volume, or an attribute."
+            f"{key!r} has {len(values)} values in {table.name_of_part(part)!r}, which has {n_segments} volumes. Name "
+            "an array with a value for each volume, or an attribute."
         )
     if len(values) != n_steps:
         raise H5ValueError(

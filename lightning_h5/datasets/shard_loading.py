@@ -1,8 +1,8 @@
-"""Loading shards: which process of a machine loads what, whether there is memory for it, and the loading itself.
+"""Load shards: divide them between the processes of a machine, check that they fit into memory, and read them.
 
 All ranks of a job load together, in steps that fail on all ranks if they fail on one. Ranks of a machine that need the
-same rows, or decode the same chunks, hold them in one memory, of which each fills a part. Once rows are loaded, a few
-thousand targets show whether shards that ranks keep have different ones.
+same rows, or decode the same chunks, share one block of memory, and each fills a part of it. Once
+rows are loaded, a sample of a few thousand targets shows whether the shards that ranks keep have different targets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class NodeGroup:
     Attributes:
         ranks: their replicas' ranks, without repeats.
         place: this process among them, from 0.
-        size: how many they are.
+        size: number of these processes.
         is_everyone: whether all processes of the job are among them.
     """
 
@@ -64,7 +64,7 @@ def load_shards(
     shows_bar: bool = True,
     spare: Sequence[RankMemCachedH5Dataset] = (),
 ) -> None:
-    """Load the shards of datasets, on all ranks at a time.
+    """Load the shards of datasets, on all ranks at once.
 
     Args:
         holders: what to load, by name; the same names on all ranks. None of it is in memory yet.
@@ -163,7 +163,7 @@ class _Loading:
         """Check that this machine has memory for all shards of its ranks, and make other datasets give up theirs.
 
         Raises:
-            H5ValueError: it has not, on any machine.
+            H5ValueError: a machine does not have enough memory.
         """
         needed = 0
         for name, holder in self._holders.items():
@@ -189,7 +189,7 @@ class _Loading:
         """Have the first process of each group make the memory, and the others open it.
 
         Returns:
-            Whether they could on all machines. On one that lets them not, each process holds its rows for itself.
+            Whether all machines could. On a machine that does not allow it, each process holds its own rows.
         """
         if len(self.answers) == 1 or not any(holder.shares for holder in self._holders.values()):
             return True  # same result on all ranks

@@ -1,6 +1,6 @@
-"""Whether shards that ranks keep have different targets: neighboring rows of a sorted file, or every n-th row.
+"""Check whether the shards that ranks keep have different targets, as those of a sorted file do.
 
-A few thousand targets, drawn from all shards in memory, are enough to see it.
+A sample of a few thousand targets, drawn from all shards in memory, is enough.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def sampled_places(n_rows: int, world_size: int) -> IntArray:
 
 
 def sampled_values(targets: Column) -> list[TargetValue] | None:
-    """Return a plain value of each target: a number or text, the digest of a vector; None if these are no labels."""
+    """Return each target as a plain value: a number, text, or a digest of a vector; None if these are no labels."""
     if not isinstance(targets, torch.Tensor):
         return [each if isinstance(each, str) else repr(each) for each in targets]
     if not len(targets):
@@ -102,7 +102,7 @@ def _comparable(value: TargetValue) -> TargetValue:
 
 
 def sampled_targets(dataset: RankMemCachedH5Dataset) -> list[Any] | None:
-    """Return this rank and a few values of each target, once the rows are complete on all ranks, as JSON has it.
+    """Return this rank and a sample of each target, for JSON. Called once all ranks have loaded their rows.
 
     None if this rank does not train on the same part of the rows in every epoch.
     """
@@ -121,11 +121,11 @@ def sampled_targets(dataset: RankMemCachedH5Dataset) -> list[Any] | None:
 
 
 def compare_targets(dataset: RankMemCachedH5Dataset, answers: Sequence[Any]) -> None:
-    """Warn of targets that differ between ranks; the first of the ranks that are loaded together does.
+    """Warn if targets differ between ranks. Only the first of the ranks that load together warns.
 
     Args:
         dataset: this rank's.
-        answers: what ``sampled_targets`` returned on all ranks that load together; None stands for what is no label.
+        answers: what ``sampled_targets`` returned on all ranks that load together; None if these are no labels.
     """
     if not _may_differ(dataset):
         return

@@ -50,9 +50,9 @@ class Mixture:
             again and again), ``alternating`` (a pattern, again and again) or ``sequential`` (one source whole, then
             the next).
         unit: what comes from one source: whole batches, or single rows of a batch.
-        weights: of the sources (``weighted``); None goes by their size.
+        weights: of the sources (``weighted``); None: in proportion to their sizes.
         pattern: numbers of sources (``alternating``).
-        epoch_length: ``sum`` (as much as all sources have), ``max`` (until each was seen whole), ``min`` (until the
+        epoch_length: ``sum`` (as much as all sources have), ``max`` (until each was used up once), ``min`` (until the
             first one is used up, or a unit before that if shares are rounded), or a number of steps.
     """
 
@@ -163,7 +163,7 @@ class Mixture:
 
 
 def _end_of(turns: IntArray, n_turns: int, n_units: int) -> int:
-    """Return the units of a mixture after which a source was seen whole; 0 if it has no turn.
+    """Return the units of a mixture after which a source is used up; 0 if it has no turn.
 
     Args:
         turns: its turns in the pattern.
@@ -367,7 +367,7 @@ def largest_remainder(shares: Sequence[Fraction], n: int) -> list[int]:
 
     Args:
         shares: of each source, adding up to 1.
-        n: what to share out.
+        n: the number to distribute.
     """
     exact = [share * n for share in shares]
     quotas = [int(number) for number in exact]

@@ -48,10 +48,11 @@ class CheckReport:
         files: the checked files, in order.
         n_arrays: arrays with rows in all files.
         n_bytes: bytes that were decoded.
-        errors: what keeps rows from being read as they were written, in the order of files.
-        warnings: what is worth knowing.
+        errors: problems that keep rows from being read as they were written, in the order of the files.
+        warnings: possible problems, and what makes training slow.
         unchecked: arrays with values that have no checksum in any filter: most damage to them would not show.
-        integrity: how surely damage to the arrays shows, 0 to 3, the least of all; None if no array stores anything.
+        integrity: how reliably damage is detected, 0 to 3, in the array where it is least; None if no array stores
+            anything.
         sandboxed: each file was opened in a separate process, and never in this one.
         digested: files for which digests were written.
     """
@@ -80,14 +81,14 @@ def check_files(
 ) -> CheckReport:
     """Check that files can be trained from, and belong together.
 
-    All files open; their arrays, dtypes, shapes of rows and numbers of rows fit each other (the majority is right);
-    chunk tables make sense; every chunk decodes, on all cores, and fits its checksum if it has one. Links out of
-    a file are named, not followed. Virtual arrays are read like others, through the HDF5 library, as training would;
-    those over other files are not read, and the report names them. Without decoding, only metadata are read: about
-    a millisecond an array.
+    Checks that every file opens; that arrays, dtypes, shapes and numbers of rows agree with those of most files; that
+    chunk tables are consistent; and that every chunk decodes, on all cores, and matches its checksum if it has one.
+    Links out of a file are listed, not followed. Virtual arrays are read like others, through the HDF5 library, as
+    training would; those over other files are not read, and the report names them. Without decoding, only metadata are
+    read: about a millisecond an array.
 
-    Memory stays at some chunks for each core. What a file has no checksum for can be wrong all the same:
-    ``unchecked`` names these arrays. Digests next to a file are compared with it, too.
+    Takes the memory of a few chunks per core. Values without a checksum can be wrong without any error: ``unchecked``
+    lists their arrays. Digests next to a file are compared with it, too.
 
     A file that is damaged in an unlucky place, or on purpose, can crash or hang the HDF5 library, and the process with
     it. ``sandbox`` runs the same checks of each file in a subprocess with limits, one file after the other, and costs
@@ -110,7 +111,7 @@ def check_files(
     Raises:
         H5FileError: a path does not exist, or matches nothing; or digests cannot be written.
         H5KeyError: no file has an array of such a name.
-        H5ValueError: arguments make no sense, or a file is named twice.
+        H5ValueError: an argument is not valid, or a file is given twice.
         H5WorkerError: the sandbox cannot be started.
     """
     if write_digests and (sandbox or not decode):
@@ -187,7 +188,7 @@ def _reported_once(problems: Sequence[Problem]) -> Iterator[Problem]:
 
 
 def same_arrays(files: Sequence[Findings]) -> Iterator[Problem]:
-    """Find files that lack arrays of most files, or have others. Of use if no array was named."""
+    """Find files that lack arrays of most files, or have others. Used if no arrays were asked for."""
     total = len(files)
     holders = Counter(name for found in files for name in found.arrays)
     usual = [name for name, n in holders.items() if 2 * n >= total]

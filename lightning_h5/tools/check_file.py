@@ -57,7 +57,7 @@ class Findings:
         is_open: whether the file could be read.
         arrays: for each array with rows, its dtype and shape of a row in words, and its number of rows.
         problems: in the order of the checks.
-        integrity: how surely damage to each array shows, 0 to 3 (see ``INTEGRITY``).
+        integrity: how reliably damage to each array is detected, 0 to 3 (see ``INTEGRITY``).
         identity: of what the file holds; None if that is unknown.
         n_decoded: bytes that were decoded.
     """
@@ -78,7 +78,8 @@ def check_file(path: str, wanted: Wanted, n_cores: int, report: Callable[[int], 
         path: the file.
         wanted: what to check.
         n_cores: threads that decode.
-        report: called now and then, in this thread, with the bytes of the file that were done since the last time.
+        report: called from time to time, in this thread, with the bytes of the file that were checked since the last
+            call.
     """
     found = Findings(path=path)
     try:
@@ -271,7 +272,7 @@ def _names(contents: Contents) -> Iterator[Problem]:
 
 
 def _behind_the_end(contents: Contents) -> Iterator[Problem]:
-    """Find chunks and rows that lie behind the end of the file."""
+    """Find chunks and rows that lie beyond the end of the file."""
     end = os.path.getsize(contents.path)
     for layout in contents.layouts.values():
         places = layout.pieces()
