@@ -157,12 +157,12 @@ def _lines(text: str) -> str:
 
 def _cost_text(cost: SampleCost) -> str:
     of_segments = f" of {_count(cost.n_segments, 'segment')}" if cost.n_segments else ""
-    chunks = "1 chunk" if cost.n_chunks == 1 else f"{cost.n_chunks:g} chunks" if cost.n_chunks else "no chunks"
+    sample = f"{_count(cost.n_samples, 'sample')}{of_segments}; one has {bytes_text(cost.n_bytes)}"
+    if not cost.n_chunks:
+        return f"{sample}, stored without chunks: nothing is decoded."
+    chunks = "1 chunk" if cost.n_chunks == 1 else f"{cost.n_chunks:g} chunks"
     plain, ordered = bytes_text(cost.bytes_decoded), bytes_text(cost.bytes_decoded_in_window_order)
-    return (
-        f"{_count(cost.n_samples, 'sample')}{of_segments}; one has {bytes_text(cost.n_bytes)} in {chunks}. Each "
-        f"takes {plain} of decoding in plain random order, {ordered} in the window order."
-    )
+    return f"{sample} in {chunks}. Each takes {plain} of decoding in plain random order, {ordered} in the window order."
 
 
 def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:

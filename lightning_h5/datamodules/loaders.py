@@ -189,13 +189,14 @@ class MakesLoaders(RecordsSettings):
         # Evaluation needs each chunk once, for a short time.
         dataset.read_with(cache_bytes, retain=None if training else False, in_runs=order.mode == "window")
 
-    def mixed_rows(self, n_rows: int) -> str:
+    def mixed_rows(self, n_rows: int, noun: str) -> str:
         """Which rows a training order mixes, for the log.
 
         Args:
             n_rows: rows of all ranks.
+            noun: what they are called: rows, or samples if these are made of several rows.
         """
-        return f"{n_rows:,} rows"
+        return f"{n_rows:,} {noun}"
 
     def _shuffle(self, shuffles: bool) -> Any:
         options = self._options.shuffle
@@ -281,12 +282,15 @@ class MakesLoaders(RecordsSettings):
     def _log_order(self, order: Order, dataset: RowDataset) -> None:
         text = order.why + f", seed {self.seed}"
         if not order.sources:
-            what = self.mixed_rows(dataset.n_rows) if order.recipe is None else order.recipe.text
+            is_of_rows = not isinstance(dataset, TableDataset) or dataset.table.sampling is None
+            noun = "rows" if is_of_rows else "samples"
+            what = self.mixed_rows(dataset.n_rows, noun) if order.recipe is None else order.recipe.text
             mixed = f", {_blocks(order.window)} mixed at a time" if order.mode == "window" else ""
             streams = f" in each of {order.streams} streams" if order.streams > 1 else ""
             text = f"{order.mode} over {what}, seed {self.seed}{mixed}{streams} ({order.why})"
         integrity = min((each.integrity for each in dataset.layouts()), default=0)
-        self._log_once(f"training order: {text}; integrity level {integrity} of 4")
+        checksums = "" if integrity else "no checksums, "
+        self._log_once(f"training order: {text}; {checksums}integrity level {integrity} of 4")
         is_of_patches = isinstance(dataset, TableDataset) and isinstance(dataset.table.sampling, Patches)
         chunks = "" if is_of_patches else ", or rewrite the file with fewer rows per chunk (lightning-h5 repack)"
         for each in order.sources or (order,):

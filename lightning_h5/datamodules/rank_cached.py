@@ -243,15 +243,15 @@ class RankCachedH5DataModule(KeyedH5DataModule):
 
     # Order ---------------------------------------------------------------------------------------------------
 
-    def mixed_rows(self, n_rows: int) -> str:
+    def mixed_rows(self, n_rows: int, noun: str) -> str:
         """See ``BaseH5DataModule.mixed_rows``."""
         world_size = self.world_size or 1
         if world_size == 1:
-            return super().mixed_rows(n_rows)
-        which = f"one of every {world_size}" if self._memory.mode == "interleave" else "neighboring rows"
+            return super().mixed_rows(n_rows, noun)
+        which = f"one of every {world_size}" if self._memory.mode == "interleave" else f"neighboring {noun}"
         if every := self._memory.reshard_every_n_epochs:
             which = f"redrawn {'each epoch' if every == 1 else f'every {every} epochs'}"
-        return f"the rows that each rank holds, {n_rows // world_size:,} of {n_rows:,} ({which})"
+        return f"the {noun} that each rank holds, {n_rows // world_size:,} of {n_rows:,} ({which})"
 
     def train_batches(self, n_rows: int) -> TrainBatches:
         """How each rank's part of an epoch is cut into batches."""

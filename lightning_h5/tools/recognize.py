@@ -74,6 +74,8 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         if guesses := rule(files, reader):
             return guesses
     of_files = Parts(files, reader, {})
+    if len(files) == 1 and of_files.shapes and of_files.are_volumes:
+        return [*of_files.guesses()[:1], Guess(settings={}, why="An index along axis 0 of all arrays is a sample.")]
     return of_files.guesses() if of_files.are_segments else []
 
 
@@ -152,7 +154,7 @@ def _cut_rows(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     if n_segments > 1:
         inside |= {name: look for name, look in arrays.items() if look.shape[0] == n_segments and name not in cuts}
     parts = Parts([FileLooks(path=file.path, arrays=inside) for file in files], reader, segments)
-    parts.attributes = {}
+    parts.attributes, parts.scalars = {}, []
     return [replace(one, why=f"{why} {one.why}") for one in parts.guesses()[:1]]
 
 

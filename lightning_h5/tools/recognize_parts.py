@@ -43,6 +43,7 @@ YEAR = re.compile(r"(19|20)\d\d")
 MAX_CONSTANT = 1024  # values of an array without steps, if a step has fewer
 MAX_PIXEL = 4  # values of a pixel, on the last axis
 MAX_FIELDS, MAX_ATTRIBUTES, N_ACTIONS, MAX_STEPS = 12, 6, 8, 256
+MIN_SIDE, SIDE = 32, 64  # of volumes that are cut, and of a patch
 MAX_CHANNELS, LONGER = 512, 8  # an axis of channels, and how much longer the axis of time is if nothing else tells
 
 Settings: TypeAlias = dict[str, Any]
@@ -120,6 +121,11 @@ class Parts:
             self.shapes,
             key=lambda name: (len(self.shapes[name][0]) > 1, not words_in(name) & TARGETS, self._n_values(name)),
         )
+        self.scalars = [
+            name
+            for name, look in parts[0].arrays.items()
+            if look.shape == () and look.dtype[:4] != "text" and all(name in part.arrays for part in parts)
+        ]
         attributes = reader.attributes(parts, [self.main])
         self.attributes = {name: each for name, each in attributes.items() if len(set(each)) > 1}
         self.has_rate = any(words_in(name.rpartition("@")[2]) & RATES for name in attributes)
@@ -180,6 +186,22 @@ class Parts:
         return len(pixels) == 1
 
     @property
+    def are_volumes(self) -> bool:
+        """Whether arrays are volumes with masks: of one shape, with three axes that are all long."""
+        shapes = self.shapes[self.main]
+        return self.is_image and len(self.shapes) > 1 and all(len(s) == 3 and min(s) >= MIN_SIDE for s in shapes)
+
+    def _patches(self) -> Guess:
+        sizes = [min(SIDE, *self._lengths(self.main, axis)) for axis in range(3)]
+        why = (
+            f"{listing(self.shapes)} have one shape, with three long axes: volumes. A sample is a patch, at the same "
+            "place in all of them."
+        )
+        settings = self._fields(sample="segment")
+        del settings["sample"]
+        return Guess(settings=settings | {"patch": {"shape": sizes}}, why=why, is_sure=False)
+
+    @property
     def are_segments(self) -> bool:
         """Whether files are segments, and not rows: these have one shape, and often one value a row."""
         if len(self.parts) < 2 or not self.shapes:
@@ -237,14 +259,17 @@ class Parts:
                 " cuts pieces of one size out of it."
             )
             whole = Guess(settings=self._fields(sample="segment", collate_fn="list"), why=why)
+            if self.are_volumes:
+                return [self._patches(), whole]
             if n_axes > 2 and not others:
                 by_row = replace(rows, settings=row_settings | {"collate_fn": collate})
                 return [replace(whole, is_sure=False), by_row]
             return [whole]
         are_images = self.is_image and len(self.shapes) > 1 and self._looks_square
         if not self.segments and are_images and not (self.words & ACTIONS or self.has_rate):
-            why = "All arrays have one shape: each file may be one image or volume."
-            return [Guess(settings=self._fields(sample="segment"), why=why, is_sure=False), rows]
+            why = "All arrays of a file have one shape: each file may be one image or volume."
+            whole = Guess(settings=self._fields(sample="segment"), why=why, is_sure=False)
+            return [self._patches(), whole] if self.are_volumes else [whole, rows]
         whole = Guess(settings=self._fields(sample="segment", collate_fn="pad"), why="A sample is all of a segment.")
         ragged = {"collate_fn": "pad"} if self.is_ragged else {}
         windows = Guess(settings=self._fields(window=self._window(), **ragged), why=self._why_window())
@@ -313,10 +338,11 @@ class Parts:
             keys += [name for name in steps if words_in(name) & ACTIONS and name not in keys]
         keys = [name for name in self.shapes if name in keys]
         constants = [] if is_whole_array else [name for name in self.shapes if self._is_constant(name)][:MAX_FIELDS]
-        named = list(self.attributes)[:MAX_ATTRIBUTES]
+        named = [*self.attributes][:MAX_ATTRIBUTES]
         named = [
             name for name in named if [str(one) for one in self.attributes[name]] != [str(n) for n in self.lengths]
         ]
+        named += self.scalars[:MAX_ATTRIBUTES]
         target = self._target if self._target in keys and not constants and not named else None
         names = self._names([*(key for key in keys if key != target), *constants, *named])
         settings: Settings = {"x_key": names if len(names) > 1 else next(iter(names.values()))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -134,13 +135,17 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
 
 def _cost_of(table: Any) -> SampleCost:
     """Return what samples cost, from chunks of some of them."""
-    from ..readers import BlockMap, RowGrid  # as above
+    from ..datasets.patches import Patches  # as above
+    from ..readers import BlockMap, RowGrid
 
     n = table.n_samples
     is_long = len(table.step_fields) * table.n_rows > MAX_STEPS * max(1, table.n_segments)  # too many to count each
     samples = np.unique(np.linspace(0, n - 1, min(n, N_MEASURED)).astype(np.int64))
     rows = [] if is_long else table.rows_of(samples).fields
     sizes = [layout.row_bytes for layout in table.layouts[0]]
+    if isinstance(table.sampling, Patches):
+        shapes = [table.sampling.shape_of(field) or () for field in range(len(sizes))]
+        sizes = [math.prod(s) * one.dtype.itemsize for s, one in zip(shapes, table.layouts[0], strict=True)]
     n_bytes = sum(sizes) if table.sampling is None else table.sampling.mean_bytes(sizes)
     n_chunks = plain = once = 0.0
     for field in table.step_fields:

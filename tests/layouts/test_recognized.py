@@ -49,7 +49,7 @@ def first_batch(module):
     return next(iter(module.train_dataloader()))
 
 
-def test_all_layouts_but_patches_and_scalars_are_recognized():
+def test_all_layouts_but_small_volumes_and_molecules_are_recognized_without_doubt():
     assert set(PROJECTS) - set(KINDS) == {"cremi", "brats", "cell_tracking", "molecules"}
 
 
@@ -276,6 +276,10 @@ UNSURE = {
         {"a.h5": in_groups(["s1", "s2"], lambda at: {"X": N((9 + at, 4)), "y": np.arange(9 + at) % 2})},
         ("row", "segment"),
     ),
+    "a scalar of each molecule": (
+        {"a.h5": in_groups(["m1", "m2", "m3"], lambda at: {"pos": N((9, 3)), "energy": np.float64(at)})},
+        ("segment", None),
+    ),
     "two groups": ({"a.h5": {"left/x": N((30, 8)), "right/x": N((30, 8))}}, ("segment", None)),
     "arrays of one length": ({"a.h5": {f"x{n}": N((30, 4)) for n in range(3)}}, (None, None)),
     "a wide matrix": ({"a.h5": {"X": N((20, 400))}}, (None, None)),
@@ -294,6 +298,25 @@ def test_two_calls_are_printed_in_doubt_and_both_work(tmp_path, name):
     assert call == advice.python
     assert advice.other.python in text
     assert "unsure" in text
+
+
+@pytest.mark.parametrize("sides", [[40], [40, 40], [40, 50, 33]])
+@pytest.mark.parametrize("varies", [0, 2])
+def test_patches_are_advised_for_volumes_of_any_sizes_with_masks(tmp_path, sides, varies):
+    for number, side in enumerate(sides):
+        shape = [36, 34, 80]
+        shape[varies] = side
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            for name in ("raw", "label"):
+                file.create_dataset(name, data=np.full(shape, number, "u1"), chunks=(16, 16, 16), compression="gzip")
+    advice = (inspect_folder(tmp_path).example if len(sides) > 1 else inspect_file(tmp_path / "0.h5")).advice
+    x, y = first_batch(executed(advice.python))
+    least = [34 if axis == 1 else 36 for axis in range(2)] + [64]
+    least[varies] = min(64, *sides)
+    assert x.shape[1:] == y.shape[1:] == tuple(least)
+    assert (advice.settings["x_key"], advice.settings["y_key"]) == ("raw", "label")
+    assert advice.cost.n_bytes == 2 * np.prod(least)
+    first_batch(executed(advice.other.python))
 
 
 def test_groups_of_groups_are_no_guess_and_say_what_to_do(tmp_path):
