@@ -134,5 +134,5 @@ def near(name: str, names: Iterable[str]) -> str:
     hit = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
     if hit:
         return f" Did you mean {folded[hit[0]]!r}?"
-    hit = difflib.get_close_matches(last, tail, n=1, cutoff=0.6)
-    return f" Did you mean {tail[hit[0]]!r}?" if hit else ""
+    hit = difflib.get_close_matches(last, tail, n=1, cutoff=0.6) or [other for other in tail if other.startswith(last)]
+    return f" Did you mean {tail[hit[0]]!r}?" if last and len(hit) == 1 else ""
