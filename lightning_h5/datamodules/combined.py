@@ -101,6 +101,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         segments: which steps belong together: a pattern of groups, or ``SegmentOptions``.
         window: which steps of a segment make a sample: a length, ``[start, stop]``, a mapping, or ``WindowOptions``.
         patch: which part of a volume makes a sample, each segment being one: ``PatchOptions``.
+        decode: what decodes fields, by name or pattern: "real" (complex numbers as pairs of floats on a new last axis),
+            "bits:527" (so many packed bits of a row, as ``uint8`` each).
         select: the part of a field to read, by its axes as stored.
         workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
             ``timeout``, ``init_fn``).
@@ -154,6 +156,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
         patch: PatchOptions | dict[str, Any] | None = None,
+        decode: dict[str, Any] | None = None,
         select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,

@@ -323,6 +323,8 @@ class LazyH5DataModule(KeyedH5DataModule):
             ``random``).
         patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
             ``random``, ``border``), or a mapping of its fields.
+        decode: what decodes fields, by name or pattern: "real" (complex numbers as pairs of floats on a new last axis),
+            "bits:527" (so many packed bits of a row, as ``uint8`` each).
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
             ``timeout``, ``init_fn``).
@@ -370,6 +372,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
         patch: PatchOptions | dict[str, Any] | None = None,
+        decode: dict[str, Any] | None = None,
         select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,

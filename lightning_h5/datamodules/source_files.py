@@ -42,7 +42,14 @@ _UNFILTERED = ("load_fields", "field_map", "files", "on_bad_file")
 _OF_SAMPLES = ("sample", "segments", "window", "select", "seed", "patch")
 """Arguments on what a sample is."""
 
-_OF_ALL_SOURCES = (*OF_A_SOURCE, "dtype", "on_bad_file", "normalize", *(name for name in _OF_SAMPLES if name != "seed"))
+_OF_ALL_SOURCES = (
+    *OF_A_SOURCE,
+    "dtype",
+    "on_bad_file",
+    "normalize",
+    "decode",
+    *(name for name in _OF_SAMPLES if name != "seed"),
+)
 """Arguments of the data module that its datasets take as they are."""
 
 

@@ -151,6 +151,7 @@ class Catalog:
             for path, (guard, found) in each_readable(
                 paths, lambda path: self.describe(path, keys, options), skip, advice, bar
             ):
+                found = tuple(one.decoded(array) for one, array in zip(asked, found, strict=True))
                 compatibility.check(found)
                 used.append(path)
                 guards.append(guard)

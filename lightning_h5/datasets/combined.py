@@ -19,7 +19,7 @@ from .catalog import Catalog
 from .collate import Collate
 from .compatibility import Asked
 from .discovery import SKIP_THEM, files_to_read, names_to_load, skip_into, table_of
-from .fields import TARGET, FieldMap, Fields, checked_names, checked_rows, keys_of
+from .fields import TARGET, Decode, FieldMap, Fields, checked_names, checked_rows, codecs_of, keys_of
 from .file_dataset import CACHE_BYTES
 from .labels import LabelCriterion
 from .normalize import Normalize, normalized
@@ -87,6 +87,7 @@ class CombinedHDF5Dataset(CachingDataset):
         segments: which steps belong together.
         window: which steps of a segment make a sample.
         patch: which part of a volume makes a sample.
+        decode: what decodes fields (see ``H5LazyDataset``).
         select: the part of a field to read.
         collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
         seed: of random windows and patches.
@@ -143,6 +144,7 @@ class CombinedHDF5Dataset(CachingDataset):
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
         patch: PatchOptions | Mapping[str, Any] | None = None,
+        decode: Decode | None = None,
         select: Select | None = None,
         collate_fn: Collate | None = None,
         seed: int = 0,
@@ -180,7 +182,9 @@ class CombinedHDF5Dataset(CachingDataset):
         columns = [] if has_segments else [one.column for one in criteria if one.column is not None]
         of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
         chosen = replace(choice or SegmentChoice(), criteria=criteria, keys=self._keys) if has_segments else None
-        full, names = self._scan(catalog, plain, paths, load_fields, columns, of_label, on_bad_file, samples, chosen)
+        full, names = self._scan(
+            catalog, plain, paths, load_fields, columns, of_label, on_bad_file, samples, chosen, decode
+        )
         fields = {name: at for at, name in enumerate(dict.fromkeys([*names, *columns, *of_label]))}
         valid = None if valid_mask is None else fields[valid_mask]
         of_class = None if label is None else LabelCriterion(_checked_label(label), fields[TARGET], valid, layout)
@@ -248,6 +252,7 @@ class CombinedHDF5Dataset(CachingDataset):
         on_bad_file: str,
         samples: SampleOptions,
         choice: SegmentChoice | None,
+        decode: Decode | None,
     ) -> tuple[RowTable, list[str]]:
         """Return the files with the fields of a sample and, after these, those of filters; and names of the former."""
         if on_bad_file not in ("error", "skip"):
@@ -260,6 +265,8 @@ class CombinedHDF5Dataset(CachingDataset):
         wanted = list(dict.fromkeys([*names, *columns, *of_label]))
         if unknown := [name for name in self._named_dtypes if name not in wanted]:
             raise H5ValueError(f"dtype names {listing(unknown)}; the fields are {listing(wanted)}. Use their names.")
+        codecs = codecs_of(decode, names, [self._key(name) for name in names])
+        codecs += [None] * (len(wanted) - len(names))
         asked = [
             Asked(
                 key=self._key(name),
@@ -267,8 +274,9 @@ class CombinedHDF5Dataset(CachingDataset):
                 argument=f"dtype={{{name!r}: {{}}}}",
                 # Columns that only filters read are decoded for them.
                 takes_packed=self.takes_packed or name not in (*names, *of_label),
+                codec=codec,
             )
-            for name in wanted
+            for name, codec in zip(wanted, codecs, strict=True)
         ]
         if choice is not None:
             singles = wanted[len(names) :]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayLayout, check_no_overlap, kind_of, torch_dtype
+from ..hdf5 import ArrayLayout, Codec, check_no_overlap, kind_of, torch_dtype
 
 __all__ = ["Asked", "Compatibility", "different_packing", "refuse_images", "shape_of_images"]
 
@@ -31,6 +31,7 @@ class Asked:
         dtype: the dtype that the user asked for, if any.
         argument: how the user can name a dtype for it, such as ``"x_dtype={}"``; None if there is no way.
         takes_packed: accept packed integers as they are stored: they are decoded later, or no value is used.
+        codec: decodes rows; None if values are as stored.
     """
 
     key: str
@@ -38,6 +39,11 @@ class Asked:
     dtype: torch.dtype | None = None
     argument: str | None = None
     takes_packed: bool = False
+    codec: Codec | None = None
+
+    def decoded(self, array: ArrayLayout) -> ArrayLayout:
+        """Return the array with rows as they are decoded."""
+        return array if self.codec is None else array.decoded(self.codec)
 
 
 class Compatibility:

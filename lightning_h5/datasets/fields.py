@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ import numpy.typing as npt
 import torch
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayLayout, FieldNames, field_names, kind_of, torch_dtype
+from ..hdf5 import ArrayLayout, Codec, FieldNames, codec_of, field_names, kind_of, torch_dtype
+from ..options import value_of_field
 from ..types import DTypeLike, IntArray, Keys
 from .collate import Collate
 from .compatibility import Asked
@@ -25,10 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TARGET",
+    "Decode",
     "FieldMap",
     "Fields",
     "checked_names",
     "checked_rows",
+    "codecs_of",
     "keys_of",
     "row_numbers",
     "torch_dtype_of",
@@ -41,6 +45,10 @@ PLACES = ("segment", "step")
 
 FieldMap = Mapping[str, Any]
 """For a field's name here its array in the files; or ``{"key": ..., "layout": "NTC"}`` for ``target``."""
+
+
+Decode = Mapping[str, Any]
+"""For fields, by name, array or pattern, what decodes their rows (see ``codec_of``)."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +159,7 @@ class Fields:
         with_index: bool,
         flags: tuple[bool, ...] = (),
         as_one: bool = False,
+        decode: Decode | None = None,
     ) -> Fields:
         """Return the fields of a dataset with an input and a target; see ``H5LazyDataset`` for the arguments.
 
@@ -164,6 +173,7 @@ class Fields:
             with_index: add each row's index.
             flags: for each input field whether a sample has it as a bool; empty if none.
             as_one: make samples dicts of all fields, the target's among them.
+            decode: what decodes rows.
 
         Raises:
             H5ValueError: a name or dtype makes no sense.
@@ -172,15 +182,16 @@ class Fields:
         y = None if y_key is None else field_names(y_key, "y_key")
         if y is None and target_transform is not None:
             raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
-        asked = _asked(x, x_dtype, "x_dtype", text_ok=x.kind != "single")
+        both = [x] if y is None else [x, y]
+        codecs = codecs_of(decode, [name for one in both for name in one.names], [k for one in both for k in one.keys])
+        asked = _asked(x, x_dtype, "x_dtype", codecs, text_ok=x.kind != "single")
         if y is not None:
-            asked += _asked(y, y_dtype, "y_dtype", text_ok=True)
+            asked += _asked(y, y_dtype, "y_dtype", codecs[len(x.keys) :], text_ok=True)
         if as_one:
             if target_transform is not None:
                 raise H5ValueError(
                     "target_transform was given with window.mask, which makes samples dicts. Use transform."
                 )
-            both = [x] if y is None else [x, y]
             x = FieldNames(
                 "dict", tuple(k for one in both for k in one.keys), tuple(n for one in both for n in one.names)
             )
@@ -193,7 +204,30 @@ class Fields:
         return cls(tuple(asked), sample_layout)
 
 
-def _asked(names: FieldNames, given: DTypeLike, argument: str, *, text_ok: bool) -> list[Asked]:
+def codecs_of(decode: Decode | None, names: Sequence[str], keys: Sequence[str]) -> list[Codec | None]:
+    """Return what decodes the rows of each field; None for those that come as they are stored.
+
+    Args:
+        decode: what the user gave.
+        names: of the fields.
+        keys: their arrays.
+
+    Raises:
+        H5ValueError: there is no such codec, or no such field.
+    """
+    given = decode or {}
+    if not isinstance(given, Mapping):
+        raise H5ValueError(f"decode={given!r} was given. Pass a mapping from fields to what decodes them.")
+    known = {*names, *keys}
+    if unused := [one for one in given if not any(one == name or fnmatchcase(name, one) for name in known)]:
+        raise H5ValueError(f"decode names {listing(unused)}; the fields are {listing(names)}. Name some of these.")
+    found = [value_of_field(given, name, key, None) for name, key in zip(names, keys, strict=True)]
+    return [None if one is None else codec_of(one, name) for one, name in zip(found, names, strict=True)]
+
+
+def _asked(
+    names: FieldNames, given: DTypeLike, argument: str, codecs: Sequence[Codec | None], *, text_ok: bool
+) -> list[Asked]:
     """Return the arrays of an input or a target, as they are looked for in files."""
     by_name = given if isinstance(given, Mapping) else None
     if by_name is not None and (unknown := [name for name in by_name if name not in names.names]):
@@ -208,8 +242,9 @@ def _asked(names: FieldNames, given: DTypeLike, argument: str, *, text_ok: bool)
             if by_name is None
             else torch_dtype(by_name.get(name), f"{argument}[{name!r}]"),
             argument=f"{argument}={{}}" if names.kind == "single" else f"{argument}={{{name!r}: {{}}}}",
+            codec=codec,
         )
-        for key, name in zip(names.keys, names.names, strict=True)
+        for key, name, codec in zip(names.keys, names.names, codecs, strict=False)
     ]
 
 

@@ -14,7 +14,7 @@ from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, Paths
 from .catalog import Catalog
 from .collate import Collate
-from .fields import Fields
+from .fields import Decode, Fields
 from .file_dataset import CACHE_BYTES, FileDataset
 from .normalize import Normalize
 from .reading_ahead import chunk_cache
@@ -72,6 +72,8 @@ class H5LazyDataset(FileDataset):
             ``random``).
         patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
             ``random``, ``border``), or a mapping of its fields.
+        decode: what decodes fields, by name or pattern: "real" (complex numbers as pairs of floats on a new last axis),
+            "bits:527" (so many packed bits of a row, as ``uint8`` each).
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
         seed: of random windows and patches.
@@ -120,6 +122,7 @@ class H5LazyDataset(FileDataset):
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
         patch: PatchOptions | Mapping[str, Any] | None = None,
+        decode: Decode | None = None,
         select: Select | None = None,
         collate_fn: Collate | None = None,
         seed: int = 0,
@@ -137,6 +140,7 @@ class H5LazyDataset(FileDataset):
             target_transform=target_transform,
             with_index=with_index,
             as_one=samples.has_mask,
+            decode=decode,
         )
         opened = FileOptions.parse(files, "files")
         opened = replace(opened, swmr=True) if swmr else opened

@@ -244,7 +244,9 @@ class DescribedParts(PartLayouts):
         """See ``PartLayouts.identity_of``."""
         others = [other.path for other in guard.others]
         has_more = any(
-            array.value is not None or array.packing is not None for arrays in self.examples for array in arrays
+            array.value is not None or array.packing is not None or array.decoding is not None
+            for arrays in self.examples
+            for array in arrays
         )
         layouts = (self.one(part, field) for part in parts.tolist() for field in range(self.n_fields))
         if has_more or guard.grows:

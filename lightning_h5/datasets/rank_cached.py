@@ -27,7 +27,7 @@ from ..types import DTypeLike, IntArray, Keys, Paths
 from .base import RawBatch, ReadCost
 from .catalog import Catalog
 from .collate import Collate
-from .fields import Fields
+from .fields import Decode, Fields
 from .held_rows import HeldRows, checked_device
 from .held_samples import HeldSamples
 from .normalize import Normalize
@@ -95,6 +95,7 @@ class RankMemCachedH5Dataset(TableDataset):
         window: which steps of a segment make a sample.
         patch: which part of a volume makes a sample. Cells of volumes are held as they are stored, whatever ``x_dtype``
             is, and in this machine's memory.
+        decode: what decodes fields (see ``H5LazyDataset``).
         select: the part of a field to read.
         collate_fn: how samples of several shapes become a batch.
         choice: which of the segments are kept, as data modules split them; None for all.
@@ -165,6 +166,7 @@ class RankMemCachedH5Dataset(TableDataset):
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
         patch: PatchOptions | Mapping[str, Any] | None = None,
+        decode: Decode | None = None,
         select: Select | None = None,
         collate_fn: Collate | None = None,
         choice: SegmentChoice | None = None,
@@ -193,6 +195,7 @@ class RankMemCachedH5Dataset(TableDataset):
             target_transform=target_transform,
             with_index=with_index,
             as_one=samples.has_mask,
+            decode=decode,
         )
         opened = FileOptions.parse(files, "files")
         opened = replace(opened, swmr=True) if swmr else opened

@@ -126,13 +126,15 @@ class SegmentBuilder:
         parts, lines = list[tuple[ArrayLayout, ...]](), list[int]()
         for part in range(len(stored.files)):
             arrays = tuple(stored.one(part, field) for field in range(len(self.fields)))
-            compatibility.check(arrays)
+            compatibility.check(self._decoded(arrays))
             check_no_overlap(arrays)
             period, n_lines, _ = self._checked_axes(arrays)
             self.volumes.add(arrays)
             lines.append(n_lines)
             pairs = zip(self.fields, arrays, strict=True)
-            parts.append(tuple(a if one.patch is not None else one.seen(a, period, None) for one, a in pairs))
+            parts.append(
+                tuple(one.asked.decoded(a) if one.patch is not None else one.seen(a, period, None) for one, a in pairs)
+            )
         self.n_lines = np.array(lines, dtype=np.int64)
         return ListedParts(self.volumes.in_cells(parts)), (0,) * len(self.fields)
 
@@ -150,7 +152,7 @@ class SegmentBuilder:
         periods, lines, lengths = list[int](), list[int](), list[list[int]]()
         for part in firsts.tolist():
             arrays = tuple(stored.one(part, field) for field in range(n_fields))
-            compatibility.check(arrays)
+            compatibility.check(self._decoded(arrays))
             period, n_lines, each = self._checked_axes(arrays)
             periods.append(period)
             lines.append(n_lines)
@@ -164,6 +166,9 @@ class SegmentBuilder:
         parts.check_places()
         arrays = tuple(stored.one(0, field) for field in range(n_fields))
         return parts, tuple(field.step_place(array) for field, array in zip(self.fields, arrays, strict=True))
+
+    def _decoded(self, arrays: Sequence[ArrayLayout]) -> tuple[ArrayLayout, ...]:
+        return tuple(field.asked.decoded(array) for field, array in zip(self.fields, arrays, strict=True))
 
     def _n_segments(self, stored: StoredParts, part: int) -> int:
         """Return how many segments the rows of a part are cut into."""

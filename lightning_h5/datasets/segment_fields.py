@@ -166,7 +166,7 @@ class SegmentField:
         if not row_axes and layout.n_rows == n_values:
             row_axes = [0]
         taken = {axis % n_axes: _taken(one, self.name) for axis, one in self.taken.items()}
-        return layout.seen(row_axes, taken, period=period if len(row_axes) == 2 else None)
+        return self.asked.decoded(layout.seen(row_axes, taken, period=period if len(row_axes) == 2 else None))
 
     def indices(self, layout: ArrayLayout) -> list[int | IntArray]:
         """Return what is taken of each axis of an array: an index, or indices.

@@ -3,6 +3,7 @@
 from .alike import AlikeArrays
 from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
+from .codecs import Codec, codec_of
 from .contents import Entry, entries_of, kind_of_object, list_arrays, resolve_path, shape_of
 from .describe import attribute_layout, describe_array, filters_of, layout_of, scalar_layout
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
@@ -20,7 +21,7 @@ from .keys import (
     names_rows,
     words_in,
 )
-from .layout import ArrayLayout, ArrayView, Filter, path_of
+from .layout import ArrayLayout, ArrayView, Decoding, Filter, path_of
 from .layout_table import ArrayColumns, LayoutTable
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .open import FAULTS, create_h5, open_h5, translate_h5py_errors
@@ -39,6 +40,8 @@ __all__ = [
     "ArrayView",
     "ChangeGuard",
     "ChunkTable",
+    "Codec",
+    "Decoding",
     "Entry",
     "FieldNames",
     "Filter",
@@ -50,6 +53,7 @@ __all__ = [
     "attribute_layout",
     "check_no_overlap",
     "close_when_collected",
+    "codec_of",
     "create_h5",
     "describe_array",
     "digest_of",

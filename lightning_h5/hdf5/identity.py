@@ -162,6 +162,8 @@ def file_identity(
             digest.update(repr((a.key, a.value.tolist())).encode())
         if a.packing is not None:  # attributes may change while the rest stays the same
             digest.update(str(a.packing).encode())
+        if a.decoding is not None:
+            digest.update(repr(a.decoding.codec).encode())
     if grows:
         for a in layouts:
             digest.update(repr((a.key, a.name, a.members, a.n_rows, a.row_shape, a.stored.str, a.dtype.str)).encode())

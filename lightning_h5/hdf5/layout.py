@@ -16,9 +16,10 @@ from .dtypes import Packing, native
 from .identity import ChangeGuard
 
 if TYPE_CHECKING:
+    from .codecs import Codec
     from .digests import ArrayDigests
 
-__all__ = ["ArrayLayout", "ArrayView", "Filter", "Storage", "path_of"]
+__all__ = ["ArrayLayout", "ArrayView", "Decoding", "Filter", "Storage", "path_of"]
 
 RUN_BYTES = 1 << 20
 """Bytes of a view's rows that are read together if the array has no chunks."""
@@ -85,6 +86,7 @@ class ArrayLayout:
         value: the only row of an attribute, as an array of one row; None for an array.
         view: how the array is seen, if rows are not all of it along axis 0. ``n_rows``, ``axes`` and ``row_shape`` are
             of the rows as seen; ``axes`` without those of an array-valued element.
+        decoding: what decodes rows; None if values are as stored. ``dtype`` and ``row_shape`` are of decoded rows.
         guard: change guard of the file that was described; no other file is read.
     """
 
@@ -112,10 +114,13 @@ class ArrayLayout:
     packing: Packing | None = None
     value: Any = field(default=None, compare=False, repr=False)
     view: ArrayView | None = None
+    decoding: Decoding | None = None
     guard: ChangeGuard = field(compare=False, repr=False)
 
     def guarded(self, guard: ChangeGuard) -> ArrayLayout:
         """Return the array with another change guard."""
+        if self.decoding is not None:
+            return self.decoding.array.guarded(guard).decoded(self.decoding.codec)
         references = None if self.references is None else self.references.with_changes(guard=guard)
         return self.with_changes(references=references, guard=guard)
 
@@ -183,6 +188,8 @@ class ArrayLayout:
         """
         if self.value is not None:
             return self
+        if self.decoding is not None:
+            return self.decoding.array.seen(row_axes, taken, period=period).decoded(self.decoding.codec)
         shape, row_axes = (self.n_rows, *self.axes), tuple(row_axes)
         others = [axis for axis in range(len(shape)) if axis not in row_axes]
         picked = tuple(_kept((taken or {}).get(axis, slice(None)), shape[axis]) for axis in others)
@@ -218,6 +225,8 @@ class ArrayLayout:
             cell: shape of a cell; of the array's chunks if it has any. Cells at the edges reach beyond the array.
             n_values: values of a row, at least those of a cell: arrays of several files have rows of one size.
         """
+        if self.decoding is not None:
+            return self.decoding.array.in_cells(cell, n_values).decoded(self.decoding.codec)
         grid = [-(-size // step) for size, step in zip((self.n_rows, *self.axes), cell, strict=True)]
         return self.with_changes(
             n_rows=math.prod(grid),
@@ -225,6 +234,15 @@ class ArrayLayout:
             row_shape=(n_values, *self.row_shape[len(self.axes) :]),
             view=ArrayView(self, (), (), (), 1, cell),
         )
+
+    def decoded(self, codec: Codec) -> ArrayLayout:
+        """Return the array with decoded rows.
+
+        Raises:
+            H5ValueError: it does not hold what the codec decodes.
+        """
+        dtype, row_shape = codec.decoded(self)
+        return self.with_changes(dtype=dtype, row_shape=row_shape, packing=None, decoding=Decoding(self, codec))
 
     def pieces(self) -> IntArray:
         """Return offset and size in the file of each piece of the array, shape ``(n, 2)``."""
@@ -286,6 +304,19 @@ class ArrayLayout:
             and self.chunks[1:] == self.axes
             and self.table.is_plain(len(self.filters), self.chunk_bytes)
         )
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What rows are decoded from, and how.
+
+    Attributes:
+        array: the array with rows as they are stored.
+        codec: decodes them.
+    """
+
+    array: ArrayLayout
+    codec: Codec
 
 
 def path_of(key: str) -> str:

@@ -20,6 +20,7 @@ from .cell_source import CellSource
 from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
 from .chunked import ChunkedReader, CountReads
 from .contiguous import ContiguousReader, MappedReader
+from .decoded import DecodedReader, DecodedSource
 from .digest_reader import DigestReader
 from .filters.pipeline import why_not_decodable
 from .h5py_reader import H5pyReader
@@ -57,6 +58,10 @@ def open_reader(
     reader: LayoutReader
     if layout.value is not None:
         return ValueReader(layout, counters)
+    if layout.decoding is not None:
+        stored = open_reader(layout.decoding.array, options, mmap=mmap, in_blocks=in_blocks, counters=counters)
+        reader = DecodedReader(layout, stored, counters)
+        return InMemoryReader(reader, held_bytes) if held_bytes else reader
     if layout.view is not None:
         reader = BlockReader(layout, _view_source(layout, options, counters or Counters()), counters)
         return InMemoryReader(reader, held_bytes) if held_bytes else reader
@@ -87,6 +92,8 @@ def _read_all(layout: ArrayLayout, options: OpenOptions, counters: Counters | No
 
 def is_pooled(layout: ArrayLayout, options: OpenOptions) -> bool:
     """Return whether rows of an array are decoded together, and so cached."""
+    if layout.decoding is not None:
+        layout = layout.decoding.array
     if layout.view is not None:
         return bool(layout.row_bytes) and kind_of(layout.dtype) == "number" and not options.swmr
     if layout.storage != "chunked" or layout.is_contiguous or not layout.row_bytes or kind_of(layout.dtype) != "number":
@@ -98,6 +105,8 @@ def is_pooled(layout: ArrayLayout, options: OpenOptions) -> bool:
 
 def fallback_reason(layout: ArrayLayout) -> str | None:
     """Return why the HDF5 library reads an array, with its lock, in a few words; None if a faster reader does."""
+    if layout.decoding is not None:
+        layout = layout.decoding.array
     if layout.plain_reason is not None or layout.is_contiguous or layout.storage != "chunked":
         return layout.plain_reason
     return why_not_decodable(layout)
@@ -140,8 +149,8 @@ def open_chunked(
 
     def opened(number: int, layout: ArrayLayout) -> BlockSource:
         source = open_source(layout, options, int(rows_per_run[number]), counters)
-        if is_compiled and isinstance(source, ChunkLoader | ViewSource | CellSource):
-            source.compile()
+        if is_compiled:
+            _compile(source)
         return PreparedSource(source, prepare) if is_changed and prepare is not None else source
 
     is_compiled = is_changed = False
@@ -150,8 +159,7 @@ def open_chunked(
     is_compiled = not stays and arrays.n_bytes >= MIN_COMPILED
     if is_compiled:
         for source in sources.examples:
-            if isinstance(source, ChunkLoader | ViewSource | CellSource):
-                source.compile()
+            _compile(source)
     is_early = prepare is not None and (stays or not prepare.takes_at_once)
     is_changed = is_early and dtype in (None, arrays.examples[0].dtype) and _may_change_blocks(sources, arrays)
     if is_changed and prepare is not None:
@@ -168,6 +176,14 @@ def open_chunked(
         first_row=first_row,
         reads=reads,
     )
+
+
+def _compile(source: BlockSource) -> None:
+    """Compile what decodes the chunks of a source, if that is possible."""
+    if isinstance(source, DecodedSource):
+        source = source.stored
+    if isinstance(source, ChunkLoader | ViewSource | CellSource):
+        source.compile()
 
 
 def _may_change_blocks(sources: BlockSources, arrays: FieldLayouts) -> bool:
@@ -193,6 +209,8 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
         rows_per_run: rows that are read together if there are no chunks.
         counters: counts bytes.
     """
+    if layout.decoding is not None:
+        return DecodedSource(layout, open_source(layout.decoding.array, options, rows_per_run, counters))
     if layout.view is not None:
         return _view_source(layout, options, counters)
     if layout.is_contiguous:
