@@ -98,7 +98,7 @@ $(VENV)/.run: $(VENV)/.pip
 
 $(VENV)/.test: $(VENV)/.pip
 	@echo "installing lightning_h5 with all extras and the test tools into $(VENV) (torch included, a minute or more)"
-	@$(BIN)/python -m pip install $(PIP_FLAGS) $(PINNED) -e '.[all]' --group test
+	@$(BIN)/python -m pip install $(PIP_FLAGS) $(PINNED) -e '.[all]' --group test --group references
 	@touch $@
 
 $(VENV)/.package: $(VENV)/.pip

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from .._lightning import PACKAGE, models_of_the_other_package, rank_zero_only, rank_zero_warn
-from ..datasets import Catalog, RowDataset, SegmentSubset, different_packing
+from ..datasets import Catalog, Categories, RowDataset, SegmentSubset, different_packing
 from ..distributed import exchange
 from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
@@ -45,6 +45,7 @@ class BaseH5DataModule(KeepsPosition):
         # Ranks may have no rows to predict; all other stages are checked in `setup`.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._catalog = Catalog()  # contents of the files; filled and dropped by ``setup``
+        self._categories = Categories()  # of all setups
         self._set_up: set[Split] = set()
         paths = "path" if "train_path" in given else "paths"
         self._path_names = {split: f"{split}_{paths}" for split in SPLITS}
@@ -119,6 +120,37 @@ class BaseH5DataModule(KeepsPosition):
     def _forget_cuts(self) -> None:
         self._cut = None
 
+    @property
+    def categories(self) -> dict[str, tuple[Any, ...]]:
+        """What the codes of categorical fields stand for, by field: the same in all files, splits and checkpoints.
+
+        Names of the training files come first, in their order if all of these have the same ones and sorted otherwise;
+        those that only other files have follow.
+        """
+        layouts = [dataset.sample_layout for dataset in self._datasets.values()]
+        parts = [part.fields for layout in layouts for part in (layout.x, layout.y) if part is not None]
+        names = {key: name for fields in parts for key, name in zip(fields.keys, fields.names, strict=True)}
+        return {names[key]: each for key, each in self._categories.known.items() if key in names}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of training, and what codes of categorical fields stand for, as plain values."""
+        state, digests = super().state_dict(), self._categories.digests()
+        return state | {"categories": digests} if state and digests else state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take a saved position for a fit; it is applied when training starts.
+
+        Raises:
+            H5ResumeError: codes of a categorical field stand for other categories than when it was saved.
+        """
+        state = dict(state_dict)
+        self._categories.check(state.pop("categories", {}))
+        super().load_state_dict(state)
+
+    def _training_files(self) -> Sequence[str]:
+        given = self._paths["train"]
+        return () if given is None else self._catalog.files(given, self._path_names["train"])
+
     def load(self, splits: Sequence[Split]) -> None:
         """Load what is held in memory; called on all ranks, once they agree on the data."""
 
@@ -160,7 +192,12 @@ class BaseH5DataModule(KeepsPosition):
         with exchange(what, self._options.distributed.setup_timeout, self._is_alone()) as all_ranks:
             try:
                 self._resolve()
-                self._catalog = Catalog(*self.expected_arrays(), of_all_ranks=True)
+                self._catalog = Catalog(
+                    *self.expected_arrays(),
+                    of_all_ranks=True,
+                    categories=self._categories,
+                    first_files=self._training_files,
+                )
                 for split in splits:
                     self._build(split, needed=name is not None and split == splits[0])
                 facts = self._facts(splits)

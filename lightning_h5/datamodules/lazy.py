@@ -19,6 +19,7 @@ from ..datasets import (
     SegmentSubset,
     column_of,
     count_rows,
+    matrices_in,
     read_stats,
     weighted_dataset,
 )
@@ -151,7 +152,8 @@ class KeyedH5DataModule(BaseH5DataModule):
         given = SampleOptions.parse(
             samples.sample, samples.segments, samples.window, samples.select, patch=samples.patch
         )
-        if given.needs_segments(keys_in(x_key, y_key)):
+        keys = keys_in(x_key, y_key)
+        if given.needs_segments(keys) or self._has_matrices(source.files, keys):
             columns = [key for key in (self._split.group_key, self._split.stratify_key) if key is not None]
             weights = self._weights.keys if split == "train" else []
             every = [*columns, *self._weights.keys] if source.is_cut else weights
@@ -252,6 +254,9 @@ class KeyedH5DataModule(BaseH5DataModule):
             rank_zero_info(f"predicting without a target: {y_key!r} is not in {source.files[0]!r}")
             y_key = None
         return x_key, y_key
+
+    def _has_matrices(self, files: Sequence[str], keys: Sequence[str]) -> bool:
+        return bool(matrices_in(self._catalog, files, keys, OpenOptions(files=self._options.files)))
 
     def _has(self, path: str, keys: Keys | None) -> bool:
         return self._catalog.has(path, keys_in(keys), OpenOptions(files=self._options.files))

@@ -20,6 +20,7 @@ from ..datasets import (
     SegmentSubset,
     column_of,
     expand_those_there,
+    matrices_in,
     refuse_images,
 )
 from ..datasets.collate import Collate
@@ -106,6 +107,24 @@ class SourceFiles:
                 "segments there and rows in others. Name alike fields in all."
             )
         return found[0]
+
+    def have_matrices(self, sources: Sequence[Source]) -> bool:
+        """Whether samples are rows of sparse matrices, in all sources.
+
+        Raises:
+            H5ValueError: they are in some.
+        """
+        opened, found = OpenOptions(files=self._arguments["files"]), set()
+        for source in sources:
+            names = self._of(source)["load_fields"]
+            keys = [] if names is None else [self._key(source, name) for name in checked_names(names)]
+            files = expand_those_there(source.paths, lambda *_: None, source.argument)
+            found.add(bool(matrices_in(self.catalog, files, keys, opened)))
+        if len(found) > 1:
+            raise H5ValueError(
+                "load_fields names sparse matrices in some sources, and arrays in others. Name alike fields in all."
+            )
+        return True in found
 
     def open(
         self,

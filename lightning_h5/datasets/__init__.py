@@ -2,6 +2,7 @@
 
 from .base import RawBatch, RowDataset
 from .catalog import Catalog
+from .categories import Categories
 from .columns import column_of, count_rows
 from .combined import CombinedHDF5Dataset
 from .compatibility import different_packing, refuse_images, shape_of_images
@@ -19,6 +20,7 @@ from .segment_fields import SampleOptions
 from .segment_splits import SegmentChoice, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
 from .shard_loading import load_shards
 from .shard_memory import available_memory
+from .sparse_tables import matrices_in
 from .table_dataset import TableDataset
 from .user_functions import (
     Samples,
@@ -43,6 +45,7 @@ from .worker_buffers import (
 __all__ = [
     "SOURCE",
     "Catalog",
+    "Categories",
     "CombinedHDF5Dataset",
     "FieldMap",
     "FieldStats",
@@ -76,6 +79,7 @@ __all__ = [
     "groups_by_pattern",
     "h5_worker_init_fn",
     "load_shards",
+    "matrices_in",
     "mixture_dataset",
     "naming_shared_memory",
     "note_rows",

@@ -10,6 +10,7 @@ import math
 import os
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -28,8 +29,8 @@ MIN_FREE = 4
 LARGE_ROW = 1024  # bytes: copying such a row takes as long as a Python call
 
 
-Column: TypeAlias = torch.Tensor | list[Any]
-"""One field of a batch: a tensor, or nested lists of str."""
+Column: TypeAlias = torch.Tensor | Sequence[Any]
+"""One field of a batch: a tensor, nested lists of str, a list of tensors, or rows of a sparse matrix."""
 
 
 class SharedBuffers(Protocol):

@@ -30,6 +30,7 @@ from ..options import FileOptions
 from ..order import resolve_replica
 from ..progress_bar import with_bar
 from ..types import Paths
+from .categories import Categories, check_same, column_of_codes
 from .compatibility import Asked, Compatibility, refuse_images
 from .part_layouts import ListedParts
 from .readable_files import WITHOUT_THEM, Skip, each_readable
@@ -75,9 +76,21 @@ class Catalog:
         fields: arrays that will be asked for, if a file has them.
         columns: arrays with values that will be asked for, too.
         of_all_ranks: all ranks make this catalog, and find the same number of rows if a file grows.
+        categories: of arrays, by what is known of them.
+        first_files: returns the files whose categories come first, such as those of training; none for those of the
+            first table.
     """
 
-    def __init__(self, fields: Iterable[str] = (), columns: Iterable[str] = (), *, of_all_ranks: bool = False) -> None:
+    def __init__(
+        self,
+        fields: Iterable[str] = (),
+        columns: Iterable[str] = (),
+        *,
+        of_all_ranks: bool = False,
+        categories: Categories | None = None,
+        first_files: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        self.categories, self._first_files = categories or Categories(), first_files
         self._columns = tuple(dict.fromkeys(columns))
         self._expected = tuple(dict.fromkeys([*fields, *self._columns]))
         self._of_all_ranks = of_all_ranks
@@ -85,6 +98,7 @@ class Catalog:
         self._files: dict[tuple[str, FileOptions], _File | H5FileError] = {}
         self._n_rows: dict[tuple[str, str], int] = {}
         self._tables: dict[Any, RowTable] = {}
+        self._made: dict[Any, Any] = {}
         self._paths: dict[str, tuple[str, ...]] = {}
 
     def files(self, paths: Paths, name: str = "path") -> tuple[str, ...]:
@@ -156,21 +170,44 @@ class Catalog:
                 used.append(path)
                 guards.append(guard)
                 layouts.append(found)
+        layouts = self._recoded(used, layouts, options)
         n_rows = [arrays[0].n_rows for arrays in layouts]
         if sample is None:
             refuse_images(layouts[0], n_rows, n_files or len(paths))
         return RowTable(tuple(used), ListedParts(layouts), tuple(guards))
 
-    def once(self, which: Any, make: Callable[[], RowTable]) -> RowTable:
-        """Return a table that is made once: all splits of the same files share it.
+    def _recoded(
+        self, paths: Sequence[str], layouts: Sequence[tuple[ArrayLayout, ...]], options: OpenOptions
+    ) -> list[tuple[ArrayLayout, ...]]:
+        """Return the arrays of files with codes of categories that mean the same in all files."""
+        for array in layouts[0] if len(layouts) > 1 else ():
+            if (column := column_of_codes(array.key)) is not None:
+                files = [self._files[_which(path, options)] for path in paths]
+                names = [file.arrays.get(f"{column}/categories") for file in files if isinstance(file, _File)]
+                check_same(column, names, options)
+        return self.recoded(layouts, options)
+
+    def recoded(
+        self, layouts: Sequence[tuple[ArrayLayout, ...]], options: OpenOptions
+    ) -> list[tuple[ArrayLayout, ...]]:
+        """Return the arrays of files, with codes of categories that mean the same in all."""
+
+        def first(key: str) -> list[ArrayLayout]:
+            return [self.describe(path, [key], options)[1][0] for path in self._first_files()]
+
+        return self.categories.recoded(layouts, options, first)
+
+    def once(self, which: Any, make: Callable[[], _T]) -> _T:
+        """Return what is made once: all splits of the same files share it.
 
         Args:
             which: all that it follows from.
             make: makes it.
         """
-        if which not in self._tables:
-            self._tables[which] = make()
-        return self._tables[which]
+        if which not in self._made:
+            self._made[which] = make()
+        found: _T = self._made[which]
+        return found
 
     def search(
         self, path: str, options: OpenOptions, name: str, search: Callable[[Any], tuple[_T, Iterable[str]]]
@@ -216,6 +253,11 @@ class Catalog:
     def templates(self) -> list[ArrayLayout]:
         """The arrays that others are described like (see ``AlikeArrays``)."""
         return self._alike.templates
+
+    def has_described(self, path: str, keys: Sequence[str], options: OpenOptions) -> bool:
+        """Return whether these are known to be arrays of a file, without opening it."""
+        file = self._files.get(_which(path, options))
+        return isinstance(file, _File) and all(isinstance(file.arrays.get(key), ArrayLayout) for key in keys)
 
     def has(self, path: str, keys: Sequence[str], options: OpenOptions) -> bool:
         """Return whether a file has all of these arrays."""
@@ -335,7 +377,9 @@ class Catalog:
                         continue
                     file.found[name], more = search(h5)
                     self._expected = tuple(dict.fromkeys([*self._expected, *more]))
-                for key in dict.fromkeys([*keys, *self._expected]):
+                wanted = [*keys, *self._expected]
+                wanted += [f"{name}/categories" for name in map(column_of_codes, wanted) if name is not None]
+                for key in dict.fromkeys(wanted):
                     if (array := self._array(file, h5, path, key, options, is_asked=key in keys)) is not None:
                         file.arrays[key] = array
                 for key in self._columns if not options.swmr else ():

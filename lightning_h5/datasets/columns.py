@@ -27,10 +27,21 @@ from ..readers import (
 )
 from ..types import IntArray, RowReader
 from .catalog import Catalog
+from .categories import names_of_codes
 from .compatibility import Asked
 from .row_table import RUN_BYTES, RowTable
 
-__all__ = ["Run", "column_of", "column_tasks", "count_rows", "decoded", "read_columns", "row_tasks", "source_of"]
+__all__ = [
+    "Run",
+    "column_of",
+    "column_tasks",
+    "count_rows",
+    "decoded",
+    "read_columns",
+    "row_tasks",
+    "source_of",
+    "values_of",
+]
 
 TEXT_ROWS = 65_536  # of a task
 VIEW_BYTES = 4 << 20  # of a task, at least the rows of a chunk
@@ -85,8 +96,8 @@ def column_of(
     parts = []
     read = read_columns(catalog, table, [0], options, Counters(), run_with_progress)
     for (array, *_), (values,) in zip(table.layouts, read, strict=True):
-        part = np.array(values.tolist(), dtype=str) if values.dtype.kind == "O" else values
-        part = decoded(array, part)
+        part = decoded(array, values, options)
+        part = np.array(part.tolist(), dtype=str) if part.dtype.kind == "O" else part
         if part.dtype.kind == "f" and array.packing is not None and (n_missing := int(np.isnan(part).sum())):
             raise H5ValueError(
                 f"{argument}={array.key!r} has {n_missing} rows in {array.path!r} without a value ({array.packing}). "
@@ -117,7 +128,7 @@ def read_columns(
     for path, layouts in zip(table.paths, table.layouts, strict=True):
         read.append([])
         for layout in (layouts[field] for field in fields):
-            column = catalog.values(path, layout.key, options)
+            column = None if layout.decoding is not None else catalog.values(path, layout.key, options)
             if column is None or len(column) != layout.n_rows:
                 more, column = column_tasks(layout, options, counters)
                 tasks += more
@@ -129,9 +140,30 @@ def read_columns(
     return read
 
 
-def decoded(layout: ArrayLayout, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a column for comparisons: packed integers are decoded, with NaN for missing ones."""
+def decoded(layout: ArrayLayout, column: npt.NDArray[Any], options: OpenOptions) -> npt.NDArray[Any]:
+    """Return a column for comparisons: packed integers are decoded, with NaN for missing ones; codes become names."""
+    if layout.categories is not None:
+        return names_of_codes(layout, column, options)
     return column if layout.packing is None else layout.packing.decode(column)
+
+
+def values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
+    """Return the values of an array with one value a row, for comparisons; text as ``str``.
+
+    Raises:
+        H5ValueError: it has rows of another shape.
+    """
+    if array.row_shape not in ((), (1,)):
+        raise H5ValueError(
+            f"{array.key!r} in {array.path!r} has rows of the shape {array.row_shape}. Name an array with one "
+            "value a row."
+        )
+    values = open_reader(array, options, counters=Counters()).read(np.arange(array.n_rows))
+    values = decoded(array, values.reshape(len(values)), options)
+    if values.dtype.kind in "OS":
+        texts = (one.decode() if isinstance(one, bytes) else one for one in values.tolist())
+        values = np.fromiter(texts, dtype=object, count=len(values))
+    return values
 
 
 def column_tasks(

@@ -12,7 +12,7 @@ import torch
 
 from ..distributed import exchange
 from ..errors import H5ValueError, listing, without_frames
-from ..hdf5 import ArrayLayout, OpenOptions, torch_dtype
+from ..hdf5 import ArrayLayout, OpenOptions, SparseGroup, torch_dtype
 from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions, WindowOptions
 from ..types import DTypeLike, IntArray, Paths
 from .catalog import Catalog
@@ -33,6 +33,8 @@ from .segment_fields import SampleKind, SampleOptions, Select
 from .segment_splits import SegmentChoice
 from .segment_tables import segment_table
 from .selection import Selection
+from .sparse_rows import SparseField
+from .sparse_tables import matrices_in, sparse_table, with_matrices
 
 __all__ = ["CombinedHDF5Dataset"]
 
@@ -178,18 +180,24 @@ class CombinedHDF5Dataset(CachingDataset):
         opened = FileOptions.parse(files, "files")
         plain, catalog = OpenOptions(files=opened), catalog or Catalog()
         named = [] if load_fields is None else checked_names(load_fields)
-        has_segments = samples.needs_segments([self._key(name) for name in named])
+        bad = _bad_files(on_bad_file)
+        paths = files_to_read(catalog, paths, bad)
+        keys = [self._key(name) for name in named]
+        has_segments = samples.needs_segments(keys)
+        matrices = matrices_in(catalog, paths, keys, plain) if samples.are_rows(keys) else {}
+        has_segments = has_segments or bool(matrices)
         columns = [] if has_segments else [one.column for one in criteria if one.column is not None]
         of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
         chosen = replace(choice or SegmentChoice(), criteria=criteria, keys=self._keys) if has_segments else None
-        full, names = self._scan(
-            catalog, plain, paths, load_fields, columns, of_label, on_bad_file, samples, chosen, decode
+        if label is not None and matrices:
+            raise H5ValueError(f"label={label} was given, and rows of sparse matrices have no steps. Use where.")
+        full, names, arrays = self._scan(
+            catalog, plain, paths, load_fields, columns, of_label, bad, samples, chosen, decode, matrices
         )
         fields = {name: at for at, name in enumerate(dict.fromkeys([*names, *columns, *of_label]))}
         valid = None if valid_mask is None else fields[valid_mask]
         of_class = None if label is None else LabelCriterion(_checked_label(label), fields[TARGET], valid, layout)
-        table = full.with_fields(range(len(names)))
-        arrays = dict(zip(names, table.layouts[0], strict=True))
+        table = full if matrices else full.with_fields(range(len(names)))
         self.asked_cache_bytes = opened.cache_size
         budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size
         of_sample = Fields.of(
@@ -201,6 +209,7 @@ class CombinedHDF5Dataset(CachingDataset):
             target_transform=None,
             with_index=with_index,
             flags=tuple(self._is_flag(name, array) for name, array in arrays.items()),
+            decode=decode,
         )
         selection = None
         if not has_segments:
@@ -208,6 +217,9 @@ class CombinedHDF5Dataset(CachingDataset):
             selection = Selection(catalog, full, plain, criteria, of_class, fields, self._keys, among)
         elif of_class is not None:
             table = with_label(full, of_class, plain).with_fields(range(len(names)))
+        if matrices:
+            asked, found = with_matrices(of_sample.asked, names, matrices, samples)
+            of_sample = replace(of_sample, asked=tuple(asked), matrices=found)
         of_sample = of_sample.of_samples(table, mask=samples.has_mask, collate=collate_fn)
         super().__init__(
             table,
@@ -245,20 +257,20 @@ class CombinedHDF5Dataset(CachingDataset):
         self,
         catalog: Catalog,
         options: OpenOptions,
-        paths: Paths,
+        files: Sequence[str],
         load_fields: Sequence[str] | None,
         columns: Sequence[str],
         of_label: Sequence[str],
-        on_bad_file: str,
+        bad: dict[str, str] | None,
         samples: SampleOptions,
         choice: SegmentChoice | None,
         decode: Decode | None,
-    ) -> tuple[RowTable, list[str]]:
-        """Return the files with the fields of a sample and, after these, those of filters; and names of the former."""
-        if on_bad_file not in ("error", "skip"):
-            raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'error' or 'skip'.")
-        bad: dict[str, str] | None = {} if on_bad_file == "skip" else None
-        files = files_to_read(catalog, paths, bad)
+        matrices: Mapping[str, SparseGroup],
+    ) -> tuple[RowTable, list[str], dict[str, ArrayLayout]]:
+        """Return the files with the fields of a sample and, after these, those of filters; names of the former.
+
+        Also the arrays of the first file by these names, rows of sparse matrices as if they were dense.
+        """
         if samples.segments.groups is not None and load_fields is None:
             raise H5ValueError("segments.groups was given without load_fields. Name the fields, relative to a group.")
         names = names_to_load(catalog, files, options, load_fields, self._keys, [*columns, *of_label], bad)
@@ -278,7 +290,12 @@ class CombinedHDF5Dataset(CachingDataset):
             )
             for name, codec in zip(wanted, codecs, strict=True)
         ]
-        if choice is not None:
+        found: dict[int, SparseField] = {}
+        if matrices and choice is not None:
+            asked, found = with_matrices(asked, wanted, matrices, samples)
+            left = [path for path in files if path not in (bad or ())]
+            full = sparse_table(catalog, left, asked, found, options, choice, skip=skip_into(bad), advice=SKIP_THEM)
+        elif choice is not None:
             singles = wanted[len(names) :]
             left = [path for path in files if path not in (bad or ())]
             full = segment_table(
@@ -299,7 +316,14 @@ class CombinedHDF5Dataset(CachingDataset):
             left_out = sorted(path.rsplit("/", 1)[-1] for path in bad)
             with exchange("leaving out bad files", PATIENCE) as ranks:
                 ranks.agree({"files that can be read": len(full.paths), "files left out": left_out}, None)
-        return full, names
+        layouts = iter(enumerate(full.layouts[0]))
+        arrays = {}
+        for name, (at, array) in zip(names, layouts, strict=False):
+            arrays[name] = array
+            if at in found:
+                arrays[name] = array.with_changes(row_shape=(found[at].n_columns,))
+                next(layouts)
+        return full, names, arrays
 
     @property
     def index(self) -> tuple[IntArray, IntArray]:
@@ -331,6 +355,13 @@ class CombinedHDF5Dataset(CachingDataset):
             "pin_memory": self.pin_memory,
             "bytes_read": int(counted["bytes_read"]),
         }
+
+
+def _bad_files(on_bad_file: str) -> dict[str, str] | None:
+    """Return where files that are left out are noted, with what is wrong with them; None if they are errors."""
+    if on_bad_file not in ("error", "skip"):
+        raise H5ValueError(f"on_bad_file={on_bad_file!r} was given. Pass 'error' or 'skip'.")
+    return {} if on_bad_file == "skip" else None
 
 
 def _checked_label(label: Any) -> int:

@@ -20,6 +20,7 @@ from .collate import Collate
 from .compatibility import Asked
 from .multiply_add import Affine
 from .sample_layout import FieldPlan, SampleLayout, SamplePart, Transform
+from .sparse_rows import SparseField
 from .windows import WholeSegments
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Fields:
         affines: what normalizes the rows of a field, by its number.
         normalization: a digest of that and of the dtypes, the same in all processes; None if nothing is normalized.
         masked: fields of which a sample has a mask of its steps, by their numbers.
+        matrices: sparse matrices, by the number of the array with their stored values; their columns are the next one.
     """
 
     asked: tuple[Asked, ...]
@@ -69,6 +71,7 @@ class Fields:
     affines: Mapping[int, Affine] = field(default_factory=dict, compare=False)
     normalization: str | None = None
     masked: tuple[int, ...] = ()
+    matrices: Mapping[int, SparseField] = field(default_factory=dict, compare=False)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -78,15 +81,19 @@ class Fields:
     @property
     def names(self) -> tuple[str, ...]:
         """What the fields are called in a sample, or their arrays if they have no names there."""
-        return (
-            *self.sample_layout.x.fields.names,
-            *(self.sample_layout.y.fields.names if self.sample_layout.y else ()),
-        )
+        layout = self.sample_layout
+        names = [*layout.x.fields.names, *(layout.y.fields.names if layout.y else ())]
+        for at in sorted(self.matrices):
+            names.insert(at + 1, f"{names[at]}/indices")
+        return tuple(names)
 
     @property
     def n_inputs(self) -> int:
-        """Fields of the input; those of the target follow."""
-        return len(self.sample_layout.x.fields.keys)
+        """Arrays of the input; those of the target follow."""
+        n = len(self.sample_layout.x.fields.keys)
+        for at in sorted(self.matrices):
+            n += at < n
+        return n
 
     def among(self, fields: Sequence[int]) -> Fields:
         """Return some fields, without masks, as a dict."""
@@ -125,6 +132,8 @@ class Fields:
             return replace(
                 self, sample_layout=replace(self.sample_layout, collate=collate, length_of=collate and length_of)
             )
+        if self.matrices:
+            return replace(self, sample_layout=replace(self.sample_layout, collate=collate))
         layout, masked = self.sample_layout, tuple(table.step_fields) if mask else ()
         x, more = layout.x, layout.more
         names = tuple(f"{self.names[field]}_valid" for field in masked)

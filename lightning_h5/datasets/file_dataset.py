@@ -164,7 +164,7 @@ class FileDataset(TableDataset):
             column_of_samples(table, field, found, column, self._buffers)
             for field, (found, column) in enumerate(zip(asked.fields, columns, strict=True))
         ]
-        return (*made, *self.further_columns(asked))
+        return (*self.in_samples(asked, made), *self.further_columns(asked))
 
     def _has_steps(self, field: int) -> bool:
         return not self.table.has_steps or self.table.has_steps[field]
@@ -289,9 +289,14 @@ class FileDataset(TableDataset):
     def _cost_of_files(self) -> ReadCost:
         """What follows from the files alone."""
         table, kinds = self.table, self.table.layouts.examples
+        of_segments = [field for field in self._read_on_demand if field in table.fields_of_segments]
         loose = [field for field in self._read_on_demand if self._has_steps(field)]
         loose_bytes = table.layouts.of_kinds(lambda arrays: sum(arrays[field].row_bytes for field in loose), object)
         n_rows = np.diff(table.starts)
+        if of_segments:  # about as many of their bytes belong to a step
+            sizes = table.layouts.of_kinds(lambda arrays: sum(arrays[field].n_bytes for field in of_segments), object)
+            loose_bytes = loose_bytes + sizes // np.maximum(n_rows, 1)
+            loose = [*loose, *of_segments]
         has_cheap_random_access = all(
             arrays[field].is_contiguous or arrays[field].rows_per_chunk == 1 for arrays in kinds for field in loose
         )
@@ -309,7 +314,7 @@ class FileDataset(TableDataset):
             is_placed = all(arrays[field].is_contiguous for arrays in kinds for field in loose)
             has_cheap_random_access = is_own or is_placed or (has_cheap_random_access and sampling.reach == 1)
             rows_of_blocks = np.minimum(table.unit_rows, n_rows)
-            row_bytes = sampling.mean_bytes([array.row_bytes for array in kinds[0]])
+            row_bytes = sampling.mean_bytes([array.row_bytes for array in kinds[0]]) + self.dense_bytes
         return ReadCost(
             row_bytes=row_bytes,
             has_cheap_random_access=has_cheap_random_access,
@@ -352,13 +357,16 @@ class FileDataset(TableDataset):
 
     def _open_chunked(self, n_consumers: int) -> dict[int, ChunkedReader]:
         table, kinds = self.table, self.table.layouts.examples
+        of_rows = {*table.fields_of_rows, *table.fields_of_segments}
         fields = [
             field
             for field in self._read_on_demand
-            if field in table.fields_of_rows and any(is_pooled(arrays[field], self.options) for arrays in kinds)
+            if field in of_rows and any(is_pooled(arrays[field], self.options) for arrays in kinds)
         ]
         budget = self.cache_bytes // n_consumers
         row_bytes = [array.row_bytes for array in kinds[0]] if kinds else []
+        for field in set(fields) & {*table.fields_of_segments}:  # the others have several rows in a sample
+            row_bytes[field] = max(1, row_bytes[field] * table.n_segments // max(1, table.n_rows))
         total = sum(row_bytes[field] for field in fields)
         return {
             field: open_chunked(
@@ -368,15 +376,27 @@ class FileDataset(TableDataset):
                 n_bytes=budget * row_bytes[field] // total,
                 work=self.work,
                 counters=self.counters,
-                rows=self.indices if table.sampling is None else None,
-                first_row=table.starts,
-                reads=None if table.sampling is None else partial(reads_of_blocks, table, self.indices, field),
+                rows=self._segments_used() if field in table.fields_of_segments else self._rows_used,
+                first_row=table.first_segments if field in table.fields_of_segments else table.starts,
+                reads=None
+                if table.sampling is None or field in table.fields_of_segments
+                else partial(reads_of_blocks, table, self.indices, field),
                 retain=self.retain,
                 prepare=None if isinstance(table.sampling, Patches) else self.plans[field].affine,
                 dtype=self.plans[field].gathered,
             )
             for field in fields
         }
+
+    @property
+    def _rows_used(self) -> IntArray | None:
+        return self.indices if self.table.sampling is None else None
+
+    def _segments_used(self) -> IntArray:
+        """Return the segment of each sample; samples are whole segments."""
+        sampling = self.table.sampling
+        assert sampling is not None, "samples are rows"
+        return sampling.segments.numbers_of(self.located(np.arange(len(self))))
 
     def read_with(self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False) -> None:
         """See ``RowDataset.read_with``."""

@@ -21,6 +21,7 @@ from .buffers import BufferPool, Column, put_rows
 from .compatibility import different_packing
 from .file_dataset import FileDataset
 from .sample_layout import SampleLayout, SamplePart, Transform
+from .sparse_rows import SparseRows
 
 __all__ = ["SOURCE", "MixtureDataset", "mixture_dataset", "rows_of", "weighted_dataset"]
 
@@ -119,10 +120,9 @@ class MixtureDataset(RowDataset):
     def _together(self, rows: IntArray, shares: Sequence[_Share], raws: Sequence[RawBatch]) -> RawBatch:
         columns = raws[0].columns
         if len(raws) > 1:
-            columns = tuple(self._empty_like(column, len(rows)) for column in columns)
-            for share, raw in zip(shares, raws, strict=True):
-                for column, part in zip(columns, raw.columns, strict=True):
-                    put_rows(column, share.places, part)
+            columns = tuple(
+                self._column_of([raw.columns[at] for raw in raws], shares, len(rows)) for at in range(len(columns))
+            )
         if self.names is None:
             return RawBatch(rows, columns)
         names: Column = [""] * len(rows)
@@ -131,10 +131,18 @@ class MixtureDataset(RowDataset):
         n_fields = len(columns) - len(self.sample_layout.more)
         return RawBatch(rows, (*columns[:n_fields], names, *columns[n_fields:]))
 
-    def _empty_like(self, column: Column, n_rows: int) -> Column:
-        if isinstance(column, torch.Tensor):
-            return self._buffers.tensor((n_rows, *column.shape[1:]), column.dtype)
-        return [None] * n_rows
+    def _column_of(self, parts: Sequence[Column], shares: Sequence[_Share], n_rows: int) -> Column:
+        """Return a column made of those of several sources."""
+        first = parts[0]
+        if isinstance(first, SparseRows):
+            rows = [part for part in parts if isinstance(part, SparseRows)]
+            return SparseRows.placed([(share.places, one) for share, one in zip(shares, rows, strict=True)])
+        column: Column = [None] * n_rows
+        if isinstance(first, torch.Tensor):
+            column = self._buffers.tensor((n_rows, *first.shape[1:]), first.dtype)
+        for share, part in zip(shares, parts, strict=True):
+            put_rows(column, share.places, part)
+        return column
 
     def finish(self, raw: RawBatch, **options: Any) -> Any:
         """See ``RowDataset.finish``."""

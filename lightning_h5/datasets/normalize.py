@@ -177,6 +177,11 @@ def normalized(
     places = {name.strip("/"): at for names in (fields.keys, fields.names) for at, name in enumerate(names)}
     loaded = [name for name in stats if name.strip("/") in places]
     found = {places[name.strip("/")]: stats[name] for name in loaded}
+    if sparse := [name for name in loaded if places[name.strip("/")] in fields.matrices]:
+        raise H5ValueError(
+            f"normalize has statistics of {listing(sparse)}, a sparse matrix, whose rows would no longer be sparse. "
+            "Leave them out, and normalize in a batch_transform."
+        )
     if len(found) < len(loaded):
         raise H5ValueError(
             f"the statistics name a field twice, by its name and by its array, among {listing(loaded)}. Leave one of "

@@ -424,7 +424,7 @@ class RankMemCachedH5Dataset(TableDataset):
         asked = self.table.rows_of(self.located(numbers), epoch)
         of_rank = np.empty(0, np.int64) if self.samples.has_cells else self._rows_of_rank()
         columns = self.samples.columns(held, numbers, asked, of_rank, self._buffers, all_cores=all_cores)
-        return RawBatch(numbers, (*columns, *self.further_columns(asked)))
+        return RawBatch(numbers, (*self.in_samples(asked, columns), *self.further_columns(asked)))
 
     def files_of(self, rows: IntArray) -> list[str]:
         """See ``RowDataset.files_of``: none, since all rows are in memory."""
@@ -435,7 +435,8 @@ class RankMemCachedH5Dataset(TableDataset):
         """See ``RowDataset.cost``; text is not counted."""
         sizes = [plan.row_bytes for plan in self.plans]
         sampling = self.table.sampling
-        return ReadCost(sum(sizes) if sampling is None else sampling.mean_bytes(sizes), is_in_memory=True)
+        row_bytes = sum(sizes) if sampling is None else sampling.mean_bytes(sizes) + self.dense_bytes
+        return ReadCost(row_bytes, is_in_memory=True)
 
     def blocks(self) -> BlockTable:
         """See ``RowDataset.blocks``: one block, since all rows are in memory."""

@@ -19,6 +19,7 @@ from ..types import IntArray
 from .part_layouts import PartLayouts
 from .patches import Patches
 from .segments import FieldRows, Places, Sampling
+from .windows import WholeSegments
 
 __all__ = ["HELD_BYTES", "RUN_BYTES", "BatchRows", "Parts", "RowTable"]
 
@@ -212,6 +213,21 @@ class RowTable:
         fields = [field for field in self.step_fields if not (self.is_ragged[field] or self._is_shared(field))]
         return [field for field in fields if kind_of(self.layouts[0][field].dtype) == "number"]
 
+    @cached_property
+    def fields_of_segments(self) -> list[int]:
+        """The fields that have a row of numbers for each segment, of one shape, if samples are whole segments."""
+        if not isinstance(self.sampling, WholeSegments) or self.first_segments is None:
+            return []
+        n_segments = np.diff(self.first_segments)
+        others = [field for field in range(self.layouts.n_fields) if field not in self.step_fields]
+        return [
+            field
+            for field in others
+            if not self.is_ragged[field]
+            and kind_of(self.layouts[0][field].dtype) == "number"
+            and (self.layouts.n_rows(field) == n_segments).all()
+        ]
+
     def locate(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """Return the part, and the row inside the part, of each row."""
         parts = np.searchsorted(self.starts, rows, side="right") - 1
@@ -329,7 +345,9 @@ class RowTable:
         bounds = np.append(self._unit_bounds(of_all_fields=of_all_fields), self.starts[-1])
         segments = sampling.segments
         if samples is None and segments.are_ascending:
-            return BlockTable.of_sizes(np.diff(sampling.n_before(bounds)))
+            before = sampling.n_before(bounds)
+            before[-1] = len(sampling)  # a segment without steps may be at the very end
+            return BlockTable.of_sizes(np.diff(before, prepend=0) if len(before) == 1 else np.diff(before))
         samples = np.arange(len(sampling)) if samples is None else samples
         places = sampling.places(samples)
         rows = segments.rows_at(segments.steps[0].firsts_of(places.segments) + places.steps)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import get_worker_info
 
 from ..cores import is_forked
@@ -43,7 +44,7 @@ class CachedColumn:
 
     def put(self, slots: IntArray, column: Column, places: IntArray) -> None:
         """Copy some rows of a batch into slots."""
-        if isinstance(column, list):
+        if not isinstance(column, torch.Tensor):
             for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
                 self._text[slot] = _copied(column[place])
         else:

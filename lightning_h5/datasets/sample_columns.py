@@ -40,7 +40,7 @@ def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Col
         return found.patches.finished(column)
     sampling, place = table.sampling, table.step_places[field]
     if isinstance(sampling, WholeSegments):
-        if not sampling.has_all_steps(field):
+        if not sampling.has_all_steps(field) or sampling.are_sparse:
             return column
         assert found.lengths is not None, "segments have a length each"
         if not len(found.lengths) and isinstance(column, torch.Tensor):

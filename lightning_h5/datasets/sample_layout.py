@@ -19,6 +19,7 @@ from .buffers import BufferPool, Column
 from .collate import Collate, collated, collated_samples
 from .collate import length_of as found_length
 from .multiply_add import Affine
+from .sparse_rows import SparseRows
 from .user_functions import add_note, asked_for, generators, note_rows
 
 __all__ = [
@@ -247,6 +248,8 @@ class SampleLayout:
 
     def batch(self, columns: Sequence[Column], rows: IntArray, draws: Draws, describe: Describe) -> Any:
         """Return a collated batch."""
+        if not self.has_transforms:  # otherwise its samples are dense
+            columns = [column.csr() if isinstance(column, SparseRows) else column for column in columns]
         if self._is_built_of_columns:
             built = [part.build(columns[own]) for part, own in self._parts]
             return built[0] if len(built) == 1 else tuple(built)

@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..counters import Counters
 from ..errors import H5ValueError, listing
 from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions, check_no_overlap
 from ..options import SegmentOptions
-from ..readers import open_reader
 from ..types import IntArray
 from .catalog import Catalog
-from .columns import decoded
+from .columns import values_of
 from .compatibility import Compatibility
 from .kept_parts import PackedText
 from .part_layouts import DescribedParts, ListedParts, PartLayouts, StoredParts
@@ -72,27 +70,20 @@ class SegmentBuilder:
         self._guards.append(guard)
         self._found.append(found)
 
-    def _values(self, array: ArrayLayout) -> npt.NDArray[Any]:
-        if array.row_shape not in ((), (1,)):
-            raise H5ValueError(
-                f"{array.key!r} in {array.path!r} has rows of the shape {array.row_shape}. Name an array with one "
-                "value a row."
-            )
-        values = open_reader(array, self._options, counters=Counters()).read(np.arange(array.n_rows))
-        values = decoded(array, values.reshape(len(values)))
-        if values.dtype.kind in "OS":
-            texts = (one.decode() if isinstance(one, bytes) else one for one in values.tolist())
-            values = np.fromiter(texts, dtype=object, count=len(values))
-        return values
-
     # The table -----------------------------------------------------------------------------------------------
 
     def made(self) -> RowTable:
         """Return the table, without samples."""
         stored, n_fields = self._stored(), len(self.fields)
         self._files = stored.files
+        coded = [array.key for array in (stored.one(0, at) for at in range(n_fields)) if array.categories is not None]
+        if coded and len(self._paths) > 1:
+            raise H5ValueError(
+                f"{listing(coded)} is categorical, and codes are not compared between files whose samples are of "
+                f"segments. Name '{coded[0]}/codes' if they mean the same in all files."
+            )
         for part in range(len(stored.files)) if self._value_keys else ():
-            values = [self._values(stored.one(part, n_fields + at)) for at in range(len(self._value_keys))]
+            values = [values_of(stored.one(part, n_fields + at), self._options) for at in range(len(self._value_keys))]
             self._cuts.append(dict(zip(self._value_keys, values, strict=True)))
         is_value = [stored.one(0, at).value is not None for at in range(n_fields)]  # an attribute, or a scalar
         self.fields = [

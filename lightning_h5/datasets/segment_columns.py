@@ -20,6 +20,7 @@ from .patches import Patches
 from .row_filters import Criterion, Mask, NoRowPassesError
 from .row_table import RowTable
 from .segments import Sampling
+from .windows import WholeSegments
 
 __all__ = ["samples_that_pass", "values_of_segments", "with_label"]
 
@@ -66,7 +67,9 @@ def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[A
 def samples_that_pass(
     table: RowTable, criteria: Sequence[Criterion], keys: Mapping[str, str], values: Mapping[str, Sequence[Any]]
 ) -> tuple[Sampling, Mask | None]:
-    """Return the samples that pass criteria, and which rows of files do; None for volumes, which pass as a whole.
+    """Return the samples that pass criteria, and which rows of files do.
+
+    These are None for volumes and rows of sparse matrices, which pass as a whole.
 
     Args:
         table: the files, with segments.
@@ -98,14 +101,14 @@ def samples_that_pass(
         _combine(table, key, np.split(mask, np.cumsum([len(each) for each in of_parts])[:-1]), is_kept, passes)
     segments = sampling.segments
     stays = is_kept[segments.numbers_of(np.arange(len(segments)))]
-    are_volumes = isinstance(sampling, Patches)
-    if not are_volumes:
+    are_whole = isinstance(sampling, Patches) or (isinstance(sampling, WholeSegments) and sampling.are_sparse)
+    if not are_whole:
         left_out = np.flatnonzero(~stays)
         lengths = np.maximum.reduce([steps.lengths_of(left_out) for steps in segments.steps])
         passes[segments.rows_at(segments.places_of(left_out, lengths))] = False
     if not (stays.any() and passes.any()):
         raise NoRowPassesError(f"no segment passes all filters: {'; '.join(counts)}. Loosen one of them.")
-    return (sampling.among(np.flatnonzero(stays)), None) if are_volumes else (sampling.keeping(passes), passes)
+    return (sampling.among(np.flatnonzero(stays)), None) if are_whole else (sampling.keeping(passes), passes)
 
 
 def with_label(table: RowTable, wanted: LabelCriterion, options: OpenOptions) -> RowTable:

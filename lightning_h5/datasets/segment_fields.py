@@ -78,6 +78,11 @@ class SampleOptions:
             return "window"
         return "segment" if self.segments.is_given or any("*" in key for key in keys) else "row"
 
+    def are_rows(self, keys: Sequence[str]) -> bool:
+        """Whether samples are rows of arrays along axis 0, or parts of these, for all that the user says."""
+        is_named = any("*" in key or "@" in key for key in keys)
+        return self.patch is None and self.kind(keys) == "row" and not (self.segments.is_given or is_named)
+
     def needs_segments(self, keys: Sequence[str]) -> bool:
         """Whether samples are anything but rows of arrays along axis 0."""
         if self.patch is not None:

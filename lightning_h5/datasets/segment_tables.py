@@ -22,6 +22,7 @@ from .segment_columns import samples_that_pass, values_of_segments
 from .segment_fields import SampleOptions, fields_of
 from .segment_splits import SegmentChoice
 from .segments import Sampling
+from .sparse_tables import matrices_in, sparse_table, with_matrices
 from .windows import samples_of
 
 __all__ = ["segment_table", "table_of_samples"]
@@ -136,9 +137,16 @@ def table_of_samples(
     Raises:
         H5Error: see ``segment_table`` and ``Catalog.table``.
     """
-    asked, paths = [replace(one, takes_packed=takes_packed) for one in fields.asked], catalog.files(path)
-    if given.needs_segments(fields.keys):
-        choice = choice or SegmentChoice()
+    paths = catalog.files(path)
+    matrices = matrices_in(catalog, paths, fields.keys, options) if given.are_rows(fields.keys) else {}
+    if matrices:
+        asked, found = with_matrices(fields.asked, fields.names, matrices, given)
+        fields = replace(fields, asked=tuple(asked), matrices=found)
+    asked = [replace(one, takes_packed=takes_packed) for one in fields.asked]
+    choice = choice or SegmentChoice()
+    if matrices:
+        table = sparse_table(catalog, paths, asked, fields.matrices, options, choice)
+    elif given.needs_segments(fields.keys):
         table = segment_table(catalog, paths, asked, fields.names, options, given, choice)
     else:
         table = catalog.table(paths, asked, options, sample=given.sample)

@@ -61,8 +61,8 @@ class Segments:
     """Segments of the rows of several fields.
 
     Attributes:
-        steps: where the steps are, with the same first rows for all fields; those with equally many steps share an
-            entry.
+        steps: where the steps are: fields with the same steps share an entry. The first rows are the same for all,
+            except for the rows of several sparse matrices.
         kinds: for each field its entry in ``steps``; None for a field with one value for each segment.
         numbers: number of each segment among all of the files; None if these are all, in their order.
         cut: the first step of each segment, if it is a part of a longer one; None if it is whole.
@@ -78,9 +78,9 @@ class Segments:
     def __len__(self) -> int:
         return len(self.steps[0])
 
-    def places_of(self, segments: IntArray | slice, lengths: IntArray) -> IntArray:
+    def places_of(self, segments: IntArray | slice, lengths: IntArray, kind: int = 0) -> IntArray:
         """Return the places of the first ``lengths`` steps of some segments, one segment after the other."""
-        before = self.steps[0].firsts_of(segments) - (np.cumsum(lengths) - lengths)
+        before = self.steps[kind].firsts_of(segments) - (np.cumsum(lengths) - lengths)
         return np.arange(int(lengths.sum()), dtype=np.int64) + np.repeat(np.asarray(before, dtype=np.int64), lengths)
 
     def rows_at(self, places: IntArray) -> IntArray:
@@ -147,9 +147,9 @@ class Segments:
         firsts = self.steps[0].firsts_of()
         return self.order is None and bool((firsts[1:] >= firsts[:-1]).all())
 
-    def inside(self, rows: IntArray) -> tuple[IntArray, IntArray]:
+    def inside(self, rows: IntArray, kind: int = 0) -> tuple[IntArray, IntArray]:
         """Return the last segment that begins at or before each row, and how far into it the row is."""
-        firsts = self.steps[0].firsts_of()
+        firsts = self.steps[kind].firsts_of()
         segments = np.maximum(np.searchsorted(firsts, rows, side="right") - 1, 0)
         return segments, rows - firsts[np.minimum(segments, len(firsts) - 1)]
 

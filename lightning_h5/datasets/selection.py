@@ -182,7 +182,10 @@ class _FileColumns(Mapping[str, npt.NDArray[Any]]):
     ) -> None:
         self._selection, self._counters = selection, counters
         self._layouts, self._guard = selection.table.layouts[file], selection.table.guards[file]
-        self._read = {name: decoded(self._layouts[selection.fields[name]], column) for name, column in read.items()}
+        self._read = {
+            name: decoded(self._layouts[selection.fields[name]], column, selection.options)
+            for name, column in read.items()
+        }
         self.n_rows = int(np.diff(selection.table.starts)[file])
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -192,7 +195,7 @@ class _FileColumns(Mapping[str, npt.NDArray[Any]]):
                 raise _no_column(layout, self.n_rows)
             tasks, column = column_tasks(layout, self._selection.options, self._counters)
             do_tasks(tasks, usable_cores(), lambda _: None)
-            self._read[name] = decoded(layout, column)
+            self._read[name] = decoded(layout, column, self._selection.options)
         return self._read[name]
 
     def _layout(self, name: str) -> ArrayLayout:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy.typing as npt
+import torch
 
 from ..counters import Counters
 from ..hdf5 import ArrayLayout, OpenOptions, close_when_collected
@@ -71,13 +72,35 @@ class TableDataset(RowDataset):
         """Return the samples of the table that some samples of this dataset are: rows, over all files, if these are."""
         return samples if self.indices is None else self.indices[samples]
 
+    def in_samples(self, asked: BatchRows, columns: Sequence[Column]) -> list[Column]:
+        """Return the columns of arrays as those of fields: the arrays of a sparse matrix are one."""
+        found = list(columns)
+        for at in sorted(self.fields.matrices, reverse=True):
+            values, stored = found[at : at + 2]
+            lengths = asked.fields[at].lengths
+            assert isinstance(values, torch.Tensor), "a matrix has numbers"
+            assert isinstance(stored, torch.Tensor), "a matrix has numbers"
+            assert lengths is not None, "rows have a length each"
+            found[at : at + 2] = [self.fields.matrices[at].column(values, stored, lengths, self._buffers)]
+        return found
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of a sample's rows of sparse matrices, if these are dense in a batch."""
+        sizes = [
+            one.n_columns * (dtype.itemsize if (dtype := self.plans[at].dtype) is not None else 0)
+            for at, one in self.fields.matrices.items()
+            if not one.as_csr
+        ]
+        return sum(sizes)
+
     def further_columns(self, asked: BatchRows) -> list[Column]:
         """Return the masks of samples, and their segments and steps, as far as they are asked for."""
         sampling, columns = self.table.sampling, list[Column]()
         if isinstance(sampling, Windows) and asked.places is not None:
             n = len(asked.places.segments)
             columns += [mask_of_samples(asked.fields[field], n, sampling, field) for field in self.fields.masked]
-        if self.sample_layout.with_index and sampling is not None:
+        if self.sample_layout.with_index and sampling is not None and not self.fields.matrices:
             columns += places_columns(self.table, asked)
         return columns
 
@@ -105,6 +128,11 @@ class TableDataset(RowDataset):
             if places.steps.ndim > 1:
                 parts = table.parts_of_segments(segments.numbers_of(places.segments))
                 return table.files_of(parts), rows
+            if self.fields.matrices:
+                numbers = segments.numbers_of(places.segments)
+                parts = table.parts_of_segments(numbers)
+                assert table.first_segments is not None, "files have rows"
+                return parts, numbers - table.first_segments[parts]
             rows = segments.rows_at(segments.steps[0].firsts_of(places.segments) + places.steps)
         parts, local = table.locate(rows)
         return table.files_of(parts), local
@@ -113,8 +141,12 @@ class TableDataset(RowDataset):
         """See ``RowDataset.summary``."""
         paths = self.table.paths
         ends = f" from {_shortened(paths[0])} to {_shortened(paths[-1])}" if paths else ""
-        names = zip(self.fields.names, self.plans, strict=False)
-        fields = [f"{name}: {plan.dtype_name} {plan.row_shape}" for name, plan in names]
+        fields = []
+        for at, (name, plan) in enumerate(zip(self.fields.names, self.plans, strict=False)):
+            if (matrix := self.fields.matrices.get(at)) is not None:
+                fields.append(f"{name}: {plan.dtype_name} ({matrix.n_columns},), sparse")
+            elif at - 1 not in self.fields.matrices:
+                fields.append(f"{name}: {plan.dtype_name} {plan.row_shape}")
         if len(fields) > MAX_FIELDS:
             fields[MAX_FIELDS:] = [f"{len(fields) - MAX_FIELDS} more fields"]
         return [
@@ -126,6 +158,8 @@ class TableDataset(RowDataset):
     def _summary_of_rows(self) -> list[str]:
         if (sampling := self.table.sampling) is None:
             return [rows_of_all(len(self), self.table.n_samples)]
+        if self.fields.matrices and self.table.first_segments is not None:
+            return [rows_of_all(len(self), int(self.table.first_segments[-1]))]
         n_segments = f"{len(sampling.segments):,} segments"
         what = "patches" if isinstance(sampling, Patches) else "windows"
         return [n_segments if isinstance(sampling, WholeSegments) else f"{len(self):,} {what} of {n_segments}"]

@@ -189,11 +189,14 @@ class WholeSegments:
         segments: the segments.
         max_length: steps of a sample at most, the first ones; None for all.
         is_single: for each field whether a sample has the first step alone, since all are equal; empty if none is.
+        are_sparse: segments are rows of sparse matrices: a sample keeps its stored values together with their columns,
+            and may have none.
     """
 
     segments: Segments
     max_length: int | None = None
     is_single: tuple[bool, ...] = ()
+    are_sparse: bool = False
 
     def __len__(self) -> int:
         return len(self.segments)
@@ -233,7 +236,7 @@ class WholeSegments:
         assert kind is not None, "the field has no steps"
         if not self.has_all_steps(field):
             return self.n_before(rows)
-        segments, inside = self.segments.inside(rows)
+        segments, inside = self.segments.inside(rows, kind)
         lengths = self._cropped(self.segments.steps[kind].lengths_of())
         before = np.concatenate([[0], np.cumsum(lengths)])[segments]
         return before + np.clip(inside, 0, lengths[segments])
@@ -271,7 +274,7 @@ class WholeSegments:
         if not has_all_steps:
             return FieldRows(self.segments.rows_at(steps.firsts_of(places.segments)))
         lengths = self._cropped(steps.lengths_of(places.segments))
-        return FieldRows(self.segments.rows_at(self.segments.places_of(places.segments, lengths)), lengths)
+        return FieldRows(self.segments.rows_at(self.segments.places_of(places.segments, lengths, kind)), lengths)
 
     def _cropped(self, lengths: IntArray) -> IntArray:
         return lengths if self.max_length is None else np.minimum(lengths, self.max_length)

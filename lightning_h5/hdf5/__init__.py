@@ -3,7 +3,7 @@
 from .alike import AlikeArrays
 from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
-from .codecs import Codec, codec_of
+from .codecs import Codec, MatrixRows, Recode, codec_of
 from .contents import Entry, entries_of, kind_of_object, list_arrays, resolve_path, shape_of
 from .describe import attribute_layout, describe_array, filters_of, layout_of, scalar_layout
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
@@ -26,6 +26,7 @@ from .layout_table import ArrayColumns, LayoutTable
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .open import FAULTS, create_h5, open_h5, translate_h5py_errors
 from .paths import expand_paths, expand_user, file_number
+from .sparse import SparseGroup, sparse_group
 
 __all__ = [
     "FAULTS",
@@ -47,9 +48,12 @@ __all__ = [
     "Filter",
     "HandlePool",
     "LayoutTable",
+    "MatrixRows",
     "OpenOptions",
     "Packing",
+    "Recode",
     "ScalarError",
+    "SparseGroup",
     "attribute_layout",
     "check_no_overlap",
     "close_when_collected",
@@ -89,6 +93,7 @@ __all__ = [
     "resolve_path",
     "scalar_layout",
     "shape_of",
+    "sparse_group",
     "stat_of",
     "torch_dtype",
     "translate_h5py_errors",

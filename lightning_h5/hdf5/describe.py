@@ -171,7 +171,10 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         H5CorruptError: its chunk index, or other metadata, is damaged.
     """
     with translate_h5py_errors(path, repr(key)):
-        return _layout_of(handle, path, key)
+        found = _layout_of(handle, path, key)
+        if handle.categories is None:
+            return found
+        return found.with_changes(categories=_layout_of(handle.categories, path, f"{key}/categories"))
 
 
 def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:

@@ -83,6 +83,7 @@ class ArrayLayout:
             file. None if they cannot be read without the HDF5 library.
         user_block: bytes at the start of the file that are not part of HDF5's address space.
         packing: how attributes declare that stored integers are decoded, or None.
+        categories: what the values are codes of, if the name is that of a categorical column; None otherwise.
         value: the only row of an attribute, as an array of one row; None for an array.
         view: how the array is seen, if rows are not all of it along axis 0. ``n_rows``, ``axes`` and ``row_shape`` are
             of the rows as seen; ``axes`` without those of an array-valued element.
@@ -112,6 +113,7 @@ class ArrayLayout:
     references: ArrayLayout | None = field(default=None, compare=False, repr=False)
     user_block: int = 0
     packing: Packing | None = None
+    categories: ArrayLayout | None = field(default=None, compare=False, repr=False)
     value: Any = field(default=None, compare=False, repr=False)
     view: ArrayView | None = None
     decoding: Decoding | None = None
@@ -122,7 +124,8 @@ class ArrayLayout:
         if self.decoding is not None:
             return self.decoding.array.guarded(guard).decoded(self.decoding.codec)
         references = None if self.references is None else self.references.with_changes(guard=guard)
-        return self.with_changes(references=references, guard=guard)
+        categories = None if self.categories is None else self.categories.guarded(guard)
+        return self.with_changes(references=references, categories=categories, guard=guard)
 
     def with_changes(self, **changes: Any) -> ArrayLayout:
         """Return the array with other attributes; much faster than ``dataclasses.replace``, for many files."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, starmap
 from typing import Any
 
@@ -46,6 +46,7 @@ class ArrayHandle:
         is_external: whether it lies in another file than the one that was opened.
         file: the file that it was found from; None for its own.
         other_files: paths of other files that it has rows in, if these are allowed.
+        categories: what its values are codes of, if a categorical column was named; None otherwise.
     """
 
     array: Any
@@ -53,6 +54,7 @@ class ArrayHandle:
     is_external: bool = False
     file: Any = None
     other_files: tuple[str, ...] = ()
+    categories: ArrayHandle | None = None
 
 
 class _Sources:
@@ -158,6 +160,10 @@ class _Sources:
         self.paths[os.path.abspath(path)] = None
 
 
+_CATEGORICAL = ("codes", "categories")
+"""Arrays of the group that is a categorical column."""
+
+
 def find_array(file: Any, key: str, files: FileOptions = _DEFAULTS) -> ArrayHandle:
     """Find an array by its path inside the file, which may end in a member of a compound array.
 
@@ -172,6 +178,9 @@ def find_array(file: Any, key: str, files: FileOptions = _DEFAULTS) -> ArrayHand
     """
     with translate_h5py_errors(file.filename, repr(key)):
         array, members = resolve_path(file, key, allow_external=files.allow_external)
+        if isinstance(array, h5py.Group) and {*_CATEGORICAL} <= {*array}:
+            codes, categories = (find_array(file, f"{key}/{name}", files) for name in _CATEGORICAL)
+            return replace(codes, categories=categories)
         _check_is_array(file, array, key)
         # Before reading the shape: HDF5 may open all files of a virtual array to find it.
         if not files.allow_external:
@@ -186,6 +195,11 @@ def find_array(file: Any, key: str, files: FileOptions = _DEFAULTS) -> ArrayHand
 
 def _check_is_array(file: Any, array: Any, key: str) -> None:
     path = file.filename
+    if isinstance(array, h5py.Group) and {"data", "indices", "indptr"} <= {*array}:
+        raise H5ValueError(
+            f"{key!r} in {path!r} is a sparse matrix, whose rows are samples of an input or a target as they are: not "
+            "windows or segments of them, and no column. Leave those arguments out, or name another array."
+        )
     if isinstance(array, h5py.Group):
         inside = [f"{key.strip('/')}/{name}" for name in list_arrays(array)]
         raise H5ValueError(

@@ -130,10 +130,7 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     reasons = [
         _why_these(x, y, others),
         *why,
-        *(
-            f"{group!r} is a sparse matrix, whose rows are not rows of an array: write it as a dense array."
-            for group in sparse
-        ),
+        *(f"{group!r} is a sparse matrix: its rows are samples with x_key={group!r}." for group in sparse),
         *comments,
         why_module,
     ]

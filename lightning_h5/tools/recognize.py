@@ -41,6 +41,7 @@ LENGTHS, OFFSETS = (
 )
 EPISODES = {"episode", "trajectory", "traj", "demo", "sequence", "rollout"}
 WELL = re.compile(r"t\d_fields/")
+MIN_ROWS = 10  # of which some are left to validate on
 MAX_NESTED = 100  # groups that are searched for groups of their own
 
 
@@ -51,6 +52,8 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         files: what is in them; the rules take those of the first one for granted.
         reader: see there.
     """
+    if guesses := _sparse_rows(files):
+        return guesses
     files = [replace(file, arrays=_without_tables(file.arrays)) for file in files]
     if not files[0].arrays:
         return []
@@ -77,6 +80,26 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     if len(files) == 1 and of_files.shapes and of_files.are_volumes:
         return [*of_files.guesses()[:1], Guess(settings={}, why="An index along axis 0 of all arrays is a sample.")]
     return of_files.guesses() if of_files.are_segments else []
+
+
+def _sparse_rows(files: Sequence[FileLooks]) -> list[Guess]:
+    """Groups with the arrays of a sparse matrix, as AnnData and Cell Ranger write them: a row is a sample."""
+    arrays = files[0].arrays
+    groups = sorted(name.removesuffix("/indptr") for name in arrays if name.endswith("/indptr"))
+    groups = [group for group in groups if {f"{group}/data", f"{group}/indices"} <= set(arrays)]
+    main = next((group for group in groups if group in ("X", "matrix")), groups[0] if len(groups) == 1 else None)
+    if main is None:
+        return []
+    n_rows = arrays[f"{main}/indptr"].shape[0] - 1
+    columns = [name.removesuffix("/codes") for name in arrays if re.fullmatch(r"obs/[^/]+/codes", name)]
+    columns = [name for name in columns if arrays[f"{name}/codes"].shape == (n_rows,)]
+    target = min(columns, key=lambda name: (not words_in(name) & (TARGETS | {"type"}), name), default=None)
+    why = f"{main!r} is a sparse matrix, of which a row is a sample; it becomes dense in a batch, or stays sparse with "
+    why += f"decode={{{main!r}: 'csr'}}."
+    if target is not None:
+        why += f" {target!r} is a column of categories, whose codes are the same in all files (datamodule.categories)."
+    split: Settings = {"split": 0.1} if n_rows >= MIN_ROWS else {}
+    return [Guess(settings={"x_key": main, **({} if target is None else {"y_key": target}), **split}, why=why)]
 
 
 def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:

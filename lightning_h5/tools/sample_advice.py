@@ -111,7 +111,9 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
     dataset = LazyFileDataset(files, **arguments)
     table = dataset.table
     x_keys, y_keys = keys_in(settings["x_key"]), keys_in(settings.get("y_key"))
-    x, y = table.layouts[0][: len(x_keys)], table.layouts[0][len(x_keys) :]
+    n_inputs, columns = dataset.fields.n_inputs, {at + 1 for at in dataset.fields.matrices}
+    arrays = [one for at, one in enumerate(table.layouts[0]) if at not in columns]
+    x, y = arrays[: n_inputs - len(columns)], arrays[n_inputs - len(columns) :]
     dtypes, reasons = suggest_dtypes(x if len(x) == 1 else [one for one in x if one.packing], y, None)
     if len(x) > 1 and "x_dtype" in dtypes:
         names = settings["x_key"]
@@ -170,7 +172,7 @@ def _cost_of(table: Any) -> SampleCost:
         once += sum(grid.n_blocks for grid in grids) * across / n
     return SampleCost(
         n_samples=n,
-        n_segments=table.n_segments,
+        n_segments=0 if getattr(table.sampling, "are_sparse", False) else table.n_segments,
         n_bytes=n_bytes,
         n_chunks=round(n_chunks, 1),
         bytes_decoded=round(plain),

@@ -24,6 +24,7 @@ class Layout:
 
     arguments: dict[str, Any]
     samples: list[dict[str, Any]]
+    are_rows: bool = False
 
 
 def project(function):

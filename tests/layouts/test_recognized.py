@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 
+import cells  # noqa: F401  # more projects
 import h5py
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ KINDS = {
     "monthly_files": "window",
     "protein_embeddings": None,
 }
+CELLS = {"anndata_files": ("X", "obs/cell_type"), "cell_ranger": ("matrix", None)}
 
 
 def printed(path):
@@ -50,7 +52,19 @@ def first_batch(module):
 
 
 def test_all_layouts_but_small_volumes_and_molecules_are_recognized_without_doubt():
-    assert set(PROJECTS) - set(KINDS) == {"cremi", "brats", "cell_tracking", "molecules"}
+    assert set(PROJECTS) - set(KINDS) - set(CELLS) == {"cremi", "brats", "cell_tracking", "molecules"}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_of_cells_it_names_matrix_and_categories(tmp_path, name):
+    layout = PROJECTS[name](tmp_path)
+    files = sorted(tmp_path.iterdir())
+    text, call, in_yaml = printed(layout.arguments["path"] if len(files) > 1 else files[0])
+    module = executed(call)
+    assert first_batch(module) is not None
+    assert (module.hparams["x_key"], module.hparams["y_key"]) == CELLS[name]
+    assert "unsure" not in text
+    assert dict(LazyH5DataModule(**in_yaml).hparams) == dict(module.hparams)
 
 
 @pytest.mark.parametrize("name", ["cremi", "brats"])

@@ -1,0 +1,260 @@
+"""Tables of files with sparse matrices: each row is a segment of the stored values, which are read in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..counters import Counters
+from ..errors import H5CorruptError, H5FileError, H5ValueError, listing
+from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, SparseGroup, sparse_group
+from ..options import value_of_field
+from ..readers import open_reader
+from ..types import IntArray
+from .catalog import Catalog
+from .columns import values_of
+from .compatibility import Asked, Compatibility
+from .part_layouts import ListedParts
+from .readable_files import WITHOUT_THEM, Skip, each_readable
+from .row_table import RowTable
+from .segment_columns import samples_that_pass, values_of_segments
+from .segment_fields import SampleOptions
+from .segment_splits import SegmentChoice
+from .segments import Segments, Steps
+from .sparse_rows import SparseField, sparse_field
+from .windows import WholeSegments
+
+__all__ = ["matrices_in", "sparse_table", "with_matrices"]
+
+
+def matrices_in(
+    catalog: Catalog, paths: Sequence[str], keys: Sequence[str], options: OpenOptions
+) -> dict[str, SparseGroup]:
+    """Return the sparse matrices among some names, as they are in the first file that can be read.
+
+    Raises:
+        H5ValueError: rows of a matrix cannot be read one by one.
+    """
+    for path in paths:
+        try:
+            return _matrices_of(catalog, path, keys, options)
+        except H5FileError:  # raised again, or skipped, when the arrays are looked at
+            continue
+    return {}
+
+
+def _matrices_of(catalog: Catalog, path: str, keys: Sequence[str], options: OpenOptions) -> dict[str, SparseGroup]:
+    def search(file: Any) -> tuple[dict[str, SparseGroup], list[str]]:
+        each = {key: sparse_group(file, path, key) for key in keys}
+        found = {key: group for key, group in each.items() if group is not None}
+        arrays = [name for group in found.values() for name in group.keys]
+        return found, [*arrays, *(key for key in keys if key not in found)]
+
+    if catalog.has_described(path, keys, options):
+        return {}
+    return catalog.search(path, options, f"matrices among {sorted(keys)}", search)
+
+
+def with_matrices(
+    asked: Sequence[Asked], names: Sequence[str], matrices: Mapping[str, SparseGroup], given: SampleOptions
+) -> tuple[list[Asked], dict[int, SparseField]]:
+    """Return arrays with two for each sparse matrix, stored values and their columns; and fields of these matrices.
+
+    Args:
+        asked: the arrays as the user named them.
+        names: what a sample calls them.
+        matrices: those among them, by the name of their group.
+        given: what a sample is.
+
+    Raises:
+        H5ValueError: samples are windows or segments of other steps.
+    """
+    is_other = {"window": given.window is not None, "patch": given.patch is not None}
+    is_other |= {"segments": given.segments.is_given, f"sample={given.sample!r}": given.sample not in (None, "row")}
+    if passed := [name for name, is_passed in is_other.items() if is_passed]:
+        raise H5ValueError(
+            f"{next(iter(matrices))!r} is a sparse matrix, of which each row is a sample, and {listing(passed)} was "
+            "given. Leave it out."
+        )
+    arrays: list[Asked] = []
+    found: dict[int, SparseField] = {}
+    for one, name in zip(asked, names, strict=True):
+        if (group := matrices.get(one.key)) is None:
+            arrays.append(one)
+            continue
+        taken = value_of_field(given.select, name, one.key, {})
+        found[len(arrays)] = sparse_field(group, name, taken, one.codec)
+        data, columns, _ = group.keys
+        arrays += [replace(one, key=data, text_ok=False, codec=None), Asked(key=columns, text_ok=False)]
+    return arrays, found
+
+
+def sparse_table(
+    catalog: Catalog,
+    paths: Sequence[str],
+    asked: Sequence[Asked],
+    matrices: Mapping[int, SparseField],
+    options: OpenOptions,
+    choice: SegmentChoice,
+    *,
+    skip: Skip | None = None,
+    advice: str = WITHOUT_THEM,
+) -> RowTable:
+    """Return files whose samples are rows of sparse matrices, with what other arrays have in these rows.
+
+    Args:
+        catalog: opens the files.
+        paths: the files.
+        asked: the arrays: of a matrix the stored values, followed by their columns.
+        matrices: by the number of the array with their values.
+        options: how files are opened.
+        choice: which of the rows are kept, and what else is asked of them.
+        skip: called with files that are missing or broken, which are left out; None raises their errors.
+        advice: what to do to train without broken files, for their errors.
+
+    Raises:
+        H5FileError: a file is missing or broken.
+        H5KeyError: an array is missing.
+        H5ValueError: arrays do not belong together, or files have other columns.
+    """
+    if options.swmr:
+        raise H5ValueError(
+            "files.swmr was given with a sparse matrix, whose rows are not known while a file is written. Wait until "
+            "it is closed."
+        )
+    reading = _Reading(catalog, asked, matrices, options, choice.all_columns)
+    for path, found in each_readable(paths, reading.look, skip, advice):
+        reading.add(path, *found)
+    return reading.table(choice)
+
+
+class _Reading:
+    """Collects what files have of each row."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        asked: Sequence[Asked],
+        matrices: Mapping[int, SparseField],
+        options: OpenOptions,
+        columns: Sequence[str],
+    ) -> None:
+        self._catalog, self._asked, self._matrices, self._options = catalog, asked, matrices, options
+        self._columns, self._keys = list(columns), [one.key for one in asked]
+        self._steps = [at in matrices or at - 1 in matrices for at in range(len(asked))]
+        self._compatibility = Compatibility(asked, of_one_row=False)
+        self._paths: list[str] = []
+        self._guards: list[ChangeGuard] = []
+        self._layouts: list[tuple[ArrayLayout, ...]] = []
+        self._firsts: dict[int, list[IntArray]] = {at: [] for at in matrices}
+        self._values: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in self._columns}
+
+    def look(self, path: str) -> tuple[ChangeGuard, tuple[ArrayLayout, ...], Mapping[str, SparseGroup]]:
+        """Return the arrays of a file, those that say where rows begin, and columns."""
+        names = [one.group.key for one in self._matrices.values()]
+        groups = _matrices_of(self._catalog, path, names, self._options)
+        offsets = [one.group.keys[2] for one in self._matrices.values()]
+        guard, found = self._catalog.describe(path, [*self._keys, *offsets, *self._columns], self._options)
+        return guard, found, groups
+
+    def add(
+        self, path: str, guard: ChangeGuard, found: tuple[ArrayLayout, ...], groups: Mapping[str, SparseGroup]
+    ) -> None:
+        """Add a file."""
+        n = len(self._asked)
+        arrays = tuple(one.decoded(array) for one, array in zip(self._asked, found[:n], strict=True))
+        self._compatibility.check(arrays)
+        n_rows = []
+        for (at, one), offsets in zip(self._matrices.items(), found[n:], strict=False):
+            group = groups.get(one.group.key)
+            if group is None or group.n_columns != one.group.n_columns:
+                what = "has none" if group is None else f"has {group.n_columns} columns"
+                raise H5ValueError(
+                    f"{one.group.key!r} is a sparse matrix of {one.group.n_columns} columns in the first file, and "
+                    f"{path!r} {what}. Write files with the same columns."
+                )
+            self._check_names(path, group)
+            self._firsts[at].append(_firsts(offsets, arrays[at], arrays[at + 1], self._options))
+            n_rows.append(group.n_rows)
+        for at, array in enumerate(arrays):
+            if not self._steps[at] and array.n_rows != n_rows[0]:
+                raise H5ValueError(
+                    f"{array.key!r} has {array.n_rows} rows in {path!r}, and the sparse matrix has {n_rows[0]}. Load "
+                    "arrays with as many rows."
+                )
+        if len(set(n_rows)) > 1:
+            raise H5ValueError(f"the sparse matrices of {path!r} have {n_rows} rows. Load some with equally many.")
+        for key, array in zip(self._columns, found[n + len(n_rows) :], strict=True):
+            self._values[key].append(values_of(array, self._options))
+        self._paths.append(path)
+        self._guards.append(guard)
+        self._layouts.append(arrays)
+
+    def _check_names(self, path: str, group: SparseGroup) -> None:
+        """Check that a matrix has the same columns in all files of all splits."""
+        first = self._catalog.once(("first names", group.key), lambda: path)
+        if group.names is None or first == path:
+            return
+        theirs, ours = (self._names(each, group.names) for each in (first, path))
+        if np.array_equal(theirs, ours):
+            return
+        n = min(len(theirs), len(ours))
+        at = int(np.argmax(np.append(theirs[:n] != ours[:n], True)))
+        raise H5ValueError(
+            f"the columns of {group.key!r} differ between {first!r} and {path!r}: column {at} is "
+            f"{theirs[at] if at < len(theirs) else 'missing'!r} and {ours[at] if at < len(ours) else 'missing'!r} "
+            f"({group.names!r}). Write files with the same columns in the same order."
+        )
+
+    def _names(self, path: str, key: str) -> npt.NDArray[Any]:
+        def read() -> npt.NDArray[Any]:
+            _, (array,) = self._catalog.describe(path, [key], self._options)
+            return values_of(array, self._options)
+
+        return self._catalog.once(("names", path, key), read)
+
+    def table(self, choice: SegmentChoice) -> RowTable:
+        """Return the table."""
+        firsts = next(iter(self._firsts.values()))
+        counts = np.array([len(each) for each in firsts])
+        made = RowTable(
+            tuple(self._paths),
+            ListedParts(self._catalog.recoded(self._layouts, self._options)),
+            tuple(self._guards),
+            has_steps=tuple(self._steps),
+            step_places=(0,) * len(self._asked),
+            first_segments=np.concatenate([[0], np.cumsum(counts)]),
+        )
+        steps, kinds = list[Steps](), list[int | None]()
+        for at in range(len(self._asked)):
+            if at in self._matrices:
+                starts = [first + start for first, start in zip(self._firsts[at], made.starts[:-1], strict=True)]
+                n_values = [arrays[at].n_rows for arrays in self._layouts]
+                lengths = [np.diff(first, append=n) for first, n in zip(self._firsts[at], n_values, strict=True)]
+                steps.append(Steps(np.concatenate(starts), np.concatenate(lengths)))
+            kinds.append(len(steps) - 1 if self._steps[at] else None)
+        sampling = WholeSegments(Segments(tuple(steps), tuple(kinds)), are_sparse=True)
+        made = replace(made, sampling=sampling if choice.subset is None else choice.subset.of(sampling))
+        if choice.criteria:
+            made = replace(made, sampling=samples_that_pass(made, choice.criteria, choice.keys, self._values)[0])
+        columns = {key: values_of_segments(made, key, self._values[key]) for key in choice.columns}
+        return replace(made, columns=columns)
+
+
+def _firsts(offsets: ArrayLayout, data: ArrayLayout, columns: ArrayLayout, options: OpenOptions) -> IntArray:
+    """Return the first stored value of each row of a file."""
+    bounds = open_reader(offsets, options, counters=Counters()).read(np.arange(offsets.n_rows))
+    bounds = bounds.astype(np.int64)
+    is_whole = (
+        data.n_rows == columns.n_rows == int(bounds[-1]) and bounds[0] == 0 and bool((np.diff(bounds) >= 0).all())
+    )
+    if not is_whole or data.row_shape or columns.row_shape or columns.dtype.kind not in "iu":
+        raise H5CorruptError(
+            f"{offsets.key!r} in {offsets.path!r} says that rows end at {int(bounds[-1])}, and {data.key!r} has "
+            f"{data.n_rows} values and {columns.key!r} {columns.n_rows} columns. The matrix is damaged; write it again."
+        )
+    return bounds[:-1]

@@ -1,0 +1,117 @@
+"""Sparse matrices: groups with ``data``, ``indices`` and ``indptr``, as AnnData, 10x Genomics and SciPy write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ..errors import H5ValueError
+from .contents import kind_of_object
+from .open import translate_h5py_errors
+
+__all__ = ["SparseGroup", "sparse_group"]
+
+_MEMBERS = ("data", "indices", "indptr")
+
+
+@dataclass(frozen=True)
+class SparseGroup:
+    """A sparse matrix of which each row can be read by itself.
+
+    Attributes:
+        key: the group.
+        n_rows: rows; of a file of 10x Genomics cells, which are columns there.
+        n_columns: values of a row.
+        names: array with the names of the columns, such as genes; None if there is none.
+    """
+
+    key: str
+    n_rows: int
+    n_columns: int
+    names: str | None = None
+
+    @property
+    def keys(self) -> tuple[str, str, str]:
+        """The arrays: stored values, their columns, and where each row begins among them."""
+        data, indices, indptr = (f"{self.key}/{name}" for name in _MEMBERS)
+        return data, indices, indptr
+
+
+def sparse_group(file: Any, path: str, key: str) -> SparseGroup | None:
+    """Return the sparse matrix that a group of an open file is; None if it is none.
+
+    Raises:
+        H5ValueError: its rows cannot be read one by one, or its shape is not known.
+    """
+    key = key.strip("/")
+    if kind_of_object(file, key) != "group" or any(
+        kind_of_object(file, f"{key}/{name}") != "array" for name in _MEMBERS
+    ):
+        return None
+    with translate_h5py_errors(path, repr(key)):
+        group = file[key]
+        n_rows = group["indptr"].shape[0] - 1
+        shape, form = _shape(group), _form(group)
+        if shape is None:
+            raise H5ValueError(
+                f"{key!r} in {path!r} has the arrays of a sparse matrix, and neither an attribute nor an array "
+                "'shape'. Write the attribute shape=(rows, columns), as AnnData does."
+            )
+        if form is None:
+            form = "csr" if shape[0] == n_rows and "barcodes" not in group else "csc"
+        is_of_10x = form == "csc" and "barcodes" in group
+        if form == "csc" and not is_of_10x:
+            raise H5ValueError(
+                f"{key!r} in {path!r} is stored by columns (CSC, shape {shape}), so that a row lies all over the file. "
+                "Write it by rows, such as adata.X = adata.X.tocsr() with AnnData."
+            )
+        expected, n_columns = shape[::-1] if is_of_10x else shape
+        if expected != n_rows:
+            raise H5ValueError(
+                f"{key!r} in {path!r} has the shape {shape}, and 'indptr' is of {n_rows} rows. Write the file again."
+            )
+        return SparseGroup(key, n_rows, n_columns, _names_of(file, key, is_of_10x=is_of_10x))
+
+
+def _shape(group: Any) -> tuple[int, int] | None:
+    """Return rows and columns, as the file counts them."""
+    for name in ("shape", "h5sparse_shape"):
+        found = group.attrs.get(name)
+        if found is None and name == "shape" and isinstance(group.get(name), h5py.Dataset):
+            found = group[name][...]
+        if found is not None and np.shape(found) == (2,):
+            return int(found[0]), int(found[1])
+    return None
+
+
+def _form(group: Any) -> str | None:
+    """Return "csr" or "csc" if an attribute says so."""
+    for name in ("encoding-type", "h5sparse_format"):
+        found = group.attrs.get(name)
+        text = found.decode() if isinstance(found, bytes) else found
+        if isinstance(text, str) and text[:3] in ("csr", "csc"):
+            return text[:3]
+    return None
+
+
+def _names_of(file: Any, key: str, *, is_of_10x: bool) -> str | None:
+    """Return the array with the names of a matrix's columns."""
+    if is_of_10x:
+        found = [f"{key}/features/id", f"{key}/genes"]
+        return next((name for name in found if kind_of_object(file, name) == "array"), None)
+    above, _, last = key.rpartition("/")
+    if above.rpartition("/")[2] == "layers":
+        root = above.rpartition("/")[0]
+    elif last == "X":
+        root = above
+    else:
+        return None
+    var = f"{root}/var".strip("/")
+    if kind_of_object(file, var) != "group":
+        return None
+    index = file[var].attrs.get("_index")
+    name = f"{var}/{index.decode() if isinstance(index, bytes) else index}"
+    return name if kind_of_object(file, name) == "array" else None
