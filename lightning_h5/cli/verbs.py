@@ -237,6 +237,7 @@ def _stats_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sample", choices=("row", "segment"), help="what a sample is, as for data modules")
     segments = "groups or other segments, as for data modules: 'data/*', or a mapping such as '{step_axis: 1}'"
     add("--segments", type=_option, metavar="OPTION", help=segments)
+    add("--decode", type=_option, metavar="OPTION", help="what decodes arrays: '{t2m: cf}'")
     add("--select", type=_option, metavar="OPTION", help="part of an array: '{fields: {1: [0, 3], 2: {stop: 720}}}'")
     which = parser.add_mutually_exclusive_group()
     of_rows = "rows to read, counted over all files; segments, if samples are made of these"
@@ -288,6 +289,7 @@ def _stats(options: argparse.Namespace) -> int:
         sample=options.sample,
         segments=options.segments,
         select=options.select,
+        decode=options.decode,
         shows_progress=True,
     )
     text, failure = stats_text(report), None

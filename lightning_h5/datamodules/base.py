@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, TypeAlias
 
 from .._lightning import PACKAGE, models_of_the_other_package, rank_zero_only, rank_zero_warn
-from ..datasets import Catalog, Categories, RowDataset, SegmentSubset, different_packing
+from ..datasets import Catalog, Categories, RowDataset, SegmentSubset, are_packed_alike, different_packing
 from ..distributed import exchange
 from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
@@ -270,7 +270,7 @@ class BaseH5DataModule(KeepsPosition):
             self._log_once(text)
         for other in self._datasets.values():  # all splits share one transform, which decodes integers the same way
             for a, b in zip(fields_of(other), fields_of(dataset), strict=False):
-                if a.packing != b.packing:
+                if not are_packed_alike(a, b):
                     raise different_packing(a, b)
         self._check_rows(split, dataset.n_rows)
 

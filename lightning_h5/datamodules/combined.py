@@ -101,8 +101,9 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         segments: which steps belong together: a pattern of groups, or ``SegmentOptions``.
         window: which steps of a segment make a sample: a length, ``[start, stop]``, a mapping, or ``WindowOptions``.
         patch: which part of a volume makes a sample, each segment being one: ``PatchOptions``.
-        decode: what decodes fields, by name or pattern: "real" (complex numbers as pairs of floats on a new last axis),
-            "bits:527" (so many packed bits of a row, as ``uint8`` each).
+        decode: what decodes fields, by name or pattern: "cf" (scale, offset and fill value, to floats with NaN, as by
+            default in netCDF files), "real" (complex numbers as pairs of floats on a new last axis), "bits:527" (so
+            many packed bits of a row, as ``uint8`` each), "dense" or "csr" (rows of a sparse matrix).
         select: the part of a field to read, by its axes as stored.
         workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
             ``timeout``, ``init_fn``).

@@ -284,8 +284,8 @@ class LazyH5DataModule(KeyedH5DataModule):
             inferred when exactly one array qualifies; otherwise an error lists the arrays.
         y_key: the target, in the same forms. None yields inputs alone.
         x_dtype: dtype of the input by name, such as "float16", or a mapping from fields to names. None keeps the
-            file's. Packed integers (``scale_factor``, ``_FillValue`` and the like) are an error unless their stored
-            dtype is named, such as "int16".
+            file's. Packed integers (``scale_factor``, ``_FillValue`` and the like) of other files than netCDF are an
+            error unless ``decode`` or their stored dtype, such as "int16", is named.
         y_dtype: dtype of the target, in the same forms.
         transform: runs on each sample's input, a tensor of a row's shape. What it draws from the global generators of
             Python, NumPy and torch depends on the seed, the epoch and the batch, not on the rank or worker. If it has a
@@ -328,8 +328,9 @@ class LazyH5DataModule(KeyedH5DataModule):
             ``random``).
         patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
             ``random``, ``border``), or a mapping of its fields.
-        decode: what decodes fields, by name or pattern: "real" (complex numbers as pairs of floats on a new last axis),
-            "bits:527" (so many packed bits of a row, as ``uint8`` each).
+        decode: what decodes fields, by name or pattern: "cf" (scale, offset and fill value, to floats with NaN, as by
+            default in netCDF files), "real" (complex numbers as pairs of floats on a new last axis), "bits:527" (so
+            many packed bits of a row, as ``uint8`` each), "dense" or "csr" (rows of a sparse matrix).
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         workers: how worker processes are run: ``WorkerOptions`` (``prefetch_factor``, ``persistent``, ``start_method``,
             ``timeout``, ``init_fn``).

@@ -5,7 +5,7 @@ from .catalog import Catalog
 from .categories import Categories
 from .columns import column_of, count_rows
 from .combined import CombinedHDF5Dataset
-from .compatibility import different_packing, refuse_images, shape_of_images
+from .compatibility import are_packed_alike, different_packing, refuse_images, shape_of_images
 from .discovery import expand_those_there
 from .fields import FieldMap
 from .lazy import H5LazyDataset, LazyFileDataset
@@ -68,6 +68,7 @@ __all__ = [
     "Windows",
     "WorkerFailure",
     "WorkerMemory",
+    "are_packed_alike",
     "asked_for",
     "available_memory",
     "column_of",

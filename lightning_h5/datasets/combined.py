@@ -19,7 +19,7 @@ from .catalog import Catalog
 from .collate import Collate
 from .compatibility import Asked
 from .discovery import SKIP_THEM, files_to_read, names_to_load, skip_into, table_of
-from .fields import TARGET, Decode, FieldMap, Fields, checked_names, checked_rows, codecs_of, keys_of
+from .fields import TARGET, Decode, FieldMap, Fields, checked_names, checked_rows, codecs_of, keys_of, members_of
 from .file_dataset import CACHE_BYTES
 from .labels import LabelCriterion
 from .normalize import Normalize, normalized
@@ -192,7 +192,7 @@ class CombinedHDF5Dataset(CachingDataset):
         if label is not None and matrices:
             raise H5ValueError(f"label={label} was given, and rows of sparse matrices have no steps. Use where.")
         full, names, arrays = self._scan(
-            catalog, plain, paths, load_fields, columns, of_label, bad, samples, chosen, decode, matrices
+            catalog, plain, paths, load_fields, columns, of_label, bad, samples, chosen, field_map, decode, matrices
         )
         fields = {name: at for at, name in enumerate(dict.fromkeys([*names, *columns, *of_label]))}
         valid = None if valid_mask is None else fields[valid_mask]
@@ -264,6 +264,7 @@ class CombinedHDF5Dataset(CachingDataset):
         bad: dict[str, str] | None,
         samples: SampleOptions,
         choice: SegmentChoice | None,
+        field_map: FieldMap | None,
         decode: Decode | None,
         matrices: Mapping[str, SparseGroup],
     ) -> tuple[RowTable, list[str], dict[str, ArrayLayout]]:
@@ -277,7 +278,7 @@ class CombinedHDF5Dataset(CachingDataset):
         wanted = list(dict.fromkeys([*names, *columns, *of_label]))
         if unknown := [name for name in self._named_dtypes if name not in wanted]:
             raise H5ValueError(f"dtype names {listing(unknown)}; the fields are {listing(wanted)}. Use their names.")
-        codecs = codecs_of(decode, names, [self._key(name) for name in names])
+        codecs = codecs_of(decode, names, [self._key(name) for name in names], members_of(field_map, names))
         codecs += [None] * (len(wanted) - len(names))
         asked = [
             Asked(

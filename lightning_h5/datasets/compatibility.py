@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayLayout, Codec, check_no_overlap, kind_of, torch_dtype
+from ..hdf5 import ArrayLayout, Codec, Conventions, Unpack, check_no_overlap, kind_of, torch_dtype
 
-__all__ = ["Asked", "Compatibility", "different_packing", "refuse_images", "shape_of_images"]
+__all__ = ["Asked", "Compatibility", "are_packed_alike", "different_packing", "refuse_images", "shape_of_images"]
 
 MAX_CHANNELS = 4
 """Values of a pixel, at most, on the last axis of an image."""
@@ -42,8 +42,23 @@ class Asked:
     codec: Codec | None = None
 
     def decoded(self, array: ArrayLayout) -> ArrayLayout:
-        """Return the array with rows as they are decoded."""
-        return array if self.codec is None else array.decoded(self.codec)
+        """Return the array with rows as they are decoded: packed numbers of netCDF files unless asked otherwise."""
+        packing = array.packing
+        if isinstance(self.codec, Conventions):
+            return array if packing is None else array.decoded(Unpack(packing))
+        if self.codec is not None:
+            return array.decoded(self.codec)
+        if packing is not None and packing.policy == "decode" and not (self.takes_packed or self.takes_stored(array)):
+            return array.decoded(Unpack(packing))
+        return array
+
+    def takes_stored(self, array: ArrayLayout) -> bool:
+        """Return whether the user named the stored dtype of packed numbers, or one that holds all that are values."""
+        if self.dtype is None or array.packing is None or array.dtype.kind == "f":
+            return False
+        if self.dtype == torch_dtype(array.dtype, "dtype"):
+            return True
+        return array.packing.only_misses and _holds(self.dtype, array.dtype)
 
 
 class Compatibility:
@@ -112,17 +127,15 @@ def _check_packing(layout: ArrayLayout, asked: Asked) -> None:
     If they are the values themselves, except some that stand for missing ones, any integers that hold them will do.
     """
     packing = layout.packing
-    if packing is None or (asked.dtype is not None and asked.dtype == torch_dtype(layout.dtype, "dtype")):
-        return
-    if packing.only_misses and _holds(asked.dtype, layout.dtype):
+    if packing is None or packing.policy == "keep" or asked.takes_stored(layout):
         return
     raw = "" if asked.argument is None else asked.argument.replace("{}", repr(str(layout.dtype)))
     transform = "target_transform" if raw.startswith(("y_dtype", "dtype_y")) else "transform"
     raise H5ValueError(
         f"{layout.key!r} in {layout.path!r} holds packed integers ({layout.dtype} with {packing}), whose values are "
         f"decoded so: {packing.formula}. "
-        + (f"Pass {raw} to load them as they are stored, and decode them in a {transform}; or w" if raw else "W")
-        + "rite the decoded values to an array of their own."
+        f"Pass decode={{{layout.key!r}: 'cf'}} to decode them"
+        + (f", or {raw} to load them as they are stored, and decode them in a {transform}." if raw else ".")
     )
 
 
@@ -136,8 +149,14 @@ def _holds(wanted: torch.dtype | None, stored: np.dtype[Any]) -> bool:
 
 def _check_packed_alike(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout], asked: Sequence[Asked]) -> None:
     for a, b, one in zip(expected, found, asked, strict=True):
-        if a.packing != b.packing and not one.takes_packed:
+        if not (one.takes_packed or are_packed_alike(a, b)):
             raise different_packing(a, b)
+
+
+def are_packed_alike(a: ArrayLayout, b: ArrayLayout) -> bool:
+    """Return whether stored numbers of two arrays mean the same, as far as these are not kept as they are anyway."""
+    refused = [None if one.packing is None or one.packing.policy == "keep" else one.packing for one in (a, b)]
+    return refused[0] == refused[1]
 
 
 def different_packing(a: ArrayLayout, b: ArrayLayout) -> H5ValueError:
@@ -145,7 +164,7 @@ def different_packing(a: ArrayLayout, b: ArrayLayout) -> H5ValueError:
     left, right = (f"packed with {one.packing}" if one.packing else "not packed" for one in (a, b))
     return H5ValueError(
         f"{a.key!r} is {left} in {a.path!r}, and {b.key!r} is {right} in {b.path!r}: one formula does not decode both. "
-        "Write the decoded values to separate arrays, or train on files with the same formula."
+        "Pass decode={...: 'cf'} to decode each file by its own formula, or train on files with the same one."
     )
 
 

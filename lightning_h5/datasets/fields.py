@@ -13,7 +13,17 @@ import numpy.typing as npt
 import torch
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayLayout, Codec, FieldNames, codec_of, field_names, kind_of, torch_dtype
+from ..hdf5 import (
+    ArrayLayout,
+    Codec,
+    FieldNames,
+    Stack,
+    codec_of,
+    field_names,
+    kind_of,
+    stacked_members,
+    torch_dtype,
+)
 from ..options import value_of_field
 from ..types import DTypeLike, IntArray, Keys
 from .collate import Collate
@@ -35,6 +45,7 @@ __all__ = [
     "checked_rows",
     "codecs_of",
     "keys_of",
+    "members_of",
     "row_numbers",
     "torch_dtype_of",
 ]
@@ -192,7 +203,12 @@ class Fields:
         if y is None and target_transform is not None:
             raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
         both = [x] if y is None else [x, y]
-        codecs = codecs_of(decode, [name for one in both for name in one.names], [k for one in both for k in one.keys])
+        codecs = codecs_of(
+            decode,
+            [name for one in both for name in one.names],
+            [key for one in both for key in one.keys],
+            [members for one in both for members in one.members or (None,) * len(one.keys)],
+        )
         asked = _asked(x, x_dtype, "x_dtype", codecs, text_ok=x.kind != "single")
         if y is not None:
             asked += _asked(y, y_dtype, "y_dtype", codecs[len(x.keys) :], text_ok=True)
@@ -213,16 +229,22 @@ class Fields:
         return cls(tuple(asked), sample_layout)
 
 
-def codecs_of(decode: Decode | None, names: Sequence[str], keys: Sequence[str]) -> list[Codec | None]:
+def codecs_of(
+    decode: Decode | None,
+    names: Sequence[str],
+    keys: Sequence[str],
+    members: Sequence[tuple[str, ...] | None] = (),
+) -> list[Codec | None]:
     """Return what decodes the rows of each field; None for those that come as they are stored.
 
     Args:
         decode: what the user gave.
         names: of the fields.
         keys: their arrays.
+        members: of each, those of a table that are stacked; empty if there are none.
 
     Raises:
-        H5ValueError: there is no such codec, or no such field.
+        H5ValueError: there is no such codec, or no such field; or members are stacked and decoded.
     """
     given = decode or {}
     if not isinstance(given, Mapping):
@@ -231,7 +253,12 @@ def codecs_of(decode: Decode | None, names: Sequence[str], keys: Sequence[str]) 
     if unused := [one for one in given if not any(one == name or fnmatchcase(name, one) for name in known)]:
         raise H5ValueError(f"decode names {listing(unused)}; the fields are {listing(names)}. Name some of these.")
     found = [value_of_field(given, name, key, None) for name, key in zip(names, keys, strict=True)]
-    return [None if one is None else codec_of(one, name) for one, name in zip(found, names, strict=True)]
+    codecs = [None if one is None else codec_of(one, name) for one, name in zip(found, names, strict=True)]
+    for at, stacked in enumerate(members):
+        if stacked is not None and codecs[at] is not None:
+            raise H5ValueError(f"decode names {names[at]!r}, which stacks members of a table. Leave it out of decode.")
+        codecs[at] = codecs[at] if stacked is None else Stack(stacked)
+    return codecs
 
 
 def _asked(
@@ -350,6 +377,12 @@ def checked_rows(indices: npt.ArrayLike | None, n_rows: int) -> IntArray | None:
     return given.astype(np.int64)
 
 
+def members_of(field_map: FieldMap | None, names: Sequence[str]) -> list[tuple[str, ...] | None]:
+    """Return for each name the members of a table that it stacks; None for an array."""
+    given = field_map or {}
+    return [stacked_members(given.get(name), f"field_map[{name!r}]")[1] for name in names]
+
+
 def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
     """Return the array of each name in a field map, and the axes of the target if they are given.
 
@@ -358,7 +391,10 @@ def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
     """
     keys: dict[str, str] = {}
     layout = None
-    for name, given in (field_map or {}).items():
+    stacked = []
+    for name, asked in (field_map or {}).items():
+        given, members = stacked_members(asked, f"field_map[{name!r}]")
+        stacked += [] if members is None else [given]
         entry = {"key": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
         if not isinstance(entry.get("key", name), str) or not entry or set(entry) - {"key", "layout"}:
             raise H5ValueError(
@@ -369,7 +405,7 @@ def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
             raise H5ValueError(f"field_map[{name!r}] has a layout, which only a target can have.")
         keys[name] = entry.get("key", name).strip("/")
         layout = entry.get("layout", layout)
-    twice = [key for key in keys.values() if list(keys.values()).count(key) > 1]
+    twice = [key for key in keys.values() if list(keys.values()).count(key) > 1 and key not in stacked]
     if twice:
         raise H5ValueError(f"field_map gives {listing(dict.fromkeys(twice))} several names. Give each array one.")
     return keys, layout

@@ -72,8 +72,9 @@ class H5LazyDataset(FileDataset):
             ``random``).
         patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
             ``random``, ``border``), or a mapping of its fields.
-        decode: what decodes fields, by name or pattern: "real" (complex numbers as pairs of floats on a new last axis),
-            "bits:527" (so many packed bits of a row, as ``uint8`` each).
+        decode: what decodes fields, by name or pattern: "cf" (scale, offset and fill value, to floats with NaN, as by
+            default in netCDF files), "real" (complex numbers as pairs of floats on a new last axis), "bits:527" (so
+            many packed bits of a row, as ``uint8`` each), "dense" or "csr" (rows of a sparse matrix).
         select: the part of a field to read, by its axes as stored: ``{"fields": {1: [0, 3], 2: {"stop": 720}}}``.
         collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
         seed: of random windows and patches.

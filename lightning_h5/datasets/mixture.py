@@ -18,7 +18,7 @@ from ..readers import TaskQueue
 from ..types import IntArray
 from .base import RawBatch, RowDataset
 from .buffers import BufferPool, Column, put_rows
-from .compatibility import different_packing
+from .compatibility import are_packed_alike, different_packing
 from .file_dataset import FileDataset
 from .sample_layout import SampleLayout, SamplePart, Transform
 from .sparse_rows import SparseRows
@@ -257,7 +257,7 @@ def _check_alike(sources: Mapping[str, FileDataset], *, mixes: bool) -> None:
                 "fields to load (load_fields), and their names in each source (its field_map)."
             )
         for left, right in zip(expected.table.layouts[0], source.table.layouts[0], strict=True):
-            if left.packing != right.packing:
+            if not are_packed_alike(left, right):
                 raise different_packing(left, right)
         for field, a, b in zip(fields, expected.plans, source.plans, strict=False) if mixes else ():  # without masks
             if str(a) != str(b):

@@ -49,7 +49,7 @@ def matrices_in(
 
 def _matrices_of(catalog: Catalog, path: str, keys: Sequence[str], options: OpenOptions) -> dict[str, SparseGroup]:
     def search(file: Any) -> tuple[dict[str, SparseGroup], list[str]]:
-        each = {key: sparse_group(file, path, key) for key in keys}
+        each = {key: sparse_group(file, path, key, allow_external=options.files.allow_external) for key in keys}
         found = {key: group for key, group in each.items() if group is not None}
         arrays = [name for group in found.values() for name in group.keys]
         return found, [*arrays, *(key for key in keys if key not in found)]

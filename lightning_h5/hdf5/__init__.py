@@ -3,7 +3,7 @@
 from .alike import AlikeArrays
 from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
-from .codecs import Codec, MatrixRows, Recode, codec_of
+from .codecs import Codec, Conventions, MatrixRows, Recode, Stack, Unpack, codec_of
 from .contents import Entry, entries_of, kind_of_object, list_arrays, resolve_path, shape_of
 from .describe import attribute_layout, describe_array, filters_of, layout_of, scalar_layout
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
@@ -19,6 +19,7 @@ from .keys import (
     guess_keys_in,
     keys_in,
     names_rows,
+    stacked_members,
     words_in,
 )
 from .layout import ArrayLayout, ArrayView, Decoding, Filter, path_of
@@ -42,6 +43,7 @@ __all__ = [
     "ChangeGuard",
     "ChunkTable",
     "Codec",
+    "Conventions",
     "Decoding",
     "Entry",
     "FieldNames",
@@ -54,6 +56,8 @@ __all__ = [
     "Recode",
     "ScalarError",
     "SparseGroup",
+    "Stack",
+    "Unpack",
     "attribute_layout",
     "check_no_overlap",
     "close_when_collected",
@@ -94,6 +98,7 @@ __all__ = [
     "scalar_layout",
     "shape_of",
     "sparse_group",
+    "stacked_members",
     "stat_of",
     "torch_dtype",
     "translate_h5py_errors",

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import H5CorruptError, H5ValueError
+from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
+from ..jit import compiled
+from .dtypes import Packing
 
 if TYPE_CHECKING:
     from .layout import ArrayLayout
 
-__all__ = ["Bits", "Codec", "MatrixRows", "RealParts", "Recode", "codec_of"]
+__all__ = ["Bits", "Codec", "Conventions", "MatrixRows", "RealParts", "Recode", "Stack", "Unpack", "codec_of"]
+
+PIECE = 1 << 14
+"""Numbers that NumPy decodes at a time, so that they stay in a core's own cache."""
 
 
 class Codec(Protocol):
@@ -35,9 +42,21 @@ class Codec(Protocol):
         """Decode rows into memory of as many."""
         ...
 
+    def compiled(self) -> Codec:
+        """Return a codec that decodes the same faster, if that can be compiled."""
+        ...
+
+
+class PlainCodec:
+    """A codec that is not compiled."""
+
+    def compiled(self) -> Any:
+        """See ``Codec.compiled``."""
+        return self
+
 
 @dataclass(frozen=True)
-class RealParts:
+class RealParts(PlainCodec):
     """Complex numbers as pairs of a real and an imaginary part, on a new last axis."""
 
     def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -52,7 +71,7 @@ class RealParts:
 
 
 @dataclass(frozen=True)
-class Bits:
+class Bits(PlainCodec):
     """Packed bits, the first in the highest bit of a byte, as one ``uint8`` each.
 
     Args:
@@ -78,7 +97,7 @@ class Bits:
 
 
 @dataclass(frozen=True)
-class MatrixRows:
+class MatrixRows(PlainCodec):
     """Rows of a sparse matrix, which is no single array.
 
     Args:
@@ -97,7 +116,7 @@ class MatrixRows:
 
 
 @dataclass(frozen=True)
-class Recode:
+class Recode(PlainCodec):
     """Codes of categories as other codes; those of missing values stay -1.
 
     Args:
@@ -127,6 +146,119 @@ class Recode:
             )
 
 
+@dataclass(frozen=True)
+class Stack(PlainCodec):
+    """Members of a table as numbers on a new last axis, in float32: the rows of the table are decoded once for all.
+
+    Args:
+        members: their names, in the order of the axis.
+    """
+
+    members: tuple[str, ...]
+
+    def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """See ``Codec.decoded``."""
+        names = array.dtype.names
+        if names is None or array.members:
+            raise H5ValueError(
+                f"{[f'{array.key}/{name}' for name in self.members]} were named as one field, and {array.key!r} in "
+                f"{array.path!r} is no table, but an array of {array.dtype}. Give each array a name of its own."
+            )
+        if absent := [name for name in self.members if name not in names]:
+            raise H5KeyError(
+                f"{array.key!r} in {array.path!r} has no {listing(absent)}; its members are {listing(names)}."
+                f"{near(absent[0], names)} Name some of these."
+            )
+        if wrong := [name for name in self.members if array.dtype[name].shape or array.dtype[name].kind not in "biuf"]:
+            raise H5ValueError(
+                f"{listing(wrong)} of {array.key!r} in {array.path!r} are {array.dtype[wrong[0]]}, and single real "
+                "numbers are stacked. Leave them out, or give them a name of their own."
+            )
+        return np.dtype(np.float32), (*array.row_shape, len(self.members))
+
+    def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """See ``Codec.decode``."""
+        with np.errstate(all="ignore"):  # numbers too large for float32 become infinite
+            for at, member in enumerate(self.members):
+                out[..., at] = rows[member]
+
+
+@dataclass(frozen=True)
+class Conventions(PlainCodec):
+    """Attributes of the CF conventions say how to decode an array; one without such attributes is as it is stored."""
+
+    def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """See ``Codec.decoded``."""
+        return array.dtype, array.row_shape
+
+    def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """See ``Codec.decode``."""
+        out[...] = rows
+
+
+@dataclass(frozen=True)
+class Unpack:
+    """Packed numbers as floats, with NaN for missing values; computed in float64, and rounded once.
+
+    Integers of up to 16 bits become float32, which holds them and a scale; floats keep their dtype, and others become
+    float64.
+
+    Args:
+        packing: what the attributes declare.
+        is_compiled: decode with Numba, in one pass.
+    """
+
+    packing: Packing
+    is_compiled: bool = False
+
+    def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """See ``Codec.decoded``."""
+        self.packing.check()
+        if array.dtype.kind == "f":
+            return array.dtype, array.row_shape
+        return np.dtype(np.float32 if array.dtype.itemsize <= 2 else np.float64), array.row_shape
+
+    def compiled(self) -> Unpack:
+        """See ``Codec.compiled``."""
+        return replace(self, is_compiled=_unpack() is not None)
+
+    def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """See ``Codec.decode``."""
+        packing = self.packing
+        missing = np.array(packing.missing, rows.dtype)
+        if packing.stored is not None:
+            rows, missing = rows.view(packing.stored), missing.view(packing.stored)
+        loop = _unpack() if self.is_compiled and rows.flags.c_contiguous and out.flags.c_contiguous else None
+        if loop is not None:
+            loop(rows.reshape(-1), missing, packing.scale, packing.offset, out.reshape(-1))
+            return
+        step = max(1, PIECE // max(1, math.prod(rows.shape[1:])))
+        for start in range(0, len(rows), step):
+            stored = rows[start : start + step]
+            values = stored.astype(np.float64)
+            with np.errstate(all="ignore"):  # stored floats may be infinite
+                values *= packing.scale
+                values += packing.offset
+                for one in missing:
+                    values[stored == one] = np.nan
+                out[start : start + step] = values
+
+
+@cache
+def _unpack() -> Any:
+    """Return the loop of ``Unpack``; None without Numba."""
+
+    def unpack(rows, missing, scale, offset, out):  # type: ignore[no-untyped-def]
+        for i in range(len(rows)):
+            value = np.float64(rows[i]) * scale + offset
+            for k in range(len(missing)):
+                if rows[i] == missing[k]:
+                    value = np.nan
+            out[i] = value
+
+    return compiled(unpack)
+
+
 def _not_decodable(array: ArrayLayout, how: str, what: str) -> H5ValueError:
     return H5ValueError(
         f"decode={how!r} was given for {array.key!r} in {array.path!r}, which has rows of {array.dtype} and the shape "
@@ -138,7 +270,7 @@ def codec_of(given: Any, field: str) -> Codec:
     """Return the codec that a user named.
 
     Args:
-        given: ``"real"``, ``"bits:N"``, ``"dense"`` or ``"csr"``.
+        given: ``"cf"``, ``"real"``, ``"bits:N"``, ``"dense"`` or ``"csr"``.
         field: the field that it is for, for errors.
 
     Raises:
@@ -146,11 +278,13 @@ def codec_of(given: Any, field: str) -> Codec:
     """
     if given == "real":
         return RealParts()
+    if given == "cf":
+        return Conventions()
     if given in ("dense", "csr"):
         return MatrixRows(given == "csr")
     if isinstance(given, str) and (found := re.fullmatch(r"bits:([1-9][0-9]*)", given)):
         return Bits(int(found[1]))
     raise H5ValueError(
-        f"decode={{{field!r}: {given!r}}} was given. Pass 'real' (complex numbers as pairs), 'bits:527' (so many "
-        "packed bits), 'dense' or 'csr' (rows of a sparse matrix)."
+        f"decode={{{field!r}: {given!r}}} was given. Pass 'cf' (scale, offset and fill value), 'real' (complex "
+        "numbers as pairs), 'bits:527' (so many packed bits), 'dense' or 'csr' (rows of a sparse matrix)."
     )

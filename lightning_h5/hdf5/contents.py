@@ -13,7 +13,7 @@ from .checks import check_link
 from .dtypes import dtype_text, numpy_dtype
 from .open import FAULTS, object_address
 
-__all__ = ["Entry", "entries_of", "kind_of_object", "list_arrays", "resolve_path", "shape_of"]
+__all__ = ["Entry", "entries_of", "has_arrays", "kind_of_object", "list_arrays", "resolve_path", "shape_of"]
 
 MAX_LINKS = 16  # HDF5's own limit on links followed in one lookup
 
@@ -68,6 +68,15 @@ def entries_of(file: Any) -> Iterator[Entry]:
 def list_arrays(group: Any) -> list[str]:
     """Return the paths of all arrays below a group, in the file's order, without links and damaged arrays."""
     return [entry.name for entry in entries_of(group) if entry.kind == "array"]
+
+
+def has_arrays(group: Any, *names: str) -> bool:
+    """Return whether a group has arrays of these names itself, not by links. Opens nothing."""
+    try:
+        each = [h5py.h5g.get_objinfo(group.id, name.encode(), follow_link=False).type for name in names]
+    except FAULTS:
+        return False
+    return all(kind == h5py.h5g.DATASET for kind in each)
 
 
 def kind_of_object(file: Any, name: str) -> Literal["group", "array"] | None:

@@ -1,4 +1,4 @@
-"""What stored numbers mean: dtypes, and packed integers of the CF and netCDF conventions."""
+"""What stored numbers mean: dtypes, and packed numbers of the CF, netCDF and NWB conventions."""
 
 from __future__ import annotations
 
@@ -117,13 +117,17 @@ def numpy_dtype(array: Any) -> np.dtype[Any] | None:
     return dtype
 
 
-# Packed integers --------------------------------------------------------------------------------------------------
+# Packed numbers ---------------------------------------------------------------------------------------------------
 
 SCALING = ("scale_factor", "add_offset")
+NWB_SCALING = ("conversion", "offset")
 MISSING = ("_FillValue", "missing_value")
 UNSIGNED = "_Unsigned"
-ATTRIBUTES = {name.encode() for name in (*SCALING, *MISSING, UNSIGNED)}
-"""The attributes that declare how stored integers are decoded."""
+ATTRIBUTES = {name.encode() for name in (*SCALING, *NWB_SCALING, *MISSING, UNSIGNED)}
+"""The attributes that declare how stored numbers are decoded."""
+
+Policy = Literal["decode", "refuse", "keep"]
+"""What becomes of packed numbers if the user names neither a decoder nor the stored dtype."""
 
 MAX_VALUES = 64
 """Values of an attribute that are read; there is one, or a few that stand for missing values."""
@@ -133,7 +137,7 @@ EXACT_IN_FLOAT64 = 1 << 53
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """How the attributes of an array of integers declare that its values are decoded.
+    """How the attributes of an array declare that its values are decoded.
 
     Attributes:
         attributes: their names and values, as text.
@@ -143,15 +147,18 @@ class Packing:
         dtype: of decoded values.
         stored: dtype that stored values are viewed as, if it is another (``_Unsigned``).
         unclear: name of an attribute that cannot be interpreted, such as text; or None.
+        policy: what becomes of stored values by default: netCDF files are "decoded", and integers of other files
+            "refused"; floats there, and numbers of NWB files, are "kept".
     """
 
     attributes: tuple[tuple[str, str], ...]
     scale: float = 1.0
     offset: float = 0.0
-    missing: tuple[int, ...] = ()
+    missing: tuple[float, ...] = ()
     dtype: str = "float64"
     stored: str | None = None
     unclear: str | None = None
+    policy: Policy = "refuse"
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self.attributes)
@@ -166,16 +173,24 @@ class Packing:
         """How a value ``x`` is decoded, as text."""
         parts = [] if self.stored is None else [f"x seen as {self.stored}"]
         values = dict(self.attributes)
+        scale, offset = (values.get(name, values.get(other)) for name, other in zip(SCALING, NWB_SCALING, strict=True))
         terms = "x"
         if self.scale != 1:
-            terms += f" * {values['scale_factor']}"
-        if self.offset:
-            terms += f" + {values['add_offset']}" if self.offset > 0 else f" - {values['add_offset'].lstrip('-')}"
+            terms += f" * {scale}"
+        if self.offset and offset is not None:
+            terms += f" + {offset}" if self.offset > 0 else f" - {offset.lstrip('-')}"
         if terms != "x":
             parts.append(terms)
         if self.missing:
             parts.append(f"{' or '.join(map(str, self.missing))} means missing")
         return "; ".join(parts) if self.unclear is None else f"as {self.unclear} says"
+
+    def check(self) -> None:
+        """Raise an ``H5ValueError`` if an attribute cannot be interpreted."""
+        if self.unclear is not None:
+            raise H5ValueError(
+                f"{self} cannot be decoded: what {self.unclear} means is not known. Decode the values yourself."
+            )
 
     def decode(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return decoded values: floats with NaN for missing values, or integers if nothing has to be decoded.
@@ -186,10 +201,7 @@ class Packing:
         Raises:
             H5ValueError: an attribute cannot be interpreted, or values are too large for a float.
         """
-        if self.unclear is not None:
-            raise H5ValueError(
-                f"{self} cannot be decoded: what {self.unclear} means is not known. Decode the values yourself."
-            )
+        self.check()
         is_missing = np.isin(values, np.array(self.missing, values.dtype))
         seen = values if self.stored is None else values.view(self.stored)
         is_scaled = self.scale != 1 or self.offset != 0
@@ -213,40 +225,74 @@ def packing_of(array: Any, element: np.dtype[Any]) -> Packing | None:
         element: dtype of its elements, in native byte order.
 
     Returns:
-        None if the array has other values than integers, or the attributes change nothing.
+        None if the array has other values than numbers, or the attributes change nothing.
     """
-    if element.kind not in "iu":
+    if element.kind not in "iuf":
         return None
     found: dict[str, npt.NDArray[Any] | str] = {}
-    for name in (*SCALING, *MISSING, UNSIGNED):
+    for name in (*SCALING, *MISSING, *((UNSIGNED,) if element.kind != "f" else ())):
         if (value := _attribute(array, name)) is not None:
             found[name] = value
+    policy: Policy = "refuse" if element.kind != "f" else "keep"
+    if not found and (found := _nwb_scaling(array)):
+        policy = "keep"
     if not found:
         return None
+    attributes = tuple((name, _text(value)) for name, value in found.items())
+    for name, other in zip(SCALING, NWB_SCALING, strict=True):
+        if other in found:
+            found[name] = found.pop(other)
+    if policy != "keep" or element.kind == "f":
+        policy = "decode" if _is_netcdf(array) else policy
     unclear = next((name for name in (*SCALING, *MISSING) if isinstance(found.get(name), str)), None)
     scale, offset = (_number(found.get(name), neutral) for name, neutral in zip(SCALING, (1, 0), strict=True))
     unclear = unclear or next((n for n, v in zip(SCALING, (scale, offset), strict=True) if v is None), None)
     is_unsigned = _yes_or_no(found.get(UNSIGNED), default=element.kind == "u")
     if is_unsigned is None:
         unclear = unclear or UNSIGNED
-    is_reseen = is_unsigned is not None and is_unsigned != (element.kind == "u")
+    is_reseen = element.kind != "f" and is_unsigned is not None and is_unsigned != (element.kind == "u")
     stored = f"{'uint' if is_unsigned else 'int'}{8 * element.itemsize}" if is_reseen else None
     values = [value for name in MISSING for value in _values(found.get(name))]
-    wholes = (_whole(value, element, is_reseen=is_reseen) for value in values)
-    missing = dict.fromkeys(whole for whole in wholes if whole is not None)
+    if element.kind == "f":  # NaN needs no decoding
+        marks = (float(element.type(value)) for value in values if not math.isnan(value))
+        missing: dict[float, None] = dict.fromkeys(marks)
+    else:
+        wholes = (_whole(value, element, is_reseen=is_reseen) for value in values)
+        missing = dict.fromkeys(whole for whole in wholes if whole is not None)
     if unclear is None and scale == 1 and offset == 0 and not missing and stored is None:
         return None
     numbers = [value for name in SCALING if isinstance(value := found.get(name), np.ndarray)]
     dtype = np.result_type(stored or element, *(value.dtype for value in numbers))
     return Packing(
-        attributes=tuple((name, _text(value)) for name, value in found.items()),
+        attributes=attributes,
         scale=1.0 if scale is None else float(scale),
         offset=0.0 if offset is None else float(offset),
         missing=tuple(missing),
         dtype=dtype.name if dtype in (np.float32, np.float64) else "float64",
         stored=stored,
         unclear=unclear,
+        policy=policy,
     )
+
+
+def _nwb_scaling(array: Any) -> dict[str, npt.NDArray[Any] | str]:
+    """Return the attributes that declare units in a file of Neurodata Without Borders."""
+    if not h5py.h5a.exists(array.id, NWB_SCALING[0].encode()) or not _has_attribute(array, "nwb_version"):
+        return {}
+    each = {name: _attribute(array, name) for name in NWB_SCALING}
+    return {name: value for name, value in each.items() if value is not None}
+
+
+def _is_netcdf(array: Any) -> bool:
+    """Return whether an array is a variable of a netCDF file: by what the library writes, or by its conventions."""
+    if any(h5py.h5a.exists(array.id, name) for name in (b"_Netcdf4Dimid", b"_Netcdf4Coordinates", b"DIMENSION_LIST")):
+        return True
+    return _has_attribute(array, "_NCProperties") or _has_attribute(array, "Conventions")
+
+
+def _has_attribute(array: Any, name: str) -> bool:
+    """Return whether the root of an array's file has an attribute."""
+    return bool(h5py.h5a.exists(h5py.h5o.open(h5py.h5i.get_file_id(array.id), b"/"), name.encode()))
 
 
 def _attribute(array: Any, name: str) -> npt.NDArray[Any] | str | None:

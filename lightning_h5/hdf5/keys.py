@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ __all__ = [
     "guess_keys_in",
     "keys_in",
     "names_rows",
+    "stacked_members",
     "words_in",
 ]
 
@@ -50,11 +51,13 @@ class FieldNames:
         kind: a single array, a tuple, or a dict.
         keys: the arrays, in order.
         names: their names in the dict, or their keys.
+        members: for each the members of a table that are stacked, whose key is then the table's; None for an array.
     """
 
     kind: Literal["single", "tuple", "dict"]
     keys: tuple[str, ...]
     names: tuple[str, ...]
+    members: tuple[tuple[str, ...] | None, ...] = ()
 
 
 def field_names(keys: Keys, argument: str) -> FieldNames:
@@ -64,8 +67,13 @@ def field_names(keys: Keys, argument: str) -> FieldNames:
         H5ValueError: a name is empty, the list is empty, or something else was given.
     """
     asked: Any = keys  # values from a configuration file can have any type
+    members: list[tuple[str, ...] | None] = []
     if isinstance(asked, Mapping):
-        given = list(asked.values())
+        given = []
+        for name, value in asked.items():
+            key, stacked = stacked_members(value, f"{argument}[{name!r}]")
+            given.append(key)
+            members.append(stacked)
     else:
         given = [asked] if isinstance(asked, str) else list(asked) if isinstance(asked, Iterable) else []
     if not given or not all(isinstance(key, str) and key.strip("/") for key in given):
@@ -76,8 +84,32 @@ def field_names(keys: Keys, argument: str) -> FieldNames:
     if isinstance(keys, str):
         return FieldNames("single", (keys,), (keys,))
     if isinstance(keys, Mapping):
-        return FieldNames("dict", tuple(given), tuple(keys))
+        return FieldNames("dict", tuple(given), tuple(keys), tuple(members) if any(members) else ())
     return FieldNames("tuple", tuple(given), tuple(given))
+
+
+def stacked_members(given: Any, argument: str) -> tuple[Any, tuple[str, ...] | None]:
+    """Return the table and the members that a list of keys names; other values as they are, and None.
+
+    Args:
+        given: a key, or a list of keys such as ``["tracks/d0", "tracks/z0"]``.
+        argument: what it was given as, for errors.
+
+    Raises:
+        H5ValueError: the keys are not of members of one table.
+    """
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        return given, None
+    parts = [one.strip("/").rpartition("/") for one in given if isinstance(one, str)]
+    tables = {table for table, _, _ in parts}
+    if len(parts) < len(given) or len(tables) != 1 or "" in tables:
+        raise H5ValueError(
+            f"{argument}={list(given)!r} is a list, which stacks members of one table, such as ['tracks/d0', "
+            "'tracks/z0']. Name members of one table, or give each array a name of its own."
+        )
+    if len({member for _, _, member in parts}) < len(parts):
+        raise H5ValueError(f"{argument}={list(given)!r} names a member twice. Name each once.")
+    return tables.pop(), tuple(member for _, _, member in parts)
 
 
 def fill_split(keys: Keys, split: str) -> Keys:
@@ -85,8 +117,14 @@ def fill_split(keys: Keys, split: str) -> Keys:
     if isinstance(keys, str):
         return keys.replace("{split}", split)
     if isinstance(keys, Mapping):
-        return {name: key.replace("{split}", split) for name, key in keys.items()}
+        return {name: _filled(key, split) for name, key in keys.items()}
     return [key.replace("{split}", split) for key in keys]
+
+
+def _filled(key: str | Sequence[str], split: str) -> str | list[str]:
+    if isinstance(key, str):
+        return key.replace("{split}", split)
+    return [one.replace("{split}", split) for one in key]
 
 
 def keys_in(*keys: Keys | None) -> list[str]:

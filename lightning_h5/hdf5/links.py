@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..options import FileOptions
 from .checks import check_in_file, check_library, check_sizes, check_source
-from .contents import list_arrays, resolve_path
+from .contents import has_arrays, list_arrays, resolve_path
 from .dtypes import numpy_dtype
 from .identity import ChangeGuard
 from .open import is_in_other_file, open_h5, translate_h5py_errors
@@ -178,7 +178,7 @@ def find_array(file: Any, key: str, files: FileOptions = _DEFAULTS) -> ArrayHand
     """
     with translate_h5py_errors(file.filename, repr(key)):
         array, members = resolve_path(file, key, allow_external=files.allow_external)
-        if isinstance(array, h5py.Group) and {*_CATEGORICAL} <= {*array}:
+        if isinstance(array, h5py.Group) and has_arrays(array, *_CATEGORICAL):
             codes, categories = (find_array(file, f"{key}/{name}", files) for name in _CATEGORICAL)
             return replace(codes, categories=categories)
         _check_is_array(file, array, key)
@@ -195,7 +195,7 @@ def find_array(file: Any, key: str, files: FileOptions = _DEFAULTS) -> ArrayHand
 
 def _check_is_array(file: Any, array: Any, key: str) -> None:
     path = file.filename
-    if isinstance(array, h5py.Group) and {"data", "indices", "indptr"} <= {*array}:
+    if isinstance(array, h5py.Group) and has_arrays(array, "data", "indices", "indptr"):
         raise H5ValueError(
             f"{key!r} in {path!r} is a sparse matrix, whose rows are samples of an input or a target as they are: not "
             "windows or segments of them, and no column. Leave those arguments out, or name another array."

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import h5py
 import numpy as np
 
-from ..errors import H5ValueError
-from .contents import kind_of_object
-from .open import translate_h5py_errors
+from ..errors import H5Error, H5ValueError
+from .contents import has_arrays, resolve_path
+from .open import FAULTS, translate_h5py_errors
 
 __all__ = ["SparseGroup", "sparse_group"]
 
@@ -40,29 +41,32 @@ class SparseGroup:
         return data, indices, indptr
 
 
-def sparse_group(file: Any, path: str, key: str) -> SparseGroup | None:
+def sparse_group(file: Any, path: str, key: str, *, allow_external: bool = False) -> SparseGroup | None:
     """Return the sparse matrix that a group of an open file is; None if it is none.
+
+    Args:
+        file: the open file.
+        path: its path.
+        key: name of the group.
+        allow_external: follow links into other files.
 
     Raises:
         H5ValueError: its rows cannot be read one by one, or its shape is not known.
     """
     key = key.strip("/")
-    if kind_of_object(file, key) != "group" or any(
-        kind_of_object(file, f"{key}/{name}") != "array" for name in _MEMBERS
-    ):
+    if (group := _group(file, key, allow_external=allow_external)) is None or not has_arrays(group, *_MEMBERS):
         return None
     with translate_h5py_errors(path, repr(key)):
-        group = file[key]
         n_rows = group["indptr"].shape[0] - 1
-        shape, form = _shape(group), _form(group)
+        shape, form, has_barcodes = _shape(group), _form(group), has_arrays(group, "barcodes")
         if shape is None:
             raise H5ValueError(
                 f"{key!r} in {path!r} has the arrays of a sparse matrix, and neither an attribute nor an array "
                 "'shape'. Write the attribute shape=(rows, columns), as AnnData does."
             )
         if form is None:
-            form = "csr" if shape[0] == n_rows and "barcodes" not in group else "csc"
-        is_of_10x = form == "csc" and "barcodes" in group
+            form = "csr" if shape[0] == n_rows and not has_barcodes else "csc"
+        is_of_10x = form == "csc" and has_barcodes
         if form == "csc" and not is_of_10x:
             raise H5ValueError(
                 f"{key!r} in {path!r} is stored by columns (CSC, shape {shape}), so that a row lies all over the file. "
@@ -73,14 +77,23 @@ def sparse_group(file: Any, path: str, key: str) -> SparseGroup | None:
             raise H5ValueError(
                 f"{key!r} in {path!r} has the shape {shape}, and 'indptr' is of {n_rows} rows. Write the file again."
             )
-        return SparseGroup(key, n_rows, n_columns, _names_of(file, key, is_of_10x=is_of_10x))
+        return SparseGroup(key, n_rows, n_columns, _names_of(file, group, key, is_of_10x=is_of_10x))
+
+
+def _group(file: Any, key: str, *, allow_external: bool = False) -> Any:
+    """Return the group that a name leads to, with each link checked before it is followed; None if there is none."""
+    with suppress(H5Error, *FAULTS):  # what describes arrays raises a better error
+        found, members = resolve_path(file, key, allow_external=allow_external)
+        if isinstance(found, h5py.Group) and not members:
+            return found
+    return None
 
 
 def _shape(group: Any) -> tuple[int, int] | None:
     """Return rows and columns, as the file counts them."""
     for name in ("shape", "h5sparse_shape"):
         found = group.attrs.get(name)
-        if found is None and name == "shape" and isinstance(group.get(name), h5py.Dataset):
+        if found is None and name == "shape" and has_arrays(group, name):
             found = group[name][...]
         if found is not None and np.shape(found) == (2,):
             return int(found[0]), int(found[1])
@@ -97,11 +110,13 @@ def _form(group: Any) -> str | None:
     return None
 
 
-def _names_of(file: Any, key: str, *, is_of_10x: bool) -> str | None:
+def _names_of(file: Any, group: Any, key: str, *, is_of_10x: bool) -> str | None:
     """Return the array with the names of a matrix's columns."""
     if is_of_10x:
-        found = [f"{key}/features/id", f"{key}/genes"]
-        return next((name for name in found if kind_of_object(file, name) == "array"), None)
+        features = _group(file, f"{key}/features")
+        if features is not None and has_arrays(features, "id"):
+            return f"{key}/features/id"
+        return f"{key}/genes" if has_arrays(group, "genes") else None
     above, _, last = key.rpartition("/")
     if above.rpartition("/")[2] == "layers":
         root = above.rpartition("/")[0]
@@ -109,9 +124,7 @@ def _names_of(file: Any, key: str, *, is_of_10x: bool) -> str | None:
         root = above
     else:
         return None
-    var = f"{root}/var".strip("/")
-    if kind_of_object(file, var) != "group":
-        return None
-    index = file[var].attrs.get("_index")
-    name = f"{var}/{index.decode() if isinstance(index, bytes) else index}"
-    return name if kind_of_object(file, name) == "array" else None
+    var = _group(file, f"{root}/var".strip("/"))
+    index = None if var is None else var.attrs.get("_index")
+    name = index.decode() if isinstance(index, bytes) else index
+    return f"{root}/var/{name}".strip("/") if isinstance(name, str) and has_arrays(var, name) else None

@@ -56,8 +56,16 @@ class DecodedSource:
         assert layout.decoding is not None, "rows are as stored"
         self.stored, self._codec = source, layout.decoding.codec
         self._row_shape, self._dtype = layout.decoding.array.row_shape, layout.decoding.array.dtype
+        self._decoded = layout.row_shape, layout.dtype
         self.n_rows, self.rows_per_block, self.grid = source.n_rows, source.rows_per_block, source.grid
         self.parts_together, self.picks_rows = max(1, source.parts_together // source.n_parts), source.picks_rows
+
+    def compile(self) -> None:
+        """Compile what decodes rows, if that is possible."""
+        self._codec = self._codec.compiled()
+        self._codec.decode(
+            np.empty((0, *self._row_shape), self._dtype), np.empty((0, *self._decoded[0]), self._decoded[1])
+        )
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""

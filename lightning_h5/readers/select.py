@@ -58,14 +58,13 @@ def open_reader(
     reader: LayoutReader
     if layout.value is not None:
         return ValueReader(layout, counters)
+    if layout.view is not None and layout.decoding is None:
+        reader = BlockReader(layout, _view_source(layout, options, counters or Counters()), counters)
+        return InMemoryReader(reader, held_bytes) if held_bytes else reader
     if layout.decoding is not None:
         stored = open_reader(layout.decoding.array, options, mmap=mmap, in_blocks=in_blocks, counters=counters)
         reader = DecodedReader(layout, stored, counters)
-        return InMemoryReader(reader, held_bytes) if held_bytes else reader
-    if layout.view is not None:
-        reader = BlockReader(layout, _view_source(layout, options, counters or Counters()), counters)
-        return InMemoryReader(reader, held_bytes) if held_bytes else reader
-    if in_blocks and is_pooled(layout, options) and fallback_reason(layout) is None:
+    elif in_blocks and is_pooled(layout, options) and fallback_reason(layout) is None:
         reader = BlockReader(layout, open_source(layout, options, 1, counters or Counters()), counters)
     elif not layout.is_contiguous:
         reader = H5pyReader(layout, options, counters)
@@ -73,10 +72,11 @@ def open_reader(
         reader = MappedReader(layout, counters)
     else:
         reader = ContiguousReader(layout, counters)
-    reader = _checked(reader, layout, options)
+    if layout.decoding is None:
+        reader = _checked(reader, layout, options)
     if not held_bytes:
         return reader
-    is_decoded = is_pooled(layout, options) and fallback_reason(layout) is None
+    is_decoded = layout.view is None and is_pooled(layout, options) and fallback_reason(layout) is None
     read_all = partial(_read_all, layout, options, counters) if is_decoded else None
     return InMemoryReader(reader, held_bytes, read_all)
 
@@ -92,11 +92,12 @@ def _read_all(layout: ArrayLayout, options: OpenOptions, counters: Counters | No
 
 def is_pooled(layout: ArrayLayout, options: OpenOptions) -> bool:
     """Return whether rows of an array are decoded together, and so cached."""
-    if layout.decoding is not None:
-        layout = layout.decoding.array
+    stored = layout if layout.decoding is None else layout.decoding.array
+    is_number = kind_of(layout.dtype) == "number" and not stored.dtype.hasobject  # members of tables may be numbers
+    layout = stored
     if layout.view is not None:
-        return bool(layout.row_bytes) and kind_of(layout.dtype) == "number" and not options.swmr
-    if layout.storage != "chunked" or layout.is_contiguous or not layout.row_bytes or kind_of(layout.dtype) != "number":
+        return bool(layout.row_bytes) and is_number and not options.swmr
+    if layout.storage != "chunked" or layout.is_contiguous or not layout.row_bytes or not is_number:
         return False
     if options.swmr:  # a live writer moves the chunk that it writes to
         return False
@@ -181,6 +182,7 @@ def open_chunked(
 def _compile(source: BlockSource) -> None:
     """Compile what decodes the chunks of a source, if that is possible."""
     if isinstance(source, DecodedSource):
+        source.compile()
         source = source.stored
     if isinstance(source, ChunkLoader | ViewSource | CellSource):
         source.compile()

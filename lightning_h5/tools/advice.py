@@ -212,22 +212,23 @@ def suggest_dtypes(
         if (targets := _to_cast(y, kinds, dtype)) and (dtype == "float32" or fits_int64):
             dtypes["y_dtype"] = dtype
             reasons.append(f"y_dtype: {dtype}, since the target is stored as {targets[0].dtype} and {use} in {dtype}.")
-    for argument, arrays in (("x_dtype", x), ("y_dtype", y)):
-        stored = {array.key: str(array.dtype) for array in arrays if array.packing is not None}
-        if stored:
-            dtypes[argument] = stored if len(arrays) > 1 else next(iter(stored.values()))
-        reasons += [
-            f"{array.key!r} holds packed integers, loaded as they are stored: decode them in a transform "
-            f"({array.packing.formula})."
-            for array in arrays
-            if array.packing is not None
-        ]
+    packed = [array for array in (*x, *y) if array.packing is not None and array.packing.policy != "keep"]
+    if refused := [array.key for array in packed if array.packing is not None and array.packing.policy == "refuse"]:
+        dtypes["decode"] = dict.fromkeys(refused, "cf")
+    reasons += [
+        f"{array.key!r} holds packed {'floats' if array.dtype.kind == 'f' else 'integers'}, which are decoded "
+        f"({array.packing.formula})."
+        for array in packed
+        if array.packing is not None
+    ]
     return dtypes, reasons
 
 
 def _to_cast(arrays: Sequence[ArrayLayout], kinds: str, dtype: str) -> list[ArrayLayout]:
     """Return arrays that are stored otherwise; none if some are not of these kinds, since a dtype is of all of them."""
-    if not all(kind_of(a.dtype) == "number" and a.dtype.kind in kinds and a.packing is None for a in arrays):
+    if not all(kind_of(a.dtype) == "number" and a.dtype.kind in kinds for a in arrays):
+        return []
+    if any(a.packing is not None and a.packing.policy != "keep" for a in arrays):
         return []
     return [array for array in arrays if array.dtype != dtype]
 

@@ -115,9 +115,8 @@ def _tried(guess: Guess, path: str | list[str], files: Sequence[str]) -> Advice:
     arrays = [one for at, one in enumerate(table.layouts[0]) if at not in columns]
     x, y = arrays[: n_inputs - len(columns)], arrays[n_inputs - len(columns) :]
     dtypes, reasons = suggest_dtypes(x if len(x) == 1 else [one for one in x if one.packing], y, None)
-    if len(x) > 1 and "x_dtype" in dtypes:
-        names = settings["x_key"]
-        dtypes["x_dtype"] = {name: str(one.dtype) for name, one in zip(names, x, strict=True) if one.packing}
+    if len(x) > 1:
+        dtypes.pop("x_dtype", None)
     if any(table.is_ragged):  # also a field without steps
         settings.setdefault("collate_fn", "pad")
     cost = _cost_of(table)

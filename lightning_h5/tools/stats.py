@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..datasets import FieldStats, SampleOptions, WholeSegments, write_stats
 from ..datasets.catalog import Catalog
 from ..datasets.compatibility import Asked
+from ..datasets.fields import Decode, codecs_of
 from ..datasets.row_table import RowTable
 from ..datasets.segment_fields import SampleKind, Select
 from ..datasets.segment_splits import SegmentChoice
@@ -140,6 +141,7 @@ def compute_stats(
     sample: SampleKind | None = None,
     segments: str | SegmentOptions | Mapping[str, Any] | None = None,
     select: Select | None = None,
+    decode: Decode | None = None,
     allow_external: bool = False,
     shows_progress: bool = False,
 ) -> StatsReport:
@@ -166,6 +168,7 @@ def compute_stats(
         sample: what a sample is, as for data modules.
         segments: which steps belong together, as for data modules.
         select: the part of an array to read, as for data modules.
+        decode: what decodes arrays, as for data modules.
         allow_external: follow links out of the files.
         shows_progress: show progress on the standard error: a bar on a terminal, otherwise a line every 30 seconds.
 
@@ -185,16 +188,15 @@ def compute_stats(
     options = OpenOptions(files=FileOptions(allow_external=allow_external))
     given = SampleOptions.parse("segment" if sample == "window" else sample, segments, None, select)
     wanted: list[Rows | list[IntArray] | None]
+    of_sample = names if keys is None else field_names(keys, "keys").names
+    asked = [Asked(key=k, codec=c) for k, c in zip(names, codecs_of(decode, of_sample, names), strict=True)]
     if given.needs_segments(names):
-        of_sample = names if keys is None else field_names(keys, "keys").names
-        whole = segment_table(
-            Catalog(), paths, [Asked(key=key) for key in names], of_sample, options, given, SegmentChoice()
-        )
+        whole = segment_table(Catalog(), paths, asked, of_sample, options, given, SegmentChoice())
         tables = [whole.with_fields([at]) for at in range(len(names))]
         wanted = [None if rows is None else _rows_of_segments(rows, table, table.layouts[0][0].key) for table in tables]
     else:
         catalog = Catalog(names)
-        tables = [catalog.table(paths, [Asked(key=key)], options) for key in names]
+        tables = [catalog.table(paths, [one], options) for one in asked]
         wanted = [_ascending(rows, table.n_rows, f"{key!r}") for key, table in zip(names, tables, strict=True)]
     axes = [
         _axis([arrays[0] for arrays in table.layouts], channel_axis, key)

@@ -59,10 +59,67 @@ def test_bits_gives_so_many_of_each_row(path: str) -> None:
         ("bits", {"x": "bits:57"}, "have 56 bits"),
         ("labels", {"x": "bits:8"}, "rows of bytes"),
         ("labels", {"y": "real"}, "the fields are 'x'"),
-        ("labels", {"x": "zip"}, "Pass 'real'"),
+        ("labels", {"x": "zip"}, "Pass 'cf'"),
         ("labels", "real", "Pass a mapping"),
     ],
 )
 def test_what_cannot_be_decoded_is_an_error(path: str, key: str, decode: Any, says: str) -> None:
     with pytest.raises(H5ValueError, match=says):
         H5LazyDataset(path, {"x": key}, decode=decode)
+
+
+JETS = np.dtype([("pt", "f4"), ("d0", "f8"), ("n", "u1"), ("valid", "?"), ("pair", "i4", (2,)), (">z0", ">f4")])
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    rng = np.random.default_rng(0)
+    tracks = np.zeros((N_ROWS, 5), JETS)
+    for name in ("pt", "d0", ">z0"):
+        tracks[name] = rng.normal(size=(N_ROWS, 5))
+    tracks["n"], tracks["valid"] = rng.integers(0, 9, (N_ROWS, 5)), rng.random((N_ROWS, 5)) < 0.5
+    with h5py.File(tmp_path / "jets.h5", "w") as file:
+        file["plain"] = tracks
+        file.create_dataset("lzf", data=tracks, chunks=(7, 5), compression="lzf")
+        file.create_dataset("cut", data=tracks, chunks=(7, 2), compression="gzip", shuffle=True)
+        file["x"] = np.arange(N_ROWS)
+    return str(tmp_path / "jets.h5")
+
+
+@pytest.mark.parametrize("key", ["plain", "lzf", "cut"])
+def test_members_of_a_table_are_stacked_as_floats(table: str, key: str) -> None:
+    members = ["d0", "n", ">z0", "valid"]
+    with h5py.File(table) as file:
+        expected = np.stack([file[key][...][name].astype("f4") for name in members], axis=-1)
+    keys = [f"{key}/{name}" for name in members]
+    for dataset in (
+        H5LazyDataset(table, {"tracks": keys, "mask": f"{key}/valid"}),
+        RankMemCachedH5Dataset(table, {"tracks": keys}, x_dtype=None),
+        CombinedHDF5Dataset(table, ["tracks"], field_map={"tracks": keys}),
+    ):
+        batch = dataset.read_batch(ROWS)
+        np.testing.assert_array_equal(batch["tracks"].numpy(), expected[ROWS])
+    for dataset in datasets_of(table, keys, window=4):
+        np.testing.assert_array_equal(dataset[1]["x"].numpy(), expected[4:8])
+
+
+def test_a_table_is_decoded_once_for_all_members_of_a_field(table: str) -> None:
+    dataset = H5LazyDataset(table, {"x": ["lzf/pt", "lzf/d0", "lzf/n"]})
+    dataset.read_batch(range(N_ROWS))
+    assert dataset.counters.total()["chunks_decoded"] == -(-N_ROWS // 7)
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (["lzf/pt", "plain/d0"], "Name members of one table"),
+        (["lzf/pt", "lzf/pt"], "twice"),
+        (["lzf/pt", "lzf/dO"], "its members are"),
+        (["lzf/pt", "lzf/pair"], "single real numbers"),
+        (["x/pt", "x/d0"], "is no table"),
+        (["pt", "d0"], "Name members of one table"),
+    ],
+)
+def test_what_cannot_be_stacked_is_an_error(table: str, key: Any, says: str) -> None:
+    with pytest.raises((H5ValueError, KeyError), match=says):
+        H5LazyDataset(table, {"x": key})

@@ -68,7 +68,7 @@ REFUSED = {
     "combined": (lambda path: CombinedHDF5Dataset(path, ["t2m"]), "dtype={'t2m': 'int16'}"),
     "combined, as stored": (lambda path: CombinedHDF5Dataset(path, ["t2m"], dtype=None), "dtype={'t2m': 'int16'}"),
     "combined, found": (lambda path: CombinedHDF5Dataset(path), "int16'}"),
-    "statistics": (lambda path: compute_stats(path, "t2m"), "Write the decoded values to an array of their own"),
+    "statistics": (lambda path: compute_stats(path, "t2m"), "decode={'t2m': 'cf'}"),
     "lazy data module": (lambda path: LazyH5DataModule(path, x_key="t2m").setup("fit"), "x_dtype='int16'"),
     "cached data module": (lambda path: RankCachedH5DataModule(path, x_key="t2m").setup("fit"), "x_dtype='int16'"),
     "combined data module": (
@@ -234,7 +234,7 @@ def test_a_file_that_inspect_describes_trains_with_its_settings(write):
     assert [array.packing for array in report.arrays] == ["scale_factor=0.01, add_offset=273.15, _FillValue=-4", None]
     assert any("x * 0.01 + 273.15; -4 means missing" in reason for reason in report.advice.reasons)
     arguments = yaml.safe_load(report.advice.yaml)["data"]["init_args"]
-    assert arguments["x_dtype"] == "int16"
+    assert arguments["decode"] == {"t2m": "cf"}
     LazyH5DataModule(**nested(**arguments)).setup("fit")
 
 

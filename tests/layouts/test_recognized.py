@@ -4,10 +4,10 @@ import contextlib
 import io
 import re
 
-import cells  # noqa: F401  # more projects
 import h5py
 import numpy as np
 import pytest
+import single_cells  # noqa: F401  # more projects
 import yaml
 from projects import PROJECTS
 from test_layouts import assert_epoch

@@ -28,7 +28,7 @@ from pools import EVERYTHING, IS_COMPILED, OPTIONS, can_be_pooled, look, n_decod
 from tiers import examples
 
 from lightning_h5.counters import Counters
-from lightning_h5.hdf5 import process_pool
+from lightning_h5.hdf5 import Conventions, kind_of, process_pool
 from lightning_h5.readers import (
     ChunkedReader,
     ContiguousReader,
@@ -43,6 +43,11 @@ from lightning_h5.readers import (
 )
 
 # Readers ------------------------------------------------------------------------------------------------------------
+
+
+def as_coded(layout):
+    """An array whose rows go through a codec that changes nothing, as attributes of the CF conventions may."""
+    return layout.decoded(Conventions()) if kind_of(layout.dtype) == "number" else layout
 
 
 def with_digests(layout):
@@ -82,6 +87,8 @@ WAYS = {
     "held, mapped": partial(held, mmap=True),
     **{f"pool of {n_blocks}": partial(pool, n_blocks=n_blocks) for n_blocks in (0, 1, 2, EVERYTHING)},
     "pool of a large array": lambda layout: pool(layout, n_blocks=2, is_large=True) if IS_COMPILED else None,
+    "decoded": lambda layout: open_reader(as_coded(layout), OPTIONS),
+    "decoded, pool of 2": lambda layout: pool(as_coded(layout), n_blocks=2),
     "compared": compared(lambda layout: open_reader(layout, OPTIONS)),
     "compared, pool of 2": compared(partial(pool, n_blocks=2)),
 }

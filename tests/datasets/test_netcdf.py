@@ -1,0 +1,163 @@
+"""Packed numbers are decoded as netCDF4 decodes them, each file by its own formula; in netCDF files without asking."""
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_h5 import (
+    CombinedHDF5DataModule,
+    CombinedHDF5Dataset,
+    H5LazyDataset,
+    H5ValueError,
+    LazyH5DataModule,
+    RankCachedH5DataModule,
+    RankMemCachedH5Dataset,
+    compute_stats,
+)
+from lightning_h5.hdf5 import Packing, Unpack
+
+N = 24
+
+
+@pytest.fixture
+def months(tmp_path: Path) -> tuple[list[str], dict[str, Any]]:
+    """Two months as archives write them: other scales, missing values, an unlimited axis; what netCDF4 reads."""
+    netcdf = pytest.importorskip("netCDF4")
+    rng, paths, values = np.random.default_rng(0), [], {"t2m": [], "sst": [], "flag": []}
+    for month in range(2):
+        paths.append(str(tmp_path / f"{month}.nc"))
+        with netcdf.Dataset(paths[-1], "w") as file:
+            for name, size in (("time", None), ("lat", 3), ("lon", 40)):
+                file.createDimension(name, size)
+            time = file.createVariable("time", "i4", ("time",))
+            time.units, time[:] = "hours since 1900-01-01", np.arange(N) + N * month
+            axes = ("time", "lat", "lon")
+            options = {"zlib": True, "shuffle": True, "chunksizes": (5, 3, 40)}
+            packed = file.createVariable("t2m", "i2", axes, fill_value=-32767, **options)
+            packed.scale_factor, packed.add_offset = 0.0012 + month * 1e-4, 273.15 + month
+            field = np.ma.masked_array(280 + 3 * rng.normal(size=(N, 3, 40)), rng.random((N, 3, 40)) < 0.1)
+            packed[:] = field
+            file.createVariable("sst", "f4", axes, fill_value=9.96921e36, **options)[:] = field
+            file.createVariable("flag", "i1", ("time",))[:] = np.arange(N) % 3
+        with netcdf.Dataset(paths[-1]) as file:
+            for name, each in values.items():
+                each.append(np.ma.filled(file[name][:].astype("f8"), np.nan))
+    return paths, {name: np.concatenate(each) for name, each in values.items()}
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    """Equal but for the rounding to float32."""
+    np.testing.assert_allclose(found, expected, rtol=1.2e-7, atol=0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", ["lazy", "rank cached", "combined"])
+def test_netcdf_files_are_decoded_without_asking(months: Any, kind: str, num_workers: int) -> None:
+    paths, expected = months
+    more: dict[str, Any] = {"num_workers": num_workers, "batch_size": 5, "with_index": True, "sample": "row"}
+    module: Any
+    if kind == "combined":
+        module = CombinedHDF5DataModule(paths, load_fields=["t2m", "sst", "flag"], **more)
+    else:
+        made = {"lazy": LazyH5DataModule, "rank cached": RankCachedH5DataModule}[kind]
+        module = made(paths, x_key={"t2m": "t2m", "sst": "sst", "flag": "flag"}, **more)
+    module.setup("fit")
+    seen = []
+    for batch in module.train_dataloader():
+        rows = batch["index"].numpy()
+        assert batch["t2m"].dtype == batch["sst"].dtype == torch.float32
+        for name in ("t2m", "sst"):
+            assert_close(batch[name].numpy(), expected[name][rows])
+        assert batch["flag"].tolist() == expected["flag"][rows].tolist()  # without attributes as it is stored
+        seen += rows.tolist()
+    assert sorted(seen) == list(range(2 * N))
+    module.teardown("fit")
+
+
+def test_windows_reach_over_files_and_patches_are_decoded(months: Any) -> None:
+    paths, expected = months
+    dataset = H5LazyDataset(paths, "t2m", segments={"join": "time"}, window=[0, 2])
+    assert len(dataset) == 2 * N - 1
+    assert_close(dataset[N - 1].numpy(), expected["t2m"][N - 1 : N + 1])
+    patches = H5LazyDataset(paths, "t2m", patch={"shape": [4, 2, 16], "stride": [4, 1, 8]})
+    assert_close(patches[0].numpy(), expected["t2m"][:4, :2, :16])
+
+
+def test_statistics_and_normalization_are_of_decoded_values(months: Any, tmp_path: Path) -> None:
+    paths, expected = months
+    compute_stats(paths, "t2m").save(tmp_path / "stats.json")
+    batch = H5LazyDataset(paths, "t2m", normalize=tmp_path / "stats.json", sample="row").read_batch(range(2 * N))
+    wanted = (expected["t2m"] - np.nanmean(expected["t2m"])) / np.nanstd(expected["t2m"])
+    np.testing.assert_allclose(batch.numpy(), wanted, atol=2e-5)
+
+
+def test_the_stored_dtype_by_name_loads_integers_as_they_are_stored(months: Any) -> None:
+    paths, _ = months
+    with h5py.File(paths[0]) as file:
+        stored = file["t2m"][...]
+    dataset = H5LazyDataset(paths[0], "t2m", x_dtype="int16", sample="row")
+    np.testing.assert_array_equal(dataset.read_batch(range(N)).numpy(), stored)
+
+
+@pytest.mark.parametrize("make", [H5LazyDataset, RankMemCachedH5Dataset])
+def test_other_files_are_decoded_if_that_is_asked_for(tmp_path: Path, make: Any) -> None:
+    paths = [str(tmp_path / name) for name in ("a.h5", "b.h5", "c.h5")]
+    for path, scale in zip(paths, (0.5, 0.25, None), strict=True):
+        with h5py.File(path, "w") as file:
+            values = np.arange(12, dtype="i2").reshape(4, 3)
+            file["x"] = values if scale is not None else values.astype("f4")
+            if scale is not None:
+                file["x"].attrs.update({"scale_factor": scale, "_FillValue": np.int16(7)})
+    with pytest.raises(H5ValueError, match="'cf'"):
+        make(paths[:2], "x", x_dtype=None)
+    batch = make(paths, "x", x_dtype=None, decode={"*": "cf"}).read_batch(range(12)).numpy()
+    plain = np.arange(12, dtype="f4").reshape(4, 3)
+    packed = np.where(plain == 7, np.nan, plain)
+    np.testing.assert_array_equal(batch, np.concatenate([packed * 0.5, packed * 0.25, plain]))
+
+
+def test_floats_and_nwb_are_decoded_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    path = str(tmp_path / "session.nwb")
+    with h5py.File(path, "w") as file:
+        file.attrs["nwb_version"] = "2.7.0"
+        file["raw"] = np.arange(8, dtype="i2").reshape(4, 2)
+        file["raw"].attrs.update({"conversion": 0.125, "offset": 1.0})
+        file["filled"] = np.array([1.0, -99.0, 3.0, 4.0], "f4")
+        file["filled"].attrs["missing_value"] = np.float32(-99)
+    stored = H5LazyDataset(path, ["raw", "filled"])[1]
+    assert stored[0].tolist() == [2, 3]
+    assert float(stored[1]) == -99
+    raw, filled = H5LazyDataset(path, ["raw", "filled"], decode={"*": "cf"})[1]
+    assert raw.tolist() == [1.25, 1.375]
+    assert torch.isnan(filled)
+
+
+@given(
+    st.sampled_from(["i1", "u1", "i2", "u2", "i4", "f4", "f8"]),
+    st.floats(-10, 10).filter(bool),
+    st.floats(-1e3, 1e3),
+    st.lists(st.integers(0, 100), max_size=3),
+    st.integers(0, 40),
+)
+def test_loops_and_numpy_decode_the_same(dtype: str, scale: float, offset: float, missing: Any, n: int) -> None:
+    rows = np.random.default_rng(n).integers(0, 100, (n, 3)).astype(dtype)
+    packing = Packing(attributes=(), scale=scale, offset=offset, missing=tuple(missing))
+    expected = np.where(np.isin(rows, np.array(missing, dtype)), np.nan, rows.astype("f8") * scale + offset)
+    for codec in (Unpack(packing), Unpack(packing).compiled()):
+        out = np.empty(rows.shape, "f4")
+        codec.decode(rows, out)
+        np.testing.assert_array_equal(out, expected.astype("f4"))
+
+
+def test_combined_decodes_a_field_that_filters_see_too(months: Any) -> None:
+    paths, expected = months
+    dataset = CombinedHDF5Dataset(paths, ["t2m"], where={"flag": [1, 2]}, sample="row")
+    kept = np.flatnonzero(expected["flag"] > 0)
+    assert len(dataset) == len(kept)
+    assert_close(dataset.read_batch([0, 5])["t2m"].numpy(), expected["t2m"][kept[[0, 5]]])
