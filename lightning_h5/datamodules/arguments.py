@@ -105,6 +105,7 @@ class SampleArguments:
     segments: SegmentOptions
     window: WindowOptions | None
     patch: PatchOptions | None
+    table: Any
     decode: dict[str, Any] | None
     select: dict[str, dict[int, Any]] | None
 

@@ -13,7 +13,7 @@ from ..distributed import exchange
 from ..errors import H5Error, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
 from ..loading import H5DataLoader
-from ..options import SplitOptions, WeightOptions
+from ..options import SplitOptions, TableOptions, WeightOptions
 from ..options.base import check_callable
 from ..types import IntArray
 from .arguments import SPLITS, Split
@@ -46,6 +46,7 @@ class BaseH5DataModule(KeepsPosition):
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._catalog = Catalog()  # contents of the files; filled and dropped by ``setup``
         self._categories = Categories()  # of all setups
+        self._table = None if given.get("table") is None else TableOptions.parse(given["table"], "table")
         self._set_up: set[Split] = set()
         paths = "path" if "train_path" in given else "paths"
         self._path_names = {split: f"{split}_{paths}" for split in SPLITS}
@@ -198,9 +199,11 @@ class BaseH5DataModule(KeepsPosition):
                     categories=self._categories,
                     first_files=self._training_files,
                 )
+                self._catalog.use(self._table)
                 for split in splits:
                     self._build(split, needed=name is not None and split == splits[0])
                 facts = self._facts(splits)
+                self._catalog.log_unused_lines()
             except Exception as error:  # sent to all ranks first, then raised on all
                 failure = error
             finally:

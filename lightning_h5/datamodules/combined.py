@@ -25,6 +25,7 @@ from ..options import (
     SegmentOptions,
     ShuffleOptions,
     SplitOptions,
+    TableOptions,
     WeightOptions,
     WindowOptions,
     WorkerOptions,
@@ -101,6 +102,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         segments: which steps belong together: a pattern of groups, or ``SegmentOptions``.
         window: which steps of a segment make a sample: a length, ``[start, stop]``, a mapping, or ``WindowOptions``.
         patch: which part of a volume makes a sample, each segment being one: ``PatchOptions``.
+        table: values of samples, in a CSV, TSV or Parquet file. Its columns are fields ``table/<column>``. A path, or
+            ``TableOptions`` (``path``, ``on``, ``missing``).
         decode: what decodes fields, by name or pattern: "cf" (scale, offset and fill value, to floats with NaN, as by
             default in netCDF files), "real" (complex numbers as pairs of floats on a new last axis), "bits:527" (so
             many packed bits of a row, as ``uint8`` each), "dense" or "csr" (rows of a sparse matrix).
@@ -157,6 +160,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
         patch: PatchOptions | dict[str, Any] | None = None,
+        table: TableOptions | PathLike | dict[str, Any] | None = None,
         decode: dict[str, Any] | None = None,
         select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,
@@ -166,9 +170,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         super().__init__(locals())
         self._segments, self._keeps_rows = SegmentOptions.parse(segments, "segments"), row_cache is not None
         self._of_samples: dict[str, Any] = {"batch_transform": batch_transform, "with_index": with_index}
-        asked = [
-            key for key in (self._split.group_key, self._split.stratify_key, *self._weights.keys) if key is not None
-        ]
+        asked = [*self._split.columns, *self._weights.keys]
         self._files = SourceFiles(locals(), self._options.files, self._options.collate, asked)
         self._mixture = None if mixture is None else SourceMixture.parse(MixtureOptions.parse(mixture, "mixture"))
         self._sources = self._own_files("train") if self._mixture is None else self._mixture.sources
@@ -201,8 +203,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
         split = self._split
-        names = [split.group_key, split.stratify_key, *self._weights.keys, *self._segments.cut_keys]
-        return self._files.expected_arrays(self._sources, [name for name in names if name is not None])
+        names = [*split.columns, *self._weights.keys, *self._segments.cut_keys]
+        return self._files.expected_arrays(self._sources, names)
 
     def build_dataset(self, split: Split) -> CombinedHDF5Dataset | MixtureDataset | None:
         """Return the dataset of a split, or None without data for it."""

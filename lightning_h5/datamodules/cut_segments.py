@@ -15,7 +15,7 @@ from ..options import SplitOptions
 from ..readers import open_reader
 from ..types import Paths
 from .arguments import SPLITS, Split
-from .split_file import cut_rows
+from .split_file import by_names, cut_rows
 
 __all__ = ["cut_segments"]
 
@@ -48,6 +48,11 @@ def cut_segments(
             "'time'."
         )
     _check_files(tables)
+    if options.column is not None:
+        named = [by_names(table.columns[options.column], options.column) for table in tables]
+        given: list[Split] = [split for split in SPLITS if any(split in found for found in named)]
+        nothing = np.empty(0, dtype=np.int64)
+        return {split: [SegmentSubset(found.get(split, nothing)) for found in named] for split in given}
     if options.by == "time" or options.key is not None:
         each = [_of_table(table, options, catalog, opened) for table in tables]
         splits = [split for split in SPLITS if any(split in found for found in each)]

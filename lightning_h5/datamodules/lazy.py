@@ -33,6 +33,7 @@ from ..options import (
     SegmentOptions,
     ShuffleOptions,
     SplitOptions,
+    TableOptions,
     WeightOptions,
     WindowOptions,
     WorkerOptions,
@@ -154,7 +155,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         )
         keys = keys_in(x_key, y_key)
         if given.needs_segments(keys) or self._has_matrices(source.files, keys):
-            columns = [key for key in (self._split.group_key, self._split.stratify_key) if key is not None]
+            columns = self._split.columns
             weights = self._weights.keys if split == "train" else []
             every = [*columns, *self._weights.keys] if source.is_cut else weights
             choice = SegmentChoice(columns=columns if source.is_cut else weights, others_ask=every)
@@ -178,10 +179,10 @@ class KeyedH5DataModule(BaseH5DataModule):
     def expected_arrays(self) -> tuple[list[str], list[str]]:
         """See ``BaseH5DataModule.expected_arrays``."""
         fields = [str(fill_split(key, split)) for key in keys_in(self.x_key, self.y_key) for split in SPLITS]
-        lists = [self._split.list_of(split) for split in SPLITS]
-        columns = (self._split.group_key, self._split.stratify_key, *self._weights.keys)
+        lists = [] if self._split.column else [self._split.list_of(split) for split in SPLITS]
+        columns = [*self._split.columns, *self._weights.keys]
         fields += [key for key in lists if key is not None]
-        return fields, [str(fill_split(key, "train")) for key in columns if key is not None]
+        return fields, [str(fill_split(key, "train")) for key in columns]
 
     def _statistics(self, source: Source) -> Mapping[str, FieldStats] | None:
         """Statistics by what the arrays are called in a split: those of the training arrays hold for all."""
@@ -201,7 +202,9 @@ class KeyedH5DataModule(BaseH5DataModule):
             None if key is None else self._column(files, key, n_rows, argument)
             for argument, key in (("group_key", self._split.group_key), ("stratify_key", self._split.stratify_key))
         )
-        return cut_rows(n_rows, self._split, paths=self._paths, groups=groups, labels=labels)
+        key = self._split.column
+        names = None if key is None else self._column(files, key, n_rows, "split.key")
+        return cut_rows(n_rows, self._split, paths=self._paths, groups=groups, labels=labels, names=names)
 
     def _column(self, files: tuple[str, ...], key: str, n_rows: int, argument: str) -> npt.NDArray[Any]:
         """One value of each row of the training files."""
@@ -328,6 +331,8 @@ class LazyH5DataModule(KeyedH5DataModule):
             ``random``).
         patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
             ``random``, ``border``), or a mapping of its fields.
+        table: values of samples, in a CSV, TSV or Parquet file. Its columns are fields ``table/<column>``. A path, or
+            ``TableOptions`` (``path``, ``on``, ``missing``).
         decode: what decodes fields, by name or pattern: "cf" (scale, offset and fill value, to floats with NaN, as by
             default in netCDF files), "real" (complex numbers as pairs of floats on a new last axis), "bits:527" (so
             many packed bits of a row, as ``uint8`` each), "dense" or "csr" (rows of a sparse matrix).
@@ -378,6 +383,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
         patch: PatchOptions | dict[str, Any] | None = None,
+        table: TableOptions | PathLike | dict[str, Any] | None = None,
         decode: dict[str, Any] | None = None,
         select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,
@@ -398,7 +404,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         def column(key: str, argument: str) -> npt.NDArray[Any]:
             if dataset.table.sampling is not None:
                 return dataset.table.values_of_samples(key)
-            found, rows = self._column(arguments["path"], key, dataset.table.n_rows, argument), arguments["indices"]
+            found, rows = self._column(arguments["path"], key, dataset.table.n_rows, argument), dataset.indices
             return found if rows is None else found[rows]
 
         return weighted_dataset(dataset, row_weights(self._weights, column))

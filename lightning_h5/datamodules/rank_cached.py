@@ -22,6 +22,7 @@ from ..options import (
     SegmentOptions,
     ShuffleOptions,
     SplitOptions,
+    TableOptions,
     WindowOptions,
     WorkerOptions,
 )
@@ -103,6 +104,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             ``random``).
         patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
             ``random``, ``border``), or a mapping of its fields.
+        table: values of samples, in a CSV, TSV or Parquet file. Its columns are fields ``table/<column>``. A path, or
+            ``TableOptions`` (``path``, ``on``, ``missing``).
         decode: what decodes fields, by name or pattern: "cf" (scale, offset and fill value, to floats with NaN, as by
             default in netCDF files), "real" (complex numbers as pairs of floats on a new last axis), "bits:527" (so
             many packed bits of a row, as ``uint8`` each), "dense" or "csr" (rows of a sparse matrix).
@@ -154,6 +157,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
         patch: PatchOptions | dict[str, Any] | None = None,
+        table: TableOptions | PathLike | dict[str, Any] | None = None,
         decode: dict[str, Any] | None = None,
         select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,

@@ -37,7 +37,7 @@ from .split_file import check_split_of_rows, cut_rows
 
 __all__ = ["SourceFiles", "SplitDataset"]
 
-_UNFILTERED = ("load_fields", "field_map", "files", "on_bad_file")
+_UNFILTERED = ("load_fields", "field_map", "files", "on_bad_file", "table")
 """Arguments that count rows before any filter."""
 
 _OF_SAMPLES = ("sample", "segments", "window", "select", "seed", "patch")
@@ -48,6 +48,7 @@ _OF_ALL_SOURCES = (
     "dtype",
     "on_bad_file",
     "normalize",
+    "table",
     "decode",
     *(name for name in _OF_SAMPLES if name != "seed"),
 )
@@ -223,7 +224,7 @@ class SourceFiles:
         """
         check_split_of_rows(options)
         tables = {source: self._unfiltered(source).table for source in sources}
-        columns: dict[str, list[npt.NDArray[Any]]] = {"group_key": [], "stratify_key": []}
+        columns: dict[str, list[npt.NDArray[Any]]] = {"group_key": [], "stratify_key": [], "column": []}
         sizes: list[dict[Any, int]] = []  # by device and inode, since sources may name one file by different links
         starts: dict[Any, int] = {}
         n_rows = 0
@@ -239,8 +240,8 @@ class SourceFiles:
                 if new and (key := getattr(options, argument)) is not None:
                     paths_of_new = list(new.values())
                     parts.append(self._column(source, table, paths_of_new, key, n_rows - begin, argument))
-        groups, labels = (_joined(parts, argument) if parts else None for argument, parts in columns.items())
-        cut = cut_rows(n_rows, options, paths=paths, groups=groups, labels=labels)
+        groups, labels, names = (_joined(parts, argument) if parts else None for argument, parts in columns.items())
+        cut = cut_rows(n_rows, options, paths=paths, groups=groups, labels=labels, names=names)
         split_of = np.full(n_rows, -1)
         for split, rows in cut.items():
             split_of[rows] = SPLITS.index(split)
@@ -263,7 +264,7 @@ class SourceFiles:
         Returns:
             The segments of each source by split.
         """
-        names = [key for key in (options.group_key, options.stratify_key) if key is not None]
+        names = options.columns
         tables = []
         for source in sources:
             arguments = {name: self._of(source)[name] for name in (*_UNFILTERED, *_OF_SAMPLES)}

@@ -18,7 +18,7 @@ from ..hdf5 import expand_user
 from ..options import SplitOptions
 from ..order import group_split, k_fold
 from ..types import IntArray, PathLike, Paths
-from .arguments import Split
+from .arguments import SPLITS, Split
 
 __all__ = ["check_split_of_rows", "cut_rows", "read_splits"]
 
@@ -26,9 +26,33 @@ FORMAT = "lightning_h5 splits"
 NAMES: tuple[Split, ...] = ("train", "val", "test")
 
 
+SYNONYMS = {"valid": "val", "validation": "val", "dev": "val", "training": "train", "testing": "test"}
+"""What columns call splits, besides our own names."""
+
+
+def by_names(names: npt.NDArray[Any], key: str) -> dict[Split, IntArray]:
+    """Return the rows, or segments, of each split that a column names.
+
+    Args:
+        names: of each row's split.
+        key: the column.
+
+    Raises:
+        H5ValueError: a name is of no split.
+    """
+    found = np.array([SYNONYMS.get(str(name).lower(), str(name).lower()) for name in names.tolist()])
+    if unknown := sorted(set(found.tolist()) - {*SPLITS}):
+        raise H5ValueError(f"split.key={key!r} has {listing(unknown)}. Write one of {listing(SPLITS)} in each line.")
+    return {split: np.flatnonzero(found == split) for split in SPLITS if (found == split).any()}
+
+
 def check_split_of_rows(options: SplitOptions) -> None:
     """Raise an ``H5ValueError`` if rows are to be split by what segments alone have."""
-    if options.key is not None or options.group_pattern is not None or options.by in ("segment", "time"):
+    if (
+        (options.key is not None and options.column is None)
+        or options.group_pattern is not None
+        or options.by in ("segment", "time")
+    ):
         raise H5ValueError(
             "split.key, split.group_pattern and split.by='segment' or 'time' divide segments, and samples are rows. "
             "Pass segments or a window, or split rows by fractions or group_key."
@@ -42,6 +66,7 @@ def cut_rows(
     paths: Mapping[Split, Paths | None],
     groups: npt.NDArray[Any] | None,
     labels: npt.NDArray[Any] | None,
+    names: npt.NDArray[Any] | None = None,
 ) -> dict[Split, IntArray]:
     """Cut the rows of the training files into splits, the same in every process; or read them from a file.
 
@@ -49,12 +74,15 @@ def cut_rows(
         n_rows: rows of the training files.
         options: shares and folds.
         paths: what the user gave for each split.
+        names: the split of each row, by its name; None unless a column has these.
         groups: each row's group, if any.
         labels: each row's class, to stratify by.
 
     Returns:
         For each split its rows in ascending order.
     """
+    if names is not None:
+        return by_names(names, options.column or "")
     path, settings = options.file, options.recipe()
     if path is not None and (kept := read_splits(path, n_rows, options.group_key, groups, settings)) is not None:
         for split, rows in kept.items():

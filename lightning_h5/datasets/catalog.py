@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -26,15 +26,17 @@ from ..hdf5 import (
     open_h5,
     stat_of,
 )
-from ..options import FileOptions
+from ..options import FileOptions, TableOptions
 from ..order import resolve_replica
 from ..progress_bar import with_bar
 from ..types import Paths
 from .categories import Categories, check_same, column_of_codes
+from .column_values import values_of
 from .compatibility import Asked, Compatibility, refuse_images
 from .part_layouts import ListedParts
 from .readable_files import WITHOUT_THEM, Skip, each_readable
 from .row_table import RowTable
+from .side_table import SideTable, is_of_table
 
 __all__ = ["Catalog", "collector_paused"]
 
@@ -77,7 +79,7 @@ class Catalog:
         columns: arrays with values that will be asked for, too.
         of_all_ranks: all ranks make this catalog, and find the same number of rows if a file grows.
         categories: of arrays, by what is known of them.
-        first_files: returns the files whose categories come first, such as those of training; none for those of the
+        first_files: returns the files with the first categories, such as those of training; none for those of the
             first table.
     """
 
@@ -91,6 +93,8 @@ class Catalog:
         first_files: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.categories, self._first_files = categories or Categories(), first_files
+        self.side: SideTable | None = None
+        self._rows_of: dict[str, int] = {}  # of files that a table was made of
         self._columns = tuple(dict.fromkeys(columns))
         self._expected = tuple(dict.fromkeys([*fields, *self._columns]))
         self._of_all_ranks = of_all_ranks
@@ -157,24 +161,134 @@ class Catalog:
         advice: str,
         n_files: int | None,
     ) -> RowTable:
-        keys, compatibility = [one.key for one in asked], Compatibility(asked)
+        columns = {at for at, one in enumerate(asked) if self.is_column(one.key)}
+        own = [one for at, one in enumerate(asked) if at not in columns]
+        keys, compatibility, join = [one.key for one in own], Compatibility(asked), self._join(columns)
         shows_progress = len(paths) >= 50 and resolve_replica().rank == 0  # all ranks read them
         bar = with_bar(paths, "looking at files", unit="file", shows_progress=shows_progress, delay=2)
-        used, guards, layouts = [], [], []
+        used, guards, layouts, lacks = [], [], [], list[npt.NDArray[np.bool_]]()
         with collector_paused():
-            for path, (guard, found) in each_readable(
-                paths, lambda path: self.describe(path, keys, options), skip, advice, bar
+            for path, (guard, described) in each_readable(
+                paths, lambda path: self.describe(path, [*keys, *join], options), skip, advice, bar
             ):
-                found = tuple(one.decoded(array) for one, array in zip(asked, found, strict=True))
+                found = tuple(one.decoded(array) for one, array in zip(own, described, strict=False))
+                if columns:
+                    joined = described[len(own) :]
+                    first = sum(map(len, lacks))
+                    found, is_lacking = self.with_columns(asked, path, guard, found, options, joined, first)
+                    lacks.append(is_lacking)
                 compatibility.check(found)
                 used.append(path)
                 guards.append(guard)
                 layouts.append(found)
         layouts = self._recoded(used, layouts, options)
         n_rows = [arrays[0].n_rows for arrays in layouts]
-        if sample is None:
+        self._rows_of.update(zip(used, n_rows, strict=True))
+        if sample is None and len(columns) < len(asked):
             refuse_images(layouts[0], n_rows, n_files or len(paths))
-        return RowTable(tuple(used), ListedParts(layouts), tuple(guards))
+        if columns and self.side is not None:
+            self.side.check_number(sum(n_rows))
+        all_lacks = np.concatenate(lacks) if lacks and any(map(np.any, lacks)) else None
+        return RowTable(tuple(used), ListedParts(layouts), tuple(guards), lacks=all_lacks)
+
+    # Side tables ------------------------------------------------------------------------------------------------
+
+    def use(self, table: Any) -> None:
+        """Take columns from a side table, once for all that ask for it.
+
+        Args:
+            table: see ``TableOptions``; None for none.
+        """
+        if table is not None and self.side is None:
+            self.side = SideTable(TableOptions.parse(table, "table"))
+
+    def log_unused_lines(self) -> None:
+        """Log how many lines of the side table are of no sample that was asked for."""
+        if self.side is not None and resolve_replica().rank == 0:
+            self.side.log_unused()
+
+    def column_of_part(self, path: str, name: str, key: str, guard: ChangeGuard) -> ArrayLayout:
+        """Return the value of a side table's column for a file, or a group or array of it, as an array of one row.
+
+        Args:
+            path: the file.
+            name: of the group or array; empty for the file.
+            key: the column.
+            guard: of the file.
+        """
+        assert self.side is not None, "columns are asked for"
+        line = self.side.line_of_part(path, name or os.path.basename(path))
+        return self.side.layout(Asked(key=key), path, guard, line)
+
+    def _join(self, columns: Collection[int]) -> list[str]:
+        """Return the array that a side table is joined on, if its columns are asked for and it needs one."""
+        return [] if not columns or self.side is None or self.side.field is None else [self.side.field]
+
+    def is_column(self, key: str) -> bool:
+        """Return whether a name is that of a column of the side table; without one it is that of an array."""
+        return self.side is not None and is_of_table(key)
+
+    def describe_with_columns(
+        self, path: str, asked: Sequence[Asked], own: Sequence[str], n_rows: int, first: int, options: OpenOptions
+    ) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
+        """Return the guard of a file, and its arrays with columns of a side table among them.
+
+        Args:
+            path: the file.
+            asked: all arrays.
+            own: names of those of the file.
+            n_rows: rows that columns have.
+            first: rows of the files before it.
+            options: how it is opened.
+
+        Raises:
+            H5ValueError: a row has no line.
+        """
+        join = self._join([0])
+        guard, found = self.describe(path, [*own, *join], options)
+        self._rows_of[path] = n_rows
+        columns = [one for one in asked if self.is_column(one.key)]
+        made, lacks = self.with_columns(columns, path, guard, (), options, found[len(own) :], first)
+        if lacks.any():
+            raise H5ValueError(
+                f"table.missing='drop' was given, and {int(lacks.sum())} rows of {path!r} have no line: rows of sparse "
+                "matrices are not left out by it. Complete the table, or leave them out with a filter (where)."
+            )
+        of_file, of_table = iter(found), iter(made)
+        return guard, tuple(next(of_table) if self.is_column(one.key) else next(of_file) for one in asked)
+
+    def with_columns(
+        self,
+        asked: Sequence[Asked],
+        path: str,
+        guard: ChangeGuard,
+        own: Sequence[ArrayLayout],
+        options: OpenOptions,
+        join: Sequence[ArrayLayout],
+        first: int,
+    ) -> tuple[tuple[ArrayLayout, ...], npt.NDArray[np.bool_]]:
+        """Return the arrays of a file with columns of the side table among them, and which rows have no line.
+
+        Args:
+            asked: all arrays, those of the table among them.
+            path: the file.
+            guard: of the file.
+            own: its own arrays among them.
+            options: how it is opened.
+            join: the array that lines are compared with; none if they are joined otherwise.
+            first: rows of the files before it.
+        """
+        side, keys = self.side, [values_of(array, options) for array in join]
+        assert side is not None, "columns are asked for"
+        n_rows = own[0].n_rows if own else len(keys[0]) if keys else self._rows_of.get(path)
+        if n_rows is None:
+            raise H5ValueError(f"only columns of {side.path!r} were named for {path!r}. Name an array of the file too.")
+        lines = side.lines_of_rows(path, n_rows, first, keys[0] if keys else None)
+        if side.compared_with is None:
+            lines = np.minimum(lines, max(side.n_lines - 1, 0))  # their number is checked once all files are known
+        of_file = iter(own)
+        found = [side.layout(o, path, guard, lines) if self.is_column(o.key) else next(of_file) for o in asked]
+        return tuple(found), lines < 0
 
     def _recoded(
         self, paths: Sequence[str], layouts: Sequence[tuple[ArrayLayout, ...]], options: OpenOptions
@@ -261,8 +375,9 @@ class Catalog:
 
     def has(self, path: str, keys: Sequence[str], options: OpenOptions) -> bool:
         """Return whether a file has all of these arrays."""
+        own = [key for key in keys if not self.is_column(key)]
         try:
-            self._describe(path, keys, options)
+            self._describe(path, own, options)
         except H5KeyError:
             return False
         return True

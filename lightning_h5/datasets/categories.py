@@ -59,7 +59,7 @@ class Categories:
         Args:
             layouts: of each file.
             options: how files are opened.
-            first: returns an array of the files whose names come first, if these are others.
+            first: returns an array of the files with the first names, if these are others.
         """
         if not layouts or all(array.categories is None for array in layouts[0]):
             return list(layouts)

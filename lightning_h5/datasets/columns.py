@@ -27,7 +27,7 @@ from ..readers import (
 )
 from ..types import IntArray, RowReader
 from .catalog import Catalog
-from .categories import names_of_codes
+from .column_values import decoded
 from .compatibility import Asked
 from .row_table import RUN_BYTES, RowTable
 
@@ -36,11 +36,9 @@ __all__ = [
     "column_of",
     "column_tasks",
     "count_rows",
-    "decoded",
     "read_columns",
     "row_tasks",
     "source_of",
-    "values_of",
 ]
 
 TEXT_ROWS = 65_536  # of a task
@@ -138,32 +136,6 @@ def read_columns(
         for guard in table.guards:
             guard.check()
     return read
-
-
-def decoded(layout: ArrayLayout, column: npt.NDArray[Any], options: OpenOptions) -> npt.NDArray[Any]:
-    """Return a column for comparisons: packed integers are decoded, with NaN for missing ones; codes become names."""
-    if layout.categories is not None:
-        return names_of_codes(layout, column, options)
-    return column if layout.packing is None else layout.packing.decode(column)
-
-
-def values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
-    """Return the values of an array with one value a row, for comparisons; text as ``str``.
-
-    Raises:
-        H5ValueError: it has rows of another shape.
-    """
-    if array.row_shape not in ((), (1,)):
-        raise H5ValueError(
-            f"{array.key!r} in {array.path!r} has rows of the shape {array.row_shape}. Name an array with one "
-            "value a row."
-        )
-    values = open_reader(array, options, counters=Counters()).read(np.arange(array.n_rows))
-    values = decoded(array, values.reshape(len(values)), options)
-    if values.dtype.kind in "OS":
-        texts = (one.decode() if isinstance(one, bytes) else one for one in values.tolist())
-        values = np.fromiter(texts, dtype=object, count=len(values))
-    return values
 
 
 def column_tasks(

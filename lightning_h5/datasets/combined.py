@@ -13,13 +13,24 @@ import torch
 from ..distributed import exchange
 from ..errors import H5ValueError, listing, without_frames
 from ..hdf5 import ArrayLayout, OpenOptions, SparseGroup, torch_dtype
-from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions, WindowOptions
-from ..types import DTypeLike, IntArray, Paths
+from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions, TableOptions, WindowOptions
+from ..types import DTypeLike, IntArray, PathLike, Paths
 from .catalog import Catalog
 from .collate import Collate
 from .compatibility import Asked
 from .discovery import SKIP_THEM, files_to_read, names_to_load, skip_into, table_of
-from .fields import TARGET, Decode, FieldMap, Fields, checked_names, checked_rows, codecs_of, keys_of, members_of
+from .fields import (
+    TARGET,
+    Decode,
+    FieldMap,
+    Fields,
+    checked_names,
+    checked_rows,
+    codecs_of,
+    keys_of,
+    members_of,
+    without_lacking,
+)
 from .file_dataset import CACHE_BYTES
 from .labels import LabelCriterion
 from .normalize import Normalize, normalized
@@ -89,6 +100,8 @@ class CombinedHDF5Dataset(CachingDataset):
         segments: which steps belong together.
         window: which steps of a segment make a sample.
         patch: which part of a volume makes a sample.
+        table: values of samples, in a CSV, TSV or Parquet file. Its columns are fields ``table/<column>``. A path, or
+            ``TableOptions`` (``path``, ``on``, ``missing``), or a mapping of its fields.
         decode: what decodes fields (see ``H5LazyDataset``).
         select: the part of a field to read.
         collate_fn: how ``read_batch`` makes a batch of samples of several shapes: "pad", "list", or "stack" (None).
@@ -146,6 +159,7 @@ class CombinedHDF5Dataset(CachingDataset):
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
         patch: PatchOptions | Mapping[str, Any] | None = None,
+        table: TableOptions | PathLike | Mapping[str, Any] | None = None,
         decode: Decode | None = None,
         select: Select | None = None,
         collate_fn: Collate | None = None,
@@ -179,6 +193,7 @@ class CombinedHDF5Dataset(CachingDataset):
             )
         opened = FileOptions.parse(files, "files")
         plain, catalog = OpenOptions(files=opened), catalog or Catalog()
+        catalog.use(table)
         named = [] if load_fields is None else checked_names(load_fields)
         bad = _bad_files(on_bad_file)
         paths = files_to_read(catalog, paths, bad)
@@ -197,7 +212,7 @@ class CombinedHDF5Dataset(CachingDataset):
         fields = {name: at for at, name in enumerate(dict.fromkeys([*names, *columns, *of_label]))}
         valid = None if valid_mask is None else fields[valid_mask]
         of_class = None if label is None else LabelCriterion(_checked_label(label), fields[TARGET], valid, layout)
-        table = full if matrices else full.with_fields(range(len(names)))
+        made = full if matrices else full.with_fields(range(len(names)))
         self.asked_cache_bytes = opened.cache_size
         budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size
         of_sample = Fields.of(
@@ -213,19 +228,19 @@ class CombinedHDF5Dataset(CachingDataset):
         )
         selection = None
         if not has_segments:
-            among = checked_rows(indices, full.n_rows)
+            among = checked_rows(without_lacking(full, indices), full.n_rows)
             selection = Selection(catalog, full, plain, criteria, of_class, fields, self._keys, among)
         elif of_class is not None:
-            table = with_label(full, of_class, plain).with_fields(range(len(names)))
+            made = with_label(full, of_class, plain).with_fields(range(len(names)))
         if matrices:
             asked, found = with_matrices(of_sample.asked, names, matrices, samples)
             of_sample = replace(of_sample, asked=tuple(asked), matrices=found)
-        of_sample = of_sample.of_samples(table, mask=samples.has_mask, collate=collate_fn)
+        of_sample = of_sample.of_samples(made, mask=samples.has_mask, collate=collate_fn)
         super().__init__(
-            table,
-            normalized(of_sample, normalize, table, catalog, plain),
+            made,
+            normalized(of_sample, normalize, made, catalog, plain),
             batch_transform=batch_transform,
-            options=OpenOptions(rdcc_nbytes=chunk_cache(table, budget, swmr=opened.swmr), files=opened),
+            options=OpenOptions(rdcc_nbytes=chunk_cache(made, budget, swmr=opened.swmr), files=opened),
             mmap=opened.mmap,
             cache_bytes=budget,
             cache_size=0 if has_segments else row_cache.size,

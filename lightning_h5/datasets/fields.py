@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -48,9 +49,12 @@ __all__ = [
     "members_of",
     "row_numbers",
     "torch_dtype_of",
+    "without_lacking",
 ]
 
 TARGET = "target"
+
+_log = logging.getLogger(__name__)
 
 PLACES = ("segment", "step")
 """What ``with_index`` adds to samples of several steps."""
@@ -381,6 +385,16 @@ def members_of(field_map: FieldMap | None, names: Sequence[str]) -> list[tuple[s
     """Return for each name the members of a table that it stacks; None for an array."""
     given = field_map or {}
     return [stacked_members(given.get(name), f"field_map[{name!r}]")[1] for name in names]
+
+
+def without_lacking(table: RowTable, indices: npt.ArrayLike | None) -> npt.ArrayLike | None:
+    """Return the rows that a user picked without those that have no line in a side table; log how many these are."""
+    if table.lacks is None:
+        return indices
+    rows = checked_rows(indices, table.n_rows)
+    rows = np.arange(table.n_rows) if rows is None else rows
+    _log.info("%d of %d rows have no line in the table, and are left out", int(table.lacks[rows].sum()), len(rows))
+    return rows[~table.lacks[rows]]
 
 
 def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:

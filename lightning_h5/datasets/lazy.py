@@ -9,12 +9,12 @@ from typing import Any
 import numpy.typing as npt
 
 from ..hdf5 import OpenOptions
-from ..options import FileOptions, PatchOptions, SegmentOptions, WindowOptions
+from ..options import FileOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
 from ..sizes import parse_bytes
-from ..types import DTypeLike, Keys, Paths
+from ..types import DTypeLike, Keys, PathLike, Paths
 from .catalog import Catalog
 from .collate import Collate
-from .fields import Decode, Fields
+from .fields import Decode, Fields, without_lacking
 from .file_dataset import CACHE_BYTES, FileDataset
 from .normalize import Normalize
 from .reading_ahead import chunk_cache
@@ -72,6 +72,8 @@ class H5LazyDataset(FileDataset):
             ``random``).
         patch: which part of a volume makes a sample, each segment being one: ``PatchOptions`` (``shape``, ``stride``,
             ``random``, ``border``), or a mapping of its fields.
+        table: values of samples, in a CSV, TSV or Parquet file. Its columns are fields ``table/<column>``. A path, or
+            ``TableOptions`` (``path``, ``on``, ``missing``), or a mapping of its fields.
         decode: what decodes fields, by name or pattern: "cf" (scale, offset and fill value, to floats with NaN, as by
             default in netCDF files), "real" (complex numbers as pairs of floats on a new last axis), "bits:527" (so
             many packed bits of a row, as ``uint8`` each), "dense" or "csr" (rows of a sparse matrix).
@@ -123,6 +125,7 @@ class H5LazyDataset(FileDataset):
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
         patch: PatchOptions | Mapping[str, Any] | None = None,
+        table: TableOptions | PathLike | Mapping[str, Any] | None = None,
         decode: Decode | None = None,
         select: Select | None = None,
         collate_fn: Collate | None = None,
@@ -147,7 +150,8 @@ class H5LazyDataset(FileDataset):
         opened = replace(opened, swmr=True) if swmr else opened
         plain = OpenOptions(files=opened)
         catalog = catalog or Catalog()
-        table, fields = table_of_samples(
+        catalog.use(table)
+        made, fields = table_of_samples(
             catalog,
             path,
             fields,
@@ -162,12 +166,12 @@ class H5LazyDataset(FileDataset):
         budget = CACHE_BYTES if opened.cache_size is None else opened.cache_size
         given = None if rdcc_nbytes is None else parse_bytes(rdcc_nbytes, "rdcc_nbytes")
         super().__init__(
-            table,
+            made,
             fields,
             batch_transform=batch_transform,
-            indices=indices,
+            indices=without_lacking(made, indices),
             options=OpenOptions(
-                rdcc_nbytes=given if given is not None else chunk_cache(table, budget, swmr=opened.swmr),
+                rdcc_nbytes=given if given is not None else chunk_cache(made, budget, swmr=opened.swmr),
                 rdcc_nslots=rdcc_nslots,
                 rdcc_w0=rdcc_w0,
                 files=opened,

@@ -19,15 +19,15 @@ from ..cores import is_forked
 from ..counters import Counters
 from ..errors import H5Error, H5ValueError
 from ..hdf5 import OpenOptions, process_pool
-from ..options import FileOptions, PatchOptions, SegmentOptions, WindowOptions
+from ..options import FileOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
 from ..order import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica
 from ..readers import TaskQueue, check_bounds
 from ..sizes import parse_bytes
-from ..types import DTypeLike, IntArray, Keys, Paths
+from ..types import DTypeLike, IntArray, Keys, PathLike, Paths
 from .base import RawBatch, ReadCost
 from .catalog import Catalog
 from .collate import Collate
-from .fields import Decode, Fields
+from .fields import Decode, Fields, without_lacking
 from .held_rows import HeldRows, checked_device
 from .held_samples import HeldSamples
 from .normalize import Normalize
@@ -95,6 +95,8 @@ class RankMemCachedH5Dataset(TableDataset):
         window: which steps of a segment make a sample.
         patch: which part of a volume makes a sample. Cells of volumes are held as they are stored, whatever ``x_dtype``
             is, and in this machine's memory.
+        table: values of samples, in a CSV, TSV or Parquet file. Its columns are fields ``table/<column>``. A path, or
+            ``TableOptions`` (``path``, ``on``, ``missing``), or a mapping of its fields.
         decode: what decodes fields (see ``H5LazyDataset``).
         select: the part of a field to read.
         collate_fn: how samples of several shapes become a batch.
@@ -166,6 +168,7 @@ class RankMemCachedH5Dataset(TableDataset):
         segments: str | SegmentOptions | Mapping[str, Any] | None = None,
         window: int | Sequence[int] | WindowOptions | Mapping[str, Any] | None = None,
         patch: PatchOptions | Mapping[str, Any] | None = None,
+        table: TableOptions | PathLike | Mapping[str, Any] | None = None,
         decode: Decode | None = None,
         select: Select | None = None,
         collate_fn: Collate | None = None,
@@ -207,7 +210,8 @@ class RankMemCachedH5Dataset(TableDataset):
         )
         plain = OpenOptions(files=opened)
         catalog = catalog or Catalog()
-        table, fields = table_of_samples(
+        catalog.use(table)
+        made, fields = table_of_samples(
             catalog,
             path,
             fields,
@@ -218,9 +222,10 @@ class RankMemCachedH5Dataset(TableDataset):
             collate=collate_fn,
             choice=choice,
         )
-        self.samples = HeldSamples(table, fields, options)
+        self.samples = HeldSamples(made, fields, options)
         self._own: tuple[int, IntArray] | None = None
-        super().__init__(table, fields, batch_transform=batch_transform, indices=indices, options=options)
+        kept = without_lacking(made, indices)
+        super().__init__(made, fields, batch_transform=batch_transform, indices=kept, options=options)
         self._stands_alone = rank is not None
         replica = resolve_replica(rank, world_size)
         self.shard = RankShard(

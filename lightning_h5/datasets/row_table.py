@@ -78,6 +78,7 @@ class RowTable:
         columns: values of further arrays, one for each segment.
         first_segments: number of each part's first segment, and of all segments at the end, shape ``(n_parts + 1,)``;
             None if each part is one.
+        lacks: which rows have no line in a side table, and are left out; None if all have one.
     """
 
     paths: tuple[str, ...]
@@ -90,6 +91,7 @@ class RowTable:
     step_places: tuple[int, ...] = ()
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     first_segments: IntArray | None = None
+    lacks: npt.NDArray[np.bool_] | None = None
 
     @cached_property
     def starts(self) -> IntArray:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions, check_no_
 from ..options import SegmentOptions
 from ..types import IntArray
 from .catalog import Catalog
-from .columns import values_of
+from .column_values import values_of
 from .compatibility import Compatibility
 from .kept_parts import PackedText
 from .part_layouts import DescribedParts, ListedParts, PartLayouts, StoredParts
@@ -60,9 +61,13 @@ class SegmentBuilder:
 
     def look(self, path: str) -> tuple[ChangeGuard, FoundParts]:
         """Return the parts of a file."""
-        search = partial(parts_in, path, self._names, self._options)
+        search = partial(parts_in, path, self._names, self._options, self._column_of_part)
         guard, found = self._catalog.look(path, self._options, self._names, search)
         return replace(guard, others=found.others) if found.others else guard, found
+
+    @property
+    def _column_of_part(self) -> Callable[..., ArrayLayout] | None:
+        return None if self._catalog.side is None else self._catalog.column_of_part
 
     def add(self, path: str, guard: ChangeGuard, found: FoundParts) -> None:
         """Add the parts of a file."""
@@ -276,6 +281,15 @@ class SegmentBuilder:
                 "value a step."
             )
         return values
+
+    def lines_of(self, table: RowTable) -> IntArray | None:
+        """Return each part's line in a side table, if one is used and parts may have none; None otherwise."""
+        side, keys = self._catalog.side, [*(field.asked.key for field in self.fields), *self._value_keys]
+        if side is None or side.options.missing == "error" or not any(map(self._catalog.is_column, keys)):
+            return None
+        parts = range(len(self._files))
+        names = [(self._paths[file], table.name_of_part(part)) for part, file in zip(parts, self._files, strict=True)]
+        return np.concatenate([side.line_of_part(path, os.path.basename(name)) for path, name in names])
 
     def values_of(self, key: str) -> list[npt.NDArray[Any]]:
         """Return the values of an array, part by part."""

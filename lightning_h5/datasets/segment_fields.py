@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
@@ -221,7 +221,11 @@ def _taken(given: Any, name: str) -> int | slice | Sequence[int]:
 
 
 def fields_of(
-    asked: Sequence[Asked], names: Sequence[str], given: SampleOptions, singles: Collection[str] = ()
+    asked: Sequence[Asked],
+    names: Sequence[str],
+    given: SampleOptions,
+    singles: Collection[str] = (),
+    is_column: Callable[[str], bool] = lambda _: False,
 ) -> list[SegmentField]:
     """Return how the arrays are to be seen.
 
@@ -230,6 +234,7 @@ def fields_of(
         names: what a sample calls them.
         given: what a sample is.
         singles: names of fields of which a sample has one step.
+        is_column: returns whether a name is that of a column of a side table.
 
     Raises:
         H5ValueError: an option names no field, or no field has steps.
@@ -240,9 +245,10 @@ def fields_of(
         axes = []
         for option, default in ((given.segments.axis, None), (given.segments.step_axis, 0)):
             axes.append(value_of_field(option, name, one.key, default) if isinstance(option, Mapping) else option)
-        is_constant = bool({name, one.key} & set(given.segments.constants)) or "@" in one.key
+        has_no_steps = "@" in one.key or is_column(one.key)
+        is_constant = bool({name, one.key} & set(given.segments.constants)) or has_no_steps
         taken = value_of_field(given.select, name, one.key, {})
-        axis = None if "@" in one.key else axes[0]
+        axis = None if has_no_steps else axes[0]
         step_axis = None if is_constant else axes[1]
         is_single = name in singles or (given.segments.key is not None and one.key == given.segments.key)
         patch = given.patch.shape_of(name, one.key) if given.patch is not None and step_axis is not None else None

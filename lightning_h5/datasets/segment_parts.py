@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from ..hdf5 import (
 from ..order import resolve_replica
 from ..progress_bar import with_bar
 from .kept_parts import KeptParts, PackedText
+from .side_table import is_of_table
 
 __all__ = ["FoundParts", "NamedParts", "PartNames", "parts_in"]
 
@@ -102,7 +103,13 @@ class FoundParts(NamedTuple):
 
 
 def parts_in(
-    path: str, names: PartNames, options: OpenOptions, file: Any, guard: ChangeGuard, alike: AlikeArrays
+    path: str,
+    names: PartNames,
+    options: OpenOptions,
+    column: Callable[[str, str, str, ChangeGuard], ArrayLayout] | None,
+    file: Any,
+    guard: ChangeGuard,
+    alike: AlikeArrays,
 ) -> FoundParts:
     """Return the parts of an open file, and describe their arrays: from what was kept of the file, if it is the same.
 
@@ -110,6 +117,7 @@ def parts_in(
         path: the file.
         names: how parts and arrays are called.
         options: how the file is opened.
+        column: returns a column of a side table, by file, part, name and guard; None without one.
         file: the open file.
         guard: of the file.
         alike: describes arrays.
@@ -122,18 +130,21 @@ def parts_in(
     scalars = list[str]()
 
     def describe(stars: Sequence[str], at: int) -> tuple[ArrayLayout, int | None]:
-        part, column = divmod(at, n)
-        key = names.key(column, stars[part])
-        if "@" in names.keys[column]:
+        part, number = divmod(at, n)
+        key = names.key(number, stars[part])
+        if column is not None and is_of_table(names.keys[number]):
+            layout = column(path, names.part(stars[part]), names.keys[number], guard)
+            return layout, alike.value(layout, names.keys[number])
+        if "@" in names.keys[number]:
             with translate_h5py_errors(path, repr(key)):
                 layout = _attribute(file, path, names.part(stars[part]), key, guard)
-            return layout, alike.value(layout, names.keys[column])
+            return layout, alike.value(layout, names.keys[number])
         try:
-            found = alike.describe_alike(file, path, key, files, guard, alike=names.keys[column])
+            found = alike.describe_alike(file, path, key, files, guard, alike=names.keys[number])
         except ScalarError:
             scalar = scalar_layout(file, path, key, guard)
             scalars.append(key)
-            return scalar, alike.value(scalar, names.keys[column])
+            return scalar, alike.value(scalar, names.keys[number])
         assert found is not None, "it was asked for"
         if files.allow_external:
             given = external_guards(file, [key], files, grows=options.swmr, strict=files.verify is not None)
@@ -141,7 +152,7 @@ def parts_in(
         return found
 
     kept = KeptParts.of(path, guard, options, (names.pattern, names.is_group, names.keys))
-    is_attribute = np.array(["@" in key for key in names.keys])
+    is_attribute = np.array(["@" in key or (column is not None and is_of_table(key)) for key in names.keys])
     if kept is not None and (known := kept.read(describe, is_attribute)) is not None:
         return FoundParts(*known)
     stars = [""]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions
 from ..types import Paths
@@ -74,7 +76,7 @@ def segment_table(
                 builder.add(path, guard, found)
         return builder
 
-    fields = fields_of(asked, names, given, singles)
+    fields = fields_of(asked, names, given, singles, catalog.is_column)
     if choice.columns or choice.criteria or skip is not None:
         return _chosen(build(), given, choice)
     which = ("segments", tuple(paths), tuple(asked), tuple(names), options, repr(given), tuple(singles))
@@ -93,6 +95,8 @@ def _chosen(builder: SegmentBuilder, given: SampleOptions, choice: SegmentChoice
     else:
         first_segments = builder.first_lines
         sampling = builder.volumes.sampling(made.starts, builder.n_lines, made.layouts[0], given.seed)
+    if (lines := builder.lines_of(made)) is not None:  # segments without a line in a side table are left out
+        sampling = sampling.among(np.flatnonzero(lines[made.parts_of_segments(np.arange(len(sampling.segments)))] >= 0))
     sampling = sampling if choice.subset is None else choice.subset.of(sampling)
     made = replace(made, sampling=sampling, first_segments=first_segments)
     passes = None

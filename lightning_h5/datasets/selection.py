@@ -23,7 +23,8 @@ from ..order import resolve_replica
 from ..readers import do_tasks, run_with_progress, usable_cores
 from ..types import IntArray
 from .catalog import Catalog
-from .columns import column_tasks, decoded, read_columns
+from .column_values import decoded
+from .columns import column_tasks, read_columns
 from .labels import LabelCriterion, search_label
 from .row_filters import Criterion, Mask, NoRowPassesError
 from .row_table import RowTable

@@ -124,7 +124,7 @@ def _put(out: torch.Tensor, places: IntArray, values: torch.Tensor, *, adds: boo
 
 @dataclass(frozen=True, eq=False)
 class SparseField:
-    """A field whose rows are those of a sparse matrix.
+    """A field with the rows of a sparse matrix.
 
     Attributes:
         group: the matrix, as it is in the first file.

@@ -16,7 +16,7 @@ from ..options import value_of_field
 from ..readers import open_reader
 from ..types import IntArray
 from .catalog import Catalog
-from .columns import values_of
+from .column_values import values_of
 from .compatibility import Asked, Compatibility
 from .part_layouts import ListedParts
 from .readable_files import WITHOUT_THEM, Skip, each_readable
@@ -104,7 +104,7 @@ def sparse_table(
     skip: Skip | None = None,
     advice: str = WITHOUT_THEM,
 ) -> RowTable:
-    """Return files whose samples are rows of sparse matrices, with what other arrays have in these rows.
+    """Return files with rows of sparse matrices as samples, and what other arrays have in these rows.
 
     Args:
         catalog: opens the files.
@@ -150,6 +150,7 @@ class _Reading:
         self._paths: list[str] = []
         self._guards: list[ChangeGuard] = []
         self._layouts: list[tuple[ArrayLayout, ...]] = []
+        self._n_rows: list[int] = []
         self._firsts: dict[int, list[IntArray]] = {at: [] for at in matrices}
         self._values: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in self._columns}
 
@@ -158,7 +159,13 @@ class _Reading:
         names = [one.group.key for one in self._matrices.values()]
         groups = _matrices_of(self._catalog, path, names, self._options)
         offsets = [one.group.keys[2] for one in self._matrices.values()]
-        guard, found = self._catalog.describe(path, [*self._keys, *offsets, *self._columns], self._options)
+        every = [*self._asked, *(Asked(key=key) for key in (*offsets, *self._columns))]
+        if not any(self._catalog.is_column(one.key) for one in every):
+            guard, found = self._catalog.describe(path, [one.key for one in every], self._options)
+            return guard, found, groups
+        own = [one.key for one in every if not self._catalog.is_column(one.key)]
+        n_rows = next(iter(groups.values())).n_rows
+        guard, found = self._catalog.describe_with_columns(path, every, own, n_rows, sum(self._n_rows), self._options)
         return guard, found, groups
 
     def add(
@@ -193,6 +200,7 @@ class _Reading:
         self._paths.append(path)
         self._guards.append(guard)
         self._layouts.append(arrays)
+        self._n_rows.append(n_rows[0])
 
     def _check_names(self, path: str, group: SparseGroup) -> None:
         """Check that a matrix has the same columns in all files of all splits."""

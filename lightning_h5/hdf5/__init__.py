@@ -5,7 +5,7 @@ from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
 from .codecs import Codec, Conventions, MatrixRows, Recode, Stack, Unpack, codec_of
 from .contents import Entry, entries_of, kind_of_object, list_arrays, resolve_path, shape_of
-from .describe import attribute_layout, describe_array, filters_of, layout_of, scalar_layout
+from .describe import attribute_layout, column_layout, describe_array, filters_of, layout_of, scalar_layout
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
 from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
@@ -62,6 +62,7 @@ __all__ = [
     "check_no_overlap",
     "close_when_collected",
     "codec_of",
+    "column_layout",
     "create_h5",
     "describe_array",
     "digest_of",

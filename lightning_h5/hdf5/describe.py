@@ -9,6 +9,7 @@ from typing import Any
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
 from ..options import FileOptions
@@ -36,6 +37,7 @@ __all__ = [
     "REFERENCE",
     "attribute_layout",
     "check_described",
+    "column_layout",
     "describe_array",
     "filters_of",
     "layout_of",
@@ -111,6 +113,20 @@ def scalar_layout(file: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLa
     with translate_h5py_errors(path, repr(key)):
         value = file[key][()]
     return _value_layout(value, path, key, guard)
+
+
+def column_layout(values: npt.NDArray[Any], path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
+    """Describe values that come from elsewhere as an array of a file, with a row for each.
+
+    Args:
+        values: numbers, or text as objects; shape ``(n_rows, ...)``.
+        path: the file whose rows these are.
+        key: their name.
+        guard: change guard of the file.
+    """
+    one = np.zeros(values.shape[1:], values.dtype) if values.dtype.kind != "O" else ""
+    layout = _value_layout(one, path, key, guard)
+    return layout.with_changes(n_rows=len(values), value=values, n_stored_bytes=values.nbytes)
 
 
 def _value_layout(value: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:

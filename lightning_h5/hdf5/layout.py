@@ -84,7 +84,7 @@ class ArrayLayout:
         user_block: bytes at the start of the file that are not part of HDF5's address space.
         packing: how attributes declare that stored integers are decoded, or None.
         categories: what the values are codes of, if the name is that of a categorical column; None otherwise.
-        value: the only row of an attribute, as an array of one row; None for an array.
+        value: the rows of an attribute, which has one, or of a column of a table; None for an array of the file.
         view: how the array is seen, if rows are not all of it along axis 0. ``n_rows``, ``axes`` and ``row_shape`` are
             of the rows as seen; ``axes`` without those of an array-valued element.
         decoding: what decodes rows; None if values are as stored. ``dtype`` and ``row_shape`` are of decoded rows.

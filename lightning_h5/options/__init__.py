@@ -1,7 +1,7 @@
 """Option objects of data modules and datasets: each setting is declared, checked and documented here, once."""
 
 from .running import DistributedOptions, FileOptions, MemoryOptions, ShuffleOptions, WorkerOptions
-from .samples import MixtureOptions, RowCacheOptions, SplitOptions, WeightOptions
+from .samples import MixtureOptions, RowCacheOptions, SplitOptions, TableOptions, WeightOptions
 from .segments import PatchOptions, SegmentOptions, StepRange, WindowOptions, value_of_field
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "ShuffleOptions",
     "SplitOptions",
     "StepRange",
+    "TableOptions",
     "WeightOptions",
     "WindowOptions",
     "WorkerOptions",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from ..sizes import parse_bytes, whole
 from ..types import PathLike
 from .base import Options, check_choice, check_fraction, check_whole
 
-__all__ = ["MixtureOptions", "RowCacheOptions", "SplitOptions", "WeightOptions"]
+__all__ = ["MixtureOptions", "RowCacheOptions", "SplitOptions", "TableOptions", "WeightOptions"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,8 @@ class SplitOptions(Options):
         file: JSON file with the assignment of rows to splits. Read if it exists, written otherwise. Raises if it was
             made with other fractions or folds, or lacks a group.
         key: arrays of the training files that list the names of the segments of each split, as
-            ``{"train": "mask/train", "val": "mask/valid"}`` or one pattern, ``"mask/{split}"``.
+            ``{"train": "mask/train", "val": "mask/valid"}`` or one pattern, ``"mask/{split}"``; or a column of a table
+            that has "train", "val", "test" or "predict" for each row or segment, ``"table/split"``.
         by: what is divided: "row", "segment", or each segment in "time", training first. "auto" divides segments if
             samples are made of these, and rows otherwise.
         gap: steps between the parts of a segment that is divided in time. None is the reach of a window less 1, so that
@@ -117,6 +119,17 @@ class SplitOptions(Options):
         if split == "val":
             return bool(self.val_fraction) or self.num_folds is not None
         return split == "test" and bool(self.test_fraction)
+
+    @property
+    def columns(self) -> list[str]:
+        """The arrays, or columns of a table, with values that decide which rows or segments are in a split."""
+        return [key for key in (self.group_key, self.stratify_key, self.column) if key is not None]
+
+    @property
+    def column(self) -> str | None:
+        """The column of a table that names the split of each row or segment; None if there is none."""
+        is_column = isinstance(self.key, str) and self.key.startswith("table/") and "{split}" not in self.key
+        return self.key if is_column and isinstance(self.key, str) else None
 
     def list_of(self, split: str) -> str | None:
         """Return the array that lists the segments of a split; None if there is none."""
@@ -265,3 +278,52 @@ class RowCacheOptions(Options):
     @classmethod
     def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
         return {"size": value} if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(Options):
+    """A table with values of samples: CSV, TSV or Parquet. Its columns are fields ``table/<column>``.
+
+    Shorthand: a path.
+
+    Args:
+        path: the file.
+        on: what lines are joined on: a column that an array of the same name is compared with; or a mapping from a
+            column to what it is compared with: an array, ``"@stem"`` (a file's name without suffix) or ``"@name"`` (the
+            name of a segment: its group or array). None joins line i with row i, or segment i, over all files.
+        missing: "error", or "drop" to leave out rows and segments without a line; how many is logged.
+    """
+
+    path: PathLike
+    on: str | dict[str, str] | None = None
+    missing: Literal["error", "drop"] = "error"
+
+    def __post_init__(self) -> None:
+        check_choice(self.missing, "table.missing", ("error", "drop"))
+        if not isinstance(self.path, str | os.PathLike):
+            raise H5ValueError(f"table.path={self.path!r} was given. Pass the path of a CSV, TSV or Parquet file.")
+        is_pair = (
+            isinstance(self.on, Mapping) and len(self.on) == 1 and all(isinstance(v, str) for v in self.on.values())
+        )
+        if not (self.on is None or isinstance(self.on, str) or is_pair):
+            raise H5ValueError(
+                f"table.on={self.on!r} was given. Pass a column, or a mapping from one column to an array, '@stem' or "
+                "'@name'."
+            )
+        if (
+            (with_what := self.join[1]) is not None
+            and with_what.startswith("@")
+            and with_what not in ("@stem", "@name")
+        ):
+            raise H5ValueError(f"table.on compares with {with_what!r}. Pass an array, '@stem' or '@name'.")
+
+    @property
+    def join(self) -> tuple[str | None, str | None]:
+        """The column, and what it is compared with; None for both if lines are joined by their place."""
+        if isinstance(self.on, Mapping):
+            return next(iter(self.on.items()))
+        return self.on, self.on
+
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        return {"path": value} if isinstance(value, str | os.PathLike) else None

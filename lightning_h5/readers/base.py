@@ -62,14 +62,14 @@ class LayoutReader:
 
 
 class ValueReader(LayoutReader):
-    """Reads an attribute, whose value was read with the description."""
+    """Reads an attribute, or a column of a table: their values were read with the description."""
 
     def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
         super().__init__(layout, counters)
         self.dtype = layout.value.dtype
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
-        out[...] = self.layout.value
+        out[...] = self.layout.value[rows]
 
 
 class InMemoryReader:

@@ -211,6 +211,8 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
         rows_per_run: rows that are read together if there are no chunks.
         counters: counts bytes.
     """
+    if layout.value is not None:
+        return ReaderSource(ValueReader(layout, counters), rows_per_run)
     if layout.decoding is not None:
         return DecodedSource(layout, open_source(layout.decoding.array, options, rows_per_run, counters))
     if layout.view is not None:
