@@ -142,7 +142,7 @@ def column_tasks(
     layout: ArrayLayout, options: OpenOptions, counters: Counters
 ) -> tuple[list[BulkTask], npt.NDArray[Any]]:
     """Return tasks that read a column, and the memory they fill."""
-    is_text = kind_of(layout.dtype) == "text"
+    is_text = kind_of(layout.dtype) != "number"
     column = np.empty((layout.n_rows, *layout.row_shape), dtype=object if is_text else layout.dtype)
     if is_text:
         rows = np.arange(layout.n_rows)

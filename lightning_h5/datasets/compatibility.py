@@ -10,9 +10,28 @@ import numpy as np
 import torch
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayLayout, Codec, Conventions, Unpack, check_no_overlap, kind_of, torch_dtype
+from ..hdf5 import (
+    ArrayLayout,
+    Codec,
+    Conventions,
+    Ragged,
+    RowCodec,
+    Unpack,
+    check_no_overlap,
+    is_list,
+    kind_of,
+    torch_dtype,
+)
 
-__all__ = ["Asked", "Compatibility", "are_packed_alike", "different_packing", "refuse_images", "shape_of_images"]
+__all__ = [
+    "Asked",
+    "Compatibility",
+    "are_packed_alike",
+    "different_packing",
+    "is_encoded",
+    "refuse_images",
+    "shape_of_images",
+]
 
 MAX_CHANNELS = 4
 """Values of a pixel, at most, on the last axis of an image."""
@@ -48,6 +67,8 @@ class Asked:
             return array if packing is None else array.decoded(Unpack(packing))
         if self.codec is not None:
             return array.decoded(self.codec)
+        if is_list(array.dtype):
+            return array.decoded(Ragged())
         if packing is not None and packing.policy == "decode" and not (self.takes_packed or self.takes_stored(array)):
             return array.decoded(Unpack(packing))
         return array
@@ -99,10 +120,15 @@ class Compatibility:
             self._passed[structure] = layouts
 
 
+def is_encoded(array: ArrayLayout) -> bool:
+    """Return whether rows are decoded one by one, to arrays of several shapes."""
+    return array.decoding is not None and isinstance(array.decoding.codec, RowCodec)
+
+
 def _check_kind(layout: ArrayLayout, *, text_ok: bool) -> None:
     kind = kind_of(layout.dtype)
     where = f"{layout.key!r} in {layout.path!r}"
-    if kind == "number" or (kind == "text" and text_ok):
+    if kind == "number" or (kind == "text" and text_ok) or is_encoded(layout):
         return
     if kind == "text":
         raise H5ValueError(

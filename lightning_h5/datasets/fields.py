@@ -28,7 +28,7 @@ from ..hdf5 import (
 from ..options import value_of_field
 from ..types import DTypeLike, IntArray, Keys
 from .collate import Collate
-from .compatibility import Asked
+from .compatibility import Asked, is_encoded
 from .multiply_add import Affine
 from .sample_layout import FieldPlan, SampleLayout, SamplePart, Transform
 from .sparse_rows import SparseField
@@ -130,7 +130,7 @@ class Fields:
         return tuple(
             FieldPlan(array.dtype, array.row_shape, one.dtype or torch_dtype_of(array.dtype), self.affines.get(number))
             if kind_of(array.dtype) == "number"
-            else FieldPlan(array.dtype, array.row_shape, None)
+            else FieldPlan(array.dtype, array.row_shape, None, is_encoded=is_encoded(array), element=one.dtype)
             for number, (array, one) in enumerate(zip(arrays, self.asked, strict=True))
         )
 

@@ -424,6 +424,7 @@ class FileDataset(TableDataset):
                 held_bytes=held_bytes,
                 in_blocks=self.table.sampling is not None and self.table.is_ragged[field],
                 counters=self.counters,
+                work=self.work,
             )
             with self._lock:
                 while len(self._readers) >= MAX_READERS:

@@ -21,7 +21,7 @@ from .buffers import BufferPool, Column
 from .columns import row_tasks, text_tasks
 from .fields import torch_dtype_of
 from .row_table import RowTable
-from .sample_layout import FieldPlan, numpy_dtype_like
+from .sample_layout import FieldPlan, as_tensor, numpy_dtype_like
 from .segments import FieldRows
 from .shard_memory import ShardMemory
 
@@ -262,17 +262,22 @@ class HeldRows:
         """
         places, columns = _look_up(self._places, rows), iter(self._columns)
         return tuple(
-            self._texts[field][rows].tolist()
+            self._objects(field, rows)
             if plan.dtype is None
             else next(columns).take(places, buffers, pinned=pinned, all_cores=all_cores)
             for field, plan in enumerate(self._plans)
         )
 
+    def _objects(self, field: int, rows: IntArray) -> list[Any]:
+        """Return text, or copies of arrays of several shapes."""
+        values = self._texts[field][rows].tolist()
+        dtype = self._plans[field].element
+        return [as_tensor(one.copy(), dtype) if isinstance(one, np.ndarray) else one for one in values]
+
     def take_of(self, field: int, rows: IntArray, buffers: BufferPool, *, all_cores: bool = False) -> Column:
         """Return copies of rows of one field (see ``take``)."""
         if self._plans[field].dtype is None:
-            texts: list[Any] = self._texts[field][rows].tolist()
-            return texts
+            return self._objects(field, rows)
         number = sum(plan.dtype is not None for plan in self._plans[:field])
         return self._columns[number].take(_look_up(self._places, rows), buffers, pinned=False, all_cores=all_cores)
 

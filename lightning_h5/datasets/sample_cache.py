@@ -68,6 +68,8 @@ class CachedColumn:
 
 def _copied(text: Any) -> Any:
     """Text of a row is a list if it has several values: changing a batch must not change what is kept."""
+    if isinstance(text, torch.Tensor):
+        return text.clone()
     return [_copied(one) for one in text] if isinstance(text, list) else text
 
 

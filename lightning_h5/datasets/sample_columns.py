@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Col
         if not len(found.lengths) and isinstance(column, torch.Tensor):
             return _moved(column[None][:0], 1, 1 + place, buffers)
         ends = np.concatenate([[0], np.cumsum(found.lengths)]).tolist()
-        each = column if table.is_ragged[field] else [column[low:high] for low, high in pairwise(ends)]
+        each = column if table.is_ragged[field] else [_stacked(column[low:high]) for low, high in pairwise(ends)]
         return [_moved(one, 0, place, buffers) for one in each]
     assert isinstance(sampling, Windows), "samples are windows"
     one = sampling.ranges[field]
@@ -62,14 +62,24 @@ def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Col
     if not isinstance(column, torch.Tensor):  # text
         if found.is_valid is not None and sampling.pad == "zeros":
             column = [
-                text if valid else "" for text, valid in zip(column, found.is_valid.ravel().tolist(), strict=True)
+                value if valid else torch.zeros_like(value) if isinstance(value, torch.Tensor) else ""
+                for value, valid in zip(column, found.is_valid.ravel().tolist(), strict=True)
             ]
-        return column if one.is_single else [column[at : at + n_steps] for at in range(0, len(column), n_steps)]
+        if one.is_single:
+            return column
+        return [_stacked(column[at : at + n_steps]) for at in range(0, len(column), n_steps)]
     if found.is_valid is not None and sampling.pad == "zeros" and not found.is_valid.all():
         column[torch.from_numpy(~found.is_valid.reshape(-1))] = 0
     if one.is_single:
         return column
     return _moved(column.view(-1, n_steps, *column.shape[1:]), 1, 1 + place, buffers)
+
+
+def _stacked(steps: Column) -> Any:
+    """Return steps that were decoded one by one as a tensor, if they have one shape."""
+    if isinstance(steps, list) and steps and all(isinstance(one, torch.Tensor) for one in steps):
+        return torch.stack(steps) if len({one.shape for one in steps}) == 1 else steps
+    return steps
 
 
 def _valid_of(found: FieldRows, n: int) -> Sequence[np.ndarray | None]:

@@ -28,6 +28,7 @@ __all__ = [
     "SampleLayout",
     "SamplePart",
     "Transform",
+    "as_tensor",
     "numpy_dtype_like",
 ]
 
@@ -47,12 +48,16 @@ class FieldPlan:
         row_shape: shape of a row.
         dtype: dtype of a batch; None for text, which comes as ``str`` however it is stored.
         affine: normalizes rows; None if they are at most cast.
+        is_encoded: rows are decoded one by one, to arrays of several shapes.
+        element: dtype that these are cast to; None leaves them.
     """
 
     stored: np.dtype[Any]
     row_shape: tuple[int, ...]
     dtype: torch.dtype | None
     affine: Affine | None = None
+    is_encoded: bool = False
+    element: torch.dtype | None = None
 
     @cached_property
     def normalized(self) -> np.dtype[Any]:
@@ -72,7 +77,9 @@ class FieldPlan:
     @property
     def dtype_name(self) -> str:
         """The dtype of a batch, as text."""
-        return "text" if self.dtype is None else str(self.dtype).removeprefix("torch.")
+        if self.dtype is None:
+            return "decoded row by row" if self.is_encoded else "text"
+        return str(self.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
         return f"{self.dtype_name} of shape {self.row_shape}"
@@ -90,12 +97,25 @@ class FieldPlan:
     def cast(self, rows: npt.NDArray[Any], buffers: BufferPool) -> Column:
         """Return normalized rows in the dtype of a batch, or text as lists."""
         if self.dtype is None:
-            text: list[Any] = rows.tolist()
-            return text
+            values: list[Any] = rows.tolist()
+            return [as_tensor(value, self.element) for value in values]
         column = torch.from_numpy(rows)
         if column.dtype == self.dtype:
             return column
         return buffers.tensor(tuple(column.shape), self.dtype).copy_(column)
+
+
+def is_of_tensors(column: Column) -> bool:
+    """Return whether a column is a list of tensors, which may have several shapes."""
+    return isinstance(column, list) and bool(column) and isinstance(column[0], torch.Tensor)
+
+
+def as_tensor(value: Any, dtype: torch.dtype | None) -> Any:
+    """Return an array that was decoded as a tensor; text as it is."""
+    if not isinstance(value, np.ndarray):
+        return value
+    made = torch.from_numpy(value)
+    return made if dtype is None else made.to(dtype)
 
 
 @dataclass(frozen=True)
@@ -251,6 +271,7 @@ class SampleLayout:
         if not self.has_transforms:  # otherwise its samples are dense
             columns = [column.csr() if isinstance(column, SparseRows) else column for column in columns]
         if self._is_built_of_columns:
+            columns = [collated(column, None) if is_of_tensors(column) else column for column in columns]
             built = [part.build(columns[own]) for part, own in self._parts]
             return built[0] if len(built) == 1 else tuple(built)
         parts, length = [], {}

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
 from ..jit import compiled
 from .dtypes import Packing
+from .encoded import Function, Image
 
 if TYPE_CHECKING:
     from .layout import ArrayLayout
@@ -270,7 +271,7 @@ def codec_of(given: Any, field: str) -> Codec:
     """Return the codec that a user named.
 
     Args:
-        given: ``"cf"``, ``"real"``, ``"bits:N"``, ``"dense"`` or ``"csr"``.
+        given: ``"image"``, ``"cf"``, ``"real"``, ``"bits:N"``, ``"dense"``, ``"csr"``, or a function of a stored row.
         field: the field that it is for, for errors.
 
     Raises:
@@ -280,11 +281,16 @@ def codec_of(given: Any, field: str) -> Codec:
         return RealParts()
     if given == "cf":
         return Conventions()
+    if given == "image":
+        return Image()
+    if callable(given):
+        return Function(given)
     if given in ("dense", "csr"):
         return MatrixRows(given == "csr")
     if isinstance(given, str) and (found := re.fullmatch(r"bits:([1-9][0-9]*)", given)):
         return Bits(int(found[1]))
     raise H5ValueError(
-        f"decode={{{field!r}: {given!r}}} was given. Pass 'cf' (scale, offset and fill value), 'real' (complex "
-        "numbers as pairs), 'bits:527' (so many packed bits), 'dense' or 'csr' (rows of a sparse matrix)."
+        f"decode={{{field!r}: {given!r}}} was given. Pass 'cf' (scale, offset and fill value), 'image' (JPEG and PNG), "
+        "'real' (complex numbers as pairs), 'bits:527' (so many packed bits), 'dense' or 'csr' (rows of a sparse "
+        "matrix), or a function of what is stored of a row."
     )

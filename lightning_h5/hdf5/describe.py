@@ -285,10 +285,11 @@ def table_of(array_id: Any, path: str, key: str) -> ChunkTable | None:
 
 
 def _with_references(layout: ArrayLayout, array: Any, offset: int | None) -> ArrayLayout:
-    """Return an array of text of variable length with the layout of its references."""
+    """Return an array of text or lists of variable length with the layout of its references."""
     options, kind = h5py.h5i.get_file_id(array.id).get_create_plist(), array.id.get_type()
     is_text = kind.get_class() == h5py.h5t.STRING and kind.is_variable_str()
-    if not is_text or options.get_sizes() != (8, 8):  # sizes of addresses and lengths in this file
+    is_list = kind.get_class() == h5py.h5t.VLEN
+    if not (is_text or is_list) or options.get_sizes() != (8, 8):  # sizes of addresses and lengths in this file
         return layout
     n = math.prod(grid_of(array.shape, array.chunks)) if array.chunks else 0
     has_table = 0 < n <= _max_chunks(array) and not moves_axis(array.id)

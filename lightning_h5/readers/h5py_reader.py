@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError, H5FileError
-from ..hdf5 import ArrayLayout, OpenOptions, kind_of, process_pool
+from ..hdf5 import ArrayLayout, OpenOptions, is_list, kind_of, process_pool
 from ..types import IntArray
 from .base import LayoutReader
 from .chunk_cache import BlockMemory
@@ -63,7 +63,9 @@ class H5pyReader(LayoutReader):
         max_rows = max(1, PIECE_BYTES // max(1, self.layout.stored_row_bytes))
         with process_pool().h5(self.layout.path, self._options, self.layout.guard) as handle:
             array = handle.array(self.layout)
-            for start, stop in spans(ordered, self.layout.rows_per_chunk, max_rows):
+            # Lists lie elsewhere in the file, one by one: those between rows are not read.
+            per_chunk = 1 if is_list(self.layout.stored) else self.layout.rows_per_chunk
+            for start, stop in spans(ordered, per_chunk, max_rows):
                 low, high = int(ordered[start]), int(ordered[stop - 1]) + 1
                 piece = self._piece(array, low, high)
                 out[order[start:stop]] = piece[ordered[start:stop] - low]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..hdf5 import ArrayLayout, OpenOptions, kind_of
+from ..hdf5 import ArrayLayout, OpenOptions, RowCodec, kind_of
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader, ValueReader
 from .block_map import BlockMap
@@ -22,6 +22,7 @@ from .chunked import ChunkedReader, CountReads
 from .contiguous import ContiguousReader, MappedReader
 from .decoded import DecodedReader, DecodedSource
 from .digest_reader import DigestReader
+from .encoded import EncodedReader
 from .filters.pipeline import why_not_decodable
 from .h5py_reader import H5pyReader
 from .thread_pool import TaskQueue
@@ -44,6 +45,7 @@ def open_reader(
     held_bytes: int = 0,
     in_blocks: bool = False,
     counters: Counters | None = None,
+    work: TaskQueue | None = None,
 ) -> RowReader:
     """Return a reader for single rows of one file's array. Opens nothing yet.
 
@@ -54,6 +56,7 @@ def open_reader(
         in_blocks: decode whole blocks here instead of reading rows through the HDF5 library, if that is possible.
         held_bytes: keep all rows in memory after the first read, text up to this length; 0 keeps none.
         counters: counts bytes read and decoded.
+        work: shares the decoding of images among threads.
     """
     reader: LayoutReader
     if layout.value is not None:
@@ -63,6 +66,8 @@ def open_reader(
         return InMemoryReader(reader, held_bytes) if held_bytes else reader
     if layout.decoding is not None:
         stored = open_reader(layout.decoding.array, options, mmap=mmap, in_blocks=in_blocks, counters=counters)
+        if isinstance(layout.decoding.codec, RowCodec):
+            return EncodedReader(layout, stored, work, counters)
         reader = DecodedReader(layout, stored, counters)
     elif in_blocks and is_pooled(layout, options) and fallback_reason(layout) is None:
         reader = BlockReader(layout, open_source(layout, options, 1, counters or Counters()), counters)

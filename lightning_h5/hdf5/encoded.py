@@ -1,0 +1,138 @@
+"""Codecs of rows that differ in their shapes: images as JPEG or PNG, lists of numbers, and functions of a user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import H5ValueError
+
+if TYPE_CHECKING:
+    from .layout import ArrayLayout
+
+__all__ = ["Function", "Image", "Ragged", "RowCodec", "bytes_of", "is_list"]
+
+JPEG, PNG = b"\xff\xd8", b"\x89PNG"
+JPEG_SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
+
+
+@runtime_checkable
+class RowCodec(Protocol):
+    """Decodes one row after the other, each to an array of its own shape."""
+
+    def row(self, stored: Any) -> Any:
+        """Return a decoded row.
+
+        Args:
+            stored: a row as it is stored; bytes for rows of bytes.
+        """
+        ...
+
+
+class _OfObjects:
+    """A codec of rows that are kept as objects."""
+
+    def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """See ``Codec.decoded``."""
+        return np.dtype(object), ()
+
+    def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """See ``Codec.decode``."""
+        for at, stored in enumerate(rows):
+            out[at] = self.row(stored)
+
+    def row(self, stored: Any) -> Any:
+        """See ``RowCodec.row``."""
+        raise NotImplementedError
+
+    def compiled(self) -> Any:
+        """See ``Codec.compiled``."""
+        return self
+
+
+@dataclass(frozen=True)
+class Ragged(_OfObjects):
+    """Lists of numbers, each an array of one axis."""
+
+    def row(self, stored: Any) -> Any:
+        """See ``RowCodec.row``."""
+        return np.frombuffer(stored, np.uint8).copy() if isinstance(stored, bytes) else np.array(stored)
+
+
+@dataclass(frozen=True)
+class Image(_OfObjects):
+    """JPEG and PNG as arrays of the shape (channels, height, width), by imagecodecs, without the interpreter's lock."""
+
+    def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """See ``Codec.decoded``."""
+        import importlib.util
+
+        if importlib.util.find_spec("imagecodecs") is None:
+            raise H5ValueError(
+                f"decode={{{array.key!r}: 'image'}} was given, and imagecodecs, which decodes images, is not "
+                "installed. Run `pip install 'lightning-h5[images]'`."
+            )
+        is_bytes = is_list(array.dtype) or array.dtype.kind in "SVO" or array.dtype == np.uint8
+        if not is_bytes or array.dtype.names is not None:
+            raise H5ValueError(
+                f"decode={{{array.key!r}: 'image'}} was given, and {array.key!r} in {array.path!r} has rows of "
+                f"{array.dtype} and the shape {array.row_shape}, not bytes. Leave this field out of decode."
+            )
+        return super().decoded(array)
+
+    def row(self, stored: Any) -> Any:
+        """See ``RowCodec.row``."""
+        import imagecodecs
+
+        data = bytes(stored)
+        if data.startswith(JPEG):
+            if data.rfind(JPEG_END) < data.rfind(JPEG_SCAN):
+                raise ValueError(
+                    f"a JPEG of {len(data.rstrip(bytes(1)))} bytes has no end"
+                )  # decoders fill it with gray
+            pixels = imagecodecs.jpeg8_decode(data)
+        elif data.startswith(PNG):
+            pixels = imagecodecs.png_decode(data)
+        else:
+            raise ValueError(f"{len(data)} bytes that begin with {data[:4]!r} are neither JPEG nor PNG")
+        pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+        return np.ascontiguousarray(np.moveaxis(pixels, -1, 0))
+
+
+@dataclass(frozen=True)
+class Function(_OfObjects):
+    """What a function of the user makes of a row: of bytes, or of an array.
+
+    Args:
+        function: takes what is stored, and returns an array, a tensor or a number.
+    """
+
+    function: Callable[[Any], Any]
+
+    def row(self, stored: Any) -> Any:
+        """See ``RowCodec.row``."""
+        made = self.function(stored)
+        return made if isinstance(made, str) else np.asarray(made)
+
+    def __repr__(self) -> str:  # part of a file's identity: without an address
+        return f"Function({getattr(self.function, '__qualname__', type(self.function).__qualname__)})"
+
+
+def is_list(dtype: np.dtype[Any]) -> bool:
+    """Return whether elements are lists of numbers of variable length."""
+    base = h5py.check_vlen_dtype(dtype)
+    return isinstance(base, np.dtype) and base.kind in "biuf"
+
+
+def bytes_of(stored: Any) -> Any:
+    """Return rows of bytes as ``bytes``, whatever HDF5 has them as; other rows as they are."""
+    if isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and stored.ndim == 1:
+        return stored.tobytes()
+    if isinstance(stored, np.void):
+        return stored.tobytes()
+    return stored.encode("utf-8", "surrogateescape") if isinstance(stored, str) else stored
