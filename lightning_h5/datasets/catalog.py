@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..distributed import first_value
-from ..errors import H5DataChangedError, H5Error, H5FileError, H5KeyError, H5ValueError
+from ..errors import H5DataChangedError, H5Error, H5FileError, H5KeyError, H5ValueError, listing
 from ..hdf5 import (
     AlikeArrays,
     ArrayLayout,
@@ -161,8 +161,9 @@ class Catalog:
         advice: str,
         n_files: int | None,
     ) -> RowTable:
-        columns = {at for at, one in enumerate(asked) if self.is_column(one.key)}
-        own = [one for at, one in enumerate(asked) if at not in columns]
+        others = {at: self._of_others(one, paths, options) for at, one in enumerate(asked) if one.paths is not None}
+        columns = {at for at, one in enumerate(asked) if self.is_column(one.key) and at not in others}
+        own = [one for at, one in enumerate(asked) if at not in columns and at not in others]
         keys, compatibility, join = [one.key for one in own], Compatibility(asked), self._join(columns)
         shows_progress = len(paths) >= 50 and resolve_replica().rank == 0  # all ranks read them
         bar = with_bar(paths, "looking at files", unit="file", shows_progress=shows_progress, delay=2)
@@ -175,8 +176,11 @@ class Catalog:
                 if columns:
                     joined = described[len(own) :]
                     first = sum(map(len, lacks))
-                    found, is_lacking = self.with_columns(asked, path, guard, found, options, joined, first)
+                    here = [one for at, one in enumerate(asked) if at not in others]
+                    found, is_lacking = self.with_columns(here, path, guard, found, options, joined, first)
                     lacks.append(is_lacking)
+                if others:
+                    guard, found = _with_others(guard, found, {at: each[path] for at, each in others.items()})
                 compatibility.check(found)
                 used.append(path)
                 guards.append(guard)
@@ -190,6 +194,23 @@ class Catalog:
             self.side.check_number(sum(n_rows))
         all_lacks = np.concatenate(lacks) if lacks and any(map(np.any, lacks)) else None
         return RowTable(tuple(used), ListedParts(layouts), tuple(guards), lacks=all_lacks)
+
+    def _of_others(
+        self, asked: Asked, paths: Sequence[str], options: OpenOptions
+    ) -> dict[str, tuple[ChangeGuard, ArrayLayout]]:
+        """Return for each file of the data the array of another file with the same rows, and that file's guard."""
+        assert asked.paths is not None, "the data has it"
+        others = self.files(asked.paths, "path")
+        if len(others) != len(paths):
+            raise H5ValueError(
+                f"{asked.key!r} was named in {len(others)} other files ({listing(others)}), and the data has "
+                f"{len(paths)} files. Pass as many, in the order of the data's."
+            )
+        found = {}
+        for path, other in zip(paths, others, strict=True):
+            guard, (array,) = self.describe(other, [asked.key], options)
+            found[path] = guard, asked.decoded(array)
+        return found
 
     # Side tables ------------------------------------------------------------------------------------------------
 
@@ -524,6 +545,17 @@ class Catalog:
         except H5Error as error:
             return error.with_traceback(None)
         return found
+
+
+def _with_others(
+    guard: ChangeGuard, found: Sequence[ArrayLayout], others: Mapping[int, tuple[ChangeGuard, ArrayLayout]]
+) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
+    """Return a file's guard with those of other files, and its arrays with theirs at their places."""
+    arrays = list(found)
+    for at in sorted(others):
+        arrays.insert(at, others[at][1])
+    more = {each.path: each for each, _ in others.values()}
+    return replace(guard, others=(*guard.others, *more.values())), tuple(arrays)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .catalog import Catalog
 from .collate import Collate
-from .compatibility import Asked
+from .compatibility import Asked, refuse_other_files
 from .discovery import SKIP_THEM, files_to_read, names_to_load, skip_into, table_of
 from .fields import (
     TARGET,
@@ -29,6 +29,7 @@ from .fields import (
     codecs_of,
     keys_of,
     members_of,
+    paths_of,
     without_lacking,
 )
 from .file_dataset import CACHE_BYTES
@@ -303,10 +304,13 @@ class CombinedHDF5Dataset(CachingDataset):
                 # Columns that only filters read are decoded for them.
                 takes_packed=self.takes_packed or name not in (*names, *of_label),
                 codec=codec,
+                paths=paths,
             )
-            for name, codec in zip(wanted, codecs, strict=True)
+            for name, codec, paths in zip(wanted, codecs, paths_of(field_map, wanted), strict=True)
         ]
         found: dict[int, SparseField] = {}
+        if choice is not None:
+            refuse_other_files(asked)
         if matrices and choice is not None:
             asked, found = with_matrices(asked, wanted, matrices, samples)
             left = [path for path in files if path not in (bad or ())]

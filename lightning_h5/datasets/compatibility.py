@@ -22,6 +22,7 @@ from ..hdf5 import (
     kind_of,
     torch_dtype,
 )
+from ..types import Paths
 
 __all__ = [
     "Asked",
@@ -30,6 +31,7 @@ __all__ = [
     "different_packing",
     "is_encoded",
     "refuse_images",
+    "refuse_other_files",
     "shape_of_images",
 ]
 
@@ -51,6 +53,7 @@ class Asked:
         argument: how the user can name a dtype for it, such as ``"x_dtype={}"``; None if there is no way.
         takes_packed: accept packed integers as they are stored: they are decoded later, or no value is used.
         codec: decodes rows; None if values are as stored.
+        paths: other files that have the array; None for those of the data.
     """
 
     key: str
@@ -59,6 +62,7 @@ class Asked:
     argument: str | None = None
     takes_packed: bool = False
     codec: Codec | None = None
+    paths: Paths | None = None
 
     def decoded(self, array: ArrayLayout) -> ArrayLayout:
         """Return the array with rows as they are decoded: packed numbers of netCDF files unless asked otherwise."""
@@ -112,12 +116,21 @@ class Compatibility:
                     _check_packing(layout, one)
         if self._of_one_row:
             _check_rows(layouts)
-        check_no_overlap(layouts)
+        check_no_overlap([one for one in layouts if one.path == layouts[0].path])  # others are of another file
         if structure not in self._passed:
             self._first = self._first or layouts
             _check_alike(self._first, layouts, shapes=self._of_one_row)
             _check_packed_alike(self._first, layouts, self._asked)
             self._passed[structure] = layouts
+
+
+def refuse_other_files(asked: Sequence[Asked]) -> None:
+    """Raise an ``H5ValueError`` if an array is of another file: these are matched row by row."""
+    if others := [one.key for one in asked if one.paths is not None]:
+        raise H5ValueError(
+            f"{listing(others)} of another file was named, which is matched row by row, and samples are no rows. Put "
+            "it into the data's files, or pass table."
+        )
 
 
 def is_encoded(array: ArrayLayout) -> bool:

@@ -47,6 +47,7 @@ __all__ = [
     "codecs_of",
     "keys_of",
     "members_of",
+    "paths_of",
     "row_numbers",
     "torch_dtype_of",
     "without_lacking",
@@ -283,9 +284,17 @@ def _asked(
             else torch_dtype(by_name.get(name), f"{argument}[{name!r}]"),
             argument=f"{argument}={{}}" if names.kind == "single" else f"{argument}={{{name!r}: {{}}}}",
             codec=codec,
+            paths=hashable(paths),
         )
-        for key, name, codec in zip(names.keys, names.names, codecs, strict=False)
+        for key, name, codec, paths in zip(
+            names.keys, names.names, codecs, names.paths or (None,) * len(names.keys), strict=False
+        )
     ]
+
+
+def hashable(paths: Any) -> Any:
+    """Return paths, one or several, as they can be compared."""
+    return tuple(map(str, paths)) if isinstance(paths, list | tuple) else paths
 
 
 def torch_dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
@@ -397,6 +406,12 @@ def without_lacking(table: RowTable, indices: npt.ArrayLike | None) -> npt.Array
     return rows[~table.lacks[rows]]
 
 
+def paths_of(field_map: FieldMap | None, names: Sequence[str]) -> list[Any]:
+    """Return for each name the other files that have its array; None for those of the data."""
+    given = [(field_map or {}).get(name) for name in names]
+    return [hashable(one.get("path")) if isinstance(one, Mapping) else None for one in given]
+
+
 def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
     """Return the array of each name in a field map, and the axes of the target if they are given.
 
@@ -410,7 +425,7 @@ def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
         given, members = stacked_members(asked, f"field_map[{name!r}]")
         stacked += [] if members is None else [given]
         entry = {"key": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
-        if not isinstance(entry.get("key", name), str) or not entry or set(entry) - {"key", "layout"}:
+        if not isinstance(entry.get("key", name), str) or not entry or set(entry) - {"key", "layout", "path"}:
             raise H5ValueError(
                 f"field_map[{name!r}]={given!r} is not an array. Pass its name in the files, or "
                 "{'key': its name, 'layout': 'NTC'} for a target."

@@ -12,7 +12,7 @@ from ..hdf5 import OpenOptions
 from ..types import Paths
 from .catalog import Catalog, collector_paused
 from .collate import Collate
-from .compatibility import Asked
+from .compatibility import Asked, refuse_other_files
 from .fields import Fields
 from .normalize import Normalize, normalized
 from .patch_tables import VolumeTable
@@ -147,6 +147,8 @@ def table_of_samples(
         asked, found = with_matrices(fields.asked, fields.names, matrices, given)
         fields = replace(fields, asked=tuple(asked), matrices=found)
     asked = [replace(one, takes_packed=takes_packed) for one in fields.asked]
+    if not given.are_rows(fields.keys) or matrices:
+        refuse_other_files(asked)
     choice = choice or SegmentChoice()
     if matrices:
         table = sparse_table(catalog, paths, asked, fields.matrices, options, choice)

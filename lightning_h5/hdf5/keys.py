@@ -20,6 +20,7 @@ __all__ = [
     "fill_split",
     "guess_keys",
     "guess_keys_in",
+    "in_other_file",
     "keys_in",
     "names_rows",
     "stacked_members",
@@ -52,12 +53,14 @@ class FieldNames:
         keys: the arrays, in order.
         names: their names in the dict, or their keys.
         members: for each the members of a table that are stacked, whose key is then the table's; None for an array.
+        paths: for each the other files that have it; None for the data's own. Empty if all are.
     """
 
     kind: Literal["single", "tuple", "dict"]
     keys: tuple[str, ...]
     names: tuple[str, ...]
     members: tuple[tuple[str, ...] | None, ...] = ()
+    paths: tuple[Any, ...] = ()
 
 
 def field_names(keys: Keys, argument: str) -> FieldNames:
@@ -68,12 +71,15 @@ def field_names(keys: Keys, argument: str) -> FieldNames:
     """
     asked: Any = keys  # values from a configuration file can have any type
     members: list[tuple[str, ...] | None] = []
+    paths: list[Any] = []
     if isinstance(asked, Mapping):
         given = []
         for name, value in asked.items():
-            key, stacked = stacked_members(value, f"{argument}[{name!r}]")
+            own, path = in_other_file(value, f"{argument}[{name!r}]")
+            key, stacked = stacked_members(own, f"{argument}[{name!r}]")
             given.append(key)
             members.append(stacked)
+            paths.append(path)
     else:
         given = [asked] if isinstance(asked, str) else list(asked) if isinstance(asked, Iterable) else []
     if not given or not all(isinstance(key, str) and key.strip("/") for key in given):
@@ -84,8 +90,29 @@ def field_names(keys: Keys, argument: str) -> FieldNames:
     if isinstance(keys, str):
         return FieldNames("single", (keys,), (keys,))
     if isinstance(keys, Mapping):
-        return FieldNames("dict", tuple(given), tuple(keys), tuple(members) if any(members) else ())
+        of_others = tuple(paths) if any(path is not None for path in paths) else ()
+        return FieldNames("dict", tuple(given), tuple(keys), tuple(members) if any(members) else (), of_others)
     return FieldNames("tuple", tuple(given), tuple(given))
+
+
+def in_other_file(given: Any, argument: str) -> tuple[Any, Any]:
+    """Return the key of an array, and the files that have it; None if these are the data's own.
+
+    Args:
+        given: a key, or ``{"path": ..., "key": ...}``.
+        argument: what it was given as, for errors.
+
+    Raises:
+        H5ValueError: a path or a key is missing.
+    """
+    if not isinstance(given, Mapping):
+        return given, None
+    if set(given) != {"path", "key"} or not isinstance(given["key"], str) or given["path"] is None:
+        raise H5ValueError(
+            f"{argument}={dict(given)!r} was given. Pass the name of an array, or {{'path': 'labels.h5', 'key': 'y'}} "
+            "for one of another file."
+        )
+    return given["key"], given["path"]
 
 
 def stacked_members(given: Any, argument: str) -> tuple[Any, tuple[str, ...] | None]:
@@ -121,9 +148,13 @@ def fill_split(keys: Keys, split: str) -> Keys:
     return [key.replace("{split}", split) for key in keys]
 
 
-def _filled(key: str | Sequence[str], split: str) -> str | list[str]:
+def _filled(key: Any, split: str) -> Any:
     if isinstance(key, str):
         return key.replace("{split}", split)
+    if isinstance(key, Mapping):
+        return {
+            name: value.replace("{split}", split) if isinstance(value, str) else value for name, value in key.items()
+        }
     return [one.replace("{split}", split) for one in key]
 
 
