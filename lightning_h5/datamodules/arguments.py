@@ -35,7 +35,16 @@ from ..options.base import Options, check_callable, check_choice, check_whole
 from ..sizes import whole
 from ..types import DTypeLike, Keys, PathLike
 
-__all__ = ["SPLITS", "LoaderArguments", "RecordsSettings", "SampleArguments", "Split", "picked", "plain_settings"]
+__all__ = [
+    "SPLITS",
+    "LoaderArguments",
+    "RecordsSettings",
+    "SampleArguments",
+    "Split",
+    "argument_of",
+    "picked",
+    "plain_settings",
+]
 
 Split = Literal["train", "val", "test", "predict"]
 T = TypeVar("T")
@@ -294,6 +303,42 @@ _CONVERSIONS: tuple[tuple[Any, Any], ...] = (
     (Sequence, lambda value: [_plain(each) for each in value]),
 )
 """What becomes of a value of each kind; the first kind that fits counts."""
+
+
+NAMING = ("x_key", "y_key", "load_fields", "field_map", "valid_mask", "where", "split", "weights", "segments", "select")
+"""Arguments that name arrays."""
+
+
+def argument_of(key: str, given: Mapping[str, Any]) -> str | None:
+    """Return the argument that names an array, as it can be written; None if there is none.
+
+    Args:
+        key: the array.
+        given: arguments by name.
+    """
+    for name in NAMING:
+        if (found := _inside(given.get(name), key, name)) is not None:
+            return found
+    return None
+
+
+def _inside(value: Any, key: str, name: str) -> str | None:
+    """Return how an array is named inside of an argument."""
+    if isinstance(value, str):
+        return f"{name}={value!r}" if value.strip("/") == key.strip("/") else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        parts = [(f"{name}.{each}", one) for each, one in value.items()]
+    elif isinstance(value, Mapping):
+        is_option = name in ("split", "weights", "segments")
+        parts = [(f"{name}.{each}" if is_option else f"{name}[{each!r}]", one) for each, one in value.items()]
+        if name in ("where", "select") and any(isinstance(each, str) and each == key for each in value):
+            return f"{key!r} of {name}"
+    elif isinstance(value, Sequence):
+        return f"{key!r} of {name}" if key in value else None
+    else:
+        return None
+    return next((found for each, one in parts if (found := _inside(one, key, each)) is not None), None)
 
 
 def _name_of(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -10,13 +11,13 @@ from typing import Any, TypeAlias
 from .._lightning import PACKAGE, models_of_the_other_package, rank_zero_only, rank_zero_warn
 from ..datasets import Catalog, Categories, RowDataset, SegmentSubset, are_packed_alike, different_packing
 from ..distributed import exchange
-from ..errors import H5Error, H5ValueError, listing
+from ..errors import H5Error, H5KeyError, H5ValueError, listing
 from ..hdf5 import INTEGRITY, ArrayLayout
 from ..loading import H5DataLoader
 from ..options import SplitOptions, TableOptions, WeightOptions
 from ..options.base import check_callable
 from ..types import IntArray
-from .arguments import SPLITS, Split
+from .arguments import SPLITS, Split, argument_of
 from .loaders import NoRows
 from .resume import KeepsPosition
 from .training_rows import segments_left_out
@@ -181,10 +182,17 @@ class BaseH5DataModule(KeepsPosition):
         except H5Error as error:
             # The message is complete. Frames and causes inside this package would only hide the line of the user's
             # script.
-            raise error.with_traceback(None) from None
+            raise self._with_argument(error).with_traceback(None) from None
         self._set_up |= {*splits}
         self._run()  # a second fit must not continue the position of an earlier one
         self._insert_callbacks()
+
+    def _with_argument(self, error: H5Error) -> H5Error:
+        """Return an error about an array that is missing with the argument that names it."""
+        found = re.match(r"'([^']*)' is not in ", text := str(error)) if isinstance(error, H5KeyError) else None
+        if found is not None and (argument := argument_of(found[1], self.hparams)) is not None:
+            error.args = (argument + text[len(found[1]) + 2 :],)
+        return error
 
     def _set_up_splits(self, splits: tuple[Split, ...], name: str | None) -> None:
         facts: dict[str, Any] = {}

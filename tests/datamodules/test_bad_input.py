@@ -338,3 +338,31 @@ def test_a_setup_that_failed_leaves_no_loader_without_rows(folder):
 def test_an_unknown_stage_is_refused(folder):
     with pytest.raises(H5ValueError, match="'fit', 'validate'"):
         LazyH5DataModule(folder / "good.h5", **nested(**IMAGES)).setup("train")
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "begins"),
+    [
+        (LazyH5DataModule, {"x_key": "scans"}, "x_key='scans' is not in "),
+        (LazyH5DataModule, {"x_key": {"a": "scans"}}, "x_key['a']='scans' is not in "),
+        (LazyH5DataModule, {"x_key": "x", "y_key": "scans"}, "y_key='scans' is not in "),
+        (
+            LazyH5DataModule,
+            {"x_key": "x", "split": {"val_fraction": 0.2, "group_key": "scans"}},
+            "split.group_key='scans' is not in ",
+        ),
+        (LazyH5DataModule, {"x_key": "x", "weights": "scans"}, "weights='scans' is not in "),
+        (CombinedHDF5DataModule, {"load_fields": ["x", "scans"]}, "'scans' of load_fields is not in "),
+        (CombinedHDF5DataModule, {"load_fields": ["x"], "where": {"scans": 1}}, "'scans' of where is not in "),
+        (
+            CombinedHDF5DataModule,
+            {"load_fields": ["x", "g"], "field_map": {"g": "scans"}},
+            "field_map['g']='scans' is not in ",
+        ),
+    ],
+)
+def test_an_array_that_is_missing_is_named_with_its_argument(make_h5, make, given, begins):
+    module = make(make_h5({"x": np.arange(12), "y": np.arange(12)}), **given)
+    with pytest.raises(H5KeyError) as error:
+        module.setup("fit")
+    assert str(error.value).startswith(begins)
