@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 
 from ..errors import H5ValueError
 
-__all__ = ["Collate", "collated", "collated_samples", "length_of"]
+__all__ = ["Collate", "collated", "collated_samples", "length_of", "stacked"]
 
 Collate: TypeAlias = Literal["stack", "pad", "list"]
 """How tensors of the samples of a batch become one: of one shape, padded with zeros to the longest, or as a list."""
@@ -32,7 +32,7 @@ def collated(values: Any, how: Collate | None) -> Any:
         return values
     shapes = list(dict.fromkeys(tuple(value.shape) for value in values))
     if len(shapes) == 1:
-        return torch.stack(values)
+        return stacked(values)
     if how != "pad" or len({len(shape) for shape in shapes}) > 1:
         raise H5ValueError(
             f"the samples of a batch have the shapes {', '.join(map(str, shapes[:3]))}{', ...' if shapes[3:] else ''}, "
@@ -43,6 +43,15 @@ def collated(values: Any, how: Collate | None) -> Any:
     for place, value in zip(batch, values, strict=True):
         place[tuple(map(slice, value.shape))] = value
     return batch
+
+
+def stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return tensors of one shape as one; images with their channels last in memory as a batch of such."""
+    if values[0].ndim == 3 and not values[0].is_contiguous():
+        moved = [value.movedim(0, -1) for value in values]
+        if all(value.is_contiguous() for value in moved):
+            return torch.stack(moved).movedim(-1, 1)
+    return torch.stack(list(values))
 
 
 def collated_samples(samples: Sequence[Any], how: Collate | None) -> Any:

@@ -261,6 +261,19 @@ class FileDataset(TableDataset):
         """See ``RowDataset.blocks``."""
         return self.table.blocks(self.indices)
 
+    @cached_property
+    def _encoded_bytes(self) -> int:
+        """Bytes of a row of the fields that are decoded one by one, by the first row of each."""
+        n_bytes = 0
+        for field, plan in enumerate(self.plans):
+            if plan.is_encoded and self.table.n_rows:
+                try:
+                    row = self._reader(0, field).read(np.zeros(1, np.int64))[0]
+                except OSError:  # reading the row raises it again
+                    continue
+                n_bytes += getattr(row, "nbytes", 0)
+        return n_bytes
+
     @property
     def cost(self) -> ReadCost:
         """See ``RowDataset.cost``."""
@@ -301,7 +314,7 @@ class FileDataset(TableDataset):
             arrays[field].is_contiguous or arrays[field].rows_per_chunk == 1 for arrays in kinds for field in loose
         )
         rows_of_blocks = table.rows_per_block
-        row_bytes = sum(layout.row_bytes for layout in kinds[0])
+        row_bytes = sum(layout.row_bytes for layout in kinds[0]) + self._encoded_bytes
         if isinstance(table.sampling, Patches):
             return ReadCost(
                 row_bytes=table.sampling.mean_bytes([plan.row_bytes for plan in self.plans]),

@@ -11,6 +11,7 @@ import torch
 
 from ..types import IntArray
 from .buffers import BufferPool, Column
+from .collate import stacked
 from .segments import FieldRows
 from .windows import WholeSegments, Windows
 
@@ -78,7 +79,7 @@ def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Col
 def _stacked(steps: Column) -> Any:
     """Return steps that were decoded one by one as a tensor, if they have one shape."""
     if isinstance(steps, list) and steps and all(isinstance(one, torch.Tensor) for one in steps):
-        return torch.stack(steps) if len({one.shape for one in steps}) == 1 else steps
+        return stacked(steps) if len({one.shape for one in steps}) == 1 else steps
     return steps
 
 
