@@ -17,10 +17,11 @@ __all__ = ["decoded", "values_of"]
 
 
 def decoded(layout: ArrayLayout, column: npt.NDArray[Any], options: OpenOptions) -> npt.NDArray[Any]:
-    """Return a column for comparisons: packed integers are decoded, with NaN for missing ones; codes become names."""
+    """Return a column for comparisons: packed numbers are decoded, with NaN for missing ones; codes become names."""
     if layout.categories is not None:
         return names_of_codes(layout, column, options)
-    return column if layout.packing is None else layout.packing.decode(column)
+    is_kept = layout.packing is None or layout.packing.policy == "keep"
+    return column if is_kept or layout.packing is None else layout.packing.decode(column)
 
 
 def values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:

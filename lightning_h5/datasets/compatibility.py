@@ -18,7 +18,7 @@ from ..hdf5 import (
     RowCodec,
     Unpack,
     check_no_overlap,
-    is_list,
+    is_bytes,
     kind_of,
     torch_dtype,
 )
@@ -71,7 +71,7 @@ class Asked:
             return array if packing is None else array.decoded(Unpack(packing))
         if self.codec is not None:
             return array.decoded(self.codec)
-        if is_list(array.dtype):
+        if is_bytes(array.dtype):
             return array.decoded(Ragged())
         if packing is not None and packing.policy == "decode" and not (self.takes_packed or self.takes_stored(array)):
             return array.decoded(Unpack(packing))

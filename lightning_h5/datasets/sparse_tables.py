@@ -39,7 +39,7 @@ def matrices_in(
     Raises:
         H5ValueError: rows of a matrix cannot be read one by one.
     """
-    for path in paths:
+    for path in paths if keys else ():
         try:
             return _matrices_of(catalog, path, keys, options)
         except H5FileError:  # raised again, or skipped, when the arrays are looked at

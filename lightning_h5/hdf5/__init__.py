@@ -8,7 +8,7 @@ from .contents import Entry, entries_of, kind_of_object, list_arrays, resolve_pa
 from .describe import attribute_layout, column_layout, describe_array, filters_of, layout_of, scalar_layout
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
-from .encoded import Function, Image, Ragged, RowCodec, bytes_of, is_list
+from .encoded import Function, Image, Ragged, RowCodec, bytes_of, is_bytes, is_list
 from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
 from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, stat_of
 from .keys import (
@@ -89,6 +89,7 @@ __all__ = [
     "guess_keys_in",
     "identity_text",
     "in_other_file",
+    "is_bytes",
     "is_list",
     "is_on_disk",
     "keys_in",

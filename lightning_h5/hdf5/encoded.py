@@ -15,7 +15,7 @@ from ..errors import H5ValueError
 if TYPE_CHECKING:
     from .layout import ArrayLayout
 
-__all__ = ["Function", "Image", "Ragged", "RowCodec", "bytes_of", "is_list"]
+__all__ = ["Function", "Image", "Ragged", "RowCodec", "bytes_of", "is_bytes", "is_list"]
 
 JPEG, PNG = b"\xff\xd8", b"\x89PNG"
 JPEG_SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
@@ -127,6 +127,11 @@ def is_list(dtype: np.dtype[Any]) -> bool:
     """Return whether elements are lists of numbers of variable length."""
     base = h5py.check_vlen_dtype(dtype)
     return isinstance(base, np.dtype) and base.kind in "biuf"
+
+
+def is_bytes(dtype: np.dtype[Any]) -> bool:
+    """Return whether elements are lists of bytes of variable length."""
+    return bool(h5py.check_vlen_dtype(dtype) == np.dtype(np.uint8))
 
 
 def bytes_of(stored: Any) -> Any:

@@ -11,18 +11,20 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
+import h5py
 import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError, H5FileError
 from ..hdf5 import ArrayLayout, OpenOptions, is_list, kind_of, process_pool
-from ..types import IntArray
-from .base import LayoutReader
+from ..types import IntArray, RowReader
+from .base import InMemoryReader, LayoutReader
 from .chunk_cache import BlockMemory
 from .chunk_loader import BlockSource, ChunkLoader, ReaderSource
 from .contiguous import ContiguousReader
 from .filters.pipeline import why_not_decodable
+from .view_source import BlockReader
 
 __all__ = ["H5pyReader", "check_text", "spans"]
 
@@ -49,13 +51,21 @@ class H5pyReader(LayoutReader):
         self._is_text = kind_of(layout.dtype) == "text"
         if self._is_text:
             self.dtype = np.dtype(object)
-        self._heaps = None
+        self._heaps: _TextHeaps | None = None
+        self._lists: _ListHeaps | None = None
         if layout.references is not None and not options.swmr:  # a live writer moves the chunk that it writes to
-            self._heaps = _TextHeaps(layout, layout.references)
+            if h5py.check_vlen_dtype(layout.stored) == np.uint8 and not layout.axes and not layout.members:
+                self._lists = _ListHeaps.of(layout, layout.references)
+            if self._lists is None:
+                self._heaps = _TextHeaps(layout, layout.references)
         self._stored_row_bytes = layout.n_stored_bytes / max(1, layout.n_rows)
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         began = perf_counter()
+        if self._lists is not None:
+            n_bytes = self._lists.read(rows, out)
+            self._counters.add(bytes_read=n_bytes, bytes_decoded=n_bytes, read_seconds=perf_counter() - began)
+            return
         if self._heaps is not None:
             self._heaps.check(rows)
         order = np.argsort(rows, kind="stable")
@@ -194,6 +204,79 @@ class _TextHeaps:
                         f"read: {why}. The file is damaged there; copy it again."
                     )
         self._heaps |= heaps
+
+
+class _ListHeaps:
+    """Reads lists of bytes by their position in the file, without the HDF5 library and its lock.
+
+    Args:
+        layout: the array.
+        references: reads where the list of each row is.
+    """
+
+    def __init__(self, layout: ArrayLayout, references: RowReader) -> None:
+        self._layout, self._references = layout, references
+
+    @classmethod
+    def of(cls, layout: ArrayLayout, references: ArrayLayout) -> _ListHeaps | None:
+        """Return what reads the lists of an array; None if only the library finds them."""
+        if references.is_contiguous:
+            return cls(layout, ContiguousReader(references))
+        if why_not_decodable(references) is not None:
+            return None
+        rows = BlockReader(references, ChunkLoader(references, Counters()))
+        return cls(layout, InMemoryReader(rows, 0))
+
+    def read(self, rows: IntArray, out: npt.NDArray[Any]) -> int:
+        """Read the lists of rows, and return their bytes.
+
+        Raises:
+            H5CorruptError: a list is damaged, or missing.
+        """
+        found, layout, n_bytes = self._references.read(rows), self._layout, 0
+        heaps: dict[int, bytes] = {}
+        order = np.argsort(found["address"], kind="stable").tolist()
+        with process_pool().descriptor(layout.path, layout.guard) as fd:
+            for at in order:
+                length, address, number = found[at].tolist()
+                data: bytes | None = b""
+                if length:
+                    if address not in heaps:
+                        heaps = {address: _heap_at(fd, address + layout.user_block)}
+                    data = _object_in(heaps[address], number, length)
+                if data is None:
+                    raise H5CorruptError(
+                        f"row {int(rows[at])} of {layout.key!r} in {layout.path!r} cannot be read: its {length} bytes "
+                        f"are not in the heap at byte {address:,}. The file is damaged there; copy it again."
+                    )
+                out[at] = np.frombuffer(data, np.uint8)
+                n_bytes += length
+        return n_bytes
+
+
+def _heap_at(fd: int, address: int) -> bytes:
+    """Return the heap at an address of a file; nothing if there is none."""
+    n_file = os.fstat(fd).st_size
+    head = os.pread(fd, HEAP_HEADER.size, address) if address < n_file else b""
+    signature, version, n_bytes = HEAP_HEADER.unpack(head) if len(head) == HEAP_HEADER.size else (b"", 0, 0)
+    if (signature, version) != (b"GCOL", 1) or not HEAP_HEADER.size < n_bytes <= n_file - address:
+        return b""
+    return os.pread(fd, n_bytes, address)
+
+
+def _object_in(heap: bytes, wanted: int, length: int) -> bytes | None:
+    """Return the bytes of an object in a heap; None if it is not there, or shorter."""
+    at = HEAP_HEADER.size
+    while at + HEAP_OBJECT.size <= len(heap):
+        number, _, _, size = HEAP_OBJECT.unpack_from(heap, at)
+        step = HEAP_OBJECT.size + (size + 7) // 8 * 8 if number else size  # the size of free space includes the header
+        if not HEAP_OBJECT.size <= step <= len(heap) - at:
+            return None
+        if number == wanted:
+            first = at + HEAP_OBJECT.size
+            return heap[first : first + length] if length <= size else None
+        at += step
+    return None
 
 
 def _heap_damage(fd: int, address: int) -> str | None:

@@ -182,3 +182,29 @@ def test_rows_that_were_used_last_are_not_changed_by_transforms(path: str) -> No
     dataset.read_batch([2])["png"].zero_()
     dataset[2]["png"].zero_()
     assert torch.equal(dataset.read_batch([2])["png"], first)
+
+
+@pytest.mark.parametrize("at", [0, 8, 16])
+def test_a_damaged_heap_is_an_error_that_names_the_row(path: str, at: int) -> None:
+    content = Path(path).read_bytes()
+    first = content.index(b"GCOL")
+    Path(path).write_bytes(content[: first + at] + bytes(8) + content[first + at + 8 :])
+    with pytest.raises(H5CorruptError, match="are not in the heap at byte"):
+        H5LazyDataset(path, ["jpeg", "png"]).read_batch(range(N))
+
+
+@pytest.mark.parametrize("userblock", [0, 512])
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_lists_of_bytes_are_those_that_h5py_reads(tmp_path: Path, userblock: int, libver: str) -> None:
+    rng = np.random.default_rng(1)
+    with h5py.File(tmp_path / "lists.h5", "w", userblock_size=userblock, libver=libver) as file:
+        for name, options in (("plain", {}), ("gzip", {"chunks": (7,), "compression": "gzip"})):
+            array = file.create_dataset(name, (50,), h5py.vlen_dtype("u1"), **options)
+            for row in range(0, 50, 2):  # the others were never written
+                array[row] = rng.integers(0, 256, rng.choice([0, 1, 9, 5000, 70_000]), dtype="u1")
+    with h5py.File(tmp_path / "lists.h5") as file:
+        expected = {name: [row.tobytes() for row in file[name]] for name in file}
+    rows = [49, 3, 3, 0, *range(50)]
+    for name in ("plain", "gzip"):
+        batch = H5LazyDataset(str(tmp_path / "lists.h5"), name, collate_fn="list").read_batch(rows)
+        assert [one.numpy().tobytes() for one in batch] == [expected[name][row] for row in rows]

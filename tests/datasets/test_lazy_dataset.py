@@ -117,10 +117,14 @@ def test_a_key_missing_in_one_of_several_files_names_that_file(make_h5):
         ({"x": np.array([b"a", b"b"])}, r"'x' in .* holds text, and a tensor cannot. Pass it as y_key"),
         ({"x": np.zeros(2, [("a", "i4"), ("b", "f4")])}, "'x' in .* is a table.*'x/a', 'x/b'"),
         ({"x": np.zeros(2, "longdouble")}, r"'x' in .* has the dtype .*float128"),
+        (
+            {"x": Stored(np.array([[1], [2, 3]], object), dtype=h5py.vlen_dtype("i4"), written=0)},
+            "has the dtype object",
+        ),
         ({"x": np.zeros(2), "y": np.zeros(3)}, "'x' has 2 rows and 'y' has 3 in "),
         ({"x": np.zeros(2), "y": np.zeros(2, [("a", "i4")])}, "'y' in .* is a table"),
     ],
-    ids=["text", "table", "longdouble", "row counts", "table as y"],
+    ids=["text", "table", "longdouble", "ragged", "row counts", "table as y"],
 )
 def test_what_cannot_be_trained_from_is_refused_at_construction(make_h5, arrays, words):
     arrays = {name: a if isinstance(a, Stored) else Stored(a) for name, a in arrays.items()}

@@ -239,7 +239,7 @@ FILES = {
     ),
     "packed integers": (
         {"a.h5": {"t2m": np.zeros((8, 3, 4), "i2"), "t2m@scale_factor": 0.1, "time": np.arange(8)}},
-        {"x_dtype": "int16"},
+        {"decode": {"t2m": "cf"}},
     ),
     "patients": (
         {
