@@ -384,7 +384,7 @@ class LazyH5DataModule(KeyedH5DataModule):
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
         patch: PatchOptions | dict[str, Any] | None = None,
-        table: TableOptions | PathLike | dict[str, Any] | None = None,
+        table: TableOptions | dict[Any, Any] | PathLike | None = None,
         decode: dict[str, Any] | None = None,
         select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -316,6 +316,13 @@ class TableOptions(Options):
             and with_what not in ("@stem", "@name")
         ):
             raise H5ValueError(f"table.on compares with {with_what!r}. Pass an array, '@stem' or '@name'.")
+
+    @classmethod
+    def parse(cls, value: Any, argument: str) -> Self:
+        """See ``Options.parse``. In YAML, ``on`` without quotes is the truth value."""
+        if isinstance(value, Mapping):
+            value = {"on" if name is True else name: each for name, each in value.items()}
+        return super().parse(value, argument)
 
     @property
     def join(self) -> tuple[str | None, str | None]:

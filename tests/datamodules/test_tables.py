@@ -237,3 +237,13 @@ def test_without_a_table_the_name_is_that_of_an_array(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["table/age"] = np.arange(4)
     assert H5LazyDataset(str(tmp_path / "a.h5"), "table/age").read_batch([2]).tolist() == [2]
+
+
+def test_on_needs_no_quotes_in_yaml(files: list[str], table: Any) -> None:
+    yaml = pytest.importorskip("yaml")
+    given = yaml.safe_load(f"{{path: {table['path']}, on: exam_id}}")
+    assert True in given  # YAML reads it so
+    assert TableOptions.parse(given, "table") == TableOptions(path=table["path"], on="exam_id")
+    module = LazyH5DataModule(files, x_key="x", y_key="table/age", table=given)
+    module.setup("fit")
+    assert len(module.datasets["train"]) == 2 * N
