@@ -222,6 +222,11 @@ class RankMemCachedH5Dataset(TableDataset):
             collate=collate_fn,
             choice=choice,
         )
+        if fields.matrices and self.device.type != "cpu":
+            raise H5ValueError(
+                f"a sparse matrix and cache_device={cache_device!r} were given; its rows are put together on the CPU. "
+                "Pass 'cpu' (of a data module, memory.device)."
+            )
         self.samples = HeldSamples(made, fields, options)
         self._own: tuple[int, IntArray] | None = None
         kept = without_lacking(made, indices)
