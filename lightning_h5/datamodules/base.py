@@ -207,11 +207,11 @@ class BaseH5DataModule(KeepsPosition):
                     categories=self._categories,
                     first_files=self._training_files,
                 )
-                self._catalog.use(self._table)
+                self._catalog.joins.use(self._table)
                 for split in splits:
                     self._build(split, needed=name is not None and split == splits[0])
                 facts = self._facts(splits)
-                self._catalog.log_unused_lines()
+                self._catalog.joins.log_unused()
             except Exception as error:  # sent to all ranks first, then raised on all
                 failure = error
             finally:

@@ -24,7 +24,7 @@ from ..datasets import (
     refuse_images,
 )
 from ..datasets.collate import Collate
-from ..datasets.fields import TARGET, checked_names, keys_of
+from ..datasets.field_maps import TARGET, checked_names, keys_of
 from ..datasets.row_filters import criteria_of
 from ..errors import H5ValueError, listing
 from ..hdf5 import OpenOptions, file_number

@@ -7,7 +7,7 @@ from .columns import column_of, count_rows
 from .combined import CombinedHDF5Dataset
 from .compatibility import are_packed_alike, different_packing, refuse_images, shape_of_images
 from .discovery import expand_those_there
-from .fields import FieldMap
+from .field_maps import FieldMap
 from .lazy import H5LazyDataset, LazyFileDataset
 from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_dataset
 from .normalize import FieldStats, read_stats, write_stats

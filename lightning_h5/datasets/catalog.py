@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..distributed import first_value
-from ..errors import H5DataChangedError, H5Error, H5FileError, H5KeyError, H5ValueError, listing
+from ..errors import H5DataChangedError, H5Error, H5FileError, H5KeyError, H5ValueError
 from ..hdf5 import (
     AlikeArrays,
     ArrayLayout,
@@ -26,17 +26,16 @@ from ..hdf5 import (
     open_h5,
     stat_of,
 )
-from ..options import FileOptions, TableOptions
+from ..options import FileOptions
 from ..order import resolve_replica
 from ..progress_bar import with_bar
 from ..types import Paths
 from .categories import Categories, check_same, column_of_codes
-from .column_values import values_of
 from .compatibility import Asked, Compatibility, refuse_images
+from .joins import Joins, with_others
 from .part_layouts import ListedParts
 from .readable_files import WITHOUT_THEM, Skip, each_readable
 from .row_table import RowTable
-from .side_table import SideTable, is_of_table
 
 __all__ = ["Catalog", "collector_paused"]
 
@@ -93,8 +92,7 @@ class Catalog:
         first_files: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.categories, self._first_files = categories or Categories(), first_files
-        self.side: SideTable | None = None
-        self._rows_of: dict[str, int] = {}  # of files that a table was made of
+        self.joins = Joins()
         self._columns = tuple(dict.fromkeys(columns))
         self._expected = tuple(dict.fromkeys([*fields, *self._columns]))
         self._of_all_ranks = of_all_ranks
@@ -161,10 +159,11 @@ class Catalog:
         advice: str,
         n_files: int | None,
     ) -> RowTable:
-        others = {at: self._of_others(one, paths, options) for at, one in enumerate(asked) if one.paths is not None}
-        columns = {at for at, one in enumerate(asked) if self.is_column(one.key) and at not in others}
-        own = [one for at, one in enumerate(asked) if at not in columns and at not in others]
-        keys, compatibility, join = [one.key for one in own], Compatibility(asked), self._join(columns)
+        joins, numbered = self.joins, list(enumerate(asked))
+        others = {at: joins.of_others(self, one, paths, options) for at, one in numbered if one.paths is not None}
+        columns = {at for at, one in numbered if joins.is_column(one.key) and at not in others}
+        own = [one for at, one in numbered if at not in columns and at not in others]
+        keys, compatibility, join = [one.key for one in own], Compatibility(asked), self.joins.join_keys(columns)
         shows_progress = len(paths) >= 50 and resolve_replica().rank == 0  # all ranks read them
         bar = with_bar(paths, "looking at files", unit="file", shows_progress=shows_progress, delay=2)
         used, guards, layouts, lacks = [], [], [], list[npt.NDArray[np.bool_]]()
@@ -177,139 +176,23 @@ class Catalog:
                     joined = described[len(own) :]
                     first = sum(map(len, lacks))
                     here = [one for at, one in enumerate(asked) if at not in others]
-                    found, is_lacking = self.with_columns(here, path, guard, found, options, joined, first)
+                    found, is_lacking = self.joins.with_columns(here, path, guard, found, options, joined, first)
                     lacks.append(is_lacking)
                 if others:
-                    guard, found = _with_others(guard, found, {at: each[path] for at, each in others.items()})
+                    guard, found = with_others(guard, found, {at: each[path] for at, each in others.items()})
                 compatibility.check(found)
                 used.append(path)
                 guards.append(guard)
                 layouts.append(found)
         layouts = self._recoded(used, layouts, options)
         n_rows = [arrays[0].n_rows for arrays in layouts]
-        self._rows_of.update(zip(used, n_rows, strict=True))
+        self.joins.rows_of.update(zip(used, n_rows, strict=True))
         if sample is None and len(columns) < len(asked):
             refuse_images(layouts[0], n_rows, n_files or len(paths))
-        if columns and self.side is not None:
-            self.side.check_number(sum(n_rows))
+        if columns and self.joins.side is not None:
+            self.joins.side.check_number(sum(n_rows))
         all_lacks = np.concatenate(lacks) if lacks and any(map(np.any, lacks)) else None
         return RowTable(tuple(used), ListedParts(layouts), tuple(guards), lacks=all_lacks)
-
-    def _of_others(
-        self, asked: Asked, paths: Sequence[str], options: OpenOptions
-    ) -> dict[str, tuple[ChangeGuard, ArrayLayout]]:
-        """Return for each file of the data the array of another file with the same rows, and that file's guard."""
-        assert asked.paths is not None, "the data has it"
-        others = self.files(asked.paths, "path")
-        if len(others) != len(paths):
-            raise H5ValueError(
-                f"{asked.key!r} was named in {len(others)} other files ({listing(others)}), and the data has "
-                f"{len(paths)} files. Pass as many, in the order of the data's."
-            )
-        found = {}
-        for path, other in zip(paths, others, strict=True):
-            guard, (array,) = self.describe(other, [asked.key], options)
-            found[path] = guard, asked.decoded(array)
-        return found
-
-    # Side tables ------------------------------------------------------------------------------------------------
-
-    def use(self, table: Any) -> None:
-        """Take columns from a side table, once for all that ask for it.
-
-        Args:
-            table: see ``TableOptions``; None for none.
-        """
-        if table is not None and self.side is None:
-            self.side = SideTable(TableOptions.parse(table, "table"))
-
-    def log_unused_lines(self) -> None:
-        """Log how many lines of the side table are of no sample that was asked for."""
-        if self.side is not None and resolve_replica().rank == 0:
-            self.side.log_unused()
-
-    def column_of_part(self, path: str, name: str, key: str, guard: ChangeGuard) -> ArrayLayout:
-        """Return the value of a side table's column for a file, or a group or array of it, as an array of one row.
-
-        Args:
-            path: the file.
-            name: of the group or array; empty for the file.
-            key: the column.
-            guard: of the file.
-        """
-        assert self.side is not None, "columns are asked for"
-        line = self.side.line_of_part(path, name or os.path.basename(path))
-        return self.side.layout(Asked(key=key), path, guard, line)
-
-    def _join(self, columns: Collection[int]) -> list[str]:
-        """Return the array that a side table is joined on, if its columns are asked for and it needs one."""
-        return [] if not columns or self.side is None or self.side.field is None else [self.side.field]
-
-    def is_column(self, key: str) -> bool:
-        """Return whether a name is that of a column of the side table; without one it is that of an array."""
-        return self.side is not None and is_of_table(key)
-
-    def describe_with_columns(
-        self, path: str, asked: Sequence[Asked], own: Sequence[str], n_rows: int, first: int, options: OpenOptions
-    ) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
-        """Return the guard of a file, and its arrays with columns of a side table among them.
-
-        Args:
-            path: the file.
-            asked: all arrays.
-            own: names of those of the file.
-            n_rows: rows that columns have.
-            first: rows of the files before it.
-            options: how it is opened.
-
-        Raises:
-            H5ValueError: a row has no line.
-        """
-        join = self._join([0])
-        guard, found = self.describe(path, [*own, *join], options)
-        self._rows_of[path] = n_rows
-        columns = [one for one in asked if self.is_column(one.key)]
-        made, lacks = self.with_columns(columns, path, guard, (), options, found[len(own) :], first)
-        if lacks.any():
-            raise H5ValueError(
-                f"table.missing='drop' was given, and {int(lacks.sum())} rows of {path!r} have no line: rows of sparse "
-                "matrices are not left out by it. Complete the table, or leave them out with a filter (where)."
-            )
-        of_file, of_table = iter(found), iter(made)
-        return guard, tuple(next(of_table) if self.is_column(one.key) else next(of_file) for one in asked)
-
-    def with_columns(
-        self,
-        asked: Sequence[Asked],
-        path: str,
-        guard: ChangeGuard,
-        own: Sequence[ArrayLayout],
-        options: OpenOptions,
-        join: Sequence[ArrayLayout],
-        first: int,
-    ) -> tuple[tuple[ArrayLayout, ...], npt.NDArray[np.bool_]]:
-        """Return the arrays of a file with columns of the side table among them, and which rows have no line.
-
-        Args:
-            asked: all arrays, those of the table among them.
-            path: the file.
-            guard: of the file.
-            own: its own arrays among them.
-            options: how it is opened.
-            join: the array that lines are compared with; none if they are joined otherwise.
-            first: rows of the files before it.
-        """
-        side, keys = self.side, [values_of(array, options) for array in join]
-        assert side is not None, "columns are asked for"
-        n_rows = own[0].n_rows if own else len(keys[0]) if keys else self._rows_of.get(path)
-        if n_rows is None:
-            raise H5ValueError(f"only columns of {side.path!r} were named for {path!r}. Name an array of the file too.")
-        lines = side.lines_of_rows(path, n_rows, first, keys[0] if keys else None)
-        if side.compared_with is None:
-            lines = np.minimum(lines, max(side.n_lines - 1, 0))  # their number is checked once all files are known
-        of_file = iter(own)
-        found = [side.layout(o, path, guard, lines) if self.is_column(o.key) else next(of_file) for o in asked]
-        return tuple(found), lines < 0
 
     def _recoded(
         self, paths: Sequence[str], layouts: Sequence[tuple[ArrayLayout, ...]], options: OpenOptions
@@ -396,7 +279,7 @@ class Catalog:
 
     def has(self, path: str, keys: Sequence[str], options: OpenOptions) -> bool:
         """Return whether a file has all of these arrays."""
-        own = [key for key in keys if not self.is_column(key)]
+        own = [key for key in keys if not self.joins.is_column(key)]
         try:
             self._describe(path, own, options)
         except H5KeyError:
@@ -545,17 +428,6 @@ class Catalog:
         except H5Error as error:
             return error.with_traceback(None)
         return found
-
-
-def _with_others(
-    guard: ChangeGuard, found: Sequence[ArrayLayout], others: Mapping[int, tuple[ChangeGuard, ArrayLayout]]
-) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
-    """Return a file's guard with those of other files, and its arrays with theirs at their places."""
-    arrays = list(found)
-    for at in sorted(others):
-        arrays.insert(at, others[at][1])
-    more = {each.path: each for each, _ in others.values()}
-    return replace(guard, others=(*guard.others, *more.values())), tuple(arrays)
 
 
 @contextmanager

@@ -19,19 +19,8 @@ from .catalog import Catalog
 from .collate import Collate
 from .compatibility import Asked, refuse_other_files
 from .discovery import SKIP_THEM, files_to_read, names_to_load, skip_into, table_of
-from .fields import (
-    TARGET,
-    Decode,
-    FieldMap,
-    Fields,
-    checked_names,
-    checked_rows,
-    codecs_of,
-    keys_of,
-    members_of,
-    paths_of,
-    without_lacking,
-)
+from .field_maps import TARGET, FieldMap, checked_names, keys_of, members_of, paths_of
+from .fields import Decode, Fields, checked_rows, codecs_of, without_lacking
 from .file_dataset import CACHE_BYTES
 from .labels import LabelCriterion
 from .normalize import Normalize, normalized
@@ -194,7 +183,7 @@ class CombinedHDF5Dataset(CachingDataset):
             )
         opened = FileOptions.parse(files, "files")
         plain, catalog = OpenOptions(files=opened), catalog or Catalog()
-        catalog.use(table)
+        catalog.joins.use(table)
         named = [] if load_fields is None else checked_names(load_fields)
         bad = _bad_files(on_bad_file)
         paths = files_to_read(catalog, paths, bad)

@@ -24,7 +24,7 @@ from ..hdf5 import (
 from ..types import Paths
 from .catalog import Catalog
 from .compatibility import Asked
-from .fields import checked_names
+from .field_maps import checked_names
 from .readable_files import Skip, each_readable
 from .row_table import RowTable
 

@@ -151,7 +151,7 @@ class H5LazyDataset(FileDataset):
         opened = replace(opened, swmr=True) if swmr else opened
         plain = OpenOptions(files=opened)
         catalog = catalog or Catalog()
-        catalog.use(table)
+        catalog.joins.use(table)
         made, fields = table_of_samples(
             catalog,
             path,

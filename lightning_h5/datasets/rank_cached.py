@@ -210,7 +210,7 @@ class RankMemCachedH5Dataset(TableDataset):
         )
         plain = OpenOptions(files=opened)
         catalog = catalog or Catalog()
-        catalog.use(table)
+        catalog.joins.use(table)
         made, fields = table_of_samples(
             catalog,
             path,

@@ -67,7 +67,7 @@ class SegmentBuilder:
 
     @property
     def _column_of_part(self) -> Callable[..., ArrayLayout] | None:
-        return None if self._catalog.side is None else self._catalog.column_of_part
+        return None if self._catalog.joins.side is None else self._catalog.joins.column_of_part
 
     def add(self, path: str, guard: ChangeGuard, found: FoundParts) -> None:
         """Add the parts of a file."""
@@ -284,8 +284,8 @@ class SegmentBuilder:
 
     def lines_of(self, table: RowTable) -> IntArray | None:
         """Return each part's line in a side table, if one is used and parts may have none; None otherwise."""
-        side, keys = self._catalog.side, [*(field.asked.key for field in self.fields), *self._value_keys]
-        if side is None or side.options.missing == "error" or not any(map(self._catalog.is_column, keys)):
+        side, keys = self._catalog.joins.side, [*(field.asked.key for field in self.fields), *self._value_keys]
+        if side is None or side.options.missing == "error" or not any(map(self._catalog.joins.is_column, keys)):
             return None
         parts = range(len(self._files))
         names = [(self._paths[file], table.name_of_part(part)) for part, file in zip(parts, self._files, strict=True)]

@@ -76,7 +76,7 @@ def segment_table(
                 builder.add(path, guard, found)
         return builder
 
-    fields = fields_of(asked, names, given, singles, catalog.is_column)
+    fields = fields_of(asked, names, given, singles, catalog.joins.is_column)
     if choice.columns or choice.criteria or skip is not None:
         return _chosen(build(), given, choice)
     which = ("segments", tuple(paths), tuple(asked), tuple(names), options, repr(given), tuple(singles))

@@ -160,12 +160,14 @@ class _Reading:
         groups = _matrices_of(self._catalog, path, names, self._options)
         offsets = [one.group.keys[2] for one in self._matrices.values()]
         every = [*self._asked, *(Asked(key=key) for key in (*offsets, *self._columns))]
-        if not any(self._catalog.is_column(one.key) for one in every):
+        if not any(self._catalog.joins.is_column(one.key) for one in every):
             guard, found = self._catalog.describe(path, [one.key for one in every], self._options)
             return guard, found, groups
-        own = [one.key for one in every if not self._catalog.is_column(one.key)]
+        own = [one.key for one in every if not self._catalog.joins.is_column(one.key)]
         n_rows = next(iter(groups.values())).n_rows
-        guard, found = self._catalog.describe_with_columns(path, every, own, n_rows, sum(self._n_rows), self._options)
+        guard, found = self._catalog.joins.describe_with_columns(
+            self._catalog, path, every, own, n_rows, sum(self._n_rows), self._options
+        )
         return guard, found, groups
 
     def add(

@@ -1,0 +1,172 @@
+"""Arrays that are not of the data's own files: columns of a side table, and arrays of other files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import H5ValueError, listing
+from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions
+from ..options import TableOptions
+from ..order import resolve_replica
+from .column_values import values_of
+from .compatibility import Asked
+from .side_table import SideTable, is_of_table
+
+if TYPE_CHECKING:
+    from .catalog import Catalog
+
+__all__ = ["Joins", "with_others"]
+
+
+class Joins:
+    """Joins rows of files with columns of a side table, and with rows of other files.
+
+    Attributes:
+        side: the side table; None without one.
+        rows_of: rows of files that a table was made of.
+    """
+
+    def __init__(self) -> None:
+        self.side: SideTable | None = None
+        self.rows_of: dict[str, int] = {}
+
+    def use(self, table: Any) -> None:
+        """Take columns from a side table, once for all that ask for it.
+
+        Args:
+            table: see ``TableOptions``; None for none.
+        """
+        if table is not None and self.side is None:
+            self.side = SideTable(TableOptions.parse(table, "table"))
+
+    def log_unused(self) -> None:
+        """Log how many lines of the side table are of no sample that was asked for."""
+        if self.side is not None and resolve_replica().rank == 0:
+            self.side.log_unused()
+
+    def is_column(self, key: str) -> bool:
+        """Return whether a name is that of a column of the side table; without one it is that of an array."""
+        return self.side is not None and is_of_table(key)
+
+    def join_keys(self, columns: Collection[int]) -> list[str]:
+        """Return the array that a side table is joined on, if its columns are asked for and it needs one."""
+        return [] if not columns or self.side is None or self.side.field is None else [self.side.field]
+
+    def column_of_part(self, path: str, name: str, key: str, guard: ChangeGuard) -> ArrayLayout:
+        """Return the value of a side table's column for a file, or a group or array of it, as an array of one row.
+
+        Args:
+            path: the file.
+            name: of the group or array; empty for the file.
+            key: the column.
+            guard: of the file.
+        """
+        assert self.side is not None, "columns are asked for"
+        line = self.side.line_of_part(path, name or os.path.basename(path))
+        return self.side.layout(Asked(key=key), path, guard, line)
+
+    def describe_with_columns(
+        self,
+        catalog: Catalog,
+        path: str,
+        asked: Sequence[Asked],
+        own: Sequence[str],
+        n_rows: int,
+        first: int,
+        options: OpenOptions,
+    ) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
+        """Return the guard of a file, and its arrays with columns of a side table among them.
+
+        Args:
+            catalog: describes arrays.
+            path: the file.
+            asked: all arrays.
+            own: names of those of the file.
+            n_rows: rows that columns have.
+            first: rows of the files before it.
+            options: how it is opened.
+
+        Raises:
+            H5ValueError: a row has no line.
+        """
+        join = self.join_keys([0])
+        guard, found = catalog.describe(path, [*own, *join], options)
+        self.rows_of[path] = n_rows
+        columns = [one for one in asked if self.is_column(one.key)]
+        made, lacks = self.with_columns(columns, path, guard, (), options, found[len(own) :], first)
+        if lacks.any():
+            raise H5ValueError(
+                f"table.missing='drop' was given, and {int(lacks.sum())} rows of {path!r} have no line: rows of sparse "
+                "matrices are not left out by it. Complete the table, or leave them out with a filter (where)."
+            )
+        of_file, of_table = iter(found), iter(made)
+        return guard, tuple(next(of_table) if self.is_column(one.key) else next(of_file) for one in asked)
+
+    def with_columns(
+        self,
+        asked: Sequence[Asked],
+        path: str,
+        guard: ChangeGuard,
+        own: Sequence[ArrayLayout],
+        options: OpenOptions,
+        join: Sequence[ArrayLayout],
+        first: int,
+    ) -> tuple[tuple[ArrayLayout, ...], npt.NDArray[np.bool_]]:
+        """Return the arrays of a file with columns of the side table among them, and which rows have no line.
+
+        Args:
+            asked: all arrays, those of the table among them.
+            path: the file.
+            guard: of the file.
+            own: its own arrays among them.
+            options: how it is opened.
+            join: the array that lines are compared with; none if they are joined otherwise.
+            first: rows of the files before it.
+        """
+        side, keys = self.side, [values_of(array, options) for array in join]
+        assert side is not None, "columns are asked for"
+        n_rows = own[0].n_rows if own else len(keys[0]) if keys else self.rows_of.get(path)
+        if n_rows is None:
+            raise H5ValueError(f"only columns of {side.path!r} were named for {path!r}. Name an array of the file too.")
+        lines = side.lines_of_rows(path, n_rows, first, keys[0] if keys else None)
+        if side.compared_with is None:
+            lines = np.minimum(lines, max(side.n_lines - 1, 0))  # their number is checked once all files are known
+        of_file = iter(own)
+        found = [side.layout(o, path, guard, lines) if self.is_column(o.key) else next(of_file) for o in asked]
+        return tuple(found), lines < 0
+
+    def of_others(
+        self, catalog: Catalog, asked: Asked, paths: Sequence[str], options: OpenOptions
+    ) -> dict[str, tuple[ChangeGuard, ArrayLayout]]:
+        """Return for each file of the data the array of another file with the same rows, and that file's guard."""
+        assert asked.paths is not None, "the data has it"
+        others = catalog.files(asked.paths, "path")
+        if len(others) != len(paths):
+            raise H5ValueError(
+                f"{asked.key!r} was named in {len(others)} other files ({listing(others)}), and the data has "
+                f"{len(paths)} files. Pass as many, in the order of the data's."
+            )
+        found = {}
+        for path, other in zip(paths, others, strict=True):
+            guard, (array,) = catalog.describe(other, [asked.key], options)
+            found[path] = guard, asked.decoded(array)
+        return found
+
+    # Side tables ------------------------------------------------------------------------------------------------
+
+
+def with_others(
+    guard: ChangeGuard, found: Sequence[ArrayLayout], others: Mapping[int, tuple[ChangeGuard, ArrayLayout]]
+) -> tuple[ChangeGuard, tuple[ArrayLayout, ...]]:
+    """Return a file's guard with those of other files, and its arrays with theirs at their places."""
+    arrays = list(found)
+    for at in sorted(others):
+        arrays.insert(at, others[at][1])
+    more = {each.path: each for each, _ in others.values()}
+    return replace(guard, others=(*guard.others, *more.values())), tuple(arrays)
