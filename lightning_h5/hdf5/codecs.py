@@ -221,7 +221,7 @@ class Unpack:
 
     def compiled(self) -> Unpack:
         """See ``Codec.compiled``."""
-        return replace(self, is_compiled=_unpack() is not None)
+        return replace(self, is_compiled=_loops() is not None)
 
     def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """See ``Codec.decode``."""
@@ -229,9 +229,9 @@ class Unpack:
         missing = np.array(packing.missing, rows.dtype)
         if packing.stored is not None:
             rows, missing = rows.view(packing.stored), missing.view(packing.stored)
-        loop = _unpack() if self.is_compiled and rows.flags.c_contiguous and out.flags.c_contiguous else None
-        if loop is not None:
-            loop(rows.reshape(-1), missing, packing.scale, packing.offset, out.reshape(-1))
+        loops = _loops() if self.is_compiled and rows.flags.c_contiguous and out.flags.c_contiguous else None
+        if loops is not None and len(missing) <= 1:
+            loops[len(missing)](rows.reshape(-1), missing, packing.scale, packing.offset, out.reshape(-1))
             return
         step = max(1, PIECE // max(1, math.prod(rows.shape[1:])))
         for start in range(0, len(rows), step):
@@ -246,18 +246,21 @@ class Unpack:
 
 
 @cache
-def _unpack() -> Any:
-    """Return the loop of ``Unpack``; None without Numba."""
+def _loops() -> tuple[Any, Any] | None:
+    """Return the loops of ``Unpack`` without a missing value and with one; None without Numba."""
 
-    def unpack(rows, missing, scale, offset, out):  # type: ignore[no-untyped-def]
+    def plain(rows, missing, scale, offset, out):  # type: ignore[no-untyped-def]
+        for i in range(len(rows)):
+            out[i] = np.float64(rows[i]) * scale + offset
+
+    def with_missing(rows, missing, scale, offset, out):  # type: ignore[no-untyped-def]
+        mark = missing[0]
         for i in range(len(rows)):
             value = np.float64(rows[i]) * scale + offset
-            for k in range(len(missing)):
-                if rows[i] == missing[k]:
-                    value = np.nan
-            out[i] = value
+            out[i] = np.nan if rows[i] == mark else value  # no branch, so that several go at a time
 
-    return compiled(unpack)
+    each = compiled(plain), compiled(with_missing)
+    return None if each[0] is None or each[1] is None else (each[0], each[1])
 
 
 def _not_decodable(array: ArrayLayout, how: str, what: str) -> H5ValueError:

@@ -85,6 +85,8 @@ def test_yaml_names_existing_arguments(page: Path, tmp_path: Path, monkeypatch: 
     from lightning.pytorch import LightningDataModule, LightningModule
     from lightning.pytorch.cli import LightningCLI
 
+    import lightning_h5.datamodules  # their names without a module are known once they are imported
+
     monkeypatch.chdir(tmp_path)
     for block in blocks(page, "yaml"):
         config = yaml.safe_load(block.text)
