@@ -162,7 +162,7 @@ def test_data_that_are_not_as_they_should_be_end_in_one_line(arguments, tmp_path
     more_path = Path(lightning_models.__file__).parent
     done = command(tmp_path, "fit", *arguments, "--data.x_key=z", more_path=more_path)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("lightning_h5: H5KeyError: 'z' is not in")
+    assert done.stderr.splitlines()[-1].startswith("lightning_h5: H5KeyError: x_key='z' is not in")
     assert "Traceback" not in done.stderr
 
 
