@@ -234,6 +234,7 @@ def test_the_two_lightning_packages_are_told_apart(folder, first, trainer, envir
     assert [word for word in words if word not in done.stdout] == [], done.stdout[-500:] + done.stderr[-2000:]
 
 
+@pytest.mark.wide
 def test_a_model_of_the_other_package_is_named_before_the_trainer_refuses_it(folder):
     code = f"""
 import warnings

@@ -175,6 +175,7 @@ def test_loops_that_count_batches_go_on_from_a_position(path, settings):
     first.close(), loader.close()
 
 
+@pytest.mark.wide
 def test_a_position_is_refused_while_iterations_are_at_different_batches(path):
     loader = loader_of(path)
     older, younger = iter(loader), iter(loader)
