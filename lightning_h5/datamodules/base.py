@@ -46,8 +46,10 @@ class BaseH5DataModule(KeepsPosition):
         # Ranks may have no rows to predict; all other stages are checked in `setup`.
         self.allow_zero_length_dataloader_with_multiple_devices = True
         self._catalog = Catalog()  # contents of the files; filled and dropped by ``setup``
+        self._matched: dict[Any, Any] = {}  # what belongs to rows by its order, in all setups
         self._categories = Categories()  # of all setups
-        self._table = None if given.get("table") is None else TableOptions.parse(given["table"], "table")
+        if given.get("table") is not None:
+            TableOptions.parse(given["table"], "table")
         self._set_up: set[Split] = set()
         paths = "path" if "train_path" in given else "paths"
         self._path_names = {split: f"{split}_{paths}" for split in SPLITS}
@@ -206,8 +208,8 @@ class BaseH5DataModule(KeepsPosition):
                     of_all_ranks=True,
                     categories=self._categories,
                     first_files=self._training_files,
+                    matched=self._matched,
                 )
-                self._catalog.joins.use(self._table)
                 for split in splits:
                     self._build(split, needed=name is not None and split == splits[0])
                 facts = self._facts(splits)

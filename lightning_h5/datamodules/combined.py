@@ -213,6 +213,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         trains = split == "train"
         is_cut = not trains and self._paths[split] is None and self._split.may_fill(split)
         sources = self._sources if trains or is_cut else self._own_files(split)
+        self._catalog.joins.split = "train" if trains or is_cut else split
         if not sources:
             return None
         chosen: Sequence[Chosen | None] = [None] * len(sources)

@@ -21,10 +21,11 @@ from ..datasets import (
     count_rows,
     matrices_in,
     read_stats,
+    rows_without_line,
     weighted_dataset,
 )
 from ..errors import H5ValueError
-from ..hdf5 import OpenOptions, field_names, fill_split, guess_keys_in, keys_in, kind_of, torch_dtype
+from ..hdf5 import OpenOptions, field_names, fill_split, guess_keys_in, keys_in, kind_of, others_in, torch_dtype
 from ..loading.choose_order import Order
 from ..options import (
     DistributedOptions,
@@ -108,6 +109,8 @@ class KeyedH5DataModule(BaseH5DataModule):
         source = self._source(split)
         if source is None:
             return None
+        self._catalog.joins.split = source.group
+        self._catalog.joins.use(self._samples.table)
         x_key, y_key = self._keys(source, split)
         arguments = self._arguments(source, split, x_key, y_key)
         if not source.is_cut:
@@ -204,7 +207,9 @@ class KeyedH5DataModule(BaseH5DataModule):
         )
         key = self._split.column
         names = None if key is None else self._column(files, key, n_rows, "split.key")
-        return cut_rows(n_rows, self._split, paths=self._paths, groups=groups, labels=labels, names=names)
+        every = [*keys_in(self.x_key, self.y_key), *self._split.columns, *self._weights.keys]
+        lacks = rows_without_line(files, every, self._options.files, self._catalog)
+        return cut_rows(n_rows, self._split, paths=self._paths, groups=groups, labels=labels, names=names, lacks=lacks)
 
     def _column(self, files: tuple[str, ...], key: str, n_rows: int, argument: str) -> npt.NDArray[Any]:
         """One value of each row of the training files."""
@@ -253,7 +258,9 @@ class KeyedH5DataModule(BaseH5DataModule):
             rank_zero_info(f"Inferred x_key={self.x_key!r}, y_key={self.y_key!r} from {source.files[0]!r}.")
         x_key = fill_split(self.x_key, source.group)
         y_key = None if self.y_key is None else fill_split(self.y_key, source.group)
-        if split == "predict" and not self._has(source.files[0], y_key):
+        joins = self._catalog.joins
+        is_elsewhere = y_key is not None and (any(map(joins.is_column, keys_in(y_key))) or others_in(y_key))
+        if split == "predict" and (is_elsewhere or not self._has(source.files[0], y_key)):
             rank_zero_info(f"predicting without a target: {y_key!r} is not in {source.files[0]!r}")
             y_key = None
         return x_key, y_key

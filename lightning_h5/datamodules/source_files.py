@@ -22,9 +22,10 @@ from ..datasets import (
     expand_those_there,
     matrices_in,
     refuse_images,
+    rows_without_line,
 )
 from ..datasets.collate import Collate
-from ..datasets.field_maps import TARGET, checked_names, keys_of
+from ..datasets.field_maps import TARGET, checked_names, keys_of, paths_of
 from ..datasets.row_filters import criteria_of
 from ..errors import H5ValueError, listing
 from ..hdf5 import OpenOptions, file_number
@@ -225,6 +226,7 @@ class SourceFiles:
         check_split_of_rows(options)
         tables = {source: self._unfiltered(source).table for source in sources}
         columns: dict[str, list[npt.NDArray[Any]]] = {"group_key": [], "stratify_key": [], "column": []}
+        lacks: list[npt.NDArray[np.bool_]] = []
         sizes: list[dict[Any, int]] = []  # by device and inode, since sources may name one file by different links
         starts: dict[Any, int] = {}
         n_rows = 0
@@ -240,8 +242,14 @@ class SourceFiles:
                 if new and (key := getattr(options, argument)) is not None:
                     paths_of_new = list(new.values())
                     parts.append(self._column(source, table, paths_of_new, key, n_rows - begin, argument))
+            if new:
+                every = [*(layout.key for layout in table.layouts[0]), *options.columns]
+                here = rows_without_line(list(new.values()), every, self._arguments["files"], self.catalog)
+                lacks.append(np.zeros(n_rows - begin, np.bool_) if here is None else here)
         groups, labels, names = (_joined(parts, argument) if parts else None for argument, parts in columns.items())
-        cut = cut_rows(n_rows, options, paths=paths, groups=groups, labels=labels, names=names)
+        cut = cut_rows(
+            n_rows, options, paths=paths, groups=groups, labels=labels, names=names, lacks=np.concatenate(lacks)
+        )
         split_of = np.full(n_rows, -1)
         for split, rows in cut.items():
             split_of[rows] = SPLITS.index(split)
@@ -295,7 +303,14 @@ class SourceFiles:
         key = self._key(source, name)
         opened: FileOptions = self._arguments["files"]
         first, catalog = table.layouts[0][0].key if opened.swmr else None, self.catalog
-        return column_of(paths, key, n_rows, argument=argument, files=opened, same_rows_as=first, catalog=catalog)
+        (others,) = paths_of(self._of(source)["field_map"], [name])
+        if others is not None and len(paths) < len(table.paths):
+            raise H5ValueError(
+                f"{argument}={name!r} is of another file, and several sources have a file in common. Name it once."
+            )
+        return column_of(
+            paths, key, n_rows, argument=argument, files=opened, same_rows_as=first, catalog=catalog, others=others
+        )
 
     def _of(self, source: Source) -> dict[str, Any]:
         return self._arguments | dict(source.own) | {"seed": self.seed}

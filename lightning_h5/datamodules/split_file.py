@@ -67,6 +67,7 @@ def cut_rows(
     groups: npt.NDArray[Any] | None,
     labels: npt.NDArray[Any] | None,
     names: npt.NDArray[Any] | None = None,
+    lacks: npt.NDArray[np.bool_] | None = None,
 ) -> dict[Split, IntArray]:
     """Cut the rows of the training files into splits, the same in every process; or read them from a file.
 
@@ -77,10 +78,17 @@ def cut_rows(
         names: the split of each row, by its name; None unless a column has these.
         groups: each row's group, if any.
         labels: each row's class, to stratify by.
+        lacks: which rows have no line in a side table: these are in no split, and count for none, but in a file of
+            splits, which has all rows; None if all have one.
 
     Returns:
         For each split its rows in ascending order.
     """
+    if lacks is not None and options.file is None:
+        with_line = np.flatnonzero(~lacks)
+        each = [None if column is None else column[with_line] for column in (groups, labels, names)]
+        cut = cut_rows(len(with_line), options, paths=paths, groups=each[0], labels=each[1], names=each[2])
+        return {split: with_line[of_split] for split, of_split in cut.items()}
     if names is not None:
         return by_names(names, options.column or "")
     path, settings = options.file, options.recipe()

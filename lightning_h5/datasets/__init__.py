@@ -3,7 +3,7 @@
 from .base import RawBatch, RowDataset
 from .catalog import Catalog
 from .categories import Categories
-from .columns import column_of, count_rows
+from .columns import column_of, count_rows, rows_without_line
 from .combined import CombinedHDF5Dataset
 from .compatibility import are_packed_alike, different_packing, refuse_images, shape_of_images
 from .discovery import expand_those_there
@@ -89,6 +89,7 @@ __all__ = [
     "read_stats",
     "refuse_images",
     "rows_of",
+    "rows_without_line",
     "segments_by_time",
     "segments_in_lists",
     "shape_of_images",

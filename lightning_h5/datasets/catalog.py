@@ -80,6 +80,7 @@ class Catalog:
         categories: of arrays, by what is known of them.
         first_files: returns the files with the first categories, such as those of training; none for those of the
             first table.
+        matched: see ``Joins``.
     """
 
     def __init__(
@@ -90,9 +91,10 @@ class Catalog:
         of_all_ranks: bool = False,
         categories: Categories | None = None,
         first_files: Callable[[], Sequence[str]] = tuple,
+        matched: dict[Any, Any] | None = None,
     ) -> None:
         self.categories, self._first_files = categories or Categories(), first_files
-        self.joins = Joins()
+        self.joins = Joins(matched)
         self._columns = tuple(dict.fromkeys(columns))
         self._expected = tuple(dict.fromkeys([*fields, *self._columns]))
         self._of_all_ranks = of_all_ranks
@@ -176,7 +178,7 @@ class Catalog:
                     joined = described[len(own) :]
                     first = sum(map(len, lacks))
                     here = [one for at, one in enumerate(asked) if at not in others]
-                    found, is_lacking = self.joins.with_columns(here, path, guard, found, options, joined, first)
+                    found, is_lacking = self.joins.with_columns(self, here, path, guard, found, options, joined, first)
                     lacks.append(is_lacking)
                 if others:
                     guard, found = with_others(guard, found, {at: each[path] for at, each in others.items()})
@@ -189,8 +191,8 @@ class Catalog:
         self.joins.rows_of.update(zip(used, n_rows, strict=True))
         if sample is None and len(columns) < len(asked):
             refuse_images(layouts[0], n_rows, n_files or len(paths))
-        if columns and self.joins.side is not None:
-            self.joins.side.check_number(sum(n_rows))
+        if columns:
+            self.joins.check_place(sum(n_rows), paths)
         all_lacks = np.concatenate(lacks) if lacks and any(map(np.any, lacks)) else None
         return RowTable(tuple(used), ListedParts(layouts), tuple(guards), lacks=all_lacks)
 

@@ -35,7 +35,9 @@ def values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
             f"{array.key!r} in {array.path!r} has rows of the shape {array.row_shape}. Name an array with one "
             "value a row."
         )
-    values = open_reader(array, options, counters=Counters()).read(np.arange(array.n_rows))
+    values = array.value
+    if values is None:
+        values = open_reader(array, options, counters=Counters()).read(np.arange(array.n_rows))
     values = decoded(array, values.reshape(len(values)), options)
     if values.dtype.kind in "OS":
         texts = (one.decode() if isinstance(one, bytes) else one for one in values.tolist())

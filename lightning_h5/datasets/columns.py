@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -25,11 +25,12 @@ from ..readers import (
     open_source,
     run_with_progress,
 )
-from ..types import IntArray, RowReader
+from ..types import IntArray, Paths, RowReader
 from .catalog import Catalog
 from .column_values import decoded
 from .compatibility import Asked
 from .row_table import RUN_BYTES, RowTable
+from .side_table import PREFIX
 
 __all__ = [
     "Run",
@@ -38,6 +39,7 @@ __all__ = [
     "count_rows",
     "read_columns",
     "row_tasks",
+    "rows_without_line",
     "source_of",
 ]
 
@@ -56,6 +58,25 @@ def count_rows(
     return (catalog or Catalog()).table(paths, asked, OpenOptions(files=files or FileOptions())).n_rows
 
 
+def rows_without_line(
+    paths: Sequence[str], names: Iterable[str], files: FileOptions, catalog: Catalog
+) -> npt.NDArray[np.bool_] | None:
+    """Return which rows have no line in the side table and are left out; None if all rows are kept.
+
+    Args:
+        paths: the files, with known numbers of rows.
+        names: all that is asked of rows: columns of the table among them, or not.
+        files: how files are opened.
+        catalog: of the files.
+    """
+    side = catalog.joins.side
+    if side is None or side.column_on is None or side.options.missing == "error":
+        return None
+    if not any(map(catalog.joins.is_column, names)):
+        return None
+    return catalog.table(paths, [Asked(key=PREFIX + side.column_on)], OpenOptions(files=files)).lacks
+
+
 def column_of(
     paths: Sequence[str],
     key: str,
@@ -65,6 +86,7 @@ def column_of(
     files: FileOptions | None = None,
     same_rows_as: str | None = None,
     catalog: Catalog | None = None,
+    others: Paths | None = None,
 ) -> npt.NDArray[Any]:
     """Return one value of each row.
 
@@ -77,6 +99,7 @@ def column_of(
         same_rows_as: an array that has these rows, if the files have a live writer, which appends to one after the
             other.
         catalog: of the files; None opens them.
+        others: files that have the array, one for each of ``paths``; None for these themselves.
 
     Raises:
         H5ValueError: the array has other rows, or rows without a value.
@@ -85,7 +108,8 @@ def column_of(
     options = OpenOptions(files=files or FileOptions())
     # Text is accepted. In a growing file both arrays end with the shorter one.
     keys = [key] if same_rows_as is None else [key, same_rows_as]
-    table = catalog.table(paths, [Asked(key=one, takes_packed=True) for one in keys], options)
+    asked = [Asked(key=one, takes_packed=True, paths=others if one == key else None) for one in keys]
+    table = catalog.table(paths, asked, options)
     if table.n_rows != n_rows:
         raise H5ValueError(
             f"{argument}={key!r} has {table.n_rows} rows and the data has {n_rows}. Name an array with one value per "
@@ -123,10 +147,10 @@ def read_columns(
     """
     tasks: list[BulkTask] = []
     read: list[list[npt.NDArray[Any]]] = []
-    for path, layouts in zip(table.paths, table.layouts, strict=True):
+    for layouts in table.layouts:
         read.append([])
         for layout in (layouts[field] for field in fields):
-            column = None if layout.decoding is not None else catalog.values(path, layout.key, options)
+            column = None if layout.decoding is not None else catalog.values(layout.path, layout.key, options)
             if column is None or len(column) != layout.n_rows:
                 more, column = column_tasks(layout, options, counters)
                 tasks += more

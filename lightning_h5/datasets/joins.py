@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions
+from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions
 from ..options import TableOptions
 from ..order import resolve_replica
 from .column_values import values_of
 from .compatibility import Asked
+from .segment_parts import attribute_of
 from .side_table import SideTable, is_of_table
 
 if TYPE_CHECKING:
@@ -27,28 +28,74 @@ __all__ = ["Joins", "with_others"]
 class Joins:
     """Joins rows of files with columns of a side table, and with rows of other files.
 
+    Args:
+        matched: what was matched by its order, with the rows that it belongs to; kept by the caller if these have to
+            agree with those of earlier files.
+
     Attributes:
         side: the side table; None without one.
         rows_of: rows of files that a table was made of.
+        split: what ``{split}`` in paths of tables and other files stands for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, matched: dict[Any, Any] | None = None) -> None:
         self.side: SideTable | None = None
         self.rows_of: dict[str, int] = {}
+        self.split = "train"
+        self._sides: dict[str, SideTable] = {}
+        self._matched = {} if matched is None else matched
 
     def use(self, table: Any) -> None:
-        """Take columns from a side table, once for all that ask for it.
+        """Take columns from a side table, which is read once for all that ask for it.
 
         Args:
             table: see ``TableOptions``; None for none.
         """
-        if table is not None and self.side is None:
-            self.side = SideTable(TableOptions.parse(table, "table"))
+        if table is None:
+            return
+        options = TableOptions.parse(table, "table")
+        path = os.fspath(options.path).replace("{split}", self.split)
+        if path not in self._sides:
+            self._sides[path] = SideTable(replace(options, path=path))
+        self.side = self._sides[path]
 
     def log_unused(self) -> None:
-        """Log how many lines of the side table are of no sample that was asked for."""
-        if self.side is not None and resolve_replica().rank == 0:
-            self.side.log_unused()
+        """Log how many lines of side tables are of no sample that was asked for."""
+        for side in self._sides.values() if resolve_replica().rank == 0 else ():
+            side.log_unused()
+
+    def match(self, what: Any, name: str, paths: Sequence[str]) -> None:
+        """Note that something belongs to the rows of files by its order, which no other rows can have.
+
+        Args:
+            what: which table, or which files.
+            name: for an error.
+            paths: the files with the rows.
+
+        Raises:
+            H5ValueError: it belongs to other rows.
+        """
+        rows = (self.split, tuple(paths))
+        if (known := self._matched.setdefault(what, rows)) != rows:
+            raise H5ValueError(
+                f"{name} is matched with rows by its order: it belongs to those of {known[0]} "
+                f"({listing(known[1], 2)}), and was asked for {rows[0]} ({listing(rows[1], 2)}). Name one for each "
+                "split, with {split} in its path, or join lines by a key (table.on)."
+            )
+
+    def check_place(self, n_rows: int, paths: Sequence[str]) -> None:
+        """Check that lines of a side table that are joined by their place belong to the rows of files.
+
+        Args:
+            n_rows: rows of all files.
+            paths: the files.
+
+        Raises:
+            H5ValueError: they are more or fewer than rows, or belong to other rows.
+        """
+        if self.side is not None and self.side.compared_with is None:
+            self.match(self.side.path, f"table={self.side.path!r}", paths)
+            self.side.check_number(n_rows)
 
     def is_column(self, key: str) -> bool:
         """Return whether a name is that of a column of the side table; without one it is that of an array."""
@@ -56,20 +103,8 @@ class Joins:
 
     def join_keys(self, columns: Collection[int]) -> list[str]:
         """Return the array that a side table is joined on, if its columns are asked for and it needs one."""
-        return [] if not columns or self.side is None or self.side.field is None else [self.side.field]
-
-    def column_of_part(self, path: str, name: str, key: str, guard: ChangeGuard) -> ArrayLayout:
-        """Return the value of a side table's column for a file, or a group or array of it, as an array of one row.
-
-        Args:
-            path: the file.
-            name: of the group or array; empty for the file.
-            key: the column.
-            guard: of the file.
-        """
-        assert self.side is not None, "columns are asked for"
-        line = self.side.line_of_part(path, name or os.path.basename(path))
-        return self.side.layout(Asked(key=key), path, guard, line)
+        field = None if self.side is None else self.side.field
+        return [] if not columns or field is None or "@" in field else [field]
 
     def describe_with_columns(
         self,
@@ -99,7 +134,7 @@ class Joins:
         guard, found = catalog.describe(path, [*own, *join], options)
         self.rows_of[path] = n_rows
         columns = [one for one in asked if self.is_column(one.key)]
-        made, lacks = self.with_columns(columns, path, guard, (), options, found[len(own) :], first)
+        made, lacks = self.with_columns(catalog, columns, path, guard, (), options, found[len(own) :], first)
         if lacks.any():
             raise H5ValueError(
                 f"table.missing='drop' was given, and {int(lacks.sum())} rows of {path!r} have no line: rows of sparse "
@@ -110,6 +145,7 @@ class Joins:
 
     def with_columns(
         self,
+        catalog: Catalog,
         asked: Sequence[Asked],
         path: str,
         guard: ChangeGuard,
@@ -121,6 +157,7 @@ class Joins:
         """Return the arrays of a file with columns of the side table among them, and which rows have no line.
 
         Args:
+            catalog: opens the file.
             asked: all arrays, those of the table among them.
             path: the file.
             guard: of the file.
@@ -132,6 +169,13 @@ class Joins:
         side, keys = self.side, [values_of(array, options) for array in join]
         assert side is not None, "columns are asked for"
         n_rows = own[0].n_rows if own else len(keys[0]) if keys else self.rows_of.get(path)
+        if (field := side.field) is not None and "@" in field and n_rows is not None:
+
+            def look(file: Any, guard: ChangeGuard, _: AlikeArrays) -> ArrayLayout:
+                return attribute_of(file, path, "", field, guard)
+
+            _, attribute = catalog.look(path, options, ("attribute", field), look)
+            keys = [np.repeat(values_of(attribute, options), n_rows)]
         if n_rows is None:
             raise H5ValueError(f"only columns of {side.path!r} were named for {path!r}. Name an array of the file too.")
         lines = side.lines_of_rows(path, n_rows, first, keys[0] if keys else None)
@@ -146,7 +190,9 @@ class Joins:
     ) -> dict[str, tuple[ChangeGuard, ArrayLayout]]:
         """Return for each file of the data the array of another file with the same rows, and that file's guard."""
         assert asked.paths is not None, "the data has it"
-        others = catalog.files(asked.paths, "path")
+        named = [asked.paths] if isinstance(asked.paths, str | os.PathLike) else asked.paths
+        others = catalog.files([os.fspath(one).replace("{split}", self.split) for one in named], "path")
+        self.match((others, asked.key), f"{asked.key!r} of {listing(others, 2)}", paths)
         if len(others) != len(paths):
             raise H5ValueError(
                 f"{asked.key!r} was named in {len(others)} other files ({listing(others)}), and the data has "
@@ -157,8 +203,6 @@ class Joins:
             guard, (array,) = catalog.describe(other, [asked.key], options)
             found[path] = guard, asked.decoded(array)
         return found
-
-    # Side tables ------------------------------------------------------------------------------------------------
 
 
 def with_others(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions, check_no_overlap
+from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions, check_no_overlap, column_layout
 from ..options import SegmentOptions
 from ..types import IntArray
 from .catalog import Catalog
 from .column_values import values_of
-from .compatibility import Compatibility
+from .compatibility import Asked, Compatibility
 from .kept_parts import PackedText
 from .part_layouts import DescribedParts, ListedParts, PartLayouts, StoredParts
 from .patch_tables import VolumeTable
@@ -25,6 +24,7 @@ from .row_filters import Mask
 from .row_table import Parts, RowTable
 from .segment_cuts import by_coordinate, by_value, check_present, firsts_in, steps_of
 from .segment_fields import SegmentField
+from .segment_joins import SegmentLines, lines_of_parts, lines_of_slices
 from .segment_parts import FoundParts, NamedParts, PartNames, parts_in
 from .segments import Segments, Steps
 
@@ -47,7 +47,13 @@ class SegmentBuilder:
         self._value_keys = [*segments.cut_keys, *columns]
         self._catalog, self._options, self._segments = catalog, options, segments
         self.fields = list(fields)  # how arrays are seen; once they are known
-        self._names = PartNames.of([*(field.asked.key for field in fields), *self._value_keys], segments.groups)
+        joins, keys = catalog.joins, [*(field.asked.key for field in fields), *self._value_keys]
+        self._columns = {at: key for at, key in enumerate(keys) if joins.is_column(key)}  # of a side table
+        own = [key for at, key in enumerate(keys) if at not in self._columns]
+        joined_on = [] if not self._columns or joins.side is None or joins.side.field is None else [joins.side.field]
+        self._own = PartNames.of([*own, *joined_on], segments.groups)
+        self._names = PartNames.of(keys, segments.groups, self._columns.values())
+        self.lines: SegmentLines | None = None  # of the table; once parts are known
         self._paths: list[str] = []
         self._guards: list[ChangeGuard] = []
         self._found: list[FoundParts] = []
@@ -61,13 +67,9 @@ class SegmentBuilder:
 
     def look(self, path: str) -> tuple[ChangeGuard, FoundParts]:
         """Return the parts of a file."""
-        search = partial(parts_in, path, self._names, self._options, self._column_of_part)
-        guard, found = self._catalog.look(path, self._options, self._names, search)
+        search = partial(parts_in, path, self._own, self._options)
+        guard, found = self._catalog.look(path, self._options, self._own, search)
         return replace(guard, others=found.others) if found.others else guard, found
-
-    @property
-    def _column_of_part(self) -> Callable[..., ArrayLayout] | None:
-        return None if self._catalog.joins.side is None else self._catalog.joins.column_of_part
 
     def add(self, path: str, guard: ChangeGuard, found: FoundParts) -> None:
         """Add the parts of a file."""
@@ -90,12 +92,11 @@ class SegmentBuilder:
         for part in range(len(stored.files)) if self._value_keys else ():
             values = [values_of(stored.one(part, n_fields + at), self._options) for at in range(len(self._value_keys))]
             self._cuts.append(dict(zip(self._value_keys, values, strict=True)))
-        is_value = [stored.one(0, at).value is not None for at in range(n_fields)]  # an attribute, or a scalar
         self.fields = [
-            replace(one, axis=None, step_axis=None) if of_value else one
-            for one, of_value in zip(self.fields, is_value, strict=True)
+            one if stored.one(0, at).value is None else self._of_values(one, stored, at)
+            for at, one in enumerate(self.fields)
         ]
-        if all(is_value):
+        if all(one.axis is None and one.step_axis is None and one.patch is None for one in self.fields):
             raise H5ValueError(
                 f"none of the fields {listing(one.name for one in self.fields)} has steps: they are scalars or "
                 "attributes. Add one."
@@ -166,6 +167,35 @@ class SegmentBuilder:
     def _decoded(self, arrays: Sequence[ArrayLayout]) -> tuple[ArrayLayout, ...]:
         return tuple(field.asked.decoded(array) for field, array in zip(self.fields, arrays, strict=True))
 
+    def _of_values(self, field: SegmentField, stored: StoredParts, at: int) -> SegmentField:
+        """Return how a scalar, an attribute or a column is seen: with a value for each part, segment or step."""
+        own = replace(field, axis=None, step_axis=None, asked=replace(field.asked, codec=None))
+        if at not in self._columns:
+            return replace(own, asked=field.asked)
+        sizes = stored.table.n_rows[:, at]
+        if (sizes == 1).all():
+            return own
+        if self._has_axis:
+            along, arrays = self._along_axis(stored)
+            if sizes.tolist() == [along.length(array, along.axis or 0) for array in arrays]:
+                return replace(own, axis=0)
+        cut = self._segments
+        if cut.lengths is not None or cut.offsets is not None or cut.ends is not None:
+            n_segments = [self._n_segments(stored, part) for part in range(len(stored.files))]
+            if np.array_equal(sizes, n_segments):
+                return own
+        return replace(own, step_axis=0)
+
+    def _along_axis(self, stored: StoredParts) -> tuple[SegmentField, list[ArrayLayout]]:
+        """Return a field with segments along an axis, and its array of each part."""
+        of_file = [at for at in range(len(self.fields)) if at not in self._columns]
+        at = next(at for at in of_file if self.fields[at].axis is not None and self.fields[at].step_axis is not None)
+        column = at if stored.names is self._names else of_file.index(at)
+        arrays = [stored.one(part, column) for part in range(len(stored.files))]
+        for array in arrays:
+            self.fields[at].check_axes(array)
+        return self.fields[at], arrays
+
     def _n_segments(self, stored: StoredParts, part: int) -> int:
         """Return how many segments the rows of a part are cut into."""
         at, field = next((at, field) for at, field in enumerate(self.fields) if field.step_axis is not None)
@@ -177,10 +207,28 @@ class SegmentBuilder:
     def _stored(self) -> StoredParts:
         """Return the arrays of all parts."""
         arrays = [found.arrays for found in self._found]
-        table = LayoutTable.of(arrays, len(self._names.keys), self._catalog.templates)
+        table = LayoutTable.of(arrays, len(self._own.keys), self._catalog.templates)
         stars = PackedText.joined([found.stars for found in self._found])
         files = np.repeat(np.arange(len(self._found), dtype=np.int32), [len(found.stars) for found in self._found])
-        return StoredParts(table, self._names, stars, files, tuple(self._paths), tuple(self._guards))
+        own = StoredParts(table, self._own, stars, files, tuple(self._paths), tuple(self._guards))
+        return self._with_columns(own) if self._columns else own
+
+    def _with_columns(self, own: StoredParts) -> StoredParts:
+        """Return the arrays of all parts with columns of a side table among them."""
+        side = self._catalog.joins.side
+        assert side is not None, "columns are asked for"
+        if side.has_slices:
+            self.lines = lines_of_slices(side, own, self._names, *self._along_axis(own))
+        else:
+            self.lines = lines_of_parts(side, own, self._names, self._options)
+        table = own.table
+        for at, key in self._columns.items():
+            asked = self.fields[at].asked if at < len(self.fields) else Asked(key=key)
+            values = side.values(asked, np.concatenate(self.lines.of_parts))
+            ends = np.cumsum([len(lines) for lines in self.lines.of_parts])[:-1]
+            describe = partial(column_layout, path=self._paths[0], key=key, guard=self._guards[0])
+            table = table.with_column(at, np.split(values, ends), describe)
+        return replace(own, table=table, names=self._names)
 
     def _checked_axes(self, arrays: Sequence[ArrayLayout]) -> tuple[int, int, list[int]]:
         """Return the steps of the longest array of a part, its segments along an axis, and the steps of each array."""
@@ -227,10 +275,13 @@ class SegmentBuilder:
         inside: IntArray = np.arange(int(lines.sum())) - np.repeat(np.cumsum(lines) - lines, lines)
         periods = np.repeat(np.diff(table.starts) // lines, lines)
         firsts = np.repeat(table.starts[:-1], lines) + inside * periods
+        spans = None if self.lines is None else self.lines.spans
+        if spans is not None:  # steps that slices name
+            firsts = firsts + spans[:, 0]
         made: dict[bytes, Steps] = {}
         which: list[bytes | None] = []
         for field, has_steps in enumerate(table.has_steps):
-            lengths = np.repeat(self._lengths[:, field], lines)
+            lengths = np.repeat(self._lengths[:, field], lines) if spans is None else spans[:, 1] - spans[:, 0]
             which.append(lengths.tobytes() if has_steps else None)
             if has_steps and lengths.tobytes() not in made:
                 made[lengths.tobytes()] = steps_of(firsts, lengths, table.n_rows)
@@ -281,15 +332,6 @@ class SegmentBuilder:
                 "value a step."
             )
         return values
-
-    def lines_of(self, table: RowTable) -> IntArray | None:
-        """Return each part's line in a side table, if one is used and parts may have none; None otherwise."""
-        side, keys = self._catalog.joins.side, [*(field.asked.key for field in self.fields), *self._value_keys]
-        if side is None or side.options.missing == "error" or not any(map(self._catalog.joins.is_column, keys)):
-            return None
-        parts = range(len(self._files))
-        names = [(self._paths[file], table.name_of_part(part)) for part, file in zip(parts, self._files, strict=True)]
-        return np.concatenate([side.line_of_part(path, os.path.basename(name)) for path, name in names])
 
     def values_of(self, key: str) -> list[npt.NDArray[Any]]:
         """Return the values of an array, part by part."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,10 +20,14 @@ from .labels import LabelCriterion, search_label
 from .patches import Patches
 from .row_filters import Criterion, Mask, NoRowPassesError
 from .row_table import RowTable
+from .segment_joins import SegmentLines
 from .segments import Sampling
+from .side_table import PREFIX, is_of_table
 from .windows import WholeSegments
 
-__all__ = ["samples_that_pass", "values_of_segments", "with_label"]
+__all__ = ["samples_that_pass", "samples_with_lines", "values_of_segments", "with_label"]
+
+_log = logging.getLogger(__name__)
 
 
 def values_of_segments(table: RowTable, key: str, values: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -99,6 +104,32 @@ def samples_that_pass(
         if absent := sorted(one.expected - set(column[mask].tolist())):  # a typo would drop segments in silence
             warnings.warn(f"filters name {listing(absent)}, which no segment has.", stacklevel=4)
         _combine(table, key, np.split(mask, np.cumsum([len(each) for each in of_parts])[:-1]), is_kept, passes)
+    return _keeping(table, is_kept, passes, f"no segment passes all filters: {'; '.join(counts)}. Loosen one of them.")
+
+
+def samples_with_lines(table: RowTable, lines: SegmentLines) -> Sampling:
+    """Return the samples of segments, and of steps, that have a line in a side table; log how many have none.
+
+    Raises:
+        H5ValueError: none has.
+    """
+    sampling, masks = table.sampling, [of_part >= 0 for of_part in lines.of_parts]
+    assert sampling is not None, "samples are rows"
+    if all(map(np.all, masks)):
+        return sampling
+    is_kept = np.ones(sum(map(table.n_segments_of, range(len(table.layouts)))), dtype=np.bool_)
+    passes = np.ones(table.n_rows, dtype=np.bool_)
+    _combine(table, PREFIX, masks, is_kept, passes)
+    for what, mask in (("segments", is_kept), ("steps", passes)):
+        if n := int((~mask).sum()):
+            _log.info("%s of %s %s have no line in the table, and are left out", f"{n:,}", f"{len(mask):,}", what)
+    return _keeping(table, is_kept, passes, "no segment has a line in the table. Name what they have in common.")[0]
+
+
+def _keeping(table: RowTable, is_kept: Mask, passes: Mask, error: str) -> tuple[Sampling, Mask | None]:
+    """Return the samples of some segments and some steps, and which rows these are (see ``samples_that_pass``)."""
+    sampling = table.sampling
+    assert sampling is not None, "samples are rows"
     segments = sampling.segments
     stays = is_kept[segments.numbers_of(np.arange(len(segments)))]
     are_whole = isinstance(sampling, Patches) or (isinstance(sampling, WholeSegments) and sampling.are_sparse)
@@ -107,7 +138,7 @@ def samples_that_pass(
         lengths = np.maximum.reduce([steps.lengths_of(left_out) for steps in segments.steps])
         passes[segments.rows_at(segments.places_of(left_out, lengths))] = False
     if not (stays.any() and passes.any()):
-        raise NoRowPassesError(f"no segment passes all filters: {'; '.join(counts)}. Loosen one of them.")
+        raise NoRowPassesError(error)
     return (sampling.among(np.flatnonzero(stays)), None) if are_whole else (sampling.keeping(passes), passes)
 
 
@@ -143,9 +174,9 @@ def _combine(table: RowTable, key: str, of_parts: Sequence[Mask], segments: Mask
 
 
 def _has_value_a_segment(table: RowTable, key: str, part: int, values: npt.NDArray[Any]) -> bool:
-    """Return whether a part has a value for each segment, or one attribute for all; or else one for each step."""
+    """Return whether a part has a value for each segment, or one for all; or else one for each step."""
     n_segments, n_steps = table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])
-    if len(values) == n_segments or (len(values) == 1 and "@" in key):
+    if len(values) == n_segments or (len(values) == 1 and ("@" in key or is_of_table(key))):
         return True
     if isinstance(table.sampling, Patches):
         raise H5ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,9 +27,8 @@ from ..hdf5 import (
 from ..order import resolve_replica
 from ..progress_bar import with_bar
 from .kept_parts import KeptParts, PackedText
-from .side_table import is_of_table
 
-__all__ = ["FoundParts", "NamedParts", "PartNames", "parts_in"]
+__all__ = ["FoundParts", "NamedParts", "PartNames", "attribute_of", "parts_in"]
 
 MANY = 5000  # parts of a file from which on the user sees how far it is
 
@@ -42,21 +41,24 @@ class PartNames:
         pattern: of the parts, with one ``*``; None if each file is one.
         is_group: whether parts are groups, which the keys are relative to; arrays if not.
         keys: the arrays of a part.
+        columns: keys of columns of a side table among them, which have the same name in all parts.
     """
 
     pattern: str | None
     is_group: bool
     keys: tuple[str, ...]
+    columns: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, keys: Sequence[str], groups: str | None) -> PartNames:
+    def of(cls, keys: Sequence[str], groups: str | None, columns: Collection[str] = ()) -> PartNames:
         """Return the names for arrays, and the pattern of groups, as the user gave them."""
+        columns = frozenset(columns)
         if groups is not None:
             if with_star := [key for key in keys if "*" in key]:
                 raise H5ValueError(f"segments.groups={groups!r} and {with_star[0]!r} were given. Pass one pattern.")
-            return cls(groups, True, tuple(keys))
+            return cls(groups, True, tuple(keys), columns)
         pattern = next((key for key in keys if "*" in key), None)
-        return cls(pattern, False, tuple(keys))
+        return cls(pattern, False, tuple(keys), columns)
 
     def part(self, star: str) -> str:
         """Return the name of a part, from what the ``*`` stands for."""
@@ -65,6 +67,8 @@ class PartNames:
     def key(self, at: int, star: str) -> str:
         """Return the name in the file of an array of a part."""
         key = self.keys[at]
+        if key in self.columns:
+            return key
         if not self.is_group:
             return key.replace("*", star)
         return key if key.startswith("/") else f"{self.part(star)}/{key}"
@@ -106,7 +110,6 @@ def parts_in(
     path: str,
     names: PartNames,
     options: OpenOptions,
-    column: Callable[[str, str, str, ChangeGuard], ArrayLayout] | None,
     file: Any,
     guard: ChangeGuard,
     alike: AlikeArrays,
@@ -132,12 +135,9 @@ def parts_in(
     def describe(stars: Sequence[str], at: int) -> tuple[ArrayLayout, int | None]:
         part, number = divmod(at, n)
         key = names.key(number, stars[part])
-        if column is not None and is_of_table(names.keys[number]):
-            layout = column(path, names.part(stars[part]), names.keys[number], guard)
-            return layout, alike.value(layout, names.keys[number])
         if "@" in names.keys[number]:
             with translate_h5py_errors(path, repr(key)):
-                layout = _attribute(file, path, names.part(stars[part]), key, guard)
+                layout = attribute_of(file, path, names.part(stars[part]), key, guard)
             return layout, alike.value(layout, names.keys[number])
         try:
             found = alike.describe_alike(file, path, key, files, guard, alike=names.keys[number])
@@ -152,7 +152,7 @@ def parts_in(
         return found
 
     kept = KeptParts.of(path, guard, options, (names.pattern, names.is_group, names.keys))
-    is_attribute = np.array(["@" in key or (column is not None and is_of_table(key)) for key in names.keys])
+    is_attribute = np.array(["@" in key for key in names.keys], dtype=np.bool_)
     if kept is not None and (known := kept.read(describe, is_attribute)) is not None:
         return FoundParts(*known)
     stars = [""]
@@ -171,7 +171,7 @@ def parts_in(
     return found
 
 
-def _attribute(file: Any, path: str, part: str, key: str, guard: ChangeGuard) -> ArrayLayout:
+def attribute_of(file: Any, path: str, part: str, key: str, guard: ChangeGuard) -> ArrayLayout:
     """Return the description of an attribute: of a part, a group or an array."""
     owner = key.rpartition("@")[0].strip("/") or part
     try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions
 from ..types import Paths
@@ -20,7 +18,7 @@ from .readable_files import WITHOUT_THEM, Skip, each_readable
 from .row_filters import NoRowPassesError
 from .row_table import RowTable
 from .segment_builder import SegmentBuilder
-from .segment_columns import samples_that_pass, values_of_segments
+from .segment_columns import samples_that_pass, samples_with_lines, values_of_segments
 from .segment_fields import SampleOptions, fields_of
 from .segment_splits import SegmentChoice
 from .segments import Sampling
@@ -88,17 +86,18 @@ def segment_table(
 def _chosen(builder: SegmentBuilder, given: SampleOptions, choice: SegmentChoice) -> RowTable:
     """Return the samples of the segments that are kept."""
     made = builder.made()
-    sampling: Sampling
+    sampling: Sampling | None
     if builder.volumes is None:
         segments_of_rows, first_segments = builder.segments_of(made)
         sampling = samples_of(segments_of_rows, builder.fields, given)
     else:
         first_segments = builder.first_lines
         sampling = builder.volumes.sampling(made.starts, builder.n_lines, made.layouts[0], given.seed)
-    if (lines := builder.lines_of(made)) is not None:  # segments without a line in a side table are left out
-        sampling = sampling.among(np.flatnonzero(lines[made.parts_of_segments(np.arange(len(sampling.segments)))] >= 0))
-    sampling = sampling if choice.subset is None else choice.subset.of(sampling)
     made = replace(made, sampling=sampling, first_segments=first_segments)
+    if builder.lines is not None:
+        made = replace(made, sampling=samples_with_lines(made, builder.lines))
+    if choice.subset is not None and made.sampling is not None:
+        made = replace(made, sampling=choice.subset.of(made.sampling))
     passes = None
     if choice.criteria:
         values = {key: builder.values_of(key) for key in choice.all_columns}

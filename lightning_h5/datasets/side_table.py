@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,19 @@ def is_of_table(key: str) -> bool:
     return key.startswith(PREFIX) or key == PREFIX.rstrip("/")
 
 
+@dataclass(frozen=True, eq=False)
+class Column:
+    """The values of a column.
+
+    Attributes:
+        values: numbers, or text as objects; zero, or empty text, where one is missing.
+        is_missing: of each line whether it has no value; None if all have one. A float that is missing is NaN.
+    """
+
+    values: npt.NDArray[Any]
+    is_missing: npt.NDArray[np.bool_] | None = None
+
+
 class SideTable:
     """A table with a line for each sample, or for each value of a field.
 
@@ -46,37 +61,42 @@ class SideTable:
         self.options = options
         self.path = expand_user(options.path)
         self.column_on, self.compared_with = options.join
-        self._columns = _read(self.path, self.column_on)
+        self._table = _read(self.path, self.column_on)
+        self._columns: dict[str, Column] = {}
         self._lines: dict[bool, dict[Any, int]] = {}  # by whether keys are numbers
         self._used: set[int] = set()
-        self.n_lines = len(next(iter(self._columns.values()))) if self._columns else 0
+        self.n_lines = int(self._table.num_rows)
 
     @property
     def field(self) -> str | None:
-        """The array that lines are compared with; None if they belong to files, segments or rows by their place."""
-        return None if self.compared_with is None or self.compared_with.startswith("@") else self.compared_with
+        """The array or attribute that lines are compared with; None if they are joined by names or by place."""
+        return None if self.compared_with in (None, "@stem", "@name") else self.compared_with
 
-    def column(self, key: str) -> npt.NDArray[Any]:
-        """Return all values of a column: numbers, or text as objects.
+    def column(self, key: str) -> Column:
+        """Return the values of a column.
 
         Raises:
             H5KeyError: there is none.
-            H5ValueError: integers or text of some lines are missing.
+            H5ValueError: it has lists, or other values that are neither numbers nor text.
         """
-        name = key.removeprefix(PREFIX)
-        if name not in self._columns:
+        name, names = key.removeprefix(PREFIX), self._table.column_names
+        if name not in names:
             raise H5KeyError(
-                f"{key!r} was asked for, and {self.path!r} has no column {name!r}; it has {listing(self._columns)}."
-                f"{near(name, self._columns)} Name one of these, after 'table/'."
+                f"{key!r} was asked for, and {self.path!r} has no column {name!r}; it has {listing(names)}."
+                f"{near(name, names)} Name one of these, after 'table/'."
+            )
+        if name not in self._columns:
+            self._columns[name] = _column(
+                self._table[name], f"{key!r} of {self.path!r}", as_text=name == self.column_on
             )
         return self._columns[name]
 
-    def lines_of(self, keys: npt.NDArray[Any], where: str) -> IntArray:
+    def lines_of(self, keys: npt.NDArray[Any], where: Callable[[int], str]) -> IntArray:
         """Return the line of each key; -1 if there is none and these may be left out.
 
         Args:
             keys: numbers or text.
-            where: what has these keys, for errors.
+            where: returns what has a key, by its place, for errors.
 
         Raises:
             H5ValueError: the table has no line for a key, or several.
@@ -90,23 +110,37 @@ class SideTable:
         )
         lines = np.array([index.get(one, -1) for one in each], dtype=np.int64)
         if (lines < 0).any() and self.options.missing == "error":
-            absent = list(dict.fromkeys(each[at] for at in np.flatnonzero(lines < 0).tolist()))
+            lacking = np.flatnonzero(lines < 0).tolist()
+            absent = list(dict.fromkeys(each[at] for at in lacking))
             raise H5ValueError(
-                f"{self.path!r} has no line in which {self.column_on!r} is {listing(map(str, absent))}, which {where} "
-                f"{'has' if len(absent) == 1 else 'have'}: {len(absent):,} of {len(set(each)):,} keys. Complete the "
+                f"{self.path!r} has no line in which {self.column_on!r} is {listing(map(str, absent))}, which "
+                f"{where(lacking[0])} has: {len(absent):,} of {len(set(each)):,} keys have no line. Complete the "
                 "table, or pass table={..., 'missing': 'drop'} to leave out what has no line."
             )
-        self._used.update(lines[lines >= 0].tolist())
+        self.use(lines)
         return lines
+
+    def use(self, lines: IntArray) -> None:
+        """Note that lines have a sample."""
+        self._used.update(lines[lines >= 0].tolist())
+
+    @property
+    def has_slices(self) -> bool:
+        """Whether lines name slices of arrays, such as ``bucket0$3,:3,:600``."""
+        if self.compared_with != "@name" or self.column_on is None:
+            return False
+        return any("$" in text for text in self.column(self.column_on).values[:1])
 
     def _index(self, *, is_number: bool) -> dict[Any, int]:
         """Return the line of each key."""
         assert self.column_on is not None, "lines are joined by their place"
-        texts = self.column(self.column_on).tolist()
+        column = self.column(self.column_on)
+        lines = np.arange(self.n_lines) if column.is_missing is None else np.flatnonzero(~column.is_missing)
+        texts = column.values[lines].tolist()
         keys: list[Any] = texts
         if is_number:
             try:
-                keys = [int(text) if text.lstrip("+-").isdigit() else float(text) for text in map(str, texts)]
+                keys = [int(text) if text.lstrip("+-").isdigit() else float(text) for text in texts]
             except ValueError:
                 raise H5ValueError(
                     f"{self.column_on!r} of {self.path!r} has text such as {listing(texts, 3)}, and "
@@ -114,7 +148,7 @@ class SideTable:
                 ) from None
         index: dict[Any, int] = {}
         twice = []
-        for line, key in enumerate(keys):
+        for line, key in zip(lines.tolist(), keys, strict=True):
             if index.setdefault(key, line) != line:
                 twice.append(key)
         if twice:
@@ -145,26 +179,17 @@ class SideTable:
                     f"table.on compares with {self.field!r}, which has {len(keys)} values in {path!r}, and the data "
                     f"has {n_rows} rows there. Name an array with one value a row."
                 )
-            return self.lines_of(keys, f"{self.field!r} of {path!r}")
-        return np.repeat(self.line_of_part(path, os.path.basename(path)), n_rows)
+            return self.lines_of(keys, lambda _: f"{self.field!r} of {path!r}")
+        key = np.array([self.key_of(path, os.path.basename(path))], dtype=object)
+        return np.repeat(self.lines_of(key, lambda _: f"{self.compared_with} of {path!r}"), n_rows)
 
-    def line_of_part(self, path: str, name: str) -> IntArray:
-        """Return the line of a file, or of a segment of it, as an array of one.
-
-        Raises:
-            H5ValueError: there is none, or lines are joined otherwise.
-        """
-        if self.compared_with not in ("@stem", "@name"):
-            raise H5ValueError(
-                f"table.on={self.options.on!r} was given, and samples are made of segments. Pass {{column: '@stem'}} "
-                "(a line for each file) or {column: '@name'} (a line for each group or array)."
-            )
-        key = stem_of(path) if self.compared_with == "@stem" else name.rpartition("/")[2]
-        return self.lines_of(np.array([key], dtype=object), f"{self.compared_with} of {name!r} in {path!r}")
+    def key_of(self, path: str, name: str) -> str:
+        """Return what lines are compared with for a file, or for a group or array of it."""
+        return stem_of(path) if self.compared_with == "@stem" else name.rpartition("/")[2]
 
     def check_number(self, n_rows: int) -> None:
-        """Raise an ``H5ValueError`` if lines are joined by their place, and are more or fewer than rows."""
-        if self.compared_with is None and self.n_lines != n_rows:
+        """Raise an ``H5ValueError`` if lines, which are joined by their place, are more or fewer than rows."""
+        if self.n_lines != n_rows:
             raise H5ValueError(
                 f"{self.path!r} has {self.n_lines} lines and the data has {n_rows} rows; without table.on line i "
                 "belongs to row i. Name what to join on (table.on), or complete the table."
@@ -179,9 +204,10 @@ class SideTable:
             guard: of the file.
             lines: line of each row; rows without one have zeros, or empty text.
         """
-        return column_layout(self._values(asked, lines), path, asked.key, guard)
+        return column_layout(self.values(asked, lines), path, asked.key, guard)
 
-    def _values(self, asked: Asked, lines: IntArray) -> npt.NDArray[Any]:
+    def values(self, asked: Asked, lines: IntArray) -> npt.NDArray[Any]:
+        """Return the values of a column, or of several that are stacked, in some lines (see ``taken``)."""
         if isinstance(asked.codec, Stack):
             columns = [self.taken(PREFIX + member, lines) for member in asked.codec.members]
             if text := [m for m, c in zip(asked.codec.members, columns, strict=True) if c.dtype.kind == "O"]:
@@ -192,22 +218,29 @@ class SideTable:
         return self.taken(asked.key, lines)
 
     def taken(self, key: str, lines: IntArray) -> npt.NDArray[Any]:
-        """Return the values of a column in some lines; zero, or empty text, for -1."""
+        """Return the values of a column in some lines; zero, or empty text, for -1.
+
+        Raises:
+            H5ValueError: whole numbers, booleans or text are missing in some of these lines.
+        """
         column = self.column(key)
-        values = column[np.maximum(lines, 0)] if len(column) else np.zeros(len(lines), column.dtype)
-        if column.dtype.kind == "O":
-            absent = np.array([one is None for one in values], dtype=np.bool_) & (lines >= 0)
-            if absent.any():
-                raise H5ValueError(
-                    f"{key!r} has no value in line {int(lines[absent.argmax()]) + 2} of {self.path!r}. Fill it in, or "
-                    "leave the line out."
-                )
-            if all(isinstance(one, int) for one in column if one is not None):  # some of other lines are missing
-                return np.where(lines < 0, 0, values).astype(np.int64)
-        if (lines < 0).any():
-            values = values.copy()
-            values[lines < 0] = "" if column.dtype.kind == "O" else 0
+        if not len(column.values):
+            return np.full(len(lines), "" if column.values.dtype.kind == "O" else 0, column.values.dtype)
+        values = column.values[np.maximum(lines, 0)]
+        if column.is_missing is not None and (absent := column.is_missing[np.maximum(lines, 0)] & (lines >= 0)).any():
+            of_lines = np.unique(lines[absent])
+            raise H5ValueError(
+                f"{key!r} has no value in {len(of_lines):,} of the lines of {self.path!r} that have a sample, the "
+                f"first for {self._name_of(int(of_lines[0]))}. Fill them in, or leave these lines out."
+            )
+        values[lines < 0] = "" if values.dtype.kind == "O" else 0
         return values
+
+    def _name_of(self, line: int) -> str:
+        """Return what a user finds a line by."""
+        if self.column_on is None:
+            return f"line {line + 2}"
+        return f"{self.column_on}={self.column(self.column_on).values[line]!r}"
 
     def log_unused(self) -> None:
         """Log how many lines are of no sample, once they are all joined."""
@@ -220,8 +253,8 @@ def stem_of(path: str) -> str:
     return Path(os.path.basename(path)).stem
 
 
-def _read(path: str, key: str | None) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of a table: numbers, or objects with None for missing values."""
+def _read(path: str, key: str | None) -> Any:
+    """Return a table as ``pyarrow`` reads it."""
     try:
         import pyarrow as pa
         from pyarrow import csv, parquet
@@ -230,7 +263,7 @@ def _read(path: str, key: str | None) -> dict[str, npt.NDArray[Any]]:
             f"table={path!r} was given, and pyarrow, which reads tables, is not installed. Run "
             "`pip install 'lightning-h5[tables]'`."
         ) from error
-    suffix = Path(path).suffix.lower()
+    suffix = Path(path.removesuffix(".gz")).suffix.lower()
     try:
         if suffix in (".parquet", ".pq"):
             table = parquet.read_table(path)
@@ -241,7 +274,7 @@ def _read(path: str, key: str | None) -> dict[str, npt.NDArray[Any]]:
             table = csv.read_csv(path, parse_options=parsing, convert_options=converting)
         else:
             raise H5ValueError(
-                f"table={path!r} was given. Pass a file that ends in {listing([*SEPARATORS, '.parquet'])}."
+                f"table={path!r} was given. Pass a file that ends in {listing([*SEPARATORS, '.csv.gz', '.parquet'])}."
             )
     except (OSError, pa.ArrowException) as error:
         raise H5FileError(f"the table {path!r} cannot be read: {error}. Check its path and its format.") from error
@@ -253,19 +286,34 @@ def _read(path: str, key: str | None) -> dict[str, npt.NDArray[Any]]:
     if twice := [name for name in names if names.count(name) > 1]:
         several = listing(dict.fromkeys(twice))
         raise H5ValueError(f"{path!r} has several columns {several}. Give each a name of its own.")
-    return {name: _column(table[name], is_key=name == key) for name in names}
+    return table
 
 
-def _column(column: Any, *, is_key: bool) -> npt.NDArray[Any]:
+def _column(column: Any, name: str, *, as_text: bool) -> Column:
+    """Return the values of a column of a ``pyarrow`` table.
+
+    Args:
+        column: the column.
+        name: what an error calls it.
+        as_text: return numbers as text, too.
+
+    Raises:
+        H5ValueError: its values are lists, or other nested ones, or bytes.
+    """
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    is_float, is_whole = pa.types.is_floating(column.type), pa.types.is_integer(column.type)
-    is_number = is_float or ((is_whole or pa.types.is_boolean(column.type)) and not column.null_count)
-    if is_number and not is_key:
-        return np.asarray(column.to_numpy())
-    values = column.to_pylist()
-    if not is_whole or is_key:
-        values = [None if one is None else str(one) for one in values]
-    return np.array([*values, None], dtype=object)[:-1]
+    of = pa.types
+    if of.is_nested(column.type) or of.is_binary(column.type) or of.is_large_binary(column.type):
+        raise H5ValueError(f"{name} has values of the type {column.type}. Name a column of numbers or of text.")
+    if of.is_decimal(column.type) and not as_text:
+        column = column.cast(pa.float64())
+    if of.is_floating(column.type) and not as_text:
+        return Column(np.array(column.to_numpy()))
+    is_missing = np.array(column.is_null().to_numpy(), dtype=np.bool_) if column.null_count else None
+    if (of.is_integer(column.type) or of.is_boolean(column.type)) and not as_text:
+        filled = column if is_missing is None else column.fill_null(False if of.is_boolean(column.type) else 0)
+        return Column(np.array(filled.to_numpy()), is_missing)
+    texts = ["" if one is None else str(one) for one in column.to_pylist()]
+    return Column(np.array([*texts, None], dtype=object)[:-1], is_missing)

@@ -129,7 +129,10 @@ def sparse_table(
     reading = _Reading(catalog, asked, matrices, options, choice.all_columns)
     for path, found in each_readable(paths, reading.look, skip, advice):
         reading.add(path, *found)
-    return reading.table(choice)
+    table = reading.table(choice)
+    if any(map(catalog.joins.is_column, [*(one.key for one in asked), *choice.all_columns])):
+        catalog.joins.check_place(reading.n_rows, table.paths)
+    return table
 
 
 class _Reading:
@@ -226,6 +229,11 @@ class _Reading:
             return values_of(array, self._options)
 
         return self._catalog.once(("names", path, key), read)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the matrices of all files."""
+        return sum(self._n_rows)
 
     def table(self, choice: SegmentChoice) -> RowTable:
         """Return the table."""

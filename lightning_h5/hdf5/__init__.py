@@ -21,6 +21,7 @@ from .keys import (
     in_other_file,
     keys_in,
     names_rows,
+    others_in,
     stacked_members,
     words_in,
 )
@@ -101,6 +102,7 @@ __all__ = [
     "native",
     "numpy_dtype",
     "open_h5",
+    "others_in",
     "overlaps",
     "path_of",
     "process_pool",

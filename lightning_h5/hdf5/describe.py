@@ -91,8 +91,9 @@ def attribute_layout(item: Any, path: str, key: str, guard: ChangeGuard) -> Arra
     with translate_h5py_errors(path, repr(key)):
         if name not in item.attrs:
             raise H5KeyError(
-                f"{key!r} is not in {path!r}: {item.name!r} has the attributes {listing(item.attrs)}."
-                f"{near(name, item.attrs)} Name one of these."
+                f"{key!r} is not in {path!r}: {item.name!r} has "
+                f"{f'the attributes {listing(item.attrs)}' if len(item.attrs) else 'no attributes'}."
+                f"{near(name, item.attrs)} Name one that it has."
             )
         value = item.attrs[name]
     return _value_layout(value, path, key, guard)

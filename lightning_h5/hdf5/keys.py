@@ -23,6 +23,7 @@ __all__ = [
     "in_other_file",
     "keys_in",
     "names_rows",
+    "others_in",
     "stacked_members",
     "words_in",
 ]
@@ -70,6 +71,9 @@ def field_names(keys: Keys, argument: str) -> FieldNames:
         H5ValueError: a name is empty, the list is empty, or something else was given.
     """
     asked: Any = keys  # values from a configuration file can have any type
+    if isinstance(asked, Mapping) and set(asked) == {"path", "key"}:
+        key, path = in_other_file(asked, argument)
+        return FieldNames("single", (key,), (key,), (), (path,))
     members: list[tuple[str, ...] | None] = []
     paths: list[Any] = []
     if isinstance(asked, Mapping):
@@ -165,6 +169,11 @@ def keys_in(*keys: Keys | None) -> list[str]:
         if key is not None:
             names += field_names(key, "key").keys
     return names
+
+
+def others_in(keys: Keys | None) -> bool:
+    """Return whether a key argument names arrays of other files."""
+    return keys is not None and any(path is not None for path in field_names(keys, "key").paths)
 
 
 def words_in(name: str) -> set[str]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -144,6 +144,29 @@ class LayoutTable:
             sizes,
             values,
             others,
+        )
+
+    def with_column(
+        self, at: int, values: Sequence[npt.NDArray[Any]], describe: Callable[[npt.NDArray[Any]], ArrayLayout]
+    ) -> LayoutTable:
+        """Return the table with one more array of each part, whose values come from elsewhere.
+
+        Args:
+            at: number of the array among those of a part; later ones move up.
+            values: of each part.
+            describe: describes the values of a part; those of as many rows are alike.
+        """
+        sizes = [len(one) for one in values]
+        first = {n: part for part, n in reversed(list(enumerate(sizes)))}
+        number = {n: len(self.templates) + at_end for at_end, n in enumerate(first)}
+        return replace(
+            self,
+            templates=(*self.templates, *(describe(values[part]) for part in first.values())),
+            numbers=np.insert(self.numbers, at, [number[n] for n in sizes], axis=1),
+            n_rows=np.insert(self.n_rows, at, sizes, axis=1),
+            starts=np.insert(self.starts, at, len(self.values) + np.arange(len(sizes)), axis=1),
+            values=[*self.values, *values],
+            others={(part, old + (old >= at)): layout for (part, old), layout in self.others.items()},
         )
 
     def layout(self, part: int, at: int, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:

@@ -289,8 +289,10 @@ class TableOptions(Options):
     Args:
         path: the file.
         on: what lines are joined on: a column that an array of the same name is compared with; or a mapping from a
-            column to what it is compared with: an array, ``"@stem"`` (a file's name without suffix) or ``"@name"`` (the
-            name of a segment: its group or array). None joins line i with row i, or segment i, over all files.
+            column to what it is compared with: an array, ``"@stem"`` (a file's name without suffix), ``"@name"`` (the
+            name of a segment: its group or array) or another attribute, such as ``"@patient"``. An array has a value
+            for each row, segment or step, or one for a whole segment. Names may be slices such as
+            ``bucket0$3,:3,:600``, with segments along an axis. None joins line i with row i, over all files.
         missing: "error", or "drop" to leave out rows and segments without a line; how many is logged.
     """
 
@@ -307,15 +309,9 @@ class TableOptions(Options):
         )
         if not (self.on is None or isinstance(self.on, str) or is_pair):
             raise H5ValueError(
-                f"table.on={self.on!r} was given. Pass a column, or a mapping from one column to an array, '@stem' or "
-                "'@name'."
+                f"table.on={self.on!r} was given. Pass a column, or a mapping from one column to an array, '@stem', "
+                "'@name' or another attribute."
             )
-        if (
-            (with_what := self.join[1]) is not None
-            and with_what.startswith("@")
-            and with_what not in ("@stem", "@name")
-        ):
-            raise H5ValueError(f"table.on compares with {with_what!r}. Pass an array, '@stem' or '@name'.")
 
     @classmethod
     def parse(cls, value: Any, argument: str) -> Self:

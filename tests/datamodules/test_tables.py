@@ -13,6 +13,7 @@ from lightning_h5 import (
     CombinedHDF5DataModule,
     CombinedHDF5Dataset,
     H5FileError,
+    H5KeyError,
     H5LazyDataset,
     H5ValueError,
     LazyH5DataModule,
@@ -179,8 +180,13 @@ def changed(lines: Any, **changes: Any) -> list[dict[str, Any]]:
         ([line | {"exam_id": f"x{n}"} for n, line in LINES.items()], "exam_id", H5ValueError, "30 of 30 keys"),
         (list(LINES.values()), "exam", H5ValueError, "names the column 'exam'.*Did you mean 'exam_id'"),
         (list(LINES.values()), {"sex": "x"}, H5ValueError, "has text such as 'f'.*has numbers"),
-        (list(LINES.values()), {"exam_id": "@file"}, H5ValueError, "'@stem' or '@name'"),
-        (changed(LINES.values(), age=None), "exam_id", H5ValueError, "'table/age' has no value in line"),
+        (list(LINES.values()), {"exam_id": "@file"}, H5KeyError, "'/' has no attributes"),
+        (
+            changed(LINES.values(), age=None),
+            "exam_id",
+            H5ValueError,
+            "'table/age' has no value in 1 of the lines.*exam_id=",
+        ),
     ],
 )
 def test_wrong_joins_end_before_training(
