@@ -247,7 +247,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
     def _cut_sources(self) -> Mapping[Split, Sequence[Chosen]]:
         """The rows, or the segments, of each source by split."""
         if self._cut is None:
-            has_segments = self._has_segments or self._files.have_matrices(self._sources)
+            has_segments = self._has_segments or self._files.hold_segments(self._sources)
             cut = self._files.cut_segments if has_segments else self._files.cut_rows
             self._cut = cut(self._sources, self._split, self._paths)
         return self._cut

@@ -17,6 +17,7 @@ from ..datasets import (
     SampleOptions,
     SegmentChoice,
     SegmentSubset,
+    are_cells,
     column_of,
     count_rows,
     matrices_in,
@@ -157,7 +158,7 @@ class KeyedH5DataModule(BaseH5DataModule):
             samples.sample, samples.segments, samples.window, samples.select, patch=samples.patch
         )
         keys = keys_in(x_key, y_key)
-        if given.needs_segments(keys) or self._has_matrices(source.files, keys):
+        if given.needs_segments(keys) or self._are_segments(source.files, keys):
             columns = self._split.columns
             weights = self._weights.keys if split == "train" else []
             every = [*columns, *self._weights.keys] if source.is_cut else weights
@@ -265,8 +266,10 @@ class KeyedH5DataModule(BaseH5DataModule):
             y_key = None
         return x_key, y_key
 
-    def _has_matrices(self, files: Sequence[str], keys: Sequence[str]) -> bool:
-        return bool(matrices_in(self._catalog, files, keys, OpenOptions(files=self._options.files)))
+    def _are_segments(self, files: Sequence[str], keys: Sequence[str]) -> bool:
+        """Whether arrays of the files make segments, whatever the user says: sparse matrices, or references."""
+        opened = OpenOptions(files=self._options.files)
+        return bool(matrices_in(self._catalog, files, keys, opened)) or are_cells(self._catalog, files, keys, opened)
 
     def _has(self, path: str, keys: Keys | None) -> bool:
         return self._catalog.has(path, keys_in(keys), OpenOptions(files=self._options.files))

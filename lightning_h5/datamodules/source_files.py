@@ -18,6 +18,7 @@ from ..datasets import (
     SampleOptions,
     SegmentChoice,
     SegmentSubset,
+    are_cells,
     column_of,
     expand_those_there,
     matrices_in,
@@ -110,8 +111,8 @@ class SourceFiles:
             )
         return found[0]
 
-    def have_matrices(self, sources: Sequence[Source]) -> bool:
-        """Whether samples are rows of sparse matrices, in all sources.
+    def hold_segments(self, sources: Sequence[Source]) -> bool:
+        """Whether sparse matrices or arrays of references make segments, in all sources.
 
         Raises:
             H5ValueError: they are in some.
@@ -121,10 +122,12 @@ class SourceFiles:
             names = self._of(source)["load_fields"]
             keys = [] if names is None else [self._key(source, name) for name in checked_names(names)]
             files = expand_those_there(source.paths, lambda *_: None, source.argument)
-            found.add(bool(matrices_in(self.catalog, files, keys, opened)))
+            has_matrices = bool(matrices_in(self.catalog, files, keys, opened))
+            found.add(has_matrices or are_cells(self.catalog, files, keys, opened))
         if len(found) > 1:
             raise H5ValueError(
-                "load_fields names sparse matrices in some sources, and arrays in others. Name alike fields in all."
+                "load_fields names sparse matrices or arrays of references in some sources, and other arrays in "
+                "others. Name alike fields in all."
             )
         return True in found
 

@@ -3,6 +3,7 @@
 from .base import RawBatch, RowDataset
 from .catalog import Catalog
 from .categories import Categories
+from .cells import are_cells
 from .columns import column_of, count_rows, rows_without_line
 from .combined import CombinedHDF5Dataset
 from .compatibility import are_packed_alike, different_packing, refuse_images, shape_of_images
@@ -68,6 +69,7 @@ __all__ = [
     "Windows",
     "WorkerFailure",
     "WorkerMemory",
+    "are_cells",
     "are_packed_alike",
     "asked_for",
     "available_memory",

@@ -16,6 +16,7 @@ from ..hdf5 import ArrayLayout, OpenOptions, SparseGroup, torch_dtype
 from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions, TableOptions, WindowOptions
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .catalog import Catalog
+from .cells import are_cells
 from .collate import Collate
 from .compatibility import Asked, refuse_other_files
 from .discovery import SKIP_THEM, files_to_read, names_to_load, skip_into, table_of
@@ -190,7 +191,7 @@ class CombinedHDF5Dataset(CachingDataset):
         keys = [self._key(name) for name in named]
         has_segments = samples.needs_segments(keys)
         matrices = matrices_in(catalog, paths, keys, plain) if samples.are_rows(keys) else {}
-        has_segments = has_segments or bool(matrices)
+        has_segments = has_segments or bool(matrices) or are_cells(catalog, paths, keys, plain)
         columns = [] if has_segments else [one.column for one in criteria if one.column is not None]
         of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
         chosen = replace(choice or SegmentChoice(), criteria=criteria, keys=self._keys) if has_segments else None

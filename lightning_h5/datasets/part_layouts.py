@@ -266,6 +266,7 @@ class DescribedParts(PartLayouts):
         key = self.stored.names.key(column, "*")
         in_key, in_path = key.split("*"), path_of(key).split("*")
         is_as_stored = self.seen[field].is_as_stored
+        stars = [self.stored.names.star(column, star) for star in stars]
         for part, star, kind, known in zip(parts.tolist(), stars, kinds, table.places(parts, column), strict=True):
             example = examples[kind]
             if known is None:

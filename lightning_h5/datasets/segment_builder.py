@@ -73,9 +73,19 @@ class SegmentBuilder:
 
     def add(self, path: str, guard: ChangeGuard, found: FoundParts) -> None:
         """Add the parts of a file."""
+        if self._found and found.names != self._found[0].names:
+            raise H5ValueError(
+                f"{listing(found.names.cells or self._found[0].names.cells)} holds references in only one of "
+                f"{self._paths[0]!r} and {path!r}. Pass files of one kind."
+            )
         self._paths.append(path)
         self._guards.append(guard)
         self._found.append(found)
+
+    @property
+    def are_cells(self) -> bool:
+        """Whether arrays of references name the arrays of segments."""
+        return bool(self._names.cells)
 
     # The table -----------------------------------------------------------------------------------------------
 
@@ -207,10 +217,12 @@ class SegmentBuilder:
     def _stored(self) -> StoredParts:
         """Return the arrays of all parts."""
         arrays = [found.arrays for found in self._found]
-        table = LayoutTable.of(arrays, len(self._own.keys), self._catalog.templates)
+        names = self._found[0].names
+        self._names = self._names.of_cells(names.cells)
+        table = LayoutTable.of(arrays, len(names.keys), self._catalog.templates)
         stars = PackedText.joined([found.stars for found in self._found])
         files = np.repeat(np.arange(len(self._found), dtype=np.int32), [len(found.stars) for found in self._found])
-        own = StoredParts(table, self._own, stars, files, tuple(self._paths), tuple(self._guards))
+        own = StoredParts(table, names, stars, files, tuple(self._paths), tuple(self._guards))
         return self._with_columns(own) if self._columns else own
 
     def _with_columns(self, own: StoredParts) -> StoredParts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +20,14 @@ from ..hdf5 import (
     ScalarError,
     attribute_layout,
     external_guards,
+    is_references,
     kind_of_object,
     scalar_layout,
     translate_h5py_errors,
 )
 from ..order import resolve_replica
 from ..progress_bar import with_bar
+from .cells import SEPARATOR, CellValues, names_of_cells
 from .kept_parts import KeptParts, PackedText
 
 __all__ = ["FoundParts", "NamedParts", "PartNames", "attribute_of", "parts_in"]
@@ -42,12 +44,15 @@ class PartNames:
         is_group: whether parts are groups, which the keys are relative to; arrays if not.
         keys: the arrays of a part.
         columns: keys of columns of a side table among them, which have the same name in all parts.
+        cells: keys of arrays of references among them, each of which names an array of a part; its ``*`` stands for
+            the names of these.
     """
 
     pattern: str | None
     is_group: bool
     keys: tuple[str, ...]
     columns: frozenset[str] = frozenset()
+    cells: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, keys: Sequence[str], groups: str | None, columns: Collection[str] = ()) -> PartNames:
@@ -62,13 +67,26 @@ class PartNames:
 
     def part(self, star: str) -> str:
         """Return the name of a part, from what the ``*`` stands for."""
+        if self.cells:
+            return star.partition(SEPARATOR)[0]
         return "" if self.pattern is None else self.pattern.strip("/").replace("*", star)
+
+    def of_cells(self, cells: Sequence[str]) -> PartNames:
+        """Return the names if arrays of references name the arrays of parts."""
+        return replace(self, pattern=cells[0], cells=tuple(cells)) if cells else self
+
+    def star(self, at: int, star: str) -> str:
+        """Return what the ``*`` stands for in the name of an array of a part."""
+        key = self.keys[at]
+        return star.split(SEPARATOR)[self.cells.index(key)] if key in self.cells else star
 
     def key(self, at: int, star: str) -> str:
         """Return the name in the file of an array of a part."""
         key = self.keys[at]
         if key in self.columns:
             return key
+        if key in self.cells:
+            return self.star(at, star)
         if not self.is_group:
             return key.replace("*", star)
         return key if key.startswith("/") else f"{self.part(star)}/{key}"
@@ -98,11 +116,13 @@ class FoundParts(NamedTuple):
     Attributes:
         stars: what the ``*`` stands for in each part.
         arrays: the arrays, part by part.
+        names: how they are called.
         others: guards of other files that arrays have rows in.
     """
 
     stars: PackedText
     arrays: ArrayColumns
+    names: PartNames
     others: tuple[ChangeGuard, ...] = ()
 
 
@@ -120,7 +140,6 @@ def parts_in(
         path: the file.
         names: how parts and arrays are called.
         options: how the file is opened.
-        column: returns a column of a side table, by file, part, name and guard; None without one.
         file: the open file.
         guard: of the file.
         alike: describes arrays.
@@ -130,7 +149,7 @@ def parts_in(
         H5Error: an array is refused.
     """
     files, others, n = options.files, dict[str, ChangeGuard](), len(names.keys)
-    scalars = list[str]()
+    scalars, of_cells = list[str](), CellValues(file, path, options, guard, alike)
 
     def describe(stars: Sequence[str], at: int) -> tuple[ArrayLayout, int | None]:
         part, number = divmod(at, n)
@@ -139,24 +158,35 @@ def parts_in(
             with translate_h5py_errors(path, repr(key)):
                 layout = attribute_of(file, path, names.part(stars[part]), key, guard)
             return layout, alike.value(layout, names.keys[number])
+        if names.cells and names.keys[number] not in names.cells:
+            layout = of_cells.of_column(key, part, len(stars))
+            return layout, alike.value(layout, key)
         try:
             found = alike.describe_alike(file, path, key, files, guard, alike=names.keys[number])
         except ScalarError:
             scalar = scalar_layout(file, path, key, guard)
-            scalars.append(key)
-            return scalar, alike.value(scalar, names.keys[number])
+            found = scalar, None
         assert found is not None, "it was asked for"
+        if names.cells:
+            found = of_cells.checked(found[0], names.keys[number], part), found[1]
+        if found[0].value is not None:
+            scalars.append(key)
+            return found[0], alike.value(found[0], names.keys[number])
         if files.allow_external:
             given = external_guards(file, [key], files, grows=options.swmr, strict=files.verify is not None)
             others.update((each.path, each) for each in given)
         return found
 
     kept = KeptParts.of(path, guard, options, (names.pattern, names.is_group, names.keys))
-    is_attribute = np.array(["@" in key for key in names.keys], dtype=np.bool_)
+    is_attribute = np.array(
+        ["@" in key or bool(names.cells and key not in names.cells) for key in names.keys], dtype=np.bool_
+    )
     if kept is not None and (known := kept.read(describe, is_attribute)) is not None:
-        return FoundParts(*known)
+        return FoundParts(*known, names)
     stars = [""]
-    if names.pattern is not None:
+    if names.cells:
+        stars = names_of_cells(file, path, names.cells, options)
+    elif names.pattern is not None:
         with translate_h5py_errors(path, "what is"):
             stars = _matches(file, path, names.pattern, "group" if names.is_group else "array")
     arrays = ArrayColumns()
@@ -165,7 +195,11 @@ def parts_in(
     for part in with_bar(range(len(stars)), what, unit="segment", shows_progress=shows_progress, delay=2):
         for at in range(n * part, n * part + n):
             arrays.append(*describe(stars, at))
-    found = FoundParts(PackedText.of(stars), arrays, tuple(others.values()))
+    if names.pattern is None and (
+        cells := [names.keys[at] for at in arrays.others if is_references(arrays.others[at])]
+    ):
+        return parts_in(path, names.of_cells(cells), options, file, guard, alike)
+    found = FoundParts(PackedText.of(stars), arrays, names, tuple(others.values()))
     if kept is not None and not scalars:  # values are not kept
         kept.write(found.stars, arrays)
     return found

@@ -9,6 +9,7 @@ from ..errors import H5ValueError
 from ..hdf5 import OpenOptions
 from ..types import Paths
 from .catalog import Catalog, collector_paused
+from .cells import are_cells
 from .collate import Collate
 from .compatibility import Asked, refuse_other_files
 from .fields import Fields
@@ -86,6 +87,8 @@ def segment_table(
 def _chosen(builder: SegmentBuilder, given: SampleOptions, choice: SegmentChoice) -> RowTable:
     """Return the samples of the segments that are kept."""
     made = builder.made()
+    if builder.are_cells and given.sample is None and given.window is None:
+        given = replace(given, sample="segment")
     sampling: Sampling | None
     if builder.volumes is None:
         segments_of_rows, first_segments = builder.segments_of(made)
@@ -146,12 +149,15 @@ def table_of_samples(
         asked, found = with_matrices(fields.asked, fields.names, matrices, given)
         fields = replace(fields, asked=tuple(asked), matrices=found)
     asked = [replace(one, takes_packed=takes_packed) for one in fields.asked]
-    if not given.are_rows(fields.keys) or matrices:
+    is_segments = given.needs_segments(fields.keys) or (
+        not matrices and given.are_rows(fields.keys) and are_cells(catalog, paths, fields.keys, options)
+    )
+    if not given.are_rows(fields.keys) or matrices or is_segments:
         refuse_other_files(asked)
     choice = choice or SegmentChoice()
     if matrices:
         table = sparse_table(catalog, paths, asked, fields.matrices, options, choice)
-    elif given.needs_segments(fields.keys):
+    elif is_segments:
         table = segment_table(catalog, paths, asked, fields.names, options, given, choice)
     else:
         table = catalog.table(paths, asked, options, sample=given.sample)

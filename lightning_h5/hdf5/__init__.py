@@ -5,7 +5,15 @@ from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
 from .codecs import Codec, Conventions, MatrixRows, Recode, Stack, Unpack, codec_of
 from .contents import Entry, entries_of, kind_of_object, list_arrays, resolve_path, shape_of
-from .describe import attribute_layout, column_layout, describe_array, filters_of, layout_of, scalar_layout
+from .describe import (
+    attribute_layout,
+    column_layout,
+    describe_array,
+    filters_of,
+    layout_of,
+    scalar_layout,
+    value_layout,
+)
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
 from .encoded import Function, Image, Ragged, RowCodec, bytes_of, is_bytes, is_list
@@ -30,6 +38,7 @@ from .layout_table import ArrayColumns, LayoutTable
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .open import FAULTS, create_h5, open_h5, translate_h5py_errors
 from .paths import expand_paths, expand_user, file_number
+from .references import holds_regions, is_matlab_text, is_references, referenced_arrays
 from .sparse import SparseGroup, sparse_group
 
 __all__ = [
@@ -88,11 +97,14 @@ __all__ = [
     "find_array",
     "guess_keys",
     "guess_keys_in",
+    "holds_regions",
     "identity_text",
     "in_other_file",
     "is_bytes",
     "is_list",
+    "is_matlab_text",
     "is_on_disk",
+    "is_references",
     "keys_in",
     "kind_of",
     "kind_of_object",
@@ -107,6 +119,7 @@ __all__ = [
     "path_of",
     "process_pool",
     "read_digests",
+    "referenced_arrays",
     "resolve_path",
     "scalar_layout",
     "shape_of",
@@ -116,6 +129,7 @@ __all__ = [
     "torch_dtype",
     "translate_h5py_errors",
     "unmapped_rows",
+    "value_layout",
     "with_digests",
     "words_in",
     "write_digests",

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ..datasets import FieldStats, SampleOptions, WholeSegments, write_stats
 from ..datasets.catalog import Catalog
+from ..datasets.cells import are_cells
 from ..datasets.compatibility import Asked
 from ..datasets.fields import Decode, codecs_of
 from ..datasets.row_table import RowTable
@@ -190,12 +191,12 @@ def compute_stats(
     wanted: list[Rows | list[IntArray] | None]
     of_sample = names if keys is None else field_names(keys, "keys").names
     asked = [Asked(key=k, codec=c) for k, c in zip(names, codecs_of(decode, of_sample, names), strict=True)]
-    if given.needs_segments(names):
-        whole = segment_table(Catalog(), paths, asked, of_sample, options, given, SegmentChoice())
+    catalog = Catalog(names)
+    if given.needs_segments(names) or are_cells(catalog, paths, names, options):
+        whole = segment_table(catalog, paths, asked, of_sample, options, given, SegmentChoice())
         tables = [whole.with_fields([at]) for at in range(len(names))]
         wanted = [None if rows is None else _rows_of_segments(rows, table, table.layouts[0][0].key) for table in tables]
     else:
-        catalog = Catalog(names)
         tables = [catalog.table(paths, [one], options) for one in asked]
         wanted = [_ascending(rows, table.n_rows, f"{key!r}") for key, table in zip(names, tables, strict=True)]
     axes = [

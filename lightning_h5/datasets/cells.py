@@ -1,0 +1,163 @@
+"""Cells: arrays that an array of references names, each a part of the file; and what further arrays have for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..counters import Counters
+from ..errors import H5Error, H5FileError, H5ValueError
+from ..hdf5 import (
+    AlikeArrays,
+    ArrayLayout,
+    ChangeGuard,
+    OpenOptions,
+    is_matlab_text,
+    is_references,
+    referenced_arrays,
+    value_layout,
+)
+from ..readers import open_reader
+from .column_values import decoded
+
+if TYPE_CHECKING:
+    from .catalog import Catalog
+
+__all__ = ["SEPARATOR", "CellValues", "are_cells", "names_of_cells"]
+
+SEPARATOR = "\0"  # no name in a file has it
+
+MAX_TEXT = 1 << 20  # characters of a cell
+
+
+def are_cells(catalog: Catalog, paths: Sequence[str], keys: Sequence[str], options: OpenOptions) -> bool:
+    """Return whether some names are of arrays of references in the first file that can be read.
+
+    Args:
+        catalog: opens the files.
+        paths: the files.
+        keys: the names.
+        options: how files are opened.
+    """
+    own = [key for key in keys if not catalog.joins.is_column(key)]
+    for path in paths if own and not options.swmr else ():
+        try:
+            return any(_is_cells(catalog, path, key, options) for key in own)
+        except H5FileError:  # raised again, or skipped, when the arrays are looked at
+            continue
+    return False
+
+
+def _is_cells(catalog: Catalog, path: str, key: str, options: OpenOptions) -> bool:
+    try:
+        return is_references(catalog.describe(path, [key], options)[1][0])
+    except H5FileError:
+        raise
+    except H5Error:  # as above
+        return False
+
+
+def names_of_cells(file: Any, path: str, keys: Sequence[str], options: OpenOptions) -> list[str]:
+    """Return the arrays of each cell, as one text: what arrays of references name at each index.
+
+    Args:
+        file: the open file.
+        path: its path.
+        keys: the arrays of references; the first one gives segments their names.
+        options: how the file is opened.
+
+    Raises:
+        H5Error: see ``referenced_arrays``.
+        H5ValueError: they have different lengths, or the first one names an array twice.
+    """
+    each = [referenced_arrays(file, path, key, options.files) for key in keys]
+    for key, names in zip(keys[1:], each[1:], strict=True):
+        if len(names) != len(each[0]):
+            raise H5ValueError(
+                f"{keys[0]!r} has {len(each[0])} references and {key!r} has {len(names)} in {path!r}; index i of each "
+                "must belong together. Name arrays with equally many."
+            )
+    first: dict[str, int] = {}
+    for at, name in enumerate(each[0]):
+        if (before := first.setdefault(name, at)) != at:
+            raise H5ValueError(
+                f"{keys[0]!r} in {path!r} refers at index {before} and at index {at} to {name!r}: the same segment "
+                "twice, of which a split could take one. Write an array for each index."
+            )
+    return [SEPARATOR.join(names) for names in zip(*each, strict=True)]
+
+
+class CellValues:
+    """Describes what cells of a file have.
+
+    Args:
+        file: the open file.
+        path: its path.
+        options: how it is opened.
+        guard: of the file.
+        alike: describes arrays.
+    """
+
+    def __init__(self, file: Any, path: str, options: OpenOptions, guard: ChangeGuard, alike: AlikeArrays) -> None:
+        self._file, self._path, self._options, self._guard, self._alike = file, path, options, guard, alike
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        self._first: dict[str, ArrayLayout] = {}
+
+    def of_column(self, key: str, cell: int, n_cells: int) -> ArrayLayout:
+        """Describe the value that an array of one for each cell has.
+
+        Raises:
+            H5ValueError: it has another number of values.
+        """
+        if key not in self._columns:
+            layout = self._alike.describe(self._file, self._path, key, self._options.files, self._guard)
+            assert layout is not None, "it was asked for"
+            if (n := layout.n_rows * int(np.prod(layout.row_shape, dtype=np.int64))) != n_cells:
+                raise H5ValueError(
+                    f"{key!r} in {self._path!r} has {n:,} values, shape {(layout.n_rows, *layout.row_shape)}, for "
+                    f"{n_cells:,} references. Name an array of as many references, or with one value for each."
+                )
+            self._columns[key] = decoded(layout, self._read(layout), self._options)
+        return value_layout(self._columns[key][cell], self._path, key, self._guard)
+
+    def checked(self, array: ArrayLayout, key: str, cell: int) -> ArrayLayout:
+        """Return the description of a cell: as text if it has characters of MATLAB.
+
+        Args:
+            array: its description as an array.
+            key: the array of references.
+            cell: its index there.
+
+        Raises:
+            H5ValueError: it has another dtype than the first cell, or lines of text.
+        """
+        found = array
+        if array.dtype == np.uint16 and array.value is None and is_matlab_text(self._file, array.name):
+            shape = (array.n_rows, *array.row_shape)
+            n = int(np.prod(shape, dtype=np.int64))
+            if max(shape) < n or n > MAX_TEXT:
+                raise H5ValueError(
+                    f"{key!r} in {self._path!r} refers at index {cell} to {array.key!r}, characters of shape {shape}. "
+                    f"Write one line of text for each index, of up to {MAX_TEXT:,} characters."
+                )
+            text = self._read(array).astype("<u2").tobytes().decode("utf-16-le", "replace")
+            found = value_layout(text, self._path, array.key, self._guard)
+        first = self._first.setdefault(key, found)
+        if first.dtype != found.dtype:
+            raise H5ValueError(
+                f"{key!r} in {self._path!r} refers at index {cell} to {found.key!r} of dtype {_dtype(found)}, and "
+                f"before that to {first.key!r} of dtype {_dtype(first)}. Write arrays of one dtype."
+            )
+        return found
+
+    def _read(self, layout: ArrayLayout) -> npt.NDArray[Any]:
+        """Return all values, flat."""
+        reader = open_reader(layout, self._options, counters=Counters())
+        return reader.read(np.arange(layout.n_rows)).reshape(-1)
+
+
+def _dtype(layout: ArrayLayout) -> str:
+    return "text" if layout.dtype.kind == "O" else str(layout.dtype)

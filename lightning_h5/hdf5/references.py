@@ -1,0 +1,139 @@
+"""Arrays of references to other arrays of their file, which are found by name then: cells of MATLAB, and of NWB."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import h5py
+
+from ..errors import H5CorruptError, H5ValueError
+from ..options import FileOptions
+from .layout import ArrayLayout
+from .links import find_array
+from .open import FAULTS, translate_h5py_errors
+
+__all__ = ["holds_regions", "is_matlab_text", "is_references", "referenced_arrays"]
+
+MIN_BYTES = 64  # of a file for each array in it: no header and link are shorter
+
+CLASS, EMPTY = b"MATLAB_class", b"MATLAB_empty"
+
+
+def is_references(layout: ArrayLayout) -> bool:
+    """Return whether an array holds references to objects of its file."""
+    return h5py.check_ref_dtype(layout.stored) is h5py.Reference
+
+
+def holds_regions(layout: ArrayLayout) -> bool:
+    """Return whether an array holds references to regions of arrays."""
+    return h5py.check_ref_dtype(layout.stored) is h5py.RegionReference
+
+
+def referenced_arrays(file: Any, path: str, key: str, files: FileOptions) -> list[str]:
+    """Return the names of the arrays that an array refers to, in its order. Opens each; takes about 20 microseconds.
+
+    Names, as those that a user gives, are checked when their arrays are looked at.
+
+    Args:
+        file: the open file.
+        path: its path.
+        key: the array of references.
+        files: whether other files and large sizes are accepted.
+
+    Raises:
+        H5ValueError: a reference is null, or to something else than an array with values; or they are of a kind that
+            makes no list of arrays.
+        H5CorruptError: a reference leads nowhere.
+    """
+    handle = find_array(file, key, files)
+    array, n_file = handle.array, int(h5py.h5i.get_file_id(file.id).get_filesize())
+    if handle.is_external or array.is_virtual:
+        raise H5ValueError(
+            f"{key!r} in {path!r} holds references that are stored elsewhere, in a virtual array or another file; they "
+            "are of the file that they were written to. Pass that file itself, and name the array there."
+        )
+    if max(array.shape) < array.size or not array.size:
+        raise H5ValueError(
+            f"{key!r} in {path!r} holds references and has the shape {array.shape}. Name an array that is a list of "
+            "references: of shape (n,), (1, n) or (n, 1), with one or more."
+        )
+    if array.size > n_file // MIN_BYTES:
+        raise H5CorruptError(
+            f"{key!r} in {path!r} declares {array.size:,} references, more than a file of {n_file:,} bytes has arrays. "
+            "The file is damaged, or was crafted; write it again."
+        )
+    with translate_h5py_errors(path, repr(key)):
+        references = array[()].reshape(-1).tolist()
+    names = _Names(file)
+    return [_name_of(one, names, f"{key!r} in {path!r} refers at index {at} to") for at, one in enumerate(references)]
+
+
+def is_matlab_text(file: Any, name: str) -> bool:
+    """Return whether an array of an open file has the characters of a text of MATLAB."""
+    array = h5py.h5d.open(file.id, name.encode(errors="surrogateescape"))
+    return _attribute(array, CLASS) in (b"char", "char")
+
+
+class _Names:
+    """Finds names of objects by their addresses.
+
+    HDF5 itself walks through the links of the file for each one: it is asked for the first object of a group only.
+
+    Args:
+        file: the open file.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self._known: dict[tuple[int, int], str] = {}
+
+    def of(self, opened: Any, reference: Any) -> str | None:
+        """Return the name of an open array; None if no group has it."""
+        address = h5py.h5g.get_objinfo(opened).objno
+        if address not in self._known:
+            name = h5py.h5r.get_name(reference, self.file.id)
+            if name is None:
+                return None
+            above = name.rpartition(b"/")[0]
+            group = h5py.h5g.open(self.file.id, above or b"/")
+            for each in group:
+                info = h5py.h5g.get_objinfo(group, each, follow_link=False)
+                if info.type == h5py.h5g.DATASET:
+                    self._known[info.objno] = f"{_text(above)}/{_text(each)}".strip("/")
+        return self._known.get(address)
+
+
+def _name_of(reference: Any, names: _Names, what: str) -> str:
+    if not reference:
+        raise H5ValueError(f"{what} nothing: the reference is null. Write an array for each index.")
+    try:
+        kind = h5py.h5r.get_obj_type(reference, names.file.id)
+        if kind != h5py.h5g.DATASET:
+            other = "a group (a structure, or a sparse matrix)" if kind == h5py.h5g.GROUP else "a named datatype"
+            raise H5ValueError(f"{what} {other}, not an array. Write arrays of numbers or text.")
+        opened = h5py.h5r.dereference(reference, names.file.id)
+        name = names.of(opened, reference)
+        if name is None:
+            raise H5ValueError(f"{what} an array without a name, which no group has. Write it into a group.")
+        if opened.get_type().get_class() == h5py.h5t.REFERENCE:
+            raise H5ValueError(
+                f"{what} {name!r}, which holds references itself. Name an array of references to values."
+            )
+        if _attribute(opened, EMPTY):
+            raise H5ValueError(f"{what} {name!r}, an empty array of MATLAB, which stores its shape instead of values.")
+    except H5ValueError as error:
+        raise error.with_traceback(None) from None
+    except FAULTS as error:
+        raise H5CorruptError(f"{what} no object of the file: {error}. The file is damaged; copy it again.") from error
+    return name
+
+
+def _attribute(array: Any, name: bytes) -> Any:
+    """Return an attribute of a low-level array; None if there is none."""
+    if not h5py.h5a.exists(array, name):
+        return None
+    return h5py.Dataset(array).attrs[name.decode()]
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="surrogateescape")
