@@ -63,7 +63,7 @@ def described(dataset, path, part):
         for field, one in enumerate(layouts.seen):
             key = layouts.stored.names.key(field, layouts.stored.stars[part])
             if "@" in key:
-                full = segment_parts._attribute(file, str(path), f"data/p{part}", key, guard)
+                full = segment_parts.attribute_of(file, str(path), f"data/p{part}", key, guard)
             else:
                 full = describe_array(file, str(path), key, FileOptions())
             yield one.seen(full, 1, None)
