@@ -18,7 +18,9 @@ from ..hdf5 import (
     RowCodec,
     Unpack,
     check_no_overlap,
+    holds_regions,
     is_bytes,
+    is_references,
     kind_of,
     torch_dtype,
 )
@@ -153,6 +155,16 @@ def _check_kind(layout: ArrayLayout, *, text_ok: bool) -> None:
         raise H5ValueError(
             f"{where} is a table: its rows have the members {members}. "
             "Name one of them as the key, or several as a list."
+        )
+    if is_references(layout):
+        raise H5ValueError(
+            f"{where} holds references to other arrays. These are segments if the array of references is named as it "
+            "is: not in segments.groups, next to a key with a pattern, or in a file with a live writer."
+        )
+    if holds_regions(layout):
+        raise H5ValueError(
+            f"{where} holds references to regions of arrays, which are not followed. Name an array of references to "
+            "whole arrays, or the array that has the regions."
         )
     raise H5ValueError(
         f"{where} has the dtype {layout.stored}, which a tensor cannot have. "

@@ -75,6 +75,10 @@ class PartNames:
         """Return the names if arrays of references name the arrays of parts."""
         return replace(self, pattern=cells[0], cells=tuple(cells)) if cells else self
 
+    def form(self, at: int) -> str:
+        """Return the name in the file of an array of any part, with a ``*`` for what ``star`` returns of it."""
+        return "*" if self.keys[at] in self.cells else self.key(at, "*")
+
     def star(self, at: int, star: str) -> str:
         """Return what the ``*`` stands for in the name of an array of a part."""
         key = self.keys[at]
@@ -195,9 +199,8 @@ def parts_in(
     for part in with_bar(range(len(stars)), what, unit="segment", shows_progress=shows_progress, delay=2):
         for at in range(n * part, n * part + n):
             arrays.append(*describe(stars, at))
-    if names.pattern is None and (
-        cells := [names.keys[at] for at in arrays.others if is_references(arrays.others[at])]
-    ):
+    cells = [names.keys[at] for at, array in arrays.others.items() if is_references(array)]
+    if cells and names.pattern is None:
         return parts_in(path, names.of_cells(cells), options, file, guard, alike)
     found = FoundParts(PackedText.of(stars), arrays, names, tuple(others.values()))
     if kept is not None and not scalars:  # values are not kept

@@ -116,9 +116,7 @@ def _name_of(reference: Any, names: _Names, what: str) -> str:
         if name is None:
             raise H5ValueError(f"{what} an array without a name, which no group has. Write it into a group.")
         if opened.get_type().get_class() == h5py.h5t.REFERENCE:
-            raise H5ValueError(
-                f"{what} {name!r}, which holds references itself. Name an array of references to values."
-            )
+            raise H5ValueError(f"{what} {name!r}, which holds references itself. Name that array instead.")
         if _attribute(opened, EMPTY):
             raise H5ValueError(f"{what} {name!r}, an empty array of MATLAB, which stores its shape instead of values.")
     except H5ValueError as error:
