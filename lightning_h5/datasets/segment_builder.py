@@ -106,6 +106,12 @@ class SegmentBuilder:
             one if stored.one(0, at).value is None else self._of_values(one, stored, at)
             for at, one in enumerate(self.fields)
         ]
+        if self.are_cells and all(one.step_axis is None for one in self.fields):  # of one value each
+            is_number = [stored.one(0, at).dtype.kind != "O" for at in range(n_fields)]
+            self.fields = [
+                replace(one, step_axis=0) if is_one and one.asked.key in self._names.cells else one
+                for one, is_one in zip(self.fields, is_number, strict=True)
+            ]
         if all(one.axis is None and one.step_axis is None and one.patch is None for one in self.fields):
             raise H5ValueError(
                 f"none of the fields {listing(one.name for one in self.fields)} has steps: they are scalars or "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import h5py
+import numpy as np
 
 from ..errors import H5CorruptError, H5ValueError
 from ..options import FileOptions
@@ -70,8 +71,9 @@ def referenced_arrays(file: Any, path: str, key: str, files: FileOptions) -> lis
 
 def is_matlab_text(file: Any, name: str) -> bool:
     """Return whether an array of an open file has the characters of a text of MATLAB."""
-    array = h5py.h5d.open(file.id, name.encode(errors="surrogateescape"))
-    return _attribute(array, CLASS) in (b"char", "char")
+    with translate_h5py_errors(file.filename, repr(name)):
+        found = _attribute(h5py.h5d.open(file.id, name.encode(errors="surrogateescape")), CLASS)
+    return isinstance(found, bytes | str) and found in (b"char", "char")
 
 
 class _Names:
@@ -117,7 +119,7 @@ def _name_of(reference: Any, names: _Names, what: str) -> str:
             raise H5ValueError(f"{what} an array without a name, which no group has. Write it into a group.")
         if opened.get_type().get_class() == h5py.h5t.REFERENCE:
             raise H5ValueError(f"{what} {name!r}, which holds references itself. Name that array instead.")
-        if _attribute(opened, EMPTY):
+        if np.any(_attribute(opened, EMPTY)):
             raise H5ValueError(f"{what} {name!r}, an empty array of MATLAB, which stores its shape instead of values.")
     except H5ValueError as error:
         raise error.with_traceback(None) from None

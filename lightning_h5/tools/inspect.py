@@ -220,6 +220,7 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
     for files, others in ((found, {}), ([each for each in found if each.path not in lacking], lacking)):
         advice = with_samples(rows, given, [looks[each.path] for each in files]) if files else rows
         is_free = any("*" in f"{each}" for each in (advice.x_keys, advice.settings.get("segments")))
+        is_free |= bool(files) and not set(advice.x_keys).isdisjoint(looks[files[0].path].references)
         if advice.cost is not None and (others is lacking or is_free):
             alike, outliers = files, others
             break

@@ -54,6 +54,8 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     """
     if guesses := _sparse_rows(files):
         return guesses
+    if guesses := _cells(files[0], reader):
+        return guesses
     files = [replace(file, arrays=_without_tables(file.arrays)) for file in files]
     if not files[0].arrays:
         return []
@@ -100,6 +102,34 @@ def _sparse_rows(files: Sequence[FileLooks]) -> list[Guess]:
         why += f" {target!r} is a column of categories, whose codes are the same in all files (datamodule.categories)."
     split: Settings = {"split": 0.1} if n_rows >= MIN_ROWS else {}
     return [Guess(settings={"x_key": main, **({} if target is None else {"y_key": target}), **split}, why=why)]
+
+
+def _cells(file: FileLooks, reader: Reader) -> list[Guess]:
+    """Arrays of references, as cells of MATLAB: each array that one refers to is a segment."""
+    cells = {name: looks for name in file.references if (looks := reader.cells(name))}
+    if not cells:
+        return []
+    main = max(cells, key=lambda name: sum(look.n_values for look in cells[name] if look.dtype != "text"))
+    n = len(cells[main])
+    cells = {name: looks for name, looks in cells.items() if len(looks) == n}
+    others = {name: look for name, look in file.arrays.items() if name[:1] != "#"}  # MATLAB's own groups
+    if any(look.n_values > sum(one.n_values for one in cells[main]) for look in others.values()):
+        return []
+    each = [{name: looks[at] for name, looks in cells.items()} for at in range(n)]
+    named = [FileLooks(path=file.path, group=f"{main}[{at}]", arrays=one) for at, one in enumerate(each)]
+    parts = Parts(named, reader, {})
+    shapes = [look.shape for look in cells[main]]
+    if {len(shape) for shape in shapes} == {2} and len({a for a, _ in shapes}) == 1 < len({b for _, b in shapes}):
+        parts.step_axis, parts.axis_is_sure = 1, False
+    values = [name for name, looks in cells.items() if looks[0].dtype == "text"]
+    values += [name for name, look in others.items() if look.n_values == n]
+    target = [name for name in values if words_in(name) & TARGETS]
+    guesses = parts.guesses()
+    whole = [one for one in guesses if (one.settings or {}).get("sample") == "segment"]
+    if len(target) == 1 and whole:
+        guesses = [replace(one, settings={**(one.settings or {}), "y_key": target[0]}, is_sure=True) for one in whole]
+    why = f"{main!r} refers to {n:,} arrays, each of which is a segment."
+    return [replace(one, why=f"{why} {one.why}") for one in guesses]
 
 
 def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:

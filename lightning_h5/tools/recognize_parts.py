@@ -63,11 +63,12 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FileLooks:
-    """The arrays of a file, or of a group in it, by name."""
+    """The arrays of a file, or of a group in it, by name; and the names of those that hold references."""
 
     path: str
     group: str = ""
     arrays: Mapping[str, Look]
+    references: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -96,10 +97,12 @@ class Reader(NamedTuple):
     Attributes:
         values: returns all values of a column of the first file; None if it cannot be read.
         attributes: returns the attributes of some parts that have one number or text, by name, for each part.
+        cells: returns how the arrays look that an array of the first file refers to; none if it does not make segments.
     """
 
     values: Callable[[str], Any]
     attributes: Callable[[Sequence[FileLooks], Sequence[str]], dict[str, list[Any]]]
+    cells: Callable[[str], list[Look]]
 
 
 class Parts:

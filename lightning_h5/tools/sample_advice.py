@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import H5Error
-from ..hdf5 import FAULTS, ArrayLayout, keys_in, open_h5
+from ..hdf5 import FAULTS, ArrayLayout, is_matlab_text, keys_in, open_h5, referenced_arrays
+from ..options import FileOptions
 from .advice import MAX_BATCH, MAX_BATCH_BYTES, MIN_STEPS, Advice, read_column, suggest_dtypes
 from .recognize import recognize
 from .recognize_parts import FileLooks, Guess, Look, Reader
@@ -57,7 +58,7 @@ def with_samples(rows: Advice, path: str | list[str], looks: Sequence[FileLooks]
         looks: what is in each.
     """
     files = [each.path for each in looks]
-    reader = Reader(lambda key: read_column(files[:1], key), _attributes)
+    reader = Reader(lambda key: read_column(files[:1], key), _attributes, lambda key: _cells(files[0], key))
     advised: list[tuple[Guess, Advice]] = []
     refused = []
     for guess in recognize(looks, reader):
@@ -89,6 +90,15 @@ def _attributes(parts: Sequence[FileLooks], names: Sequence[str]) -> dict[str, l
                 here |= {f"{name}@{key}": value for key in item.attrs if _is_plain(value := item.attrs[key])}
         found = {key: [*found.get(key, []), value] for key, value in here.items() if at == 0 or key in found}
     return found
+
+
+def _cells(path: str, key: str) -> list[Look]:
+    """Return how arrays look that an array of references leads to; none if it does not lead to arrays alone."""
+    with suppress(H5Error, *FAULTS), open_h5(path) as file:
+        names = referenced_arrays(file, path, key, FileOptions())
+        found = [(file[name], is_matlab_text(file, name)) for name in names]
+        return [Look(array.shape, "text" if is_text else str(array.dtype)) for array, is_text in found]
+    return []
 
 
 def _is_plain(value: Any) -> bool:
@@ -191,7 +201,8 @@ def looks_of(path: str, arrays: Sequence[Any]) -> FileLooks:
         for array in arrays
         if array.shape is not None and os.fspath(array.name) and _is_known(array.dtype)
     }
-    return FileLooks(path=path, arrays=found)
+    references = [array.name for array in arrays if array.dtype == "references" and array.name[:1] != "#"]
+    return FileLooks(path=path, arrays=found, references=references)
 
 
 def _is_known(dtype: str) -> bool:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_h5 import CombinedHDF5DataModule, H5LazyDataset, LazyH5DataModule
+from lightning_h5 import CombinedHDF5DataModule, H5LazyDataset, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.datasets import kept_parts
 from lightning_h5.errors import H5CorruptError, H5ValueError
+from lightning_h5.tools.inspect import inspect_folder
 from lightning_h5.tools.stats import compute_stats
 
 LENGTHS = (5, 3, 8, 1, 6)
@@ -106,6 +107,13 @@ def test_cells_of_one_value_are_samples(tmp_path):
     np.testing.assert_array_equal(torch.stack([*dataset]).reshape(-1), np.arange(4))
 
 
+def test_scalars_are_samples_of_one_step(tmp_path):
+    path = write(tmp_path / "a.mat", cells=list(range(4)), y=["a", "b", "c", "d"])
+    dataset = H5LazyDataset(path, "cells", "y")
+    samples = [dataset[at] for at in range(4)]
+    assert [(x.tolist(), y) for x, y in samples] == [([at], "abcd"[at]) for at in range(4)]
+
+
 def test_scalars_go_with_arrays(tmp_path):
     path = write(tmp_path / "a.mat", cells=signals(), scale=list(range(5)))
     dataset = H5LazyDataset(path, "cells", "scale", segments={"step_axis": 1}, collate_fn="list")
@@ -121,9 +129,8 @@ def test_splits_divide_cells(tmp_path, split):
         path, x_key="cells", split=split, segments={"step_axis": 1}, collate_fn="pad", with_index=True
     )
     module.setup("fit")
-    names = [
-        {name for batch in loader for name in batch[-2]} for loader in (module.train_dataloader(), module.val_dataloader())
-    ]
+    loaders = module.train_dataloader(), module.val_dataloader()
+    names = [{name for batch in loader for name in batch[-2]} for loader in loaders]
     assert not names[0] & names[1]
     assert names[0] | names[1] == {f"#refs#/cells{at}" for at in range(5)}
     if split != 0.4:
@@ -146,6 +153,37 @@ def test_filters_and_names_of_a_combined_data_module_are_those_of_cells(tmp_path
     found = [one for batch in module.train_dataloader() for one in batch["x"]]
     for one, values in zip(found, referred(path, "cells")[::2], strict=True):
         np.testing.assert_array_equal(one, values)
+
+
+MODULES = {
+    "lazy": lambda path, **given: LazyH5DataModule(path, x_key={"x": "cells", "y": "labels"}, **given),
+    "rank cached": lambda path, **given: RankCachedH5DataModule(path, x_key={"x": "cells", "y": "labels"}, **given),
+    "combined": lambda path, **given: CombinedHDF5DataModule(
+        path, load_fields=["x", "y"], field_map={"x": "cells", "y": "labels"}, **given
+    ),
+    "mixture": lambda path, **given: CombinedHDF5DataModule(
+        mixture={"a": path, "b": path}, load_fields=["x", "y"], field_map={"x": "cells", "y": "labels"}, **given
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_cells_are_segments_without_any_other_argument_and_splits_divide_them(tmp_path, kind):
+    path = write(tmp_path / "a.mat", cells=[values.T for values in signals()])
+    with h5py.File(path, "r+") as file:
+        file["labels"] = np.arange(5.0)[None]
+    module = MODULES[kind](path, split=0.4, collate_fn="pad", with_index=True, batch_size=2)
+    module.setup("fit")
+    found = {}
+    for name, loader in (("train", module.train_dataloader()), ("val", module.val_dataloader())):
+        for batch in loader:
+            for place, label in enumerate(batch["y"].tolist()):
+                values = referred(path, "cells")[int(label)]
+                np.testing.assert_allclose(batch["x"][place, : len(values)], values, rtol=1e-6)
+                assert batch["segment"][place] == f"#refs#/cells{int(label)}"
+                assert found.setdefault(label, name) == name
+    assert sorted(found) == [*range(5)]
+    assert set(found.values()) == {"train", "val"}
 
 
 def test_the_order_of_references_is_a_part_of_the_identity(tmp_path):
@@ -200,9 +238,9 @@ def test_what_was_kept_of_cells_on_disk_is_used_and_forgotten_when_the_file_chan
 
 def test_statistics_are_those_of_cells(tmp_path):
     path = write(tmp_path / "a.mat", cells=signals())
-    ((found,),) = (compute_stats(path, "cells", segments={"step_axis": -1}).arrays,)
+    (found,) = compute_stats(path, "cells", segments={"step_axis": -1}).arrays
     values = np.concatenate([v.reshape(-1) for v in referred(path, "cells")])
-    assert (found.mean, found.n) == (pytest.approx(values.mean()), values.size) if hasattr(found, "n") else True
+    assert (found.mean, found.n_values) == (pytest.approx(values.mean()), values.size)
 
 
 # What is refused -----------------------------------------------------------------------------------------------------
@@ -279,7 +317,7 @@ def virtual(file):
 REFUSED = {
     null: r"'cells' in '.*a\.mat' refers at index 2 to nothing",
     group: r"'cells' in '.*a\.mat' refers at index 2 to a group",
-    other_dtype: r"'cells' in '.*a\.mat' refers at index 2 to '#refs#/f4' of dtype float32, .* '#refs#/cells0' of dtype",
+    other_dtype: r"'cells' in '.*a\.mat' refers at index 2 to '#refs#/f4' of dtype float32, .* '#refs#/cells0'",
     characters_among_numbers: r"'cells' in .* at index 2 to '#refs#/t' of dtype text",
     nested: r"'cells' in '.*' refers at index 2 to 'other', which holds references itself",
     empty: r"'cells' in '.*' refers at index 2 to '#refs#/e', an empty array of MATLAB",
@@ -329,3 +367,25 @@ def test_other_files_have_cells_too(tmp_path):
         file["cells"] = np.zeros((2, 5))
     with pytest.raises(H5ValueError, match="holds references in only one of"):
         H5LazyDataset(paths, "cells")
+
+
+@pytest.mark.parametrize("given", [{"segments": "#refs*"}, {"files": {"swmr": True}}])
+def test_references_are_refused_where_they_do_not_make_segments(tmp_path, given):
+    path = write(tmp_path / "a.mat", cells=signals())
+    with h5py.File(path, "r+") as file:
+        file["#refs#/inner"] = file["cells"]
+    key = "inner" if "segments" in given else "cells"
+    with pytest.raises(H5ValueError, match="holds references to other arrays"):
+        H5LazyDataset(path, key, **given)
+
+
+def test_a_folder_of_files_with_cells_is_recognized_whatever_their_number(tmp_path):
+    for number in range(3):
+        path = write(tmp_path / f"{number}.mat", cells=signals(LENGTHS[number:]))
+        with h5py.File(path, "r+") as file:
+            file["label"] = np.arange(5.0 - number)[None]
+    report = inspect_folder(str(tmp_path / "*.mat"))
+    assert not report.outliers
+    advice = report.example.advice
+    assert (advice.x_keys, advice.y_keys) == (("cells",), ("label",))
+    assert (advice.settings["sample"], advice.settings["segments"]) == ("segment", {"step_axis": 1})

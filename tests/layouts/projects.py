@@ -371,6 +371,27 @@ def matlab(folder):
     return Layout({"path": str(path), "x_key": keys, "segments": segments, "sample": "row"}, samples)
 
 
+@project
+def matlab_cells(folder):
+    """Cells of MATLAB, references to arrays with reversed axes, so that steps are the last one; a label for each."""
+    path, samples, labels = folder / "recordings.mat", [], RNG.integers(0, 3, 11).astype("f8")
+    with h5py.File(path, "w", userblock_size=512) as file:
+        refs = file.create_group("#refs#")
+        refs.create_dataset("a", data=np.zeros(2, "u8")).attrs["MATLAB_empty"] = np.uint8(1)
+        cells = file.create_dataset("recordings", (1, 11), h5py.ref_dtype)
+        cells.attrs["MATLAB_class"] = np.bytes_("cell")
+        for at, label in enumerate(labels):
+            n = int(RNG.integers(5, 30))
+            options = {"chunks": (3, 4), **GZIP} if at % 2 else {}
+            array = refs.create_dataset("bcdefghijkl"[-at], data=RNG.standard_normal((3, n)), **options)
+            array.attrs["MATLAB_class"] = np.bytes_("double")
+            cells[0, at] = array.ref
+            samples.append({"x": array[()], "label": label})
+        file["labels"] = labels[None]
+    keys, segments = {"x": "recordings", "label": "labels"}, {"step_axis": -1}
+    return Layout({"path": str(path), "x_key": keys, "segments": segments, "collate_fn": "pad"}, samples)
+
+
 def places(shape, sizes, strides):
     """Where patches start, the last of an axis moved back to the edge."""
     axes = [

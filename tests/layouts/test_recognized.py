@@ -23,7 +23,7 @@ from lightning_h5.tools.recognize_parts import PERSON
 KINDS = {
     **dict.fromkeys(["act_aloha", "robomimic", "maniskill", "d4rl"], "episode"),
     **dict.fromkeys(["the_well", "pdebench_groups", "fourcastnet", "labram_eeg", "ml4gw", "nwb"], "window"),
-    **dict.fromkeys(["clam", "image_per_file", "ragged_by_offsets"], "segment"),
+    **dict.fromkeys(["clam", "image_per_file", "ragged_by_offsets", "matlab_cells"], "segment"),
     **dict.fromkeys(["fastmri", "spice", "matlab"], "row"),
     "monthly_files": "window",
     "protein_embeddings": None,
