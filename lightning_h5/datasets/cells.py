@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..counters import Counters
 from ..errors import H5Error, H5FileError, H5ValueError
 from ..hdf5 import (
     AlikeArrays,
     ArrayLayout,
     ChangeGuard,
     OpenOptions,
+    column_layout,
     is_matlab_text,
     is_references,
     referenced_arrays,
-    value_layout,
 )
-from ..readers import open_reader
-from .column_values import decoded
+from .column_values import flat_values_of
 
 if TYPE_CHECKING:
     from .catalog import Catalog
@@ -120,8 +118,8 @@ class CellValues:
                     f"{key!r} in {self._path!r} has {n:,} values, shape {(layout.n_rows, *layout.row_shape)}, for "
                     f"{n_cells:,} references. Name an array of as many references, or with one value for each."
                 )
-            self._columns[key] = decoded(layout, self._read(layout), self._options)
-        return value_layout(self._columns[key][cell], self._path, key, self._guard)
+            self._columns[key] = flat_values_of(layout, self._options)
+        return column_layout(self._columns[key][cell : cell + 1], self._path, key, self._guard)
 
     def checked(self, array: ArrayLayout, key: str, cell: int) -> ArrayLayout:
         """Return the description of a cell: as text if it has characters of MATLAB.
@@ -132,7 +130,7 @@ class CellValues:
             cell: its index there.
 
         Raises:
-            H5ValueError: it has another dtype than the first cell, or lines of text.
+            H5ValueError: it has another dtype, or number of axes, than the first cell; or lines of text.
         """
         found = array
         if array.dtype == np.uint16 and array.value is None and is_matlab_text(self._file, array.name):
@@ -143,21 +141,19 @@ class CellValues:
                     f"{key!r} in {self._path!r} refers at index {cell} to {array.key!r}, characters of shape {shape}. "
                     f"Write one line of text for each index, of up to {MAX_TEXT:,} characters."
                 )
-            text = self._read(array).astype("<u2").tobytes().decode("utf-16-le", "replace")
-            found = value_layout(text, self._path, array.key, self._guard)
+            letters = flat_values_of(array, self._options).astype("<u2").tobytes()
+            text = np.array([letters.decode("utf-16-le", "replace")], dtype=object)
+            found = column_layout(text, self._path, array.key, self._guard)
         first = self._first.setdefault(key, found)
-        if first.dtype != found.dtype:
+        if _looks(found) != _looks(first):
             raise H5ValueError(
-                f"{key!r} in {self._path!r} refers at index {cell} to {found.key!r} of dtype {_dtype(found)}, and "
-                f"before that to {first.key!r} of dtype {_dtype(first)}. Write arrays of one dtype."
+                f"{key!r} in {self._path!r} refers at index {cell} to {found.key!r} ({_looks(found)}), and before that "
+                f"to {first.key!r} ({_looks(first)}). Write arrays of one dtype with as many axes."
             )
         return found
 
-    def _read(self, layout: ArrayLayout) -> npt.NDArray[Any]:
-        """Return all values, flat."""
-        reader = open_reader(layout, self._options, counters=Counters())
-        return reader.read(np.arange(layout.n_rows)).reshape(-1)
 
-
-def _dtype(layout: ArrayLayout) -> str:
-    return "text" if layout.dtype.kind == "O" else str(layout.dtype)
+def _looks(array: ArrayLayout) -> str:
+    """Return what all cells have in common, in words."""
+    n_axes = len(array.axes) + (array.value is None)
+    return f"{'text' if array.dtype.kind == 'O' else array.dtype}, {n_axes} {'axis' if n_axes == 1 else 'axes'}"

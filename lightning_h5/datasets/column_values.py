@@ -13,7 +13,7 @@ from ..hdf5 import ArrayLayout, OpenOptions
 from ..readers import open_reader
 from .categories import names_of_codes
 
-__all__ = ["decoded", "values_of"]
+__all__ = ["decoded", "flat_values_of", "values_of"]
 
 
 def decoded(layout: ArrayLayout, column: npt.NDArray[Any], options: OpenOptions) -> npt.NDArray[Any]:
@@ -35,10 +35,15 @@ def values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
             f"{array.key!r} in {array.path!r} has rows of the shape {array.row_shape}. Name an array with one "
             "value a row."
         )
+    return flat_values_of(array, options)
+
+
+def flat_values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
+    """Return all values of an array of any shape, one after the other (see ``values_of``)."""
     values = array.value
     if values is None:
         values = open_reader(array, options, counters=Counters()).read(np.arange(array.n_rows))
-    values = decoded(array, values.reshape(len(values)), options)
+    values = decoded(array, values.reshape(-1), options)
     if values.dtype.kind in "OS":
         texts = (one.decode() if isinstance(one, bytes) else one for one in values.tolist())
         values = np.fromiter(texts, dtype=object, count=len(values))

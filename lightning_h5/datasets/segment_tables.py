@@ -149,15 +149,14 @@ def table_of_samples(
         asked, found = with_matrices(fields.asked, fields.names, matrices, given)
         fields = replace(fields, asked=tuple(asked), matrices=found)
     asked = [replace(one, takes_packed=takes_packed) for one in fields.asked]
-    is_segments = given.needs_segments(fields.keys) or (
-        not matrices and given.are_rows(fields.keys) and are_cells(catalog, paths, fields.keys, options)
-    )
-    if not given.are_rows(fields.keys) or matrices or is_segments:
+    has_segments = given.needs_segments(fields.keys)
+    has_cells = not (has_segments or matrices) and are_cells(catalog, paths, fields.keys, options)
+    if not given.are_rows(fields.keys) or matrices or has_cells:
         refuse_other_files(asked)
     choice = choice or SegmentChoice()
     if matrices:
         table = sparse_table(catalog, paths, asked, fields.matrices, options, choice)
-    elif is_segments:
+    elif has_segments or has_cells:
         table = segment_table(catalog, paths, asked, fields.names, options, given, choice)
     else:
         table = catalog.table(paths, asked, options, sample=given.sample)

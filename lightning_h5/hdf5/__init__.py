@@ -5,15 +5,7 @@ from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
 from .codecs import Codec, Conventions, MatrixRows, Recode, Stack, Unpack, codec_of
 from .contents import Entry, entries_of, kind_of_object, list_arrays, resolve_path, shape_of
-from .describe import (
-    attribute_layout,
-    column_layout,
-    describe_array,
-    filters_of,
-    layout_of,
-    scalar_layout,
-    value_layout,
-)
+from .describe import attribute_layout, column_layout, describe_array, filters_of, layout_of, scalar_layout
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
 from .encoded import Function, Image, Ragged, RowCodec, bytes_of, is_bytes, is_list
@@ -129,7 +121,6 @@ __all__ = [
     "torch_dtype",
     "translate_h5py_errors",
     "unmapped_rows",
-    "value_layout",
     "with_digests",
     "words_in",
     "write_digests",

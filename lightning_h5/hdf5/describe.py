@@ -43,7 +43,6 @@ __all__ = [
     "layout_of",
     "scalar_layout",
     "table_of",
-    "value_layout",
 ]
 
 MAX_UNWRITTEN = 1 << 16
@@ -97,7 +96,7 @@ def attribute_layout(item: Any, path: str, key: str, guard: ChangeGuard) -> Arra
                 f"{near(name, item.attrs)} Name one that it has."
             )
         value = item.attrs[name]
-    return value_layout(value, path, key, guard)
+    return _value_layout(value, path, key, guard)
 
 
 def scalar_layout(file: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
@@ -114,7 +113,7 @@ def scalar_layout(file: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLa
     """
     with translate_h5py_errors(path, repr(key)):
         value = file[key][()]
-    return value_layout(value, path, key, guard)
+    return _value_layout(value, path, key, guard)
 
 
 def column_layout(values: npt.NDArray[Any], path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
@@ -127,22 +126,11 @@ def column_layout(values: npt.NDArray[Any], path: str, key: str, guard: ChangeGu
         guard: change guard of the file.
     """
     one = np.zeros(values.shape[1:], values.dtype) if values.dtype.kind != "O" else ""
-    layout = value_layout(one, path, key, guard)
+    layout = _value_layout(one, path, key, guard)
     return layout.with_changes(n_rows=len(values), value=values, n_stored_bytes=values.nbytes)
 
 
-def value_layout(value: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
-    """Describe a value as an array of one row.
-
-    Args:
-        value: numbers or text, of any shape.
-        path: the file that it belongs to.
-        key: its name.
-        guard: change guard of the file.
-
-    Raises:
-        H5ValueError: it is one that a tensor and text cannot have.
-    """
+def _value_layout(value: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
     if isinstance(value, bytes | np.bytes_):
         value = value.decode(errors="replace")
     found = np.array(value, dtype=object) if isinstance(value, str) else np.asarray(value)

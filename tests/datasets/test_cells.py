@@ -258,6 +258,14 @@ def other_dtype(file):
     file["cells"][0, 2] = file.create_dataset("#refs#/f4", data=np.zeros((2, 4), "f4")).ref
 
 
+def scalar_among_arrays(file):
+    file["cells"][0, 2] = file.create_dataset("#refs#/s", data=1.0).ref
+
+
+def volume_among_images(file):
+    file["cells"][0, 2] = file.create_dataset("#refs#/v", data=np.zeros((2, 3, 4))).ref
+
+
 def characters_among_numbers(file):
     file["cells"][0, 2] = file.create_dataset("#refs#/t", data=text("word")).ref
     file["#refs#/t"].attrs["MATLAB_class"] = np.bytes_("char")
@@ -278,6 +286,20 @@ def repeated(file):
 
 def without_a_name(file):
     del file["#refs#/cells2"]
+
+
+def astray(file):
+    """A reference to a byte of the file that begins no object."""
+    place, name = file["cells"].id.get_offset() + 2 * 8, file.filename
+    file.close()
+    with open(name, "r+b") as raw:
+        raw.seek(place)
+        raw.write((1001).to_bytes(8, "little"))
+
+
+def never_written_array(file):
+    array = file.create_dataset("#refs#/huge", (2, 1 << 40), "f8", chunks=(2, 1 << 10))
+    file["cells"][0, 2] = array.ref
 
 
 def two_axes(file):
@@ -317,12 +339,16 @@ def virtual(file):
 REFUSED = {
     null: r"'cells' in '.*a\.mat' refers at index 2 to nothing",
     group: r"'cells' in '.*a\.mat' refers at index 2 to a group",
-    other_dtype: r"'cells' in '.*a\.mat' refers at index 2 to '#refs#/f4' of dtype float32, .* '#refs#/cells0'",
-    characters_among_numbers: r"'cells' in .* at index 2 to '#refs#/t' of dtype text",
+    other_dtype: r"'cells' in .* at index 2 to '#refs#/f4' \(float32, 2 axes\), .* '#refs#/cells0' \(float64",
+    scalar_among_arrays: r"'cells' in .* at index 2 to '#refs#/s' \(float64, 0 axes\)",
+    volume_among_images: r"'cells' in .* at index 2 to '#refs#/v' \(float64, 3 axes\)",
+    characters_among_numbers: r"'cells' in .* at index 2 to '#refs#/t' \(text",
     nested: r"'cells' in '.*' refers at index 2 to 'other', which holds references itself",
     empty: r"'cells' in '.*' refers at index 2 to '#refs#/e', an empty array of MATLAB",
     repeated: r"'cells' in '.*' refers at index 1 and at index 2 to '#refs#/cells1'",
     without_a_name: r"'cells' in '.*' refers at index 2 to",
+    astray: r"'cells' in '.*' refers at index 2 to no object of the file",
+    never_written_array: r"'#refs#/huge' in .* are stored",
     two_axes: r"'cells' in .* shape \(2, 2\)",
     regions: r"'cells' in .* references to regions",
     nothing: "'cells'",
