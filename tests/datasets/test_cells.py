@@ -137,6 +137,29 @@ def test_splits_divide_cells(tmp_path, split):
         assert {f"#refs#/cells{at}" for at in (1, 3)} in names
 
 
+@pytest.mark.parametrize("on", ["patient", "number", "@name"])
+def test_a_table_is_joined_with_cells_by_text_values_or_names(tmp_path, on):
+    path = write(tmp_path / "a.mat", cells=signals(), patient=["e", "d", "c", "b", "a"])
+    with h5py.File(path, "r+") as file:
+        file["number"] = np.arange(5)[None]
+    keys = {"patient": list("edcba"), "number": range(5), "@name": [f"cells{at}" for at in range(5)]}[on]
+    lines = sorted(f"{key},{at + 0.5}" for at, key in enumerate(keys))
+    (tmp_path / "t.csv").write_text("\n".join(["id,age", *lines]))
+    table = {"path": str(tmp_path / "t.csv"), "on": {"id": on}}
+    given = {"segments": {"step_axis": 1}, "collate_fn": "list", "table": table}
+    dataset = H5LazyDataset(path, {"age": "table/age", "x": "cells"}, **given)
+    for number, values in enumerate(referred(path, "cells")):
+        np.testing.assert_array_equal(dataset[number]["x"], values)
+        assert dataset[number]["age"] == number + 0.5
+
+
+def test_flags_in_cells_cut_cells(tmp_path):
+    flags = [np.array([0, 0, 1, 0, 1]), np.array([0, 1])]
+    path = write(tmp_path / "a.mat", cells=[np.arange(5.0), np.arange(5.0, 7)], flags=flags)
+    dataset = H5LazyDataset(path, "cells", segments={"ends": "flags"}, collate_fn="list")
+    assert [sample.tolist() for sample in dataset] == [[0, 1, 2], [3, 4], [5, 6]]
+
+
 def test_filters_and_names_of_a_combined_data_module_are_those_of_cells(tmp_path):
     path = write(tmp_path / "a.mat", cells=signals(), quality=["good", "bad", "good", "bad", "good"])
     module = CombinedHDF5DataModule(
