@@ -26,7 +26,7 @@ from ..datasets import (
     weighted_dataset,
 )
 from ..errors import H5ValueError
-from ..hdf5 import OpenOptions, field_names, fill_split, guess_keys_in, keys_in, kind_of, others_in, torch_dtype
+from ..hdf5 import OpenOptions, field_names, fill_split, guess_keys_in, keys_in, kind_of, own_keys_in, torch_dtype
 from ..loading.choose_order import Order
 from ..options import (
     DistributedOptions,
@@ -111,6 +111,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         if source is None:
             return None
         self._catalog.joins.split = source.group
+        self._catalog.joins.group = source.group if self._has_groups else ""
         self._catalog.joins.use(self._samples.table)
         x_key, y_key = self._keys(source, split)
         arguments = self._arguments(source, split, x_key, y_key)
@@ -176,7 +177,7 @@ class KeyedH5DataModule(BaseH5DataModule):
         files = self._catalog.files(training, "train_path")
         if self._split.may_fill(split):
             return Source(files, "train", is_cut=True)
-        keys = keys_in(self.x_key, self.y_key)
+        keys = own_keys_in(self.x_key, self.y_key)
         filled = [str(fill_split(key, split)) for key in keys]
         return Source(files, split) if filled != keys and self._has(files[0], filled) else None
 
@@ -219,10 +220,14 @@ class KeyedH5DataModule(BaseH5DataModule):
         first = keys_in(self.x_key)[0].replace("{split}", "train") if opened.swmr else None
         return column_of(files, own, n_rows, argument=argument, files=opened, same_rows_as=first, catalog=catalog)
 
+    @property
+    def _has_groups(self) -> bool:
+        """Whether each split has arrays of its own."""
+        return any("{split}" in key for key in keys_in(self.x_key, self.y_key))
+
     def names_data(self, split: Split) -> bool:
         """See ``BaseH5DataModule.names_data``."""
-        in_keys = any("{split}" in key for key in keys_in(self.x_key, self.y_key))
-        return super().names_data(split) or (in_keys and split != "train" and self._paths["train"] is not None)
+        return super().names_data(split) or (self._has_groups and split != "train" and self._paths["train"] is not None)
 
     def other_data(self, split: Split) -> list[str]:
         """See ``BaseH5DataModule.other_data``."""
@@ -259,8 +264,8 @@ class KeyedH5DataModule(BaseH5DataModule):
             rank_zero_info(f"Inferred x_key={self.x_key!r}, y_key={self.y_key!r} from {source.files[0]!r}.")
         x_key = fill_split(self.x_key, source.group)
         y_key = None if self.y_key is None else fill_split(self.y_key, source.group)
-        joins = self._catalog.joins
-        is_elsewhere = y_key is not None and (any(map(joins.is_column, keys_in(y_key))) or others_in(y_key))
+        own = own_keys_in(y_key)
+        is_elsewhere = any(map(self._catalog.joins.is_column, own)) or own != keys_in(y_key)
         if split == "predict" and (is_elsewhere or not self._has(source.files[0], y_key)):
             rank_zero_info(f"predicting without a target: {y_key!r} is not in {source.files[0]!r}")
             y_key = None

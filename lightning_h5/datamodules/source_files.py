@@ -250,9 +250,8 @@ class SourceFiles:
                 here = rows_without_line(list(new.values()), every, self._arguments["files"], self.catalog)
                 lacks.append(np.zeros(n_rows - begin, np.bool_) if here is None else here)
         groups, labels, names = (_joined(parts, argument) if parts else None for argument, parts in columns.items())
-        cut = cut_rows(
-            n_rows, options, paths=paths, groups=groups, labels=labels, names=names, lacks=np.concatenate(lacks)
-        )
+        lacking = np.concatenate(lacks) if any(map(np.any, lacks)) else None
+        cut = cut_rows(n_rows, options, paths=paths, groups=groups, labels=labels, names=names, lacks=lacking)
         split_of = np.full(n_rows, -1)
         for split, rows in cut.items():
             split_of[rows] = SPLITS.index(split)

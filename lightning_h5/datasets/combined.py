@@ -193,6 +193,10 @@ class CombinedHDF5Dataset(CachingDataset):
         matrices = matrices_in(catalog, paths, keys, plain) if samples.are_rows(keys) else {}
         has_segments = has_segments or bool(matrices) or are_cells(catalog, paths, keys, plain)
         columns = [] if has_segments else [one.column for one in criteria if one.column is not None]
+        if not has_segments and any(one.column is None for one in criteria):  # a function may ask for any field
+            mapped = list(field_map or {})
+            pairs = zip(mapped, paths_of(field_map, mapped), strict=True)
+            columns += [name for name, others in pairs if others is not None]
         of_label = [] if label is None else [TARGET, *([] if valid_mask is None else [valid_mask])]
         chosen = replace(choice or SegmentChoice(), criteria=criteria, keys=self._keys) if has_segments else None
         if label is not None and matrices:

@@ -36,12 +36,13 @@ class Joins:
         side: the side table; None without one.
         rows_of: rows of files that a table was made of.
         split: what ``{split}`` in paths of tables and other files stands for.
+        group: the same for keys, if the rows of a split are told apart by these; empty if files alone tell.
     """
 
     def __init__(self, matched: dict[Any, Any] | None = None) -> None:
         self.side: SideTable | None = None
         self.rows_of: dict[str, int] = {}
-        self.split = "train"
+        self.split, self.group = "train", ""
         self._sides: dict[str, SideTable] = {}
         self._matched = {} if matched is None else matched
 
@@ -75,12 +76,13 @@ class Joins:
         Raises:
             H5ValueError: it belongs to other rows.
         """
-        rows = (self.split, tuple(paths))
-        if (known := self._matched.setdefault(what, rows)) != rows:
+        rows = (self.group, tuple(paths))
+        of, known = self._matched.setdefault(what, (self.split, rows))
+        if known != rows:
             raise H5ValueError(
-                f"{name} is matched with rows by its order: it belongs to those of {known[0]} "
-                f"({listing(known[1], 2)}), and was asked for {rows[0]} ({listing(rows[1], 2)}). Name one for each "
-                "split, with {split} in its path, or join lines by a key (table.on)."
+                f"{name} is matched with rows by its order: it belongs to those of {of} ({listing(known[1], 2)}), and "
+                f"was asked for {self.split} ({listing(paths, 2)}). Name one for each split, with {{split}} in its "
+                "path, or join lines by a key (table.on)."
             )
 
     def check_place(self, n_rows: int, paths: Sequence[str]) -> None:
@@ -101,10 +103,10 @@ class Joins:
         """Return whether a name is that of a column of the side table; without one it is that of an array."""
         return self.side is not None and is_of_table(key)
 
-    def join_keys(self, columns: Collection[int]) -> list[str]:
-        """Return the array that a side table is joined on, if its columns are asked for and it needs one."""
+    def join_keys(self, columns: Collection[int], *, attributes: bool = False) -> list[str]:
+        """Return the array, or also the attribute, that a side table is joined on if its columns are asked for."""
         field = None if self.side is None else self.side.field
-        return [] if not columns or field is None or "@" in field else [field]
+        return [] if not columns or field is None or ("@" in field and not attributes) else [field]
 
     def describe_with_columns(
         self,

@@ -263,7 +263,7 @@ class DescribedParts(PartLayouts):
 
     def _schemas_of(self, field: int, parts: IntArray, stars: list[str], kinds: list[int]) -> Iterator[bytes]:
         table, column, examples = self.stored.table, self.columns[field], [arrays[field] for arrays in self.examples]
-        key = self.stored.names.form(column)
+        key = self.stored.names.key_pattern(column)
         in_key, in_path = key.split("*"), path_of(key).split("*")
         is_as_stored = self.seen[field].is_as_stored
         stars = [self.stored.names.star(column, star) for star in stars]

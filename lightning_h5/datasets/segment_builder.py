@@ -50,8 +50,7 @@ class SegmentBuilder:
         joins, keys = catalog.joins, [*(field.asked.key for field in fields), *self._value_keys]
         self._columns = {at: key for at, key in enumerate(keys) if joins.is_column(key)}  # of a side table
         own = [key for at, key in enumerate(keys) if at not in self._columns]
-        joined_on = [] if not self._columns or joins.side is None or joins.side.field is None else [joins.side.field]
-        self._own = PartNames.of([*own, *joined_on], segments.groups)
+        self._own = PartNames.of([*own, *joins.join_keys(self._columns, attributes=True)], segments.groups)
         self._names = PartNames.of(keys, segments.groups, self._columns.values())
         self.lines: SegmentLines | None = None  # of the table; once parts are known
         self._paths: list[str] = []
@@ -200,12 +199,24 @@ class SegmentBuilder:
             n_segments = [self._n_segments(stored, part) for part in range(len(stored.files))]
             if np.array_equal(sizes, n_segments):
                 return own
+        if self.volumes is not None:
+            part = int(np.argmax(sizes != 1))
+            raise H5ValueError(
+                f"{field.asked.key!r} has {sizes[part]} values in {stored.paths[stored.files[part]]!r}, as the array "
+                "that table.on names, and patches are of volumes. Name an array with one value for each volume."
+            )
         return replace(own, step_axis=0)
 
     def _along_axis(self, stored: StoredParts) -> tuple[SegmentField, list[ArrayLayout]]:
         """Return a field with segments along an axis, and its array of each part."""
         of_file = [at for at in range(len(self.fields)) if at not in self._columns]
-        at = next(at for at in of_file if self.fields[at].axis is not None and self.fields[at].step_axis is not None)
+        along = [at for at in of_file if self.fields[at].axis is not None and self.fields[at].step_axis is not None]
+        if not along:
+            raise H5ValueError(
+                "table.on names a column of slices, such as 'bucket0$3,:3,:600', and no field has segments along an "
+                "axis. Pass segments={'axis': 0, 'step_axis': 2}, with the axis of the index and that of the steps."
+            )
+        at = along[0]
         column = at if stored.names is self._names else of_file.index(at)
         arrays = [stored.one(part, column) for part in range(len(stored.files))]
         for array in arrays:
@@ -296,6 +307,13 @@ class SegmentBuilder:
         spans = None if self.lines is None else self.lines.spans
         if spans is not None:  # steps that slices name
             firsts = firsts + spans[:, 0]
+            n_steps = self._lengths[:, table.step_fields]
+            if (differs := n_steps.min(axis=1) < n_steps.max(axis=1)).any():
+                part = int(differs.argmax())
+                raise H5ValueError(
+                    f"fields have {listing(n_steps[part].tolist())} steps in {table.name_of_part(part)!r}, and slices "
+                    "of a table name the steps of all. Load fields with equally many."
+                )
         made: dict[bytes, Steps] = {}
         which: list[bytes | None] = []
         for field, has_steps in enumerate(table.has_steps):

@@ -15,7 +15,7 @@ from .column_values import values_of
 from .part_layouts import StoredParts
 from .segment_fields import SegmentField
 from .segment_parts import PartNames
-from .side_table import SideTable
+from .side_table import OR_DROP, SideTable
 
 __all__ = ["SegmentLines", "lines_of_parts", "lines_of_slices"]
 
@@ -106,7 +106,7 @@ def lines_of_slices(
         lines, span = slices.of_array(name, array, field)
         of_parts.append(lines)
         spans.append(span)
-    side.use(np.concatenate(of_parts))
+    side.note_used(np.concatenate(of_parts))
     return SegmentLines(of_parts, np.concatenate(spans))
 
 
@@ -157,8 +157,7 @@ class _Slices:
             lacking = np.flatnonzero(lines < 0).tolist()
             raise H5ValueError(
                 f"{self._side.path!r} has no line for {len(lacking):,} of {n_segments:,} segments of {array.key!r} in "
-                f"{array.path!r}, such as index {listing(map(str, lacking), 3)}. Complete the table, or pass "
-                "table={..., 'missing': 'drop'} to leave out what has no line."
+                f"{array.path!r}, such as index {listing(map(str, lacking), 3)}. {OR_DROP}"
             )
         return lines, spans
 

@@ -75,7 +75,7 @@ class PartNames:
         """Return the names if arrays of references name the arrays of parts."""
         return replace(self, pattern=cells[0], cells=tuple(cells)) if cells else self
 
-    def form(self, at: int) -> str:
+    def key_pattern(self, at: int) -> str:
         """Return the name in the file of an array of any part, with a ``*`` for what ``star`` returns of it."""
         return "*" if self.keys[at] in self.cells else self.key(at, "*")
 

@@ -18,10 +18,12 @@ from ..options import TableOptions
 from ..types import IntArray
 from .compatibility import Asked
 
-__all__ = ["PREFIX", "SideTable", "is_of_table"]
+__all__ = ["OR_DROP", "PREFIX", "SideTable", "is_of_table"]
 
 PREFIX = "table/"
 """Names of columns begin with it."""
+
+OR_DROP = "Complete the table, or pass table={..., 'missing': 'drop'} to leave out what has no line."
 
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
 
@@ -114,13 +116,12 @@ class SideTable:
             absent = list(dict.fromkeys(each[at] for at in lacking))
             raise H5ValueError(
                 f"{self.path!r} has no line in which {self.column_on!r} is {listing(map(str, absent))}, which "
-                f"{where(lacking[0])} has: {len(absent):,} of {len(set(each)):,} keys have no line. Complete the "
-                "table, or pass table={..., 'missing': 'drop'} to leave out what has no line."
+                f"{where(lacking[0])} has: {len(absent):,} of {len(set(each)):,} keys have no line. {OR_DROP}"
             )
-        self.use(lines)
+        self.note_used(lines)
         return lines
 
-    def use(self, lines: IntArray) -> None:
+    def note_used(self, lines: IntArray) -> None:
         """Note that lines have a sample."""
         self._used.update(lines[lines >= 0].tolist())
 

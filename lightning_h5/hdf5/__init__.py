@@ -21,7 +21,7 @@ from .keys import (
     in_other_file,
     keys_in,
     names_rows,
-    others_in,
+    own_keys_in,
     stacked_members,
     words_in,
 )
@@ -106,8 +106,8 @@ __all__ = [
     "native",
     "numpy_dtype",
     "open_h5",
-    "others_in",
     "overlaps",
+    "own_keys_in",
     "path_of",
     "process_pool",
     "read_digests",

@@ -23,7 +23,7 @@ __all__ = [
     "in_other_file",
     "keys_in",
     "names_rows",
-    "others_in",
+    "own_keys_in",
     "stacked_members",
     "words_in",
 ]
@@ -171,9 +171,13 @@ def keys_in(*keys: Keys | None) -> list[str]:
     return names
 
 
-def others_in(keys: Keys | None) -> bool:
-    """Return whether a key argument names arrays of other files."""
-    return keys is not None and any(path is not None for path in field_names(keys, "key").paths)
+def own_keys_in(*keys: Keys | None) -> list[str]:
+    """Return the array names in several key arguments that are not of other files."""
+    names: list[str] = []
+    for fields in (field_names(key, "key") for key in keys if key is not None):
+        others = fields.paths or (None,) * len(fields.keys)
+        names += [key for key, path in zip(fields.keys, others, strict=True) if path is None]
+    return names
 
 
 def words_in(name: str) -> set[str]:

@@ -12,6 +12,7 @@ import pytest
 
 from lightning_h5 import (
     CombinedHDF5DataModule,
+    CombinedHDF5Dataset,
     H5LazyDataset,
     H5ValueError,
     LazyH5DataModule,
@@ -200,6 +201,47 @@ def test_lines_name_slices_of_arrays(tmp_path: Path) -> None:
             H5LazyDataset(path, "data/*", "table/label", segments=segments, sample="segment", table=table)
 
 
+def test_slices_need_segments_along_an_axis_and_equally_many_steps(tmp_path: Path) -> None:
+    path = str(tmp_path / "waveforms.hdf5")
+    with h5py.File(path, "w") as file:
+        file["data/bucket0"], file["other/bucket0"] = np.zeros((2, 3, 10)), np.zeros((2, 3, 8))
+    lines = [{"name": f"bucket0${row},:3,:{9 + row}", "label": row} for row in range(2)]
+    table = {"path": write_table(tmp_path / "metadata.csv", lines), "on": {"name": "@name"}}
+    with pytest.raises(H5ValueError, match="no field has segments along an axis"):
+        H5LazyDataset(path, "data/*", "table/label", sample="segment", table=table)
+    keys = {"x": "data/*", "z": "other/*"}
+    segments = {"axis": 0, "step_axis": 2}
+    with pytest.raises(H5ValueError, match="fields have 10, 8 steps in 'data/bucket0'"):
+        H5LazyDataset(path, keys, "table/label", sample="segment", segments=segments, table=table)
+
+
+def test_patches_take_one_value_for_each_volume(tmp_path: Path) -> None:
+    with h5py.File(path := str(tmp_path / "data.h5"), "w") as file:
+        file["v"], file["id"], file["three"] = np.zeros((4, 6, 6)), np.arange(4), np.arange(3)
+    lines = [{"id": number, "label": 10 + number} for number in range(4)][::-1]
+    table = {"path": write_table(tmp_path / "t.csv", lines), "on": "id"}
+    keys = {"v": "v", "label": "table/label"}
+    dataset = H5LazyDataset(path, keys, segments={"axis": 0}, patch={"shape": [3, 3]}, table=table)
+    assert [int(dataset[at]["label"]) for at in range(16)] == [10 + at // 4 for at in range(16)]
+    with pytest.raises(H5ValueError, match=r"'table/label' has 3 values .*one value for each volume"):
+        H5LazyDataset(path, keys, patch={"shape": [2, 3, 3]}, table=table | {"on": {"id": "three"}})
+
+
+def test_a_table_by_place_has_a_line_for_each_row_of_a_sparse_matrix(tmp_path: Path) -> None:
+    with h5py.File(path := str(tmp_path / "cells.h5ad"), "w") as file:
+        matrix = file.create_group("X")
+        matrix.attrs.update({"encoding-type": "csr_matrix", "shape": (4, 3)})
+        matrix["data"], matrix["indices"], matrix["indptr"] = np.ones(4), np.array([0, 1, 2, 0]), np.arange(5)
+    for n in (4, 3, 5):
+        table = write_table(tmp_path / f"{n}.csv", [{"label": 10 + row} for row in range(n)])
+        if n == 4:
+            dataset = H5LazyDataset(path, "X", "table/label", table=table)
+            assert [int(dataset[row][1]) for row in range(4)] == [10, 11, 12, 13]
+        else:
+            with pytest.raises(H5ValueError, match=f"has {n} lines and the data has 4 rows"):
+                H5LazyDataset(path, "X", "table/label", table=table)
+
+
 def test_rows_are_joined_on_an_attribute_of_their_file(tmp_path: Path) -> None:
     for number in range(3):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:
@@ -247,7 +289,25 @@ def test_what_is_matched_by_order_belongs_to_the_rows_of_one_split(tmp_path: Pat
     module.setup("fit")  # once more, with the same files
 
 
-def test_a_field_of_another_file_filters_and_groups_rows_by_its_own_values(tmp_path: Path) -> None:
+def test_what_is_matched_by_order_is_that_of_the_same_files_in_all_splits(tmp_path: Path) -> None:
+    with h5py.File(path := str(tmp_path / "data.h5"), "w") as file:
+        file["x"] = np.arange(6)
+        for split in ("train", "val"):
+            file[f"{split}/x"] = np.arange(6)
+    with h5py.File(tmp_path / "more.h5", "w") as file:
+        file["z"] = np.arange(6) * 10
+    more = {"path": str(tmp_path / "more.h5"), "key": "z"}
+    module = LazyH5DataModule(path, predict_path=path, x_key={"x": "x", "z": more}, batch_size=6)
+    for stage in ("fit", "predict"):
+        module.setup(stage)
+    batch = next(iter(module.predict_dataloader()))
+    assert batch["z"].tolist() == (10 * batch["x"]).tolist()
+    module = LazyH5DataModule(path, x_key={"x": "{split}/x", "z": more}, batch_size=6)
+    with pytest.raises(H5ValueError, match=r"belongs to those of train .* was asked for val"):
+        module.setup("fit")
+
+
+def test_a_field_of_another_file_filters_groups_and_weighs_rows_by_its_own_values(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file["x"], file["y"] = np.arange(12), np.zeros(12, np.int64)
     with h5py.File(tmp_path / "labels.h5", "w") as file:
@@ -257,6 +317,11 @@ def test_a_field_of_another_file_filters_and_groups_rows_by_its_own_values(tmp_p
     module = CombinedHDF5DataModule(path, **given, where={"lab": {"min": 2}}, batch_size=12)
     module.setup("fit")
     assert sorted(next(iter(module.train_dataloader()))["x"].tolist()) == list(range(6, 12))
+    dataset = CombinedHDF5Dataset(path, ["x"], field_map=given["field_map"], where=lambda columns: columns["lab"] >= 2)
+    assert dataset.indices.tolist() == list(range(6, 12))
+    module = CombinedHDF5DataModule(path, **given, weights="lab", batch_size=12)
+    module.setup("fit")
+    assert 0 not in next(iter(module.train_dataloader()))["lab"].tolist()
     module = CombinedHDF5DataModule(path, **given, split={"val_fraction": 0.5, "group_key": "lab"}, batch_size=12)
     module.setup("fit")
     groups = [set(next(iter(loader()))["lab"].tolist()) for loader in (module.train_dataloader, module.val_dataloader)]
@@ -290,10 +355,10 @@ def test_a_target_in_another_file_needs_no_name(tmp_path: Path) -> None:
     module.setup("fit")
     x, y = next(iter(module.train_dataloader()))
     assert y.tolist() == (2 * x).tolist()
-    for path in (str(tmp_path / "data.h5"),):  # there may be no labels of what is predicted
-        predicts = LazyH5DataModule(predict_path=path, x_key="x", y_key=y_key, batch_size=5)
-        predicts.setup("predict")
-        assert next(iter(predicts.predict_dataloader())).tolist() == x.tolist()
+    # There may be no labels of what is predicted.
+    predicts = LazyH5DataModule(predict_path=str(tmp_path / "data.h5"), x_key="x", y_key=y_key, batch_size=5)
+    predicts.setup("predict")
+    assert next(iter(predicts.predict_dataloader())).tolist() == x.tolist()
 
 
 def test_values_of_a_column_keep_their_type(tmp_path: Path) -> None:
