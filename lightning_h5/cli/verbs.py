@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -215,17 +215,40 @@ def _repack(options: argparse.Namespace) -> int:
     from ..tools.repack import repack_file
     from .text import repack_text
 
-    for number in (signal.SIGTERM, signal.SIGHUP):  # remove an unfinished copy, as Ctrl-C does
-        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
-            signal.signal(number, _exit)
     arguments = {name: value for name, value in vars(options).items() if name != "json"}
-    report = repack_file(**arguments, shows_progress=True)
+    with _ends_at_signals():  # removes an unfinished copy
+        report = repack_file(**arguments, shows_progress=True)
     show(report, repack_text(report), as_json=options.json)
     return 0
 
 
-def _exit(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)  # exit code that shells report after a signal
+@contextmanager
+def _ends_at_signals() -> Iterator[None]:
+    """End with what a signal raises, whatever error it causes on its way.
+
+    Python calls a handler between any two steps of the program. What it raises while a lock is being released, for one,
+    leaves as the error of a lock that is not held.
+    """
+    arrived: list[BaseException] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        # 128 + number is the exit code that shells report after a signal.
+        arrived.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
+        raise arrived[0]
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # ignored under nohup
+            signal.signal(number, end)
+    try:
+        yield
+    except Exception:
+        if arrived:
+            raise arrived[0] from None
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _stats_arguments(parser: argparse.ArgumentParser) -> None:

@@ -396,7 +396,7 @@ class FileDataset(TableDataset):
                 else partial(reads_of_blocks, table, self.indices, field),
                 retain=self.retain,
                 prepare=None if isinstance(table.sampling, Patches) else self.plans[field].affine,
-                dtype=self.plans[field].gathered,
+                dtype=None if isinstance(table.sampling, Patches) else self.plans[field].gathered,
             )
             for field in fields
         }
@@ -423,7 +423,9 @@ class FileDataset(TableDataset):
         if num_workers != self._n_prepared:
             self._n_prepared = num_workers
             with suppress(OSError):  # reading the file raises the error
-                self._open_chunked(num_workers)  # the readers are dropped, compiled code stays
+                chunked = self._open_chunked(num_workers)  # the readers are dropped, compiled code stays
+                for field in {*self._read_on_demand} - {*chunked}:
+                    self._reader(0, field)
 
     def _reader(self, part: int, field: int) -> RowReader:
         reader = self._readers.get((part, field))

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..hdf5 import Unpack
 from ..jit import compiled
-from ..readers import row_slices
+from ..readers import checked_places, row_slices
 from ..types import IntArray
 
 __all__ = ["Affine"]
@@ -50,7 +51,7 @@ class _Constants(NamedTuple):
 
 
 class Affine:
-    """Changes rows of one shape to ``(x - mean) * scale``; a ``Change``.
+    """Changes rows of one shape to ``(x - mean) * scale``, packed numbers after they are decoded; a ``Change``.
 
     With Numba that is one pass, which copies as well; otherwise two, or three, over pieces that a core's own cache
     holds. Both compute the same, bit by bit.
@@ -60,6 +61,7 @@ class Affine:
         scale: factor, of the same shape.
         row_shape: of the rows.
         work: the floating dtype that is computed in.
+        codec: decodes rows first, with Numba; None for rows that are numbers as they are.
 
     Attributes:
         mean: as given.
@@ -73,8 +75,10 @@ class Affine:
         scale: npt.NDArray[np.float64],
         row_shape: tuple[int, ...],
         work: np.dtype[Any],
+        codec: Unpack | None = None,
     ) -> None:
         self.mean, self.scale, self.work, self._row_shape = mean, scale, work, row_shape
+        self._codec = codec
         self._others: dict[tuple[int, ...], Affine] = {}
         self._by_numpy = _constants(mean, scale, row_shape, work, LONG_LOOP)
         view, high, low, scale_of = _constants(mean, scale, row_shape, work, SHORT_LOOP)
@@ -94,10 +98,19 @@ class Affine:
             other = self._others[row_shape] = Affine(self.mean, self.scale, row_shape, self.work)
         return other
 
+    def after(self, codec: Unpack) -> Affine:
+        """See ``Change``: computes the same as first decoding, then this, bit by bit."""
+        return Affine(self.mean, self.scale, self._row_shape, self.work, codec)
+
     @property
     def takes_at_once(self) -> bool:
         """See ``Change``."""
-        return _loops(self.work, by_channel=self._is_by_channel) is not None
+        return self._compiled is not None
+
+    @property
+    def _compiled(self) -> _Loops | None:
+        n_missing = None if self._codec is None else len(self._codec.packing.missing)
+        return _loops(self.work, by_channel=self._is_by_channel, n_missing=n_missing)
 
     def compile(self, stored: np.dtype[Any]) -> None:
         """Compile what rows of a dtype need, with Numba: before processes fork, and not while they read.
@@ -106,11 +119,12 @@ class Affine:
         """
         shape = (0, *self._row_view)
         nowhere = np.empty(0, np.int64)
-        if (loops := _loops(self.work, by_channel=self._is_by_channel)) is not None:
+        if (loops := self._compiled) is not None:
             work = np.empty(shape, self.work)
             loops.in_place(work, *self._flat)
-            for dtype in {stored, self.work} & COMPILED:
-                loops.take(np.empty(shape, dtype), nowhere, work, *self._flat)
+            for dtype in {stored} if self._codec is not None else {stored, self.work} & COMPILED:
+                rows, *unpacks = self._unpacking(np.empty(shape, dtype))
+                loops.take(rows, nowhere, work, nowhere, *self._flat, *unpacks)
 
     def __call__(self, rows: npt.NDArray[Any]) -> None:
         """See ``Change``; rows are of the dtype that is computed in."""
@@ -136,26 +150,41 @@ class Affine:
         self.take(rows, None, out)
         return out
 
-    def take(self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any]) -> None:
+    def take(
+        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], here: IntArray | None = None
+    ) -> None:
         """See ``Change``; ``out`` is of the dtype that is computed in."""
         if not out.size:
             return
-        if rows.dtype in COMPILED and (loops := self._loops(rows, out)) is not None:
-            places = np.arange(len(rows)) if places is None else np.ascontiguousarray(places, dtype=np.int64)
-            if len(places) != len(out) or places.view(np.uint64).max() >= len(rows):  # the loop does not check bounds
-                raise IndexError(f"places up to {places.max()} were asked of {len(rows)} rows, for {len(out)}")
+        if (rows.dtype in COMPILED or self._codec is not None) and (loops := self._loops(rows, out)) is not None:
+            rows, *unpacks = self._unpacking(rows)
             source, target = (each.reshape(len(each), *self._row_view) for each in (rows, out))
-            loops.take(source, places, target, *self._flat)
+            n_rows = len(out if here is None else here)
+            places, here = checked_places(places, n_rows, len(rows)), checked_places(here, n_rows, len(out))
+            loops.take(source, places, target, here, *self._flat, *unpacks)
             return
-        for some in row_slices(len(out), max(rows[:1].nbytes, out[:1].nbytes)):
-            piece = out[some]
+        if self._codec is not None:
+            raise TypeError(f"rows of {rows.dtype} have to lie in one piece to be decoded")
+        n_rows = len(rows) if places is None else len(places)
+        for some in row_slices(n_rows, max(rows[:1].nbytes, out[:1].nbytes)):
             with np.errstate(all="ignore"):
-                piece[...] = rows[some] if places is None else np.take(rows, places[some], axis=0, mode="clip")
+                taken = rows[some] if places is None else np.take(rows, places[some], axis=0, mode="clip")
+                piece = out[some] if here is None else np.empty_like(taken, out.dtype)
+                piece[...] = taken
             self(piece)
+            if here is not None:
+                out[here[some]] = piece
 
     def _loops(self, *arrays: npt.NDArray[Any]) -> _Loops | None:
         is_plain = all(each.flags.c_contiguous and each.flags.aligned and each.dtype.isnative for each in arrays)
-        return _loops(self.work, by_channel=self._is_by_channel) if is_plain else None
+        return self._compiled if is_plain else None
+
+    def _unpacking(self, rows: npt.NDArray[Any]) -> tuple[Any, ...]:
+        """Return rows as the loops read them, and what these decode them with."""
+        if self._codec is None:
+            return rows, rows[:0].ravel(), 1.0, 0.0
+        packing = self._codec.packing
+        return *self._codec.seen(rows), packing.scale, packing.offset
 
 
 def _constants(
@@ -198,9 +227,29 @@ class _Loops(NamedTuple):
 
 
 @cache
-def _loops(work: np.dtype[Any], *, by_channel: bool) -> _Loops | None:
-    """Return loops that compute in a dtype; None without Numba."""
+def _loops(work: np.dtype[Any], *, by_channel: bool, n_missing: int | None) -> _Loops | None:
+    """Return loops that compute in a dtype; None without Numba.
+
+    Args:
+        work: the dtype.
+        by_channel: there is a mean for each channel, not for each place.
+        n_missing: rows are decoded as they are taken, and so many values, 0 or 1, are missing; None decodes none.
+    """
     cast = work.type
+
+    def as_stored(value, missing, factor, offset):  # type: ignore[no-untyped-def]
+        return cast(value)
+
+    def unpacked(value, missing, factor, offset):  # type: ignore[no-untyped-def]
+        return cast(np.float64(value) * factor + offset)
+
+    def unpacked_or_missing(value, missing, factor, offset):  # type: ignore[no-untyped-def]
+        number = cast(np.float64(value) * factor + offset)
+        return cast(np.nan) if value == missing[0] else number
+
+    load = compiled(as_stored if n_missing is None else (unpacked, unpacked_or_missing)[n_missing])
+    if load is None:
+        return None
 
     def change_by_channel(rows, high, low, scale):  # type: ignore[no-untyped-def]
         for i in range(rows.shape[0]):
@@ -210,14 +259,15 @@ def _loops(work: np.dtype[Any], *, by_channel: bool) -> _Loops | None:
                     for k in range(rows.shape[3]):
                         rows[i, r, c, k] = ((rows[i, r, c, k] - above) - below) * times
 
-    def take_by_channel(rows, places, out, high, low, scale):  # type: ignore[no-untyped-def]
+    def take_by_channel(rows, places, out, here, high, low, scale, missing, factor, offset):  # type: ignore[no-untyped-def]
         for i in range(len(places)):
-            place = places[i]
+            place, to = places[i], here[i]
             for r in range(rows.shape[1]):
                 for c in range(rows.shape[2]):
                     above, below, times = high[c], low[c], scale[c]
                     for k in range(rows.shape[3]):
-                        out[i, r, c, k] = ((cast(rows[place, r, c, k]) - above) - below) * times
+                        number = load(rows[place, r, c, k], missing, factor, offset)
+                        out[to, r, c, k] = ((number - above) - below) * times
 
     def change_by_place(rows, high, low, scale):  # type: ignore[no-untyped-def]
         for i in range(rows.shape[0]):
@@ -225,12 +275,13 @@ def _loops(work: np.dtype[Any], *, by_channel: bool) -> _Loops | None:
                 for k in range(rows.shape[2]):
                     rows[i, r, k] = ((rows[i, r, k] - high[k]) - low[k]) * scale[k]
 
-    def take_by_place(rows, places, out, high, low, scale):  # type: ignore[no-untyped-def]
+    def take_by_place(rows, places, out, here, high, low, scale, missing, factor, offset):  # type: ignore[no-untyped-def]
         for i in range(len(places)):
-            place = places[i]
+            place, to = places[i], here[i]
             for r in range(rows.shape[1]):
                 for k in range(rows.shape[2]):
-                    out[i, r, k] = ((cast(rows[place, r, k]) - high[k]) - low[k]) * scale[k]
+                    number = load(rows[place, r, k], missing, factor, offset)
+                    out[to, r, k] = ((number - high[k]) - low[k]) * scale[k]
 
     in_place, take = (change_by_channel, take_by_channel) if by_channel else (change_by_place, take_by_place)
     both = compiled(in_place), compiled(take)

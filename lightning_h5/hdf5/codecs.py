@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
 from ..jit import compiled
+from ..types import IntArray
 from .dtypes import Packing
 from .encoded import Function, Image
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from .layout import ArrayLayout
 
 __all__ = ["Bits", "Codec", "Conventions", "MatrixRows", "RealParts", "Recode", "Stack", "Unpack", "codec_of"]
+
+FIRST = np.zeros(1, np.int64)
 
 PIECE = 1 << 14
 """Numbers that NumPy decodes at a time, so that they stay in a core's own cache."""
@@ -221,18 +224,30 @@ class Unpack:
 
     def compiled(self) -> Unpack:
         """See ``Codec.compiled``."""
-        return replace(self, is_compiled=_loops() is not None)
+        return replace(self, is_compiled=_loops() is not None and len(self.packing.missing) <= 1)
+
+    def take(self, rows: npt.NDArray[Any], places: IntArray, out: npt.NDArray[Any], here: IntArray) -> None:
+        """Decode some rows with Numba, in one pass; only if this ``is_compiled``.
+
+        Args:
+            rows: stored rows, in one piece.
+            places: which of them, not checked.
+            out: memory for decoded rows, in one piece.
+            here: where in ``out`` they go, not checked.
+        """
+        packing, loops = self.packing, _loops()
+        assert loops is not None, "Numba is missing"
+        rows, missing = self.seen(rows)
+        source, target = (each.reshape(len(each), -1) for each in (rows, out))
+        loops[len(missing)](source, places, missing, packing.scale, packing.offset, target, here)
 
     def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """See ``Codec.decode``."""
-        packing = self.packing
-        missing = np.array(packing.missing, rows.dtype)
-        if packing.stored is not None:
-            rows, missing = rows.view(packing.stored), missing.view(packing.stored)
-        loops = _loops() if self.is_compiled and rows.flags.c_contiguous and out.flags.c_contiguous else None
-        if loops is not None and len(missing) <= 1:
-            loops[len(missing)](rows.reshape(-1), missing, packing.scale, packing.offset, out.reshape(-1))
+        if self.is_compiled and rows.flags.c_contiguous and out.flags.c_contiguous:
+            self.take(rows[None], FIRST, out[None], FIRST)  # as one row
             return
+        packing = self.packing
+        rows, missing = self.seen(rows)
         step = max(1, PIECE // max(1, math.prod(rows.shape[1:])))
         for start in range(0, len(rows), step):
             stored = rows[start : start + step]
@@ -244,20 +259,30 @@ class Unpack:
                     values[stored == one] = np.nan
                 out[start : start + step] = values
 
+    def seen(self, rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return stored rows and missing values in the dtype that the attributes declare."""
+        missing = np.array(self.packing.missing, rows.dtype)
+        seen_as = self.packing.stored
+        return (rows, missing) if seen_as is None else (rows.view(seen_as), missing.view(seen_as))
+
 
 @cache
 def _loops() -> tuple[Any, Any] | None:
     """Return the loops of ``Unpack`` without a missing value and with one; None without Numba."""
 
-    def plain(rows, missing, scale, offset, out):  # type: ignore[no-untyped-def]
-        for i in range(len(rows)):
-            out[i] = np.float64(rows[i]) * scale + offset
+    def plain(rows, places, missing, scale, offset, out, here):  # type: ignore[no-untyped-def]
+        for i in range(len(places)):
+            place, to = places[i], here[i]
+            for k in range(rows.shape[1]):
+                out[to, k] = np.float64(rows[place, k]) * scale + offset
 
-    def with_missing(rows, missing, scale, offset, out):  # type: ignore[no-untyped-def]
+    def with_missing(rows, places, missing, scale, offset, out, here):  # type: ignore[no-untyped-def]
         mark = missing[0]
-        for i in range(len(rows)):
-            value = np.float64(rows[i]) * scale + offset
-            out[i] = np.nan if rows[i] == mark else value  # no branch, so that several go at a time
+        for i in range(len(places)):
+            place, to = places[i], here[i]
+            for k in range(rows.shape[1]):
+                value = np.float64(rows[place, k]) * scale + offset
+                out[to, k] = np.nan if rows[place, k] == mark else value  # no branch, so that several go at a time
 
     each = compiled(plain), compiled(with_missing)
     return None if each[0] is None or each[1] is None else (each[0], each[1])

@@ -1,6 +1,6 @@
 """Rows in, ndarray out."""
 
-from .base import InMemoryReader, check_bounds, row_slices, take_rows
+from .base import InMemoryReader, check_bounds, checked_places, row_slices, take_rows
 from .block_map import BlockMap, RowGrid
 from .block_sources import FieldLayouts
 from .bulk import ArrayTarget, BulkTarget, BulkTask, bulk_tasks, do_tasks, first_places, run_with_progress
@@ -38,6 +38,7 @@ __all__ = [
     "bulk_tasks",
     "check_bounds",
     "check_text",
+    "checked_places",
     "digest_tasks",
     "do_tasks",
     "empty_digests",

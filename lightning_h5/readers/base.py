@@ -169,6 +169,23 @@ def address(data: npt.NDArray[Any]) -> int:
     return int(data.__array_interface__["data"][0])
 
 
+def checked_places(places: IntArray | None, n: int, n_rows: int) -> IntArray:
+    """Return places of rows as compiled loops take them, which do not check bounds.
+
+    Args:
+        places: numbers of rows, shape ``(n,)``; None for all, in order.
+        n: how many there have to be.
+        n_rows: rows that there are.
+
+    Raises:
+        IndexError: there are more or fewer places, or one is outside of the rows.
+    """
+    places = np.arange(n_rows) if places is None else np.ascontiguousarray(places, dtype=np.int64)
+    if len(places) != n or (n and places.view(np.uint64).max() >= n_rows):
+        raise IndexError(f"places up to {places.max(initial=-1)} were asked of {n_rows} rows, for {n}")
+    return places
+
+
 def row_slices(n_rows: int, row_bytes: int) -> Iterator[slice]:
     """Yield slices of rows that fit into a core's own cache, for more than one pass over them."""
     step = max(1, SLICE_BYTES // max(1, row_bytes))

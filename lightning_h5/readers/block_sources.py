@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -59,6 +59,16 @@ class FieldLayouts(Sequence[ArrayLayout]):
     def examples(self) -> list[ArrayLayout]:
         """The first array of each kind."""
         return [self.get(first) for first in self.firsts.tolist()]
+
+    def as_stored(self) -> FieldLayouts:
+        """Return arrays that are decoded as they are before that."""
+
+        def stored(number: int) -> ArrayLayout:
+            decoding = self.get(number).decoding
+            assert decoding is not None, "rows are as stored"
+            return decoding.array
+
+        return replace(self, get=stored)
 
     @property
     def n_bytes(self) -> int:

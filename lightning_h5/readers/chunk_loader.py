@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError
-from ..hdf5 import ArrayLayout, process_pool
+from ..hdf5 import ArrayLayout, Unpack, process_pool
 from ..types import IntArray
 from .base import LayoutReader
 from .block_map import RowGrid
@@ -49,17 +49,28 @@ class Change(Protocol):
         """See the class."""
         ...
 
+    def compile(self, stored: np.dtype[Any]) -> None:
+        """Compile what changes rows of a dtype, if that is possible: before processes fork, and not while they read."""
+        ...
+
+    def after(self, codec: Unpack) -> Change:
+        """Return a change that decodes packed numbers first, in the same pass; only if this one takes at once."""
+        ...
+
     def __call__(self, rows: npt.NDArray[Any]) -> None:
         """Change rows in place; they lie in one piece."""
         ...
 
-    def take(self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any]) -> None:
+    def take(
+        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], here: IntArray | None = None
+    ) -> None:
         """Copy rows, and change the copies.
 
         Args:
             rows: shape ``(n_rows, *row_shape)``.
             places: which rows to copy, shape ``(n,)``; None for all.
-            out: shape ``(n, *row_shape)``, in one piece, of any dtype.
+            out: memory for rows, in one piece, of any dtype.
+            here: where in ``out`` they go, shape ``(n,)``; None for all of it, in order.
         """
         ...
 

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,23 @@ Copies them to where they belong."""
 MAX_READS = 2**31 - 1
 
 
+class Changes(NamedTuple):
+    """What rows are changed by when they are copied out of blocks.
+
+    Attributes:
+        each: the different changes; empty if there are none.
+        of_array: for several changes, the number of that of each array.
+    """
+
+    each: tuple[Change, ...] = ()
+    of_array: IntArray | None = None
+
+    @classmethod
+    def all_by(cls, change: Change | None) -> Changes:
+        """Return one change of all rows; None leaves them as they are."""
+        return cls() if change is None else cls((change,))
+
+
 class ChunkedReader:
     """One field of all files of a dataset; reads rows by their number over all files.
 
@@ -44,7 +61,7 @@ class ChunkedReader:
         counters: counts blocks used and loaded.
         rows: rows that this dataset has, in any order; None for all. A block is done when all of them were read.
         retain: keep blocks after their last row of an epoch, for the next. None keeps them if all fit.
-        change: changes rows when they are copied out of a block.
+        changes: change rows when they are copied out of a block.
         first_row: number of each file's first row (see ``BlockMap``).
         reads: returns how often an epoch reads rows of each block, if that is not once each of ``rows``.
     """
@@ -59,7 +76,7 @@ class ChunkedReader:
         counters: Counters,
         rows: IntArray | None = None,
         retain: bool | None = None,
-        change: Change | None = None,
+        changes: Changes = Changes(),  # noqa: B008  # immutable
         first_row: IntArray | None = None,
         reads: CountReads | None = None,
     ) -> None:
@@ -73,7 +90,7 @@ class ChunkedReader:
         slot_rows = max(source.rows_per_block for source in sources.examples)
         self._slot_bytes = slot_rows * math.prod(self.row_shape) * self.dtype.itemsize
         self._n_bytes, self.rows_per_block = n_bytes, slot_rows
-        self._rows, self._reads, self._retain, self.change = rows, reads, retain, change
+        self._rows, self._reads, self._retain, self._changes = rows, reads, retain, changes
         self._lock = threading.Lock()
         self._cache: ChunkCache | None = None
         self._all: npt.NDArray[np.int32] | None = None  # rows of this dataset in each block, and how many are left
@@ -123,12 +140,13 @@ class ChunkedReader:
         if len(rows) and rows.view(np.uint64).max() >= self.map.n_rows:  # negative rows are huge as unsigned numbers
             check_bounds(rows, self.map.n_rows, self._name)  # raises
         pieces = self.map.pieces(rows)
-        copy: CopyRows = out if callable(out) else partial(_copy_rows, out=out, change=self.change)
+        copy: CopyRows = out if callable(out) else self._copy_to(out, pieces)
         if (complete := self._cache) is not None and complete.is_complete():
             self._counters.add(blocks_used=_n_different(pieces.blocks))
             places = pieces.of_rows(complete.places(pieces.blocks) * complete.slot_rows + pieces.within)
-            if all_cores and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
-                copy = partial(_copy_on_all_cores, out=out, change=self.change)
+            is_alike = len(self._changes.each) <= 1
+            if all_cores and is_alike and not callable(out) and out.dtype == self.dtype and out.flags.c_contiguous:
+                copy = partial(_copy_on_all_cores, out=out, change=next(iter(self._changes.each), None))
             return CompleteRead(complete, places, copy)
         needed, which = np.unique(pieces.blocks, return_inverse=True)
         self._counters.add(blocks_used=len(needed))
@@ -140,6 +158,21 @@ class ChunkedReader:
         while not read.take(self._lease(cache, needed[read.left], n_tasks[read.left])):
             read.finish()
         return read
+
+    def _copy_to(self, out: npt.NDArray[Any], pieces: Pieces) -> CopyRows:
+        """Return what copies rows to memory, and changes them; it differs by the arrays that they are from."""
+        each, of_array = self._changes
+        if of_array is None or len(each) == 1:
+            return partial(_copy_rows, out=out, change=next(iter(each), None))
+        which = pieces.repeated(of_array[self._file_of(pieces.blocks)])
+
+        def copy(rows: npt.NDArray[Any], places: IntArray, here: IntArray | None) -> None:
+            here = np.arange(len(which)) if here is None else here
+            for number in np.unique(which[here]).tolist():
+                some = np.flatnonzero(which[here] == number)
+                _copy_rows(rows, places[some], here[some], out=out, change=each[number])
+
+        return copy
 
     def prefetch(self, rows: IntArray) -> bool:
         """Start to load the blocks of rows, as far as slots are free; return False if there were too few."""
@@ -380,10 +413,9 @@ def _copy_rows(
     rows: npt.NDArray[Any], places: IntArray, here: IntArray | None, *, out: npt.NDArray[Any], change: Change | None
 ) -> None:
     """Copy rows to their places in ``out`` (``here``; None is all of it), and change them."""
-    is_whole = here is None and out.flags.c_contiguous
-    if is_whole and change is not None:
-        change.take(rows, places, out)
-    elif is_whole and out.dtype == rows.dtype:
+    if change is not None and out.flags.c_contiguous:
+        change.take(rows, places, out, here)
+    elif here is None and out.flags.c_contiguous and out.dtype == rows.dtype:
         np.take(rows, places, axis=0, out=out, mode="clip")  # other modes allocate a buffer
     else:
         for some in row_slices(len(places), max(rows[:1].nbytes, out[:1].nbytes)):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..hdf5 import ArrayLayout, OpenOptions, RowCodec, kind_of
+from ..hdf5 import ArrayLayout, OpenOptions, RowCodec, Unpack, kind_of
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader, ValueReader
 from .block_map import BlockMap
@@ -18,9 +18,9 @@ from .block_sources import BlockSources, FieldLayouts
 from .bulk import ArrayTarget, bulk_tasks
 from .cell_source import CellSource
 from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
-from .chunked import ChunkedReader, CountReads
+from .chunked import Changes, ChunkedReader, CountReads
 from .contiguous import ContiguousReader, MappedReader
-from .decoded import DecodedReader, DecodedSource
+from .decoded import DecodedCopies, DecodedReader, DecodedSource
 from .digest_reader import DigestReader
 from .encoded import EncodedReader
 from .filters.pipeline import why_not_decodable
@@ -69,6 +69,8 @@ def open_reader(
         if isinstance(layout.decoding.codec, RowCodec):
             return EncodedReader(layout, stored, work, counters)
         reader = DecodedReader(layout, stored, counters)
+        if layout.n_bytes >= MIN_COMPILED and not held_bytes:
+            reader.compile()
     elif in_blocks and is_pooled(layout, options) and fallback_reason(layout) is None:
         reader = BlockReader(layout, open_source(layout, options, 1, counters or Counters()), counters)
     elif not layout.is_contiguous:
@@ -146,42 +148,66 @@ def open_chunked(
         retain: see ``ChunkedReader``.
         prepare: changes rows of ``dtype``: when they are copied out of blocks; or once they are decoded, in blocks that
             are decoded whole, are not small and are of this dtype, if they stay for later epochs, or if copying does
-            not change them at once.
-        dtype: dtype that rows are changed in; None for the stored one.
+            not change them at once. Packed numbers are decoded when they are copied, by the same rule.
+        dtype: of the memory that rows are copied to, and changed in; None if the caller copies stored rows itself.
         first_row: see ``ChunkedReader``.
         reads: see ``ChunkedReader``.
     """
-    arrays, change = FieldLayouts.of(layouts), prepare
+    arrays = FieldLayouts.of(layouts)
 
     def opened(number: int, layout: ArrayLayout) -> BlockSource:
         source = open_source(layout, options, int(rows_per_run[number]), counters)
         if is_compiled:
             _compile(source)
+        return changed(source)
+
+    def changed(source: BlockSource) -> BlockSource:
+        if copies is not None and isinstance(source, DecodedSource):
+            return source.stored
         return PreparedSource(source, prepare) if is_changed and prepare is not None else source
 
     is_compiled = is_changed = False
+    copies: Changes | None = None
     sources = BlockSources(arrays, opened)
     stays = _holds_all(sources, arrays, n_bytes) if retain is None else retain
     is_compiled = not stays and arrays.n_bytes >= MIN_COMPILED
     if is_compiled:
         for source in sources.examples:
             _compile(source)
+        copies = _decoded_copies(arrays, prepare, dtype)
     is_early = prepare is not None and (stays or not prepare.takes_at_once)
     is_changed = is_early and dtype in (None, arrays.examples[0].dtype) and _may_change_blocks(sources, arrays)
-    if is_changed and prepare is not None:
-        sources.examples, change = [PreparedSource(source, prepare) for source in sources.examples], None
+    sources.examples = [changed(source) for source in sources.examples]
     return ChunkedReader(
-        arrays,
+        arrays if copies is None else arrays.as_stored(),
         sources,
         n_bytes=n_bytes,
         work=work,
         counters=counters,
         rows=rows,
         retain=retain,
-        change=change,
+        changes=copies or Changes.all_by(None if is_changed else prepare),
         first_row=first_row,
         reads=reads,
     )
+
+
+def _decoded_copies(arrays: FieldLayouts, then: Change | None, dtype: np.dtype[Any] | None) -> Changes | None:
+    """Return what decodes rows as they are copied to memory of a dtype; None if blocks are decoded instead."""
+    decodings = [array.decoding for array in arrays.examples]
+    codecs = [one.codec.compiled() for one in decodings if one is not None and isinstance(one.codec, Unpack)]
+    stored = {one.array.dtype for one in decodings if one is not None}
+    is_at_once = len(codecs) == len(decodings) and all(codec.is_compiled for codec in codecs)
+    if dtype is None or dtype != arrays.examples[0].dtype or len(stored) != 1 or not is_at_once:
+        return None
+    if then is not None and not then.takes_at_once:
+        return None
+    numbers: dict[Unpack, int] = {}
+    of_kind = np.array([numbers.setdefault(codec, len(numbers)) for codec in codecs])
+    each = tuple(DecodedCopies(codec, dtype) if then is None else then.after(codec) for codec in numbers)
+    for one in each:
+        one.compile(next(iter(stored)))
+    return Changes(each, of_kind[arrays.kinds])
 
 
 def _compile(source: BlockSource) -> None:

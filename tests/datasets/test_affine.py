@@ -82,6 +82,11 @@ def test_copied_rows_are_what_64_bits_give(way, given_):
     everything = np.full(rows.shape, 77, change.work)
     change.take(rows, None, everything)
     assert_near(everything, in_64_bits(change, rows))
+    scattered = np.full((2 * len(out), *rows.shape[1:]), 77, change.work)
+    here = random.permutation(len(scattered))[: len(out)]
+    change.take(rows, places, scattered, here)
+    assert scattered[here].tobytes() == out.tobytes()
+    assert (np.delete(scattered, here, axis=0) == 77).all()
 
 
 @settings(max_examples=examples(100))

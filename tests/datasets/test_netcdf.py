@@ -2,14 +2,18 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import examples
 
+import lightning_h5.datasets.row_table
+import lightning_h5.readers.select
 from lightning_h5 import (
     CombinedHDF5DataModule,
     CombinedHDF5Dataset,
@@ -20,6 +24,7 @@ from lightning_h5 import (
     RankMemCachedH5Dataset,
     compute_stats,
 )
+from lightning_h5.datasets.normalize import write_stats
 from lightning_h5.hdf5 import Packing, Unpack
 
 N = 24
@@ -153,6 +158,71 @@ def test_loops_and_numpy_decode_the_same(dtype: str, scale: float, offset: float
         out = np.empty(rows.shape, "f4")
         codec.decode(rows, out)
         np.testing.assert_array_equal(out, expected.astype("f4"))
+
+
+def of_formulas(path: Path, n_formulas: int, dtype: str, missing: list[int], grouped: bool) -> tuple[list[str], Any]:
+    """Return files of packed numbers, and what they mean in 64 bits."""
+    rng, paths, values = np.random.default_rng(0), [], []
+    for number in range(3):
+        paths.append(str(path / f"{number}.h5"))
+        stored = rng.integers(0, 100, (11, 2, 5)).astype(dtype)
+        scale, offset = 0.7 + number % n_formulas, 3.1 - number % n_formulas
+        with h5py.File(paths[-1], "w") as file:
+            array = file.create_dataset("a/x" if grouped else "x", data=stored, chunks=(3, 1, 5), compression="gzip")
+            array.attrs.update({"scale_factor": scale, "add_offset": offset})
+            if missing:
+                array.attrs["_FillValue"] = np.array(missing[0], dtype)
+            if missing[1:]:
+                array.attrs["missing_value"] = np.array(missing[1], dtype)
+        values.append(np.where(np.isin(stored, missing), np.nan, stored * scale + offset))
+    return paths, np.concatenate(values)
+
+
+STATS = [None, ("mean", 20.0, 3.0), ("channel", [20.0, 30.0], [3.0, 0.0])]
+
+
+@settings(max_examples=examples(30))
+@given(
+    st.integers(1, 3),
+    st.sampled_from(["u1", "i2", "i4", "f4", "f8"]),
+    st.sampled_from([[], [7], [7, 9]]),
+    st.booleans(),
+    st.sampled_from(STATS),
+    st.integers(0, 2000),
+)
+def test_numbers_decoded_as_they_are_copied_are_those_decoded_in_blocks(
+    tmp_path_factory: Any, n_formulas: int, dtype: str, missing: Any, windows: bool, stats: Any, cache_bytes: int
+) -> None:
+    pytest.importorskip("numba")
+    folder = tmp_path_factory.mktemp("formulas")
+    paths, expected = of_formulas(folder, n_formulas, dtype, missing, windows)
+    more: dict[str, Any] = {"segments": "*", "window": {"length": 2, "stride": 1}} if windows else {"sample": "row"}
+    if stats is not None:
+        of_field = {"mean": stats[1], "std": stats[2], **({"channel_axis": 0} if stats[0] == "channel" else {})}
+        write_stats(folder / "stats.json", {"x": of_field})
+        more["normalize"] = folder / "stats.json"
+    rows = np.random.default_rng(1).integers(0, 30 if windows else 33, 40)
+    found = []
+    for least in (0, 1 << 60):
+        with (
+            mock.patch.object(lightning_h5.readers.select, "MIN_COMPILED", least),
+            mock.patch.object(lightning_h5.datasets.row_table, "HELD_BYTES", 0),
+        ):
+            dataset = H5LazyDataset(paths, "x", decode={"x": "cf"}, **more)
+            dataset.read_with(cache_bytes=cache_bytes, retain=False)
+            found.append(dataset.read_batch(rows).numpy())
+            (reader,) = dataset._chunked_readers().values()
+        assert (reader.dtype == dtype) == ((least == 0 and len(missing) < 2) or dtype[0] == "f")
+    np.testing.assert_array_equal(found[0], found[1])
+    if windows:
+        starts = np.array([one for file in range(3) for one in range(11 * file, 11 * file + 10)])
+        wanted = np.stack([expected[starts[rows]], expected[starts[rows] + 1]], axis=1)
+    else:
+        wanted = expected[rows]
+    if stats is not None:
+        mean, std = (np.array(one).reshape((-1, 1) if np.ndim(one) else ()) for one in stats[1:])
+        wanted = np.where(std == 0, np.where(np.isnan(wanted), np.nan, 0), (wanted - mean) / np.where(std, std, 1))
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-5, atol=2e-5)
 
 
 def test_combined_decodes_a_field_that_filters_see_too(months: Any) -> None:

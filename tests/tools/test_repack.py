@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_h5.tools.repack as repack_module
+from lightning_h5.cli.verbs import _ends_at_signals
 from lightning_h5.errors import H5CorruptError, H5DataChangedError, H5FileError, H5KeyError, H5ValueError
 from lightning_h5.hdf5 import create_h5, open_h5
 from lightning_h5.order.permutation import permutation
@@ -941,6 +942,21 @@ def test_a_copy_that_is_broken_off_leaves_nothing(make_h5, tmp_path, number, cod
     assert child.returncode == code
     assert os.listdir(tmp_path) == ["data1.h5"]
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(("number", "ends_with"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_ends_a_verb_whatever_error_it_causes(number, ends_with):
+    @_ends_at_signals()
+    def release():
+        try:
+            signal.raise_signal(number)
+        except BaseException:
+            raise RuntimeError("release unlocked lock") from None  # as a lock does that was being released
+
+    before = signal.getsignal(number)
+    with pytest.raises(ends_with):
+        release()
+    assert signal.getsignal(number) is before
 
 
 @pytest.mark.wide
