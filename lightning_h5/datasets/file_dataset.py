@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import get_worker_info
 
 from ..cores import is_forked
@@ -23,9 +24,11 @@ from ..readers import (
     BegunRead,
     ChunkedReader,
     ContiguousReader,
+    EncodedReader,
     InMemoryReader,
     MappedReader,
     TaskQueue,
+    images_alike,
     is_pooled,
     open_chunked,
     open_reader,
@@ -95,6 +98,7 @@ class FileDataset(TableDataset):
         super().join(counters, work)
         self._readers: dict[tuple[int, int], RowReader] = {}
         self._chunked: dict[int, ChunkedReader] | None = None
+        self._alike: dict[int, tuple[tuple[int, ...], np.dtype[Any]] | None] = {}  # rows of the last batch, by field
         self._hints: ReadaheadHints | None = None
         self._n_prepared = 0  # number of workers prepared for
         self._lock = threading.Lock()
@@ -150,7 +154,11 @@ class FileDataset(TableDataset):
                     which = id(wanted), field if is_own else -1
                     if which not in by_part:
                         by_part[which] = self._by_part(field, wanted.rows)
-                    stored = self._read(field, len(wanted.rows), by_part[which], all_cores=all_cores)
+                    n_rows, parts = len(wanted.rows), by_part[which]
+                    if plan.is_encoded:
+                        columns.append(plan.finished(self._decode(field, n_rows, parts), self._buffers))
+                        continue
+                    stored = self._read(field, n_rows, parts, all_cores=all_cores)
                     columns.append(plan.finished(stored, self._buffers))
         self._check_unchanged(self._touched(asked))
         return RawBatch(rows, self._of_samples(asked, columns))
@@ -218,6 +226,33 @@ class FileDataset(TableDataset):
             else:
                 reader.read(local, memory)
         return memory
+
+    def _decode(self, field: int, n_rows: int, by_part: _ByPart) -> npt.NDArray[Any] | torch.Tensor:
+        """Return rows that are decoded one by one: images as one tensor, if the last batch had one shape as well."""
+        alike = None if self._has_samples else self._alike.get(field)
+        block: npt.NDArray[Any] | None = None
+        memory: list[npt.NDArray[Any]] | None = None
+        if alike is not None:
+            (n_channels, *sizes), dtype = alike
+            block = self._buffers.array((n_rows, *sizes, n_channels), dtype)
+            memory = list(np.moveaxis(block, -1, 1))
+        rows, fills_memory = np.empty(n_rows, dtype=object), False
+        for part, (here, local) in by_part.items():
+            reader = self._reader(part, field)
+            here = np.arange(n_rows) if here is None else here
+            if isinstance(reader, EncodedReader):
+                reader.read_to(local, rows, here, memory)
+                fills_memory = reader.fills_memory
+            else:
+                rows[here] = reader.read(local)
+        if block is not None and memory is not None:
+            is_there = [row is own for row, own in zip(rows, memory, strict=True)]
+            if all(is_there):
+                return torch.from_numpy(block).movedim(-1, 1)
+            for at in np.flatnonzero(is_there).tolist():
+                rows[at] = rows[at].copy("K")  # the block's memory is used again
+        self._alike[field] = images_alike(rows) if fills_memory else None
+        return rows
 
     @contextmanager
     def _blames_changes(self, asked: BatchRows) -> Iterator[None]:

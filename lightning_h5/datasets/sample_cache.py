@@ -44,10 +44,11 @@ class CachedColumn:
 
     def put(self, slots: IntArray, column: Column, places: IntArray) -> None:
         """Copy some rows of a batch into slots."""
-        if not isinstance(column, torch.Tensor):
+        if self._plan.dtype is None:
             for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
                 self._text[slot] = _copied(column[place])
         else:
+            assert isinstance(column, torch.Tensor), "rows have one shape"
             copy_rows(self._bytes, slots, bytes_of(column), places)
 
     def take(self, slots: IntArray, places: IntArray, n_rows: int, buffers: BufferPool, *, all_cores: bool) -> Column:

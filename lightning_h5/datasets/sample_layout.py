@@ -84,8 +84,15 @@ class FieldPlan:
     def __str__(self) -> str:
         return f"{self.dtype_name} of shape {self.row_shape}"
 
-    def finished(self, rows: npt.NDArray[Any], buffers: BufferPool) -> Column:
-        """Return rows that were read as stored, normalized and cast; the array is the caller's own."""
+    def finished(self, rows: npt.NDArray[Any] | torch.Tensor, buffers: BufferPool) -> Column:
+        """Return rows that were read as stored, or decoded one by one, normalized and cast; they are the caller's own.
+
+        Args:
+            rows: an array; a tensor if they were decoded one by one, and all have one shape.
+            buffers: where memory for batches comes from.
+        """
+        if isinstance(rows, torch.Tensor):
+            return rows if self.element is None else rows.to(self.element)
         affine = None if self.affine is None else self.affine.of_shape(rows.shape[1:])
         if affine is not None and rows.dtype == affine.work:
             affine(rows)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import h5py
 import numpy as np
@@ -23,19 +24,28 @@ JPEG_SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
 
 @runtime_checkable
 class RowCodec(Protocol):
-    """Decodes one row after the other, each to an array of its own shape."""
+    """Decodes one row after the other, each to an array of its own shape.
 
-    def row(self, stored: Any) -> Any:
+    Attributes:
+        fills_memory: whether rows are decoded to memory that is passed.
+    """
+
+    fills_memory: bool
+
+    def row(self, stored: Any, out: npt.NDArray[Any] | None = None) -> Any:
         """Return a decoded row.
 
         Args:
             stored: a row as it is stored; bytes for rows of bytes.
+            out: memory to decode to, and then return, if it has the shape and dtype of the row.
         """
         ...
 
 
 class _OfObjects:
     """A codec of rows that are kept as objects."""
+
+    fills_memory: ClassVar[bool] = False
 
     def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """See ``Codec.decoded``."""
@@ -46,7 +56,7 @@ class _OfObjects:
         for at, stored in enumerate(rows):
             out[at] = self.row(stored)
 
-    def row(self, stored: Any) -> Any:
+    def row(self, stored: Any, out: npt.NDArray[Any] | None = None) -> Any:
         """See ``RowCodec.row``."""
         raise NotImplementedError
 
@@ -59,7 +69,7 @@ class _OfObjects:
 class Ragged(_OfObjects):
     """Lists of numbers, each an array of one axis."""
 
-    def row(self, stored: Any) -> Any:
+    def row(self, stored: Any, out: npt.NDArray[Any] | None = None) -> Any:
         """See ``RowCodec.row``."""
         return np.frombuffer(stored, np.uint8).copy() if isinstance(stored, bytes) else np.array(stored)
 
@@ -67,6 +77,8 @@ class Ragged(_OfObjects):
 @dataclass(frozen=True)
 class Image(_OfObjects):
     """JPEG and PNG as arrays of the shape (channels, height, width), by imagecodecs, without the interpreter's lock."""
+
+    fills_memory: ClassVar[bool] = True
 
     def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """See ``Codec.decoded``."""
@@ -85,21 +97,26 @@ class Image(_OfObjects):
             )
         return super().decoded(array)
 
-    def row(self, stored: Any) -> Any:
+    def row(self, stored: Any, out: npt.NDArray[Any] | None = None) -> Any:
         """See ``RowCodec.row``."""
         import imagecodecs
 
         data = bytes(stored)
         if data.startswith(JPEG):
-            if data.rfind(JPEG_END) < data.rfind(JPEG_SCAN):
-                raise ValueError(
-                    f"a JPEG of {len(data.rstrip(bytes(1)))} bytes has no end"
-                )  # decoders fill it with gray
-            pixels = imagecodecs.jpeg8_decode(data)
+            if not data.endswith(JPEG_END) and data.rfind(JPEG_END) < data.rfind(JPEG_SCAN):
+                n_bytes = len(data.rstrip(bytes(1)))
+                raise ValueError(f"a JPEG of {n_bytes} bytes has no end")  # decoders fill it with gray
+            decode: Callable[..., npt.NDArray[Any]] = imagecodecs.jpeg8_decode
         elif data.startswith(PNG):
-            pixels = imagecodecs.png_decode(data)
+            decode = imagecodecs.png_decode
         else:
             raise ValueError(f"{len(data)} bytes that begin with {data[:4]!r} are neither JPEG nor PNG")
+        if out is not None:
+            memory = out[0] if len(out) == 1 else np.moveaxis(out, 0, -1)
+            with suppress(ValueError):  # of another shape
+                if decode(data, out=memory) is memory:  # axes of one pixel are taken for none
+                    return out
+        pixels = decode(data)
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         return np.moveaxis(pixels, -1, 0)  # channels stay together in memory, as cuDNN likes them
 
@@ -114,7 +131,7 @@ class Function(_OfObjects):
 
     function: Callable[[Any], Any]
 
-    def row(self, stored: Any) -> Any:
+    def row(self, stored: Any, out: npt.NDArray[Any] | None = None) -> Any:
         """See ``RowCodec.row``."""
         made = self.function(stored)
         return made if isinstance(made, str) else np.asarray(made)

@@ -9,6 +9,7 @@ from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, Read
 from .chunked import BegunRead, ChunkedReader, CopyRows
 from .contiguous import ContiguousReader, MappedReader
 from .digest_reader import digest_tasks, empty_digests, verify_tasks
+from .encoded import EncodedReader, images_alike
 from .filters import compiled, decoders  # noqa: F401  # they register what they decode
 from .h5py_reader import H5pyReader, check_text
 from .select import fallback_reason, is_pooled, open_chunked, open_reader, open_source
@@ -27,6 +28,7 @@ __all__ = [
     "ChunkedReader",
     "ContiguousReader",
     "CopyRows",
+    "EncodedReader",
     "FieldLayouts",
     "H5pyReader",
     "InMemoryReader",
@@ -44,6 +46,7 @@ __all__ = [
     "empty_digests",
     "fallback_reason",
     "first_places",
+    "images_alike",
     "is_pooled",
     "open_chunked",
     "open_reader",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
@@ -15,7 +17,7 @@ from ..types import IntArray, RowReader
 from .base import LayoutReader
 from .thread_pool import TaskQueue
 
-__all__ = ["EncodedReader"]
+__all__ = ["EncodedReader", "images_alike"]
 
 ROWS_OF_A_TASK = 8
 
@@ -41,16 +43,44 @@ class EncodedReader(LayoutReader):
         assert layout.decoding is not None, "rows are as stored"
         assert isinstance(layout.decoding.codec, RowCodec), "rows have one shape"
         self._reader, self._codec, self._work = reader, layout.decoding.codec, work
+        self.fills_memory = self._codec.fills_memory
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        self.read_to(rows, out, np.arange(len(rows)))
+
+    def read_to(
+        self,
+        rows: IntArray,
+        out: npt.NDArray[Any],
+        here: IntArray,
+        memory: Sequence[npt.NDArray[Any]] | None = None,
+    ) -> None:
+        """Read rows to some places.
+
+        Args:
+            rows: of the array.
+            out: objects.
+            here: the place of each row in ``out``.
+            memory: for each place memory that a row of its shape may be decoded to; it is then in ``out``.
+
+        Raises:
+            H5CorruptError: a row does not decode.
+        """
         stored = self._reader.read(rows)
+        is_bytes = stored.dtype.kind in "OV"
+
+        def decode(places: range) -> None:
+            for at, to in zip(places, here[places.start : places.stop].tolist(), strict=True):
+                row = bytes_of(stored[at]) if is_bytes else stored[at]
+                out[to] = self._decoded(row, int(rows[at]), None if memory is None else memory[to])
+
         if self._work is None or len(rows) <= ROWS_OF_A_TASK:
-            self._decode(range(len(rows)), rows, stored, out)
+            decode(range(len(rows)))
             return
         pieces = [range(at, min(at + ROWS_OF_A_TASK, len(rows))) for at in range(0, len(rows), ROWS_OF_A_TASK)]
         pending = _Pending(len(pieces))
         for piece in pieces:
-            self._work.put(partial(pending.run, partial(self._decode, piece, rows, stored, out)))
+            self._work.put(partial(pending.run, partial(decode, piece)))
         with self._work.helpers():
             while not pending.is_over:
                 if not self._work.help():
@@ -58,21 +88,29 @@ class EncodedReader(LayoutReader):
         if pending.error is not None:
             raise pending.error
 
-    def _decode(self, places: range, rows: IntArray, stored: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        is_bytes = stored.dtype.kind in "OV"
-        for at in places:
-            try:
-                out[at] = self._codec.row(bytes_of(stored[at]) if is_bytes else stored[at])
-            except Exception as error:
-                layout = self.layout
-                raise H5CorruptError(
-                    f"row {int(rows[at])} of {layout.key!r} in {layout.path!r} does not decode: "
-                    f"{type(error).__name__}: {error}. Write it again, or leave it out."
-                ) from error
+    def _decoded(self, stored: Any, row: int, memory: npt.NDArray[Any] | None) -> Any:
+        try:
+            return self._codec.row(stored, memory)
+        except Exception as error:
+            layout = self.layout
+            raise H5CorruptError(
+                f"row {row} of {layout.key!r} in {layout.path!r} does not decode: {type(error).__name__}: {error}. "
+                "Write it again, or leave it out."
+            ) from error
 
     def close(self) -> None:
         """Close the reader of stored rows."""
         self._reader.close()
+
+
+def images_alike(rows: npt.NDArray[Any]) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+    """Return shape and dtype of decoded images, their channels first, if all have the same; otherwise None."""
+    kinds = {(row.shape, row.dtype) for row in rows if _is_image(row)}
+    return kinds.pop() if len(kinds) == 1 and all(map(_is_image, rows)) else None
+
+
+def _is_image(row: Any) -> bool:
+    return isinstance(row, np.ndarray) and row.ndim == 3 and np.moveaxis(row, 0, -1).flags.c_contiguous
 
 
 class _Pending:

@@ -8,7 +8,10 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
+from tiers import examples
 
 from lightning_h5 import (
     CombinedHDF5DataModule,
@@ -208,3 +211,38 @@ def test_lists_of_bytes_are_those_that_h5py_reads(tmp_path: Path, userblock: int
     for name in ("plain", "gzip"):
         batch = H5LazyDataset(str(tmp_path / "lists.h5"), name, collate_fn="list").read_batch(rows)
         assert [one.numpy().tobytes() for one in batch] == [expected[name][row] for row in rows]
+
+
+SHAPES = [(40, 48, 3), (48, 40, 3), (40, 48), (40, 48, 4), (1, 40, 3), (40, 3), (200, 300, 3)]
+
+
+@settings(max_examples=examples(60))
+@given(
+    st.lists(st.tuples(st.sampled_from(range(len(SHAPES))), st.integers(1, 6)), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.sampled_from([0, 5]),
+)
+def test_images_are_their_own_whatever_shapes_came_before(
+    tmp_path_factory: Any, runs: list[tuple[int, int]], n_files: int, cache_size: int
+) -> None:
+    folder, rng = tmp_path_factory.mktemp("shapes"), np.random.default_rng(0)
+    shapes = [SHAPES[number] for number, n in runs for _ in range(n)] * n_files
+    wanted = [rng.integers(0, 256, shape).astype("u1") for shape in shapes]
+    paths = [str(folder / f"{number}.h5") for number in range(n_files)]
+    for number, path in enumerate(paths):
+        some = wanted[number * len(wanted) // n_files : (number + 1) * len(wanted) // n_files]
+        with h5py.File(path, "w") as file:
+            array = file.create_dataset("image", (len(some),), h5py.vlen_dtype("u1"))
+            for row, pixels in enumerate(some):
+                array[row] = np.frombuffer(imagecodecs.png_encode(pixels), "u1")
+    dataset = CombinedHDF5Dataset(paths, ["image"], decode={"image": "image"}, cache_size=cache_size, collate_fn="list")
+    batches, rows = [], []
+    for size in (1, 2, 3, 4):
+        order = [*range(len(wanted)), *rng.integers(0, len(wanted), 6).tolist()]
+        for at in range(0, len(order), size):
+            rows.append(order[at : at + size])
+            batches.append(dataset.read_batch(rows[-1])["image"])
+    for batch, some in zip(batches, rows, strict=True):  # also those that were read first, and kept
+        for image, row in zip(batch, some, strict=True):
+            pixels = wanted[row] if wanted[row].ndim == 3 else wanted[row][..., None]
+            np.testing.assert_array_equal(image.numpy(), pixels.transpose(2, 0, 1))
