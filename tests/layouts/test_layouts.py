@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-import single_cells  # noqa: F401  # more projects
+import decoded_values  # noqa: F401  # more projects
+import single_cells  # noqa: F401
 import torch
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 from projects import PROJECTS
