@@ -1,8 +1,8 @@
 """Every layout, by every data module: the samples that its project trains on, each once, also after a kill."""
 
+import decoded_values  # noqa: F401  # more projects
 import numpy as np
 import pytest
-import decoded_values  # noqa: F401  # more projects
 import single_cells  # noqa: F401
 import torch
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
