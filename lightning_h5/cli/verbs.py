@@ -224,7 +224,7 @@ def _repack(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _ends_at_signals() -> Iterator[None]:
-    """End with what a signal raises, whatever error it causes on its way.
+    """End with what a signal raises, whatever error it causes.
 
     Python calls a handler between any two steps of the program. What it raises while a lock is being released, for one,
     leaves as the error of a lock that is not held.

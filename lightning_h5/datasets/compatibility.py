@@ -14,6 +14,7 @@ from ..hdf5 import (
     ArrayLayout,
     Codec,
     Conventions,
+    Image,
     Ragged,
     RowCodec,
     Unpack,
@@ -71,6 +72,9 @@ class Asked:
         packing = array.packing
         if isinstance(self.codec, Conventions):
             return array if packing is None else array.decoded(Unpack(packing))
+        if isinstance(self.codec, Image) and array.dtype.kind == "S" and array.view is None:  # not text
+            n_bytes = np.dtype(f"V{array.dtype.itemsize}")
+            return array.with_changes(stored=n_bytes, dtype=n_bytes).decoded(self.codec)
         if self.codec is not None:
             return array.decoded(self.codec)
         if is_bytes(array.dtype):

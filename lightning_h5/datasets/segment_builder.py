@@ -27,6 +27,7 @@ from .segment_fields import SegmentField
 from .segment_joins import SegmentLines, lines_of_parts, lines_of_slices
 from .segment_parts import FoundParts, NamedParts, PartNames, parts_in
 from .segments import Segments, Steps
+from .time_units import TimeUnit, on_one_scale, unit_of
 
 __all__ = ["SegmentBuilder"]
 
@@ -57,6 +58,7 @@ class SegmentBuilder:
         self._guards: list[ChangeGuard] = []
         self._found: list[FoundParts] = []
         self._cuts: list[dict[str, npt.NDArray[Any]]] = []  # of each part the values that cut it, or are of segments
+        self._units: list[TimeUnit] = []  # of each part, of the coordinate by which parts are joined
         self._has_axis = any(field.axis is not None for field in fields)
         self._files = np.empty(0, dtype=np.int32)  # of each part its file
         # Of each part its segments along an axis, and the steps of its fields.
@@ -101,6 +103,9 @@ class SegmentBuilder:
         for part in range(len(stored.files)) if self._value_keys else ():
             values = [values_of(stored.one(part, n_fields + at), self._options) for at in range(len(self._value_keys))]
             self._cuts.append(dict(zip(self._value_keys, values, strict=True)))
+            if self._segments.join is not None:
+                at = self._value_keys.index(self._segments.join)
+                self._units.append(unit_of(stored.one(part, n_fields + at), self._options))
         self.fields = [
             one if stored.one(0, at).value is None else self._of_values(one, stored, at)
             for at, one in enumerate(self.fields)
@@ -338,7 +343,10 @@ class SegmentBuilder:
             order = None if segments.sort_key is None else self._column(segments.sort_key, table)
             return by_value(self._column(segments.key, table), order, segments)
         if segments.join is not None:
-            firsts = by_coordinate(self._column(segments.join, table), segments.join)
+            self._column(segments.join, table)  # has a value for each step
+            paths = [self._paths[file] for file in self._files.tolist()]
+            times = on_one_scale(self.values_of(segments.join), self._units, paths, segments.join)
+            firsts = by_coordinate(np.concatenate(times), segments.join)
         else:
             firsts = np.concatenate(
                 [

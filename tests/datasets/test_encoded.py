@@ -59,19 +59,20 @@ def path(tmp_path: Path, pictures: Any) -> str:
                 array[row] = np.frombuffer(data, "u1")
         file.create_dataset("padded", data=padded(jpeg), chunks=(1, padded(jpeg).shape[1]), compression="gzip")
         file["opaque"] = padded(png).view(f"V{padded(png).shape[1]}")[:, 0]
+        file.create_dataset("strings", data=np.array(png), chunks=(5,), compression="gzip")  # padded to one length
         file["labels"] = np.arange(N)
     return str(tmp_path / "pictures.h5")
 
 
 def expected_of(path: str, key: str, pictures: Any) -> Any:
-    if key in ("png", "opaque"):
+    if key in ("png", "opaque", "strings"):
         return np.stack(pictures).transpose(0, 3, 1, 2)
     with h5py.File(path) as file:
         return np.stack([imagecodecs.jpeg8_decode(one.tobytes()) for one in file["jpeg"]]).transpose(0, 3, 1, 2)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("key", ["jpeg", "png", "padded", "opaque"])
+@pytest.mark.parametrize("key", ["jpeg", "png", "padded", "opaque", "strings"])
 @pytest.mark.parametrize("make", [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule])
 def test_images_of_any_form_are_decoded(path: str, pictures: Any, make: Any, key: str, num_workers: int) -> None:
     keys = (
