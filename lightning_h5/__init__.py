@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from .callbacks import H5StatsMonitor, SetEpochCallback
+    from .callbacks import H5StatsMonitor, SaveOnPreemption, SetEpochCallback
     from .datamodules import (
         CombinedHDF5DataModule,
         LazyH5DataModule,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from .tools.stats import compute_stats
 
 _HOMES = {
-    "callbacks": ("H5StatsMonitor", "SetEpochCallback"),
+    "callbacks": ("H5StatsMonitor", "SaveOnPreemption", "SetEpochCallback"),
     "datamodules": (
         "CombinedHDF5DataModule",
         "LazyH5DataModule",
@@ -135,6 +135,7 @@ __all__ = [
     "RankCachedH5DataModule",
     "RankMemCachedH5Dataset",
     "RowCacheOptions",
+    "SaveOnPreemption",
     "SegmentOptions",
     "SetEpochCallback",
     "ShuffleOptions",

@@ -33,6 +33,7 @@ __all__ = [
     "Tuner",
     "check_trainer",
     "drop_logged",
+    "is_end_of_step",
     "is_logging_step",
     "logged_step",
     "models_of_the_other_package",
@@ -127,6 +128,12 @@ def is_logging_step(trainer: Any, every: int | None = None) -> bool:
     if every is None:
         return bool(trainer._logger_connector.should_update_logs or trainer.fast_dev_run)
     return (logged_step(trainer) + 1) % every == 0
+
+
+def is_end_of_step(trainer: Any, batch_idx: int) -> bool:
+    """Return whether gradients of a batch were applied, not accumulated; for ``on_train_batch_end``."""
+    is_last = bool(trainer.is_last_batch)
+    return is_last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
 
 def drop_logged(trainer: Any, hook: str, names: Iterable[str]) -> None:

@@ -191,6 +191,10 @@ class H5DataLoader(DataLoader[Any]):
     dataset: RowDataset
     sampler: PlanSampler
 
+    # Hugging Face Accelerate takes a loader with this attribute as it is. Otherwise it makes another one of the
+    # dataset, with a sampler of its own: single rows in the order of storage.
+    _is_accelerate_prepared = True
+
     def __init__(
         self,
         dataset: RowDataset,

@@ -16,12 +16,14 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
 from queue import SimpleQueue
+from types import FrameType
 from typing import Any
 
 import torch
@@ -36,8 +38,10 @@ __all__ = [
     "WorkerJob",
     "WorkerQueue",
     "close_pipes_of_fork",
+    "holding",
     "resource_that_ran_out",
     "serve",
+    "signals_for_trainer",
     "unpicklable_arguments",
     "what_it_was_loading",
     "why_it_ended",
@@ -109,6 +113,50 @@ class WorkerQueue:
                 return number, message
 
 
+def signals_for_trainer() -> list[int]:
+    """Return the signals that workers ignore: launchers send them to all processes, for the trainer.
+
+    SIGTERM, SIGUSR1 and SIGUSR2, by which clusters announce the end of a job, and all others that this process handles
+    by a function of Python's.
+    """
+    handled = [
+        number
+        for number in signal.valid_signals() - {signal.SIGINT, signal.SIGCHLD}
+        if callable(signal.getsignal(number))
+    ]
+    return sorted({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *handled})
+
+
+@contextmanager
+def holding(signals: Sequence[int], method: str) -> Iterator[None]:
+    """Hold signals back in this thread; processes that it starts begin so, until they can ignore them.
+
+    Args:
+        signals: which ones.
+        method: how processes start.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        if method != "fork":
+            resource_tracker.ensure_running()  # a process that others need; once it is started, SIGTERM is let through
+            signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ignore(signals: Sequence[int]) -> None:
+    """Ignore signals from now on, and those that were held back; programs that this process starts do not."""
+    for number in signals:
+        signal.signal(number, _do_nothing)  # SIG_IGN would be inherited by programs
+        signal.siginterrupt(number, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class WorkerJob:
     """What all workers of a loader are given when they start."""
@@ -120,12 +168,14 @@ class WorkerJob:
     seed: int
     n_workers: int
     memory: WorkerMemory | None
+    ignored: tuple[int, ...]
 
 
 def serve(job: WorkerJob, connection: socket.socket, worker: int) -> None:
     """Run a worker: make the requested batches until the main process closes the socket."""
     # Ctrl-C reaches all processes; workers end without a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _ignore(job.ignored)
     threading.Thread(target=_exit_with_trainer, args=(connection,), daemon=True, name="h5_exit_with_trainer").start()
     answers: SimpleQueue[bytes] = SimpleQueue()  # sent by a thread, so that a full socket does not delay the next batch
     threading.Thread(target=_send_all, args=(connection, answers), daemon=True, name="h5_send").start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import select
@@ -29,8 +30,10 @@ from .worker_process import (
     WorkerJob,
     WorkerQueue,
     close_pipes_of_fork,
+    holding,
     resource_that_ran_out,
     serve,
+    signals_for_trainer,
     unpicklable_arguments,
     what_it_was_loading,
     why_it_ended,
@@ -130,11 +133,13 @@ class WorkerPool:
             int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator)),
             loader.num_workers,
             self._memory,
+            tuple(signals_for_trainer()),
         )
+        _pools.add(self)
         try:
             if self.method == "fork":
                 self.dataset.prepare_workers(loader.num_workers)
-            with naming_shared_memory(), starting_workers():
+            with naming_shared_memory(), starting_workers(), holding(job.ignored, self.method):
                 self.dataset.counters.share(loader.num_workers)
                 _let_threads_leave_python()
                 for worker in range(loader.num_workers):
@@ -301,9 +306,21 @@ class WorkerPool:
                 self._memory.close()
 
     def __del__(self) -> None:
-        # At interpreter shutdown ``multiprocessing`` ends daemons itself.
+        # At interpreter shutdown ``_end_all`` has ended them.
         if hasattr(self, "_lock") and not sys.is_finalizing():
             self.end()
+
+
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    """End all workers of this process: ``multiprocessing`` would send them SIGTERM, and wait for ever."""
+    for pool in list(_pools):
+        pool.end(at_once=True)
+
+
+multiprocessing.util.Finalize(None, _end_all, exitpriority=10)  # before it ends daemons
 
 
 class WorkerBatches:

@@ -68,7 +68,6 @@ FATES = {
     "SIGSEGV": crash,
     "SIGBUS": touch_what_is_gone,
     "SIGABRT": os.abort,
-    "SIGTERM": lambda: die_by(signal.SIGTERM),
     "exit": lambda: os._exit(7),
     "hang": lambda: time.sleep(3600),
     "no memory": take_all_memory,

@@ -1,0 +1,135 @@
+"""``SaveOnPreemption``: saves a checkpoint when a cluster announces the end of the job, and loses no sample."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Literal
+
+import fsspec
+
+from .._lightning import Callback, LightningModule, Trainer, is_end_of_step
+from ..errors import H5ValueError
+from ..hdf5 import expand_user
+from ..types import PathLike
+
+__all__ = ["SaveOnPreemption"]
+
+_log = logging.getLogger(__name__)
+
+
+class SaveOnPreemption(Callback):
+    """Saves a checkpoint at the end of a batch when the job is about to be ended, and requeues the job or ends.
+
+    The signal only sets a flag. At the end of each batch all ranks agree whether one of them has it; then they save at
+    the same batch, and no sample is lost or repeated. Lightning itself saves inside the signal's handler, where ranks
+    may be a batch apart. Its handlers are replaced from the first batch on; before that, nothing is to be saved.
+
+    The checkpoint is ``hpc_ckpt_<number>.ckpt``. ``Trainer.fit(ckpt_path="hpc")`` resumes from the last one, and under
+    SLURM so does a fit without ``ckpt_path``. Pass the same folder as ``default_root_dir``.
+
+    One value is reduced over all ranks after each batch, which takes as long as one small collective.
+
+    Args:
+        dirpath: folder of the checkpoints; None for the trainer's ``default_root_dir``.
+        signals: their names. SIGUSR1 is what ``#SBATCH --signal=SIGUSR1@90`` sends, SIGTERM what Kubernetes,
+            ``scancel`` and cloud providers send.
+        requeue: run ``scontrol requeue`` once it is saved. "auto" does so for jobs of SLURM, unless the signal was
+            SIGTERM, by which SLURM also cancels a job.
+
+    Raises:
+        H5ValueError: a signal has no such name.
+        SystemExit: from ``Trainer.fit`` on all ranks once it is saved, with code 0 for a requeued job, otherwise with
+            128 and the number of the signal, as shells report it.
+    """
+
+    def __init__(
+        self,
+        dirpath: PathLike | None = None,
+        signals: Sequence[str] = ("SIGUSR1", "SIGTERM"),
+        requeue: bool | Literal["auto"] = "auto",
+    ) -> None:
+        super().__init__()
+        known = signal.Signals.__members__
+        if isinstance(signals, str) or any(name not in known for name in signals):
+            raise H5ValueError(
+                f"signals={signals!r} was given. Pass a list of names of signals, such as ['SIGUSR1', 'SIGTERM']."
+            )
+        self.dirpath = None if dirpath is None else expand_user(dirpath)
+        self.requeue = requeue
+        self._signals = [known[name] for name in signals]
+        self._arrived: int | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Become the last callback, so that the states of others that are saved include the batch."""
+        # A `Checkpoint` would be last as well, but Lightning then leaves out its own `ModelCheckpoint`.
+        trainer.callbacks = [one for one in trainer.callbacks if one is not self] + [self]  # type: ignore[attr-defined]
+        self._arrived = None
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Replace Lightning's handlers; its teardown sets those that there were before."""
+        self._note_signals()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """See ``on_sanity_check_start``."""
+        self._note_signals()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save and end if a rank was sent a signal."""
+        if not is_end_of_step(trainer, batch_idx):
+            return
+        decide = trainer.strategy.reduce_boolean_decision
+        if not decide(self._arrived is not None, all=False):
+            return
+        in_slurm = "SLURM_JOB_ID" in os.environ
+        is_auto = in_slurm and self._arrived not in (None, signal.SIGTERM)
+        requeues = decide(is_auto if self.requeue == "auto" else self.requeue, all=False)
+        pl_module.on_train_batch_end(outputs, batch, batch_idx)  # Lightning's next step, which does not come any more
+        path = trainer.strategy.broadcast(self._next_path(trainer.default_root_dir))
+        trainer.save_checkpoint(path)
+        _log.info("saved %s after batch %d of epoch %d", path, batch_idx, trainer.current_epoch)
+        if requeues and trainer.is_global_zero:
+            _requeue()
+        trainer.strategy.barrier("SaveOnPreemption")
+        raise SystemExit(0 if requeues else 128 + (self._arrived or signal.SIGTERM))
+
+    def _note_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            _log.warning(
+                "SaveOnPreemption gets no signals: training runs in a thread that is not the main one. Save at regular "
+                "steps with ModelCheckpoint(every_n_train_steps=...)."
+            )
+            return
+        for number in self._signals:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._arrived = number
+
+    def _next_path(self, root: str) -> str:
+        folder = self.dirpath or root
+        files, place = fsspec.core.url_to_fs(folder)
+        found = [re.fullmatch(r".*hpc_ckpt_(\d+)\.ckpt", path) for path in files.glob(f"{place}/hpc_ckpt_*.ckpt")]
+        return f"{folder}/hpc_ckpt_{max((int(one[1]) for one in found if one), default=0) + 1}.ckpt"
+
+
+def _requeue() -> None:
+    """Ask SLURM to run this job again."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    if "SLURM_ARRAY_JOB_ID" in os.environ:
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
+    try:
+        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
+        failure = done.stderr.strip() if done.returncode else ""
+    except OSError as error:
+        failure = str(error)
+    if failure:
+        _log.warning("`scontrol requeue %s` failed: %s. The checkpoint is saved; submit the job again.", job, failure)

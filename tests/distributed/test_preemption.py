@@ -1,0 +1,181 @@
+"""Signals to the whole job at any moment: the runs together train on the rows of the unbroken run, and end alike."""
+
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from lightning_models import Recorder, index_of, quiet_trainer
+from processes import run_ranks
+
+from lightning_h5 import H5ValueError, LazyH5DataModule, SaveOnPreemption
+
+ROWS, EPOCHS, BATCH = 96, 3, 8
+
+
+class Model(Recorder):
+    """Notes rows in the order of training, and learns from them."""
+
+    def __init__(self, rows_file, pause):
+        super().__init__()
+        self.rows_file, self.pause = rows_file, pause
+
+    def training_step(self, batch, batch_idx):
+        time.sleep(self.pause)
+        x = (batch["x"] if isinstance(batch, dict) else batch[0]).float().mean().reshape(1, 1) / ROWS
+        return self.layer(x).sum()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        with open(self.rows_file, "a") as file:
+            file.write(f"{self.current_epoch} {batch_idx} {index_of(batch)}\n")
+
+
+def train(rank, path, folder, method, num_workers, pause, devices, accumulate):
+    """One incarnation of a job: resumes from the last checkpoint, if there is one."""
+    (folder / f"group{rank}").write_text(str(os.getpgid(0)))
+    torch.manual_seed(0)
+    module = LazyH5DataModule(
+        path,
+        x_key="x",
+        batch_size=BATCH,
+        num_workers=num_workers,
+        workers={"start_method": method},
+        with_index=True,
+        seed=1,
+    )
+    options = {"devices": devices, "strategy": "ddp"} if devices > 1 else {}
+    trainer = quiet_trainer(
+        max_epochs=EPOCHS,
+        callbacks=[SaveOnPreemption()],
+        default_root_dir=folder,
+        accumulate_grad_batches=accumulate,
+        **options,
+    )
+    model = Model(folder / f"rows{rank}.log", pause)
+    ckpt_path = "hpc" if list(folder.glob("hpc_ckpt_*.ckpt")) else None
+    trainer.fit(model, datamodule=module, ckpt_path=ckpt_path)
+    if rank == 0:
+        torch.save(model.layer.state_dict(), folder / "weights.pt")
+
+
+def end_at(folder, seconds, number):
+    """Send a signal to all processes of a job, a while after its first batch."""
+    before = len(lines(folder, 0))
+    end = time.monotonic() + 60
+    while len(lines(folder, 0)) == before and time.monotonic() < end:
+        time.sleep(0.005)
+    time.sleep(seconds)
+    for group in folder.glob("group*"):  # of each rank, with its workers
+        with suppress(ProcessLookupError):
+            os.killpg(int(group.read_text()), number)
+
+
+def lines(folder, rank):
+    path = folder / f"rows{rank}.log"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def job(path, folder, draws=None, *, devices=1, method="fork", num_workers=0, accumulate=1):
+    """Run a job, interrupted at random moments until it ends by itself; return rows of ranks, weights and stops."""
+    folder.mkdir()
+    n_stops = 0
+    while True:
+        arguments = (path, folder, method, num_workers, 0.0 if draws is None else 0.01, devices, accumulate)
+        number = (
+            None
+            if draws is None or n_stops == (2 if method == "spawn" else 4)
+            else draws.choice([signal.SIGUSR1, signal.SIGTERM])
+        )
+        if number is not None:
+            sender = threading.Thread(target=end_at, args=(folder, draws.random() * 0.15, number))
+            sender.start()
+        done = run_ranks(train, devices, folder / f"logs{n_stops}", *arguments, timeout=100)
+        if number is not None:
+            sender.join()
+        if (folder / "weights.pt").exists():
+            assert all(one.exitcode == 0 for one in done), done
+            return [lines(folder, rank) for rank in range(devices)], torch.load(folder / "weights.pt"), n_stops
+        codes = {one.exitcode for one in done}
+        assert number is not None, done
+        assert codes <= {128 + number, 128 + signal.SIGTERM}, done
+        n_stops += 1
+
+
+@pytest.fixture
+def path(make_h5):
+    return make_h5({"x": np.arange(ROWS)})
+
+
+CASES = [(1, "fork", 0), (1, "fork", 2), (2, "fork", 0), (2, "fork", 2), (1, "spawn", 2)]
+
+
+def compare(path, tmp_path, draws, accumulate, devices, method, num_workers):
+    options = {"devices": devices, "method": method, "num_workers": num_workers, "accumulate": accumulate}
+    whole, weights, _ = job(path, tmp_path / "whole", **options)
+    rows, found, n_stops = job(path, tmp_path / "broken", draws, **options)
+    assert rows == whole
+    assert all(torch.equal(found[name], value) for name, value in weights.items())
+    return n_stops
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("devices", "method", "num_workers"), CASES)
+def test_runs_that_were_preempted_are_together_the_unbroken_run(path, tmp_path, devices, method, num_workers):
+    draws = random.Random(f"{devices}{method}{num_workers}")
+    assert compare(path, tmp_path, draws, 1, devices, method, num_workers) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(50))
+def test_runs_that_were_preempted_at_random_are_together_the_unbroken_run(path, tmp_path, number):
+    draws = random.Random(number)
+    compare(path, tmp_path, draws, draws.choice([1, 2, 3]), *CASES[number % len(CASES)])
+
+
+def test_signals_have_names():
+    with pytest.raises(H5ValueError, match="names of signals"):
+        SaveOnPreemption(signals=["SIGNAL"])
+    with pytest.raises(H5ValueError, match="names of signals"):
+        SaveOnPreemption(signals="SIGUSR1")
+
+
+@pytest.mark.parametrize(
+    ("environment", "job"),
+    [
+        ({"SLURM_JOB_ID": "7"}, "7"),
+        ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3"}, "8_3"),
+    ],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_job_of_slurm_is_requeued(path, tmp_path, monkeypatch, caplog, environment, job, fails):
+    """In this process: the signal arrives in the first step."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\necho refused >&2\nexit {int(fails)}\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{scontrol.parent}:{os.environ['PATH']}")
+    from lightning.pytorch.plugins.environments import LightningEnvironment
+
+    class Signalled(Recorder):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 2:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            return super().training_step(batch, batch_idx)
+
+    trainer = quiet_trainer(callbacks=[SaveOnPreemption()], default_root_dir=tmp_path, plugins=[LightningEnvironment()])
+    module = LazyH5DataModule(path, x_key="x", batch_size=BATCH, with_index=True)
+    before = signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(SystemExit) as ended:
+        trainer.fit(Signalled(), datamodule=module)
+    assert ended.value.code == 0
+    assert (tmp_path / "asked").read_text() == f"requeue {job}\n"
+    assert (tmp_path / "hpc_ckpt_1.ckpt").exists()
+    assert ("refused" in caplog.text) == fails
+    assert signal.getsignal(signal.SIGUSR1) == before
