@@ -34,7 +34,8 @@ class SaveOnPreemption(Callback):
     The checkpoint is ``hpc_ckpt_<number>.ckpt``. ``Trainer.fit(ckpt_path="hpc")`` resumes from the last one, and under
     SLURM so does a fit without ``ckpt_path``. Pass the same folder as ``default_root_dir``.
 
-    One value is reduced over all ranks after each batch, which takes as long as one small collective.
+    One value is reduced over all ranks after each batch, which takes as long as one small collective. A validation that
+    is due after the batch is not run, since it may take longer than is left; nor is it after the resume.
 
     Args:
         dirpath: folder of the checkpoints; None for the trainer's ``default_root_dir``.
@@ -46,7 +47,7 @@ class SaveOnPreemption(Callback):
     Raises:
         H5ValueError: a signal has no such name.
         SystemExit: from ``Trainer.fit`` on all ranks once it is saved, with code 0 for a requeued job, otherwise with
-            128 and the number of the signal, as shells report it.
+            128 and the number of the signal, as shells report it. Ranks that Lightning's launcher started end with 0.
     """
 
     def __init__(
@@ -64,13 +65,13 @@ class SaveOnPreemption(Callback):
         self.dirpath = None if dirpath is None else expand_user(dirpath)
         self.requeue = requeue
         self._signals = [known[name] for name in signals]
-        self._arrived: int | None = None
+        self._arrived: list[int] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Become the last callback, so that the states of others that are saved include the batch."""
         # A `Checkpoint` would be last as well, but Lightning then leaves out its own `ModelCheckpoint`.
         trainer.callbacks = [one for one in trainer.callbacks if one is not self] + [self]  # type: ignore[attr-defined]
-        self._arrived = None
+        self._arrived.clear()
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Replace Lightning's handlers; its teardown sets those that there were before."""
@@ -87,49 +88,53 @@ class SaveOnPreemption(Callback):
         if not is_end_of_step(trainer, batch_idx):
             return
         decide = trainer.strategy.reduce_boolean_decision
-        if not decide(self._arrived is not None, all=False):
+        if not decide(bool(self._arrived), all=False):
             return
-        in_slurm = "SLURM_JOB_ID" in os.environ
-        is_auto = in_slurm and self._arrived not in (None, signal.SIGTERM)
+        is_auto = "SLURM_JOB_ID" in os.environ and any(number != signal.SIGTERM for number in self._arrived)
         requeues = decide(is_auto if self.requeue == "auto" else self.requeue, all=False)
         pl_module.on_train_batch_end(outputs, batch, batch_idx)  # Lightning's next step, which does not come any more
         path = trainer.strategy.broadcast(self._next_path(trainer.default_root_dir))
         trainer.save_checkpoint(path)
         _log.info("saved %s after batch %d of epoch %d", path, batch_idx, trainer.current_epoch)
-        if requeues and trainer.is_global_zero:
-            _requeue()
+        is_requeued = trainer.strategy.broadcast(requeues and trainer.is_global_zero and _requeue())
         trainer.strategy.barrier("SaveOnPreemption")
-        raise SystemExit(0 if requeues else 128 + (self._arrived or signal.SIGTERM))
+        # Lightning's own launcher takes another code of rank 1 for a crash, and kills rank 0 while it finishes.
+        is_child = (
+            not trainer.is_global_zero and type(trainer.strategy.launcher).__name__ == "_SubprocessScriptLauncher"
+        )
+        raise SystemExit(0 if is_requeued or is_child else 128 + (self._arrived or [signal.SIGTERM])[0])
 
     def _note_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             _log.warning(
                 "SaveOnPreemption gets no signals: training runs in a thread that is not the main one. Save at regular "
-                "steps with ModelCheckpoint(every_n_train_steps=...)."
+                "steps with a ModelCheckpoint."
             )
             return
         for number in self._signals:
             signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._arrived = number
+        self._arrived.append(number)
 
     def _next_path(self, root: str) -> str:
         folder = self.dirpath or root
         files, place = fsspec.core.url_to_fs(folder)
-        found = [re.fullmatch(r".*hpc_ckpt_(\d+)\.ckpt", path) for path in files.glob(f"{place}/hpc_ckpt_*.ckpt")]
+        names = files.ls(place, detail=False) if files.exists(place) else []
+        found = [re.fullmatch(r".*hpc_ckpt_(\d+)\.ckpt", path.rstrip("/")) for path in names]
         return f"{folder}/hpc_ckpt_{max((int(one[1]) for one in found if one), default=0) + 1}.ckpt"
 
 
-def _requeue() -> None:
-    """Ask SLURM to run this job again."""
+def _requeue() -> bool:
+    """Ask SLURM to run this job again; return whether it will."""
     job = os.environ.get("SLURM_JOB_ID", "")
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
     try:
         done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
-        failure = done.stderr.strip() if done.returncode else ""
+        failure = (done.stderr.strip() or f"exit code {done.returncode}") if done.returncode else ""
     except OSError as error:
         failure = str(error)
     if failure:
         _log.warning("`scontrol requeue %s` failed: %s. The checkpoint is saved; submit the job again.", job, failure)
+    return not failure

@@ -117,7 +117,8 @@ class RunPosition:
             raise H5ResumeError(
                 f"the checkpoint was saved after {progress.processed} batches of an epoch, and holds no position of "
                 "this data module: the rows that were trained on are unknown. Resume from a checkpoint that was saved "
-                "with this data module, or at an epoch's end. Or pass on_resume_mismatch='restart_epoch' to it: "
+                "with this data module, or at an epoch's end. Or pass "
+                "distributed={'on_resume_mismatch': 'restart_epoch'} to it: "
                 "weights and counters are restored, and the interrupted epoch starts over."
             )
 

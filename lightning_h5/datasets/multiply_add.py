@@ -128,6 +128,8 @@ class Affine:
 
     def __call__(self, rows: npt.NDArray[Any]) -> None:
         """See ``Change``; rows are of the dtype that is computed in."""
+        if self._codec is not None:
+            raise TypeError("rows that are decoded first are changed as they are copied")
         if not rows.size:
             return
         if (loops := self._loops(rows)) is not None:

@@ -23,7 +23,7 @@ SECONDS = {
     86_400.0: ("day", "d"),
 }
 SINCE = re.compile(
-    r"\s*([a-z]+?)s?\s+since\s+(\d{4})-(\d{1,2})-(\d{1,2})"
+    r"\s*([a-z]+)\s+since\s+(\d{4})-(\d{1,2})-(\d{1,2})"
     r"(?:[t\s]+(\d{1,2}):(\d{1,2})(?::(\d{1,2}(?:\.\d*)?))?)?\s*(z|utc|gmt|[+-]\d{1,2}(?::?\d{2})?)?\s*"
 )
 CALENDARS = {"", "standard", "gregorian", "proleptic_gregorian"}
@@ -44,13 +44,13 @@ class TimeUnit(NamedTuple):
     def __str__(self) -> str:
         return f"{self.units!r}{f' ({self.calendar})' if self.calendar else ''}" if self.units else "no units"
 
-    def scale(self) -> tuple[float, float] | None:
-        """Return the seconds of a unit, and those of number 0 since 1970; None if this is not known."""
+    def scale(self) -> tuple[float, int] | None:
+        """Return the seconds of a unit, and the microseconds from 1970 to number 0; None if this is not known."""
         found = SINCE.fullmatch(self.units.lower())
         if found is None or self.calendar.lower() not in CALENDARS:
             return None
         name, *date, hour, minute, second, zone = found.groups()
-        factor = next((seconds for seconds, names in SECONDS.items() if name in names), None)
+        factor = next((n for n, names in SECONDS.items() if name in names or name.removesuffix("s") in names), None)
         year, month, day = map(int, date)
         if factor is None or (year < FIRST_YEAR and self.calendar.lower() != "proleptic_gregorian"):
             return None
@@ -60,7 +60,7 @@ class TimeUnit(NamedTuple):
             return None
         since = midnight - datetime(1970, 1, 1, tzinfo=UTC)
         clock = timedelta(hours=int(hour or 0), minutes=int(minute or 0), seconds=float(second or 0))
-        return factor, (since + clock - _ahead(zone)).total_seconds()
+        return factor, (since + clock - _ahead(zone)) // timedelta(microseconds=1)
 
 
 def _ahead(zone: str | None) -> timedelta:
@@ -89,7 +89,9 @@ def _text(value: Any) -> str:
 def on_one_scale(
     values: list[npt.NDArray[Any]], units: list[TimeUnit], paths: list[str], name: str
 ) -> list[npt.NDArray[Any]]:
-    """Return times that can be compared: as stored if all have one unit, otherwise as seconds since 1970.
+    """Return times that can be compared: as stored if all have one unit, otherwise from the earliest number 0 on.
+
+    They are in their unit if it has one length, and otherwise in seconds.
 
     Args:
         values: times of each part.
@@ -112,4 +114,13 @@ def on_one_scale(
             "or pass files with one."
         )
     known = [scale for scale in scales if scale is not None]
-    return [one.astype(np.float64) * unit + start for one, (unit, start) in zip(values, known, strict=True)]
+    first = min(start for _, start in known)
+    if len({factor for factor, _ in known}) == 1:
+        return [
+            one.astype(np.float64) + (start - first) / 1e6 / factor
+            for one, (factor, start) in zip(values, known, strict=True)
+        ]
+    return [
+        one.astype(np.float64) * factor + (start - first) / 1e6
+        for one, (factor, start) in zip(values, known, strict=True)
+    ]

@@ -113,17 +113,25 @@ class WorkerQueue:
                 return number, message
 
 
+FAULTS = {
+    signal.SIGSEGV,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGABRT,
+    signal.SIGTRAP,
+    signal.SIGSYS,
+}  # of this process itself; a handler that returns would meet the fault again
+
+
 def signals_for_trainer() -> list[int]:
     """Return the signals that workers ignore: launchers send them to all processes, for the trainer.
 
     SIGTERM, SIGUSR1 and SIGUSR2, by which clusters announce the end of a job, and all others that this process handles
     by a function of Python's.
     """
-    handled = [
-        number
-        for number in signal.valid_signals() - {signal.SIGINT, signal.SIGCHLD}
-        if callable(signal.getsignal(number))
-    ]
+    others = signal.valid_signals() - {signal.SIGINT, signal.SIGCHLD} - FAULTS
+    handled = [number for number in others if callable(signal.getsignal(number))]
     return sorted({signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *handled})
 
 
@@ -131,10 +139,14 @@ def signals_for_trainer() -> list[int]:
 def holding(signals: Sequence[int], method: str) -> Iterator[None]:
     """Hold signals back in this thread; processes that it starts begin so, until they can ignore them.
 
+    The server of ``forkserver`` keeps what is held back when it is started, and so do all processes that it starts,
+    the user's own among them: SIGTERM has to end these.
+
     Args:
         signals: which ones.
         method: how processes start.
     """
+    signals = [number for number in signals if method != "forkserver" or number != signal.SIGTERM]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         if method != "fork":

@@ -135,7 +135,7 @@ class WorkerPool:
             self._memory,
             tuple(signals_for_trainer()),
         )
-        _pools.add(self)
+        _end_at_exit(self)
         try:
             if self.method == "fork":
                 self.dataset.prepare_workers(loader.num_workers)
@@ -312,15 +312,20 @@ class WorkerPool:
 
 
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_exits: set[int] = set()  # processes whose exit ends their workers; a child of a fork has to register again
+
+
+def _end_at_exit(pool: WorkerPool) -> None:
+    """End workers when this process exits: ``multiprocessing`` would send them SIGTERM, and wait for ever."""
+    _pools.add(pool)
+    if os.getpid() not in _exits:
+        _exits.add(os.getpid())
+        multiprocessing.util.Finalize(None, _end_all, exitpriority=10)  # before it ends daemons
 
 
 def _end_all() -> None:
-    """End all workers of this process: ``multiprocessing`` would send them SIGTERM, and wait for ever."""
     for pool in list(_pools):
         pool.end(at_once=True)
-
-
-multiprocessing.util.Finalize(None, _end_all, exitpriority=10)  # before it ends daemons
 
 
 class WorkerBatches:

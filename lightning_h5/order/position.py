@@ -175,8 +175,9 @@ def _compare(state: Mapping[str, Any], order: OrderParameters, sampler: PlanSamp
         lines = "".join(f"\n  {name}: saved {saved!r}, present {now!r}" for name, (saved, now) in differing.items())
         raise H5ResumeError(
             f"the saved position belongs to other data or settings:{lines}\n"
-            "Use the files and settings of the saved run. Or pass on_resume_mismatch='restart_epoch' to the data "
-            "module: weights and counters are restored, and the interrupted epoch starts over."
+            "Use the files and settings of the saved run. Or pass "
+            "distributed={'on_resume_mismatch': 'restart_epoch'} to the data module: "
+            "weights and counters are restored, and the interrupted epoch starts over."
         )
 
 

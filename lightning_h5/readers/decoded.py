@@ -25,7 +25,10 @@ NOWHERE = np.empty(0, np.int64)
 def compiled_codec(layout: ArrayLayout) -> Codec:
     """Return what decodes rows of an array, compiled for them if that is possible."""
     assert layout.decoding is not None, "rows are as stored"
-    stored, codec = layout.decoding.array, layout.decoding.codec.compiled()
+    stored, codec = layout.decoding.array, layout.decoding.codec
+    if stored.dtype == np.float16:  # Numba has none
+        return codec
+    codec = codec.compiled()
     codec.decode(np.empty((0, *stored.row_shape), stored.dtype), np.empty((0, *layout.row_shape), layout.dtype))
     return codec
 
@@ -125,7 +128,7 @@ class DecodedCopies:
 
     def __call__(self, rows: npt.NDArray[Any]) -> None:
         """See ``Change``."""
-        self.take(rows, None, rows)
+        raise TypeError("decoded rows are of another dtype")
 
     def take(
         self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], here: IntArray | None = None

@@ -200,6 +200,8 @@ def _decoded_copies(arrays: FieldLayouts, then: Change | None, dtype: np.dtype[A
     is_at_once = len(codecs) == len(decodings) and all(codec.is_compiled for codec in codecs)
     if dtype is None or dtype != arrays.examples[0].dtype or len(stored) != 1 or not is_at_once:
         return None
+    if dtype in stored:  # floats take as much memory after as before, and are copied on all cores
+        return None
     if then is not None and not then.takes_at_once:
         return None
     numbers: dict[Unpack, int] = {}

@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import listing
 from ..hdf5 import words_in
 from .recognize_groups import lists_of_splits, siblings, why_two_levels
+from .recognize_images import images
 from .recognize_parts import (
     LONGER,
     MAX_CHANNELS,
@@ -52,7 +53,7 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         files: what is in them; the rules take those of the first one for granted.
         reader: see there.
     """
-    if guesses := _sparse_rows(files):
+    if guesses := _sparse_rows(files) or images(files):
         return guesses
     if guesses := _cells(files[0], reader):
         return guesses

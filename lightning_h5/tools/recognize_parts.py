@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -49,6 +49,10 @@ MAX_CHANNELS, LONGER = 512, 8  # an axis of channels, and how much longer the ax
 Settings: TypeAlias = dict[str, Any]
 
 
+OF_PACKING = {"scale_factor", "add_offset", "_FillValue", "missing_value"}
+"""Attributes that say how values of netCDF are decoded: no fields."""
+
+
 class Look(NamedTuple):
     """How an array looks: its shape, and its dtype in words."""
 
@@ -63,11 +67,12 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FileLooks:
-    """The arrays of a file, or of a group in it, by name; and the names of those that hold references."""
+    """The arrays of a file, or of a group in it, by name; those of lists or opaque values; and those of references."""
 
     path: str
     group: str = ""
     arrays: Mapping[str, Look]
+    of_bytes: Mapping[str, Look] = field(default_factory=dict)
     references: Sequence[str] = ()
 
     @property
@@ -130,7 +135,11 @@ class Parts:
             if look.shape == () and look.dtype[:4] != "text" and all(name in part.arrays for part in parts)
         ]
         attributes = reader.attributes(parts, [self.main])
-        self.attributes = {name: each for name, each in attributes.items() if len(set(each)) > 1}
+        self.attributes = {
+            name: each
+            for name, each in attributes.items()
+            if len(set(each)) > 1 and name.rpartition("@")[2] not in OF_PACKING
+        }
         self.has_rate = any(words_in(name.rpartition("@")[2]) & RATES for name in attributes)
         self.words = set[str]().union(*(words_in(name) for name in self.shapes))
         self.step_axis, self.axis_is_sure = self._step_axis()

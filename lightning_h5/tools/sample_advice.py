@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -196,13 +197,15 @@ def looks_of(path: str, arrays: Sequence[Any]) -> FileLooks:
         path: the file.
         arrays: what ``inspect`` found of each.
     """
-    found = {
+    looks = {
         array.name: Look(array.shape, array.dtype)
         for array in arrays
-        if array.shape is not None and os.fspath(array.name) and _is_known(array.dtype)
+        if array.shape is not None and os.fspath(array.name)
     }
+    found = {name: look for name, look in looks.items() if _is_known(look.dtype)}
+    of_bytes = {name: look for name, look in looks.items() if re.match(r"lists of uint8|\|V\d", look.dtype)}
     references = [array.name for array in arrays if array.dtype == "references" and array.name[:1] != "#"]
-    return FileLooks(path=path, arrays=found, references=references)
+    return FileLooks(path=path, arrays=found, of_bytes=of_bytes, references=references)
 
 
 def _is_known(dtype: str) -> bool:

@@ -292,7 +292,7 @@ def test_the_named_way_round_starts_the_broken_epoch_over(saved, module, make_h5
         if other
         else module(**options, **more)
     )
-    with pytest.raises(H5ResumeError, match=r"on_resume_mismatch='restart_epoch'"):
+    with pytest.raises(H5ResumeError, match=r"distributed=\{'on_resume_mismatch': 'restart_epoch'\}"):
         quiet_trainer(max_epochs=EPOCHS).fit(Recorder(), datamodule=again(), ckpt_path=path)
     resumed = Recorder()
     with pytest.warns(UserWarning, match=r"epoch 1 starts over"):

@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 
+import decoded_values  # noqa: F401  # more projects
 import h5py
 import numpy as np
 import pytest
@@ -52,7 +53,29 @@ def first_batch(module):
 
 
 def test_all_layouts_but_small_volumes_and_molecules_are_recognized_without_doubt():
-    assert set(PROJECTS) - set(KINDS) - set(CELLS) == {"cremi", "brats", "cell_tracking", "molecules"}
+    seen = {name for name, write in PROJECTS.items() if write.__module__ != "decoded_values"}
+    assert seen - set(KINDS) - set(CELLS) == {"cremi", "brats", "cell_tracking", "molecules"}
+
+
+DECODED = {
+    "era5_packed": "t2m",
+    "photos": "images",
+    "volumes_of_patients": "ct",
+    "label_file": "x",
+    "bits_and_waves": "raw",
+    "slices_of_buckets": "data/*",
+}
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_values_that_are_decoded_are_recognized(tmp_path, name):
+    layout = PROJECTS[name](tmp_path)
+    _, call, in_yaml = printed(layout.arguments["path"])
+    module = executed(call)
+    assert first_batch(module) is not None
+    assert module.hparams["x_key"] == DECODED[name]
+    assert dict(module.hparams)["decode"] == ({"images": "image"} if name == "photos" else None)
+    assert dict(LazyH5DataModule(**in_yaml).hparams) == dict(module.hparams)
 
 
 @pytest.mark.parametrize("name", CELLS)

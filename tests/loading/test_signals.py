@@ -1,5 +1,6 @@
 """Signals that a launcher sends to all processes of a job are for the trainer: workers go on."""
 
+import multiprocessing
 import os
 import random
 import select
@@ -16,6 +17,7 @@ import pytest
 from arguments import nested
 
 from lightning_h5 import LazyH5DataModule
+from lightning_h5.loading.worker_process import signals_for_trainer
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,10 +74,12 @@ def test_workers_go_on_whatever_the_job_is_sent(path: str, tmp_path: Path, metho
     try:
         assert program.stdout is not None
         assert os.read(program.stdout.fileno(), 6) == b"begun\n"
-        draws = random.Random(0)
+        draws, sent = random.Random(0), [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP]
+        if method != "forkserver":  # whose processes have to end at SIGTERM before they are workers
+            sent.append(signal.SIGTERM)
         for _ in range(2):
             while not select.select([program.stdout], [], [], draws.random() * 0.04)[0]:
-                os.killpg(program.pid, draws.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP]))
+                os.killpg(program.pid, draws.choice(sent))
             assert os.read(program.stdout.fileno(), 6) == b"epoch\n"
         output, _ = program.communicate(timeout=100)
         assert program.returncode == 0
@@ -105,3 +109,30 @@ def test_a_program_that_a_worker_starts_can_be_ended(path: str) -> None:
 
 def ends_once(x: Any) -> Any:
     return ends_a_program(x) if int(x) == 7 else x
+
+
+def leave_workers(path: str) -> None:
+    global left
+    module = LazyH5DataModule(path, **nested(x_key="x", num_workers=2, batch_size=8))
+    module.setup("fit")
+    left = iter(module.train_dataloader())
+    next(left)
+
+
+def test_a_forked_process_ends_with_workers_that_are_left(path: str) -> None:
+    process = multiprocessing.get_context("fork").Process(target=leave_workers, args=(path,))
+    process.start()
+    process.join(60)
+    try:
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+
+
+def test_workers_still_end_at_their_own_faults() -> None:
+    before = signal.signal(signal.SIGSEGV, lambda number, frame: None)
+    try:
+        assert {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2} <= {*signals_for_trainer()}
+        assert signal.SIGSEGV not in signals_for_trainer()
+    finally:
+        signal.signal(signal.SIGSEGV, before)

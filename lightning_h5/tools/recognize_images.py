@@ -1,0 +1,60 @@
+"""Images in arrays: rows of bytes that begin as JPEG or PNG files do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from ..errors import H5Error
+from ..hdf5 import FAULTS, Image, bytes_of, open_h5, words_in
+from .recognize_parts import TARGETS, FileLooks, Guess, Settings
+
+__all__ = ["images"]
+
+BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+N_DECODED = 8  # images whose shapes are compared
+MIN_ROWS = 10  # of which some are left to validate on
+
+
+def images(files: Sequence[FileLooks]) -> list[Guess]:
+    """Return how to read the only array of images in files; none if there is no such array."""
+    arrays = files[0].arrays
+    looks = {**arrays, **files[0].of_bytes}
+    found = {name: rows for name, look in looks.items() if look.shape and (rows := _first(files[0].path, name))}
+    if len(found) != 1:
+        return []
+    ((name, rows),) = found.items()
+    n_rows = looks[name].shape[0]
+    columns = [other for other, look in arrays.items() if look.shape == (n_rows,) and other != name]
+    numbers = [other for other in columns if arrays[other].dtype.startswith(("int", "uint", "float"))]
+    targets = [other for other in numbers if words_in(other) & TARGETS]
+    settings: Settings = {"x_key": name, **({"y_key": targets[0]} if len(targets) == 1 else {})}
+    settings["decode"] = {name: "image"}
+    if len(_shapes(rows)) > 1:
+        settings["collate_fn"] = "list"
+    if n_rows >= MIN_ROWS:
+        settings["split"] = 0.1
+    kind = "JPEG" if rows[0].startswith(BEGINNINGS[0]) else "PNG"
+    return [Guess(settings=settings, why=f"{name!r} holds {kind} files, one a row, which are decoded to images.")]
+
+
+def _first(path: str, name: str) -> list[bytes]:
+    """Return the first rows of an array as bytes; none if the first one does not begin as an image does."""
+    with suppress(H5Error, *FAULTS, TypeError), open_h5(path) as file:
+        array = file[name]
+        is_bytes = array.ndim == 2 and array.dtype == np.uint8  # padded rows
+        if not is_bytes and (array.ndim != 1 or array.dtype.kind not in "SVO" or array.dtype.names is not None):
+            return []
+        rows = [bytes(bytes_of(row)) for row in array[:1]]
+        if rows and rows[0].startswith(BEGINNINGS):
+            return rows + [bytes(bytes_of(row)) for row in array[1:N_DECODED]]
+    return []
+
+
+def _shapes(rows: Sequence[bytes]) -> set[tuple[int, ...]]:
+    """Return the shapes of images; none if they cannot be decoded here."""
+    with suppress(Exception):  # trying the settings reports why
+        return {Image().row(row).shape for row in rows}
+    return set()
