@@ -57,6 +57,7 @@ nitpick_ignore_regex = [
     ("py:class", "Skip"),
     ("py:class", "BoolArray"),
     ("py:class", "Collate"),
+    ("py:class", "Changes"),
     ("py:class", "CopyRows"),
     ("py:class", "CountReads"),
     ("py:class", "Decode"),
