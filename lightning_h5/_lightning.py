@@ -33,7 +33,7 @@ __all__ = [
     "Tuner",
     "check_trainer",
     "drop_logged",
-    "is_end_of_step",
+    "is_between_batches",
     "is_logging_step",
     "logged_step",
     "models_of_the_other_package",
@@ -130,10 +130,17 @@ def is_logging_step(trainer: Any, every: int | None = None) -> bool:
     return (logged_step(trainer) + 1) % every == 0
 
 
-def is_end_of_step(trainer: Any, batch_idx: int) -> bool:
-    """Return whether gradients of a batch were applied, not accumulated; for ``on_train_batch_end``."""
-    is_last = bool(trainer.is_last_batch)
-    return is_last or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+def is_between_batches(trainer: Any, batch_idx: int) -> bool:
+    """Return whether nothing but the next batch follows a batch; for ``on_train_batch_end``.
+
+    Otherwise gradients are still accumulated, or a validation or the end of the epoch follows, which would be left out
+    by a run that resumes from a checkpoint of this batch.
+    """
+    if trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches:
+        return False
+    is_by_epoch = trainer.check_val_every_n_epoch is not None
+    n_batches = batch_idx + 1 if is_by_epoch else trainer.fit_loop.epoch_loop.total_batch_idx + 1
+    return not trainer.enable_validation or bool(n_batches % trainer.val_check_batch)
 
 
 def drop_logged(trainer: Any, hook: str, names: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import fsspec
 
-from .._lightning import Callback, LightningModule, Trainer, is_end_of_step
+from .._lightning import Callback, LightningModule, Trainer, is_between_batches
 from ..errors import H5ValueError
 from ..hdf5 import expand_user
 from ..types import PathLike
@@ -34,8 +34,9 @@ class SaveOnPreemption(Callback):
     The checkpoint is ``hpc_ckpt_<number>.ckpt``. ``Trainer.fit(ckpt_path="hpc")`` resumes from the last one, and under
     SLURM so does a fit without ``ckpt_path``. Pass the same folder as ``default_root_dir``.
 
-    One value is reduced over all ranks after each batch, which takes as long as one small collective. A validation that
-    is due after the batch is not run, since it may take longer than is left; nor is it after the resume.
+    One value is reduced over all ranks after each batch, which takes as long as one small collective. If a validation
+    or the end of the epoch follows a batch, these come first, and the next batch is the one after which it is saved: a
+    run that resumes would leave them out. Give the job as much time as they take.
 
     Args:
         dirpath: folder of the checkpoints; None for the trainer's ``default_root_dir``.
@@ -85,7 +86,7 @@ class SaveOnPreemption(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save and end if a rank was sent a signal."""
-        if not is_end_of_step(trainer, batch_idx):
+        if not is_between_batches(trainer, batch_idx):
             return
         decide = trainer.strategy.reduce_boolean_decision
         if not decide(bool(self._arrived), all=False):

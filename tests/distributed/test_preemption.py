@@ -30,9 +30,22 @@ class Model(Recorder):
         x = (batch["x"] if isinstance(batch, dict) else batch[0]).float().mean().reshape(1, 1) / ROWS
         return self.layer(x).sum()
 
-    def on_train_batch_end(self, outputs, batch, batch_idx):
+    def note(self, text):
         with open(self.rows_file, "a") as file:
-            file.write(f"{self.current_epoch} {batch_idx} {index_of(batch)}\n")
+            file.write(f"{self.current_epoch} {text}\n")
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.note(f"{batch_idx} {index_of(batch)}")
+
+    def validation_step(self, batch, batch_idx):
+        self.note(f"validation {index_of(batch)}")
+
+    def on_train_epoch_end(self):
+        self.note("end")
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
 
 
 def train(rank, path, folder, method, num_workers, pause, devices, accumulate):
@@ -47,6 +60,7 @@ def train(rank, path, folder, method, num_workers, pause, devices, accumulate):
         workers={"start_method": method},
         with_index=True,
         seed=1,
+        split=0.2,
     )
     options = {"devices": devices, "strategy": "ddp"} if devices > 1 else {}
     trainer = quiet_trainer(
@@ -54,6 +68,8 @@ def train(rank, path, folder, method, num_workers, pause, devices, accumulate):
         callbacks=[SaveOnPreemption()],
         default_root_dir=folder,
         accumulate_grad_batches=accumulate,
+        num_sanity_val_steps=0,
+        val_check_interval=0.5,
         **options,
     )
     model = Model(folder / f"rows{rank}.log", pause)
