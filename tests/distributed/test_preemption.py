@@ -197,3 +197,37 @@ def test_a_job_of_slurm_is_requeued(path, tmp_path, monkeypatch, caplog, environ
     assert (tmp_path / "hpc_ckpt_1.ckpt").exists()
     assert ("refused" in caplog.text) == fails
     assert signal.getsignal(signal.SIGUSR1) == before
+
+
+class Told(Model):
+    """Is sent a signal in one step of the first epoch."""
+
+    def __init__(self, rows_file, at):
+        super().__init__(rows_file, 0)
+        self.at = at
+
+    def training_step(self, batch, batch_idx):
+        if (self.current_epoch, batch_idx) == (0, self.at):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("at", "n_validated"), [(0, 1.0), (4, 1.0), (9, 1.0), (9, 0)])  # batches 4 and 9 end a half
+def test_no_validation_and_no_end_of_an_epoch_is_left_out(path, tmp_path, at, n_validated):
+    def run(folder, at, ckpt_path=None):
+        folder.mkdir(exist_ok=True)
+        torch.manual_seed(0)
+        model = Told(folder / "rows0.log", at)
+        module = LazyH5DataModule(path, x_key="x", batch_size=BATCH, with_index=True, seed=1, split=0.2)
+        options = {"num_sanity_val_steps": 0, "val_check_interval": 0.5, "default_root_dir": folder}
+        options["limit_val_batches"] = n_validated
+        quiet_trainer(callbacks=[SaveOnPreemption()], **options).fit(model, datamodule=module, ckpt_path=ckpt_path)
+        return model
+
+    whole = run(tmp_path / "whole", None)
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path / "broken", at)
+    assert ended.value.code == 128 + signal.SIGUSR1
+    resumed = run(tmp_path / "broken", None, ckpt_path="hpc")
+    assert lines(tmp_path / "broken", 0) == lines(tmp_path / "whole", 0)
+    assert torch.equal(resumed.layer.weight, whole.layer.weight)
