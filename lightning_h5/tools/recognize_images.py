@@ -8,7 +8,8 @@ from contextlib import suppress
 import numpy as np
 
 from ..errors import H5Error
-from ..hdf5 import FAULTS, Image, bytes_of, open_h5, words_in
+from ..hdf5 import FAULTS, Image, OpenOptions, bytes_of, find_array, is_bytes, layout_of, open_h5, words_in
+from ..readers import open_reader
 from .recognize_parts import TARGETS, FileLooks, Guess, Settings
 
 __all__ = ["images"]
@@ -42,14 +43,21 @@ def images(files: Sequence[FileLooks]) -> list[Guess]:
 
 def _first(path: str, name: str) -> list[bytes]:
     """Return the first rows of an array as bytes; none if the first one does not begin as an image does."""
-    with suppress(H5Error, *FAULTS, TypeError), open_h5(path) as file:
-        array = file[name]
-        is_bytes = array.ndim == 2 and array.dtype == np.uint8  # padded rows
-        if not is_bytes and (array.ndim != 1 or array.dtype.kind not in "SVO" or array.dtype.names is not None):
+    try:
+        with open_h5(path) as file:
+            layout = layout_of(find_array(file, name), path, name)  # opens no other file
+        if layout.dtype.kind == "S" and not layout.row_shape:  # not text
+            n_bytes = np.dtype(f"V{layout.dtype.itemsize}")
+            layout = layout.with_changes(stored=n_bytes, dtype=n_bytes)
+        is_padded = layout.dtype == np.uint8 and len(layout.row_shape) == 1
+        if not (is_padded or (not layout.row_shape and (is_bytes(layout.dtype) or layout.dtype.kind == "V"))):
             return []
-        rows = [bytes(bytes_of(row)) for row in array[:1]]
+        reader = open_reader(layout, OpenOptions())
+        rows = [bytes(bytes_of(row)) for row in reader.read(np.arange(min(1, layout.n_rows)))]
         if rows and rows[0].startswith(BEGINNINGS):
-            return rows + [bytes(bytes_of(row)) for row in array[1:N_DECODED]]
+            return rows + [bytes(bytes_of(row)) for row in reader.read(np.arange(1, min(N_DECODED, layout.n_rows)))]
+    except (H5Error, *FAULTS):  # checking the file reports it
+        pass
     return []
 
 
