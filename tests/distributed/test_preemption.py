@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import suppress
 
+import lightning
 import numpy as np
 import pytest
 import torch
@@ -45,6 +46,8 @@ class Model(Recorder):
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        if lightning.__version__ < "2.5":  # after a resume it advances schedules of epochs once too often
+            return optimizer
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
 
 
