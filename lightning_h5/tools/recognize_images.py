@@ -10,11 +10,12 @@ import numpy as np
 from ..errors import H5Error
 from ..hdf5 import FAULTS, Image, OpenOptions, bytes_of, find_array, is_bytes, layout_of, open_h5, words_in
 from ..readers import open_reader
-from .recognize_parts import TARGETS, FileLooks, Guess, Settings
+from .recognize_parts import TARGETS, FileLooks, Guess, Look, Settings
 
 __all__ = ["images"]
 
 BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+MAX_READ = 16  # arrays of which a row is read
 N_DECODED = 8  # images whose shapes are compared
 MIN_ROWS = 10  # of which some are left to validate on
 
@@ -23,7 +24,11 @@ def images(files: Sequence[FileLooks]) -> list[Guess]:
     """Return how to read the only array of images in files; none if there is no such array."""
     arrays = files[0].arrays
     looks = {**arrays, **files[0].of_bytes}
-    found = {name: rows for name, look in looks.items() if look.shape and (rows := _first(files[0].path, name))}
+    likely = [
+        *(name for name, look in files[0].of_bytes.items() if look.shape),
+        *(name for name, look in arrays.items() if _may_hold_bytes(look)),
+    ]
+    found = {name: rows for name in likely[:MAX_READ] if (rows := _first(files[0].path, name))}
     if len(found) != 1:
         return []
     ((name, rows),) = found.items()
@@ -39,6 +44,10 @@ def images(files: Sequence[FileLooks]) -> list[Guess]:
         settings["split"] = 0.1
     kind = "JPEG" if rows[0].startswith(BEGINNINGS[0]) else "PNG"
     return [Guess(settings=settings, why=f"{name!r} holds {kind} files, one a row, which are decoded to images.")]
+
+
+def _may_hold_bytes(look: Look) -> bool:
+    return (look.dtype == "uint8" and len(look.shape) == 2) or (look.dtype[:4] == "text" and len(look.shape) == 1)
 
 
 def _first(path: str, name: str) -> list[bytes]:
