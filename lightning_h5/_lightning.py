@@ -140,7 +140,8 @@ def is_between_batches(trainer: Any, batch_idx: int) -> bool:
         return False
     is_by_epoch = trainer.check_val_every_n_epoch is not None
     n_batches = batch_idx + 1 if is_by_epoch else trainer.fit_loop.epoch_loop.total_batch_idx + 1
-    return not trainer.enable_validation or bool(n_batches % trainer.val_check_batch)
+    every = trainer.val_check_batch  # None if validation is due by the clock (Lightning 2.6)
+    return not trainer.enable_validation or not every or bool(n_batches % every)
 
 
 def drop_logged(trainer: Any, hook: str, names: Iterable[str]) -> None:

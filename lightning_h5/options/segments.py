@@ -57,7 +57,7 @@ class SegmentOptions(Options):
         offsets: array with the first row of each segment, and optionally the number of rows at the end.
         ends: array, or several, with a flag that is set at the last row of a segment.
         join: array with a coordinate of each row, such as a time. Files are joined, and a segment ends where the
-            coordinate does not advance by its usual step. Times of different ``units`` are compared in seconds.
+            coordinate does not advance by its usual step. Times of different ``units`` are put on one scale.
         axis: axis of the arrays, as stored, of which each index is a segment: 0 for arrays of shape (trajectory, step,
             ...). A mapping from fields or patterns to axes if these differ, None for a field without it.
         step_axis: axis of the steps, as stored. A mapping if fields differ, None for a field without steps.
