@@ -188,7 +188,7 @@ def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
         names = listing(report.unchecked, MAX_UNCHECKED)
         unchecked = f"most damage to the values of {names} would go unnoticed (no checksums)"
         meaning = INTEGRITY[report.integrity] if report.integrity else unchecked
-        yield faint(f"integrity level {report.integrity} of 0 to 3: {meaning}")
+        yield faint(f"integrity level {report.integrity} of 4: {meaning}")
 
 
 def bench_text(report: BenchReport) -> Iterator[str]:

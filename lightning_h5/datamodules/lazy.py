@@ -17,6 +17,7 @@ from ..datasets import (
     SampleOptions,
     SegmentChoice,
     SegmentSubset,
+    TableDataset,
     are_cells,
     column_of,
     count_rows,
@@ -40,6 +41,7 @@ from ..options import (
     WindowOptions,
     WorkerOptions,
 )
+from ..order import RowWeights
 from ..types import DTypeLike, IntArray, Keys, PathLike, Paths
 from .arguments import SPLITS, SampleArguments, Split, picked
 from .base import BaseH5DataModule, Chosen, fields_of
@@ -212,6 +214,17 @@ class KeyedH5DataModule(BaseH5DataModule):
         every = [*keys_in(self.x_key, self.y_key), *self._split.columns, *self._weights.keys]
         lacks = rows_without_line(files, every, self._options.files, self._catalog)
         return cut_rows(n_rows, self._split, paths=self._paths, groups=groups, labels=labels, names=names, lacks=lacks)
+
+    def weights_of_rows(self, dataset: TableDataset, files: tuple[str, ...]) -> RowWeights:
+        """Return how often each sample of the training files is to come."""
+
+        def column(key: str, argument: str) -> npt.NDArray[Any]:
+            if dataset.table.sampling is not None:
+                return dataset.table.values_of_samples(key)
+            found, rows = self._column(files, key, dataset.table.n_rows, argument), dataset.indices
+            return found if rows is None else found[rows]
+
+        return row_weights(self._weights, column)
 
     def _column(self, files: tuple[str, ...], key: str, n_rows: int, argument: str) -> npt.NDArray[Any]:
         """One value of each row of the training files."""
@@ -417,10 +430,4 @@ class LazyH5DataModule(KeyedH5DataModule):
         if split != "train" or not self._weights.is_given:
             return dataset
 
-        def column(key: str, argument: str) -> npt.NDArray[Any]:
-            if dataset.table.sampling is not None:
-                return dataset.table.values_of_samples(key)
-            found, rows = self._column(arguments["path"], key, dataset.table.n_rows, argument), dataset.indices
-            return found if rows is None else found[rows]
-
-        return weighted_dataset(dataset, row_weights(self._weights, column))
+        return weighted_dataset(dataset, self.weights_of_rows(dataset, arguments["path"]))

@@ -23,10 +23,11 @@ from ..options import (
     ShuffleOptions,
     SplitOptions,
     TableOptions,
+    WeightOptions,
     WindowOptions,
     WorkerOptions,
 )
-from ..order import PlanSampler, ShardSampler, TrainBatches
+from ..order import PlanSampler, ShardRows, ShardSampler, TrainBatches
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
 from .lazy import KeyedH5DataModule
@@ -93,6 +94,9 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         split: how the training files are split: a float (``val_fraction``) or ``SplitOptions`` (``val_fraction``,
             ``test_fraction``, ``group_key``, ``group_pattern``, ``stratify_key``, ``num_folds``, ``fold``, ``seed``,
             ``file``, ``key``, ``by``, ``gap``).
+        weights: how often each training row is drawn: the name of an array (``weight_key``) or ``WeightOptions``
+            (``weight_key``, ``balance_key``, ``class_weights``). Each rank draws among the rows that it holds, so ranks
+            with other shares of a class draw its rows more or less often.
         sample: what a sample is: "row" (one step), "window" or "segment" (all steps of a segment). None follows from
             ``window`` and ``segments``, and is required with ``patch``. "row" also accepts files that look like one
             image or volume each, for which None raises.
@@ -154,6 +158,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         num_workers: int = 0,
         pin_memory: bool | Literal["auto"] = "auto",
         split: SplitOptions | float | dict[str, Any] | None = None,
+        weights: WeightOptions | str | dict[str, Any] | None = None,
         sample: Literal["row", "window", "segment"] | None = None,
         segments: SegmentOptions | str | dict[str, Any] | None = None,
         window: WindowOptions | int | list[int] | dict[str, Any] | None = None,
@@ -198,6 +203,8 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             dataset.shard = replace(dataset.shard, ends=ends)
         context = multiprocessing.get_context(self._options.workers.start_method)
         dataset.for_training = trains
+        if trains and self._weights.is_given:
+            dataset.draw_by(self.weights_of_rows(dataset, arguments["path"]))
         dataset.for_workers = bool(self._options.num_workers) and context.get_start_method() != "fork"
         return dataset
 
@@ -269,15 +276,19 @@ class RankCachedH5DataModule(KeyedH5DataModule):
 
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """The order in which rows are read: in memory all orders cost the same."""
+        held = cast("RankMemCachedH5Dataset", dataset)
+        recipe = None if held.weights is None else ShardRows(held.shard, held.weights)
         if shuffles and self._options.shuffle.mode != "none":
-            return Order("global", 1, 0, "each rank's rows are in its memory", 0)
-        return Order("none", 1, 0, "as shuffle=False asks", 0)
+            return Order("global", 1, 0, "each rank's rows are in its memory", 0, recipe=recipe)
+        return Order("none", 1, 0, "as shuffle=False asks", 0, recipe=recipe)
 
     def sampler_of(self, dataset: RowDataset, order: Order, *, training: bool) -> PlanSampler:
         """The sampler of a loader: of this rank's rows alone."""
+        held = cast("RankMemCachedH5Dataset", dataset)
         return ShardSampler(
-            cast("RankMemCachedH5Dataset", dataset).shard,
+            held.shard,
             self._parameters(order),
+            weights=held.weights if training else None,
             **self._sampler_arguments(training=training),
             repeats=self.is_overfitting,
             is_given=self.trainer is not None or self._options.distributed.rank is not None,

@@ -20,7 +20,7 @@ from ..counters import Counters
 from ..errors import H5Error, H5ValueError
 from ..hdf5 import OpenOptions, process_pool
 from ..options import FileOptions, PatchOptions, SegmentOptions, TableOptions, WindowOptions
-from ..order import BlockTable, RankShard, Rows, ShardMode, as_array, resolve_replica
+from ..order import BlockTable, RankShard, Rows, RowWeights, ShardMode, as_array, resolve_replica
 from ..readers import TaskQueue, check_bounds
 from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, Keys, PathLike, Paths
@@ -136,6 +136,7 @@ class RankMemCachedH5Dataset(TableDataset):
         >>> loader = DataLoader(dataset, batch_size=32, sampler=sampler)
     """
 
+    weights: RowWeights | None = None  # how often training takes the rows of all ranks, if not once
     takes_packed = False  # whether packed integers are accepted as stored, even without a dtype
 
     def __init__(
@@ -279,6 +280,29 @@ class RankMemCachedH5Dataset(TableDataset):
         is_alone = self._stands_alone or not in_group or not self.shares or in_worker
         load_shards({"": self}, is_alone=is_alone, shows_bar=not in_worker)
 
+    def draw_by(self, weights: RowWeights) -> None:
+        """Let training take rows as often as weights ask; each rank draws among those that it holds.
+
+        A row that comes again has a number larger by ``len(self)``, each time.
+
+        Args:
+            weights: of the rows of all ranks.
+
+        Raises:
+            H5ValueError: all weights of a rank's rows are 0; on all ranks.
+        """
+        self.weights, self.sample_layout = weights, replace(self.sample_layout, n_rows=self.n_rows)
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        """Raise ``H5ValueError`` if a rank holds no row that has a weight, as all ranks find."""
+        for rank in range(self.shard.world_size if self.weights is not None else 0):
+            if self.weights is not None and not self.weights.weights[as_array(self.shard.rows(self.draw, rank))].any():
+                raise H5ValueError(
+                    f"rows weighted {self.weights.text}: all rows that rank {rank} of {self.shard.world_size} holds "
+                    "have the weight 0. Pass memory='interleave', or train on fewer ranks."
+                )
+
     def reshard(self, draw: int) -> bool:
         """Take the shard of another draw, and give up the one that is held, if it is another.
 
@@ -291,6 +315,7 @@ class RankMemCachedH5Dataset(TableDataset):
         if draw == self.draw:
             return self.is_loaded
         self.draw = draw
+        self._check_weights()
         if self._held is not None:
             if self._has_all and not self._held.has_text:
                 self._held.regroup(*self.mine())
@@ -307,6 +332,7 @@ class RankMemCachedH5Dataset(TableDataset):
             and (self.shares_memory, self.for_workers) == (other.shares_memory, other.for_workers)
             and self.table.guards == other.table.guards
             and self.identity() == other.identity()
+            and (self.weights and self.weights.recipe) == (other.weights and other.weights.recipe)
         )
 
     @property
@@ -410,9 +436,10 @@ class RankMemCachedH5Dataset(TableDataset):
         if self._held is None:
             self.load()
         all_cores = at_once and not is_forked()
-        if self.table.sampling is None:
-            return partial(self._copy, rows, all_cores=all_cores)
-        return partial(self._copy_samples, rows, epoch, all_cores=all_cores)
+        if self.weights is not None:
+            times, held = np.divmod(rows, len(self))
+            return partial(self._copy_again, times, held, epoch, all_cores=all_cores)
+        return partial(self._copy, rows, epoch, all_cores=all_cores)
 
     def _of_rank(self, rows: IntArray) -> HeldRows:
         """Return the memory that these rows of this rank are in."""
@@ -422,14 +449,20 @@ class RankMemCachedH5Dataset(TableDataset):
             check_bounds(rows, len(self), "this rank's shard")
         return self._held
 
-    def _copy(self, rows: IntArray, *, all_cores: bool) -> RawBatch:
+    def _copy_again(self, times: IntArray, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:
+        """Return rows with numbers that say how often each was drawn before, so that transforms draw differently."""
+        raw = self._copy(rows, epoch, all_cores=all_cores)
+        return raw._replace(rows=raw.rows + times * self.n_rows)
+
+    def _copy(self, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:
         held = self._of_rank(rows)
+        if self.table.sampling is not None:
+            return self._copy_samples(held, rows, epoch, all_cores=all_cores)
         columns = held.take(rows, self._buffers, pinned=self.reads_pinned, all_cores=all_cores)
         return RawBatch(held.numbers(rows), columns)
 
-    def _copy_samples(self, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:
+    def _copy_samples(self, held: HeldRows, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:
         """Return samples of several rows: those in memory, and the fields that are not held by rows."""
-        held = self._of_rank(rows)
         numbers = held.numbers(rows)
         asked = self.table.rows_of(self.located(numbers), epoch)
         of_rank = np.empty(0, np.int64) if self.samples.has_cells else self._rows_of_rank()

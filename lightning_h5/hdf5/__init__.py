@@ -4,7 +4,7 @@ from .alike import AlikeArrays
 from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
 from .codecs import Codec, Conventions, MatrixRows, Recode, Stack, Unpack, codec_of
-from .contents import Entry, entries_of, kind_of_object, list_arrays, resolve_path, shape_of
+from .contents import OLD_CATEGORIES, Entry, entries_of, kind_of_object, list_arrays, resolve_path, shape_of
 from .describe import attribute_layout, column_layout, describe_array, filters_of, layout_of, scalar_layout
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
@@ -38,6 +38,7 @@ __all__ = [
     "GROUP_WORDS",
     "INTEGRITY",
     "MAX_H5",
+    "OLD_CATEGORIES",
     "AlikeArrays",
     "ArrayColumns",
     "ArrayDigests",

@@ -13,7 +13,17 @@ from .checks import check_link
 from .dtypes import dtype_text, numpy_dtype
 from .open import FAULTS, object_address
 
-__all__ = ["Entry", "entries_of", "has_arrays", "kind_of_object", "list_arrays", "resolve_path", "shape_of"]
+__all__ = [
+    "OLD_CATEGORIES",
+    "Entry",
+    "entries_of",
+    "has_arrays",
+    "has_old_categories",
+    "kind_of_object",
+    "list_arrays",
+    "resolve_path",
+    "shape_of",
+]
 
 MAX_LINKS = 16  # HDF5's own limit on links followed in one lookup
 
@@ -77,6 +87,20 @@ def has_arrays(group: Any, *names: str) -> bool:
     except FAULTS:
         return False
     return all(kind == h5py.h5g.DATASET for kind in each)
+
+
+OLD_CATEGORIES = "__categories"
+"""The group of the categories of the columns beside it, which are codes, as AnnData wrote them until version 0.7."""
+
+
+def has_old_categories(array: Any) -> bool:
+    """Return whether an array is codes of categories in a group beside it, not reached by links."""
+    name, group = array.name.rpartition("/")[2], array.parent
+    try:
+        kind = h5py.h5g.get_objinfo(group.id, OLD_CATEGORIES.encode(), follow_link=False).type
+    except FAULTS:
+        return False
+    return kind == h5py.h5g.GROUP and has_arrays(group[OLD_CATEGORIES], name)
 
 
 def kind_of_object(file: Any, name: str) -> Literal["group", "array"] | None:

@@ -191,7 +191,8 @@ def layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         found = _layout_of(handle, path, key)
         if handle.categories is None:
             return found
-        return found.with_changes(categories=_layout_of(handle.categories, path, f"{key}/categories"))
+        name = str(handle.categories.array.name).removeprefix("/")
+        return found.with_changes(categories=_layout_of(handle.categories, path, name))
 
 
 def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:

@@ -16,7 +16,7 @@ from .plan import (
     order_rows,
 )
 from .position import OtherShardsError, Passes, Position, Progress, is_position
-from .recipes import MixtureRecipe, RowWeights, WeightedRecipe
+from .recipes import MixtureRecipe, RowWeights, ShardRows, WeightedRecipe
 from .samplers import EpochShuffleSampler, PlanSampler, ShardSampler
 from .shards import (
     RankShard,
@@ -62,6 +62,7 @@ __all__ = [
     "Rows",
     "Segment",
     "ShardMode",
+    "ShardRows",
     "ShardSampler",
     "SourceOrder",
     "Strategy",

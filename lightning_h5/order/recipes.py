@@ -28,7 +28,7 @@ from .plan import (
     SourceOrder,
     order_rows,
 )
-from .shards import RankShard
+from .shards import RankShard, as_array
 from .window import BlockTable
 
 __all__ = ["EachRowOnce", "MixtureRecipe", "RowWeights", "ShardRows", "WeightedRecipe"]
@@ -49,30 +49,6 @@ class EachRowOnce(EpochRecipe):
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
         """See ``EpochRecipe``."""
         return RowSequence(order_rows(self.blocks, order, epoch), self.blocks.n_rows, epoch)
-
-
-@dataclass(frozen=True, eq=False)
-class ShardRows(EachRowOnce):
-    """Epochs of the rows of one rank's shard, in an order of its own; equally many on each rank.
-
-    Attributes:
-        shard: the rows that the rank holds. Another row of a larger shard is left out each epoch.
-    """
-
-    shard: RankShard
-
-    def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
-        """See ``EpochRecipe``."""
-        rows = order_rows(self.blocks, order, epoch, place=1 + self.shard.rank)
-        absent = self.shard.left_out(epoch)
-        if absent is None:
-            return RowSequence(rows, self.blocks.n_rows, epoch)
-
-        def without_absent(start: int, stop: int) -> IntArray:
-            found = rows(start, stop)
-            return found + (found >= absent)
-
-        return RowSequence(without_absent, self.blocks.n_rows, epoch)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +77,20 @@ class RowWeights:
             raise H5ValueError(
                 f"rows weighted {self.text}: all {len(self.weights)} weights are 0, which leaves nothing to train on."
             )
+
+    @property
+    def recipe(self) -> str:
+        """What an epoch of these rows visits, in a few words that are other ones for other weights."""
+        digest = hashlib.sha256(self.weights.tobytes()).hexdigest()[:16]
+        return f"rows weighted {self.text} ({digest})"
+
+    def of_rows(self, rows: IntArray) -> RowWeights:
+        """Return the weights of some rows.
+
+        Raises:
+            H5ValueError: all of them are 0.
+        """
+        return RowWeights(self.weights[rows], self.text)
 
     @cached_property
     def ends(self) -> npt.NDArray[np.float64]:
@@ -141,7 +131,9 @@ class _Draws:
         return places
 
 
-def weighted_order(blocks: BlockTable, weights: RowWeights, parameters: OrderParameters, epoch: int) -> RowOrder:
+def weighted_order(
+    blocks: BlockTable, weights: RowWeights, parameters: OrderParameters, epoch: int, place: int = 0
+) -> RowOrder:
     """Return the sequence of an epoch's draws. A row that comes again has a number larger by ``n_rows``, each time.
 
     Args:
@@ -149,10 +141,11 @@ def weighted_order(blocks: BlockTable, weights: RowWeights, parameters: OrderPar
         weights: of the rows.
         parameters: what decides the order.
         epoch: from 0.
+        place: sets draws apart that have the same parameters (``global`` alone).
     """
-    word = np.asarray(stream(parameters.seed, epoch, PLACES).random_raw(1), dtype=np.uint64)[0]
+    word = np.asarray(stream(parameters.seed, epoch, PLACES, place).random_raw(1), dtype=np.uint64)[0]
     draws = _Draws(weights, word)
-    order = order_rows(BlockTable.of_sizes(np.diff(draws.before(blocks.starts))), parameters, epoch)
+    order = order_rows(BlockTable.of_sizes(np.diff(draws.before(blocks.starts))), parameters, epoch, place)
 
     def numbers(start: int, stop: int) -> IntArray:
         drawn = order(start, stop)
@@ -177,8 +170,7 @@ class WeightedRecipe(EpochRecipe):
     @property
     def text(self) -> str:
         """See ``EpochRecipe``."""
-        digest = hashlib.sha256(self.weights.weights.tobytes()).hexdigest()[:16]
-        return f"rows weighted {self.weights.text} ({digest})"
+        return self.weights.recipe
 
     def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
         """See ``EpochRecipe``: draws, as many as there are rows."""
@@ -187,6 +179,51 @@ class WeightedRecipe(EpochRecipe):
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
         """See ``EpochRecipe``."""
         return RowSequence(weighted_order(self.blocks, self.weights, order, epoch), order.n_units, epoch)
+
+
+@dataclass(frozen=True, eq=False)
+class ShardRows(EpochRecipe):
+    """Epochs of the rows of one rank's shard, in an order of its own; equally many on each rank.
+
+    Attributes:
+        shard: the rows that the rank holds. Another row, or draw, of a larger shard is left out each epoch.
+        weights: of the rows of all ranks; each rank draws among those that it holds. None takes each row once.
+    """
+
+    shard: RankShard
+    weights: RowWeights | None = None
+
+    @property
+    def text(self) -> str:
+        """See ``EpochRecipe``."""
+        return "" if self.weights is None else self.weights.recipe
+
+    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
+        """See ``EpochRecipe``: draws of this rank; 0 without weights."""
+        return 0 if self.weights is None else self.shard.n_trained
+
+    def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
+        """See ``EpochRecipe``."""
+        shard, place = self.shard, 1 + self.shard.rank
+        absent = shard.left_out(epoch)
+        if self.weights is not None:
+            held = self.weights.of_rows(as_array(shard.rows(shard.draw(epoch))))
+            draws = weighted_order(BlockTable.of_sizes([shard.n_held]), held, order, epoch, place)
+
+            def without_draw(start: int, stop: int) -> IntArray:
+                at = stop if absent is None else min(max(absent, start), stop)
+                return np.concatenate([draws(start, at), draws(at + 1, stop + 1)]) if at < stop else draws(start, stop)
+
+            return RowSequence(without_draw, shard.n_trained, epoch)
+        rows = order_rows(BlockTable.of_sizes([shard.n_trained]), order, epoch, place)
+        if absent is None:
+            return RowSequence(rows, shard.n_trained, epoch)
+
+        def without_absent(start: int, stop: int) -> IntArray:
+            found = rows(start, stop)
+            return found + (found >= absent)
+
+        return RowSequence(without_absent, shard.n_trained, epoch)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from .evaluation import EvaluationBatches
 from .permutation import permutation
 from .plan import EpochPlan, EpochRecipe, EpochSequence, OrderParameters
 from .position import Position
-from .recipes import EachRowOnce, ShardRows
+from .recipes import EachRowOnce, RowWeights, ShardRows
 from .shards import RankShard, Replica, resolve_replica
 from .window import BlockTable
 
@@ -265,6 +265,7 @@ class ShardSampler(PlanSampler):
     Args:
         shard: what this rank holds.
         parameters: what decides the order: the seed, and whether rows are shuffled.
+        weights: of the rows of all ranks; None takes each row once.
         is_given: the caller named the replica. If False, it is checked when iteration starts: rows that are held
             cannot become another rank's.
         options: others of ``PlanSampler``. ``evaluation`` is all rows of the shard in storage order.
@@ -273,11 +274,19 @@ class ShardSampler(PlanSampler):
         H5ValueError: when iteration starts, if the shard is not this rank's.
     """
 
-    def __init__(self, shard: RankShard, parameters: OrderParameters, *, is_given: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        shard: RankShard,
+        parameters: OrderParameters,
+        *,
+        weights: RowWeights | None = None,
+        is_given: bool = True,
+        **options: Any,
+    ) -> None:
         self.shard, self._is_given = shard, is_given
         blocks = BlockTable.of_sizes([shard.n_trained])
         # Rank 0 of 1, independent of the rows of other ranks.
-        super().__init__(blocks, parameters, rank=0, world_size=1, recipe=ShardRows(blocks, shard), **options)
+        super().__init__(blocks, parameters, rank=0, world_size=1, recipe=ShardRows(shard, weights), **options)
 
     @property
     def n_rows(self) -> int:

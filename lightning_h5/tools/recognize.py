@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import listing
-from ..hdf5 import words_in
+from ..hdf5 import OLD_CATEGORIES, words_in
 from .recognize_groups import lists_of_splits, siblings, why_two_levels
 from .recognize_images import images
 from .recognize_parts import (
@@ -94,8 +94,9 @@ def _sparse_rows(files: Sequence[FileLooks]) -> list[Guess]:
     if main is None:
         return []
     n_rows = arrays[f"{main}/indptr"].shape[0] - 1
-    columns = [name.removesuffix("/codes") for name in arrays if re.fullmatch(r"obs/[^/]+/codes", name)]
-    columns = [name for name in columns if arrays[f"{name}/codes"].shape == (n_rows,)]
+    columns = [name for name in arrays if re.fullmatch(r"obs/[^/]+/codes", name)]
+    columns += [name for name in arrays if f"obs/{OLD_CATEGORIES}/{name.removeprefix('obs/')}" in arrays]
+    columns = [name.removesuffix("/codes") for name in columns if arrays[name].shape == (n_rows,)]
     target = min(columns, key=lambda name: (not words_in(name) & (TARGETS | {"type"}), name), default=None)
     why = f"{main!r} is a sparse matrix, of which a row is a sample; it becomes dense in a batch, or stays sparse with "
     why += f"decode={{{main!r}: 'csr'}}."

@@ -191,11 +191,8 @@ def test_batches_are_even_and_drop_last_drops_the_ragged_end(file):
     assert [len(y) for _, y, _ in by_hand(module(file, eval_batch_size=25), "validate")] == [25, 18, 17]
 
 
-def test_it_takes_every_argument_of_the_lazy_one_with_the_same_default_but_for_weights():
-    """Weights are of all rows: a rank that holds a shard alone could not draw by them."""
+def test_it_takes_every_argument_of_the_lazy_one_with_the_same_default():
     lazy, cached = (dict(inspect.signature(kind).parameters) for kind in (LazyH5DataModule, RankCachedH5DataModule))
-    assert lazy.pop("weights")
-    assert "weights" not in cached
     assert {name: str(cached[name]) for name in lazy} == {name: str(parameter) for name, parameter in lazy.items()}
     assert [*lazy] == [name for name in cached if name in lazy]
 

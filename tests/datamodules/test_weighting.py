@@ -9,10 +9,16 @@ from factories import Stored
 from lightning.pytorch.cli import LightningCLI
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 
-from lightning_h5 import CombinedHDF5DataModule, H5ResumeError, H5ValueError, LazyH5DataModule
+from lightning_h5 import (
+    CombinedHDF5DataModule,
+    H5ResumeError,
+    H5ValueError,
+    LazyH5DataModule,
+    RankCachedH5DataModule,
+)
 
 ROWS, BATCH = 1200, 32
-KINDS = {"lazy": LazyH5DataModule, "combined": CombinedHDF5DataModule}
+KINDS = {"lazy": LazyH5DataModule, "combined": CombinedHDF5DataModule, "rank_cached": RankCachedH5DataModule}
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 SHUFFLES = {"global": {}, "window": {"shuffle": "window", "shuffle_bytes": "4 KiB"}, "storage": {"shuffle": False}}
 EVERY_SHUFFLE = pytest.mark.parametrize("shuffle", SHUFFLES)
@@ -41,8 +47,8 @@ LABELS, WEIGHTS = arrays()["y"], arrays()["w"]
 
 def module(kind, file, **options):
     options = {"batch_size": BATCH, "with_index": True} | options
-    if kind == "lazy":
-        return LazyH5DataModule(file, **nested(**({"x_key": {"x": "x", "row": "row"}} | options)))
+    if kind != "combined":
+        return KINDS[kind](file, **nested(**({"x_key": {"x": "x", "row": "row"}} | options)))
     return CombinedHDF5DataModule(file, **nested(**({"load_fields": ["x", "row"]} | options)))
 
 
@@ -160,8 +166,8 @@ model: {{class_path: lightning_models.Recorder}}
 data:
   class_path: lightning_h5.{KINDS[kind].__name__}
   init_args:
-    {"train_path" if kind == "lazy" else "train_paths"}: {file}
-    {"x_key: {row: row}" if kind == "lazy" else "load_fields: [row]"}
+    {"train_paths" if kind == "combined" else "train_path"}: {file}
+    {"load_fields: [row]" if kind == "combined" else "x_key: {row: row}"}
     weights: {{balance_key: y, class_weights: {{0: 1, 1: 2, 2: 1.0}}}}
 """)
     cli = LightningCLI(args=["--config", str(config)], run=False, save_config_callback=None)
@@ -209,6 +215,30 @@ def test_ranks_together_have_the_sequence_of_one(file, world_size, shuffle):
     alone = [row for batch in steps(0, 1) for row in batch]
     ranks = [steps(rank, world_size) for rank in range(world_size)]
     assert [row for step in zip(*ranks, strict=True) for batch in step for row in batch] == alone
+
+
+def test_each_rank_that_holds_its_rows_draws_among_them(file):
+    drawn = []
+    for rank in range(2):
+        datamodule = module("rank_cached", file, weights={"balance_key": "y"}, rank=rank, world_size=2)
+        datamodule.setup("fit")
+        drawn.append(np.concatenate([batch["row"].numpy() for batch in datamodule.train_dataloader()]))
+    for rank, rows in enumerate(drawn):
+        assert (rows % 2 == rank).all()
+        assert len(rows) == ROWS // 2
+    expected = ROWS / 2 * (1 / np.bincount(LABELS))[LABELS]
+    for rank, rows in enumerate(drawn):
+        own = np.where(np.arange(ROWS) % 2 == rank, expected, 0)
+        assert np.abs(np.bincount(rows, minlength=ROWS) - own / own.sum() * ROWS / 2).max() < 2
+
+
+def test_a_rank_without_a_row_that_has_a_weight_is_refused_on_all_ranks(make_h5):
+    path = make_h5({"x": np.arange(100.0), "w": (np.arange(100) < 50).astype("f4")})
+    for rank in range(2):
+        options = {"rank": rank, "world_size": 2}
+        datamodule = RankCachedH5DataModule(path, x_key="x", weights="w", memory="contiguous", distributed=options)
+        with pytest.raises(H5ValueError, match=r"all rows that rank 1 of 2 holds have the weight 0"):
+            datamodule.setup("fit")
 
 
 @pytest.mark.wide

@@ -8,7 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5 import H5ValueError
-from lightning_h5.order import BlockTable, OrderParameters, PlanSampler, Position, RowWeights, Segment, WeightedRecipe
+from lightning_h5.order import (
+    BlockTable,
+    OrderParameters,
+    PlanSampler,
+    Position,
+    RankShard,
+    RowWeights,
+    Segment,
+    ShardSampler,
+    WeightedRecipe,
+    as_array,
+)
 
 MODES = ["none", "global", "window"]
 EPOCHS = 200
@@ -218,3 +229,39 @@ def test_only_the_ratios_of_weights_count_however_small_or_large_they_are(scale)
 def test_what_the_weights_are_is_part_of_what_a_position_depends_on():
     recipes = [sampler(weights).present_order().recipe for weights in ([1, 2, 3], [1, 3, 2], [1, 2, 3])]
     assert recipes[0] == recipes[2] != recipes[1]
+
+
+@given(
+    st.lists(st.floats(0.01, 100), min_size=4, max_size=60).map(np.array),
+    st.integers(1, 4),
+    st.sampled_from(["contiguous", "interleave"]),
+    st.sampled_from(["none", "global"]),
+    st.integers(0, 3),
+    st.integers(0, 20),
+)
+def test_ranks_that_hold_rows_draw_among_them_equally_often_and_as_their_weights_say(
+    weights, world_size, mode, order, reshard_every, epoch
+):
+    weighted = RowWeights(weights, "by 'w'")
+    steps = set()
+    for rank in range(world_size):
+        shard = RankShard(BlockTable.of_sizes([len(weights)]), world_size, rank, mode, reshard_every, 7)
+        parameters = OrderParameters(mode=order, seed=7, batch_size=3, streams=1, window=0)
+        sampler = ShardSampler(shard, parameters, weights=weighted, batch_size=3)
+        numbers = [number for token in sampler.tokens(epoch) for number in token.rows.tolist()]
+        assert len(set(numbers)) == len(numbers) == len(weights) // world_size, "numbers of one epoch are unlike"
+        counts = np.bincount(np.array(numbers) % shard.n_held, minlength=shard.n_held)
+        held = weights[as_array(shard.rows(shard.draw(epoch)))]
+        assert (np.abs(counts - held / held.sum() * shard.n_held) < 2 + (shard.n_held > shard.n_trained)).all()
+        steps.add(len(list(sampler.tokens(epoch))))
+    assert len(steps) == 1
+
+
+def test_a_rank_whose_rows_have_no_weight_has_nothing_to_draw():
+    shard = RankShard(BlockTable.of_sizes([6]), 2, 1, "contiguous")
+    parameters = OrderParameters(mode="global", seed=0, batch_size=3, streams=1, window=0)
+    sampler = ShardSampler(
+        shard, parameters, weights=RowWeights(np.array([1.0, 1, 1, 0, 0, 0]), "by 'w'"), batch_size=3
+    )
+    with pytest.raises(H5ValueError, match="weights are 0"):
+        list(sampler.tokens(0))
