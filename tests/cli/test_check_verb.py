@@ -54,7 +54,7 @@ def test_problems_are_grouped_by_file_and_summed_up(run, folder):
     assert lines[2] == str(folder / "c.h5")
     assert lines[3].startswith("  warning (duplicate): it holds the same as")
     assert lines[4] == "3 files, 6 arrays, 45.9 KiB decoded: 1 error, 1 warning"
-    assert lines[5] == "integrity level 0 of 0 to 3: most damage to the values of 'y' would go unnoticed (no checksums)"
+    assert lines[5] == "integrity level 0 of 4: most damage to the values of 'y' would go unnoticed (no checksums)"
     assert len(lines) == 6
 
 
@@ -74,7 +74,7 @@ def test_how_surely_damage_shows_is_the_last_line(run, tmp_path, how, libver, le
             file.create_dataset("x", data=np.arange(100.0), chunks=(10,), maxshape=(None,), **(more or how))
     code, out, _ = run(tmp_path / "a.h5", tmp_path / "b.h5", *apart)
     assert code == 0
-    assert out.splitlines()[-1].startswith(f"integrity level {level} of 0 to 3: ")
+    assert out.splitlines()[-1].startswith(f"integrity level {level} of 4: ")
 
 
 def test_json_has_the_report_and_nothing_else(run, folder):
@@ -99,7 +99,7 @@ def test_without_decoding_metadata_alone_are_read(run, folder):
     assert code == 0
     assert out.splitlines() == [
         "1 file, 2 arrays, metadata alone: 0 errors, 0 warnings",
-        "integrity level 0 of 0 to 3: most damage to the values of 'y' would go unnoticed (no checksums)",
+        "integrity level 0 of 4: most damage to the values of 'y' would go unnoticed (no checksums)",
     ]
 
 
@@ -180,7 +180,7 @@ def test_what_a_hostile_process_tells_is_one_line_without_codes(run, folder, mon
         str(folder / "a.h5"),
         "  error (open): x\\ny: fine\\n1 file, 2 arrays: 0 errors, 0 warnings\\x1b[1A\\x1b[1m\\r\\u202e",
         "1 file, 0 arrays, 0 B decoded, each file in a process of its own: 1 error, 0 warnings",
-        "integrity level 0 of 0 to 3: most damage to the values of 'u\\nv' would go unnoticed (no checksums)",
+        "integrity level 0 of 4: most damage to the values of 'u\\nv' would go unnoticed (no checksums)",
     ]
 
 
