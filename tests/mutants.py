@@ -190,10 +190,17 @@ MUTANTS = [
         "self.trainer.global_rank, self.trainer.world_size",
         RANKS,
     ),
-    Mutant("ranks may differ", "distributed.py", "if not differing:", "if True:", RANKS),
+    Mutant("ranks may differ", "distributed/exchange.py", "if not differing:", "if True:", RANKS),
+    Mutant(
+        "ranks take what earlier ranks left in the store",
+        "distributed/process_group.py",
+        "own = secrets.token_hex(8)",
+        'own = "0"',
+        ("tests/distributed/test_elastic.py",),
+    ),
     Mutant(
         "a rank that is late goes on alone",
-        "distributed.py",
+        "distributed/exchange.py",
         "            if late:\n                kind",
         "            if False:\n                kind",
         RANKS,
@@ -222,8 +229,8 @@ MUTANTS = [
     Mutant(
         "all ranks draw the same order of their rows",
         "order/recipes.py",
-        "place=1 + self.shard.rank",
-        "place=1",
+        "shard, place = self.shard, 1 + self.shard.rank",
+        "shard, place = self.shard, 1",
         ("tests/order",),
     ),
     Mutant(

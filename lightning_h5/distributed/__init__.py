@@ -1,0 +1,11 @@
+"""Agreement between ranks outside of training: all see the same data, or all stop; values that a node computes once.
+
+Ranks talk through the key-value store by which they found each other. Knows torch's processes, not Lightning.
+"""
+
+from .exchange import Exchange, exchange
+from .once_per_node import OncePerNode, first_value
+from .process_group import own_store
+from .processes import are_near, this_process
+
+__all__ = ["Exchange", "OncePerNode", "are_near", "exchange", "first_value", "own_store", "this_process"]

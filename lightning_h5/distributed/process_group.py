@@ -1,0 +1,156 @@
+"""The key-value store by which the ranks of a process group found each other, and names in it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch.distributed
+
+__all__ = ["agree_on_nonce", "key_of", "own_store", "stop_answering", "wait_until"]
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02  # between polls of a waiting rank: most arrive within milliseconds
+LONGEST_PAUSE_OF_RANK_0 = 0.2  # between its looks for questions
+
+_inherited: list[Any] = []
+
+
+def own_store() -> Any:
+    """Return the store of this process's group; None if there is one rank alone.
+
+    A child that a rank forked has its parent's group and store. Both would talk through one connection, and each would
+    get the other's answers: such a child is no rank.
+    """
+    store = _store()
+    if store is None or any(store is one for one in _inherited) or torch.distributed.get_world_size() == 1:
+        return None
+    return store
+
+
+def _store() -> Any:
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    # torch has no public access to the store that `init_process_group` created.
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def _remember_inherited() -> None:
+    _inherited[:] = [_store()]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_remember_inherited)
+
+
+# Names in the store ----------------------------------------------------------------------------------------------
+
+
+class _Group(NamedTuple):
+    """What this process knows of its process group.
+
+    Attributes:
+        store: of the group.
+        nonce: a word that all ranks of this group know, and no other group has had.
+        numbers: how often this process used each name.
+    """
+
+    store: Any
+    nonce: str
+    numbers: defaultdict[str, count[int]]
+
+
+_own: list[_Group] = []  # the one that was used last
+_all_know = threading.Event()  # that rank 0 need not answer any more
+_answering: list[threading.Thread] = []
+
+
+def key_of(store: Any, name: str) -> str:
+    """Return where the ranks of this group find what a name stands for this time; the second time it is another place.
+
+    Args:
+        store: of the group. Before ``agree_on_nonce``, the place may have something of an earlier group.
+        name: the same in all ranks.
+    """
+    return f"lightning_h5/{_of(store).nonce}/{name}/{next(_of(store).numbers[name])}"
+
+
+def agree_on_nonce(store: Any, patience: float) -> bool:
+    """Let all ranks know a word of this group alone; return whether this rank does.
+
+    A store may have served another group before, with other ranks that found something else: the agent of ``torchrun``
+    may keep it when workers start again, or a node joins. So all names have a word that rank 0 draws. The others ask
+    for it with a word of their own, and so cannot take the answer to an earlier rank for theirs.
+
+    Args:
+        store: of the group.
+        patience: seconds to wait for rank 0.
+    """
+    if _of(store).nonce:
+        return True
+    own = secrets.token_hex(8)
+    if torch.distributed.get_rank() == 0:
+        stop_answering()
+        _own[:] = [_Group(store, own, defaultdict(count))]
+        _answering[:] = [threading.Thread(target=_answer, args=(store, own), name="lightning_h5-nonce", daemon=True)]
+        _all_know.clear()
+        _answering[0].start()
+        return True
+    answer = f"lightning_h5/answers/{own}"
+    store.set(f"lightning_h5/questions/{store.add('lightning_h5/n_questions', 1)}", own)
+    if not wait_until(lambda: bool(store.check([answer])), patience):
+        return False
+    _own[:] = [_Group(store, store.get(answer).decode(), defaultdict(count))]
+    return True
+
+
+def stop_answering() -> None:
+    """End rank 0's answers: all ranks know the nonce, and no thread may run where processes are forked."""
+    _all_know.set()
+    for thread in _answering:
+        thread.join()
+    _answering.clear()
+
+
+def _of(store: Any) -> _Group:
+    if not _own or _own[0].store is not store:
+        _own[:] = [_Group(store, "", defaultdict(count))]
+    return _own[0]
+
+
+def _answer(store: Any, nonce: str) -> None:
+    """Answer all questions, of earlier groups too; runs in a thread."""
+    n_seen, open_questions, pause = 0, set[int](), FIRST_PAUSE
+    with suppress(torch.distributed.DistError):  # the group has ended
+        while not _all_know.wait(pause):
+            n_asked = store.add("lightning_h5/n_questions", 0)
+            open_questions |= set(range(n_seen + 1, n_asked + 1))
+            n_seen = n_asked
+            for number in list(open_questions):
+                if store.check([key := f"lightning_h5/questions/{number}"]):
+                    store.set(f"lightning_h5/answers/{store.get(key).decode()}", nonce)
+                    open_questions.remove(number)
+            pause = min(LONGEST_PAUSE_OF_RANK_0, 1.1 * pause)
+
+
+def wait_until(is_done: Callable[[], bool], patience: float, progress: Callable[[], int] = lambda: 0) -> bool:
+    """Wait until something is done; return whether it is.
+
+    Args:
+        is_done: asks for it.
+        patience: seconds to wait; they begin again with each progress.
+        progress: a number that grows.
+    """
+    end, seen, pause = time.monotonic() + patience, 0, FIRST_PAUSE
+    while not (done := is_done()) and time.monotonic() < end:
+        time.sleep(pause)
+        pause = min(LONGEST_PAUSE, 1.1 * pause)  # longer each time, since all ranks ask the same store
+        if (now := progress()) != seen:
+            end, seen = time.monotonic() + patience, now
+    return done
