@@ -352,7 +352,7 @@ MUTANTS = [
     ),
     Mutant(
         "times of files are compared whatever their units",
-        "datasets/time_units.py",
+        "datasets/segment_cuts.py",
         "if len(set(units)) <= 1:",
         "if units:",
         ("tests/datasets/test_time_units.py",),
@@ -458,7 +458,7 @@ MUTANTS = [
     ),
     Mutant(
         "a split in time has steps of its neighbor's windows",
-        "datasets/segment_splits.py",
+        "datasets/segment_choice.py",
         "gap = sampling.reach - 1 if options.gap is None else options.gap",
         "gap = options.gap or 0",
         SEGMENTS,

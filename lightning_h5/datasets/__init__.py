@@ -2,8 +2,8 @@
 
 from .base import RawBatch, RowDataset
 from .catalog import Catalog
-from .categories import Categories
 from .cells import are_cells
+from .column_values import Categories
 from .columns import column_of, count_rows, rows_without_line
 from .combined import CombinedHDF5Dataset
 from .compatibility import are_packed_alike, different_packing, refuse_images, shape_of_images
@@ -17,8 +17,8 @@ from .rank_cached import RankMemCachedH5Dataset
 from .row_filters import NoRowPassesError
 from .row_table import RowTable
 from .sample_layout import Transform
+from .segment_choice import SegmentChoice, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
 from .segment_fields import SampleOptions
-from .segment_splits import SegmentChoice, SegmentSubset, groups_by_pattern, segments_by_time, segments_in_lists
 from .shard_loading import load_shards
 from .shard_memory import available_memory
 from .sparse_tables import matrices_in

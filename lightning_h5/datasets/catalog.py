@@ -30,7 +30,7 @@ from ..options import FileOptions
 from ..order import resolve_replica
 from ..progress_bar import with_bar
 from ..types import Paths
-from .categories import Categories, check_same, column_of_codes
+from .column_values import Categories, check_same, column_of_codes
 from .compatibility import Asked, Compatibility, refuse_images
 from .joins import Joins, with_others
 from .part_layouts import ListedParts

@@ -1,19 +1,175 @@
-"""The values of an array with one value a row, as comparisons need them: decoded, with names for codes."""
+"""The values of columns as comparisons need them: decoded, and with the names of categories instead of codes.
+
+``Categories`` makes codes mean the same in all files, which need not have the same names of categories.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
-from ..errors import H5ValueError
-from ..hdf5 import ArrayLayout, OpenOptions
+from ..errors import H5CorruptError, H5ResumeError, H5ValueError, listing
+from ..hdf5 import ArrayLayout, OpenOptions, Recode
 from ..readers import open_reader
-from .categories import names_of_codes
 
-__all__ = ["decoded", "flat_values_of", "values_of"]
+__all__ = [
+    "Categories",
+    "check_same",
+    "column_of_codes",
+    "decoded",
+    "flat_values_of",
+    "names_in",
+    "names_of_codes",
+    "values_of",
+]
+
+
+class Categories:
+    """What codes stand for, the same in all files.
+
+    Names that come first keep their codes: those of the first files, in their order if all of these have the same names
+    and sorted otherwise; names that only other files have follow, sorted.
+
+    Args:
+        known: names by array, in the order of their codes.
+    """
+
+    def __init__(self, known: dict[str, tuple[Any, ...]] | None = None) -> None:
+        self.known = known or {}
+
+    def digests(self) -> dict[str, list[Any]]:
+        """Return for each array how many names have codes, and a digest of them in their order."""
+        return {key: [len(names), _digest(names)] for key, names in self.known.items()}
+
+    def check(self, saved: Mapping[str, Sequence[Any]]) -> None:
+        """Check that codes mean what they meant when their digests were saved; further names may have followed.
+
+        Raises:
+            H5ResumeError: they do not.
+        """
+        for key, (n, digest) in saved.items():
+            names = self.known.get(key)
+            if names is not None and _digest(names[:n]) != digest:
+                raise H5ResumeError(
+                    f"the codes of {key!r} stood for {n} other categories when the checkpoint was saved; now they are "
+                    f"{listing(map(str, names))}. Pass the same training files, whose categories have the first codes."
+                )
+
+    def recoded(
+        self,
+        layouts: Sequence[tuple[ArrayLayout, ...]],
+        options: OpenOptions,
+        first: Callable[[str], Sequence[ArrayLayout]],
+    ) -> list[tuple[ArrayLayout, ...]]:
+        """Return arrays with codes of categories that mean the same in all files.
+
+        Args:
+            layouts: of each file.
+            options: how files are opened.
+            first: returns an array of the files with the first names, if these are others.
+        """
+        if not layouts or all(array.categories is None for array in layouts[0]):
+            return list(layouts)
+        by_field = [list(each) for each in zip(*layouts, strict=True)]
+        for at, arrays in enumerate(by_field):
+            if all(array.categories is not None and array.decoding is None for array in arrays):
+                by_field[at] = self._of_field(arrays, options, first)
+        return list(zip(*by_field, strict=True))
+
+    def _of_field(
+        self, layouts: Sequence[ArrayLayout], options: OpenOptions, first: Callable[[str], Sequence[ArrayLayout]]
+    ) -> list[ArrayLayout]:
+        key = layouts[0].key
+        each = [_names(layout, options) for layout in layouts]
+        if key not in self.known:
+            lists = [_names(layout, options) for layout in first(key)] or each
+            is_one = all(names == lists[0] for names in lists)
+            self.known[key] = tuple(lists[0] if is_one else sorted({name for names in lists for name in names}))
+        more = {name for names in each for name in names} - set(self.known[key])
+        self.known[key] += tuple(sorted(more))
+        codes = {name: code for code, name in enumerate(self.known[key])}
+        return [
+            layout.decoded(Recode(tuple(codes[name] for name in names)))
+            for layout, names in zip(layouts, each, strict=True)
+        ]
+
+
+def column_of_codes(key: str) -> str | None:
+    """Return the column whose codes a name is of; None if it is another array's."""
+    column, _, last = key.rpartition("/")
+    return column if column and last == "codes" else None
+
+
+def check_same(column: str, arrays: Sequence[Any], options: OpenOptions) -> None:
+    """Check that codes that a user named, as they are stored, mean the same in all files.
+
+    Args:
+        column: the categorical column.
+        arrays: the names of its categories in each file; something else if there are none.
+        options: how files are opened.
+
+    Raises:
+        H5ValueError: they do not.
+    """
+    described = [array for array in arrays if isinstance(array, ArrayLayout)]
+    if len(described) < len(arrays):
+        return
+    first, *others = (names_in(array, options) for array in described)
+    for array, names in zip(described[1:], others, strict=True):
+        if names != first:
+            raise H5ValueError(
+                f"the codes of {column!r} stand for {listing(map(str, first))} in {described[0].path!r} and for "
+                f"{listing(map(str, names))} in {array.path!r}. Name {column!r} instead of '{column}/codes': its codes "
+                "become the same in all files."
+            )
+
+
+def _digest(names: Sequence[Any]) -> str:
+    return hashlib.sha256(repr(tuple(names)).encode()).hexdigest()[:16]
+
+
+def names_of_codes(layout: ArrayLayout, codes: npt.NDArray[Any], options: OpenOptions) -> npt.NDArray[Any]:
+    """Return what the codes of an array stand for; empty text, or NaN, for missing ones.
+
+    Args:
+        layout: the array.
+        codes: as they are stored, or as the array's codec changes them.
+        options: how its file is opened.
+
+    Raises:
+        H5CorruptError: there is no such name.
+    """
+    names = _names(layout, options)
+    if layout.decoding is not None and isinstance(layout.decoding.codec, Recode):
+        stored = np.full(max(layout.decoding.codec.codes, default=0) + 2, -1)  # -1 is the last
+        stored[list(layout.decoding.codec.codes)] = np.arange(len(names))
+        codes = stored[codes]
+    Recode(tuple(range(len(names)))).check(codes, layout)
+    is_text = not names or isinstance(names[0], str)
+    missing = [] if not is_text and (codes >= 0).all() else ["" if is_text else np.nan]
+    found: npt.NDArray[Any] = np.array([*names, *missing], dtype=object if is_text else None)[codes]  # -1 is the last
+    return found
+
+
+def _names(layout: ArrayLayout, options: OpenOptions) -> list[Any]:
+    assert layout.categories is not None, "these are no codes"
+    return names_in(layout.categories, options)
+
+
+def names_in(array: ArrayLayout, options: OpenOptions) -> list[Any]:
+    """Return the names of categories in an array."""
+    if array.row_shape:
+        raise H5CorruptError(
+            f"{array.key!r} in {array.path!r} has rows of the shape {array.row_shape}, and codes stand for single "
+            "names. Write the column again."
+        )
+    values = open_reader(array, options, counters=Counters()).read(np.arange(array.n_rows)).tolist()
+    return [one.decode() if isinstance(one, bytes) else one for one in values]
 
 
 def decoded(layout: ArrayLayout, column: npt.NDArray[Any], options: OpenOptions) -> npt.NDArray[Any]:

@@ -30,9 +30,8 @@ from .row_filters import Where, criteria_of
 from .row_table import RowTable
 from .sample_cache import CachingDataset
 from .sample_layout import Transform
-from .segment_columns import with_label
+from .segment_choice import SegmentChoice, with_label
 from .segment_fields import SampleKind, SampleOptions, Select
-from .segment_splits import SegmentChoice
 from .segment_tables import segment_table
 from .selection import Selection
 from .sparse_rows import SparseField

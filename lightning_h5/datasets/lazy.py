@@ -19,8 +19,8 @@ from .file_dataset import CACHE_BYTES, FileDataset
 from .normalize import Normalize
 from .reading_ahead import chunk_cache
 from .sample_layout import Transform
+from .segment_choice import SegmentChoice
 from .segment_fields import SampleKind, SampleOptions, Select
-from .segment_splits import SegmentChoice
 from .segment_tables import table_of_samples
 
 __all__ = ["H5LazyDataset", "LazyFileDataset"]

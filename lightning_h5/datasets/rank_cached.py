@@ -32,8 +32,8 @@ from .held_rows import HeldRows, checked_device
 from .held_samples import HeldSamples
 from .normalize import Normalize
 from .sample_layout import Transform
+from .segment_choice import SegmentChoice
 from .segment_fields import SampleKind, SampleOptions, Select
-from .segment_splits import SegmentChoice
 from .segment_tables import table_of_samples
 from .shard_loading import load_shards
 from .table_dataset import TableDataset, rows_of_all

@@ -17,17 +17,16 @@ from ..types import IntArray
 from .catalog import Catalog
 from .column_values import values_of
 from .compatibility import Asked, Compatibility
+from .joins import SegmentLines, lines_of_parts, lines_of_slices
 from .kept_parts import PackedText
 from .part_layouts import DescribedParts, ListedParts, PartLayouts, StoredParts
 from .patch_tables import VolumeTable
 from .row_filters import Mask
 from .row_table import Parts, RowTable
-from .segment_cuts import by_coordinate, by_value, check_present, firsts_in, steps_of
+from .segment_cuts import TimeUnit, by_coordinate, by_value, check_present, firsts_in, on_one_scale, steps_of, unit_of
 from .segment_fields import SegmentField
-from .segment_joins import SegmentLines, lines_of_parts, lines_of_slices
 from .segment_parts import FoundParts, NamedParts, PartNames, parts_in
 from .segments import Segments, Steps
-from .time_units import TimeUnit, on_one_scale, unit_of
 
 __all__ = ["SegmentBuilder"]
 

@@ -19,9 +19,8 @@ from .readable_files import WITHOUT_THEM, Skip, each_readable
 from .row_filters import NoRowPassesError
 from .row_table import RowTable
 from .segment_builder import SegmentBuilder
-from .segment_columns import samples_that_pass, samples_with_lines, values_of_segments
+from .segment_choice import SegmentChoice, samples_that_pass, samples_with_lines, values_of_segments
 from .segment_fields import SampleOptions, fields_of
-from .segment_splits import SegmentChoice
 from .segments import Sampling
 from .sparse_tables import matrices_in, sparse_table, with_matrices
 from .windows import samples_of

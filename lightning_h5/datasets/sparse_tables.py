@@ -21,9 +21,8 @@ from .compatibility import Asked, Compatibility
 from .part_layouts import ListedParts
 from .readable_files import WITHOUT_THEM, Skip, each_readable
 from .row_table import RowTable
-from .segment_columns import samples_that_pass, values_of_segments
+from .segment_choice import SegmentChoice, samples_that_pass, values_of_segments
 from .segment_fields import SampleOptions
-from .segment_splits import SegmentChoice
 from .segments import Segments, Steps
 from .sparse_rows import SparseField, sparse_field
 from .windows import WholeSegments

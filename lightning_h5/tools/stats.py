@@ -15,8 +15,8 @@ from ..datasets.cells import are_cells
 from ..datasets.compatibility import Asked
 from ..datasets.fields import Decode, codecs_of
 from ..datasets.row_table import RowTable
+from ..datasets.segment_choice import SegmentChoice
 from ..datasets.segment_fields import SampleKind, Select
-from ..datasets.segment_splits import SegmentChoice
 from ..datasets.segment_tables import segment_table
 from ..datasets.segments import Places
 from ..errors import H5KeyError, H5ValueError, listing

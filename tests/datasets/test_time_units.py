@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5 import H5LazyDataset, H5ValueError
-from lightning_h5.datasets.time_units import TimeUnit
+from lightning_h5.datasets.segment_cuts import TimeUnit
 
 NAMES = ["seconds", "second", "s", "minutes", "min", "hours", "h", "hr", "days", "day", "d", "ms", "microseconds"]
 CLOCKS = ["", " 06:30", " 00:00:00", "T12:00:01.5", " 00:00:00 UTC", " 00:00:00Z", " 03:00:00 +02:00", " 0:0:0 -0530"]
