@@ -437,7 +437,7 @@ MUTANTS = [
     ),
     Mutant(
         "padding is not zero",
-        "datasets/sample_columns.py",
+        "datasets/table_dataset.py",
         "column[torch.from_numpy(~found.is_valid.reshape(-1))] = 0",
         "pass",
         WINDOWS,

@@ -7,8 +7,7 @@ from .column_values import Categories
 from .columns import column_of, count_rows, rows_without_line
 from .combined import CombinedHDF5Dataset
 from .compatibility import are_packed_alike, different_packing, refuse_images, shape_of_images
-from .discovery import expand_those_there
-from .field_maps import FieldMap
+from .discovery import FieldMap, expand_those_there
 from .lazy import H5LazyDataset, LazyFileDataset
 from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_dataset
 from .normalize import FieldStats, read_stats, write_stats

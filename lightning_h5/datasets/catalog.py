@@ -31,10 +31,9 @@ from ..order import resolve_replica
 from ..progress_bar import with_bar
 from ..types import Paths
 from .column_values import Categories, check_same, column_of_codes
-from .compatibility import Asked, Compatibility, refuse_images
+from .compatibility import WITHOUT_THEM, Asked, Compatibility, Skip, each_readable, refuse_images
 from .joins import Joins, with_others
 from .part_layouts import ListedParts
-from .readable_files import WITHOUT_THEM, Skip, each_readable
 from .row_table import RowTable
 
 __all__ = ["Catalog", "collector_paused"]

@@ -17,19 +17,29 @@ from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .catalog import Catalog
 from .cells import are_cells
-from .collate import Collate
 from .compatibility import Asked, refuse_other_files
-from .discovery import SKIP_THEM, files_to_read, names_to_load, skip_into, table_of
-from .field_maps import TARGET, FieldMap, checked_names, keys_of, members_of, paths_of
+from .discovery import (
+    SKIP_THEM,
+    TARGET,
+    FieldMap,
+    checked_names,
+    files_to_read,
+    keys_of,
+    members_of,
+    names_to_load,
+    paths_of,
+    skip_into,
+    table_of,
+)
 from .fields import Decode, Fields, checked_rows, codecs_of, without_lacking
 from .file_dataset import CACHE_BYTES
 from .labels import LabelCriterion
 from .normalize import Normalize, normalized
-from .reading_ahead import chunk_cache
+from .read_costs import chunk_cache
 from .row_filters import Where, criteria_of
 from .row_table import RowTable
 from .sample_cache import CachingDataset
-from .sample_layout import Transform
+from .sample_layout import Collate, Transform
 from .segment_choice import SegmentChoice, with_label
 from .segment_fields import SampleKind, SampleOptions, Select
 from .segment_tables import segment_table

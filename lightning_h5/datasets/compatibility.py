@@ -1,15 +1,15 @@
-"""Check that arrays are as requested, and that arrays and files belong together."""
+"""Check that arrays are as requested, that arrays and files belong together, and which files can be read."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from ..errors import H5ValueError, listing
+from ..errors import H5DataChangedError, H5FileError, H5ValueError, listing
 from ..hdf5 import (
     ArrayLayout,
     Codec,
@@ -28,15 +28,19 @@ from ..hdf5 import (
 from ..types import Paths
 
 __all__ = [
+    "WITHOUT_THEM",
     "Asked",
     "Compatibility",
+    "Skip",
     "are_packed_alike",
     "different_packing",
+    "each_readable",
     "is_encoded",
     "refuse_images",
     "refuse_other_files",
     "shape_of_images",
 ]
+
 
 MAX_CHANNELS = 4
 """Values of a pixel, at most, on the last axis of an image."""
@@ -285,3 +289,47 @@ def _check_alike(expected: Sequence[ArrayLayout], found: Sequence[ArrayLayout], 
                     f"{a.key!r} has the {what} {left} in {a.path!r} and {other} in {b.path!r}. Train on files with "
                     "equal arrays, or create a data module for each kind."
                 )
+
+
+WITHOUT_THEM = "Repair them, or pass a list of files without them; files are never skipped silently."
+"""What to do about broken files in classes that have no argument for it."""
+
+Skip = Callable[[str, H5FileError], None]
+"""Called with a file that is missing or broken, and is left out, and its error."""
+
+_T = TypeVar("_T")
+
+
+def each_readable(
+    paths: Sequence[str], look: Callable[[str], _T], skip: Skip | None, advice: str, bar: Iterable[str] | None = None
+) -> Iterator[tuple[str, _T]]:
+    """Yield files with what is found in them, one after the other, without broken ones if the user asked for that.
+
+    Args:
+        paths: the files.
+        look: looks at one.
+        skip: called with a file that is left out; None raises its error.
+        advice: what to do to train without broken files, for the error.
+        bar: yields the files and shows progress.
+
+    Raises:
+        H5FileError: a file is missing or broken, or all of them are.
+    """
+    n_found = 0
+    for path in paths if bar is None else bar:
+        try:
+            found = look(path)
+        except H5FileError as error:
+            if skip is not None:
+                skip(path, error)
+                continue
+            # System errors, such as locks, and changed files do not mean that a file is broken.
+            is_broken = not isinstance(error, H5DataChangedError) and getattr(error.__cause__, "errno", None) is None
+            if len(paths) > 1 and is_broken:
+                find = "`lightning-h5 check` finds all unreadable files."
+                error.args = (f"{error} It is one of {len(paths):,} files: {find} {advice}",)
+            raise
+        n_found += 1
+        yield path, found
+    if not n_found:
+        raise H5FileError(f"none of {listing(paths)} can be read. See the error that was logged for each.")

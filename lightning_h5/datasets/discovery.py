@@ -1,11 +1,11 @@
-"""Which files exist, and their fields if the user names none: all arrays that have the same rows."""
+"""Which files exist, and which arrays are their fields: those that the user names, or all that have the same rows."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,19 +19,36 @@ from ..hdf5 import (
     list_arrays,
     numpy_dtype,
     shape_of,
+    stacked_members,
     translate_h5py_errors,
 )
 from ..types import Paths
 from .catalog import Catalog
-from .compatibility import Asked
-from .field_maps import checked_names
-from .readable_files import Skip, each_readable
+from .compatibility import Asked, Skip, each_readable
+from .fields import hashable
 from .row_table import RowTable
 
-__all__ = ["SKIP_THEM", "expand_those_there", "files_to_read", "names_to_load", "skip_into", "table_of"]
+__all__ = [
+    "SKIP_THEM",
+    "TARGET",
+    "FieldMap",
+    "checked_names",
+    "expand_those_there",
+    "files_to_read",
+    "keys_of",
+    "members_of",
+    "names_to_load",
+    "paths_of",
+    "skip_into",
+    "table_of",
+]
 
 _log = logging.getLogger(__name__)
 
+TARGET = "target"
+
+FieldMap = Mapping[str, Any]
+"""For a field's name here its array in the files; or ``{"key": ..., "layout": "NTC"}`` for ``target``."""
 
 SKIP_THEM = "Repair them, or pass on_bad_file='skip' to skip them, each with a warning."
 
@@ -274,3 +291,57 @@ def expand_those_there(paths: Paths, skip: Skip, name: str = "paths") -> list[st
             f"{name}={listing(map(str, given))}: none of them can be read. See the error that was logged for each."
         )
     return list(expand_paths(there, name))
+
+
+def members_of(field_map: FieldMap | None, names: Sequence[str]) -> list[tuple[str, ...] | None]:
+    """Return for each name the members of a table that it stacks; None for an array."""
+    given = field_map or {}
+    return [stacked_members(given.get(name), f"field_map[{name!r}]")[1] for name in names]
+
+
+def paths_of(field_map: FieldMap | None, names: Sequence[str]) -> list[Any]:
+    """Return for each name the other files that have its array; None for those of the data."""
+    given = [(field_map or {}).get(name) for name in names]
+    return [hashable(one.get("path")) if isinstance(one, Mapping) else None for one in given]
+
+
+def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
+    """Return the array of each name in a field map, and the axes of the target if they are given.
+
+    Raises:
+        H5ValueError: a name has no array, or one that another name has.
+    """
+    keys: dict[str, str] = {}
+    layout = None
+    stacked = []
+    for name, asked in (field_map or {}).items():
+        given, members = stacked_members(asked, f"field_map[{name!r}]")
+        stacked += [] if members is None else [given]
+        entry = {"key": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
+        if not isinstance(entry.get("key", name), str) or not entry or set(entry) - {"key", "layout", "path"}:
+            raise H5ValueError(
+                f"field_map[{name!r}]={given!r} is not an array. Pass its name in the files, or "
+                "{'key': its name, 'layout': 'NTC'} for a target."
+            )
+        if "layout" in entry and name != TARGET:
+            raise H5ValueError(f"field_map[{name!r}] has a layout, which only a target can have.")
+        keys[name] = entry.get("key", name).strip("/")
+        layout = entry.get("layout", layout)
+    twice = [key for key in keys.values() if list(keys.values()).count(key) > 1 and key not in stacked]
+    if twice:
+        raise H5ValueError(f"field_map gives {listing(dict.fromkeys(twice))} several names. Give each array one.")
+    return keys, layout
+
+
+def checked_names(names: Any) -> list[str]:
+    """Return the fields to load, each once.
+
+    Raises:
+        H5ValueError: these are no names, or one comes twice.
+    """
+    given = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
+    if not given or not all(isinstance(name, str) and name.strip("/") for name in given):
+        raise H5ValueError(f"load_fields={names!r} names no field. Pass a list of names, or None for all fields.")
+    if len(set(given)) < len(given):
+        raise H5ValueError(f"load_fields={names!r} names a field twice. A sample has each once.")
+    return given

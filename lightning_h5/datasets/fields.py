@@ -26,11 +26,9 @@ from ..hdf5 import (
 )
 from ..options import value_of_field
 from ..types import DTypeLike, IntArray, Keys
-from .collate import Collate
 from .compatibility import Asked, is_encoded
-from .field_maps import hashable
 from .multiply_add import Affine
-from .sample_layout import FieldPlan, SampleLayout, SamplePart, Transform
+from .sample_layout import Collate, FieldPlan, SampleLayout, SamplePart, Transform
 from .sparse_rows import SparseField
 from .windows import WholeSegments
 
@@ -42,6 +40,7 @@ __all__ = [
     "Fields",
     "checked_rows",
     "codecs_of",
+    "hashable",
     "row_numbers",
     "torch_dtype_of",
     "without_lacking",
@@ -279,6 +278,11 @@ def _asked(
             names.keys, names.names, codecs, names.paths or (None,) * len(names.keys), strict=False
         )
     ]
+
+
+def hashable(paths: Any) -> Any:
+    """Return paths, one or several, as they can be compared."""
+    return tuple(map(str, paths)) if isinstance(paths, list | tuple) else paths
 
 
 def torch_dtype_of(dtype: np.dtype[Any]) -> torch.dtype:

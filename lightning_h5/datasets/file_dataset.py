@@ -38,13 +38,11 @@ from .base import RawBatch, ReadCost
 from .buffers import Column
 from .fields import Fields
 from .patches import Patches
-from .reading_ahead import ReadaheadHints, reads_of_blocks
+from .read_costs import ReadaheadHints, cost_of_files, reads_of_blocks
 from .row_table import HELD_BYTES, BatchRows, RowTable
-from .sample_columns import column_of_samples
 from .sample_layout import Transform
 from .segments import FieldRows
-from .table_dataset import TableDataset
-from .windows import WholeSegments
+from .table_dataset import TableDataset, column_of_samples
 
 __all__ = ["CACHE_BYTES", "FileDataset"]
 
@@ -336,38 +334,12 @@ class FileDataset(TableDataset):
     @cached_property
     def _cost_of_files(self) -> ReadCost:
         """What follows from the files alone."""
-        table, kinds = self.table, self.table.layouts.examples
-        of_segments = [field for field in self._read_on_demand if field in table.fields_of_segments]
-        loose = [field for field in self._read_on_demand if self._has_steps(field)]
-        loose_bytes = table.layouts.of_kinds(lambda arrays: sum(arrays[field].row_bytes for field in loose), object)
-        n_rows = np.diff(table.starts)
-        if of_segments:  # about as many of their bytes belong to a step
-            sizes = table.layouts.of_kinds(lambda arrays: sum(arrays[field].n_bytes for field in of_segments), object)
-            loose_bytes = loose_bytes + sizes // np.maximum(n_rows, 1)
-            loose = [*loose, *of_segments]
-        has_cheap_random_access = all(
-            arrays[field].is_contiguous or arrays[field].rows_per_chunk == 1 for arrays in kinds for field in loose
-        )
-        rows_of_blocks = table.rows_per_block
-        row_bytes = sum(layout.row_bytes for layout in kinds[0]) + self._encoded_bytes
-        if isinstance(table.sampling, Patches):
-            return ReadCost(
-                row_bytes=table.sampling.mean_bytes([plan.row_bytes for plan in self.plans]),
-                has_cheap_random_access=False,
-                block_bytes=max(1, table.sampling.block_bytes),
-                decoded_bytes=sum(arrays[field].n_bytes for arrays in kinds for field in loose),
-            )
-        if (sampling := table.sampling) is not None:
-            is_own = isinstance(sampling, WholeSegments) and len(sampling.segments) == len(table.layouts)
-            is_placed = all(arrays[field].is_contiguous for arrays in kinds for field in loose)
-            has_cheap_random_access = is_own or is_placed or (has_cheap_random_access and sampling.reach == 1)
-            rows_of_blocks = np.minimum(table.unit_rows, n_rows)
-            row_bytes = sampling.mean_bytes([array.row_bytes for array in kinds[0]]) + self.dense_bytes
-        return ReadCost(
-            row_bytes=row_bytes,
-            has_cheap_random_access=has_cheap_random_access,
-            block_bytes=int(max(1, (rows_of_blocks * loose_bytes).max())),
-            decoded_bytes=int((n_rows * loose_bytes).sum()),
+        return cost_of_files(
+            self.table,
+            self.plans,
+            self._read_on_demand,
+            encoded_bytes=self._encoded_bytes,
+            dense_bytes=self.dense_bytes,
         )
 
     def _is_cached(self, field: int) -> bool:

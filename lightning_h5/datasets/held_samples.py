@@ -15,9 +15,9 @@ from .fields import Fields
 from .file_dataset import FileDataset
 from .held_rows import HeldRows
 from .patches import Patches
-from .reading_ahead import SAMPLES_AT_A_TIME
+from .read_costs import SAMPLES_AT_A_TIME
 from .row_table import BatchRows, RowTable
-from .sample_columns import column_of_samples
+from .table_dataset import column_of_samples
 
 __all__ = ["HeldSamples"]
 

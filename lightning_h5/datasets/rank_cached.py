@@ -26,12 +26,11 @@ from ..sizes import parse_bytes
 from ..types import DTypeLike, IntArray, Keys, PathLike, Paths
 from .base import RawBatch, ReadCost
 from .catalog import Catalog
-from .collate import Collate
 from .fields import Decode, Fields, without_lacking
 from .held_rows import HeldRows, checked_device
 from .held_samples import HeldSamples
 from .normalize import Normalize
-from .sample_layout import Transform
+from .sample_layout import Collate, Transform
 from .segment_choice import SegmentChoice
 from .segment_fields import SampleKind, SampleOptions, Select
 from .segment_tables import table_of_samples

@@ -1,28 +1,28 @@
-"""How the fields of a row become a sample or a batch: one value, a tuple or a dict; transforms; an index."""
+"""How the fields of a row become a sample or a batch: transforms, normalization, collation of several shapes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import default_collate
 
 from ..errors import H5ValueError, listing, named
 from ..hdf5 import FieldNames
 from ..types import Draws, IntArray
 from .buffers import BufferPool, Column
-from .collate import Collate, collated, collated_samples
-from .collate import length_of as found_length
 from .multiply_add import Affine
 from .sparse_rows import SparseRows
 from .user_functions import add_note, asked_for, generators, note_rows
 
 __all__ = [
+    "Collate",
     "Describe",
     "FieldPlan",
     "SampleLayout",
@@ -30,7 +30,11 @@ __all__ = [
     "Transform",
     "as_tensor",
     "numpy_dtype_like",
+    "stacked",
 ]
+
+Collate: TypeAlias = Literal["stack", "pad", "list"]
+"""How tensors of the samples of a batch become one: of one shape, padded with zeros to the longest, or as a list."""
 
 Transform: TypeAlias = Callable[..., Any]
 """Takes a value; also ``rng`` (a NumPy generator) or ``generator`` (torch's), if it has such a parameter."""
@@ -193,7 +197,7 @@ class SamplePart:
         """
         field, axis = length_of or (0, 0)
         if self.transform is None:
-            lengths = [] if length_of is None else [found_length(value, axis) for value in columns[field]]
+            lengths = [] if length_of is None else [axis_length(value, axis) for value in columns[field]]
             return self.build([collated(column, how) for column in columns]), lengths
         if not len(rows):
             raise H5ValueError(
@@ -201,7 +205,7 @@ class SamplePart:
             )
         numbers = rows.tolist()
         samples = [self.sample(columns, place, row, draws, describe) for place, row in enumerate(numbers)]
-        lengths = [] if length_of is None else [found_length(self._field_of(each, field), axis) for each in samples]
+        lengths = [] if length_of is None else [axis_length(self._field_of(each, field), axis) for each in samples]
         try:
             batch = collated_samples(samples, how)
         except Exception as error:  # tensors of different shapes, or types that torch cannot collate
@@ -335,3 +339,64 @@ def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dty
     # Torch rounds twice: to 32 bits, then to 16.
     is_same = wanted != np.float16 or stored in (np.float16, np.float32, np.uint8, np.int8, np.bool_)
     return wanted if is_same and np.can_cast(stored, wanted, "same_kind") else stored
+
+
+def collated(values: Any, how: Collate | None) -> Any:
+    """Return one field of a batch.
+
+    Args:
+        values: a tensor with an entry for each sample, or a list of these.
+        how: what becomes of the tensors of a list; None stacks them.
+
+    Raises:
+        H5ValueError: tensors have several shapes, and are to be stacked.
+    """
+    if isinstance(values, torch.Tensor):
+        return list(values) if how == "list" else values
+    if how == "list" or not values or not all(isinstance(value, torch.Tensor) for value in values):
+        return values
+    shapes = list(dict.fromkeys(tuple(value.shape) for value in values))
+    if len(shapes) == 1:
+        return stacked(values)
+    if how != "pad" or len({len(shape) for shape in shapes}) > 1:
+        raise H5ValueError(
+            f"the samples of a batch have the shapes {', '.join(map(str, shapes[:3]))}{', ...' if shapes[3:] else ''}, "
+            "which cannot be stacked. Pass collate_fn='pad' (zeros up to the longest, and 'length') or 'list', or crop "
+            "samples to one shape in a transform."
+        )
+    batch = values[0].new_zeros((len(values), *(max(sizes) for sizes in zip(*shapes, strict=True))))
+    for place, value in zip(batch, values, strict=True):
+        place[tuple(map(slice, value.shape))] = value
+    return batch
+
+
+def stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return tensors of one shape as one; images with their channels last in memory as a batch of such."""
+    if values[0].ndim == 3 and not values[0].is_contiguous():
+        moved = [value.movedim(0, -1) for value in values]
+        if all(value.is_contiguous() for value in moved):
+            return torch.stack(moved).movedim(-1, 1)
+    return torch.stack(list(values))
+
+
+def collated_samples(samples: Sequence[Any], how: Collate | None) -> Any:
+    """Return a batch of samples, or of parts of samples, of any structure; see ``collated``."""
+    first = samples[0]
+    if how is None:
+        return default_collate(list(samples))
+    if isinstance(first, Mapping):
+        return {name: collated_samples([sample[name] for sample in samples], how) for name in first}
+    if isinstance(first, list) and all(isinstance(value, str) for sample in samples for value in sample):
+        return list(samples)  # text of each step
+    if isinstance(first, tuple | list):
+        return tuple(collated_samples(values, how) for values in zip(*samples, strict=True))
+    if isinstance(first, torch.Tensor):
+        return collated(list(samples), how)
+    return default_collate(list(samples))
+
+
+def axis_length(value: Any, axis: int) -> int:
+    """Return the length of an axis of a sample's tensor; of axis 0 if a transform took the axis away."""
+    if isinstance(value, torch.Tensor):
+        return value.shape[axis if axis < value.ndim else 0] if value.ndim else 1
+    return len(value) if hasattr(value, "__len__") else 1

@@ -17,9 +17,8 @@ from ..readers import open_reader
 from ..types import IntArray
 from .catalog import Catalog
 from .column_values import values_of
-from .compatibility import Asked, Compatibility
+from .compatibility import WITHOUT_THEM, Asked, Compatibility, Skip, each_readable
 from .part_layouts import ListedParts
-from .readable_files import WITHOUT_THEM, Skip, each_readable
 from .row_table import RowTable
 from .segment_choice import SegmentChoice, samples_that_pass, values_of_segments
 from .segment_fields import SampleOptions

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_h5 import LazyH5DataModule
-from lightning_h5.datasets.reading_ahead import ReadaheadHints
+from lightning_h5.datasets.read_costs import ReadaheadHints
 from lightning_h5.hdf5 import find_array, layout_of, open_h5
 from lightning_h5.readers import ContiguousReader, MappedReader, contiguous
 

@@ -1,4 +1,7 @@
-"""How much HDF5's own cache may take, how often blocks are read, and hints to the system about rows to come."""
+"""What reading the rows of a table costs, how often an epoch reads each block, and hints about rows to come.
+
+Also how much memory HDF5's own cache may take.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,62 @@ from ..hdf5 import MAX_H5, OpenOptions
 from ..options import FileOptions
 from ..readers import BlockMap, is_pooled
 from ..types import IntArray
+from .base import ReadCost
+from .patches import Patches
 from .row_table import RowTable
+from .sample_layout import FieldPlan
+from .windows import WholeSegments
 
-__all__ = ["SAMPLES_AT_A_TIME", "ReadaheadHints", "chunk_cache", "reads_of_blocks"]
+__all__ = ["SAMPLES_AT_A_TIME", "ReadaheadHints", "chunk_cache", "cost_of_files", "reads_of_blocks"]
 
 SAMPLES_AT_A_TIME = 1 << 14  # whose rows are counted
+
+
+def cost_of_files(
+    table: RowTable, plans: Sequence[FieldPlan], fields: Sequence[int], *, encoded_bytes: int, dense_bytes: int
+) -> ReadCost:
+    """Return what reading samples costs, as far as it follows from the files alone.
+
+    Args:
+        table: the files.
+        plans: of all fields.
+        fields: those that are read on demand.
+        encoded_bytes: bytes of a row of the fields that are decoded one by one.
+        dense_bytes: bytes of a sample's rows of sparse matrices that are dense in a batch.
+    """
+    kinds = table.layouts.examples
+    of_segments = [field for field in fields if field in table.fields_of_segments]
+    loose = [field for field in fields if not table.has_steps or table.has_steps[field]]
+    loose_bytes = table.layouts.of_kinds(lambda arrays: sum(arrays[field].row_bytes for field in loose), object)
+    n_rows = np.diff(table.starts)
+    if of_segments:  # about as many of their bytes belong to a step
+        sizes = table.layouts.of_kinds(lambda arrays: sum(arrays[field].n_bytes for field in of_segments), object)
+        loose_bytes = loose_bytes + sizes // np.maximum(n_rows, 1)
+        loose = [*loose, *of_segments]
+    has_cheap_random_access = all(
+        arrays[field].is_contiguous or arrays[field].rows_per_chunk == 1 for arrays in kinds for field in loose
+    )
+    rows_of_blocks = table.rows_per_block
+    row_bytes = sum(layout.row_bytes for layout in kinds[0]) + encoded_bytes
+    if isinstance(table.sampling, Patches):
+        return ReadCost(
+            row_bytes=table.sampling.mean_bytes([plan.row_bytes for plan in plans]),
+            has_cheap_random_access=False,
+            block_bytes=max(1, table.sampling.block_bytes),
+            decoded_bytes=sum(arrays[field].n_bytes for arrays in kinds for field in loose),
+        )
+    if (sampling := table.sampling) is not None:
+        is_own = isinstance(sampling, WholeSegments) and len(sampling.segments) == len(table.layouts)
+        is_placed = all(arrays[field].is_contiguous for arrays in kinds for field in loose)
+        has_cheap_random_access = is_own or is_placed or (has_cheap_random_access and sampling.reach == 1)
+        rows_of_blocks = np.minimum(table.unit_rows, n_rows)
+        row_bytes = sampling.mean_bytes([array.row_bytes for array in kinds[0]]) + dense_bytes
+    return ReadCost(
+        row_bytes=row_bytes,
+        has_cheap_random_access=has_cheap_random_access,
+        block_bytes=int(max(1, (rows_of_blocks * loose_bytes).max())),
+        decoded_bytes=int((n_rows * loose_bytes).sum()),
+    )
 
 
 def chunk_cache(table: RowTable, budget: int, *, swmr: bool) -> int:
