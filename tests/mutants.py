@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         "all ranks evaluate the first shard",
-        "order/evaluation.py",
+        "order/plan.py",
         "return contiguous_shard(self.n_rows, self.world_size, self.rank, self.ends)",
         "return contiguous_shard(self.n_rows, self.world_size, 0, self.ends)",
         SAMPLING,

@@ -332,7 +332,7 @@ def _stats(options: argparse.Namespace) -> int:
 
 def _rows_of_split(name: str, split: str, paths: Sequence[str], keys: Sequence[str] | None) -> Any:
     # The data modules import Lightning, which takes seconds.
-    from ..datamodules.split_file import read_splits
+    from ..datamodules.cut_splits import read_splits
     from ..datasets import column_of, count_rows
     from ..hdf5 import expand_user
     from ..tools.stats import named_keys

@@ -35,8 +35,7 @@ from ..types import DTypeLike, PathLike, Paths
 from .arguments import Split
 from .base import BaseH5DataModule, Chosen
 from .source_files import SourceFiles, SplitDataset
-from .sources import Source, SourceMixture
-from .training_rows import row_weights, segment_order, weights_of
+from .training_rows import Source, SourceMixture, row_weights, segment_order, weights_of
 
 __all__ = ["CombinedHDF5DataModule"]
 

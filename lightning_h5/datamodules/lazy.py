@@ -45,8 +45,7 @@ from ..order import RowWeights
 from ..types import DTypeLike, IntArray, Keys, PathLike, Paths
 from .arguments import SPLITS, SampleArguments, Split, picked
 from .base import BaseH5DataModule, Chosen, fields_of
-from .cut_segments import cut_segments
-from .split_file import check_split_of_rows, cut_rows
+from .cut_splits import check_split_of_rows, cut_rows, cut_segments
 from .training_rows import row_weights, segment_order
 
 __all__ = ["KeyedH5DataModule", "LazyH5DataModule"]

@@ -33,9 +33,8 @@ from ..hdf5 import OpenOptions, file_number
 from ..options import FileOptions, RowCacheOptions, SplitOptions
 from ..types import IntArray, Paths
 from .arguments import SPLITS, Split
-from .cut_segments import cut_segments
-from .sources import OF_A_SOURCE, Source
-from .split_file import check_split_of_rows, cut_rows
+from .cut_splits import check_split_of_rows, cut_rows, cut_segments
+from .training_rows import OF_A_SOURCE, Source
 
 __all__ = ["SourceFiles", "SplitDataset"]
 

@@ -1,13 +1,13 @@
 """Pure functions for orders, shards and splits, and thin torch samplers over them. Reads no file."""
 
 from .batches import LengthRecipe
-from .evaluation import EvaluationBatches
 from .mixture import EpochLength, Mixture, Strategy, check_mixture
 from .permutation import KeyedPermutation, TablePermutation, permutation, stream, uniform
 from .plan import (
     PLAN_VERSION,
     EpochPlan,
     EpochRecipe,
+    EvaluationBatches,
     Mode,
     OrderParameters,
     Segment,

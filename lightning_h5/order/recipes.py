@@ -16,12 +16,12 @@ import numpy.typing as npt
 from ..errors import H5ValueError
 from ..types import IntArray
 from .batches import BatchSequence
-from .evaluation import EvaluationBatches
 from .mixture import EpochSchedule, Mixture
 from .permutation import GAMMA, mix, stream
 from .plan import (
     EpochRecipe,
     EpochSequence,
+    EvaluationBatches,
     OrderParameters,
     RowOrder,
     RowSequence,

@@ -12,9 +12,8 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 
 from ..errors import H5ValueError
 from ..types import BatchToken, IntArray
-from .evaluation import EvaluationBatches
 from .permutation import permutation
-from .plan import EpochPlan, EpochRecipe, EpochSequence, OrderParameters
+from .plan import EpochPlan, EpochRecipe, EpochSequence, EvaluationBatches, OrderParameters
 from .position import Position
 from .recipes import EachRowOnce, RowWeights, ShardRows
 from .shards import RankShard, Replica, resolve_replica

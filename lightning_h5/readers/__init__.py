@@ -8,8 +8,8 @@ from .chunk_cache import BlockMemory
 from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
 from .chunked import BegunRead, ChunkedReader, CopyRows
 from .contiguous import ContiguousReader, MappedReader
+from .decoded import EncodedReader, images_alike
 from .digest_reader import digest_tasks, empty_digests, verify_tasks
-from .encoded import EncodedReader, images_alike
 from .filters import compiled, decoders  # noqa: F401  # they register what they decode
 from .h5py_reader import H5pyReader, check_text
 from .select import fallback_reason, is_pooled, open_chunked, open_reader, open_source

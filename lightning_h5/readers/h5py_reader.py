@@ -281,12 +281,9 @@ def _object_in(heap: bytes, wanted: int, length: int) -> bytes | None:
 
 def _heap_damage(fd: int, address: int) -> str | None:
     """Return the error in the heap at an address of a file; None if it can be read."""
-    n_file = os.fstat(fd).st_size
-    head = os.pread(fd, HEAP_HEADER.size, address) if address < n_file else b""
-    signature, version, n_bytes = HEAP_HEADER.unpack(head) if len(head) == HEAP_HEADER.size else (b"", 0, 0)
-    if (signature, version) != (b"GCOL", 1) or not HEAP_HEADER.size < n_bytes <= n_file - address:
+    heap, at = _heap_at(fd, address), HEAP_HEADER.size
+    if not heap:
         return f"at byte {address:,} a heap of text is missing"
-    heap, at = os.pread(fd, n_bytes, address), HEAP_HEADER.size
     while at + HEAP_OBJECT.size <= len(heap):
         number, _, _, size = HEAP_OBJECT.unpack_from(heap, at)
         step = HEAP_OBJECT.size + (size + 7) // 8 * 8 if number else size  # the size of free space includes the header

@@ -16,17 +16,15 @@ from .base import InMemoryReader, LayoutReader, ValueReader
 from .block_map import BlockMap
 from .block_sources import BlockSources, FieldLayouts
 from .bulk import ArrayTarget, bulk_tasks
-from .cell_source import CellSource
 from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
 from .chunked import Changes, ChunkedReader, CountReads
 from .contiguous import ContiguousReader, MappedReader
-from .decoded import DecodedCopies, DecodedReader, DecodedSource
+from .decoded import DecodedCopies, DecodedReader, DecodedSource, EncodedReader
 from .digest_reader import DigestReader
-from .encoded import EncodedReader
 from .filters.pipeline import why_not_decodable
 from .h5py_reader import H5pyReader
 from .thread_pool import TaskQueue
-from .view_source import BlockReader, ViewSource
+from .view_source import BlockReader, CellSource, ViewSource
 
 __all__ = ["fallback_reason", "is_pooled", "open_chunked", "open_reader", "open_source"]
 

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import listing
-from ..hdf5 import OLD_CATEGORIES, words_in
-from .recognize_groups import lists_of_splits, siblings, why_two_levels
-from .recognize_images import images
+from ..hdf5 import words_in
 from .recognize_parts import (
     LONGER,
     MAX_CHANNELS,
@@ -30,6 +28,7 @@ from .recognize_parts import (
     Reader,
     Settings,
 )
+from .recognize_structures import cells_of_references, images, lists_of_splits, siblings, sparse_rows, why_two_levels
 
 __all__ = ["recognize"]
 
@@ -42,7 +41,6 @@ LENGTHS, OFFSETS = (
 )
 EPISODES = {"episode", "trajectory", "traj", "demo", "sequence", "rollout"}
 WELL = re.compile(r"t\d_fields/")
-MIN_ROWS = 10  # of which some are left to validate on
 MAX_NESTED = 100  # groups that are searched for groups of their own
 
 
@@ -53,9 +51,9 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         files: what is in them; the rules take those of the first one for granted.
         reader: see there.
     """
-    if guesses := _sparse_rows(files) or images(files):
+    if guesses := sparse_rows(files) or images(files):
         return guesses
-    if guesses := _cells(files[0], reader):
+    if guesses := cells_of_references(files[0], reader):
         return guesses
     files = [replace(file, arrays=_without_tables(file.arrays)) for file in files]
     if not files[0].arrays:
@@ -83,55 +81,6 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
     if len(files) == 1 and of_files.shapes and of_files.are_volumes:
         return [*of_files.guesses()[:1], Guess(settings={}, why="An index along axis 0 of all arrays is a sample.")]
     return of_files.guesses() if of_files.are_segments else []
-
-
-def _sparse_rows(files: Sequence[FileLooks]) -> list[Guess]:
-    """Groups with the arrays of a sparse matrix, as AnnData and Cell Ranger write them: a row is a sample."""
-    arrays = files[0].arrays
-    groups = sorted(name.removesuffix("/indptr") for name in arrays if name.endswith("/indptr"))
-    groups = [group for group in groups if {f"{group}/data", f"{group}/indices"} <= set(arrays)]
-    main = next((group for group in groups if group in ("X", "matrix")), groups[0] if len(groups) == 1 else None)
-    if main is None:
-        return []
-    n_rows = arrays[f"{main}/indptr"].shape[0] - 1
-    columns = [name for name in arrays if re.fullmatch(r"obs/[^/]+/codes", name)]
-    columns += [name for name in arrays if f"obs/{OLD_CATEGORIES}/{name.removeprefix('obs/')}" in arrays]
-    columns = [name.removesuffix("/codes") for name in columns if arrays[name].shape == (n_rows,)]
-    target = min(columns, key=lambda name: (not words_in(name) & (TARGETS | {"type"}), name), default=None)
-    why = f"{main!r} is a sparse matrix, of which a row is a sample; it becomes dense in a batch, or stays sparse with "
-    why += f"decode={{{main!r}: 'csr'}}."
-    if target is not None:
-        why += f" {target!r} is a column of categories, whose codes are the same in all files (datamodule.categories)."
-    split: Settings = {"split": 0.1} if n_rows >= MIN_ROWS else {}
-    return [Guess(settings={"x_key": main, **({} if target is None else {"y_key": target}), **split}, why=why)]
-
-
-def _cells(file: FileLooks, reader: Reader) -> list[Guess]:
-    """Arrays of references, as cells of MATLAB: each array that one refers to is a segment."""
-    cells = {name: looks for name in file.references if (looks := reader.cells(name))}
-    if not cells:
-        return []
-    main = max(cells, key=lambda name: sum(look.n_values for look in cells[name] if look.dtype != "text"))
-    n = len(cells[main])
-    cells = {name: looks for name, looks in cells.items() if len(looks) == n}
-    others = {name: look for name, look in file.arrays.items() if name[:1] != "#"}  # MATLAB's own groups
-    if any(look.n_values > sum(one.n_values for one in cells[main]) for look in others.values()):
-        return []
-    each = [{name: looks[at] for name, looks in cells.items()} for at in range(n)]
-    named = [FileLooks(path=file.path, group=f"{main}[{at}]", arrays=one) for at, one in enumerate(each)]
-    parts = Parts(named, reader, {})
-    shapes = [look.shape for look in cells[main]]
-    if {len(shape) for shape in shapes} == {2} and len({a for a, _ in shapes}) == 1 < len({b for _, b in shapes}):
-        parts.step_axis, parts.axis_is_sure = 1, False
-    values = [name for name, looks in cells.items() if looks[0].dtype == "text"]
-    values += [name for name, look in others.items() if look.n_values == n]
-    target = [name for name in values if words_in(name) & TARGETS]
-    guesses = parts.guesses()
-    whole = [one for one in guesses if (one.settings or {}).get("sample") == "segment"]
-    if len(target) == 1 and whole:
-        guesses = [replace(one, settings={**(one.settings or {}), "y_key": target[0]}, is_sure=True) for one in whole]
-    why = f"{main!r} refers to {n:,} arrays, each of which is a segment."
-    return [replace(one, why=f"{why} {one.why}") for one in guesses]
 
 
 def _arrays_alike(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:

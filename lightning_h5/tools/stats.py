@@ -41,8 +41,7 @@ from ..readers import (
 )
 from ..types import IntArray, Keys, PathLike, Paths
 from .repack import check_output
-from .running_stats import empty_stats
-from .stats_tasks import MAX_BYTES, InOrder, rows_by_part, tasks_of
+from .running_stats import MAX_BYTES, InOrder, empty_stats, rows_by_part, tasks_of
 
 ChannelAxis: TypeAlias = int | Mapping[str, int | None] | None
 """The axis of a row that has the channels, or that for each array; None takes all values of a row together."""

@@ -78,7 +78,7 @@ def test_a_file_that_was_written_says_the_same_whatever_is_drawn_now(file, make,
     path = tmp_path / "folder" / "splits.json"
     options = {"val_fraction": 0.2, "test_fraction": 0.1, "group_key": group_key, "split_file": path}
     first = rows_of(make(file, **options))
-    monkeypatch.setattr("lightning_h5.datamodules.split_file.group_split", None)  # nothing is cut any more
+    monkeypatch.setattr("lightning_h5.datamodules.cut_splits.group_split", None)  # nothing is cut any more
     assert rows_of(make(file, **options)) == first
     assert rows_of(make(file, split={"group_key": group_key, "file": str(path)})) == first
     assert [one.name for one in path.parent.iterdir()] == ["splits.json"]

@@ -14,7 +14,7 @@ from reader_conformance import NUMBERS, ReaderConformance, all_readers
 import lightning_h5.readers
 from lightning_h5.readers import ContiguousReader, MappedReader, open_reader
 from lightning_h5.readers.base import ValueReader
-from lightning_h5.readers.encoded import EncodedReader
+from lightning_h5.readers.decoded import EncodedReader
 
 
 class TestReaders(ReaderConformance):
