@@ -40,6 +40,7 @@ __all__ = [
     "rank_zero_info",
     "rank_zero_only",
     "rank_zero_warn",
+    "set_batch_size_of_strategy",
     "training_loaders",
 ]
 
@@ -142,6 +143,17 @@ def is_between_batches(trainer: Any, batch_idx: int) -> bool:
     n_batches = batch_idx + 1 if is_by_epoch else trainer.fit_loop.epoch_loop.total_batch_idx + 1
     every = trainer.val_check_batch  # None if validation is due by the clock (Lightning 2.6)
     return not trainer.enable_validation or not every or bool(n_batches % every)
+
+
+def set_batch_size_of_strategy(trainer: Any, batch_size: int) -> None:
+    """Let DeepSpeed know the batch size, unless its configuration does.
+
+    Lightning's strategy would ask the batch sampler of the loader, and ours has none: its sampler yields batches.
+    """
+    strategy = getattr(trainer, "strategy", None)
+    config = getattr(strategy, "config", None)
+    if isinstance(config, dict) and any(kind.__name__ == "DeepSpeedStrategy" for kind in type(strategy).__mro__):
+        config.setdefault("train_micro_batch_size_per_gpu", batch_size)
 
 
 def drop_logged(trainer: Any, hook: str, names: Iterable[str]) -> None:

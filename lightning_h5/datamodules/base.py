@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from .._lightning import PACKAGE, models_of_the_other_package, rank_zero_only, rank_zero_warn
+from .._lightning import (
+    PACKAGE,
+    models_of_the_other_package,
+    rank_zero_only,
+    rank_zero_warn,
+    set_batch_size_of_strategy,
+)
 from ..datasets import Catalog, Categories, RowDataset, SegmentSubset, are_packed_alike, different_packing
 from ..distributed import exchange
 from ..errors import H5Error, H5KeyError, H5ValueError, listing
@@ -186,6 +192,7 @@ class BaseH5DataModule(KeepsPosition):
             # script.
             raise self._with_argument(error).with_traceback(None) from None
         self._set_up |= {*splits}
+        set_batch_size_of_strategy(self.trainer, self.batch_size)
         self._run()  # a second fit must not continue the position of an earlier one
         self._insert_callbacks()
 

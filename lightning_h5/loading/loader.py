@@ -353,6 +353,10 @@ class H5DataLoader(DataLoader[Any]):
             self._iterator.end()
             self._iterator = None
 
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration, as loops other than Lightning's ask a loader to."""
+        self.sampler.set_epoch(epoch)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loop as plain values, less than 4 KiB for any number of rows.
 

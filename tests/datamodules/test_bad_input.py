@@ -259,6 +259,7 @@ def test_nothing_warns_in_an_ordinary_run(folder):
         warnings.filterwarnings("ignore", category=FutureWarning, message=".*LeafSpec.*")
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         warnings.filterwarnings("ignore", message=".*logging interval.*")
+        warnings.filterwarnings("ignore", message="The .srun. command is available")
         datamodule = LazyH5DataModule(folder / "good.h5", folder / "good.h5", **nested(**IMAGES, with_index=True))
         quiet_trainer(max_epochs=1).fit(Recorder(), datamodule=datamodule)
 

@@ -1,14 +1,20 @@
 """Options of the Trainer that decide which batches are seen, and how often: always those rows, in the plan's order."""
 
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning_models import Recorder, SaveOnException, quiet_trainer
 from processes import run_ranks, values
 from sixty_rows import ALL, VAL, WORKERS, module
+
+from lightning_h5 import LazyH5DataModule
+from lightning_h5._lightning import set_batch_size_of_strategy
 
 STEPS = 8
 
@@ -273,3 +279,23 @@ def test_manual_optimization_with_two_steps_a_batch_is_resumed_exactly(files, wh
         fit(files, broken, callbacks=[keep])
     quiet_trainer(max_epochs=3).fit(resumed, datamodule=module(files), ckpt_path=keep.path)
     assert {e: broken.train_rows.get(e, []) + resumed.train_rows.get(e, []) for e in range(3)} == whole
+
+
+def test_deepspeed_takes_the_batch_size_of_the_data_module(make_h5):
+    """Its strategy runs on GPUs alone; here it is asked for the configuration that it would start with."""
+    strategy = object.__new__(DeepSpeedStrategy)
+    datamodule = LazyH5DataModule(make_h5({"x": np.arange(40.0)}), x_key="x", batch_size=8)
+    trainer = SimpleNamespace(
+        strategy=strategy,
+        accumulate_grad_batches=1,
+        gradient_clip_val=None,
+        fit_loop=SimpleNamespace(
+            _data_source=SimpleNamespace(is_defined=lambda: True, dataloader=datamodule.train_dataloader)
+        ),
+    )
+    strategy._lightning_module = SimpleNamespace(trainer=trainer)
+    for given, expected in (({}, 8), ({"train_micro_batch_size_per_gpu": 3}, 3)):
+        strategy.config = dict(given)
+        set_batch_size_of_strategy(trainer, datamodule.batch_size)
+        strategy._format_batch_size_and_grad_accum_config()
+        assert strategy.config["train_micro_batch_size_per_gpu"] == expected
