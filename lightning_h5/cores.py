@@ -11,6 +11,9 @@ from pathlib import Path
 
 __all__ = ["cores_of_a_rank", "is_forked", "local_ranks", "share_cores"]
 
+_LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+"""Variables of torchrun and Ray, of Open MPI and of MPICH. SLURM's hold in a shell in which no task was started."""
+
 _shared_ranks = 1
 _is_forked = False
 
@@ -30,7 +33,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def share_cores(n_ranks: int) -> None:
-    """Set how many ranks of a run are on this machine, without ``LOCAL_WORLD_SIZE``, which only torchrun sets.
+    """Set how many ranks of a run are on this machine, for launchers that do not say so in the environment.
 
     Args:
         n_ranks: the number.
@@ -41,8 +44,8 @@ def share_cores(n_ranks: int) -> None:
 
 def local_ranks() -> int:
     """Return the number of ranks of a run on this machine."""
-    said = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(said) if said.isdigit() else _shared_ranks)
+    said = (os.environ.get(name, "") for name in _LOCAL_RANKS)
+    return max(1, next((int(number) for number in said if number.isdigit()), _shared_ranks))
 
 
 def cores_of_a_rank(root: str | os.PathLike[str] = "/") -> int:

@@ -11,6 +11,7 @@ import lightning
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning_models import Recorder, index_of, quiet_trainer
 from processes import run_ranks
 
@@ -200,6 +201,21 @@ def test_a_job_of_slurm_is_requeued(path, tmp_path, monkeypatch, caplog, environ
     assert (tmp_path / "hpc_ckpt_1.ckpt").exists()
     assert ("refused" in caplog.text) == fails
     assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_it_saves_while_validation_is_due_by_the_clock(path, tmp_path):
+    """From Lightning 2.6 on ``val_check_interval`` may be a time."""
+    model = Told(tmp_path / "rows0.log", 2)
+    options = {"val_check_interval": "00:01:00:00", "default_root_dir": tmp_path, "num_sanity_val_steps": 0}
+    module = LazyH5DataModule(path, x_key="x", batch_size=BATCH, with_index=True, seed=1, split=0.2)
+    try:
+        trainer = quiet_trainer(callbacks=[SaveOnPreemption()], **options)
+    except (TypeError, MisconfigurationException):
+        pytest.skip("this Lightning takes no time")
+    with pytest.raises(SystemExit):
+        trainer.fit(model, datamodule=module)
+    assert [line.split()[:2] for line in lines(tmp_path, 0)] == [["0", "0"], ["0", "1"], ["0", "2"]]
+    assert (tmp_path / "hpc_ckpt_1.ckpt").exists()
 
 
 class Told(Model):

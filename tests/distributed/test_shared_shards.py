@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -336,6 +337,33 @@ def test_nothing_is_left_of_ranks_that_are_killed_while_they_load(file, tmp_path
     assert not [name for name in set(os.listdir("/dev/shm")) - before if any(pid in name for pid in pids)]
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     assert not list(holders_of(inodes[0]))
+
+
+def hold_and_read(rank, world_size, file, expected):
+    join(rank, world_size)
+    dataset = RankMemCachedH5Dataset(file, "x", mode="interleave", share_memory=True, with_index=True)
+    found = []
+    for _ in range(20):
+        x, index = dataset.read_batch(range(len(dataset)))
+        found.append(bool((x.numpy() == np.asarray(expected)[index.numpy()]).all()))
+    inode = shared_memory()[0][1]
+    dist.barrier()
+    return all(found), inode
+
+
+def test_two_jobs_that_read_the_same_file_share_nothing_with_each_other(file, tmp_path):
+    with h5py.File(file) as h5:
+        expected = h5["x"][:].tolist()
+    before = set(os.listdir("/dev/shm"))
+    with ThreadPoolExecutor(2) as jobs:
+        runs = [jobs.submit(run_ranks, hold_and_read, 2, tmp_path / f"{n}", 2, file, expected) for n in range(2)]
+        found = [values(run.result()) for run in runs]
+    assert all(is_right for job in found for is_right, _ in job)
+    inodes = [{inode for _, inode in job} for job in found]
+    assert [len(one) for one in inodes] == [1, 1]
+    assert not inodes[0] & inodes[1]
+    assert set(os.listdir("/dev/shm")) <= before
+    assert not [holder for one in inodes for inode in one for holder in holders_of(inode)]
 
 
 def holders_of(inode):

@@ -150,6 +150,10 @@ def test_cores_are_shared_among_the_ranks_of_a_machine(monkeypatch):
             monkeypatch.setenv("LOCAL_WORLD_SIZE", n_ranks)
         assert usable_cores() == expected
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        monkeypatch.setenv(name, "3")
+        assert usable_cores() == 2
+        monkeypatch.delenv(name)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(200)), raising=False)
     assert usable_cores() == 16
     monkeypatch.setattr("lightning_h5.cores._quota", lambda root: 2.5)  # a container may be granted less than it sees
