@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-__all__ = ["cores_of_a_rank", "is_forked", "local_ranks", "share_cores"]
+__all__ = ["cores_of_a_rank", "is_forked", "launched_local_ranks", "local_ranks", "share_cores"]
 
 _LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 """Variables of torchrun and Ray, of Open MPI and of MPICH. SLURM's hold in a shell in which no task was started."""
@@ -42,10 +42,15 @@ def share_cores(n_ranks: int) -> None:
     _shared_ranks = max(1, n_ranks)
 
 
+def launched_local_ranks() -> int | None:
+    """Return the number of ranks on this machine that the launcher names in the environment; None if it names none."""
+    said = (os.environ.get(name, "") for name in _LOCAL_RANKS)
+    return next((max(1, int(number)) for number in said if number.isdigit()), None)
+
+
 def local_ranks() -> int:
     """Return the number of ranks of a run on this machine."""
-    said = (os.environ.get(name, "") for name in _LOCAL_RANKS)
-    return max(1, next((int(number) for number in said if number.isdigit()), _shared_ranks))
+    return launched_local_ranks() or _shared_ranks
 
 
 def cores_of_a_rank(root: str | os.PathLike[str] = "/") -> int:

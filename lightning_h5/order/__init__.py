@@ -2,6 +2,7 @@
 
 from .batches import LengthRecipe
 from .mixture import EpochLength, Mixture, Strategy, check_mixture
+from .nodes import N_LABELS, NodeOrder, NodeTurns, deal_blocks, epoch_order, label_entropy
 from .permutation import KeyedPermutation, TablePermutation, permutation, stream, uniform
 from .plan import (
     PLAN_VERSION,
@@ -25,7 +26,9 @@ from .shards import (
     ShardMode,
     as_array,
     balanced_contiguous_shard,
+    check_nodes,
     interleaved_indices,
+    launched_nodes,
     launched_replica,
     places_in,
     resolve_replica,
@@ -38,6 +41,7 @@ _balanced_contiguous_shard = balanced_contiguous_shard  # the seed documents' na
 _interleaved_indices = interleaved_indices
 
 __all__ = [
+    "N_LABELS",
     "PLAN_VERSION",
     "BlockTable",
     "EpochLength",
@@ -50,6 +54,8 @@ __all__ = [
     "Mixture",
     "MixtureRecipe",
     "Mode",
+    "NodeOrder",
+    "NodeTurns",
     "OrderParameters",
     "OtherShardsError",
     "Passes",
@@ -73,10 +79,15 @@ __all__ = [
     "as_array",
     "balanced_contiguous_shard",
     "check_mixture",
+    "check_nodes",
+    "deal_blocks",
+    "epoch_order",
     "group_split",
     "interleaved_indices",
     "is_position",
     "k_fold",
+    "label_entropy",
+    "launched_nodes",
     "launched_replica",
     "order_rows",
     "permutation",

@@ -71,6 +71,8 @@ class OrderParameters:
         recipe: what an epoch visits (see ``EpochRecipe``); "" for each row once.
         n_units: batches or rows of the epoch when it began; 0 for each row once.
         sources: the order of each source of a mixture.
+        nodes: nodes that blocks are dealt to once per run (see ``nodes.NodeOrder``); 0 deals none.
+        world_size: number of ranks when the epoch began, if blocks are dealt to nodes; otherwise 0.
     """
 
     mode: Mode
@@ -82,6 +84,8 @@ class OrderParameters:
     recipe: str = ""
     n_units: int = 0
     sources: tuple[SourceOrder, ...] = ()
+    nodes: int = 0
+    world_size: int = 0
 
 
 class Segment(NamedTuple):
@@ -204,6 +208,12 @@ class TrainBatches:
         full, rest = divmod(self.n_rows, self.batch_size * self.world_size)
         return rest if self.n_steps == full else 0
 
+    @property
+    def left_out(self) -> tuple[int, int]:
+        """Position in the sequence of the first row that is in no batch, and the one after the last."""
+        first = min(self._first_left_out, self.n_rows - self.n_left_out)
+        return first, first + self.n_left_out
+
     def bounds(self, batch: int) -> tuple[int, int]:
         """Return the position in the sequence of the first row of a batch, and of the one after the last."""
         if batch < self._n_plain:
@@ -212,14 +222,14 @@ class TrainBatches:
 
     def start(self, batch: int) -> int:
         """Return the position in the sequence of the first row of a batch (0 to ``n_steps * world_size``)."""
-        return self._skip_left_out(self._before(batch))
+        return self._skip_left_out(self.n_before(batch))
 
     def stop(self, batch: int) -> int:
         """Return the position after the last row of a batch; 0 for batch -1."""
-        return self._skip_left_out(self._before(batch + 1) - 1) + 1 if batch >= 0 else 0
+        return self._skip_left_out(self.n_before(batch + 1) - 1) + 1 if batch >= 0 else 0
 
     @cached_property
-    def _n_even_rounds(self) -> int:
+    def n_even_rounds(self) -> int:
         """Rounds of full batches, before the ragged end."""
         full, rest = divmod(self.n_rows, self.batch_size * self.world_size)
         return self.n_steps if not rest or self.n_steps == full else max(0, full - 1)
@@ -227,7 +237,7 @@ class TrainBatches:
     @cached_property
     def _n_plain(self) -> int:
         """Full batches at the sequence's start, before any row that is left out."""
-        return min(self._n_even_rounds * self.world_size, self._first_left_out // self.batch_size)
+        return min(self.n_even_rounds * self.world_size, self._first_left_out // self.batch_size)
 
     @cached_property
     def _first_left_out(self) -> int:
@@ -236,9 +246,9 @@ class TrainBatches:
         last_place = self.consumed + self.n_rows - self.n_left_out
         return max(0, (last_place - self.epoch * self.n_left_out) % (last_place + 1) - self.consumed)
 
-    def _before(self, batch: int) -> int:
-        """Return the rows in the batches before a batch."""
-        even = self._n_even_rounds * self.world_size
+    def n_before(self, batch: int) -> int:
+        """Return the rows in the batches before a batch (0 to ``n_steps * world_size``)."""
+        even = self.n_even_rounds * self.world_size
         if batch <= even:
             return batch * self.batch_size
         n_batches = self.n_steps * self.world_size - even

@@ -60,6 +60,16 @@ class Position:
         """Rows of the epoch that are consumed; a last batch that is not full counts as full."""
         return sum(each.batch_size * each.n_batches for each in self.segments)
 
+    def change_of_nodes(self, sampler: PlanSampler) -> str:
+        """Return what changes for nodes after this epoch, for the log; "" if they keep their rows."""
+        before, after = self.order.nodes, sampler.parameters.nodes
+        if before == after:
+            return ""
+        return (
+            f"the number of nodes was {before} and is {after}: from epoch {self.epoch + 1} on, blocks are dealt to "
+            "nodes again, which then read other rows than before"
+        )
+
     def state(self, sampler: PlanSampler, identity: str | None = None) -> dict[str, Any]:
         """Return the position as plain values (text, numbers, lists, dicts), under 4 KiB.
 
@@ -77,6 +87,8 @@ class Position:
         if order.recipe:
             sources = [list(source) for source in order.sources]
             parameters |= {"recipe": order.recipe, "n_units": order.n_units, "sources": sources}
+        if order.nodes:
+            parameters |= {"nodes": order.nodes, "world_size": order.world_size}
         segments = self.segments
         if len(segments) > MAX_SEGMENTS:  # keeps the state small after any number of changes within an epoch
             sequence = sampler.sequence(self.epoch, order)
@@ -165,6 +177,7 @@ def _compare(state: Mapping[str, Any], order: OrderParameters, sampler: PlanSamp
         "files": (state["identity"], identity),
         "seed": (order.seed, present.seed),
         "order": (_kind_of_order(order.mode, sampler), _kind_of_order(present.mode, sampler)),
+        "shuffle.scope": tuple("node" if each.nodes else "global" for each in (order, present)),
         "recipe": (order.recipe, present.recipe),
         "version of the order": (order.version, present.version),
         "drop_last": (state["drop_last"], sampler.drop_last),

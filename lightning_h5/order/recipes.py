@@ -17,6 +17,7 @@ from ..errors import H5ValueError
 from ..types import IntArray
 from .batches import BatchSequence
 from .mixture import EpochSchedule, Mixture
+from .nodes import epoch_order
 from .permutation import GAMMA, mix, stream
 from .plan import (
     EpochRecipe,
@@ -48,7 +49,8 @@ class EachRowOnce(EpochRecipe):
 
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
         """See ``EpochRecipe``."""
-        return RowSequence(order_rows(self.blocks, order, epoch), self.blocks.n_rows, epoch)
+        rows = epoch_order(self.blocks, order, epoch, drop_last=drop_last)
+        return RowSequence(rows, self.blocks.n_rows, epoch)
 
 
 @dataclass(frozen=True, eq=False)

@@ -139,6 +139,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
             order = "in storage order"
         else:
             what = f"of {self.recipe.text}" if self.recipe.text else repr(self.parameters.mode)
+            what += f" within {self.parameters.nodes} nodes" if self.parameters.nodes > 1 else ""
             order = f"order {what}, seed {self.seed}, epoch {self.epoch}"
         return (
             f"{type(self).__name__}({self.n_rows:,} rows, rank {self.rank} of {self.num_replicas}, "
@@ -191,8 +192,14 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     def present_order(self) -> OrderParameters:
         """Return what decides the order of an epoch that begins now."""
-        n_units = self.recipe.n_units(self.batch_size, self.replica.world_size, drop_last=self.drop_last)
-        return replace(self.parameters, batch_size=self.batch_size, recipe=self.recipe.text, n_units=n_units)
+        world_size = self.replica.world_size
+        return replace(
+            self.parameters,
+            batch_size=self.batch_size,
+            recipe=self.recipe.text,
+            n_units=self.recipe.n_units(self.batch_size, world_size, drop_last=self.drop_last),
+            world_size=world_size if self.parameters.nodes else 0,
+        )
 
     # Plans -----------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch.distributed
 
+from ..cores import launched_local_ranks
 from ..errors import H5ValueError
 from ..types import IntArray
 from .permutation import permutation
@@ -24,8 +25,10 @@ __all__ = [
     "ShardMode",
     "as_array",
     "balanced_contiguous_shard",
+    "check_nodes",
     "contiguous_shard",
     "interleaved_indices",
+    "launched_nodes",
     "launched_replica",
     "places_in",
     "resolve_replica",
@@ -82,6 +85,42 @@ def launched_replica() -> Replica | None:
             "or neither; or pass rank and world_size."
         )
     return resolve_replica(int(rank), int(world_size))
+
+
+def launched_nodes(n_replicas: int) -> int:
+    """Return the number of nodes that the environment names; 1 if it names none.
+
+    ``torchrun`` sets ``GROUP_WORLD_SIZE``. Other launchers set the ranks of a node, such as ``LOCAL_WORLD_SIZE``.
+
+    Args:
+        n_replicas: number of replicas, which is that of ranks if the environment has no ``WORLD_SIZE``.
+
+    Raises:
+        H5ValueError: nodes would have different numbers of ranks.
+    """
+    groups, world = os.environ.get("GROUP_WORLD_SIZE", ""), os.environ.get("WORLD_SIZE", "")
+    if groups.isdecimal() and int(groups):
+        return int(groups)
+    if (n_local := launched_local_ranks()) is None:
+        return 1
+    n_ranks = int(world) if world.isdecimal() else n_replicas
+    if n_ranks > n_local and n_ranks % n_local:
+        raise H5ValueError(
+            f"shuffle.scope='node' was requested, and the environment names {n_local} ranks of this node and {n_ranks} "
+            "in all: nodes have different numbers of them. Start the same number on each node, or pass "
+            "shuffle.scope='global'."
+        )
+    return max(1, n_ranks // n_local)
+
+
+def check_nodes(nodes: int, world_size: int) -> None:
+    """Raise an ``H5ValueError`` if nodes do not have the same number of replicas."""
+    if world_size % nodes:
+        raise H5ValueError(
+            f"shuffle.scope='node' was requested for {world_size} replicas of the model on {nodes} nodes; each node "
+            "needs the same number of them. Use as many devices on each node (initialize torch.distributed before "
+            "setup, if no Trainer does), or pass shuffle.scope='global'."
+        )
 
 
 Rows: TypeAlias = range | IntArray
