@@ -12,7 +12,7 @@ GROUPS = {
         "split_file": "file",
     },
     "weights": {"weight_key": "weight_key", "balance_key": "balance_key", "class_weights": "class_weights"},
-    "shuffle": {"shuffle_bytes": "buffer", "streams": "streams"},
+    "shuffle": {"shuffle_bytes": "buffer", "streams": "streams", "scope": "scope"},
     "workers": {
         "prefetch_factor": "prefetch_factor",
         "persistent_workers": "persistent",

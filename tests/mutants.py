@@ -281,6 +281,20 @@ MUTANTS = [
         MIXTURES,
     ),
     Mutant(
+        "all nodes have one seed",
+        "order/nodes.py",
+        "seed=int(stream(all_nodes.seed, 0, DEAL, 1 + node).random_raw()),",
+        "seed=all_nodes.seed,",
+        ("tests/order/test_nodes.py",),
+    ),
+    Mutant(
+        "blocks are dealt to nodes in each epoch",
+        "order/nodes.py",
+        "deal_blocks(self._blocks, self._parameters.seed)",
+        "deal_blocks(self._blocks, self._parameters.seed + self._epoch)",
+        ("tests/order/test_nodes.py", "tests/datamodules/test_node_scope.py"),
+    ),
+    Mutant(
         "an epoch of a mixture begins each source anew",
         "order/mixture.py",
         "each = schedule.counts(n_units)",

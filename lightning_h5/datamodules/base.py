@@ -303,6 +303,8 @@ class BaseH5DataModule(KeepsPosition):
         options = self._options
         facts: dict[str, Any] = {"seed": self.seed, "world_size": self.world_size, "shuffle": options.shuffle.mode}
         facts |= {"drop_last": options.drop_last, "batch_size": self.batch_size}
+        if options.shuffle.scope == "node":
+            facts["nodes"] = self._nodes
         for split in splits:
             if (dataset := self._datasets.get(split)) is not None:
                 facts[f"rows of {split!r}"] = dataset.n_rows

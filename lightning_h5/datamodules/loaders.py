@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import log as ln
 from types import MappingProxyType
 from typing import Any
 
@@ -17,8 +18,9 @@ from ..datasets import Patches, RowDataset, TableDataset
 from ..errors import H5ValueError
 from ..loading import H5DataLoader, SampleCollate
 from ..loading.choose_order import FEW_BLOCKS, Order, choose_order
-from ..options import SegmentOptions
+from ..options import SegmentOptions, ShuffleOptions, WeightOptions
 from ..order import (
+    N_LABELS,
     EvaluationBatches,
     OrderParameters,
     PlanSampler,
@@ -26,6 +28,9 @@ from ..order import (
     SourceOrder,
     TrainBatches,
     WeightedRecipe,
+    check_nodes,
+    label_entropy,
+    launched_nodes,
     resolve_replica,
 )
 from ..sizes import whole
@@ -60,10 +65,14 @@ class MakesLoaders(RecordsSettings):
         self.rank: int | None = options.distributed.rank
         self.world_size: int | None = options.distributed.world_size
         self.seed = options.seed
-        self._keeps_together = SegmentOptions.parse(given.get("segments"), "segments").keep_together
+        segments = SegmentOptions.parse(given.get("segments"), "segments")
+        self._keeps_together = segments.keep_together
+        self._nodes = 0  # that blocks are dealt to, from ``setup`` on; 0 deals none
+        _check_scope(options.shuffle, given, segments)
         self._datasets: dict[Split, RowDataset] = {}
         self._loaders = _no_loaders()
         self._logged: set[str] = set()
+        self._measured: set[OrderParameters] = set()  # orders whose mixing was logged
 
     # Lightning sets this attribute; as a property it can refuse a Trainer of the other Lightning package early.
     @property
@@ -151,7 +160,11 @@ class MakesLoaders(RecordsSettings):
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """The order in which rows are visited."""
         order = choose_order(
-            dataset, self._shuffle(shuffles), world_size=self.world_size or 1, num_workers=self._options.num_workers
+            dataset,
+            self._shuffle(shuffles),
+            world_size=self.world_size or 1,
+            num_workers=self._options.num_workers,
+            nodes=self._nodes,
         )
         weights = weights_of(dataset)
         return order if weights is None else order._replace(recipe=WeightedRecipe(weights, dataset.blocks()))
@@ -187,7 +200,8 @@ class MakesLoaders(RecordsSettings):
     def read_with(self, dataset: RowDataset, order: Order, cache_bytes: int, *, training: bool) -> None:
         """Prepare a dataset for the order in which its rows will be visited."""
         # Evaluation needs each chunk once, for a short time.
-        dataset.read_with(cache_bytes, retain=None if training else False, in_runs=order.mode == "window")
+        retain = order.retain(cache_bytes) if training else False
+        dataset.read_with(cache_bytes, retain=retain, in_runs=order.mode == "window")
 
     def mixed_rows(self, n_rows: int, noun: str) -> str:
         """Which rows a training order mixes, for the log.
@@ -196,11 +210,13 @@ class MakesLoaders(RecordsSettings):
             n_rows: rows of all ranks.
             noun: what they are called: rows, or samples if these are made of several rows.
         """
+        if self._nodes > 1 and not self.is_overfitting:
+            return f"the {noun} of each node, {n_rows // self._nodes:,} of {n_rows:,} (dealt to {self._nodes} nodes)"
         return f"{n_rows:,} {noun}"
 
     def _shuffle(self, shuffles: bool) -> Any:
         options = self._options.shuffle
-        return options if shuffles else replace(options, mode="none")
+        return options if shuffles else replace(options, mode="none", scope="global")
 
     def _order(self, dataset: RowDataset, *, training: bool) -> Order:
         return self.order_of(dataset, shuffles=training and not self.is_overfitting)
@@ -217,6 +233,8 @@ class MakesLoaders(RecordsSettings):
             window=order.window,
             recipe="" if order.recipe is None else order.recipe.text,
             sources=tuple(SourceOrder(each.mode, each.streams, each.window) for each in order.sources),
+            nodes=order.nodes,
+            world_size=(self.world_size or 1) if order.nodes else 0,
         )
 
     # Ranks ---------------------------------------------------------------------------------------------------
@@ -232,7 +250,24 @@ class MakesLoaders(RecordsSettings):
             share_cores(self.trainer.num_devices)  # one process per device of the machine
         else:
             self.rank, self.world_size = resolve_replica(rank, world_size)
+        self._nodes = self._find_nodes(self.rank, self.world_size) if options.shuffle.scope == "node" else 0
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0") if options.seed is None else options.seed)
+
+    def _find_nodes(self, rank: int, world_size: int) -> int:
+        """Return the number of nodes that the ranks are on, in their order."""
+        trainer = self.trainer
+        nodes = 1 if trainer is None else int(trainer.num_nodes)
+        if trainer is None or (nodes == 1 and trainer.world_size > 1):  # Ray's strategies do not know their nodes
+            nodes = launched_nodes(world_size)
+        check_nodes(nodes, world_size)
+        dealt = rank * nodes // world_size
+        if trainer is not None and trainer.world_size > 1 and (own := int(trainer.node_rank)) != dealt:
+            raise H5ValueError(
+                f"shuffle.scope='node' was requested, and rank {rank} of {world_size} on {nodes} nodes is on node "
+                f"{own} instead of {dealt}. Number ranks node by node (srun --distribution=block), pass num_nodes to "
+                "the Trainer, or pass shuffle.scope='global'."
+            )
+        return nodes
 
     def _is_alone(self) -> bool:
         """Whether the trainer has a single process, even if other processes exist."""
@@ -291,6 +326,7 @@ class MakesLoaders(RecordsSettings):
         integrity = min((each.integrity for each in dataset.layouts()), default=0)
         checksums = "" if integrity else "no checksums, "
         self._log_once(f"training order: {text}; {checksums}integrity level {integrity} of 4")
+        self._log_mixing(order, dataset)
         is_of_patches = isinstance(dataset, TableDataset) and isinstance(dataset.table.sampling, Patches)
         chunks = "" if is_of_patches else ", or rewrite the file with fewer rows per chunk (lightning-h5 repack)"
         for each in order.sources or (order,):
@@ -301,10 +337,38 @@ class MakesLoaders(RecordsSettings):
                     f"'{-(-each.enough >> 20)} MiB' for {FEW_BLOCKS} or more, or use fewer workers{chunks}."
                 )
 
+    def _log_mixing(self, order: Order, dataset: RowDataset) -> None:
+        """Log how much less batches are mixed if each node has its own rows."""
+        if order.nodes == 1:
+            self._log_once("shuffle.scope='node' on one node: the order is that of scope='global'")
+        parameters, world_size, drop_last = self._parameters(order), self.world_size or 1, self._options.drop_last
+        if order.nodes < 2 or self.rank or parameters in self._measured:
+            return
+        self._measured.add(parameters)
+        blocks = dataset.blocks()
+        of_node, of_all = (
+            label_entropy(blocks, each, world_size, drop_last=drop_last)
+            for each in (parameters, replace(parameters, nodes=0, world_size=0))
+        )
+        self._log_once(
+            f"shuffle.scope='node': if the file were sorted by {N_LABELS} labels, batches would have an entropy of "
+            f"{of_node:.2f}, and {of_all:.2f} with scope='global' (nats; ln {N_LABELS} = {ln(N_LABELS):.2f})"
+        )
+
     def _log_once(self, text: str, log: Callable[[str], object] = rank_zero_info) -> None:
         if text not in self._logged:
             self._logged.add(text)
             log(text)
+
+
+def _check_scope(shuffle: ShuffleOptions, given: Mapping[str, Any], segments: SegmentOptions) -> None:
+    """Raise if blocks are to be dealt to nodes, and an epoch is not each row once."""
+    if WeightOptions.parse(given.get("weights"), "weights").is_given:
+        shuffle.check_scope("weights", "which draw rows of all nodes")
+    if given.get("mixture") is not None:
+        shuffle.check_scope("mixture", "which mixes rows of all nodes")
+    if segments.bucket:
+        shuffle.check_scope("segments.bucket", "which sorts segments of all nodes by length")
 
 
 def _no_loaders() -> dict[Split, weakref.WeakSet[H5DataLoader]]:

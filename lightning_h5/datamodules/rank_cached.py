@@ -173,6 +173,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
     ) -> None:
         super().__init__(locals())
         self._memory = MemoryOptions.parse(memory, "memory")
+        self._options.shuffle.check_scope("RankCachedH5DataModule", "whose ranks hold their rows in memory already")
         if self._memory.device != "cpu" and num_workers:
             raise H5ValueError(
                 f"memory.device={self._memory.device!r} and num_workers={num_workers} were given, but worker processes "

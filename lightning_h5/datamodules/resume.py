@@ -129,6 +129,8 @@ class RunPosition:
         if restored is None:
             return
         trainer, progress = self.trainer, self._progress
+        if text := restored.change_of_nodes(sampler):
+            rank_zero_info(text)
         progress.sync()
         if restored.finished:
             progress.begin_next_epoch(restored.epoch)

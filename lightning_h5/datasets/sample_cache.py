@@ -212,7 +212,7 @@ class CachingDataset(FileDataset):
         """Whether decoded rows are kept: not if nothing but single rows is decoded, of which the cache keeps some."""
         cost = self._cost_of_files
         has_cache = self._cache_size and cost.row_bytes <= self._max_cache_bytes
-        return False if retain is None and has_cache and cost.has_cheap_random_access else retain
+        return False if has_cache and cost.has_cheap_random_access else retain
 
     @property
     def _cache(self) -> SampleCache:

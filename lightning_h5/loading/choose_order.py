@@ -34,6 +34,8 @@ class Order(NamedTuple):
             ``window``.
         recipe: what epochs visit, if that is not each row once.
         sources: the orders of a mixture's sources.
+        nodes: nodes that blocks are dealt to; 0 deals none.
+        node_bytes: memory in which a rank holds all decoded rows of its node; 0 if ``nodes`` is.
     """
 
     mode: Mode
@@ -44,6 +46,16 @@ class Order(NamedTuple):
     enough: int = 0
     recipe: EpochRecipe | None = None
     sources: tuple[Order, ...] = ()
+    nodes: int = 0
+    node_bytes: int = 0
+
+    def retain(self, cache_bytes: int) -> bool | None:
+        """Return whether decoded rows stay for the next epoch: all of a node, if it reads no others; None if all do.
+
+        Args:
+            cache_bytes: memory for them on a rank.
+        """
+        return True if self.nodes > 1 and cache_bytes >= self.node_bytes else None
 
 
 def choose_order(
@@ -52,6 +64,7 @@ def choose_order(
     *,
     world_size: int,
     num_workers: int,
+    nodes: int = 0,
 ) -> Order:
     """Return the order of training epochs.
 
@@ -61,31 +74,38 @@ def choose_order(
             the same for any number of ranks and workers.
         world_size: number of ranks.
         num_workers: worker processes of a rank, each with a cache of its own.
+        nodes: nodes that blocks are dealt to; 0 deals none.
     """
     cost = dataset.cost
     block, total = cost.block_bytes, cost.decoded_bytes
+    if nodes > 1:  # a node reads no more than its rows; the first and last of its blocks may be divided
+        total = min(total, -(-total // nodes) + 2 * block)
     consumers = max(1, num_workers)
     mode, buffer_bytes = shuffle.mode, shuffle.buffer_bytes
     fits = total * consumers <= buffer_bytes
     few = 4 * block * consumers + (64 << 20)  # for rows read ahead
     if mode == "none":
         return Order("none", 1, 0, "as shuffle=False asks", few)
+    node_bytes = total * consumers if nodes else 0
     if mode == "global" or (mode == "auto" and (fits or cost.has_cheap_random_access)):
         if mode == "global":
             why = "as shuffle='global' asks"
         elif cost.has_cheap_random_access:
             why = "random access is as cheap as sequential access"
         else:
-            why = f"all decoded rows ({_size(total)}) fit shuffle.buffer"
-        return Order("global", 1, 0, why, max(few, total * consumers if fits else buffer_bytes))
-    n_streams = shuffle.streams or world_size * consumers
+            why = f"all decoded rows{' of a node' if nodes > 1 else ''} ({_size(total)}) fit shuffle.buffer"
+        cache_bytes = max(few, total * consumers if fits else buffer_bytes)
+        return Order("global", 1, 0, why, cache_bytes, nodes=nodes, node_bytes=node_bytes)
+    of_a_node = -(-(shuffle.streams or world_size * consumers) // max(1, nodes))
+    n_streams = of_a_node * max(1, nodes)
     on_a_rank = -(-n_streams // world_size)
-    sharers = on_a_rank if shuffle.streams is None else shuffle.streams
+    sharers = on_a_rank if shuffle.streams is None else of_a_node
     window, enough = blocks_mixed(buffer_bytes, block, sharers), bytes_to_mix(FEW_BLOCKS, block, sharers)
     if mode == "auto":  # mix as many rows as fit
         enough = min(enough, total * consumers)
     why = "as shuffle='window' asks" if mode == "window" else f"a single row costs a block of {_size(block)}"
-    return Order("window", n_streams, window, why, max(buffer_bytes, 2 * on_a_rank * block) + few, enough)
+    cache_bytes = max(buffer_bytes, 2 * on_a_rank * block) + few
+    return Order("window", n_streams, window, why, cache_bytes, enough, nodes=nodes, node_bytes=node_bytes)
 
 
 def choose_mixed_order(

@@ -17,7 +17,16 @@ from ..datasets import CombinedHDF5Dataset, FieldMap, RankMemCachedH5Dataset, Ro
 from ..datasets.row_filters import Where
 from ..errors import H5ValueError, listing
 from ..options import FileOptions, RowCacheOptions, ShuffleOptions, WorkerOptions
-from ..order import OrderParameters, PlanSampler, Replica, ShardSampler, launched_replica, resolve_replica
+from ..order import (
+    OrderParameters,
+    PlanSampler,
+    Replica,
+    ShardSampler,
+    check_nodes,
+    launched_nodes,
+    launched_replica,
+    resolve_replica,
+)
 from ..sizes import whole
 from ..types import DTypeLike, Paths
 from .choose_order import choose_order
@@ -145,6 +154,7 @@ def create_optimized_dataloader(
     pins = torch.cuda.is_available() and pin_memory and getattr(dataset, "pin_memory", True)
     drop_last = drop_last and is_training
     if not isinstance(dataset, RowDataset):
+        shuffle.check_scope(f"a {type(dataset).__name__}", "whose rows torch shuffles one by one")
         n_workers = get_optimal_num_workers() if num_workers == "auto" else num_workers
         sampler: DistributedSampler[Any] = DistributedSampler(
             dataset, present.world_size, present.rank, shuffle=is_training, seed=seed, drop_last=drop_last
@@ -163,14 +173,25 @@ def create_optimized_dataloader(
             multiprocessing_context=workers.start_method if n_workers else None,
         )
     n_workers = 0 if num_workers == "auto" else num_workers
+    if isinstance(dataset, RankMemCachedH5Dataset):
+        shuffle.check_scope("a RankMemCachedH5Dataset", "whose ranks hold their rows in memory already")
+    nodes = launched_nodes(present.world_size) if is_training and shuffle.scope == "node" else 0
+    check_nodes(max(1, nodes), present.world_size)
     order = choose_order(
         dataset,
         shuffle if is_training else ShuffleOptions(mode="none"),
         world_size=present.world_size,
         num_workers=n_workers,
+        nodes=nodes,
     )
     parameters = OrderParameters(
-        mode=order.mode, seed=seed, batch_size=batch_size, streams=order.streams, window=order.window
+        mode=order.mode,
+        seed=seed,
+        batch_size=batch_size,
+        streams=order.streams,
+        window=order.window,
+        nodes=order.nodes,
+        world_size=present.world_size if order.nodes else 0,
     )
     options: dict[str, Any] = {
         "batch_size": batch_size,
@@ -184,11 +205,9 @@ def create_optimized_dataloader(
     else:
         rank, world_size = (None, None) if replica is None else replica
         plan = PlanSampler(dataset.blocks(), parameters, rank=rank, world_size=world_size, **options)
-    dataset.read_with(
-        order.cache_bytes if dataset.asked_cache_bytes is None else dataset.asked_cache_bytes,
-        retain=None if is_training else False,
-        in_runs=order.mode == "window",
-    )
+    cache_bytes = order.cache_bytes if dataset.asked_cache_bytes is None else dataset.asked_cache_bytes
+    retain = order.retain(cache_bytes) if is_training else False
+    dataset.read_with(cache_bytes, retain=retain, in_runs=order.mode == "window")
     return H5DataLoader(
         dataset,
         sampler=plan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
@@ -23,6 +24,8 @@ from .prefetch import CLOSED, Batches, InMemoryIterator, ReadAhead
 from .workers import WorkerPool
 
 __all__ = ["H5DataLoader", "SampleCollate"]
+
+_log = logging.getLogger(__name__)
 
 DEPTH = 4  # batches read ahead in this process: enough to bridge a slow step, few enough to hold in memory
 MAX_TOGETHER = 16  # batches planned at a time: more would not be faster
@@ -378,7 +381,10 @@ class H5DataLoader(DataLoader[Any]):
             H5ResumeError: it is not such a state, or does not fit the present data or settings.
         """
         if self.sampler.epoch_source is None and state:
-            self.passes.load(Position.from_state(state, self.sampler, self._identity))
+            position = Position.from_state(state, self.sampler, self._identity)
+            if (text := position.change_of_nodes(self.sampler)) and not self.sampler.rank:
+                _log.info(text)
+            self.passes.load(position)
 
     @cached_property
     def _identity(self) -> str:

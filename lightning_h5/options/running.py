@@ -30,17 +30,42 @@ class ShuffleOptions(Options):
             decides the order: the more blocks it holds, the better batches are mixed.
         streams: independent streams of blocks that "window" deals to ranks and workers. None makes one for each, so
             that no two of them decode the same chunk. A number gives the same order for any number of ranks and
-            workers; ``buffer`` is then shared by all streams.
+            workers; ``buffer`` is then shared by all streams. With ``scope="node"`` each node has its part of them.
+        scope: "global" mixes the rows of all ranks. "node" deals blocks to nodes once per run, and shuffles within each
+            node, so that a node reads the same rows in every epoch: from its page cache or local cache, if they fit.
+            Rows of two nodes never share a batch. The number of nodes is that of the Trainer, or of the launcher's
+            variables (such as ``LOCAL_WORLD_SIZE``), otherwise 1. Not for mixtures, weights, ``segments.bucket`` and
+            rows in memory.
     """
 
     mode: Literal["auto", "global", "window", "none"] = "auto"
     buffer: int | str = "512 MiB"
     streams: int | None = None
+    scope: Literal["global", "node"] = "global"
 
     def __post_init__(self) -> None:
         check_choice(self.mode, "shuffle.mode", ("auto", "global", "window", "none"))
+        check_choice(self.scope, "shuffle.scope", ("global", "node"))
+        if self.scope == "node" and self.mode == "none":
+            raise H5ValueError(
+                "shuffle.scope='node' was given with shuffle.mode='none', which shuffles nothing. Pass mode='auto', "
+                "'global' or 'window', or leave scope out."
+            )
         parse_bytes(self.buffer, "shuffle.buffer")
         check_whole(self.streams, "shuffle.streams", 1)
+
+    def check_scope(self, what: str, why: str) -> None:
+        """Raise an ``H5ValueError`` if blocks are to be dealt to nodes.
+
+        Args:
+            what: what was given that does not go with it.
+            why: what that does instead.
+        """
+        if self.scope == "node":
+            raise H5ValueError(
+                f"shuffle.scope='node' was given with {what}, {why}. Leave one of them out; scope='node' is for "
+                "LazyH5DataModule, CombinedHDF5DataModule and loaders of their datasets, with each row once per epoch."
+            )
 
     @classmethod
     def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
