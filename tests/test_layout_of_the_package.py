@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "jit": {"errors", "kept_files", "types"},
     "_lightning": {"errors"},
     "options": {"errors", "sizes", "types"},
-    "hdf5": LEAVES | {"options"},
+    "staging": LEAVES | {"options"},
+    "hdf5": LEAVES | {"options", "staging"},
     "readers": LEAVES | {"options", "hdf5"},
     "distributed": LEAVES,
     "order": LEAVES,  # pure: neither files nor anything that reads them

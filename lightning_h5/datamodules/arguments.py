@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import partial
 from pprint import pformat
@@ -28,6 +28,7 @@ from ..options import (
     PatchOptions,
     SegmentOptions,
     ShuffleOptions,
+    StagingOptions,
     WindowOptions,
     WorkerOptions,
 )
@@ -55,6 +56,7 @@ _OPTIONS: dict[str, type[Options]] = {
     "distributed": DistributedOptions,
     "segments": SegmentOptions,
 }
+_OPTIONAL: dict[str, type[Options]] = {"window": WindowOptions, "patch": PatchOptions}
 SPLITS: tuple[Split, ...] = ("train", "val", "test", "predict")
 
 
@@ -124,6 +126,8 @@ class SampleArguments:
 
 MAX_LETTERS = 4096  # per setting as JSON: thousands of file names would bloat every checkpoint and log
 NOT_STORED = "not stored: "
+SECRETS = {"storage_options"}
+"""Fields of settings that may hold credentials, which no checkpoint or log may have."""
 
 
 def picked(kind: type[T], given: Mapping[str, Any]) -> T:
@@ -138,11 +142,19 @@ def picked(kind: type[T], given: Mapping[str, Any]) -> T:
     """
     found = {field.name: given[field.name] for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     options = {name: parser.parse(found[name], name) for name, parser in _OPTIONS.items() if name in found}
-    if found.get("window") is not None:
-        options["window"] = WindowOptions.parse(found["window"], "window")
-    if found.get("patch") is not None:
-        options["patch"] = PatchOptions.parse(found["patch"], "patch")
+    for name, parser in _OPTIONAL.items():
+        if found.get(name) is not None:
+            options[name] = parser.parse(found[name], name)
+    if "files" in found and given.get("staging") is not None:
+        options["files"] = _with_staging(options["files"], given["staging"])
     return kind(**found | options)
+
+
+def _with_staging(files: Any, staging: Any) -> Any:
+    """Return how files are opened, with the argument ``staging`` among it."""
+    if files.staging is not None:
+        raise H5ValueError("staging and files.staging were given, which is the same setting. Pass staging alone.")
+    return replace(files, staging=StagingOptions.parse(staging, "staging"))
 
 
 class RecordsSettings(LightningDataModule):
@@ -268,10 +280,18 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         defaults = {field.name: field.default for field in dataclasses.fields(value)}
-        return {name: _plain(each) for name, each in given.items() if not _equal(each, defaults[name])}
+        return _plain_fields({name: each for name, each in given.items() if not _equal(each, defaults[name])})
     if isinstance(value, type) and (value in (bool, int, float) or issubclass(value, np.generic)):
         return np.dtype(value).name
     return NOT_STORED + _name_of(value)
+
+
+def _plain_fields(given: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {_plain_key(key): _plain(_without_secret(key, value)) for key, value in given.items()}
+
+
+def _without_secret(key: Any, value: Any) -> Any:
+    return value if value is None or key not in SECRETS else NOT_STORED + "credentials"
 
 
 def _plain_array(value: Any) -> Any:
@@ -297,7 +317,7 @@ _CONVERSIONS: tuple[tuple[Any, Any], ...] = (
     (torch.dtype, lambda value: str(value).removeprefix("torch.")),
     (torch.device, str),
     (np.ndarray | torch.Tensor, _plain_array),
-    (Mapping, lambda value: {_plain_key(key): _plain(each) for key, each in value.items()}),
+    (Mapping, _plain_fields),
     (AbstractSet, lambda value: sorted(map(_plain, value), key=repr)),
     (bytes, lambda value: NOT_STORED + _length(value)),
     (Sequence, lambda value: [_plain(each) for each in value]),

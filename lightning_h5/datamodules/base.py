@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -18,10 +18,13 @@ from .._lightning import (
 from ..datasets import Catalog, Categories, RowDataset, SegmentSubset, are_packed_alike, different_packing
 from ..distributed import exchange
 from ..errors import H5Error, H5KeyError, H5ValueError, listing
-from ..hdf5 import INTEGRITY, ArrayLayout
+from ..hdf5 import INTEGRITY, ArrayLayout, ChangeGuard
 from ..loading import H5DataLoader
-from ..options import SplitOptions, TableOptions, WeightOptions
+from ..options import SplitOptions, StagingOptions, TableOptions, WeightOptions
 from ..options.base import check_callable
+from ..readers import fallback_reason
+from ..sizes import bytes_text
+from ..staging import ensure_folder, why_not_staged
 from ..types import IntArray
 from .arguments import SPLITS, Split, argument_of
 from .loaders import NoRows
@@ -228,6 +231,7 @@ class BaseH5DataModule(KeepsPosition):
             all_ranks.agree(facts, failure)
         there = [split for split in splits if split in self._datasets]
         self._log_integrity([self._datasets[split] for split in there])
+        self._log_staging([self._datasets[split] for split in there])
         self.load(there)
 
     def teardown(self, stage: str | None = None) -> None:
@@ -321,6 +325,12 @@ class BaseH5DataModule(KeepsPosition):
             text = f"integrity levels (0 to 4): {each} (level {found[0][0]}: {INTEGRITY[found[0][0]]})"
             self._log_once(text, log=rank_zero_only(logger.debug))
 
+    def _log_staging(self, datasets: Sequence[RowDataset]) -> None:
+        if (staging := self._options.files.staged) is not None:
+            guards = [guard for dataset in datasets for guard in dataset.guards()]
+            for text in _staging_report(staging, guards, [each for dataset in datasets for each in dataset.layouts()]):
+                self._log_once(text)
+
     def _loader(self, split: Split) -> H5DataLoader | NoRows:
         if split not in self._set_up:
             raise H5ValueError(self._why_not_set_up(split))
@@ -340,6 +350,34 @@ class BaseH5DataModule(KeepsPosition):
             f"{split}_dataloader() was called, and {split!r} is not set up: {what}. Call setup({stage!r}) first, or "
             f"pass the data module to the Trainer: trainer.{stage}(model, datamodule=datamodule)."
         )
+
+
+def _staging_report(
+    staging: StagingOptions, guards: Iterable[ChangeGuard], layouts: Iterable[ArrayLayout]
+) -> Iterator[str]:
+    """Yield sentences on what is staged.
+
+    Args:
+        staging: where mirrors are kept.
+        guards: of the files.
+        layouts: arrays of the files, at least one of each kind.
+    """
+    files = {guard.path: guard for guard in guards}
+    staged = [path for path, guard in files.items() if guard.staging is not None]
+    if staged:
+        folder = ensure_folder(staging)
+        which = f"{len(staged)} of {len(files)} files are" if len(files) > 1 else f"{staged[0]!r} is"
+        yield f"staging: {which} read through {folder.path!r}, which may take {bytes_text(folder.limit)}"
+    reasons: dict[str, list[str]] = {}
+    for path, guard in files.items():
+        if guard.staging is None:
+            why = why_not_staged(staging, guard.device, guard.n_bytes, grows=guard.grows)
+            reasons.setdefault(why or "it was set up without", []).append(path)
+    for why, paths in reasons.items():
+        yield f"staging: {listing(paths, most=3)} {'is' if len(paths) == 1 else 'are'} not staged: {why}"
+    by_library = {each.key for each in layouts if each.guard.staging is not None and fallback_reason(each) is not None}
+    if by_library:
+        yield f"staging: not of {listing(sorted(by_library))}, which only the HDF5 library can read"
 
 
 def _splits_of(stage: str | None) -> tuple[Split, ...]:

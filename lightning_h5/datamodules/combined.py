@@ -25,6 +25,7 @@ from ..options import (
     SegmentOptions,
     ShuffleOptions,
     SplitOptions,
+    StagingOptions,
     TableOptions,
     WeightOptions,
     WindowOptions,
@@ -112,6 +113,8 @@ class CombinedHDF5DataModule(BaseH5DataModule):
             ``timeout``, ``init_fn``).
         files: how files are opened, and which are accepted: ``FileOptions`` (``mmap``, ``cache_bytes``, ``swmr``,
             ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
+        staging: folder on a local disk, such as "$TMPDIR", that keeps what was read of files on slow storage, or
+            ``StagingOptions`` (``dir``, ``max_bytes``, ``storage_options``). Later epochs read from there.
         distributed: how ranks work together: ``DistributedOptions`` (``rank``, ``world_size``, ``setup_timeout``,
             ``on_resume_mismatch``).
 
@@ -165,6 +168,7 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,
+        staging: StagingOptions | PathLike | dict[str, Any] | None = None,
         distributed: DistributedOptions | dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())

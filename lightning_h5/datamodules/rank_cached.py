@@ -22,6 +22,7 @@ from ..options import (
     SegmentOptions,
     ShuffleOptions,
     SplitOptions,
+    StagingOptions,
     TableOptions,
     WeightOptions,
     WindowOptions,
@@ -119,6 +120,9 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             ``timeout``, ``init_fn``).
         files: how files are opened, and which are accepted: ``FileOptions`` (``mmap``, ``cache_bytes``, ``swmr``,
             ``allow_external``, ``trusted``, ``min_integrity``, ``verify``, ``catalog_dir``).
+        staging: folder on a local disk, such as "$TMPDIR", that keeps what was read of files on slow storage, or
+            ``StagingOptions`` (``dir``, ``max_bytes``, ``storage_options``). It has an effect only if shards are drawn
+            again (``memory.reshard_every_n_epochs``): otherwise each row is read once.
         distributed: how ranks work together: ``DistributedOptions`` (``rank``, ``world_size``, ``setup_timeout``,
             ``on_resume_mismatch``).
         memory: how rows are held: a mode ("interleave" or "contiguous") or ``MemoryOptions`` (``mode``, ``share``,
@@ -168,12 +172,16 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         select: dict[str, dict[int, Any]] | None = None,
         workers: WorkerOptions | dict[str, Any] | None = None,
         files: FileOptions | dict[str, Any] | None = None,
+        staging: StagingOptions | PathLike | dict[str, Any] | None = None,
         distributed: DistributedOptions | dict[str, Any] | None = None,
         memory: MemoryOptions | Literal["contiguous", "interleave"] | dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
         self._memory = MemoryOptions.parse(memory, "memory")
         self._options.shuffle.check_scope("RankCachedH5DataModule", "whose ranks hold their rows in memory already")
+        if self._options.files.staging is not None and not self._memory.reshard_every_n_epochs:
+            self._options = replace(self._options, files=replace(self._options.files, staging=None))
+            self._log_once("staging has no effect: each row is read once, into memory")
         if self._memory.device != "cpu" and num_workers:
             raise H5ValueError(
                 f"memory.device={self._memory.device!r} and num_workers={num_workers} were given, but worker processes "

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from ..counters import Counters
 from ..errors import without_frames
-from ..hdf5 import ArrayLayout
+from ..hdf5 import ArrayLayout, ChangeGuard
 from ..order import BlockTable
 from ..readers import TaskQueue
 from ..types import BatchToken, Draws, IntArray
@@ -235,6 +235,10 @@ class RowDataset(Dataset[Any]):
     def layouts(self) -> Iterator[ArrayLayout]:
         """Yield the arrays that rows are read from, of all files."""
         return chain.from_iterable(source.layouts() for source in self.sources)
+
+    def guards(self) -> Iterator[ChangeGuard]:
+        """Yield the change guards of all files."""
+        return chain.from_iterable(source.guards() for source in self.sources)
 
     def read_with(self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False) -> None:
         """Set how much memory decoded rows may take, and how they will be asked for.

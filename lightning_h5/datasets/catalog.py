@@ -384,6 +384,8 @@ class Catalog:
         guard: ChangeGuard | None = None
         with suppress(OSError):  # open raises a better error
             guard = ChangeGuard.of(path, grows=options.swmr, strict=options.files.verify is not None)
+        if guard is not None:
+            guard = guard.staged(options.files.staged)
         with open_h5(path, swmr=options.swmr) as h5:
             if guard is None:
                 raise H5DataChangedError(

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from ..counters import Counters
-from ..hdf5 import ArrayLayout, OpenOptions, close_when_collected
+from ..hdf5 import ArrayLayout, ChangeGuard, OpenOptions, close_when_collected
 from ..readers import TaskQueue
 from ..types import IntArray
 from .base import RowDataset
@@ -112,6 +112,10 @@ class TableDataset(RowDataset):
     def layouts(self) -> Iterator[ArrayLayout]:
         """See ``RowDataset.layouts``."""
         return chain.from_iterable(self.table.layouts.examples)
+
+    def guards(self) -> Iterator[ChangeGuard]:
+        """See ``RowDataset.guards``."""
+        return iter(self.table.guards)
 
     def identity(self) -> str:
         """See ``RowDataset.identity``."""

@@ -17,8 +17,9 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ..errors import H5DataChangedError, H5FileError
-from ..options import FileOptions
+from ..errors import H5DataChangedError, H5FileError, H5ValueError
+from ..options import FileOptions, StagingOptions
+from ..staging import Mirror, MirrorFolder, PosixOrigin, ensure_folder, mirror_name
 from .checks import ensure_filters
 from .identity import ChangeGuard, stat_of
 from .layout import ArrayLayout
@@ -104,16 +105,36 @@ class Descriptor:
         os.close(self.fd)
 
 
-_Key: TypeAlias = tuple[str, OpenOptions | None]
-"""A file, and how it is opened: through the HDF5 library, or by a descriptor (None)."""
+_Key: TypeAlias = tuple[str, OpenOptions | StagingOptions | None]
+"""A file, and how it is opened: through the HDF5 library, by a descriptor (None), or with a mirror."""
 
 
 @dataclass
 class _Entry:
-    handle: H5Handle | Descriptor
+    handle: H5Handle | Descriptor | StagedFile
     guard: ChangeGuard
     users: int = 0
     doomed: bool = False
+
+
+class StagedFile:
+    """A file with a mirror on a local disk."""
+
+    def __init__(self, path: str, guard: ChangeGuard, staging: StagingOptions) -> None:
+        opened = Descriptor(path)
+        self.stat = opened.stat
+        try:
+            guard.compare(opened.stat)
+            folder: MirrorFolder | None = None
+            with suppress(H5ValueError):  # it was removed since it was checked: all is read from the file itself
+                folder = ensure_folder(staging)
+            self.mirror = Mirror(PosixOrigin(opened.fd), folder, mirror_name(path, guard.version))
+        except BaseException:
+            opened.close()
+            raise
+
+    def close(self) -> None:
+        self.mirror.close()
 
 
 class HandlePool:
@@ -156,6 +177,10 @@ class HandlePool:
         """Return a descriptor of a file, which stays open inside the ``with`` block (see ``h5``)."""
         return _Use(self, (path, None), guard)
 
+    def mirror(self, path: str, guard: ChangeGuard) -> AbstractContextManager[Mirror]:
+        """Return the mirror of a file that is staged, which stays open inside the ``with`` block (see ``h5``)."""
+        return _Use(self, (path, guard.staging), guard)
+
     def _take(self, key: _Key, guard: ChangeGuard) -> _Entry:
         with self._lock:
             entry = self._entries.get(key)
@@ -167,7 +192,7 @@ class HandlePool:
                     entry = None
             if entry is None:
                 entry = self._entries[key] = _Entry(_open(key, guard), guard)
-                self._n_h5 += key[1] is not None
+                self._n_h5 += isinstance(key[1], OpenOptions)
                 self._evict(keep=key)
             else:
                 self._entries.move_to_end(key)
@@ -187,13 +212,13 @@ class HandlePool:
         if len(self._entries) <= self.max_handles and self._n_h5 <= self.max_h5:
             return
         idle = [key for key, entry in self._entries.items() if not entry.users and key != keep]
-        of_h5 = [key for key in idle if key[1] is not None][: max(0, self._n_h5 - self.max_h5)]
+        of_h5 = [key for key in idle if isinstance(key[1], OpenOptions)][: max(0, self._n_h5 - self.max_h5)]
         others = [key for key in idle if key not in of_h5]
         for key in of_h5 + others[: max(0, len(self._entries) - len(of_h5) - self.max_handles)]:
             self._drop(key).handle.close()
 
     def _drop(self, key: _Key) -> _Entry:
-        self._n_h5 -= key[1] is not None
+        self._n_h5 -= isinstance(key[1], OpenOptions)
         return self._entries.pop(key)
 
     def close_replaced(self, path: str) -> None:
@@ -251,9 +276,11 @@ class HandlePool:
             entry.handle.close()
 
 
-def _open(key: _Key, guard: ChangeGuard) -> H5Handle | Descriptor:
+def _open(key: _Key, guard: ChangeGuard) -> H5Handle | Descriptor | StagedFile:
     """Open a file, and compare it with its guard."""
     path, options = key
+    if isinstance(options, StagingOptions):
+        return StagedFile(path, guard, options)
     handle = Descriptor(path) if options is None else H5Handle(path, options)
     try:
         guard.compare(handle.stat)
@@ -278,7 +305,9 @@ class _Use:
     def __enter__(self) -> Any:
         self._entry = self._pool._take(self._key, self._guard)
         handle = self._entry.handle
-        return handle.fd if isinstance(handle, Descriptor) else handle
+        if isinstance(handle, Descriptor):
+            return handle.fd
+        return handle.mirror if isinstance(handle, StagedFile) else handle
 
     def __exit__(self, *error: object) -> None:
         self._pool._give_back(self._key, self._entry)

@@ -11,12 +11,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import h5py
 
 from ..errors import H5DataChangedError
+from ..options import StagingOptions
+from ..staging import why_not_staged
 
 if TYPE_CHECKING:
     from .chunk_index import ChunkTable
@@ -34,6 +36,7 @@ class ChangeGuard:
 
     Attributes:
         others: guards of other files that rows of this one come from.
+        staging: where bytes of the file are kept on a local disk; None if they are read from the file itself.
         seen_ns: when the inode last changed before the guard was taken. Handles opened before that are outdated.
     """
 
@@ -46,6 +49,7 @@ class ChangeGuard:
     ctime_ns: int | None = None
     others: tuple[ChangeGuard, ...] = ()
     seen_ns: int = field(default=0, compare=False)
+    staging: StagingOptions | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, path: str, *, grows: bool = False, strict: bool = False) -> ChangeGuard:
@@ -81,6 +85,21 @@ class ChangeGuard:
             found.st_ctime_ns if strict and not grows else None,
             seen_ns=found.st_ctime_ns,
         )
+
+    def staged(self, staging: StagingOptions | None) -> ChangeGuard:
+        """Return the guard of a file that is staged, if that is asked for and pays.
+
+        Raises:
+            H5ValueError: the folder cannot be used.
+        """
+        if staging is None or why_not_staged(staging, self.device, self.n_bytes, grows=self.grows) is not None:
+            return self
+        return replace(self, staging=staging)
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The state of the file as numbers, another one after any change of its content."""
+        return self.device, self.inode, self.n_bytes, self.mtime_ns, self.seen_ns
 
     def check(self) -> None:
         """Compare with the present file; takes about 2 microseconds per file.

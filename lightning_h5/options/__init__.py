@@ -1,6 +1,6 @@
 """Option objects of data modules and datasets: each setting is declared, checked and documented here, once."""
 
-from .running import DistributedOptions, FileOptions, MemoryOptions, ShuffleOptions, WorkerOptions
+from .running import DistributedOptions, FileOptions, MemoryOptions, ShuffleOptions, StagingOptions, WorkerOptions
 from .samples import MixtureOptions, RowCacheOptions, SplitOptions, TableOptions, WeightOptions
 from .segments import PatchOptions, SegmentOptions, StepRange, WindowOptions, value_of_field
 
@@ -14,6 +14,7 @@ __all__ = [
     "SegmentOptions",
     "ShuffleOptions",
     "SplitOptions",
+    "StagingOptions",
     "StepRange",
     "TableOptions",
     "WeightOptions",

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
 
 from ..errors import H5ValueError
 from ..sizes import parse_bytes
+from ..types import PathLike
 from .base import Options, check_callable, check_choice, check_whole
 
-__all__ = ["MAX_INTEGRITY", "DistributedOptions", "FileOptions", "MemoryOptions", "ShuffleOptions", "WorkerOptions"]
+__all__ = [
+    "MAX_INTEGRITY",
+    "DistributedOptions",
+    "FileOptions",
+    "MemoryOptions",
+    "ShuffleOptions",
+    "StagingOptions",
+    "WorkerOptions",
+]
 
 MAX_INTEGRITY = 4
 
@@ -109,6 +120,60 @@ class WorkerOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StagingOptions(Options):
+    """Where bytes of files on slow storage are kept on a local disk after they were read once.
+
+    Shorthand: the folder.
+
+    Args:
+        dir: a folder on the local disk, such as "$TMPDIR". It is created if it is missing. "~" and environment
+            variables are expanded on each machine. All ranks and workers, and later jobs of the same user, share it.
+        max_bytes: disk space that all of them may take there together, such as "200 GB". None takes nine tenths of what
+            is free.
+        storage_options: credentials and settings of an object store. They are recorded nowhere: neither in checkpoints
+            nor in logs. Object stores are not supported yet.
+    """
+
+    dir: PathLike
+    max_bytes: int | str | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False, metadata={"secret": True})
+
+    def __post_init__(self) -> None:
+        folder: Any = self.dir  # a configuration file may hold anything
+        if not (isinstance(folder, str | os.PathLike) and os.fspath(folder)):
+            raise H5ValueError(f"staging.dir={folder!r} was given. Pass the path of a folder, such as '$TMPDIR'.")
+        if self.max_bytes is not None:
+            parse_bytes(self.max_bytes, "staging.max_bytes")
+        options: Any = self.storage_options
+        if options is not None and not isinstance(options, Mapping):
+            raise H5ValueError("staging.storage_options is not a mapping. Pass a mapping of settings, or None.")
+
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
+        return {"dir": value} if isinstance(value, str | os.PathLike) else None
+
+    @property
+    def folder(self) -> str:
+        """``dir`` on this machine.
+
+        Raises:
+            H5ValueError: it names an environment variable that is not set.
+        """
+        folder = os.path.expandvars(os.path.expanduser(os.fsdecode(self.dir)))
+        if missing := re.findall(r"\$\w+|\$\{\w+\}", folder):
+            raise H5ValueError(
+                f"staging.dir={self.dir!r} names the environment variable {missing[0].strip('${}')}, which is not set "
+                "on this machine. Set it in the job script, or pass the path of a folder on a local disk."
+            )
+        return os.path.abspath(folder)
+
+    @property
+    def limit(self) -> int | None:
+        """``max_bytes`` as a number of bytes; None for what is free."""
+        return None if self.max_bytes is None else parse_bytes(self.max_bytes, "staging.max_bytes")
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileOptions(Options):
     """How files are opened, and which files are accepted.
 
@@ -128,6 +193,8 @@ class FileOptions(Options):
         catalog_dir: folder that keeps what is in files with more than 2,000 arrays in groups or arrays that are
             segments, so that the next ``setup`` need not open each. It is used as long as a file is not changed. "auto"
             is ``lightning_h5`` in the user's cache folder (``XDG_CACHE_HOME``, or ``~/.cache``); None keeps nothing.
+        staging: folder on a local disk that keeps what was read of files on slow storage, or ``StagingOptions``. Data
+            modules have an argument of this name instead.
     """
 
     mmap: bool = False
@@ -138,8 +205,12 @@ class FileOptions(Options):
     min_integrity: int = 0
     verify: Literal["digest"] | None = None
     catalog_dir: str | None = "auto"
+    staging: StagingOptions | PathLike | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.staging, Mapping):  # options are compared, and used as keys
+            raise H5ValueError("staging is a mapping. Pass FileOptions a folder, StagingOptions(...), or None.")
+        StagingOptions.parse(self.staging or ".", "files.staging")
         if self.cache_bytes != "auto":
             parse_bytes(self.cache_bytes, "cache_bytes")
         catalog_dir: Any = self.catalog_dir  # a configuration file may hold anything
@@ -151,6 +222,18 @@ class FileOptions(Options):
                 f"verify={self.verify!r} was given. Pass 'digest', which compares rows with the digests that "
                 "`lightning-h5 check --write-digests` wrote, or None."
             )
+
+    @classmethod
+    def parse(cls, value: Any, argument: str) -> Self:
+        """See ``Options.parse``."""
+        if isinstance(value, Mapping) and isinstance(value.get("staging"), Mapping):
+            value = {**value, "staging": StagingOptions.parse(value["staging"], f"{argument}.staging")}
+        return super().parse(value, argument)
+
+    @property
+    def staged(self) -> StagingOptions | None:
+        """``staging`` as an object; None if nothing is staged."""
+        return None if self.staging is None else StagingOptions.parse(self.staging, "files.staging")
 
     @property
     def cache_size(self) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -140,6 +141,11 @@ class _LaterSource:
         self.n_rows, self.grid = example.n_rows, example.grid
         self.rows_per_block, self.n_parts = example.rows_per_block, example.n_parts
         self.parts_together, self.picks_rows = example.parts_together, example.picks_rows
+
+    def will_need(self, blocks: IntArray) -> None:
+        """See ``BlockSource.will_need``."""
+        with suppress(OSError, ValueError, KeyError):  # loading the blocks raises it
+            self._sources.opened(self._number).will_need(blocks)
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""

@@ -16,13 +16,14 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError
-from ..hdf5 import ArrayLayout, Unpack, process_pool
+from ..hdf5 import ArrayLayout, Unpack
 from ..types import IntArray
 from .base import LayoutReader
 from .block_map import RowGrid
 from .chunk_cache import BlockMemory, scratch
+from .contiguous import ContiguousReader
 from .filters.pipeline import ChunkLoop, Pipeline
-from .raw_io import read_stored
+from .raw_io import prefetch_stored, read_stored, read_with
 
 __all__ = [
     "TASK_BYTES",
@@ -94,6 +95,10 @@ class BlockSource(Protocol):
     picks_rows: bool
     grid: RowGrid
 
+    def will_need(self, blocks: IntArray) -> None:
+        """Begin to fetch what blocks are made of, if their file is staged. Does not wait, and never raises."""
+        ...
+
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """Load the same parts of some blocks.
 
@@ -130,6 +135,13 @@ class ReaderSource:
         self.picks_rows = reader.layout.is_contiguous
         self.parts_together = max(1, TASK_BYTES // max(1, rows_per_block * reader.layout.row_bytes))
 
+    def will_need(self, blocks: IntArray) -> None:
+        """See ``BlockSource.will_need``."""
+        if isinstance(self._reader, ContiguousReader) and self._reader.layout.guard.staging is not None:
+            for block in blocks.tolist():
+                first = block * self.rows_per_block
+                self._reader.will_need(range(first, min(first + self.rows_per_block, self.n_rows)))
+
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
         for block, rows in zip(blocks, memory, strict=True):
@@ -158,6 +170,10 @@ class PreparedSource:
         self._source, self._prepare = source, prepare
         self.n_rows, self.rows_per_block = source.n_rows, source.rows_per_block
         self.parts_together, self.picks_rows, self.grid = source.parts_together, source.picks_rows, source.grid
+
+    def will_need(self, blocks: IntArray) -> None:
+        """See ``BlockSource.will_need``."""
+        self._source.will_need(blocks)
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
@@ -206,6 +222,18 @@ class ChunkLoader:
         if self._layout.digests is None:  # digests need the stored bytes
             self._loop = self._pipeline.compile()
 
+    def will_need(self, blocks: IntArray) -> None:
+        """See ``BlockSource.will_need``."""
+        if self._layout.guard.staging is not None:
+            first = blocks * self.n_parts
+            self.will_need_chunks((first[:, np.newaxis] + np.arange(self.n_parts)).reshape(-1))
+
+    def will_need_chunks(self, chunks: IntArray) -> None:
+        """Begin to fetch chunks by their numbers (see ``BlockSource.will_need``)."""
+        if self._layout.guard.staging is not None:
+            there = chunks[self._table.offsets[chunks] >= 0]
+            prefetch_stored(self._layout, self._table.offsets[there], self._table.sizes[there])
+
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
         began = perf_counter()
@@ -247,9 +275,9 @@ class ChunkLoader:
         """
         if self._loop is None or not self._is_plain(chunks):
             return False
-        layout, sizes = self._layout, self._table.sizes[chunks]
-        with process_pool().descriptor(layout.path, layout.guard) as fd:
-            took = self._loop(fd, self._table.offsets[chunks], sizes, self._chunk_bytes, out, firsts)
+        loop, layout, n_bytes = self._loop, self._layout, self._chunk_bytes
+        offsets, sizes = self._table.offsets[chunks], self._table.sizes[chunks]
+        took = read_with(layout, offsets, sizes, lambda fd: loop(fd, offsets, sizes, n_bytes, out, firsts))
         if took is None:
             return False
         self._count(int(sizes.sum()), len(chunks), len(chunks), took)

@@ -85,6 +85,7 @@ class ChunkedReader:
         more = f" and {len(layouts) - 1} more arrays" if len(layouts) > 1 else ""
         self._name = f"{first.key!r} in {first.path!r}{more}"
         self._sources, self._work, self._counters = sources, work, counters
+        self._is_staged = any(layout.guard.staging is not None for layout in layouts.examples)
         self.map = BlockMap(sources.grids, first_row)
         self._n_tasks = sources.of_kinds(lambda source: -(-source.n_parts // source.parts_together))
         slot_rows = max(source.rows_per_block for source in sources.examples)
@@ -226,9 +227,17 @@ class ChunkedReader:
         """Queue tasks for the new blocks of a lease."""
         new = np.flatnonzero(lease.is_new)
         if len(new):
+            if self._is_staged:
+                self._begin_to_fetch(blocks[new])
             for task in self._make_tasks(cache, blocks[new], lease.slots[new]):
                 self._work.put(task)
             self._counters.add(blocks_loaded=len(new))
+
+    def _begin_to_fetch(self, blocks: IntArray) -> None:
+        """Begin to fetch blocks of files that are staged: more at a time than there are threads that decode."""
+        files = self._file_of(blocks)
+        for file in np.unique(files).tolist():
+            self._sources[file].will_need(blocks[files == file] - self.map.first_block[file])
 
     def wait(self, cache: ChunkCache, lease: Lease) -> None:
         """Execute tasks until all blocks of a lease are loaded.

@@ -19,7 +19,7 @@ from ..errors import H5CorruptError
 from ..hdf5 import ArrayLayout, process_pool
 from ..types import IntArray
 from .base import LayoutReader, address, check_bounds, take_rows
-from .raw_io import read_stored
+from .raw_io import prefetch_stored, read_stored
 
 __all__ = ["ContiguousReader", "MappedReader"]
 
@@ -77,6 +77,9 @@ class _StoredRows(LayoutReader):
         if self.layout.table is not None:  # each chunk has its own place
             step = self.layout.rows_per_chunk
             cuts[1:1] = range((rows.start // step + 1) * step, rows.stop, step)
+        if self.layout.guard.staging is not None:
+            prefetch_stored(self.layout, self._places(np.array(cuts[:-1])), np.diff(cuts) * self._row_bytes)
+            return
         with suppress(OSError), process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
             places = self._places(np.array(cuts[:-1])).tolist()
             for place, first, last in zip(places, cuts, cuts[1:], strict=False):

@@ -94,6 +94,10 @@ class DecodedSource:
         """Compile what decodes rows, if that is possible."""
         self._codec = compiled_codec(self._layout)
 
+    def will_need(self, blocks: IntArray) -> None:
+        """See ``BlockSource.will_need``."""
+        self.stored.will_need(blocks)
+
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
         rows = _scratch(self.rows_per_block, self._array)

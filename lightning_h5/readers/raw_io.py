@@ -9,17 +9,18 @@ import platform
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import H5CorruptError, H5FileError
+from ..errors import H5CorruptError, H5Error, H5FileError
 from ..hdf5 import ArrayLayout, process_pool
 from ..types import IntArray
 
-__all__ = ["read_pieces", "read_stored"]
+__all__ = ["prefetch_stored", "read_pieces", "read_stored", "read_with"]
 
 
 def read_stored(
@@ -45,19 +46,87 @@ def read_stored(
         H5FileError: the file cannot be read.
         H5DataChangedError: it has changed since it was described.
     """
-    with process_pool().descriptor(layout.path, layout.guard) as fd:
-        try:
+    try:
+        if layout.guard.staging is not None and _read_staged(layout, out, starts, stops, offsets):
+            return
+        with process_pool().descriptor(layout.path, layout.guard) as fd:
             # No piece is longer than requested, so the sum is right only if all are complete.
             if read_pieces(fd, out, starts, stops, offsets) != len(out):
                 pieces = zip(starts.tolist(), stops.tolist(), offsets.tolist(), strict=True)
                 _read_slowly(layout, fd, out.data, pieces, name)
-        except H5CorruptError:  # also an OSError
-            raise
-        except OSError as error:
-            raise H5FileError(
-                f"reading {layout.key!r} from {layout.path!r} failed: {error.strerror}. "
-                "Check the disk or the network file system, then resume."
-            ) from error
+    except H5Error:  # some are also an OSError
+        raise
+    except OSError as error:
+        raise H5FileError(
+            f"reading {layout.key!r} from {layout.path!r} failed: {error.strerror}. "
+            "Check the disk or the network file system, then resume."
+        ) from error
+
+
+def _read_staged(
+    layout: ArrayLayout, out: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray, offsets: IntArray
+) -> bool:
+    """Read pieces of a file from its mirror on a local disk, and what that lacks from the file; see ``read_stored``.
+
+    Returns False if some piece was short.
+    """
+    with process_pool().mirror(layout.path, layout.guard) as mirror:
+        sizes = stops - starts
+        staged = mirror.stage(offsets, sizes, _neighbors(layout))
+        here, is_read = staged.is_there, False
+        with suppress(OSError):  # of the local disk
+            if here.all():
+                is_read = read_pieces(mirror.fd, out, starts, stops, offsets) == len(out)
+            elif here.any():
+                is_read = read_pieces(mirror.fd, out, starts[here], stops[here], offsets[here]) == sizes[here].sum()
+        here = mirror.is_unchanged(staged) & is_read
+        if here.all():
+            return True
+        rest = ~here
+        pieces = list(zip(starts[rest].tolist(), stops[rest].tolist(), offsets[rest].tolist(), strict=True))
+        return mirror.read_origin(out.data, pieces) == int(sizes[rest].sum())
+
+
+def read_with(
+    layout: ArrayLayout, offsets: IntArray, sizes: IntArray, read: Callable[[int], float | None]
+) -> float | None:
+    """Have a function read pieces of an array's file from a descriptor; return what it returns.
+
+    Args:
+        layout: the array.
+        offsets: where in the file each piece begins.
+        sizes: bytes of each.
+        read: reads them; returns None if it failed.
+
+    Returns:
+        None also if the file is staged, and its mirror does not have all of the pieces.
+
+    Raises:
+        H5DataChangedError: the file has changed since it was described.
+    """
+    if layout.guard.staging is None:
+        with process_pool().descriptor(layout.path, layout.guard) as fd:
+            return read(fd)
+    with process_pool().mirror(layout.path, layout.guard) as mirror:
+        staged = mirror.stage(offsets, sizes, _neighbors(layout))
+        found = read(mirror.fd) if staged.is_there.all() else None
+        return found if mirror.is_unchanged(staged).all() else None
+
+
+def prefetch_stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray) -> None:
+    """Begin to fetch pieces of a file that is staged to its mirror. Does not wait, and never raises."""
+    with suppress(OSError), process_pool().mirror(layout.path, layout.guard) as mirror:
+        mirror.prefetch(offsets, sizes, _neighbors(layout))
+
+
+def _neighbors(layout: ArrayLayout) -> tuple[int, int] | None:
+    """Return first and last byte of an array whose rows lie in one piece; None for others.
+
+    Rows are small, and an epoch reads most of them: fetching one alone would take as long as fetching many.
+    """
+    if layout.offset is None:
+        return None
+    return layout.offset, layout.offset + layout.n_rows * layout.stored_row_bytes
 
 
 def _read_slowly(

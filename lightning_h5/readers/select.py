@@ -50,7 +50,7 @@ def open_reader(
     Args:
         layout: the array.
         options: how its file is opened if the HDF5 library reads.
-        mmap: map contiguous arrays into memory (see ``MappedReader`` for the risk).
+        mmap: map contiguous arrays into memory (see ``MappedReader`` for the risk), unless their file is staged.
         in_blocks: decode whole blocks here instead of reading rows through the HDF5 library, if that is possible.
         held_bytes: keep all rows in memory after the first read, text up to this length; 0 keeps none.
         counters: counts bytes read and decoded.
@@ -73,7 +73,7 @@ def open_reader(
         reader = BlockReader(layout, open_source(layout, options, 1, counters or Counters()), counters)
     elif not layout.is_contiguous:
         reader = H5pyReader(layout, options, counters)
-    elif mmap and not held_bytes and layout.offset is not None:
+    elif mmap and not held_bytes and layout.offset is not None and layout.guard.staging is None:
         reader = MappedReader(layout, counters)
     else:
         reader = ContiguousReader(layout, counters)

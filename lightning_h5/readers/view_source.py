@@ -96,6 +96,12 @@ class ViewSource:
         if self._loader is not None:
             self._loader.compile()
 
+    def will_need(self, blocks: IntArray) -> None:
+        """See ``BlockSource.will_need``."""
+        if self._loader is not None:
+            chunks = [self._chunk(block, part) for block in blocks.tolist() for part in self._parts]
+            self._loader.will_need_chunks(np.array(chunks, dtype=np.int64))
+
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
         began = perf_counter()
@@ -216,6 +222,11 @@ class CellSource:
         """See ``ChunkLoader.compile``."""
         if self._loader is not None:
             self._loader.compile()
+
+    def will_need(self, blocks: IntArray) -> None:
+        """See ``BlockSource.will_need``."""
+        if self._loader is not None:
+            self._loader.will_need_chunks(blocks)
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""

@@ -221,3 +221,16 @@ def test_very_many_segments(run, tmp_path):
     assert {kind: one["segments"] for kind, one in written.items()} == {"groups": 40, "arrays": 40, "files": 8}
     assert all(one[name] > 0 for one in written.values() for name in ("ratio", "again", "bytes"))
     assert out.count("B/segment") == 3
+
+
+def test_slow_file_systems(run_alone, tmp_path):
+    """As a user starts it: its file system is served by a process that is spawned."""
+    wanted = ["--rows", 640, "--epochs", 3, "--delay", 1, "--json", tmp_path / "out.json", "--layouts", "gzip"]
+    out = run_alone(BENCHMARKS / "staging.py", *wanted)
+    if "skipped: a FUSE file system cannot be mounted here" in out:
+        pytest.skip("mounting takes root")
+    (result,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    first, *later = result["requests"]["mirror"]
+    assert first > 0
+    assert not any(later)
+    assert out.count("mirror / local") == 1

@@ -4,9 +4,12 @@ To hold a further reader to these claims, add it to ``WAYS``: a function that op
 it does not read such arrays. The strategies of this module make arrays of any layout.
 """
 
+import atexit
 import os
+import shutil
+import tempfile
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,6 +30,7 @@ from hypothesis import strategies as st
 from pools import EVERYTHING, IS_COMPILED, OPTIONS, can_be_pooled, look, n_decoded, open_pool
 from tiers import examples
 
+from lightning_h5 import StagingOptions
 from lightning_h5.counters import Counters
 from lightning_h5.hdf5 import Conventions, kind_of, process_pool
 from lightning_h5.readers import (
@@ -78,6 +82,18 @@ def held(layout, **options):
     return open_reader(layout, OPTIONS, held_bytes=1 << 20, **options)
 
 
+@cache
+def folder_of_mirrors():
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def staged(layout):
+    """The array, read through a mirror of its file."""
+    return layout.guarded(replace(layout.guard, staging=StagingOptions(dir=folder_of_mirrors())))
+
+
 WAYS = {
     "chosen": lambda layout: open_reader(layout, OPTIONS),
     "plain": lambda layout: H5pyReader(layout, OPTIONS),
@@ -91,6 +107,10 @@ WAYS = {
     "decoded, pool of 2": lambda layout: pool(as_coded(layout), n_blocks=2),
     "compared": compared(lambda layout: open_reader(layout, OPTIONS)),
     "compared, pool of 2": compared(partial(pool, n_blocks=2)),
+    "staged": lambda layout: open_reader(staged(layout), OPTIONS),
+    "staged, pool of 2": lambda layout: pool(staged(layout), n_blocks=2),
+    "staged, large": lambda layout: pool(staged(layout), n_blocks=2, is_large=True) if IS_COMPILED else None,
+    "staged, compared": compared(lambda layout: open_reader(staged(layout), OPTIONS)),
 }
 
 

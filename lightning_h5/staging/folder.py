@@ -1,0 +1,274 @@
+"""The mirrors of one folder: which processes use them, and the disk space that they share.
+
+A file ``lock`` in the folder is locked for every change of what the mirrors take together, and holds that number. Each
+process has a file with the names of the mirrors that it uses, and keeps it locked as long as it lives. The kernel
+drops locks of processes that die, so nothing has to be cleaned up after them.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from ..sizes import bytes_text
+from .granules import GRANULE, evict
+from .locks import lock_within, try_lock, unlock
+
+if TYPE_CHECKING:
+    from .mirror import Mirror
+
+__all__ = ["MIRROR", "USES", "MirrorFolder"]
+
+_log = logging.getLogger(__name__)
+
+LOCK, USES, MIRROR = "lock", ".uses", ".mirror"  # a name, and suffixes
+FREE_SHARE = 0.9
+"""Share of the free disk space that mirrors may take if no limit is set."""
+
+OVERHEAD, OVERHEAD_SHARE = 64 << 10, 64
+"""What is left of a limit for tables of the file system, which it writes later: bytes, and a 64th part."""
+
+PATIENCE = 5.0  # seconds to wait for the folder's lock, which is held for milliseconds
+RECOVERY = 30.0  # seconds without writing after an error of the disk, or of the lock
+RETRY = 1.0  # seconds until it is looked again whether there is room; more if there are many mirrors
+MANY = 100  # mirrors
+COUNT = struct.Struct("<QQ")  # bytes of all mirrors, and whether a write was begun that may not be counted
+
+
+class MirrorFolder:
+    """A folder with mirrors, as one process uses it. Safe to use from threads.
+
+    Args:
+        path: the folder, which exists.
+        limit: bytes that all mirrors in it may take; None for a share of what is free.
+
+    Raises:
+        OSError: it is not writable, or its file system has no locks.
+    """
+
+    def __init__(self, path: str, limit: int | None) -> None:
+        self.path, self._pid = path, os.getpid()
+        self._thread_lock = threading.Lock()
+        self._names: set[str] = set()  # of mirrors that this process uses
+        self._uses = -1
+        self._no_writes_until = 0.0
+        self._has_warned = False
+        self._fd = os.open(os.path.join(path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            with self._locked() as is_locked:
+                if not is_locked:
+                    raise TimeoutError(errno.ETIMEDOUT, "another process has had the folder's lock for seconds")
+                used = self._count()
+                free = os.statvfs(path)
+                self.limit = used + int(FREE_SHARE * free.f_bavail * free.f_frsize) if limit is None else limit
+                self._limit = self.limit - self.limit // OVERHEAD_SHARE - OVERHEAD
+                self._uses = self._new_uses()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the folder's files. Its mirrors count as unused then."""
+        for name in ("_fd", "_uses"):
+            if (fd := getattr(self, name)) >= 0:
+                setattr(self, name, -1)
+                os.close(fd)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the folder's files still exist, and belong to this process."""
+        return self._fd >= 0 and self._pid == os.getpid() and os.fstat(self._fd).st_nlink > 0
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether there may be room, as far as this process knows."""
+        return time.monotonic() >= self._no_writes_until
+
+    def open_mirror(self, name: str, n_bytes: int) -> int:
+        """Return the descriptor of a mirror's file, which is created if it does not exist.
+
+        Args:
+            name: of the file.
+            n_bytes: its length.
+
+        Raises:
+            OSError: it cannot be created.
+        """
+        path = os.path.join(self.path, name)
+        with self._locked() as is_locked:
+            if not is_locked:
+                raise TimeoutError(errno.ETIMEDOUT, "another process has had the folder's lock for seconds")
+            self._use(name)  # first: what is used is not deleted
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            if os.fstat(fd).st_size not in (0, n_bytes):  # not written by this package
+                os.close(fd)
+                os.unlink(path)
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.ftruncate(fd, n_bytes)
+            os.utime(fd)  # unused mirrors are deleted by age
+        return fd
+
+    def write(self, mirror: Mirror, first: int, data: memoryview) -> float:
+        """Write granules to a mirror if there is room for them, or room can be made. The caller has them locked.
+
+        Args:
+            mirror: the mirror.
+            first: the first granule.
+            data: bytes of whole granules; the last one of the file may have fewer.
+
+        Returns:
+            Seconds after which to try again; 0 if they were written.
+        """
+        n_bytes = -(-len(data) // GRANULE) * GRANULE
+        try:
+            with self._locked() as is_locked:
+                if not is_locked or not self.is_usable:
+                    self._no_writes_until = time.monotonic() + RECOVERY
+                    return RECOVERY
+                used, is_unsure = self._read_count()
+                used = self._count() if is_unsure else used
+                if used + n_bytes > self._limit:
+                    used, n_mirrors = self._make_room(mirror, n_bytes)
+                    if used + n_bytes > self._limit:
+                        return RETRY * (1 + n_mirrors / MANY)
+                self._write_count(used, is_unsure=True)
+                n_blocks = os.fstat(mirror.fd).st_blocks
+                mirror.put(first, data)
+                self._write_count(used + (os.fstat(mirror.fd).st_blocks - n_blocks) * 512)
+        except OSError as error:
+            self._no_writes_until = time.monotonic() + RECOVERY
+            mirror.punch(first, n_bytes // GRANULE)
+            self._after_error(error)
+            return RECOVERY
+        return 0
+
+    def used(self) -> int:
+        """Return the disk space that all files in the folder take."""
+        n_bytes = 0
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    n_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
+        return n_bytes
+
+    # Inside the lock ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Lock the folder for other threads and processes; yields whether that was possible."""
+        if not self._thread_lock.acquire(timeout=PATIENCE):
+            yield False
+            return
+        try:
+            if not lock_within(self._fd, PATIENCE):
+                yield False
+                return
+            try:
+                yield True
+            finally:
+                unlock(self._fd)
+        finally:
+            self._thread_lock.release()
+
+    def _read_count(self) -> tuple[int, bool]:
+        data = os.pread(self._fd, COUNT.size, 0)
+        used, is_unsure = COUNT.unpack(data) if len(data) == COUNT.size else (0, 1)
+        return used, bool(is_unsure)
+
+    def _write_count(self, used: int, *, is_unsure: bool = False) -> None:
+        os.pwrite(self._fd, COUNT.pack(used, is_unsure), 0)
+
+    def _count(self) -> int:
+        """Count again what the mirrors take: a process may have died during a write."""
+        used = self.used()
+        self._write_count(used)
+        return used
+
+    def _new_uses(self) -> int:
+        """Return the descriptor of a new, locked file for the names of the mirrors that this process uses."""
+        path = os.path.join(self.path, f"{secrets.token_hex(8)}{USES}")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try_lock(fd)
+        return fd
+
+    def _use(self, name: str) -> None:
+        if name not in self._names:
+            os.write(self._uses, f"{name}\n".encode())
+            self._names.add(name)
+
+    def _names_in_use(self) -> set[str]:
+        """Return the names of mirrors that living processes use; files of dead processes are deleted."""
+        names = set(self._names)
+        for name in [name for name in os.listdir(self.path) if name.endswith(USES)]:
+            path = os.path.join(self.path, name)
+            with suppress(OSError), open(path, "rb") as file:
+                if os.path.samestat(os.fstat(file.fileno()), os.fstat(self._uses)):
+                    continue
+                if try_lock(file.fileno(), shared=True):
+                    os.unlink(path)
+                else:
+                    names |= set(file.read().decode().split("\n"))
+        return names
+
+    def _make_room(self, mirror: Mirror, n_bytes: int) -> tuple[int, int]:
+        """Free disk space for a mirror, if it has not got its share yet.
+
+        Mirrors that no process uses are deleted, the oldest first. Each of the others has a share of the limit in
+        proportion to the size of its source, and may take more only as long as no other one needs it.
+
+        Returns:
+            What the mirrors take then, and their number.
+        """
+        found, used = self._delete_unused(n_bytes)
+        per_byte = self._limit / max(1, sum(each.st_size for each in found.values()))
+        excess = {name: each.st_blocks * 512 - int(per_byte * each.st_size) for name, each in found.items()}
+        lacking = used + n_bytes - self._limit
+        if lacking > 0 and excess.pop(mirror.name, 0) + n_bytes <= 0:
+            for name, spare in sorted(excess.items(), key=lambda each: -each[1]):
+                if spare > 0 and lacking > 0:
+                    lacking -= evict(os.path.join(self.path, name), min(spare, max(lacking, 4 << 20)))
+            used = self._count()
+        return used, len(found)
+
+    def _delete_unused(self, n_bytes: int) -> tuple[dict[str, os.stat_result], int]:
+        """Delete mirrors that no process uses, until a number of bytes more is within the limit.
+
+        Returns:
+            The status of the mirrors that are left, by name, and what they take.
+        """
+        used, in_use = self._count(), self._names_in_use()
+        names = [name for name in os.listdir(self.path) if name.endswith(MIRROR)]
+        found = {name: os.stat(os.path.join(self.path, name)) for name in names}
+        unused = sorted((each.st_mtime_ns, name) for name, each in found.items() if name not in in_use)
+        for _, name in unused:
+            if used + n_bytes <= self._limit:
+                break
+            os.unlink(os.path.join(self.path, name))
+            used -= found.pop(name).st_blocks * 512
+        self._write_count(used)
+        return found, used
+
+    def _after_error(self, error: OSError) -> None:
+        """Delete unused mirrors if the disk is full, and warn once."""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            with suppress(OSError), self._locked() as is_locked:
+                if is_locked and self.is_usable:
+                    self._delete_unused(self.limit)
+        if self._has_warned:
+            return
+        self._has_warned = True
+        _log.warning(
+            "staging: writing to %r failed: %s. What the mirrors there hold (%s) is used, and the rest is read from "
+            "the original files. Free disk space there, or set staging.max_bytes.",
+            self.path,
+            error.strerror,
+            bytes_text(self.used()),
+        )

@@ -1,0 +1,175 @@
+"""Granules, the units that a mirror has or lacks: which ones ranges of bytes need, their marks, and how they go.
+
+Evicting frees disk space of a mirror that processes use: its file gets holes. A granule is first marked as missing, and
+its bytes go after that. A reader compares the marks before and after reading. If they differ, it reads the original
+file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..types import IntArray
+from .locks import try_lock, unlock
+
+__all__ = [
+    "GRANULE",
+    "MARK",
+    "evict",
+    "granules_of",
+    "is_present",
+    "length_of",
+    "marks_at",
+    "punch_hole",
+    "runs_of",
+    "widened",
+]
+
+GRANULE = 16 << 10
+"""Bytes of a granule: a multiple of most block sizes of file systems, so that evicting it frees its disk space."""
+
+MARK = np.dtype("<u2")
+"""How often a granule came and went: an odd number if the mirror has it. So a granule that went and came again while it
+was read is noticed, too."""
+
+ALIGNMENT = 64 << 10  # of the marks in a file: a multiple of all sizes of memory pages
+WINDOW = 1 << 15  # granules that are looked at together
+RUN = 64  # granules that are evicted together
+KEEP_SIZE, PUNCH_HOLE = 1, 2  # flags of fallocate
+
+
+def granules_of(offsets: IntArray, sizes: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the granules that pieces of a file lie in, those of one piece after those of another.
+
+    Args:
+        offsets: where each piece begins, shape ``(n_pieces,)``.
+        sizes: bytes of each, at least one.
+
+    Returns:
+        The granules, in which several pieces can share one; and where those of each piece begin among them.
+    """
+    first = offsets // GRANULE
+    counts = (offsets + sizes - 1) // GRANULE + 1 - first
+    starts = np.cumsum(counts) - counts
+    if len(counts) == int(counts.sum()):
+        return first, starts
+    return np.repeat(first - starts, counts) + np.arange(counts.sum()), starts
+
+
+def runs_of(granules: IntArray, longest: int) -> Iterator[tuple[int, int]]:
+    """Yield first and last granule (exclusive) of each run of neighbors.
+
+    Args:
+        granules: in ascending order, each once.
+        longest: granules of a run; longer ones are cut.
+    """
+    if not len(granules):
+        return
+    cuts = np.flatnonzero(np.diff(granules) > 1) + 1
+    for low, high in zip([0, *cuts.tolist()], [*cuts.tolist(), len(granules)], strict=True):
+        first, stop = int(granules[low]), int(granules[high - 1]) + 1
+        for start in range(first, stop, longest):
+            yield start, min(start + longest, stop)
+
+
+def widened(granules: IntArray, width: int, within: tuple[int, int]) -> IntArray:
+    """Return granules together with their neighbors, in ascending order.
+
+    Args:
+        granules: some granules.
+        width: granules that are taken together, in a grid that begins at granule 0.
+        within: first and last byte (exclusive) that neighbors may have.
+    """
+    low, high = within[0] // GRANULE, -(-within[1] // GRANULE)
+    blocks = np.unique(granules // width)
+    found = (blocks[:, np.newaxis] * width + np.arange(width)).reshape(-1)
+    return np.union1d(granules, found[(found >= low) & (found < high)])
+
+
+def marks_at(n_bytes: int) -> int:
+    """Return where the marks of a mirror begin in its file, from the size of its source."""
+    return -(-n_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def length_of(n_bytes: int) -> int:
+    """Return the length of a mirror's file, from the size of its source."""
+    return marks_at(n_bytes) + -(-n_bytes // GRANULE) * MARK.itemsize
+
+
+def is_present(marks: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:
+    """Return 1 for each granule that a mirror has, 0 for the others."""
+    return marks & np.uint16(1)
+
+
+def evict(path: str, n_bytes: int) -> int:
+    """Free disk space of a mirror, beginning anywhere in it; return the bytes that were freed.
+
+    Args:
+        path: its file, whose name ends in the size of its source and a suffix.
+        n_bytes: bytes to free.
+    """
+    size = int(path.rpartition("-")[2].partition(".")[0])
+    n_granules, freed = -(-size // GRANULE), 0
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return 0
+    try:
+        windows = range(0, n_granules, WINDOW)
+        start = secrets.randbelow(len(windows))
+        for window in [*windows[start:], *windows[:start]]:
+            present = np.flatnonzero(is_present(_marks(fd, size, window, min(window + WINDOW, n_granules)))) + window
+            at = secrets.randbelow(len(present)) if len(present) else 0
+            for some in (present[at:], present[:at]):
+                for first, stop in runs_of(some, RUN):
+                    if freed >= n_bytes:
+                        return freed
+                    freed += _evict_run(fd, size, first, min(stop, first - (freed - n_bytes) // GRANULE))
+    except OSError:  # the file system cannot punch holes
+        pass
+    finally:
+        os.close(fd)
+    return freed
+
+
+def _evict_run(fd: int, size: int, first: int, stop: int) -> int:
+    if not try_lock(fd, first, stop - first):  # being written
+        return 0
+    try:
+        marks = _marks(fd, size, first, stop)
+        present = is_present(marks)
+        os.pwrite(fd, (marks + present).tobytes(), marks_at(size) + first * MARK.itemsize)
+        punch_hole(fd, first, stop - first)
+        return int(present.sum()) * GRANULE
+    finally:
+        unlock(fd, first, stop - first)
+
+
+def _marks(fd: int, size: int, first: int, stop: int) -> npt.NDArray[np.uint16]:
+    data = os.pread(fd, (stop - first) * MARK.itemsize, marks_at(size) + first * MARK.itemsize)
+    return np.frombuffer(data, MARK)
+
+
+def punch_hole(fd: int, first: int, n: int) -> None:
+    """Free the disk space of granules, which read as zeros from then on.
+
+    Raises:
+        OSError: the file system cannot.
+    """
+    if _fallocate()(fd, KEEP_SIZE | PUNCH_HOLE, ctypes.c_int64(first * GRANULE), ctypes.c_int64(n * GRANULE)):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+@cache
+def _fallocate() -> Any:
+    library = ctypes.CDLL(None, use_errno=True)
+    return getattr(library, "fallocate64", library.fallocate)

@@ -1,0 +1,282 @@
+"""A mirror: a local file with the bytes of a source that were needed so far, at the places that they have there.
+
+It has holes for the rest, and marks at its end that say which granules it has. Bytes are written first, then their
+marks: a process may be killed at any moment. Nothing here raises because a mirror fails: what it lacks is read from the
+source.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..types import IntArray
+from .folder import MirrorFolder
+from .granules import GRANULE, MARK, granules_of, is_present, length_of, marks_at, punch_hole, runs_of, widened
+from .locks import lock_within, unlock
+from .origin import IN_FLIGHT, Origin, fetch_later, fetch_now, traffic
+
+__all__ = ["Mirror", "Staged"]
+
+RUN = 64  # granules of a request at most, a MiB
+WIDTH = 16  # granules that are requested together if their neighbors will be needed, too
+PATIENCE = 20.0  # seconds to wait for another process or thread that fetches the same bytes
+
+
+class Staged(NamedTuple):
+    """Pieces of a file, and which of them a mirror had at a moment.
+
+    Attributes:
+        is_there: whether it had each piece, shape ``(n_pieces,)``.
+        granules: see ``granules_of``.
+        starts: see there.
+        marks: of the granules at that moment.
+    """
+
+    is_there: npt.NDArray[np.bool_]
+    granules: IntArray
+    starts: IntArray
+    marks: npt.NDArray[np.uint16]
+
+
+class Mirror:
+    """A mirror that this process has open. Safe to use from threads.
+
+    Args:
+        origin: the source.
+        folder: where mirrors are kept; None if that folder cannot be used any more.
+        key: name of this version of the source.
+
+    Attributes:
+        fd: descriptor of the local file; -1 if it could not be opened, and all is read from the source.
+        name: name of the local file.
+        n_bytes: size of the source.
+    """
+
+    def __init__(self, origin: Origin, folder: MirrorFolder | None, key: str) -> None:
+        self.origin, self._folder = origin, folder
+        self.n_bytes, self._version = origin.head()
+        self.name = f"{key}-{self.n_bytes}.mirror"
+        self._n_granules = -(-self.n_bytes // GRANULE)
+        self._changed = threading.Condition()
+        self._busy: set[int] = set()  # granules that threads of this process fetch
+        self._is_closing = False
+        self._no_room_until = 0.0
+        self._pid = os.getpid()
+        self.fd = -1
+        self._marks = np.zeros(0, MARK)
+        with suppress(OSError, ValueError):
+            if folder is None:
+                return
+            self.fd = folder.open_mirror(self.name, length_of(self.n_bytes))
+            n_marks = self._n_granules * MARK.itemsize
+            memory = mmap.mmap(self.fd, n_marks, access=mmap.ACCESS_READ, offset=marks_at(self.n_bytes))
+            self._marks = np.frombuffer(memory, MARK)
+        _open_mirrors.add(self)
+
+    def close(self) -> None:
+        """Close the files: now, or once threads that fetch have ended."""
+        if self._pid == os.getpid():  # threads do not survive a fork
+            with self._changed:
+                self._is_closing = True
+                if self._busy:
+                    return
+        self.drop()
+        self.origin.close()
+
+    def drop(self) -> None:
+        """Close the local file alone: after a fork, it would keep locks of a parent process that dies."""
+        if self.fd >= 0:
+            fd, self.fd, self._marks = self.fd, -1, np.zeros(0, MARK)
+            os.close(fd)
+
+    # Reading --------------------------------------------------------------------------------------------------
+
+    def stage(self, offsets: IntArray, sizes: IntArray, around: tuple[int, int] | None = None) -> Staged:
+        """Fetch what the mirror lacks of some pieces, as far as there is room, and return what it has then.
+
+        Args:
+            offsets: where each piece begins, shape ``(n_pieces,)``.
+            sizes: bytes of each piece.
+            around: first and last byte (exclusive) of an array whose other rows will be needed, too, so that neighbors
+                are fetched together; None fetches nothing more.
+        """
+        granules, starts = granules_of(offsets, np.maximum(sizes, 1))
+        marks = self._marks
+        if not len(granules) or not len(marks) or granules.max() >= len(marks) or granules.min() < 0:
+            return Staged(np.zeros(len(offsets), np.bool_), granules, starts, np.zeros(len(granules), MARK))
+        seen = marks[granules]
+        has = is_present(seen)
+        if not has.all() and self._takes_more:
+            self._fetch(np.unique(granules[has == 0]), around, fetch_now)
+            seen = marks[granules]
+            has = is_present(seen)
+        if has.all():
+            is_there, n_bytes = np.ones(len(offsets), np.bool_), int(sizes.sum())
+        else:
+            is_there = np.bitwise_and.reduceat(has, starts).astype(np.bool_)
+            n_bytes = int(sizes[is_there].sum())
+        traffic().add(mirror_bytes=n_bytes)
+        return Staged(is_there, granules, starts, seen)
+
+    def prefetch(self, offsets: IntArray, sizes: IntArray, around: tuple[int, int] | None = None) -> None:
+        """Begin to fetch what the mirror lacks of some pieces (see ``stage``). Does not wait."""
+        granules, _ = granules_of(offsets, np.maximum(sizes, 1))
+        granules = np.unique(granules)
+        marks = self._marks
+        granules = granules[granules < len(marks)]
+        missing = granules[is_present(marks[granules]) == 0]
+        if len(missing) and self._takes_more:
+            self._fetch(missing, around, fetch_later)
+
+    def is_unchanged(self, staged: Staged) -> npt.NDArray[np.bool_]:
+        """Return which pieces the mirror has had ever since: what was read of them meanwhile is right."""
+        marks = self._marks
+        if not len(marks) or not staged.is_there.any():
+            return np.zeros(len(staged.is_there), np.bool_)
+        is_same = marks[staged.granules] == staged.marks
+        if is_same.all():
+            return staged.is_there
+        still: npt.NDArray[np.bool_] = np.logical_and.reduceat(is_same, staged.starts)
+        return still & staged.is_there
+
+    def read_origin(self, memory: memoryview, pieces: Sequence[tuple[int, int, int]]) -> int:
+        """Read pieces from the source, many at a time; return the bytes that were read.
+
+        Args:
+            memory: memory to read into.
+            pieces: start and stop of each piece in memory, and its place in the source.
+
+        Raises:
+            OSError: the source cannot be read.
+        """
+        errors: list[OSError] = []
+        n_read = [0] * len(pieces)
+
+        def read(numbers: range) -> None:
+            try:
+                for number in numbers:
+                    start, stop, offset = pieces[number]
+                    data = self._read(offset, offset + stop - start)
+                    memory[start : start + len(data)] = data
+                    n_read[number] = len(data)
+            except OSError as error:
+                errors.append(error)
+
+        n_tasks = min(len(pieces), IN_FLIGHT)
+        fetch_now([partial(read, range(at, len(pieces), n_tasks)) for at in range(n_tasks)])
+        if errors:
+            raise errors[0]
+        return sum(n_read)
+
+    # Writing --------------------------------------------------------------------------------------------------
+
+    def put(self, first: int, data: memoryview) -> None:
+        """Write granules and their marks. The caller has locked them, and the mirror has none of them.
+
+        Raises:
+            OSError: the disk is full or broken.
+        """
+        at, written = first * GRANULE, 0
+        while written < len(data):
+            written += os.pwrite(self.fd, data[written:], at + written)
+        marks = self._marks[first : first + -(-len(data) // GRANULE)]
+        os.pwrite(self.fd, (marks + np.uint16(1)).tobytes(), marks_at(self.n_bytes) + first * MARK.itemsize)
+
+    def punch(self, first: int, n: int) -> None:
+        """Free the disk space of granules whose marks were not written."""
+        with suppress(OSError):
+            if not is_present(self._marks[first : first + n]).any():
+                punch_hole(self.fd, first, n)
+
+    def _fetch(
+        self, missing: IntArray, around: tuple[int, int] | None, run: Callable[[Sequence[Callable[[], None]]], None]
+    ) -> None:
+        """Fetch granules that no thread of this process fetches yet.
+
+        Args:
+            missing: the granules, in ascending order.
+            around: see ``stage``.
+            run: runs tasks; if it waits for them, other threads that fetch some of the granules are waited for, too.
+        """
+        if around is not None:
+            near = widened(missing, WIDTH, around)
+            near = near[near < self._n_granules]
+            missing = near[is_present(self._marks[near]) == 0]
+        with self._changed:
+            free = np.array([granule for granule in missing.tolist() if granule not in self._busy], dtype=np.int64)
+            self._busy.update(free.tolist())
+        run([partial(self._fetch_run, first, stop) for first, stop in runs_of(free, RUN)])
+        if run is fetch_now and len(free) < len(missing):
+            self._wait_for(set(missing.tolist()))
+
+    def _wait_for(self, granules: set[int]) -> None:
+        end = time.monotonic() + PATIENCE
+        with self._changed:
+            while not self._busy.isdisjoint(granules) and (left := end - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _fetch_run(self, first: int, stop: int) -> None:
+        """Fetch neighbors that the mirror lacks, in a lock that keeps other processes from doing the same."""
+        try:
+            with suppress(OSError):  # reading the source again raises its error
+                has_all = partial(self._has, first, stop)
+                if lock_within(self.fd, PATIENCE, first, stop - first, has_all):
+                    try:
+                        self._fetch_locked(first, stop)
+                    finally:
+                        unlock(self.fd, first, stop - first)
+                elif not has_all():  # the process that has it locked was stopped
+                    self._no_room_until = time.monotonic() + PATIENCE
+        finally:
+            with self._changed:
+                self._busy.difference_update(range(first, stop))
+                self._changed.notify_all()
+                is_last = self._is_closing and not self._busy
+            if is_last:
+                self.close()
+
+    def _fetch_locked(self, first: int, stop: int) -> None:
+        lacking = np.flatnonzero(is_present(self._marks[first:stop]) == 0) + first
+        for low, high in runs_of(lacking, RUN):
+            if self._folder is None or not self._takes_more:
+                return
+            end = min(high * GRANULE, self.n_bytes)
+            data = self._read(low * GRANULE, end)
+            if len(data) != end - low * GRANULE or self.origin.head() != (self.n_bytes, self._version):
+                return  # it was changed: the comparison with the change guard raises
+            if (seconds := self._folder.write(self, low, data)) > 0:
+                self._no_room_until = time.monotonic() + seconds
+                return
+
+    @property
+    def _takes_more(self) -> bool:
+        return self._folder is not None and self._folder.takes_writes and time.monotonic() >= self._no_room_until
+
+    def _has(self, first: int, stop: int) -> bool:
+        return bool(is_present(self._marks[first:stop]).all())
+
+    def _read(self, start: int, stop: int) -> memoryview:
+        data = self.origin.read(start, stop)
+        traffic().add(n_requests=1, origin_bytes=len(data))
+        return data
+
+
+_open_mirrors: weakref.WeakSet[Mirror] = weakref.WeakSet()
+
+
+def drop_inherited() -> None:
+    """Close a forked child's copies of its parent's mirrors."""
+    for mirror in list(_open_mirrors):
+        mirror.drop()
+    _open_mirrors.clear()

@@ -1,0 +1,182 @@
+"""Where the bytes of a mirror come from, and the threads that read there: many requests at a time, as each waits.
+
+An origin is a file of a slow file system; later also an object of a store.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeAlias
+
+__all__ = ["IN_FLIGHT", "Origin", "PosixOrigin", "Traffic", "fetch_later", "fetch_now", "traffic"]
+
+IN_FLIGHT = 32
+"""Requests of a process at a time."""
+
+IDLE_SECONDS = 5.0  # after which a thread ends
+
+Task: TypeAlias = Callable[[], None]
+"""Raises nothing."""
+
+
+class Origin(Protocol):
+    """One version of a file or an object, open for reading. Threads may read at the same time."""
+
+    def head(self) -> tuple[int, str]:
+        """Return its present size, and a text that is another one once its content was changed.
+
+        Raises:
+            OSError: it is not reachable.
+        """
+        ...
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """Return a range of bytes; fewer at its end.
+
+        Raises:
+            OSError: it is not reachable.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
+class PosixOrigin:
+    """A file that is read by position.
+
+    Args:
+        fd: its descriptor, which this object closes.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def head(self) -> tuple[int, str]:
+        """See ``Origin.head``."""
+        found = os.fstat(self.fd)
+        return found.st_size, str(found.st_mtime_ns)
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """See ``Origin.read``."""
+        memory, n_read = memoryview(bytearray(stop - start)), 0
+        while n_read < len(memory):  # the kernel may return less
+            n = os.preadv(self.fd, [memory[n_read:]], start + n_read)
+            if n == 0:
+                break
+            n_read += n
+        return memory[:n_read]
+
+    def close(self) -> None:
+        """See ``Origin.close``."""
+        os.close(self.fd)
+
+
+@dataclass
+class Traffic:
+    """What a process read from origins and mirrors.
+
+    Attributes:
+        n_requests: reads of origins.
+        origin_bytes: their bytes.
+        mirror_bytes: bytes of pieces that were in a mirror.
+    """
+
+    n_requests: int = 0
+    origin_bytes: int = 0
+    mirror_bytes: int = 0
+
+    def add(self, n_requests: int = 0, origin_bytes: int = 0, mirror_bytes: int = 0) -> None:
+        """Add to the counts."""
+        with _of_process().lock:
+            self.n_requests += n_requests
+            self.origin_bytes += origin_bytes
+            self.mirror_bytes += mirror_bytes
+
+
+class _FetchThreads:
+    """Threads that start when there are tasks, and end when there were none for a while."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.traffic = Traffic()
+        self._todo: SimpleQueue[Task] = SimpleQueue()
+        self._n_threads = self._n_unfinished = 0
+
+    def put(self, task: Task) -> None:
+        """Have a thread run a task."""
+        self._todo.put(task)
+        with self.lock:
+            self._n_unfinished += 1
+            if self._n_threads >= min(IN_FLIGHT, self._n_unfinished):
+                return
+            self._n_threads += 1
+        # A thread that waits for a server must not keep the process from ending.
+        threading.Thread(target=self._run, name="lightning_h5-fetch", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                task = self._todo.get(timeout=IDLE_SECONDS)
+            except Empty:
+                with self.lock:
+                    if self._n_unfinished < self._n_threads:  # each task still has a thread
+                        self._n_threads -= 1
+                        return
+                continue
+            try:
+                task()
+            finally:
+                del task
+                with self.lock:
+                    self._n_unfinished -= 1
+
+
+_threads: dict[int, _FetchThreads] = {}  # by process id: threads do not survive a fork
+
+
+def _of_process() -> _FetchThreads:
+    pid = os.getpid()
+    if (found := _threads.get(pid)) is None:
+        for other in [other for other in list(_threads) if other != pid]:
+            _threads.pop(other, None)
+        found = _threads.setdefault(pid, _FetchThreads())
+    return found
+
+
+def traffic() -> Traffic:
+    """Return the counts of this process."""
+    return _of_process().traffic
+
+
+def fetch_later(tasks: Sequence[Task]) -> None:
+    """Run tasks in other threads, and do not wait for them."""
+    threads = _of_process()
+    for task in tasks:
+        threads.put(task)
+
+
+def fetch_now(tasks: Sequence[Task]) -> None:
+    """Run tasks, the last one in this thread, and wait for all of them."""
+    if not tasks:
+        return
+    left, is_done = threading.Semaphore(0), len(tasks) - 1
+
+    def counted(task: Task) -> Task:
+        def run() -> None:
+            try:
+                task()
+            finally:
+                left.release()
+
+        return run
+
+    fetch_later([counted(task) for task in tasks[:-1]])
+    tasks[-1]()
+    for _ in range(is_done):
+        left.acquire()
