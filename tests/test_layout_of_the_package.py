@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "loading": LEAVES | {"options", "hdf5", "readers", "order", "distributed", "datasets"},
 }
 MAY_IMPORT["callbacks"] = MAY_IMPORT["loading"] | {"loading", "_lightning"}
-MAY_IMPORT["datamodules"] = MAY_IMPORT["callbacks"] | {"callbacks"}
+MAY_IMPORT["datamodules"] = MAY_IMPORT["callbacks"] | {"callbacks", "staging"}
 # Work on files, without Lightning; only `bench` imports the data modules, when it measures them.
 MAY_IMPORT["tools"] = MAY_IMPORT["datamodules"] | {"datamodules"}
 MAY_IMPORT["cli"] = MAY_IMPORT["tools"] | {"tools"}

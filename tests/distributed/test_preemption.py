@@ -54,6 +54,8 @@ class Model(Recorder):
 
 def train(rank, path, folder, method, num_workers, pause, devices, accumulate):
     """One incarnation of a job: resumes from the last checkpoint, if there is one."""
+    for number in (signal.SIGUSR1, signal.SIGTERM):  # after the fit, which sets them back, there is nothing to save
+        signal.signal(number, signal.SIG_IGN)
     (folder / f"group{rank}").write_text(str(os.getpgid(0)))
     torch.manual_seed(0)
     module = LazyH5DataModule(
