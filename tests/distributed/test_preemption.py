@@ -154,7 +154,7 @@ def test_runs_that_were_preempted_are_together_the_unbroken_run(path, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(50))
+@pytest.mark.parametrize("number", range(60))  # 216 stops
 def test_runs_that_were_preempted_at_random_are_together_the_unbroken_run(path, tmp_path, number):
     draws = random.Random(number)
     compare(path, tmp_path, draws, draws.choice([1, 2, 3]), *CASES[number % len(CASES)])
