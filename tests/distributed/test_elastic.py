@@ -63,7 +63,7 @@ def check(tmp_path, n):
 
 
 def test_ranks_that_start_again_with_the_same_store_hear_nothing_of_earlier_ones(tmp_path):
-    check(tmp_path, 4)
+    check(tmp_path, 2)
 
 
 @pytest.mark.wide
@@ -82,6 +82,7 @@ def begin_late(rank, port, seconds, patience):
         return str(error)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_begins_late_is_waited_for_as_long_as_asked(tmp_path, late):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

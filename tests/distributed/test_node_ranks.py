@@ -70,12 +70,13 @@ def check_epochs(ranks, nodes, epochs=range(3)):
         assert sorted(row for rows in ranks for row in rows[epoch]) == list(range(ROWS))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("nodes", "world_size"), [(2, 2), (2, 4)])
 def test_each_node_trains_on_the_same_rows_in_every_epoch(file, tmp_path, nodes, world_size):
     check_epochs(rows_of(run(file, tmp_path / "run", nodes, world_size)), nodes)
 
 
-@pytest.mark.parametrize(("num_workers", "mode"), [(0, "auto"), (2, "window")])
+@pytest.mark.parametrize(("num_workers", "mode"), [pytest.param(0, "auto", marks=pytest.mark.wide), (2, "window")])
 def test_a_run_on_two_nodes_goes_on_exactly_where_it_was_broken_off(file, tmp_path, num_workers, mode):
     options = {"num_workers": num_workers, "shuffle": {"mode": mode, "buffer": 10 * PER_CHUNK * 64}}
     whole = rows_of(run(file, tmp_path / "whole", 2, 2, **options))
@@ -90,6 +91,7 @@ def test_a_run_on_two_nodes_goes_on_exactly_where_it_was_broken_off(file, tmp_pa
         assert {epoch: before.get(epoch, []) + after.get(epoch, []) for epoch in range(3)} == whole[rank]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("nodes", "world_size"), [(1, 1), (1, 2), (3, 3)])
 def test_on_other_nodes_the_rest_of_the_epoch_is_each_row_once_and_the_next_epoch_is_theirs(
     file, tmp_path, nodes, world_size
@@ -106,6 +108,7 @@ def test_on_other_nodes_the_rest_of_the_epoch_is_each_row_once_and_the_next_epoc
     assert [rows[2] for rows in resumed] == [rows[2] for rows in fresh]
 
 
+@pytest.mark.wide
 def test_ranks_that_are_not_numbered_node_by_node_are_refused(file, tmp_path):
     outcomes = run_ranks(misnumbered, 2, tmp_path, file)
     assert [outcome.exitcode for outcome in outcomes] == [1, 1]

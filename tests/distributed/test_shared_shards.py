@@ -328,6 +328,7 @@ def die_in_the_middle(rank, world_size, file, folder):
     RankMemCachedH5Dataset(file, "x", mode="interleave", share_memory=True)
 
 
+@pytest.mark.wide
 def test_nothing_is_left_of_ranks_that_are_killed_while_they_load(file, tmp_path):
     before = set(os.listdir("/dev/shm"))
     outcomes = run_ranks(die_in_the_middle, 3, tmp_path, 3, file, str(tmp_path))

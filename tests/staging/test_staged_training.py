@@ -117,7 +117,9 @@ def test_a_network_file_system_is_refused_as_the_local_disk(path, tmp_path, monk
     assert "cannot be used: it is on a network file system (lustre)" in refused(path, str(tmp_path))
 
 
-@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "start_method", ["fork", *(pytest.param(name, marks=pytest.mark.wide) for name in ("forkserver", "spawn"))]
+)
 def test_workers_share_the_mirror(path, folder, requests, start_method):
     datamodule = LazyH5DataModule(
         path,
