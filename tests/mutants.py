@@ -84,7 +84,7 @@ MUTANTS = [
     ),
     Mutant(
         "all ranks evaluate the first shard",
-        "order/plan.py",
+        "order/shards.py",
         "return contiguous_shard(self.n_rows, self.world_size, self.rank, self.ends)",
         "return contiguous_shard(self.n_rows, self.world_size, 0, self.ends)",
         SAMPLING,

@@ -368,6 +368,8 @@ def _staging_report(
         folder = ensure_folder(staging)
         which = f"{len(staged)} of {len(files)} files are" if len(files) > 1 else f"{staged[0]!r} is"
         yield f"staging: {which} read through {folder.path!r}, which may take {bytes_text(folder.limit)}"
+    if staging.storage_options is not None:
+        yield "staging: storage_options have no effect, since all files are on file systems"
     reasons: dict[str, list[str]] = {}
     for path, guard in files.items():
         if guard.staging is None:

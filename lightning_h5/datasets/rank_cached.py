@@ -295,8 +295,10 @@ class RankMemCachedH5Dataset(TableDataset):
 
     def _check_weights(self) -> None:
         """Raise ``H5ValueError`` if a rank holds no row that has a weight, as all ranks find."""
-        for rank in range(self.shard.world_size if self.weights is not None else 0):
-            if self.weights is not None and not self.weights.weights[as_array(self.shard.rows(self.draw, rank))].any():
+        if self.weights is None:
+            return
+        for rank in range(self.shard.world_size):
+            if not self.weights.weights[as_array(self.shard.rows(self.draw, rank))].any():
                 raise H5ValueError(
                     f"rows weighted {self.weights.text}: all rows that rank {rank} of {self.shard.world_size} holds "
                     "have the weight 0. Pass memory='interleave', or train on fewer ranks."

@@ -57,7 +57,7 @@ class _Group(NamedTuple):
 
     Attributes:
         store: of the group.
-        nonce: a word that all ranks of this group know, and no other group has had.
+        nonce: random text that all ranks of this group have, and no other group has had; "" before it is known.
         numbers: how often this process used each name.
     """
 
@@ -72,21 +72,21 @@ _answering: list[threading.Thread] = []
 
 
 def key_of(store: Any, name: str) -> str:
-    """Return where the ranks of this group find what a name stands for this time; the second time it is another place.
+    """Return the key of a name in the store, the same on all ranks. Each call with a name returns another key.
 
     Args:
-        store: of the group. Before ``agree_on_nonce``, the place may have something of an earlier group.
-        name: the same in all ranks.
+        store: of the group. Before ``agree_on_nonce``, an earlier group may have used the key.
+        name: the same on all ranks.
     """
     return f"lightning_h5/{_of(store).nonce}/{name}/{next(_of(store).numbers[name])}"
 
 
 def agree_on_nonce(store: Any, patience: float) -> bool:
-    """Let all ranks know a word of this group alone; return whether this rank does.
+    """Get the nonce of this group, which is part of all keys, from rank 0; return whether this rank has it.
 
-    A store may have served another group before, with other ranks that found something else: the agent of ``torchrun``
-    may keep it when workers start again, or a node joins. So all names have a word that rank 0 draws. The others ask
-    for it with a word of their own, and so cannot take the answer to an earlier rank for theirs.
+    A store may have served an earlier group, whose ranks found something else: the agent of ``torchrun`` may keep it
+    when workers start again, or when a node joins. Rank 0 draws the nonce. The others ask for it with a random word of
+    their own, so that no answer to an earlier rank can be taken for theirs. A collective would hang on a late rank.
 
     Args:
         store: of the group.

@@ -102,7 +102,8 @@ class Descriptor:
             raise H5FileError(f"{path!r} is not a regular file any more. Put the file back, and start again.")
 
     def close(self) -> None:
-        os.close(self.fd)
+        with suppress(OSError):  # a file system that is gone can raise, but the descriptor is closed
+            os.close(self.fd)
 
 
 _Key: TypeAlias = tuple[str, OpenOptions | StagingOptions | None]

@@ -210,7 +210,8 @@ class FileOptions(Options):
     def __post_init__(self) -> None:
         if isinstance(self.staging, Mapping):  # options are compared, and used as keys
             raise H5ValueError("staging is a mapping. Pass FileOptions a folder, StagingOptions(...), or None.")
-        StagingOptions.parse(self.staging or ".", "files.staging")
+        if self.staging is not None:
+            StagingOptions.parse(self.staging, "files.staging")
         if self.cache_bytes != "auto":
             parse_bytes(self.cache_bytes, "cache_bytes")
         catalog_dir: Any = self.catalog_dir  # a configuration file may hold anything

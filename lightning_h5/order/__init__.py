@@ -8,7 +8,6 @@ from .plan import (
     PLAN_VERSION,
     EpochPlan,
     EpochRecipe,
-    EvaluationBatches,
     Mode,
     OrderParameters,
     Segment,
@@ -20,6 +19,7 @@ from .position import OtherShardsError, Passes, Position, Progress, is_position
 from .recipes import MixtureRecipe, RowWeights, ShardRows, WeightedRecipe
 from .samplers import EpochShuffleSampler, PlanSampler, ShardSampler
 from .shards import (
+    EvaluationBatches,
     RankShard,
     Replica,
     Rows,

@@ -5,8 +5,6 @@ of the sequence, and the position of a run is a list of segments ``(batch_size, 
 
 An ``EpochRecipe`` makes the sequence of each epoch: rows to be cut into batches (``RowSequence``), or batches that are
 made already (``batches.BatchSequence``). Samplers and loaders never ask which it is.
-
-The batches of an evaluation (``EvaluationBatches``) are a contiguous shard for each rank.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import numpy as np
 from ..errors import H5ValueError
 from ..types import BatchToken, IntArray
 from .permutation import permutation
-from .shards import balanced_contiguous_shard, contiguous_shard
+from .shards import EvaluationBatches, balanced_contiguous_shard
 from .window import BlockTable, WindowOrder
 
 __all__ = [
@@ -29,7 +27,6 @@ __all__ = [
     "EpochPlan",
     "EpochRecipe",
     "EpochSequence",
-    "EvaluationBatches",
     "Mode",
     "OrderParameters",
     "RowOrder",
@@ -37,9 +34,9 @@ __all__ = [
     "Segment",
     "SourceOrder",
     "TrainBatches",
+    "evaluation_plan",
     "order_rows",
 ]
-
 
 PLAN_VERSION = 1
 """Part of every saved state: raised when the order of any mode changes."""
@@ -262,67 +259,19 @@ class TrainBatches:
         return position + self.n_left_out if position >= self._first_left_out else position
 
 
-@dataclass(frozen=True)
-class EvaluationBatches:
-    """A contiguous shard for each rank, cut into the same number of batches on every rank; every row exactly once.
+def evaluation_plan(batches: EvaluationBatches, first: int = 0) -> EpochPlan:
+    """Return the plan of a rank's shard in an evaluation.
 
-    With ``batch_size`` 1 and a remainder some ranks get one batch more: there is no row left to make one of. A rank has
-    fewer batches if shards end where segments do, and its own has fewer rows than another one has batches.
-
-    Attributes:
-        n_rows: rows of all ranks.
-        batch_size: most rows of a batch.
-        world_size: number of ranks.
-        rank: this rank.
-        ends: rows at which shards may end (see ``contiguous_shard``); None for all.
+    Args:
+        batches: of the shard.
+        first: row that is index 0 of the dataset.
     """
 
-    n_rows: int
-    batch_size: int
-    world_size: int
-    rank: int
-    ends: IntArray | None = None
+    def rows(step: int) -> IntArray:
+        start, stop = batches.bounds(step)
+        return np.arange(start - first, stop - first, dtype=np.int64)
 
-    @property
-    def shard(self) -> tuple[int, int]:
-        """First row, and the row after the last, of this rank."""
-        return contiguous_shard(self.n_rows, self.world_size, self.rank, self.ends)
-
-    @cached_property
-    def n_steps(self) -> int:
-        """Batches of this rank."""
-        first, last = self.shard
-        largest = -(-self.n_rows // self.world_size)
-        if self.ends is not None:
-            each = (contiguous_shard(self.n_rows, self.world_size, rank, self.ends) for rank in range(self.world_size))
-            largest = max(stop - start for start, stop in each)
-        return min(-(-largest // self.batch_size), last - first)
-
-    def bounds(self, step: int) -> tuple[int, int]:
-        """Return the first row of a batch, and the row after the last: full ones first, the last two share the rest.
-
-        There are fewer full ones if otherwise some would be empty.
-        """
-        first, last = self.shard
-        full = max(0, min(self.n_steps - 2, (last - first - self.n_steps) // max(1, self.batch_size - 1)))
-        if step < full:
-            return first + step * self.batch_size, first + (step + 1) * self.batch_size
-        start = first + full * self.batch_size
-        low, high = balanced_contiguous_shard(last - start, self.n_steps - full, step - full)
-        return start + low, start + high
-
-    def plan(self, first: int = 0) -> EpochPlan:
-        """Return this rank's plan: its shard in storage order.
-
-        Args:
-            first: row that is index 0 of the dataset.
-        """
-
-        def rows(step: int) -> IntArray:
-            start, stop = self.bounds(step)
-            return np.arange(start - first, stop - first, dtype=np.int64)
-
-        return EpochPlan(self.n_steps, self.bounds, rows)
+    return EpochPlan(batches.n_steps, batches.bounds, rows)
 
 
 class EpochSequence(Protocol):

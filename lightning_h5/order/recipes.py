@@ -22,14 +22,13 @@ from .permutation import GAMMA, mix, stream
 from .plan import (
     EpochRecipe,
     EpochSequence,
-    EvaluationBatches,
     OrderParameters,
     RowOrder,
     RowSequence,
     SourceOrder,
     order_rows,
 )
-from .shards import RankShard, as_array
+from .shards import EvaluationBatches, RankShard, as_array
 from .window import BlockTable
 
 __all__ = ["EachRowOnce", "MixtureRecipe", "RowWeights", "ShardRows", "WeightedRecipe"]

@@ -13,10 +13,10 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from ..errors import H5ValueError
 from ..types import BatchToken, IntArray
 from .permutation import permutation
-from .plan import EpochPlan, EpochRecipe, EpochSequence, EvaluationBatches, OrderParameters
+from .plan import EpochPlan, EpochRecipe, EpochSequence, OrderParameters, evaluation_plan
 from .position import Position
 from .recipes import EachRowOnce, RowWeights, ShardRows
-from .shards import RankShard, Replica, resolve_replica
+from .shards import EvaluationBatches, RankShard, Replica, resolve_replica
 from .window import BlockTable
 
 __all__ = ["EpochShuffleSampler", "EpochSource", "PlanSampler", "ShardSampler"]
@@ -228,7 +228,7 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
 
     def _evaluation_plan(self) -> EpochPlan:
         rank, world_size = self.replica
-        return EvaluationBatches(self.blocks.n_rows, self.batch_size, world_size, rank, self.ends).plan()
+        return evaluation_plan(EvaluationBatches(self.blocks.n_rows, self.batch_size, world_size, rank, self.ends))
 
     def n_left(self, epoch: int) -> int:
         """Return the rows of an epoch that are not consumed, over all ranks."""
@@ -334,7 +334,7 @@ class ShardSampler(PlanSampler):
     def _evaluation_plan(self) -> EpochPlan:
         shard = self.shard
         batches = EvaluationBatches(shard.n_rows, self.batch_size, shard.world_size, shard.rank, shard.ends)
-        return batches.plan(first=batches.shard[0])
+        return evaluation_plan(batches, first=batches.shard[0])
 
 
 class EpochShuffleSampler(DistributedSampler[Any]):

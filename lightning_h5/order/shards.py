@@ -1,4 +1,4 @@
-"""The replica of this process, contiguous and interleaved shards, and the sets of rows that they are."""
+"""The replica of this process; shards, contiguous or interleaved, and the batches of an evaluation."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from .permutation import permutation
 from .window import BlockTable
 
 __all__ = [
+    "EvaluationBatches",
     "RankShard",
     "Replica",
     "Rows",
@@ -209,6 +210,56 @@ def _nearest(ends: IntArray, place: int) -> int:
     after = int(np.searchsorted(ends, place))
     low, high = int(ends[after - 1]) if after else 0, int(ends[min(after, len(ends) - 1)])
     return low if place - low < high - place else high
+
+
+@dataclass(frozen=True)
+class EvaluationBatches:
+    """A contiguous shard for each rank, cut into the same number of batches on every rank; every row exactly once.
+
+    With ``batch_size`` 1 and a remainder some ranks get one batch more: there is no row left to make one of. A rank has
+    fewer batches if shards end where segments do, and its own has fewer rows than another one has batches.
+
+    Attributes:
+        n_rows: rows of all ranks.
+        batch_size: most rows of a batch.
+        world_size: number of ranks.
+        rank: this rank.
+        ends: rows at which shards may end (see ``contiguous_shard``); None for all.
+    """
+
+    n_rows: int
+    batch_size: int
+    world_size: int
+    rank: int
+    ends: IntArray | None = None
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """First row, and the row after the last, of this rank."""
+        return contiguous_shard(self.n_rows, self.world_size, self.rank, self.ends)
+
+    @cached_property
+    def n_steps(self) -> int:
+        """Batches of this rank."""
+        first, last = self.shard
+        largest = -(-self.n_rows // self.world_size)
+        if self.ends is not None:
+            each = (contiguous_shard(self.n_rows, self.world_size, rank, self.ends) for rank in range(self.world_size))
+            largest = max(stop - start for start, stop in each)
+        return min(-(-largest // self.batch_size), last - first)
+
+    def bounds(self, step: int) -> tuple[int, int]:
+        """Return the first row of a batch, and the row after the last: full ones first, the last two share the rest.
+
+        There are fewer full ones if otherwise some would be empty.
+        """
+        first, last = self.shard
+        full = max(0, min(self.n_steps - 2, (last - first - self.n_steps) // max(1, self.batch_size - 1)))
+        if step < full:
+            return first + step * self.batch_size, first + (step + 1) * self.batch_size
+        start = first + full * self.batch_size
+        low, high = balanced_contiguous_shard(last - start, self.n_steps - full, step - full)
+        return start + low, start + high
 
 
 def interleaved_indices(total: int, world_size: int, rank: int) -> IntArray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias
@@ -74,7 +75,8 @@ class PosixOrigin:
 
     def close(self) -> None:
         """See ``Origin.close``."""
-        os.close(self.fd)
+        with suppress(OSError):  # a file system that is gone can raise, but the descriptor is closed
+            os.close(self.fd)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Open files: bounded in number, never closed under their user, never shared with a forked child."""
 
+import errno
 import os
 import random
 import resource
@@ -136,6 +137,23 @@ def test_closing_one_file_leaves_the_others_open(pool, paths):
         pass
     pool.close(paths[0])
     assert (is_open(first), is_open(second)) == (False, True)
+
+
+def test_files_of_a_file_system_that_is_gone_are_all_closed_without_an_error(pool, paths, monkeypatch):
+    close, closed = os.close, []
+
+    def fail(fd):
+        close(fd)
+        closed.append(fd)
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    for path in paths[:2]:
+        with pool.descriptor(path, ChangeGuard.of(path)):
+            pass
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", fail)
+        pool.close_soon(paths[:2])
+    assert len(closed) == 2
 
 
 def test_a_user_that_fails_gives_its_handle_back(pool, paths):

@@ -250,6 +250,12 @@ def said(caplog, path, **given):
     return [line for line in caplog.messages if line.startswith("staging")]
 
 
+def test_settings_of_object_stores_are_not_ignored_in_silence(path, folder, caplog):
+    given = {"dir": folder, "storage_options": {"secret_access_key": "hunter2"}}
+    lines = said(caplog, path, x_key="x", staging=given)
+    assert "staging: storage_options have no effect, since all files are on file systems" in lines
+
+
 def test_what_is_staged_is_logged(make_h5, folder, caplog):
     path = make_h5(x=PLAIN, names=Stored(TEXT, dtype=h5py.string_dtype()))
     given = {"x_key": {"x": "x", "names": "names"}, "staging": {"dir": folder, "max_bytes": "1 GiB"}}
@@ -343,6 +349,11 @@ def test_other_users_cannot_read_a_mirror(path, folder):
 def test_options_that_make_no_sense_are_refused(path, staging, text):
     with pytest.raises(H5ValueError, match=text.replace("(", r"\(")):
         LazyH5DataModule(path, x_key="x", staging=staging)
+
+
+def test_a_folder_without_a_name_is_refused_for_datasets_too(path):
+    with pytest.raises(H5ValueError, match=r"staging\.dir='' was given"):
+        H5LazyDataset(path, "x", files={"staging": ""})
 
 
 def test_one_setting_is_given_once(path, folder):
