@@ -20,7 +20,7 @@ class Recorder(LightningModule):
         if self.fail_at == (self.current_epoch, batch_idx):
             raise RuntimeError("stop here")
         self.train_rows.setdefault(self.current_epoch, []).extend(index_of(batch))
-        return self.layer(torch.ones(1, 1)).sum()
+        return self.layer(torch.ones(1, 1, device=self.device)).sum()
 
     def validation_step(self, batch, batch_idx):
         self.rows["val"] += index_of(batch)

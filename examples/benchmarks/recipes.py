@@ -118,9 +118,8 @@ class Ours:
             self._data.path,
             x_key="x",
             y_key="labels",
-            num_workers=0,
             batch_size=BATCH_SIZE,
-            **{"shuffle": True, **self._options},
+            **{"shuffle": True, "num_workers": 0, **self._options},
         )
         self._module.setup("fit")
         self._loader = self._module.train_dataloader()

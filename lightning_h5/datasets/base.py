@@ -122,14 +122,12 @@ class RowDataset(Dataset[Any]):
     Attributes:
         counters: what was read.
         work: where reading is shared among threads.
-        reads_pinned: whether batches should be read into page-locked memory, if they are copies out of memory.
         public_name: the class that users know, for the ``repr`` of a class that they do not; None is this one.
         asked_cache_bytes: memory for decoded rows that the user asked for; None if the user did not.
     """
 
     asked_cache_bytes: int | None = None
     public_name: str | None = None
-    reads_pinned = False
     _of_process: tuple[str, ...] = ("work",)
     """Attributes that belong to one process: ``join`` sets them, and they are not pickled."""
 
@@ -146,6 +144,9 @@ class RowDataset(Dataset[Any]):
         self.sources = tuple(sources)
         self.counters = Counters() if counters is None else counters
         self._start_process()
+
+    def pin_batches(self, pins: bool) -> None:
+        """Read batches into page-locked memory, where that saves a copy: the loader pins what is not yet."""
 
     def _start_process(self) -> None:
         """Make what belongs to one process."""

@@ -11,6 +11,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -21,7 +22,16 @@ from ..errors import H5MemoryError
 from ..sizes import bytes_text
 from ..types import IntArray
 
-__all__ = ["BufferPool", "Column", "SharedBuffers", "bytes_of", "copy_rows", "put_rows", "use_shared_buffers"]
+__all__ = [
+    "BufferPool",
+    "Column",
+    "SharedBuffers",
+    "bytes_of",
+    "copy_rows",
+    "put_rows",
+    "tensor_of",
+    "use_shared_buffers",
+]
 
 SMALLEST = 128 << 10  # the C library already reuses smaller blocks
 FREE_BYTES = 64 << 20  # kept for the next batches, enough for those read ahead at a time
@@ -53,14 +63,19 @@ def use_shared_buffers(buffers: SharedBuffers) -> None:
 
 
 class BufferPool:
-    """Gives out memory for batches; safe to use from threads, empty when unpickled."""
+    """Gives out memory for batches; safe to use from threads, empty when unpickled.
+
+    Attributes:
+        pins: give out page-locked memory. It is torch's own, which knows which copies to a GPU still read it.
+    """
 
     def __init__(self) -> None:
+        self.pins = False
         self._free: deque[npt.NDArray[np.uint8]] = deque()
         self._leases: dict[int, tuple[weakref.ref[Any], npt.NDArray[np.uint8]]] = {}  # by id of the weak reference
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return an array with arbitrary content, to be wrapped in one tensor and then forgotten.
+        """Return an array with arbitrary content, to be wrapped in one tensor by ``tensor_of`` and then forgotten.
 
         The tensor keeps the array, and the array's end gives the memory back. In a worker it is memory that the
         process which started it has too.
@@ -74,6 +89,10 @@ class BufferPool:
         try:
             if n_bytes < SMALLEST or dtype.hasobject:
                 return np.empty(shape, dtype)
+            if self.pins:
+                with suppress(RuntimeError):  # the system locks no more pages
+                    pinned = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+                    return pinned.numpy().view(dtype).reshape(shape)
             block = self._block(n_bytes)
         except MemoryError as error:
             raise _no_memory(shape, n_bytes) from error
@@ -106,13 +125,28 @@ class BufferPool:
         if n_bytes < SMALLEST:
             return torch.empty(shape, dtype=dtype)
         memory = self.array((shape[0], n_bytes // shape[0]), np.dtype(np.uint8))
-        return torch.from_numpy(memory).view(-1).view(dtype).view(shape)
+        return tensor_of(memory).view(-1).view(dtype).view(shape)
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]  # an unpickled pool is a new one
+
+
+def tensor_of(rows: npt.NDArray[Any]) -> torch.Tensor:
+    """Return rows as a tensor on the same memory.
+
+    Of page-locked memory it is a view of the tensor that was allocated: torch uses the memory again only once all
+    copies of *that* have reached the GPU, and does not know of others.
+    """
+    pinned = getattr(rows.base, "base", None)
+    if not isinstance(pinned, torch.Tensor):
+        return torch.from_numpy(rows)
+    if not rows.flags.c_contiguous:
+        return torch.from_numpy(rows.copy())
+    start = rows.ctypes.data - pinned.data_ptr()
+    return pinned[start : start + rows.nbytes].view(torch.from_numpy(rows).dtype).view(rows.shape)
 
 
 def _no_memory(shape: tuple[int, ...], n_bytes: int) -> H5MemoryError:

@@ -35,7 +35,7 @@ from ..readers import (
 )
 from ..types import IntArray, RowReader
 from .base import RawBatch, ReadCost
-from .buffers import Column
+from .buffers import Column, tensor_of
 from .fields import Fields
 from .patches import Patches
 from .read_costs import ReadaheadHints, cost_of_files, reads_of_blocks
@@ -246,7 +246,7 @@ class FileDataset(TableDataset):
         if block is not None and memory is not None:
             is_there = [row is own for row, own in zip(rows, memory, strict=True)]
             if all(is_there):
-                return torch.from_numpy(block).movedim(-1, 1)
+                return tensor_of(block).movedim(-1, 1)
             for at in np.flatnonzero(is_there).tolist():
                 rows[at] = rows[at].copy("K")  # the block's memory is used again
         self._alike[field] = images_alike(rows) if fills_memory else None

@@ -17,7 +17,7 @@ from ..hdf5 import OpenOptions
 from ..order import Rows, as_array, places_in
 from ..readers import BulkTask, first_places, take_rows
 from ..types import IntArray
-from .buffers import BufferPool, Column
+from .buffers import BufferPool, Column, tensor_of
 from .columns import row_tasks, text_tasks
 from .fields import torch_dtype_of
 from .row_table import RowTable
@@ -72,13 +72,12 @@ class HostColumn:
         with np.errstate(all="ignore"):
             return np.ascontiguousarray(rows, dtype=self._rows.dtype)
 
-    def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool, all_cores: bool) -> torch.Tensor:
+    def take(self, places: IntArray, buffers: BufferPool, *, all_cores: bool) -> torch.Tensor:
         """Return a copy of rows.
 
         Args:
             places: which ones, shape ``(batch,)``.
             buffers: gives memory.
-            pinned: copy into page-locked memory.
             all_cores: copy with torch's threads if these are faster, in a thread of the caller's own.
         """
         row_shape = self._plan.row_shape
@@ -86,13 +85,9 @@ class HostColumn:
             return torch.empty((len(places), *row_shape), dtype=self._dtype)
         held = self._bytes if self._rows is None else self._rows
         shape = (len(places), *held.shape[1:])
-        if pinned:
-            out = torch.empty(shape, dtype=torch_dtype_of(held.dtype), pin_memory=True)
-            memory = out.numpy()
-        else:
-            memory = buffers.array(shape, held.dtype)
-            out = torch.from_numpy(memory)
+        memory = buffers.array(shape, held.dtype)
         take_rows(held, places, memory, all_cores=all_cores)
+        out = tensor_of(memory)
         return out if self._rows is not None else out.view(self._dtype).view(len(places), *row_shape)
 
     @property
@@ -126,7 +121,7 @@ class DeviceColumn:
         rows = rows if self._affine is None else self._affine.applied(rows)
         self._rows[start : start + len(rows)].copy_(torch.from_numpy(rows))
 
-    def take(self, places: IntArray, buffers: BufferPool, *, pinned: bool, all_cores: bool) -> torch.Tensor:
+    def take(self, places: IntArray, buffers: BufferPool, *, all_cores: bool) -> torch.Tensor:
         """See ``HostColumn.take``."""
         return self._rows.index_select(0, torch.from_numpy(places).to(self._rows.device))
 
@@ -249,22 +244,19 @@ class HeldRows:
         """Return the numbers of rows of this rank among all that are sharded."""
         return _look_up(self._numbers, rows)
 
-    def take(
-        self, rows: IntArray, buffers: BufferPool, *, pinned: bool = False, all_cores: bool = False
-    ) -> tuple[Column, ...]:
+    def take(self, rows: IntArray, buffers: BufferPool, *, all_cores: bool = False) -> tuple[Column, ...]:
         """Return copies of rows.
 
         Args:
             rows: counted in this rank's shard.
             buffers: gives memory for batches.
-            pinned: see ``HostColumn.take``.
             all_cores: see ``HostColumn.take``.
         """
         places, columns = _look_up(self._places, rows), iter(self._columns)
         return tuple(
             self._objects(field, rows)
             if plan.dtype is None
-            else next(columns).take(places, buffers, pinned=pinned, all_cores=all_cores)
+            else next(columns).take(places, buffers, all_cores=all_cores)
             for field, plan in enumerate(self._plans)
         )
 
@@ -279,7 +271,7 @@ class HeldRows:
         if self._plans[field].dtype is None:
             return self._objects(field, rows)
         number = sum(plan.dtype is not None for plan in self._plans[:field])
-        return self._columns[number].take(_look_up(self._places, rows), buffers, pinned=False, all_cores=all_cores)
+        return self._columns[number].take(_look_up(self._places, rows), buffers, all_cores=all_cores)
 
     def patches(self, field: int, found: FieldRows, plan: FieldPlan, buffers: BufferPool) -> Column:
         """Return patches that are cut out of the cells of a field.

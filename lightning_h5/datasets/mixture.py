@@ -90,6 +90,10 @@ class MixtureDataset(RowDataset):
         super().join(counters, work)
         self._buffers = BufferPool()
 
+    def pin_batches(self, pins: bool) -> None:
+        """See ``RowDataset.pin_batches``."""
+        self._buffers.pins = pins
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 

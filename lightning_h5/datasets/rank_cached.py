@@ -459,7 +459,7 @@ class RankMemCachedH5Dataset(TableDataset):
         held = self._of_rank(rows)
         if self.table.sampling is not None:
             return self._copy_samples(held, rows, epoch, all_cores=all_cores)
-        columns = held.take(rows, self._buffers, pinned=self.reads_pinned, all_cores=all_cores)
+        columns = held.take(rows, self._buffers, all_cores=all_cores)
         return RawBatch(held.numbers(rows), columns)
 
     def _copy_samples(self, held: HeldRows, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:

@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 from ..errors import H5ValueError, listing, named
 from ..hdf5 import FieldNames
 from ..types import Draws, IntArray
-from .buffers import BufferPool, Column
+from .buffers import BufferPool, Column, tensor_of
 from .multiply_add import Affine
 from .sparse_rows import SparseRows
 from .user_functions import add_note, asked_for, generators, note_rows
@@ -110,7 +110,7 @@ class FieldPlan:
         if self.dtype is None:
             values: list[Any] = rows.tolist()
             return [as_tensor(value, self.element) for value in values]
-        column = torch.from_numpy(rows)
+        column = tensor_of(rows)
         if column.dtype == self.dtype:
             return column
         return buffers.tensor(tuple(column.shape), self.dtype).copy_(column)

@@ -65,6 +65,10 @@ class TableDataset(RowDataset):
         close_when_collected(self, self.table.paths)
         self._buffers = BufferPool()
 
+    def pin_batches(self, pins: bool) -> None:
+        """See ``RowDataset.pin_batches``."""
+        self._buffers.pins = pins
+
     def __len__(self) -> int:
         return self.table.n_samples if self.indices is None else len(self.indices)
 

@@ -233,7 +233,7 @@ class H5DataLoader(DataLoader[Any]):
             generator=generator,
         )
         self._pins = pin_memory and torch.accelerator.is_available()  # torch's own loader warns if it cannot
-        dataset.reads_pinned = self._pins and not num_workers
+        dataset.pin_batches(self._pins and not num_workers)
         self._iterator: Any = None  # persistent workers; Lightning sets torch's name to None after a stage
         self.passes = Passes(sampler)
         self.waits = WaitTimes()

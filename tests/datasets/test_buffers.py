@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_h5 import H5Error, LazyH5DataModule
-from lightning_h5.datasets.buffers import BufferPool
+from lightning_h5.datasets.buffers import BufferPool, tensor_of
 
 FLOATS = np.dtype("f4")
 ASKED = r"a batch of 3 rows needs an array of 13,510,798,882,111,488 bytes \(12,288\.0 TiB\).* smaller batch_size"
@@ -56,3 +56,35 @@ def test_a_loader_whose_batch_finds_no_room_says_so_from_a_worker_too(tmp_path, 
             next(iter(module.train_dataloader()))
     finally:
         module.teardown("fit")
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f2", "i8", "c8"])
+def test_page_locked_memory_stays_a_view_of_what_torch_allocated(dtype, monkeypatch):
+    empty, made = torch.empty, []
+
+    def locked(*sizes, pin_memory=False, **options):
+        made.append(empty(*sizes, **options))
+        assert pin_memory
+        return made[-1]
+
+    monkeypatch.setattr("lightning_h5.datasets.buffers.torch.empty", locked)
+    pool = BufferPool()
+    pool.pins = True
+    rows = pool.array((1 << 10, 1 << 8), np.dtype(dtype))
+    rows[:] = np.arange(1 << 8).astype(dtype)
+    (block,) = made
+    for part in (rows, rows[3:], rows[5:9].reshape(2, -1)):
+        tensor = tensor_of(part)
+        assert tensor.untyped_storage()._cdata == block.untyped_storage()._cdata  # the storage that torch knows
+        assert np.array_equal(tensor.numpy(), part)
+    assert np.array_equal(tensor_of(rows[:, ::2]).numpy(), rows[:, ::2])
+
+
+def test_where_no_more_pages_can_be_locked_memory_is_ordinary(monkeypatch):
+    def refuses(*sizes, **options):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr("lightning_h5.datasets.buffers.torch.empty", refuses)
+    pool = BufferPool()
+    pool.pins = True
+    assert pool.array((1 << 10, 1 << 8), FLOATS).shape == (1 << 10, 1 << 8)
