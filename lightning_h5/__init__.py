@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .order import EpochShuffleSampler, balanced_contiguous_shard, group_split, interleaved_indices, k_fold
     from .tools.bench import bench_file
     from .tools.check import check_files
+    from .tools.index_file import write_index
     from .tools.inspect import inspect_file, inspect_folder
     from .tools.repack import repack_file
     from .tools.stats import compute_stats
@@ -108,6 +109,7 @@ _HOMES = {
     "tools.bench": ("bench_file",),
     "tools.check": ("check_files",),
     "tools.inspect": ("inspect_file", "inspect_folder"),
+    "tools.index_file": ("write_index",),
     "tools.repack": ("repack_file",),
     "tools.stats": ("compute_stats",),
 }
@@ -166,6 +168,7 @@ __all__ = [
     "k_fold",
     "repack_file",
     "set_reproducible_training",
+    "write_index",
 ]
 
 

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "distributed": LEAVES,
     "order": LEAVES,  # pure: neither files nor anything that reads them
     "datasets": LEAVES | {"options", "hdf5", "readers", "order", "distributed"},
-    "loading": LEAVES | {"options", "hdf5", "readers", "order", "distributed", "datasets"},
+    "loading": LEAVES | {"options", "staging", "hdf5", "readers", "order", "distributed", "datasets"},
 }
 MAY_IMPORT["callbacks"] = MAY_IMPORT["loading"] | {"loading", "_lightning"}
 MAY_IMPORT["datamodules"] = MAY_IMPORT["callbacks"] | {"callbacks", "staging"}

@@ -17,7 +17,8 @@ from .terminal import bold, faint, line_width, paragraphs, safe, table
 if TYPE_CHECKING:  # these modules import torch
     from ..tools.bench import BenchReport
     from ..tools.check import CheckReport
-    from ..tools.inspect import ArrayReport, FileReport, FolderReport
+    from ..tools.index_file import IndexReport
+    from ..tools.inspect import ArrayReport, FileReport, FolderReport, StoreCost
     from ..tools.repack import RepackReport, StoredAs
     from ..tools.sample_advice import SampleCost
     from ..tools.stats import ArrayStats, StatsReport
@@ -28,6 +29,7 @@ MIN_ROOM = 30  # characters for the text after a name in the tree
 MAX_PROBLEMS = 200
 MAX_UNCHECKED = 6
 MAX_CHANNELS = 24
+SMALL_REQUEST = 256 << 10  # bytes, below which a request takes as long as one of this size
 NO_GAIN = 0.95  # relative to the size without compression
 
 
@@ -137,6 +139,8 @@ def _advice(report: FileReport) -> Iterator[str]:
         yield paragraphs("in memory  ", [f"{bytes_text(advice.cached_bytes)} for all {what} of {names}"])
     if (cost := advice.cost) is not None:
         yield paragraphs("samples    ", [_cost_text(cost)])
+    if report.store is not None:
+        yield paragraphs("requests   ", [_store_text(report.store)])
     yield paragraphs("use        ", advice.reasons)
     if advice.datamodule is not None:
         yield ""
@@ -163,6 +167,21 @@ def _cost_text(cost: SampleCost) -> str:
     chunks = "1 chunk" if cost.n_chunks == 1 else f"{cost.n_chunks:g} chunks"
     plain, ordered = bytes_text(cost.bytes_decoded), bytes_text(cost.bytes_decoded_in_window_order)
     return f"{sample} in {chunks}. Each takes {plain} of decoding in plain random order, {ordered} in the window order."
+
+
+def _store_text(cost: StoreCost) -> str:
+    each = cost.n_bytes / max(1, cost.n_requests)
+    text = (
+        f"An epoch takes at most {_count(cost.n_requests, 'request')} for {bytes_text(cost.n_bytes)}; at "
+        f"{cost.seconds * 1000:.0f} ms each and {cost.n_together} at a time {cost.epoch_seconds:,.1f} s, if the "
+        "network is fast enough. Later epochs are read from the mirror."
+    )
+    if cost.n_requests > cost.n_together and each < SMALL_REQUEST:
+        text += (
+            f" A request fetches {bytes_text(each)}: write larger chunks with `lightning-h5 repack --rows-per-chunk "
+            "auto --for-object-store`."
+        )
+    return text
 
 
 def check_text(report: CheckReport, *, decoded: bool) -> Iterator[str]:
@@ -233,6 +252,16 @@ def repack_text(report: RepackReport) -> Iterator[str]:
         f"({report.n_bytes_after / report.n_bytes_before:.2f} times) in {report.seconds:.1f} s, {speed:,.0f} MiB/s "
         f"decoded{verified}."
     )
+
+
+def index_text(report: IndexReport) -> Iterator[str]:
+    """Yield the lines for an index that was written."""
+    share = report.n_index_bytes / max(1, report.n_bytes)
+    yield (
+        f"{safe(report.index)}: {bytes_text(report.n_index_bytes)}, {share:.2%} of the file, for "
+        f"{_count(report.n_arrays, 'array')}"
+    )
+    yield f"Store it next to the file, as <name of the file>.index. Next: lightning-h5 inspect {safe(report.path)}"
 
 
 def _stored_cells(stored: StoredAs) -> list[str]:

@@ -199,6 +199,8 @@ def _repack_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shuffle-keys", nargs="+", metavar="K", help="arrays to permute, if not all have the same number of rows")
     add("--keys", nargs="+", metavar="K", help="arrays that get other chunks or filters (default: all)")
     add("--verify", action="store_true", help="read the copy back and compare all of it")
+    remote = "for an object store: chunks of 2 to 4 MiB, and the file's own tables together"
+    add("--for-object-store", action="store_true", help=remote)
     trusted = "accept almost empty arrays over 4 GiB, and chunks over 1 GiB decoded"
     add("--trusted", action="store_true", help=trusted)
 
@@ -219,6 +221,23 @@ def _repack(options: argparse.Namespace) -> int:
     with _ends_at_signals():  # removes an unfinished copy
         report = repack_file(**arguments, shows_progress=True)
     show(report, repack_text(report), as_json=options.json)
+    return 0
+
+
+def _index_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("path", metavar="FILE", help="a file, or the URL of an object")
+    add("--output", metavar="OUT", help="where to write the index (default: FILE.index)")
+    add("--force", dest="overwrite", action="store_true", help="replace an index that exists")
+
+
+def _index(options: argparse.Namespace) -> int:
+    from ..tools.index_file import write_index
+    from .text import index_text
+
+    arguments = {name: value for name, value in vars(options).items() if name != "json"}
+    report = write_index(**arguments, shows_progress=True)
+    show(report, index_text(report), as_json=options.json)
     return 0
 
 
@@ -376,9 +395,16 @@ VERBS = {
             "data.h5 small.h5 --rows-per-chunk 32 --compression zstd --verify",
             "data.h5 fast.h5 --compression none",
             "sorted.h5 shuffled.h5 --shuffle-rows 0",
+            "data.h5 cloud.h5 --rows-per-chunk auto --for-object-store",
         ),
         _repack_arguments,
         _repack,
+    ),
+    "index": Verb(
+        "a small file to store next to an object, with which training from it is set up in a few requests",
+        ("run.h5", "s3://bucket/run.h5 --output run.h5.index"),
+        _index_arguments,
+        _index,
     ),
     "stats": Verb(
         "mean, standard deviation, minimum and maximum of arrays",

@@ -54,7 +54,8 @@ class BaseH5DataModule(KeepsPosition):
         super().__init__(given)
         # Ranks may have no rows to predict; all other stages are checked in `setup`.
         self.allow_zero_length_dataloader_with_multiple_devices = True
-        self._catalog = Catalog()  # contents of the files; filled and dropped by ``setup``
+        # Contents of the files; filled and dropped by ``setup``.
+        self._catalog = Catalog(staging=self._options.files.staged)
         self._matched: dict[Any, Any] = {}  # what belongs to rows by its order, in all setups
         self._categories = Categories()  # of all setups
         if given.get("table") is not None:
@@ -219,6 +220,7 @@ class BaseH5DataModule(KeepsPosition):
                     categories=self._categories,
                     first_files=self._training_files,
                     matched=self._matched,
+                    staging=self._options.files.staged,
                 )
                 for split in splits:
                     self._build(split, needed=name is not None and split == splits[0])
@@ -227,7 +229,8 @@ class BaseH5DataModule(KeepsPosition):
             except Exception as error:  # sent to all ranks first, then raised on all
                 failure = error
             finally:
-                self._catalog = Catalog()  # the files may change until the next setup
+                # The files may change until the next setup.
+                self._catalog = Catalog(staging=self._options.files.staged)
             all_ranks.agree(facts, failure)
         there = [split for split in splits if split in self._datasets]
         self._log_integrity([self._datasets[split] for split in there])
@@ -326,8 +329,9 @@ class BaseH5DataModule(KeepsPosition):
             self._log_once(text, log=rank_zero_only(logger.debug))
 
     def _log_staging(self, datasets: Sequence[RowDataset]) -> None:
-        if (staging := self._options.files.staged) is not None:
-            guards = [guard for dataset in datasets for guard in dataset.guards()]
+        guards = [guard for dataset in datasets for guard in dataset.guards()]
+        staging = next((guard.staging for guard in guards if guard.staging is not None), self._options.files.staged)
+        if staging is not None:
             for text in _staging_report(staging, guards, [each for dataset in datasets for each in dataset.layouts()]):
                 self._log_once(text)
 
@@ -368,7 +372,7 @@ def _staging_report(
         folder = ensure_folder(staging)
         which = f"{len(staged)} of {len(files)} files are" if len(files) > 1 else f"{staged[0]!r} is"
         yield f"staging: {which} read through {folder.path!r}, which may take {bytes_text(folder.limit)}"
-    if staging.storage_options is not None:
+    if staging.storage_options is not None and not any(guard.is_remote for guard in files.values()):
         yield "staging: storage_options have no effect, since all files are on file systems"
     reasons: dict[str, list[str]] = {}
     for path, guard in files.items():
@@ -377,7 +381,8 @@ def _staging_report(
             reasons.setdefault(why or "it was set up without", []).append(path)
     for why, paths in reasons.items():
         yield f"staging: {listing(paths, most=3)} {'is' if len(paths) == 1 else 'are'} not staged: {why}"
-    by_library = {each.key for each in layouts if each.guard.staging is not None and fallback_reason(each) is not None}
+    on_disk = [each for each in layouts if each.guard.staging is not None and not each.guard.is_remote]
+    by_library = {each.key for each in on_disk if fallback_reason(each) is not None}
     if by_library:
         yield f"staging: not of {listing(sorted(by_library))}, which only the HDF5 library can read"
 

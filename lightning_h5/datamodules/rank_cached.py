@@ -13,6 +13,7 @@ import torch
 from .._lightning import rank_zero_info
 from ..datasets import RankMemCachedH5Dataset, RowDataset, load_shards
 from ..errors import H5ValueError
+from ..hdf5 import name_objects
 from ..loading.choose_order import Order
 from ..options import (
     DistributedOptions,
@@ -179,7 +180,10 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         super().__init__(locals())
         self._memory = MemoryOptions.parse(memory, "memory")
         self._options.shuffle.check_scope("RankCachedH5DataModule", "whose ranks hold their rows in memory already")
-        if self._options.files.staging is not None and not self._memory.reshard_every_n_epochs:
+        reads_once = not self._memory.reshard_every_n_epochs and not name_objects(
+            train_path, val_path, test_path, predict_path
+        )
+        if self._options.files.staging is not None and reads_once:
             self._options = replace(self._options, files=replace(self._options.files, staging=None))
             self._log_once("staging has no effect: each row is read once, into memory")
         if self._memory.device != "cpu" and num_workers:

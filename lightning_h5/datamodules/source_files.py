@@ -89,7 +89,7 @@ class SourceFiles:
         row_cache = RowCacheOptions.parse(given["row_cache"], "row_cache")
         self._arguments = {name: given[name] for name in _OF_ALL_SOURCES}
         self._arguments |= {"cache_size": row_cache, "files": opened, "collate_fn": collate}
-        self.catalog, self.seed, self._of_segments = Catalog(), 0, of_segments
+        self.catalog, self.seed, self._of_segments = Catalog(staging=opened.staged), 0, of_segments
 
     def have_segments(self, sources: Sequence[Source]) -> bool:
         """Whether samples are of segments, in all sources.
@@ -120,7 +120,7 @@ class SourceFiles:
         for source in sources:
             names = self._of(source)["load_fields"]
             keys = [] if names is None else [self._key(source, name) for name in checked_names(names)]
-            files = expand_those_there(source.paths, lambda *_: None, source.argument)
+            files = expand_those_there(source.paths, lambda *_: None, source.argument, self.catalog.staging)
             has_matrices = bool(matrices_in(self.catalog, files, keys, opened))
             found.add(has_matrices or are_cells(self.catalog, files, keys, opened))
         if len(found) > 1:
@@ -319,7 +319,9 @@ class SourceFiles:
     def _paths(self, source: Source) -> Any:
         if self._arguments["on_bad_file"] != "skip":
             return self.catalog.files(source.paths, source.argument)
-        expand_those_there(source.paths, lambda *_: None, source.argument)  # errors name the argument
+        expand_those_there(
+            source.paths, lambda *_: None, source.argument, self.catalog.staging
+        )  # errors name the argument
         return source.paths  # the dataset logs and counts skipped files
 
 

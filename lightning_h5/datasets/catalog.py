@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,11 +21,11 @@ from ..hdf5 import (
     OpenOptions,
     expand_paths,
     external_guards,
-    is_on_disk,
     open_h5,
+    pread_of,
     stat_of,
 )
-from ..options import FileOptions
+from ..options import FileOptions, StagingOptions
 from ..order import resolve_replica
 from ..progress_bar import with_bar
 from ..types import Paths
@@ -80,6 +79,7 @@ class Catalog:
         first_files: returns the files with the first categories, such as those of training; none for those of the
             first table.
         matched: see ``Joins``.
+        staging: how objects of stores are read.
     """
 
     def __init__(
@@ -91,7 +91,9 @@ class Catalog:
         categories: Categories | None = None,
         first_files: Callable[[], Sequence[str]] = tuple,
         matched: dict[Any, Any] | None = None,
+        staging: StagingOptions | None = None,
     ) -> None:
+        self.staging = staging
         self.categories, self._first_files = categories or Categories(), first_files
         self.joins = Joins(matched)
         self._columns = tuple(dict.fromkeys(columns))
@@ -108,7 +110,7 @@ class Catalog:
         """Return the files that a path argument names: see ``expand_paths``. Looks for the same ones once."""
         given = repr(paths)
         if given not in self._paths:
-            found = expand_paths(paths, name)
+            found = expand_paths(paths, name, self.staging)
             self._paths[given] = self._paths[repr(found)] = found
         return self._paths[given]
 
@@ -386,7 +388,8 @@ class Catalog:
             guard = ChangeGuard.of(path, grows=options.swmr, strict=options.files.verify is not None)
         if guard is not None:
             guard = guard.staged(options.files.staged)
-        with open_h5(path, swmr=options.swmr) as h5:
+        status = guard.status if guard is not None and guard.is_remote else None
+        with open_h5(path, swmr=options.swmr, status=status, takes_index=True) as h5:
             if guard is None:
                 raise H5DataChangedError(
                     f"{path!r} was created while it was being read. Start again when it is complete."
@@ -453,7 +456,7 @@ def _short_column(h5: Any, layout: ArrayLayout | H5Error | None) -> npt.NDArray[
     """Return the values of a column that lies in the open file as it is read; None for others, and for long ones."""
     if not isinstance(layout, ArrayLayout) or layout.offset is None or layout.row_shape or layout.members:
         return None
-    if layout.n_bytes > COLUMN_BYTES or layout.digests is not None or not is_on_disk(h5):
+    if layout.n_bytes > COLUMN_BYTES or layout.digests is not None or (pread := pread_of(h5)) is None:
         return None
-    content = os.pread(h5.id.get_vfd_handle(), layout.n_bytes, layout.offset)
+    content = pread(layout.n_bytes, layout.offset)
     return np.frombuffer(content, layout.stored).astype(layout.dtype) if len(content) == layout.n_bytes else None

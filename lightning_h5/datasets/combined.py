@@ -192,7 +192,7 @@ class CombinedHDF5Dataset(CachingDataset):
                 f"valid_mask={valid_mask!r} selects the steps that count for `label`. Pass label as well."
             )
         opened = FileOptions.parse(files, "files")
-        plain, catalog = OpenOptions(files=opened), catalog or Catalog()
+        plain, catalog = OpenOptions(files=opened), catalog or Catalog(staging=opened.staged)
         catalog.joins.use(table)
         named = [] if load_fields is None else checked_names(load_fields)
         bad = _bad_files(on_bad_file)

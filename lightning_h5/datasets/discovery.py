@@ -22,6 +22,7 @@ from ..hdf5 import (
     stacked_members,
     translate_h5py_errors,
 )
+from ..options import StagingOptions
 from ..types import Paths
 from .catalog import Catalog
 from .compatibility import Asked, Skip, each_readable
@@ -61,7 +62,9 @@ def files_to_read(catalog: Catalog, paths: Paths, bad: dict[str, str] | None) ->
         paths: the argument.
         bad: gets missing files with what is wrong with them; None raises their errors.
     """
-    return list(catalog.files(paths, "paths") if bad is None else expand_those_there(paths, partial(_leave_out, bad)))
+    if bad is None:
+        return list(catalog.files(paths, "paths"))
+    return expand_those_there(paths, partial(_leave_out, bad), staging=catalog.staging)
 
 
 def names_to_load(
@@ -268,13 +271,16 @@ def _refuse_alike(path: str, fields: Sequence[str], looks: Mapping[str, _Look]) 
         )
 
 
-def expand_those_there(paths: Paths, skip: Skip, name: str = "paths") -> list[str]:
+def expand_those_there(
+    paths: Paths, skip: Skip, name: str = "paths", staging: StagingOptions | None = None
+) -> list[str]:
     """Return the files that a path argument names, without those that are missing.
 
     Args:
         paths: see ``expand_paths``.
         skip: called with each that is left out, and its error.
         name: the argument's name, for errors.
+        staging: how objects of stores are read.
 
     Raises:
         H5FileError: none of them exists.
@@ -283,14 +289,14 @@ def expand_those_there(paths: Paths, skip: Skip, name: str = "paths") -> list[st
     there: list[str] = []
     for path in given:
         try:
-            there += expand_paths(path, name)
+            there += expand_paths(path, name, staging)
         except H5FileError as error:
             skip(str(path), error)
     if not there:
         raise H5FileError(
             f"{name}={listing(map(str, given))}: none of them can be read. See the error that was logged for each."
         )
-    return list(expand_paths(there, name))
+    return list(expand_paths(there, name, staging))
 
 
 def members_of(field_map: FieldMap | None, names: Sequence[str]) -> list[tuple[str, ...] | None]:

@@ -101,7 +101,7 @@ class KeptParts:
         has_few = asked[0] is None or guard.n_bytes < MIN_ARRAYS * MIN_BYTES
         if folder is None or has_few or files.swmr or files.allow_external or files.verify is not None:
             return None
-        which = [FORMAT, os.path.abspath(path), asked, files.trusted, files.min_integrity]
+        which = [FORMAT, path, asked, files.trusted, files.min_integrity]
         name = hashlib.sha256(json.dumps(which).encode()).hexdigest()[:32]
         seen = [guard.device, guard.inode, guard.n_bytes, guard.mtime_ns, guard.seen_ns, file_identity(path, ())]
         return cls(os.path.join(os.path.expanduser(folder), f"{name}.catalog"), json.dumps([which, seen]))

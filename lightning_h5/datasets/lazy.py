@@ -149,7 +149,7 @@ class H5LazyDataset(FileDataset):
         opened = FileOptions.parse(files, "files")
         opened = replace(opened, swmr=True) if swmr else opened
         plain = OpenOptions(files=opened)
-        catalog = catalog or Catalog()
+        catalog = catalog or Catalog(staging=opened.staged)
         catalog.joins.use(table)
         made, fields = table_of_samples(
             catalog,

@@ -209,7 +209,7 @@ class RankMemCachedH5Dataset(TableDataset):
             files=opened,
         )
         plain = OpenOptions(files=opened)
-        catalog = catalog or Catalog()
+        catalog = catalog or Catalog(staging=opened.staged)
         catalog.joins.use(table)
         made, fields = table_of_samples(
             catalog,

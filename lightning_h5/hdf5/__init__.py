@@ -10,7 +10,7 @@ from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_d
 from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
 from .encoded import Function, Image, Ragged, RowCodec, bytes_of, is_bytes, is_list
 from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
-from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, stat_of
+from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, pread_of, stat_of
 from .keys import (
     GROUP_WORDS,
     FieldNames,
@@ -28,9 +28,11 @@ from .keys import (
 from .layout import ArrayLayout, ArrayView, Decoding, Filter, path_of
 from .layout_table import ArrayColumns, LayoutTable
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
+from .metadata_index import MetadataIndex
 from .open import FAULTS, create_h5, open_h5, translate_h5py_errors
-from .paths import expand_paths, expand_user, file_number
+from .paths import expand_paths, expand_user, file_number, name_objects
 from .references import holds_regions, is_matlab_text, is_references, referenced_arrays
+from .remote_file import opened, sampled_identity, size_of
 from .sparse import SparseGroup, sparse_group
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "Image",
     "LayoutTable",
     "MatrixRows",
+    "MetadataIndex",
     "OpenOptions",
     "Packing",
     "Ragged",
@@ -103,19 +106,24 @@ __all__ = [
     "kind_of_object",
     "layout_of",
     "list_arrays",
+    "name_objects",
     "names_rows",
     "native",
     "numpy_dtype",
     "open_h5",
+    "opened",
     "overlaps",
     "own_keys_in",
     "path_of",
+    "pread_of",
     "process_pool",
     "read_digests",
     "referenced_arrays",
     "resolve_path",
+    "sampled_identity",
     "scalar_layout",
     "shape_of",
+    "size_of",
     "sparse_group",
     "stacked_members",
     "stat_of",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from .chunk_index import (
 )
 from .digests import read_digests, with_digests
 from .dtypes import kind_of, native, packing_of
-from .identity import ChangeGuard
+from .identity import ChangeGuard, pread_of
 from .layout import ArrayLayout, Filter, Storage
 from .links import ArrayHandle, find_array
 from .open import translate_h5py_errors
@@ -327,15 +326,15 @@ def _integrity_level(array: Any, filters: Sequence[int]) -> int:
 
 def _has_checked_tables(array: Any) -> bool:
     """Return whether superblock, object header and chunk index have checksums."""
-    file = h5py.h5i.get_file_id(array.id)
-    options = file.get_create_plist()
+    options = h5py.h5i.get_file_id(array.id).get_create_plist()
     if options.get_version()[0] < 2 or index_type(array.id) in (None, OLD_INDEX):
         return False
     low, high = h5py.h5g.get_objinfo(array.id).objno
     try:
         place = (high << 64) + low + options.get_userblock()
-        return os.pread(file.get_vfd_handle(), len(CHECKED_HEADER), place) == CHECKED_HEADER
-    except (OSError, ValueError, NotImplementedError, RuntimeError):  # the file is not on a disk
+        pread = pread_of(array.file)
+        return pread is not None and pread(len(CHECKED_HEADER), place) == CHECKED_HEADER
+    except (OSError, ValueError, NotImplementedError, RuntimeError):
         return False
 
 

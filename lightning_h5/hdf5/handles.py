@@ -12,14 +12,25 @@ import stat
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from ..errors import H5DataChangedError, H5FileError, H5ValueError
 from ..options import FileOptions, StagingOptions
-from ..staging import Mirror, MirrorFolder, PosixOrigin, ensure_folder, mirror_name
+from ..staging import (
+    Mirror,
+    MirrorFolder,
+    ObjectStatus,
+    PosixOrigin,
+    ensure_folder,
+    is_url,
+    mirror_name,
+    mirror_of,
+    use_staging,
+)
 from .checks import ensure_filters
 from .identity import ChangeGuard, stat_of
 from .layout import ArrayLayout
@@ -57,14 +68,17 @@ class OpenOptions:
 class H5Handle:
     """A file open through the HDF5 library, and its arrays that were used."""
 
-    def __init__(self, path: str, options: OpenOptions) -> None:
+    def __init__(self, path: str, options: OpenOptions, guard: ChangeGuard) -> None:
         self._files = options.files
+        if guard.is_remote:
+            use_staging(path, options.files.staged)
         self._file = open_h5(
             path,
             rdcc_nbytes=options.rdcc_nbytes,
             rdcc_nslots=options.rdcc_nslots,
             rdcc_w0=options.rdcc_w0,
             swmr=options.swmr,
+            status=guard.status if guard.is_remote else None,
         )
         self._arrays: dict[str, Any] = {}
         self.stat = stat_of(self._file)
@@ -122,6 +136,11 @@ class StagedFile:
     """A file with a mirror on a local disk."""
 
     def __init__(self, path: str, guard: ChangeGuard, staging: StagingOptions) -> None:
+        self.stat: os.stat_result | ObjectStatus
+        if guard.is_remote:
+            use_staging(path, staging)
+            self.stat, self.mirror = guard.status, mirror_of(path, guard.status)
+            return
         opened = Descriptor(path)
         self.stat = opened.stat
         try:
@@ -182,6 +201,16 @@ class HandlePool:
         """Return the mirror of a file that is staged, which stays open inside the ``with`` block (see ``h5``)."""
         return _Use(self, (path, guard.staging), guard)
 
+    @contextmanager
+    def reading(self, path: str, guard: ChangeGuard) -> Iterator[Callable[[int, int], bytes]]:
+        """Return what reads bytes of a file or an object by their place (see ``h5``)."""
+        if guard.is_remote:
+            with self.mirror(path, guard) as mirror:
+                yield mirror.pread
+        else:
+            with self.descriptor(path, guard) as fd:
+                yield partial(os.pread, fd)
+
     def _take(self, key: _Key, guard: ChangeGuard) -> _Entry:
         with self._lock:
             entry = self._entries.get(key)
@@ -228,6 +257,8 @@ class HandlePool:
         The HDF5 library would use what it has open of a file also under another name.
         """
         if not self._entries:
+            return
+        if is_url(path):  # each request names the state that is wanted
             return
         try:
             now = os.stat(path)
@@ -282,7 +313,7 @@ def _open(key: _Key, guard: ChangeGuard) -> H5Handle | Descriptor | StagedFile:
     path, options = key
     if isinstance(options, StagingOptions):
         return StagedFile(path, guard, options)
-    handle = Descriptor(path) if options is None else H5Handle(path, options)
+    handle = Descriptor(path) if options is None else H5Handle(path, options, guard)
     try:
         guard.compare(handle.stat)
     except H5DataChangedError:
@@ -291,7 +322,7 @@ def _open(key: _Key, guard: ChangeGuard) -> H5Handle | Descriptor | StagedFile:
     return handle
 
 
-def _distinct(found: os.stat_result) -> tuple[int, ...]:
+def _distinct(found: os.stat_result | ObjectStatus) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 

@@ -12,22 +12,21 @@ import hashlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import h5py
 
 from ..errors import H5DataChangedError
 from ..options import StagingOptions
-from ..staging import why_not_staged
+from ..staging import ObjectStatus, is_url, shown_url, staging_of, why_not_staged
+from .remote_file import Read, remote_file_of, sample_content, status_of
 
 if TYPE_CHECKING:
     from .chunk_index import ChunkTable
     from .layout import ArrayLayout
 
-__all__ = ["ChangeGuard", "file_identity", "identity_text", "is_on_disk", "stat_of"]
-
-SAMPLES = 16
-SAMPLE_BYTES = 4096
+__all__ = ["ChangeGuard", "file_identity", "identity_text", "is_on_disk", "pread_of", "stat_of"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class ChangeGuard:
     """Device, inode, size and modification time of a file, and optionally the time when its inode changed.
 
     Attributes:
+        etag: the store's name for the content of an object, which each request names. The numbers are then 0.
         others: guards of other files that rows of this one come from.
         staging: where bytes of the file are kept on a local disk; None if they are read from the file itself.
         seen_ns: when the inode last changed before the guard was taken. Handles opened before that are outdated.
@@ -47,6 +47,7 @@ class ChangeGuard:
     mtime_ns: int
     grows: bool = False
     ctime_ns: int | None = None
+    etag: str = ""
     others: tuple[ChangeGuard, ...] = ()
     seen_ns: int = field(default=0, compare=False)
     staging: StagingOptions | None = field(default=None, compare=False, repr=False)
@@ -61,7 +62,7 @@ class ChangeGuard:
             strict: detect changes also if the modification time was reset. New permissions and hard links count as
                 changes then.
         """
-        return cls._of(os.stat(path), path, grows=grows, strict=strict)
+        return cls._of(status_of(path), path, grows=grows, strict=strict)
 
     @classmethod
     def of_open(cls, file: Any, path: str) -> ChangeGuard:
@@ -74,7 +75,9 @@ class ChangeGuard:
         return cls._of(stat_of(file), path, grows=bool(file.swmr_mode))
 
     @classmethod
-    def _of(cls, found: os.stat_result, path: str, *, grows: bool = False, strict: bool = False) -> ChangeGuard:
+    def _of(
+        cls, found: os.stat_result | ObjectStatus, path: str, *, grows: bool = False, strict: bool = False
+    ) -> ChangeGuard:
         return cls(
             path,
             found.st_dev,
@@ -83,6 +86,7 @@ class ChangeGuard:
             found.st_mtime_ns,
             grows,
             found.st_ctime_ns if strict and not grows else None,
+            etag=found.etag if isinstance(found, ObjectStatus) else "",
             seen_ns=found.st_ctime_ns,
         )
 
@@ -92,9 +96,21 @@ class ChangeGuard:
         Raises:
             H5ValueError: the folder cannot be used.
         """
+        if self.is_remote:
+            return replace(self, staging=staging_of(self.path) if staging is None else staging)
         if staging is None or why_not_staged(staging, self.device, self.n_bytes, grows=self.grows) is not None:
             return self
         return replace(self, staging=staging)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is an object of a store."""
+        return is_url(self.path)
+
+    @property
+    def status(self) -> ObjectStatus:
+        """The state of an object."""
+        return ObjectStatus(self.n_bytes, self.etag, self.mtime_ns)
 
     @property
     def version(self) -> tuple[int, ...]:
@@ -102,42 +118,46 @@ class ChangeGuard:
         return self.device, self.inode, self.n_bytes, self.mtime_ns, self.seen_ns
 
     def check(self) -> None:
-        """Compare with the present file; takes about 2 microseconds per file.
+        """Compare with the present file; takes about 2 microseconds per file, and nothing for objects of a store.
+
+        Each request to a store names the state that is wanted.
 
         Raises:
             H5DataChangedError: the file, or one of the others, was truncated, edited, replaced or deleted.
         """
-        try:
-            found = os.stat(self.path)
-        except OSError as error:
-            raise H5DataChangedError(
-                f"{self.path!r} existed when training was set up and cannot be found: {error.strerror}. "
-                "Put it back and resume from the last checkpoint."
-            ) from error
-        self.compare(found)
+        if not self.is_remote:
+            try:
+                found = os.stat(self.path)
+            except OSError as error:
+                raise H5DataChangedError(
+                    f"{self.path!r} existed when training was set up and cannot be found: {error.strerror}. "
+                    "Put it back and resume from the last checkpoint."
+                ) from error
+            self.compare(found)
         for other in self.others:
             other.check()
 
-    def matches(self, found: os.stat_result) -> bool:
+    def matches(self, found: os.stat_result | ObjectStatus) -> bool:
         """Return whether a file with this status is the unchanged file."""
         is_same = found.st_ino == self.inode and found.st_dev == self.device
         if self.grows:
             return is_same and found.st_size >= self.n_bytes
         return (
             is_same
+            and (found.etag if isinstance(found, ObjectStatus) else "") == self.etag
             and found.st_mtime_ns == self.mtime_ns
             and found.st_size == self.n_bytes
             and self.ctime_ns in (None, found.st_ctime_ns)
         )
 
-    def accepts(self, found: os.stat_result) -> bool:
+    def accepts(self, found: os.stat_result | ObjectStatus) -> bool:
         """Return whether a handle may be used that was opened when the file had this status.
 
         The HDF5 library keeps what it has read of a file, also if the file is rewritten and its time reset.
         """
         return self.matches(found) and (self.grows or found.st_ctime_ns >= self.seen_ns)
 
-    def compare(self, found: os.stat_result) -> None:
+    def compare(self, found: os.stat_result | ObjectStatus) -> None:
         """Raise if a file has another status (see ``check``)."""
         if self.matches(found):
             return
@@ -145,12 +165,12 @@ class ChangeGuard:
             what = "was replaced by another file"
         elif found.st_size != self.n_bytes:
             what = f"had {self.n_bytes:,} bytes and has {found.st_size:,}"
-        elif found.st_mtime_ns != self.mtime_ns:
+        elif found.st_mtime_ns != self.mtime_ns or self.is_remote:
             what = "was written to"
         else:
             what = "was written to and had its time reset, or got other permissions or another name,"
         raise H5DataChangedError(
-            f"{self.path!r} {what} since training was set up, so its rows can no longer be trusted. "
+            f"{shown_url(self.path)!r} {what} since training was set up, so its rows can no longer be trusted. "
             "Leave files alone while they are trained from, and start again."
         )
 
@@ -192,16 +212,7 @@ def file_identity(
     for schema in schemas:
         digest.update(schema)
     for each in (path, *others):
-        with open(each, "rb", buffering=0) as file:
-            n_bytes = os.fstat(file.fileno()).st_size
-            digest.update(str(n_bytes).encode())
-            places = [max(0, n_bytes - SAMPLE_BYTES) * i // (SAMPLES - 1) for i in range(SAMPLES)]
-            if n_bytes <= SAMPLES * SAMPLE_BYTES:
-                content = os.pread(file.fileno(), n_bytes, 0)
-                digest.update(b"".join([content[at : at + SAMPLE_BYTES] for at in places]))
-            else:
-                for at in places:
-                    digest.update(os.pread(file.fileno(), SAMPLE_BYTES, at))
+        sample_content(digest, each)
     return digest.hexdigest()[:32]
 
 
@@ -239,11 +250,20 @@ def _identity_parts(a: ArrayLayout) -> tuple[str, str]:
     return made
 
 
-def stat_of(file: Any) -> os.stat_result:
+def stat_of(file: Any) -> os.stat_result | ObjectStatus:
     """Return the status of an open file, even if its path leads to another one by now."""
     if is_on_disk(file):
         return os.fstat(file.id.get_vfd_handle())
-    return os.stat(file.filename)
+    remote = remote_file_of(file)
+    return os.stat(file.filename) if remote is None else remote.status
+
+
+def pread_of(file: Any) -> Read | None:
+    """Return what reads bytes of an open file by their place; None if its driver allows no such thing."""
+    if is_on_disk(file):
+        return partial(os.pread, file.id.get_vfd_handle())
+    remote = remote_file_of(file)
+    return None if remote is None else remote.pread
 
 
 def is_on_disk(file: Any) -> bool:

@@ -6,14 +6,13 @@ shared messages, external storage. The "HDF5 File Format Specification" defines 
 
 from __future__ import annotations
 
-import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from .dtypes import ATTRIBUTES
-from .identity import is_on_disk
+from .identity import pread_of, stat_of
 
 __all__ = ["HeaderFile", "HeaderTemplate", "ObjectHeader", "read_header"]
 
@@ -39,7 +38,7 @@ class HeaderFile:
     """An open file, as the library and the system know it."""
 
     id: Any
-    descriptor: int
+    pread: Callable[[int, int], bytes]
     n_bytes: int
     version: int
     user_block: int
@@ -49,14 +48,14 @@ class HeaderFile:
     @classmethod
     def of(cls, file: Any) -> HeaderFile | None:
         """Return an open file of h5py's; None if it grows, is not on a disk, or has addresses of another size."""
-        if file.swmr_mode or not is_on_disk(file):
+        pread = pread_of(file)
+        if file.swmr_mode or pread is None:
             return None
         options = file.id.get_create_plist()
         if options.get_sizes() != (8, 8):  # of addresses and lengths
             return None
-        descriptor = file.id.get_vfd_handle()
         version, user_block = options.get_version()[0], options.get_userblock()
-        return cls(file.id, descriptor, os.fstat(descriptor).st_size, version, user_block)
+        return cls(file.id, pread, stat_of(file).st_size, version, user_block)
 
     def read(self, n_bytes: int, address: int) -> bytes:
         """Return bytes at an address, which is counted from the end of the user block; fewer at the file's end.
@@ -66,7 +65,7 @@ class HeaderFile:
         start = address + self.user_block - self.start
         if start < 0 or start + n_bytes > len(self.window):
             self.start, start = address + self.user_block, 0
-            self.window = os.pread(self.descriptor, max(n_bytes, WINDOW), self.start)
+            self.window = self.pread(max(n_bytes, WINDOW), self.start)
         return self.window[start : start + n_bytes]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -12,8 +13,13 @@ from typing import Any
 
 import h5py
 
-from ..errors import H5CorruptError, H5Error, H5FileError
+from ..errors import H5CorruptError, H5Error, H5FileError, H5ValueError
+from ..staging import INDEX_SUFFIX, ObjectStatus, is_url, published_index, shown_url
+from .metadata_index import MetadataIndex
 from .paths import SIGNATURE
+from .remote_file import RemoteFile, close_at_exit, sampled_identity
+
+_log = logging.getLogger(__name__)
 
 __all__ = [
     "FAULTS",
@@ -28,6 +34,9 @@ __all__ = [
 
 FAULTS = (KeyError, OSError, RuntimeError, TypeError, ValueError)
 """What h5py raises if a file is damaged, or contains something that h5py does not support."""
+
+PAGE_BYTES = 1 << 20
+"""Of a file for an object store; its own tables share pages, and larger chunks have pages of their own."""
 
 before_opening: list[Callable[[str], None]] = []
 """Called with the path of each file before it is opened."""
@@ -62,21 +71,28 @@ def open_h5(
     rdcc_nslots: int | None = None,
     rdcc_w0: float | None = None,
     swmr: bool = False,
+    status: ObjectStatus | None = None,
+    takes_index: bool = False,
 ) -> Any:
     """Open an HDF5 file for reading.
 
     Args:
-        path: a regular file.
+        path: a regular file, or the URL of an object of a store.
         rdcc_nbytes: bytes of HDF5's chunk cache for each array; None for the library's default.
         rdcc_nslots: number of slots of that cache.
         rdcc_w0: preference for evicting chunks that were read completely, 0 to 1.
         swmr: open a file that is being written in single-writer/multiple-reader mode.
+        status: the state of an object that is wanted; None asks the store for the present one.
+        takes_index: look for an index that is stored next to an object, and use it.
 
     Raises:
         H5FileError: the file is missing, not HDF5, truncated, locked or unreadable.
     """
     for call in before_opening:
         call(path)
+    cache = {"rdcc_nbytes": rdcc_nbytes, "rdcc_nslots": rdcc_nslots, "rdcc_w0": rdcc_w0}
+    if is_url(path):
+        return _open_object(path, status, swmr=swmr, takes_index=takes_index or status is None, **cache)
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
@@ -86,13 +102,53 @@ def open_h5(
     if not stat.S_ISREG(mode):
         raise H5FileError(f"{path!r} is not a regular file. Pass the path of an HDF5 file.")
     try:
-        return _File(path, "r", swmr=swmr, rdcc_nbytes=rdcc_nbytes, rdcc_nslots=rdcc_nslots, rdcc_w0=rdcc_w0)
+        return _File(path, "r", swmr=swmr, **cache)
     except OSError as error:
         raise H5FileError(_why_not_open(path, error)) from error
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise H5CorruptError(
             f"{path!r} cannot be opened: {type(error).__name__}: {error}. The file is damaged; copy it again."
         ) from error
+
+
+def _open_object(url: str, status: ObjectStatus | None, *, swmr: bool, takes_index: bool, **cache: Any) -> Any:
+    if swmr:
+        raise H5ValueError(f"files.swmr was given for {shown_url(url)!r}, and objects of a store have no live writer.")
+    remote = RemoteFile(url, status)
+    if takes_index:
+        remote.index = _index_of(url, remote.status.st_size)
+    try:
+        file = _File(remote, "r", **cache)
+    except H5Error:  # of the store
+        raise
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        first, n_bytes = remote.pread(8, 0), remote.status.st_size
+        raise H5FileError(
+            f"{shown_url(url)!r} cannot be opened as an HDF5 file: it has {n_bytes:,} bytes and begins with {first!r} "
+            f"({type(error).__name__}: {error}). Check that it is one, and that its upload was complete."
+        ) from error
+    strategy = file.id.get_create_plist().get_file_space_strategy()[0]
+    remote.is_paged = strategy == h5py.h5f.FSPACE_STRATEGY_PAGE
+    close_at_exit(file)
+    return file
+
+
+def _index_of(url: str, n_bytes: int) -> MetadataIndex | None:
+    """Return the index that is stored next to an object, if it belongs to this state."""
+    if (data := published_index(url)) is None:
+        return None
+    name = shown_url(url) + INDEX_SUFFIX
+    try:
+        found = MetadataIndex.from_bytes(data, name)
+    except H5FileError as error:
+        _log.warning("%s It is not used.", error)
+        return None
+    if found.n_bytes == n_bytes and found.identity == sampled_identity(url):
+        return found
+    _log.warning(
+        "%r belongs to another state of the file, and is not used. Write it again: `lightning-h5 index`.", name
+    )
+    return None
 
 
 class _File(h5py.File):  # type: ignore[misc]  # h5py has no types
@@ -147,7 +203,7 @@ def _why_not_open(path: str, error: OSError) -> str:
     return f"{path!r} cannot be opened: {text}. Check its permissions, or run `h5dump -H` on it."
 
 
-def create_h5(path: str, *, like: Any = None, checked: bool = False) -> Any:
+def create_h5(path: str, *, like: Any = None, checked: bool = False, paged: bool = False) -> Any:
     """Create an HDF5 file, which must not exist.
 
     Args:
@@ -155,19 +211,24 @@ def create_h5(path: str, *, like: Any = None, checked: bool = False) -> Any:
         like: an open file, of which the new file takes the format version, user block size, file space strategy and
             creation order of the root group.
         checked: write the file's own tables with checksums, in the format of HDF5 1.10 (see ``INTEGRITY``).
+        paged: have these tables lie together, in pages of 1 MiB, which also takes the format of HDF5 1.10.
 
     Raises:
         H5FileError: the file exists, or its folder is missing, full or not writable.
     """
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
-    lowest = max(_lowest_version(like), int(h5py.h5f.LIBVER_V110) if checked else 0)
+    lowest = max(_lowest_version(like), int(h5py.h5f.LIBVER_V110) if checked or paged else 0)
     access.set_libver_bounds(lowest, h5py.h5f.LIBVER_LATEST)
     options = None
     if like is not None:
         options, root = like.id.get_create_plist(), like["/"].id.get_create_plist()
         options.set_link_creation_order(root.get_link_creation_order())
         options.set_attr_creation_order(root.get_attr_creation_order())
+    if paged:
+        options = h5py.h5p.create(h5py.h5p.FILE_CREATE) if options is None else options
+        options.set_file_space_strategy(h5py.h5f.FSPACE_STRATEGY_PAGE, False, 1)
+        options.set_file_space_page_size(PAGE_BYTES)
     existed = os.path.lexists(path)  # on a full disk an empty file is left
     try:
         return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, fcpl=options, fapl=access))

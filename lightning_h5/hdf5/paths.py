@@ -9,8 +9,11 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from ..errors import H5FileError, H5ValueError, listing, near
+from ..options import StagingOptions
+from ..staging import expand_url, is_url, look_ahead, use_staging
 from ..types import PathLike, Paths
 
 SUFFIXES = (".h5", ".hdf5", ".h5ad")
@@ -19,7 +22,7 @@ SIGNATURE_OFFSETS = (0, 512, 1024, 2048)  # after a user block
 MAX_LOOKS = 200
 """Maximum number of entries of a directory that are opened for a message: it may have a million."""
 
-__all__ = ["SUFFIXES", "expand_paths", "expand_user", "file_number"]
+__all__ = ["SUFFIXES", "expand_paths", "expand_user", "file_number", "name_objects"]
 
 
 def expand_user(path: PathLike) -> str:
@@ -27,16 +30,18 @@ def expand_user(path: PathLike) -> str:
 
     Variables such as ``$HOME`` are not expanded, as in h5py and PyTorch: a ``$`` can be part of a name.
     """
-    return os.path.expanduser(os.fspath(path))
+    text = os.fspath(path)
+    return text if is_url(text) else os.path.expanduser(text)
 
 
-def expand_paths(paths: Paths, name: str = "path") -> tuple[str, ...]:
+def expand_paths(paths: Paths, name: str = "path", staging: StagingOptions | None = None) -> tuple[str, ...]:
     """Return the files that a path argument names.
 
     Args:
-        paths: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these. Files of a
-            glob and of a directory are sorted, those of a list keep their order.
+        paths: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these; paths or URLs. Files
+            of a glob and of a directory are sorted, those of a list keep their order.
         name: the argument's name, for errors.
+        staging: how objects of stores are read.
 
     Returns:
         One or more absolute paths, each of another file.
@@ -52,7 +57,7 @@ def expand_paths(paths: Paths, name: str = "path") -> tuple[str, ...]:
         )
     if not given:
         raise H5ValueError(f"{name}=[] names no file. Pass a file, a glob, a directory or a list of these.")
-    files = [file for path in given for file in _expand_one(path, name)]
+    files = [file for path in given for file in _expand_one(path, name, staging)]
     times = Counter(each_file := [file_number(file) for file in files])
     if len(times) < len(files):
         twice = sorted({file for file, number in zip(files, each_file, strict=True) if times[number] > 1})
@@ -60,12 +65,20 @@ def expand_paths(paths: Paths, name: str = "path") -> tuple[str, ...]:
             f"{name} names {listing(twice)} more than once (links count as their target), and its rows would be "
             "trained on twice per epoch. Name each file once."
         )
+    look_ahead([file for file in files if is_url(file)])
     # Absolute, so that changing the working directory later has no effect.
-    return tuple(os.path.abspath(file) for file in files)
+    return tuple(file if is_url(file) else os.path.abspath(file) for file in files)
+
+
+def name_objects(*paths: Any) -> bool:
+    """Return whether any of some path arguments names objects of a store."""
+    return any(is_url(path) or (isinstance(path, list | tuple) and name_objects(*path)) for path in paths)
 
 
 def file_number(path: str) -> tuple[int, int] | str:
     """Return a key that is equal for all names of one file: other spellings, symbolic links and hard links."""
+    if is_url(path):
+        return path
     try:
         found = os.stat(path)
     except OSError:  # open raises the error
@@ -74,7 +87,10 @@ def file_number(path: str) -> tuple[int, int] | str:
     return (found.st_dev, found.st_ino) if found.st_ino else os.path.realpath(path)
 
 
-def _expand_one(path: PathLike, name: str) -> Sequence[str]:
+def _expand_one(path: PathLike, name: str, staging: StagingOptions | None) -> Sequence[str]:
+    if isinstance(path, str) and is_url(path):
+        use_staging(path, staging)
+        return expand_url(path, SUFFIXES, name)
     text = expand_user(path)
     if os.path.isdir(text):
         inside = _names_in(text, text, name)

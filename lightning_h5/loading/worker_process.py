@@ -31,6 +31,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from ..datasets import RowDataset, WorkerFailure, WorkerMemory, naming_shared_memory, open_worker_buffers, start_worker
 from ..errors import listing, stop_iteration
+from ..staging import Address, use_network
 from ..types import BatchToken
 
 __all__ = [
@@ -181,6 +182,7 @@ class WorkerJob:
     n_workers: int
     memory: WorkerMemory | None
     ignored: tuple[int, ...]
+    network: Address | None
 
 
 def serve(job: WorkerJob, connection: socket.socket, worker: int) -> None:
@@ -206,6 +208,7 @@ def _prepare(job: WorkerJob, worker: int) -> Callable[[BatchToken | None], bytes
     )
     torch.manual_seed(job.seed + worker)
     start_worker(job.rank)
+    use_network(job.network)
     buffers = None if job.memory is None else open_worker_buffers(job.memory, worker)
     failure: WorkerFailure | None = None
     try:

@@ -24,6 +24,7 @@ import torch.distributed
 
 from ..datasets import WorkerFailure, naming_shared_memory, starting_workers, worker_memory
 from ..errors import H5Error, H5ValueError, H5WorkerError
+from ..staging import network_address
 from ..types import BatchToken
 from .prefetch import CLOSED
 from .worker_process import (
@@ -134,6 +135,7 @@ class WorkerPool:
             loader.num_workers,
             self._memory,
             tuple(signals_for_trainer()),
+            network_address(),
         )
         _end_at_exit(self)
         try:

@@ -121,7 +121,7 @@ class WorkerOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class StagingOptions(Options):
-    """Where bytes of files on slow storage are kept on a local disk after they were read once.
+    """Where bytes of files on slow storage, or of objects of a store, are kept on a local disk after the first reading.
 
     Shorthand: the folder.
 
@@ -130,8 +130,8 @@ class StagingOptions(Options):
             variables are expanded on each machine. All ranks and workers, and later jobs of the same user, share it.
         max_bytes: disk space that all of them may take there together, such as "200 GB". None takes nine tenths of what
             is free.
-        storage_options: credentials and settings of an object store. They are recorded nowhere: neither in checkpoints
-            nor in logs. Object stores are not supported yet.
+        storage_options: credentials and settings of an object store, as obstore or fsspec take them. They are recorded
+            nowhere: neither in checkpoints nor in logs.
     """
 
     dir: PathLike

@@ -6,7 +6,6 @@ sources of a field write the same memory layout: rows one after the other, in na
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError
-from ..hdf5 import ArrayLayout, Unpack
+from ..hdf5 import ArrayLayout, Unpack, size_of
 from ..types import IntArray
 from .base import LayoutReader
 from .block_map import RowGrid
@@ -383,8 +382,9 @@ class ChunkLoader:
         return f"chunk {int(chunk)} (rows {first} to {min(first + self.rows_per_block, self.n_rows) - 1})"
 
     def _check_places(self) -> None:
+        guard = self._layout.guard
         try:
-            n_bytes = os.path.getsize(self._layout.path)
+            n_bytes = size_of(self._layout.path) if guard.staging is None else guard.n_bytes
         except OSError:
             return  # open raises a better error
         table = self._table

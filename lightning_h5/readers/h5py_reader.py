@@ -6,7 +6,7 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -196,9 +196,9 @@ class _TextHeaps:
         found = np.zeros((size, *layout.axes), dtype=self._references.stored)
         source.load([block], range(source.n_parts), BlockMemory(found, np.zeros(1, dtype=np.int64), size))
         heaps = set(found["address"][found["length"] > 0].tolist()) - self._heaps
-        with process_pool().descriptor(layout.path, layout.guard) as fd:
+        with process_pool().reading(layout.path, layout.guard) as pread:
             for address in sorted(heaps):
-                if (why := _heap_damage(fd, address + layout.user_block)) is not None:
+                if (why := _heap_damage(pread, layout.guard.n_bytes, address + layout.user_block)) is not None:
                     raise H5CorruptError(
                         f"text in rows of {layout.key!r} in {layout.path!r} (from row {block * size} on) cannot be "
                         f"read: {why}. The file is damaged there; copy it again."
@@ -236,13 +236,13 @@ class _ListHeaps:
         found, layout, n_bytes = self._references.read(rows), self._layout, 0
         heaps: dict[int, bytes] = {}
         order = np.argsort(found["address"], kind="stable").tolist()
-        with process_pool().descriptor(layout.path, layout.guard) as fd:
+        with process_pool().reading(layout.path, layout.guard) as pread:
             for at in order:
                 length, address, number = found[at].tolist()
                 data: bytes | None = b""
                 if length:
                     if address not in heaps:
-                        heaps = {address: _heap_at(fd, address + layout.user_block)}
+                        heaps = {address: _heap_at(pread, layout.guard.n_bytes, address + layout.user_block)}
                     data = _object_in(heaps[address], number, length)
                 if data is None:
                     raise H5CorruptError(
@@ -254,14 +254,13 @@ class _ListHeaps:
         return n_bytes
 
 
-def _heap_at(fd: int, address: int) -> bytes:
+def _heap_at(pread: Callable[[int, int], bytes], n_file: int, address: int) -> bytes:
     """Return the heap at an address of a file; nothing if there is none."""
-    n_file = os.fstat(fd).st_size
-    head = os.pread(fd, HEAP_HEADER.size, address) if address < n_file else b""
+    head = pread(HEAP_HEADER.size, address) if address < n_file else b""
     signature, version, n_bytes = HEAP_HEADER.unpack(head) if len(head) == HEAP_HEADER.size else (b"", 0, 0)
     if (signature, version) != (b"GCOL", 1) or not HEAP_HEADER.size < n_bytes <= n_file - address:
         return b""
-    return os.pread(fd, n_bytes, address)
+    return pread(n_bytes, address)
 
 
 def _object_in(heap: bytes, wanted: int, length: int) -> bytes | None:
@@ -279,9 +278,9 @@ def _object_in(heap: bytes, wanted: int, length: int) -> bytes | None:
     return None
 
 
-def _heap_damage(fd: int, address: int) -> str | None:
+def _heap_damage(pread: Callable[[int, int], bytes], n_file: int, address: int) -> str | None:
     """Return the error in the heap at an address of a file; None if it can be read."""
-    heap, at = _heap_at(fd, address), HEAP_HEADER.size
+    heap, at = _heap_at(pread, n_file, address), HEAP_HEADER.size
     if not heap:
         return f"at byte {address:,} a heap of text is missing"
     while at + HEAP_OBJECT.size <= len(heap):

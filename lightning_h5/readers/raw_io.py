@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5CorruptError, H5Error, H5FileError
-from ..hdf5 import ArrayLayout, process_pool
+from ..hdf5 import ArrayLayout, process_pool, size_of
 from ..types import IntArray
 
 __all__ = ["prefetch_stored", "read_pieces", "read_stored", "read_with"]
@@ -49,11 +49,14 @@ def read_stored(
     try:
         if layout.guard.staging is not None and _read_staged(layout, out, starts, stops, offsets):
             return
-        with process_pool().descriptor(layout.path, layout.guard) as fd:
-            # No piece is longer than requested, so the sum is right only if all are complete.
-            if read_pieces(fd, out, starts, stops, offsets) != len(out):
-                pieces = zip(starts.tolist(), stops.tolist(), offsets.tolist(), strict=True)
-                _read_slowly(layout, fd, out.data, pieces, name)
+        if not layout.guard.is_remote:
+            with process_pool().descriptor(layout.path, layout.guard) as fd:
+                # No piece is longer than requested, so the sum is right only if all are complete.
+                if read_pieces(fd, out, starts, stops, offsets) == len(out):
+                    return
+        with process_pool().reading(layout.path, layout.guard) as pread:
+            pieces = zip(starts.tolist(), stops.tolist(), offsets.tolist(), strict=True)
+            _read_slowly(layout, pread, out.data, pieces, name)
     except H5Error:  # some are also an OSError
         raise
     except OSError as error:
@@ -131,7 +134,7 @@ def _neighbors(layout: ArrayLayout) -> tuple[int, int] | None:
 
 def _read_slowly(
     layout: ArrayLayout,
-    fd: int,
+    pread: Callable[[int, int], bytes],
     memory: memoryview,
     pieces: Iterable[tuple[int, int, int]],
     name: Callable[[int, int], str],
@@ -141,13 +144,14 @@ def _read_slowly(
         at = start
         while at < stop:
             position = offset + at - start
-            n = os.preadv(fd, [memory[at:stop]], position)
-            if n == 0:
+            data = pread(stop - at, position)
+            memory[at : at + len(data)] = data
+            if not data:
                 raise H5CorruptError(
                     f"{layout.path!r} ends inside {name(piece, at - start)} of {layout.key!r}: byte {position:,} was "
-                    f"requested, but the file has {os.fstat(fd).st_size:,}. It was truncated; copy it again."
+                    f"requested, but the file has {size_of(layout.path):,}. It was truncated; copy it again."
                 )
-            at += n
+            at += len(data)
 
 
 MAX_PIECES = 256  # per call: the kernel grants each queue about this many, from a machine-wide limit

@@ -1,19 +1,47 @@
 """Mirrors on a local disk of files on slow storage: filled on demand, shared by processes, bounded in size."""
 
 from .folder import MirrorFolder
-from .mirror import Mirror, Staged
+from .mirror import Mirror, Staged, requests_for
+from .network import IN_FLIGHT, Address, network_address, use_network
+from .object_status import ObjectStatus, is_url, shown_url
+from .objects import (
+    INDEX_SUFFIX,
+    expand_url,
+    look_ahead,
+    mirror_of,
+    object_status,
+    published_index,
+    staging_of,
+    use_staging,
+)
 from .origin import Origin, PosixOrigin, Traffic, traffic
 from .policy import ensure_folder, mirror_name, why_not_staged
 
 __all__ = [
+    "INDEX_SUFFIX",
+    "IN_FLIGHT",
+    "Address",
     "Mirror",
     "MirrorFolder",
+    "ObjectStatus",
     "Origin",
     "PosixOrigin",
     "Staged",
     "Traffic",
     "ensure_folder",
+    "expand_url",
+    "is_url",
+    "look_ahead",
     "mirror_name",
+    "mirror_of",
+    "network_address",
+    "object_status",
+    "published_index",
+    "requests_for",
+    "shown_url",
+    "staging_of",
     "traffic",
+    "use_network",
+    "use_staging",
     "why_not_staged",
 ]

@@ -24,11 +24,10 @@ from ..types import IntArray
 from .folder import MirrorFolder
 from .granules import GRANULE, MARK, granules_of, is_present, length_of, marks_at, punch_hole, runs_of, widened
 from .locks import lock_within, unlock
-from .origin import IN_FLIGHT, Origin, fetch_later, fetch_now, traffic
+from .origin import IN_FLIGHT, ObjectOrigin, Origin, fetch_later, fetch_now, traffic
 
-__all__ = ["Mirror", "Staged"]
+__all__ = ["Mirror", "Staged", "requests_for"]
 
-RUN = 64  # granules of a request at most, a MiB
 WIDTH = 16  # granules that are requested together if their neighbors will be needed, too
 PATIENCE = 20.0  # seconds to wait for another process or thread that fetches the same bytes
 
@@ -110,6 +109,9 @@ class Mirror:
             sizes: bytes of each piece.
             around: first and last byte (exclusive) of an array whose other rows will be needed, too, so that neighbors
                 are fetched together; None fetches nothing more.
+
+        Raises:
+            OSError: the source cannot be read, and it was tried again already.
         """
         granules, starts = granules_of(offsets, np.maximum(sizes, 1))
         marks = self._marks
@@ -118,7 +120,9 @@ class Mirror:
         seen = marks[granules]
         has = is_present(seen)
         if not has.all() and self._takes_more:
-            self._fetch(np.unique(granules[has == 0]), around, fetch_now)
+            errors = self._fetch(np.unique(granules[has == 0]), around, fetch_now)
+            if errors and self.origin.tries_again:
+                raise errors[0]
             seen = marks[granules]
             has = is_present(seen)
         if has.all():
@@ -149,6 +153,25 @@ class Mirror:
             return staged.is_there
         still: npt.NDArray[np.bool_] = np.logical_and.reduceat(is_same, staged.starts)
         return still & staged.is_there
+
+    def pread(self, n_bytes: int, start: int) -> bytes:
+        """Return bytes as ``os.pread`` does, from here or from the source.
+
+        Raises:
+            OSError: the source cannot be read.
+        """
+        n_bytes = min(n_bytes, self.n_bytes - start)
+        if n_bytes <= 0:
+            return b""
+        offsets, sizes = np.array([start]), np.array([n_bytes])
+        staged, data = self.stage(offsets, sizes), b""
+        if staged.is_there[0]:
+            with suppress(OSError):  # of the local disk
+                data = os.pread(self.fd, n_bytes, start)
+        if len(data) == n_bytes and self.is_unchanged(staged)[0]:
+            return data
+        memory = memoryview(bytearray(n_bytes))
+        return bytes(memory[: self.read_origin(memory, [(0, n_bytes, start)])])
 
     def read_origin(self, memory: memoryview, pieces: Sequence[tuple[int, int, int]]) -> int:
         """Read pieces from the source, many at a time; return the bytes that were read.
@@ -201,8 +224,8 @@ class Mirror:
 
     def _fetch(
         self, missing: IntArray, around: tuple[int, int] | None, run: Callable[[Sequence[Callable[[], None]]], None]
-    ) -> None:
-        """Fetch granules that no thread of this process fetches yet.
+    ) -> list[OSError]:
+        """Fetch granules that no thread of this process fetches yet; return the errors of the source.
 
         Args:
             missing: the granules, in ascending order.
@@ -216,9 +239,11 @@ class Mirror:
         with self._changed:
             free = np.array([granule for granule in missing.tolist() if granule not in self._busy], dtype=np.int64)
             self._busy.update(free.tolist())
-        run([partial(self._fetch_run, first, stop) for first, stop in runs_of(free, RUN)])
+        errors: list[OSError] = []
+        run([partial(self._fetch_run, first, stop, errors) for first, stop in runs_of(free, self.origin.longest)])
         if run is fetch_now and len(free) < len(missing):
             self._wait_for(set(missing.tolist()))
+        return errors
 
     def _wait_for(self, granules: set[int]) -> None:
         end = time.monotonic() + PATIENCE
@@ -226,10 +251,10 @@ class Mirror:
             while not self._busy.isdisjoint(granules) and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
 
-    def _fetch_run(self, first: int, stop: int) -> None:
+    def _fetch_run(self, first: int, stop: int, errors: list[OSError]) -> None:
         """Fetch neighbors that the mirror lacks, in a lock that keeps other processes from doing the same."""
         try:
-            with suppress(OSError):  # reading the source again raises its error
+            try:  # reading the source again raises its error
                 has_all = partial(self._has, first, stop)
                 if lock_within(self.fd, PATIENCE, first, stop - first, has_all):
                     try:
@@ -238,6 +263,8 @@ class Mirror:
                         unlock(self.fd, first, stop - first)
                 elif not has_all():  # the process that has it locked was stopped
                     self._no_room_until = time.monotonic() + PATIENCE
+            except OSError as error:
+                errors.append(error)
         finally:
             with self._changed:
                 self._busy.difference_update(range(first, stop))
@@ -248,7 +275,7 @@ class Mirror:
 
     def _fetch_locked(self, first: int, stop: int) -> None:
         lacking = np.flatnonzero(is_present(self._marks[first:stop]) == 0) + first
-        for low, high in runs_of(lacking, RUN):
+        for low, high in runs_of(lacking, self.origin.longest):
             if self._folder is None or not self._takes_more:
                 return
             end = min(high * GRANULE, self.n_bytes)
@@ -270,6 +297,16 @@ class Mirror:
         data = self.origin.read(start, stop)
         traffic().add(n_requests=1, origin_bytes=len(data))
         return data
+
+
+def requests_for(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[int, int]:
+    """Return how many requests fetch pieces of an object at most, and their bytes, if each is fetched once."""
+    first, n_bytes = np.array([offsets, sizes], dtype=np.int64).reshape(2, -1)
+    if not len(first):
+        return 0, 0
+    counts = (first + np.maximum(n_bytes, 1) - 1) // GRANULE + 1 - first // GRANULE
+    n_granules = len(np.unique(granules_of(first, np.maximum(n_bytes, 1))[0]))
+    return int((-(-counts // ObjectOrigin.longest)).sum()), n_granules * GRANULE
 
 
 _open_mirrors: weakref.WeakSet[Mirror] = weakref.WeakSet()

@@ -1,22 +1,22 @@
 """Where the bytes of a mirror come from, and the threads that read there: many requests at a time, as each waits.
 
-An origin is a file of a slow file system; later also an object of a store.
+An origin is a file of a slow file system, or an object of a store.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-__all__ = ["IN_FLIGHT", "Origin", "PosixOrigin", "Traffic", "fetch_later", "fetch_now", "traffic"]
+from .network import IN_FLIGHT, ask_store
+from .object_status import ObjectStatus
 
-IN_FLIGHT = 32
-"""Requests of a process at a time."""
+__all__ = ["IN_FLIGHT", "ObjectOrigin", "Origin", "PosixOrigin", "Traffic", "fetch_later", "fetch_now", "traffic"]
 
 IDLE_SECONDS = 5.0  # after which a thread ends
 
@@ -25,7 +25,15 @@ Task: TypeAlias = Callable[[], None]
 
 
 class Origin(Protocol):
-    """One version of a file or an object, open for reading. Threads may read at the same time."""
+    """One version of a file or an object, open for reading. Threads may read at the same time.
+
+    Attributes:
+        longest: granules that are read together at most.
+        tries_again: whether a failed read was tried again before it raised, so that the next one would fail, too.
+    """
+
+    longest: int
+    tries_again: bool
 
     def head(self) -> tuple[int, str]:
         """Return its present size, and a text that is another one once its content was changed.
@@ -55,6 +63,9 @@ class PosixOrigin:
         fd: its descriptor, which this object closes.
     """
 
+    longest = 64  # a MiB
+    tries_again = False
+
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
@@ -77,6 +88,37 @@ class PosixOrigin:
         """See ``Origin.close``."""
         with suppress(OSError):  # a file system that is gone can raise, but the descriptor is closed
             os.close(self.fd)
+
+
+class ObjectOrigin:
+    """A state of an object of a store, read through the process that talks to stores (see ``network``).
+
+    Args:
+        url: the object's URL.
+        status: the state.
+        options: credentials and settings of the store.
+    """
+
+    longest = 256  # 4 MiB: what a request costs does not depend on its size
+    tries_again = True
+
+    def __init__(self, url: str, status: ObjectStatus, options: Mapping[str, Any] | None) -> None:
+        self._asked = url, status, options
+
+    def head(self) -> tuple[int, str]:
+        """See ``Origin.head``. Sends no request: each read is of this state."""
+        status = self._asked[1]
+        return status.st_size, f"{status.etag} {status.st_mtime_ns}"
+
+    def read(self, start: int, stop: int) -> memoryview:
+        """See ``Origin.read``."""
+        url, status, options = self._asked
+        stop = min(stop, status.st_size)
+        found: memoryview = ask_store("read", url, start, stop, status, options) if stop > start else memoryview(b"")
+        return found
+
+    def close(self) -> None:
+        """See ``Origin.close``."""
 
 
 @dataclass

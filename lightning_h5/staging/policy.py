@@ -14,6 +14,7 @@ from ..options import StagingOptions
 from .folder import MirrorFolder
 from .locks import has_range_locks
 from .mirror import drop_inherited
+from .object_status import is_url
 
 __all__ = ["MIN_BYTES", "ensure_folder", "mirror_name", "why_not_staged"]
 
@@ -103,19 +104,20 @@ def _file_system(path: str) -> str:
     return ""
 
 
-def mirror_name(path: str, version: tuple[int, ...]) -> str:
+def mirror_name(path: str, version: tuple[int | str, ...]) -> str:
     """Return a name for the mirror of a file, which is another one once the file was changed or the machine restarted.
 
     After a crash of the machine, marks may have reached the disk before the bytes that they stand for.
 
     Args:
         path: the file.
-        version: its change guard, as numbers.
+        version: its state, as numbers and text.
     """
     boot = ""
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
-    which = json.dumps([FORMAT, os.path.realpath(path), version, boot])
+    name = path if is_url(path) else os.path.realpath(path)
+    which = json.dumps([FORMAT, name, version, boot])
     return hashlib.sha256(which.encode()).hexdigest()[:32]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,9 +24,11 @@ from ..hdf5 import (
     kind_of,
     layout_of,
     open_h5,
+    size_of,
 )
 from ..progress_bar import with_bar
 from ..readers import fallback_reason
+from ..staging import IN_FLIGHT, is_url, requests_for
 from ..types import PathLike
 from .advice import Advice, advise
 from .check import same_arrays, same_looks
@@ -98,6 +101,7 @@ class FileReport:
         arrays: its arrays, without further names of the same one.
         integrity: the least of the arrays that ``advice`` takes, in words.
         advice: the data module and settings to use.
+        store: what reading it costs, for an object of a store.
     """
 
     path: str
@@ -106,6 +110,30 @@ class FileReport:
     arrays: tuple[ArrayReport, ...]
     integrity: str | None
     advice: Advice
+    store: StoreCost | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreCost:
+    """What reading an object from its store costs.
+
+    Attributes:
+        seconds: of one request, seen once.
+        n_requests: of an epoch that reads the chunks of the arrays that ``advice`` takes, at most; neighbors are read
+            together.
+        n_bytes: of these requests.
+        n_together: requests at a time.
+    """
+
+    seconds: float
+    n_requests: int
+    n_bytes: int
+    n_together: int
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Time of the first epoch if the network is no limit."""
+        return self.seconds * self.n_requests / self.n_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +204,31 @@ def contents_of(path: str) -> Contents:
 def _report(path: str, contents: Contents, advice: Advice) -> FileReport:
     return FileReport(
         path=path,
-        n_bytes=os.path.getsize(path),
+        n_bytes=size_of(path),
         entries=contents.entries,
         arrays=contents.arrays,
         integrity=None if advice.integrity is None else f"level {advice.integrity}: {INTEGRITY[advice.integrity]}",
         advice=advice,
+        store=_store_cost(path, contents, (*advice.x_keys, *advice.y_keys)) if is_url(path) else None,
     )
+
+
+def _store_cost(url: str, contents: Contents, keys: Sequence[str]) -> StoreCost:
+    began = time.perf_counter()
+    size_of(url)
+    seconds = time.perf_counter() - began
+    offsets: list[int] = []
+    sizes: list[int] = []
+    for layout in (contents.layouts[key] for key in keys if key in contents.layouts):
+        if layout.table is not None:
+            is_there = layout.table.offsets >= 0
+            offsets += layout.table.offsets[is_there].tolist()
+            sizes += layout.table.sizes[is_there].tolist()
+        elif layout.offset is not None:
+            offsets.append(layout.offset)
+            sizes.append(layout.n_stored_bytes)
+    n_requests, n_bytes = requests_for(offsets, sizes)
+    return StoreCost(seconds=seconds, n_requests=n_requests, n_bytes=n_bytes, n_together=IN_FLIGHT)
 
 
 def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool = False) -> FolderReport:
@@ -229,7 +276,7 @@ def inspect_folder(path: PathLike | Sequence[PathLike], *, shows_progress: bool 
     outliers = broken | outliers
     return FolderReport(
         paths=tuple(paths),
-        n_bytes=sum(os.path.getsize(each) for each in paths if os.path.exists(each)),
+        n_bytes=sum(size_of(each) for each in paths if is_url(each) or os.path.exists(each)),
         n_rows=n_rows,
         example=_report(alike[0].path, contents_of(alike[0].path), advice),
         n_alike=len(alike),

@@ -28,6 +28,9 @@ A random row costs a chunk, so chunks should be small; but each costs some time 
 fewer bytes. The rows are a power of two, so that chunks of one field begin where those of another do.
 """
 
+STORE_CHUNK_BYTES = 4 << 20
+"""The same for files in object stores, where a request takes as long as a MiB."""
+
 MAX_CHUNK_BYTES = 32 << 20
 """What a chunk may have decoded: each thread holds one, and each random row costs one."""
 
@@ -49,6 +52,7 @@ class RepackOptions:
     shuffle_keys: Sequence[str] | None = None
     keys: Sequence[str] | None = None
     verify: bool = False
+    for_object_store: bool = False
     files: FileOptions
 
     def __post_init__(self) -> None:
@@ -267,7 +271,8 @@ def _plan_rows(
     stays_chunked = old_chunks is not None and (asked is None or asked.compression == "keep")
     if not (steps or wanted or stays_chunked or maxshape != shape):
         return replace(plan, way="rows")
-    rows = wanted if isinstance(wanted, int) else 1 << (max(1, CHUNK_BYTES // row_bytes).bit_length() - 1)
+    chunk_bytes = STORE_CHUNK_BYTES if asked is not None and asked.for_object_store else CHUNK_BYTES
+    rows = wanted if isinstance(wanted, int) else 1 << (max(1, chunk_bytes // row_bytes).bit_length() - 1)
     if rows * row_bytes > MAX_CHUNK_BYTES:
         raise H5ValueError(
             f"rows_per_chunk={rows} makes chunks of {rows * row_bytes / 2**20:,.0f} MiB of {plan.name!r}, and a "

@@ -106,9 +106,7 @@ def test_a_run_that_stops_in_an_epoch_goes_on_with_its_rows(name, file, tmp_path
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         Trainer(max_epochs=2, callbacks=[Stops()], **QUIET).fit(first, datamodule=module(name, file))
     second = Rows(stored())
-    Trainer(max_epochs=2, **QUIET).fit(
-        second, datamodule=module(name, file), ckpt_path=tmp_path / "stopped.ckpt", weights_only=False
-    )
+    Trainer(max_epochs=2, **QUIET).fit(second, datamodule=module(name, file), ckpt_path=tmp_path / "stopped.ckpt")
     assert first.rows + second.rows == whole.rows
     torch.testing.assert_close(second.layer.weight, whole.layer.weight, rtol=0, atol=0)
 

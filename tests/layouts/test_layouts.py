@@ -1,14 +1,18 @@
 """Every layout, by every data module: the samples that its project trains on, each once, also after a kill."""
 
+import os
+
 import decoded_values  # noqa: F401  # more projects
 import numpy as np
 import pytest
 import single_cells  # noqa: F401
 import torch
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
-from projects import PROJECTS
+from projects import PROJECTS, Layout
+from range_server import RangeServer
 
 from lightning_h5 import CombinedHDF5DataModule, LazyH5DataModule, RankCachedH5DataModule
+from lightning_h5.hdf5 import expand_paths
 
 
 def combined(path, *, x_key, **options):
@@ -82,6 +86,27 @@ def test_workers_give_the_same_samples_of_a_layout(layout, kind):
     module = data_module(kind, layout, num_workers=2)
     module.setup("fit")
     assert_epoch(module.train_dataloader(), layout.samples)
+    module.teardown("fit")
+
+
+@pytest.fixture
+def in_store(layout, tmp_path):
+    """The layout with the URLs of its files."""
+    pytest.importorskip("obstore")
+    with RangeServer(tmp_path / "data") as server:
+        paths = expand_paths(layout.arguments["path"])
+        urls = [server.url(os.path.relpath(path, tmp_path / "data")) for path in paths]
+        staging = tmp_path / "mirrors"
+        yield Layout(layout.arguments | {"path": urls, "staging": staging}, layout.samples, layout.are_rows)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize("layout", PROJECTS, indirect=True)
+def test_an_object_store_gives_the_samples_of_a_layout(in_store, kind, num_workers):
+    module = data_module(kind, in_store, num_workers=num_workers)
+    module.setup("fit")
+    assert_epoch(module.train_dataloader(), in_store.samples)
     module.teardown("fit")
 
 

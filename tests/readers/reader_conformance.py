@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from dataclasses import replace
 from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,11 +29,12 @@ from factories import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pools import EVERYTHING, IS_COMPILED, OPTIONS, can_be_pooled, look, n_decoded, open_pool
+from range_server import RangeServer
 from tiers import examples
 
 from lightning_h5 import StagingOptions
 from lightning_h5.counters import Counters
-from lightning_h5.hdf5 import Conventions, kind_of, process_pool
+from lightning_h5.hdf5 import Conventions, find_array, kind_of, layout_of, open_h5, process_pool
 from lightning_h5.readers import (
     ChunkedReader,
     ContiguousReader,
@@ -45,6 +47,7 @@ from lightning_h5.readers import (
     is_pooled,
     open_reader,
 )
+from lightning_h5.staging import use_staging
 
 # Readers ------------------------------------------------------------------------------------------------------------
 
@@ -94,6 +97,37 @@ def staged(layout):
     return layout.guarded(replace(layout.guard, staging=StagingOptions(dir=folder_of_mirrors())))
 
 
+@cache
+def store():
+    """A web server for all files."""
+    server = RangeServer("/").__enter__()
+    atexit.register(server.__exit__)
+    return server
+
+
+def in_store(layout):
+    """The array, described and read as an object of a store; None of a member of a table, and of values elsewhere."""
+    if find_spec("obstore") is None or layout.members or layout.storage == "virtual" or layout.guard.others:
+        return None
+    url = store().url(layout.path.lstrip("/"))
+    use_staging(url, StagingOptions(dir=folder_of_mirrors()))
+    with open_h5(url) as file:
+        found = layout_of(find_array(file, layout.key), url, layout.key)
+    found = found.guarded(found.guard.staged(None))
+    assert replace(found.with_changes(path=layout.path), guard=layout.guard) == layout.with_changes(key=found.key)
+    return found
+
+
+def of_store(open_one):
+    """Return a way to open a reader of an object of a store."""
+
+    def open_there(layout):
+        found = in_store(layout)
+        return None if found is None else open_one(found)
+
+    return open_there
+
+
 WAYS = {
     "chosen": lambda layout: open_reader(layout, OPTIONS),
     "plain": lambda layout: H5pyReader(layout, OPTIONS),
@@ -110,6 +144,9 @@ WAYS = {
     "staged": lambda layout: open_reader(staged(layout), OPTIONS),
     "staged, pool of 2": lambda layout: pool(staged(layout), n_blocks=2),
     "staged, large": lambda layout: pool(staged(layout), n_blocks=2, is_large=True) if IS_COMPILED else None,
+    "in a store": of_store(lambda layout: open_reader(layout, OPTIONS)),
+    "in a store, plain": of_store(lambda layout: H5pyReader(layout, OPTIONS)),
+    "in a store, pool of 2": of_store(partial(pool, n_blocks=2)),
     "staged, compared": compared(lambda layout: open_reader(staged(layout), OPTIONS)),
 }
 

@@ -107,4 +107,4 @@ def test_a_read_that_is_interrupted_at_its_end_is_not_taken_for_a_truncated_file
 
     monkeypatch.setattr(os, "preadv", short_at_first)
     assert reader.read(np.arange(100)).tolist() == list(range(100))
-    assert len(calls) > 1
+    assert len(calls) == 1  # the rest was read by another call

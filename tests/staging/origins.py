@@ -14,6 +14,9 @@ GRANULE = 16 << 10
 class CountingOrigin:
     """Bytes in memory. ``delay`` is what a request takes; ``fail`` is called with its range before it is answered."""
 
+    longest = 64
+    tries_again = False
+
     def __init__(self, content, delay=0.0, fail=None):
         self.content, self.delay, self.fail = memoryview(content), delay, fail
         self.version = "1"

@@ -192,7 +192,7 @@ def test_a_folder_that_was_removed_leaves_the_source(tmp_path):
 @pytest.fixture
 def small_requests(monkeypatch):
     """Requests of a few granules: there is room for a request, or none."""
-    monkeypatch.setattr(mirror, "RUN", 4)
+    monkeypatch.setattr(CountingOrigin, "longest", 4)
 
 
 @pytest.mark.usefixtures("small_requests")

@@ -1,0 +1,74 @@
+"""Published indexes: what the HDF5 library reads to find arrays and chunks, in one small object next to a file.
+
+An index holds bytes of the file and their places, nothing else, so the library itself still reads and checks them. It
+belongs to a file of the same size and the same sampled content, wherever that is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..errors import H5FileError
+
+__all__ = ["MetadataIndex"]
+
+HEAD = struct.Struct("<8sQ32sQ")  # signature, bytes of the file, its sampled identity, pieces
+SIGNATURE = b"LH5INDX1"
+MAX_PLAIN = 1 << 31  # bytes that an index may have once it is decompressed
+
+
+class MetadataIndex:
+    """Bytes of a file by their place.
+
+    Args:
+        n_bytes: size of the file.
+        identity: of the file, see ``file_identity``.
+        starts: where each piece begins, in ascending order, without overlaps.
+        pieces: their bytes.
+    """
+
+    def __init__(self, n_bytes: int, identity: str, starts: Iterable[int], pieces: Iterable[bytes]) -> None:
+        self.n_bytes, self.identity = n_bytes, identity
+        self._starts, self._pieces = list(starts), list(pieces)
+
+    def find(self, n_bytes: int, start: int) -> bytes | None:
+        """Return bytes from a place; None if the index does not have all of them."""
+        at = bisect_right(self._starts, start) - 1
+        if at < 0:
+            return None
+        piece, within = self._pieces[at], start - self._starts[at]
+        return piece[within : within + n_bytes] if within + n_bytes <= len(piece) else None
+
+    def to_bytes(self) -> bytes:
+        """Return the index as it is stored: a head, the compressed places, sizes and bytes, and a digest of all."""
+        places = np.array([self._starts, [len(piece) for piece in self._pieces]], dtype="<i8")
+        head = HEAD.pack(SIGNATURE, self.n_bytes, self.identity.encode(), len(self._pieces))
+        data = head + zlib.compress(places.tobytes() + b"".join(self._pieces), 6)
+        return data + hashlib.sha256(data).digest()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str) -> MetadataIndex:
+        """Return a stored index.
+
+        Args:
+            data: its bytes.
+            name: for the error.
+
+        Raises:
+            H5FileError: it is damaged, or something else.
+        """
+        stored, digest = data[:-32], data[-32:]
+        if not stored.startswith(SIGNATURE) or hashlib.sha256(stored).digest() != digest:
+            raise H5FileError(f"{name!r} is no index, or damaged. Write it again: `lightning-h5 index`.")
+        _, n_bytes, identity, n = HEAD.unpack_from(stored)
+        plain = zlib.decompressobj().decompress(stored[HEAD.size :], MAX_PLAIN)
+        starts, sizes = np.frombuffer(plain, "<i8", 2 * n).reshape(2, n)
+        ends = 16 * n + np.cumsum(sizes)
+        pieces = [plain[end - size : end] for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+        return cls(n_bytes, identity.decode(), starts.tolist(), pieces)

@@ -1,0 +1,267 @@
+"""An object of a store as a file for the HDF5 library, which reads its tables one after another.
+
+Each read of an object takes as long as a packet to the store and back. So where the library reads a node of a B-tree,
+all nodes below it are fetched at once. The library still parses them: a wrong guess costs a useless request.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import io
+import os
+import struct
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..staging import ObjectStatus, is_url, mirror_of, object_status, shown_url
+from .metadata_index import MetadataIndex
+from .paths import SIGNATURE, SIGNATURE_OFFSETS
+
+__all__ = [
+    "Read",
+    "RemoteFile",
+    "close_at_exit",
+    "opened",
+    "remote_file_of",
+    "sample_content",
+    "sampled_identity",
+    "size_of",
+    "status_of",
+]
+
+Read: TypeAlias = Callable[[int, int], bytes]
+"""Returns so many bytes from a place, as ``os.pread`` does; fewer at the end."""
+
+NODE = struct.Struct("<4sBBH16x")  # signature, kind, level, entries; then both neighbors
+GROUP, CHUNKS = 0, 1  # kinds of B-trees
+MAX_CHILDREN = 1 << 16
+LEAF_BYTES = 328  # of a node with names of a group, as the library makes them
+UNDEFINED = (1 << 64) - 1
+SAMPLES = 16  # pieces of a file's content in its identity
+SAMPLE_BYTES = 4096
+
+
+class RemoteFile(io.RawIOBase):
+    """An object of a store, read through its mirror.
+
+    Args:
+        url: the object.
+        status: its state; None asks the store.
+    """
+
+    def __init__(self, url: str, status: ObjectStatus | None = None) -> None:
+        self.url = url
+        self.status = object_status(url) if status is None else status
+        self.mirror = mirror_of(url, self.status)
+        tag = hashlib.sha256(repr(self.status).encode()).hexdigest()[:8]
+        self.name = f"{shown_url(url)}#{tag}".encode("ascii", "backslashreplace").decode()
+        self.index: MetadataIndex | None = None  # of published metadata
+        self.is_paged = False
+        self._at = self._base = 0
+        _open[self.name] = self
+
+    def __repr__(self) -> str:
+        return self.name  # the library takes it as the name of the file
+
+    def pread(self, n_bytes: int, start: int) -> bytes:
+        """Return bytes from a place, as ``os.pread`` does.
+
+        Raises:
+            H5FileError: the object cannot be read.
+        """
+        if self.index is not None and (found := self.index.find(n_bytes, start)) is not None:
+            return found
+        if self.is_paged and start < self.status.st_size:
+            size = min(n_bytes, self.status.st_size - start)
+            self.mirror.stage(np.array([start]), np.array([size]), (0, self.status.st_size))
+        data = self.mirror.pread(n_bytes, start)
+        if start in SIGNATURE_OFFSETS and data.startswith(SIGNATURE):
+            self._base = start
+        self._fetch_below([data], n_bytes)
+        return data
+
+    def fetch(self, places: Sequence[int], n_bytes: int) -> None:
+        """Fetch pieces of a size, all at once."""
+        self.mirror.stage(np.array(places), np.full(len(places), n_bytes))
+
+    def readinto(self, memory: Any) -> int:
+        """Read from the present position on, as the library asks."""
+        view = memoryview(memory).cast("B")
+        data = self.pread(len(view), self._at)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _fetch_below(self, nodes: Sequence[bytes], n_bytes: int) -> None:
+        """Fetch all nodes below nodes of a B-tree, a level at a time."""
+        while nodes:
+            places, size, are_nodes = [], 0, True
+            for node in nodes:
+                found, size, are_nodes = _children(node, n_bytes)
+                places += [self._base + place for place in found]
+            places = [place for place in places if 0 < place < self.status.st_size - size]
+            if not places:
+                return
+            self.fetch(places, size)
+            nodes = [self.mirror.pread(size, place) for place in places] if are_nodes else []
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Set the position."""
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.status.st_size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def close(self) -> None:
+        """Close the mirror."""
+        if not self.closed:
+            self.mirror.close()
+        super().close()
+
+
+def _children(node: bytes, n_bytes: int) -> tuple[list[int], int, bool]:
+    """Return where the nodes below a node of a B-tree are, their size, and whether they are such nodes themselves.
+
+    Args:
+        node: bytes that may be such a node.
+        n_bytes: bytes that the library asked for: the size of a node.
+    """
+    if len(node) < NODE.size:
+        return [], 0, False
+    signature, kind, level, n = NODE.unpack_from(node)
+    if signature != b"TREE" or kind not in (GROUP, CHUNKS) or (kind == CHUNKS and level == 0):
+        return [], 0, False
+    width = _key_bytes(kind, n_bytes)
+    if width is None or len(node) < NODE.size + n * (width + 8):
+        return [], 0, False
+    at = range(NODE.size + width, NODE.size + n * (width + 8), width + 8)
+    places = [place for start in at if (place := int.from_bytes(node[start : start + 8], "little")) != UNDEFINED]
+    return places[:MAX_CHILDREN], n_bytes if level else LEAF_BYTES, level > 0
+
+
+def _key_bytes(kind: int, n_bytes: int) -> int | None:
+    """Return the bytes of a key, from the size of a node: it has room for an even number of entries, and a key more.
+
+    A key of a tree of chunks has an offset for each axis and one more. The library's default is 64 chunks a node.
+    """
+    if kind == GROUP:
+        return 8
+    room, entries = n_bytes - NODE.size, 64
+    width, rest = divmod(room - 8 * entries, entries + 1)
+    return width if not rest and width >= 16 and width % 8 == 0 else None
+
+
+class Opened(NamedTuple):
+    """A file or an object open for reading.
+
+    Attributes:
+        n_bytes: its size.
+        pread: reads.
+        fetch: fetches pieces of a size at once, before they are read one after another.
+    """
+
+    n_bytes: int
+    pread: Read
+    fetch: Callable[[Sequence[int], int], None]
+
+
+_open: weakref.WeakValueDictionary[str, RemoteFile] = weakref.WeakValueDictionary()
+_files: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def close_at_exit(file: Any) -> None:
+    """Close a file of h5py's before Python exits: the library would call Python after its end, and crash."""
+    _files.add(file)
+
+
+@atexit.register
+def _close_all() -> None:
+    for file in list(_files):
+        file.close()
+
+
+def remote_file_of(file: Any) -> RemoteFile | None:
+    """Return the object that an open file of h5py's is read from; None for a file on a disk."""
+    return _open.get(file.filename)
+
+
+def status_of(path: str) -> os.stat_result | ObjectStatus:
+    """Return the present status of a file or an object.
+
+    Raises:
+        OSError: it is not there.
+    """
+    return object_status(path) if is_url(path) else os.stat(path)
+
+
+def size_of(path: str) -> int:
+    """Return the bytes of a file or an object.
+
+    Raises:
+        OSError: it is not there.
+    """
+    return status_of(path).st_size
+
+
+@contextmanager
+def opened(path: str) -> Iterator[Opened]:
+    """Open a file or an object for reading by position.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if is_url(path):
+        remote = next((each for each in list(_open.values()) if each.url == path and not each.closed), None)
+        if remote is not None:
+            yield Opened(remote.status.st_size, remote.pread, remote.fetch)
+            return
+        with RemoteFile(path) as remote:
+            yield Opened(remote.status.st_size, remote.pread, remote.fetch)
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield Opened(os.fstat(fd).st_size, partial(os.pread, fd), lambda places, n_bytes: None)
+    finally:
+        os.close(fd)
+
+
+def sample_content(digest: Any, path: str) -> None:
+    """Add the size and samples of the content of a file or an object to a digest; at most 64 KiB.
+
+    Args:
+        digest: of ``hashlib``.
+        path: the file.
+    """
+    with opened(path) as (n_bytes, pread, fetch):
+        digest.update(str(n_bytes).encode())
+        places = [max(0, n_bytes - SAMPLE_BYTES) * i // (SAMPLES - 1) for i in range(SAMPLES)]
+        if n_bytes <= SAMPLES * SAMPLE_BYTES:
+            content = pread(n_bytes, 0)
+            digest.update(b"".join([content[at : at + SAMPLE_BYTES] for at in places]))
+        else:
+            fetch(places, SAMPLE_BYTES)
+            for at in places:
+                digest.update(pread(SAMPLE_BYTES, at))
+
+
+def sampled_identity(path: str) -> str:
+    """Return a digest of the size and samples of the content of a file or an object."""
+    digest = hashlib.sha256()
+    sample_content(digest, path)
+    return digest.hexdigest()[:32]

@@ -1,0 +1,165 @@
+"""Objects of stores in the place of files: their status, the mirrors that they are read through, names by a pattern."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..errors import H5Error, H5FileError, listing
+from ..options import StagingOptions
+from .mirror import Mirror
+from .network import ask_store
+from .object_status import ObjectStatus, shown_url
+from .origin import ObjectOrigin, fetch_now
+from .policy import ensure_folder, mirror_name
+
+__all__ = [
+    "INDEX_SUFFIX",
+    "expand_url",
+    "look_ahead",
+    "mirror_of",
+    "object_status",
+    "published_index",
+    "staging_of",
+    "use_staging",
+]
+
+INDEX_SUFFIX = ".index"
+
+DEFAULT_BYTES = "20 GB"
+"""Room for the mirrors of objects if no ``staging`` was given, in the folder for temporary files."""
+
+FIRST_BYTES = 64 << 10
+"""Of each of many objects: the tables of a small file are there."""
+
+RECENT_SECONDS = 20.0
+"""Time for which a state is taken as the present one. Each request names it, so that a change is noticed."""
+
+_recent: dict[str, tuple[float, ObjectStatus]] = {}  # what was seen last, until it is used
+_absent: dict[str, float] = {}  # indexes that are not there, and when that was seen
+_staging: dict[str, StagingOptions] = {}  # of this process, by URL
+
+
+def use_staging(url: str, staging: StagingOptions | None) -> None:
+    """Set how an object is read from now on, if that is known."""
+    if staging is not None:
+        _staging[url] = staging
+
+
+def staging_of(url: str) -> StagingOptions:
+    """Return how an object is read: what was set last, or a folder for temporary files."""
+    found = _staging.get(url)
+    return StagingOptions(dir=tempfile.gettempdir(), max_bytes=DEFAULT_BYTES) if found is None else found
+
+
+def object_status(url: str) -> ObjectStatus:
+    """Return the present state of an object; one request.
+
+    Raises:
+        H5FileError: it is not there, or cannot be reached.
+    """
+    since, recent = _recent.pop(url, (0.0, None))
+    if recent is not None and time.monotonic() - since < RECENT_SECONDS:
+        return recent
+    found: ObjectStatus = ask_store("head", url, _options(url))
+    return found
+
+
+def look_ahead(urls: Sequence[str]) -> None:
+    """Fetch the states and first bytes of objects that will be opened one after another, many at a time.
+
+    Their errors are raised when they are opened.
+    """
+
+    def look(url: str) -> None:
+        with suppress(H5Error):
+            status = object_status(url)
+            mirror = mirror_of(url, status)
+            mirror.stage(np.array([0]), np.array([min(FIRST_BYTES, status.st_size)]))
+            mirror.close()
+            _recent[url] = time.monotonic(), status
+        published_index(url)  # or that there is none
+
+    if len(urls) > 1:
+        fetch_now([partial(look, url) for url in urls])
+
+
+def published_index(url: str) -> bytes | None:
+    """Return the index that is stored next to an object (see ``lightning-h5 index``); None if there is none."""
+    place = url + INDEX_SUFFIX
+    if place in _absent and time.monotonic() - _absent.pop(place) < RECENT_SECONDS:
+        return None
+    try:
+        status = object_status(place)
+        return bytes(ask_store("read", place, 0, status.st_size, status, _options(url)))
+    except H5FileError:  # some stores deny access to names that do not exist
+        _absent[place] = time.monotonic()
+        return None
+
+
+def mirror_of(url: str, status: ObjectStatus) -> Mirror:
+    """Return the mirror of a state of an object.
+
+    Raises:
+        H5ValueError: the folder for it cannot be used.
+    """
+    folder = ensure_folder(staging_of(url))
+    name = mirror_name(url, (status.st_size, status.etag, status.st_mtime_ns))
+    return Mirror(ObjectOrigin(url, status, _options(url)), folder, name)
+
+
+def expand_url(url: str, suffixes: tuple[str, ...], name: str) -> list[str]:
+    """Return the objects that a URL names: itself, all that match a pattern, or those of a folder ("/" at the end).
+
+    Args:
+        url: the URL.
+        suffixes: of the files of a folder.
+        name: the argument's name, for errors.
+
+    Raises:
+        H5FileError: there are none, or the store cannot be listed.
+    """
+    is_folder = url.endswith("/")
+    if not is_folder and not re.search(r"[*\[]", url.partition("://")[2]):
+        return [url]
+    fixed = url if is_folder else url[: re.search(r"[*?\[]", url).start()]  # type: ignore[union-attr]  # it has one
+    there: dict[str, ObjectStatus] = ask_store("list", fixed.rpartition("/")[0] + "/", _options(url))
+    if is_folder:
+        found = [each for each in there if each.endswith(suffixes) and "/" not in each[len(url) :]]
+    else:
+        pattern = re.compile(_expression(url))
+        found = [each for each in there if pattern.fullmatch(each)]
+    if not found:
+        has = (
+            f"the store has {listing(map(shown_url, there), most=3)}"
+            if there
+            else "the store has nothing that begins so"
+        )
+        what = f"has no files {', '.join('*' + each for each in suffixes)}" if is_folder else "matches no object"
+        raise H5FileError(f"{name}={shown_url(url)!r} {what}; {has}. Check bucket and names.")
+    for each in found:
+        use_staging(each, staging_of(url))
+        for one in (each, each + INDEX_SUFFIX):
+            if one in there:
+                _recent[one] = time.monotonic(), there[one]
+            else:
+                _absent[one] = time.monotonic()
+    return found
+
+
+def _expression(pattern: str) -> str:
+    """Return a glob as a regular expression: "**/" crosses folders, "*" and "?" do not."""
+    text = re.escape(pattern)
+    text = text.replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
+    return re.sub(r"\\\[(!?)([^/]*?)\\\]", lambda found: f"[{'^' if found[1] else ''}{found[2]}]", text)
+
+
+def _options(url: str) -> Mapping[str, Any] | None:
+    return staging_of(url).storage_options

@@ -1,0 +1,271 @@
+"""Object stores: the state of objects that URLs name, their bytes, and lists of them.
+
+Amazon S3 and stores with its protocol, Google Cloud Storage, Azure and HTTP servers are read by obstore, others by
+fsspec. Only the main process of a rank comes here (see ``network``).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote, unquote, urlsplit
+
+from ..errors import H5Error, H5FileError, H5ValueError
+from .object_status import ObjectStatus, shown_url
+from .store_errors import TIMEOUT, changed, explained
+
+__all__ = ["Stores"]
+
+BY_OBSTORE = {"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https"}
+CONNECT_TIMEOUT, RETRY_TIMEOUT = "10s", 60  # and seconds in which a request is tried again
+MAX_RETRIES = 5
+RECENT = 1000  # requests whose times are kept, for the rate in an error
+TIMES = ("mtime", "LastModified", "last_modified", "updated", "last_commit", "created")  # names in fsspec's libraries
+NO_CONTAINER = {"http", "https"}
+
+
+class _Store(Protocol):
+    def head(self, url: str) -> ObjectStatus: ...
+
+    def read(self, url: str, start: int, stop: int, status: ObjectStatus) -> Any: ...
+
+    def list(self, url: str) -> Iterator[tuple[str, ObjectStatus]]: ...
+
+
+class Stores:
+    """The stores that this process uses, each with its connections and credentials. Safe to use from threads."""
+
+    def __init__(self) -> None:
+        self._stores: dict[tuple[str, str], _Store] = {}
+        self._times: deque[float] = deque(maxlen=RECENT)
+
+    def head(self, url: str, options: Mapping[str, Any] | None) -> ObjectStatus:
+        """Return the present state of an object.
+
+        Args:
+            url: its URL.
+            options: credentials and settings of the store.
+
+        Raises:
+            H5FileError: it is not there, or cannot be reached.
+            H5ValueError: the library for its scheme is not installed, or its settings make no sense.
+        """
+        try:
+            found = self._store(url, options).head(url)
+        except Exception as error:
+            raise self._error(url, options, error) from None  # a cause may show credentials
+        if not found.etag and not found.st_mtime_ns:
+            raise H5FileError(
+                f"the server of {shown_url(url)!r} sends neither an ETag nor the time of the last change, so a change "
+                "during training would pass unnoticed. Copy the file to a local disk or to another store."
+            )
+        return found
+
+    def read(
+        self, url: str, start: int, stop: int, status: ObjectStatus, options: Mapping[str, Any] | None
+    ) -> memoryview:
+        """Return a range of bytes of an object in a state.
+
+        Raises:
+            H5DataChangedError: it has another state.
+            H5FileError: it cannot be read.
+        """
+        self._times.append(time.monotonic())
+        try:
+            data = memoryview(self._store(url, options).read(url, start, stop, status))
+        except Exception as error:
+            raise self._error(url, options, error) from None
+        if len(data) != stop - start:
+            raise H5FileError(
+                f"{stop - start:,} bytes of {shown_url(url)!r} were requested, and {len(data):,} came. Check the "
+                "server, or a proxy before it, then resume."
+            )
+        return data
+
+    def list(self, url: str, options: Mapping[str, Any] | None) -> dict[str, ObjectStatus]:
+        """Return the URLs of all objects whose names begin as a URL does, in order, and their states.
+
+        Raises:
+            H5FileError: the store cannot be listed.
+        """
+        try:
+            return dict(sorted(self._store(url, options).list(url)))
+        except Exception as error:
+            raise self._error(url, options, error, what="listed") from None
+
+    def _store(self, url: str, options: Mapping[str, Any] | None) -> _Store:
+        parts = urlsplit(url)
+        if parts.query or parts.fragment or parts.password:
+            raise H5ValueError(
+                f"{shown_url(url)!r} was given with a password, a signature or another query, which paths in logs and "
+                "checkpoints would show. Pass the URL without it, and credentials by the environment or "
+                "staging={'storage_options': ...}."
+            )
+        root = f"{parts.scheme}://{parts.netloc}"
+        key = root, repr(sorted((options or {}).items(), key=str))
+        if (found := self._stores.get(key)) is None:
+            kind = _ObstoreStore if parts.scheme in BY_OBSTORE else _FsspecStore
+            found = self._stores[key] = kind(root, options or {})
+        return found
+
+    def _error(self, url: str, options: Mapping[str, Any] | None, error: Exception, *, what: str = "read") -> H5Error:
+        if isinstance(error, H5Error):
+            return error
+        return explained(url, options or {}, error, what, self._rate())
+
+    def _rate(self) -> str:
+        times = list(self._times)
+        seconds = times[-1] - times[0] if len(times) > 1 else 0.0
+        return f"{len(times) / seconds:,.0f} requests a second" if seconds else "few requests"
+
+
+class _ObstoreStore:
+    """A bucket, container or server, by obstore.
+
+    Args:
+        root: its URL.
+        options: settings of obstore's store; "client_options", "retry_config" and "credential_provider" among them.
+    """
+
+    def __init__(self, root: str, options: Mapping[str, Any]) -> None:
+        if find_spec("obstore") is None:
+            raise H5ValueError(
+                f"{shown_url(root)!r} is read by the library obstore, which is not installed. Run "
+                "`pip install 'lightning-h5[remote]'`, or copy the files to a file system."
+            )
+        from obstore.store import HTTPStore, from_url
+
+        # Not `from_url` for web servers: it recognizes those of clouds, and takes a part of the path as the bucket.
+        connect: Any = HTTPStore.from_url if urlsplit(root).scheme in NO_CONTAINER else from_url
+        given = dict(options)
+        client = {"timeout": TIMEOUT, "connect_timeout": CONNECT_TIMEOUT, **(given.pop("client_options", None) or {})}
+        if root.startswith("http://") or str(given.get("endpoint", "")).startswith("http://"):
+            client.setdefault("allow_http", True)
+        retry = {"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT, **(given.pop("retry_config", None) or {})}
+        provider = given.pop("credential_provider", None) or _profile_credentials(root, given)
+        credentials = {} if provider is None else {"credential_provider": provider}
+        self._root = root
+        self._store = connect(root, client_options=client, retry_config=_with_times(retry), **credentials, **given)
+
+    def _key(self, url: str) -> str:
+        return unquote(urlsplit(url).path).lstrip("/")
+
+    def head(self, url: str) -> ObjectStatus:
+        found = self._store.head(self._key(url))
+        return _status(found["size"], found["e_tag"], found["last_modified"])
+
+    def read(self, url: str, start: int, stop: int, status: ObjectStatus) -> Any:
+        options: dict[str, Any] = {"range": (start, stop)}
+        if status.etag:
+            options["if_match"] = status.etag
+        else:
+            options["if_unmodified_since"] = datetime.fromtimestamp(status.st_mtime_ns / 1e9).astimezone()
+        found = self._store.get(self._key(url), options=options)
+        now = _status(found.meta["size"], found.meta["e_tag"], found.meta["last_modified"])
+        if now != status:
+            raise changed(url, status, now)
+        if tuple(found.range) != (start, stop):
+            raise H5FileError(
+                f"bytes {start:,} to {stop:,} of {shown_url(url)!r} were requested, and the server sent bytes "
+                f"{found.range[0]:,} to {found.range[1]:,}. Use a server or proxy that answers requests for ranges."
+            )
+        return found.bytes()
+
+    def list(self, url: str) -> Iterator[tuple[str, ObjectStatus]]:
+        if urlsplit(url).scheme in NO_CONTAINER:
+            raise H5FileError(
+                f"{shown_url(url)!r} names files by a pattern, and a web server has no list of its files. Pass a list "
+                "with the URL of each file."
+            )
+        for page in self._store.list(self._key(url)):
+            for found in page:
+                status = _status(found["size"], found["e_tag"], found["last_modified"])
+                yield f"{self._root}/{quote(found['path'])}", status
+
+
+class _FsspecStore:
+    """A file system of fsspec. Requests name no state, so it is asked for after each of them.
+
+    Args:
+        root: its scheme and host.
+        options: arguments of the file system.
+    """
+
+    def __init__(self, root: str, options: Mapping[str, Any]) -> None:
+        import fsspec
+
+        scheme = urlsplit(root).scheme
+        try:
+            self._files = fsspec.filesystem(scheme, skip_instance_cache=True, use_listings_cache=False, **options)
+        except (ImportError, ValueError) as error:
+            raise H5ValueError(
+                f"{shown_url(root)!r} cannot be read: {error}. Install fsspec's library for this scheme, or pass a URL "
+                f"of {', '.join(sorted(BY_OBSTORE))}."
+            ) from None
+
+    def head(self, url: str) -> ObjectStatus:
+        return _status_of(self._files.info(url))
+
+    def read(self, url: str, start: int, stop: int, status: ObjectStatus) -> Any:
+        data = self._files.cat_file(url, start=start, end=stop)
+        if (now := self.head(url)) != status:
+            raise changed(url, status, now)
+        return data
+
+    def list(self, url: str) -> Iterator[tuple[str, ObjectStatus]]:
+        folder = url.rpartition("/")[0]
+        inside = self._files._strip_protocol(folder)
+        for name, found in self._files.find(folder, detail=True).items():
+            yield folder + name.removeprefix(inside), _status_of(found)
+
+
+def _status(size: int, etag: str | None, modified: datetime | None) -> ObjectStatus:
+    if etag and not etag.startswith("W/"):  # a weak one is never equal in If-Match
+        return ObjectStatus(size, etag, 0)
+    return ObjectStatus(size, "", _nanoseconds(modified))
+
+
+def _status_of(found: Mapping[str, Any]) -> ObjectStatus:
+    """Return a state from what fsspec says, which each of its libraries names in its own way."""
+    etag = next((str(found[name]) for name in ("ETag", "etag", "md5Hash", "blob_id", "ino") if found.get(name)), "")
+    times = (found.get(name) for name in TIMES)
+    return ObjectStatus(int(found["size"]), etag, next((_nanoseconds(one) for one in times if one), 0))
+
+
+def _with_times(retry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how requests are tried again as obstore takes it, with numbers of seconds as YAML has them."""
+    found: dict[str, Any] = {
+        name: timedelta(seconds=value)
+        if name in ("retry_timeout", "init_backoff", "max_backoff") and isinstance(value, int | float)
+        else value
+        for name, value in retry.items()
+    }
+    if isinstance(found.get("backoff"), Mapping):
+        found["backoff"] = _with_times(found["backoff"])
+    return found
+
+
+def _nanoseconds(moment: Any) -> int:
+    if isinstance(moment, datetime):
+        moment = moment.timestamp()
+    return int(moment * 1e9) if isinstance(moment, int | float) else 0
+
+
+def _profile_credentials(root: str, options: Mapping[str, Any]) -> Any:
+    """Return what gets the credentials of an AWS profile, if the user has profiles and boto3; obstore reads none."""
+    given = {str(name).lower().removeprefix("aws_") for name in options}
+    if not root.startswith("s3") or given & {"access_key_id", "skip_signature"} or "AWS_ACCESS_KEY_ID" in os.environ:
+        return None
+    folder = Path.home() / ".aws"
+    has_profiles = "AWS_PROFILE" in os.environ or any((folder / name).exists() for name in ("credentials", "config"))
+    if not has_profiles or find_spec("boto3") is None:
+        return None
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    return Boto3CredentialProvider()

@@ -1,0 +1,122 @@
+"""Write an index of a file: the bytes that the HDF5 library reads to find arrays and chunks (see ``MetadataIndex``)."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from ..errors import H5Error
+from ..hdf5 import FAULTS, MetadataIndex, entries_of, expand_user, find_array, layout_of, opened, sampled_identity
+from ..progress_bar import with_bar
+from ..staging import INDEX_SUFFIX
+from ..types import IntArray, PathLike
+from .repack import check_output
+
+__all__ = ["IndexReport", "write_index"]
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """What was indexed.
+
+    Attributes:
+        path: the file.
+        index: where its index was written.
+        n_bytes: size of the file.
+        n_index_bytes: size of the index.
+        n_arrays: arrays that were found.
+    """
+
+    path: str
+    index: str
+    n_bytes: int
+    n_index_bytes: int
+    n_arrays: int
+
+
+def write_index(
+    path: PathLike, output: PathLike | None = None, *, overwrite: bool = False, shows_progress: bool = False
+) -> IndexReport:
+    """Write an index of a file, to be stored next to it in an object store under its name and ".index".
+
+    Setting up training then takes a few requests a file, whatever the number of its chunks. Reads metadata only.
+
+    Args:
+        path: a file, or the URL of an object.
+        output: where to write the index; None writes ``<name of the file>.index`` to the working directory for a URL,
+            and next to a file.
+        overwrite: replace a file that exists.
+        shows_progress: show progress on the standard error.
+
+    Raises:
+        H5FileError: the file cannot be read, or the index not be written.
+    """
+    path = expand_user(path)
+    with opened(path) as (n_bytes, pread, _):
+        beside = f"{path if os.path.exists(path) else os.path.basename(path)}{INDEX_SUFFIX}"
+        target = beside if output is None else expand_user(output)
+        check_output(target, [path], overwrite=overwrite)
+        recorder = _Recorder(n_bytes, pread)
+        n_arrays = 0
+        with h5py.File(recorder, "r") as file:
+            names = [entry.name for entry in entries_of(file) if entry.kind == "array"]
+            for name in with_bar(names, "looking at arrays", shows_progress=shows_progress, unit="array"):
+                n_arrays += 1
+                with suppress(H5Error, *FAULTS):  # one cannot train from it
+                    layout_of(find_array(file, name), path, name)
+        starts, sizes = _merged(recorder.read_places)
+        pieces = [pread(size, start) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
+        index = MetadataIndex(n_bytes, sampled_identity(path), starts.tolist(), pieces).to_bytes()
+    partial = f"{target}.partial"
+    Path(partial).write_bytes(index)
+    os.replace(partial, target)
+    return IndexReport(path, target, n_bytes, len(index), n_arrays)
+
+
+class _Recorder(io.RawIOBase):
+    """A file that notes what is read of it."""
+
+    def __init__(self, n_bytes: int, pread: Callable[[int, int], bytes]) -> None:
+        self._n_bytes, self._pread, self._at = n_bytes, pread, 0
+        self.read_places: list[tuple[int, int]] = []
+
+    def __repr__(self) -> str:
+        return os.devnull  # the library's name of the file, whose status is asked for
+
+    def readinto(self, memory: Any) -> int:
+        view = memoryview(memory).cast("B")
+        data = self._pread(len(view), self._at)
+        view[: len(data)] = data
+        self.read_places.append((self._at, len(data)))
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._n_bytes}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def _merged(read: list[tuple[int, int]]) -> tuple[IntArray, IntArray]:
+    """Return start and size of each stretch that was read."""
+    starts, sizes = np.array(sorted(read), dtype=np.int64).reshape(-1, 2).T
+    ends = np.maximum.accumulate(starts + sizes)
+    firsts = np.flatnonzero(np.concatenate([[True], starts[1:] > ends[:-1]]))
+    lasts = np.append(firsts[1:] - 1, len(starts) - 1)
+    return starts[firsts], ends[lasts] - starts[firsts]
