@@ -15,7 +15,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["COUNTED", "Counters", "WaitTimes", "worker_number"]
+__all__ = ["COUNTED", "Counters", "RequestTimes", "WaitTimes", "worker_number"]
 
 COUNTED = (
     "rows",
@@ -33,6 +33,11 @@ COUNTED = (
     "decode_seconds",
     "library_seconds",
     "finish_seconds",
+    "origin_requests",
+    "origin_bytes",
+    "origin_seconds",
+    "mirror_bytes",
+    "missed_bytes",
     "kept_bytes",
 )
 """Rows and batches delivered; bytes read from files, their decoded bytes, and decoded chunks; blocks that batches were
@@ -40,6 +45,9 @@ copied from, and those that had to be loaded; hits and misses of the cache of ro
 
 Seconds: the time of ``next()`` in the main process, and its part in the first batch of each epoch; and, summed over all
 threads and workers, the time of reading files, decoding, the HDF5 library, and transforms with collating.
+
+Of files that are staged: requests to their origin, the bytes that these fetched, and the seconds that readers waited
+for them, which are a part of ``read_seconds``; bytes that readers got from a mirror, and those that it did not have.
 
 ``kept_bytes`` is not summed over time: bytes of rows that workers keep in memory now."""
 
@@ -54,14 +62,46 @@ def worker_number() -> int | None:
     return None if info is None else int(info.id)
 
 
-class WaitTimes:
+class RequestTimes:
+    """Classes of the time that a request took, for a histogram of constant size.
+
+    They are a quarter of an octave wide: quantiles are accurate to 19 %. Times below ``MIN_SECONDS`` are in the first.
+    """
+
+    MIN_SECONDS = 1e-4
+    PER_OCTAVE = 4
+    N_CLASSES = 80  # up to a minute and a half
+
+    @classmethod
+    def class_of(cls, seconds: float) -> int:
+        """Return the class that a time belongs to."""
+        at = 0 if seconds < cls.MIN_SECONDS else int(cls.PER_OCTAVE * math.log2(seconds / cls.MIN_SECONDS)) + 1
+        return min(at, cls.N_CLASSES - 1)
+
+    @classmethod
+    def quantile(cls, counts: Sequence[float], share: float) -> float:
+        """Return the seconds that this share of times did not exceed; 0 without any.
+
+        Args:
+            counts: times of each class, from any number of histograms.
+            share: 0 to 1.
+        """
+        wanted, sum_ = share * sum(counts), 0.0
+        for at, count in enumerate(counts):
+            sum_ += count
+            if count and sum_ >= wanted:
+                return cls.MIN_SECONDS * 2 ** (at / cls.PER_OCTAVE)
+        return 0.0
+
+
+class WaitTimes(RequestTimes):
     """A histogram of the time that each batch was waited for. For one thread.
 
     Classes are a tenth of an octave wide: quantiles are accurate to 7 %, at a microsecond a batch and a constant size.
 
     Attributes:
         last: seconds of the last batch.
-        counts: batches of each class; those below ``MIN_SECONDS`` are in the first.
+        counts: batches of each class.
     """
 
     MIN_SECONDS = 1e-5
@@ -75,23 +115,7 @@ class WaitTimes:
     def add(self, seconds: float) -> None:
         """Count a batch."""
         self.last = seconds
-        at = 0 if seconds < self.MIN_SECONDS else int(self.PER_OCTAVE * math.log2(seconds / self.MIN_SECONDS)) + 1
-        self.counts[min(at, self.N_CLASSES - 1)] += 1
-
-    @classmethod
-    def quantile(cls, counts: Sequence[float], share: float) -> float:
-        """Return the seconds that this share of batches did not exceed; 0 without batches.
-
-        Args:
-            counts: batches of each class, from any number of ``WaitTimes``.
-            share: 0 to 1.
-        """
-        wanted, sum_ = share * sum(counts), 0.0
-        for at, count in enumerate(counts):
-            sum_ += count
-            if count and sum_ >= wanted:
-                return cls.MIN_SECONDS * 2 ** (at / cls.PER_OCTAVE)
-        return 0.0
+        self.counts[self.class_of(seconds)] += 1
 
 
 class Counters:
@@ -107,9 +131,8 @@ class Counters:
     def __init__(self, more: tuple[str, ...] = ()) -> None:
         self.names = (*COUNTED, *more)
         self._places = {name: at for at, name in enumerate(self.names)}
-        self._block: npt.NDArray[np.float64] = np.zeros(
-            (1, len(self.names) + 1)
-        )  # the last column is the batch in progress
+        # After the names come the times of requests by class; the last column is the batch in progress.
+        self._block: npt.NDArray[np.float64] = np.zeros((1, len(self.names) + RequestTimes.N_CLASSES + 1))
         self._shared: torch.Tensor | None = None  # the same memory, if shared with other processes
         self._lock = threading.Lock()
         self._own: memoryview[float] | None = None
@@ -142,6 +165,19 @@ class Counters:
             own[self._places["rows"]] += rows
             own[self._places["batches"]] += 1
             own[self._places["wait_seconds"]] += waited
+
+    def add_request(self, n_bytes: int, seconds: float) -> None:
+        """Count a request to the origin of a file that is staged.
+
+        Args:
+            n_bytes: bytes that it fetched.
+            seconds: that it took.
+        """
+        with self._lock_of_here():
+            own = self._own_row()
+            own[self._places["origin_requests"]] += 1
+            own[self._places["origin_bytes"]] += n_bytes
+            own[len(self.names) + RequestTimes.class_of(seconds)] += 1
 
     def set_kept(self, n_bytes: int) -> None:
         """Set the bytes of rows that this worker keeps now."""
@@ -178,13 +214,18 @@ class Counters:
 
     def total(self) -> dict[str, float]:
         """Return the sums over this process and its workers, since the start."""
-        return dict(zip(self.names, self._block[:, :-1].sum(axis=0).tolist(), strict=True))
+        return dict(zip(self.names, self._block[:, : len(self.names)].sum(axis=0).tolist(), strict=True))
+
+    def request_times(self) -> npt.NDArray[np.float64]:
+        """Return the number of requests in each class of ``RequestTimes``, summed as ``total`` does."""
+        times: npt.NDArray[np.float64] = self._block[:, len(self.names) : -1].sum(axis=0)
+        return times
 
     def _share(self, n_rows: int) -> None:
         """Move the numbers to shared memory of a number of rows. The lock is held."""
         import torch
 
-        block: Any = torch.zeros((n_rows, len(self.names) + 1), dtype=torch.float64)
+        block: Any = torch.zeros((n_rows, self._block.shape[1]), dtype=torch.float64)
         block[: len(self._block)] = torch.from_numpy(self._block)
         self._shared = block.share_memory_()
         self._block, self._own = self._shared.numpy(), None

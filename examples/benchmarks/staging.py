@@ -22,7 +22,6 @@ import numpy as np
 from slow_files import forget, slow_files
 
 from lightning_h5 import LazyH5DataModule
-from lightning_h5.staging import traffic
 
 SIDE = 64
 
@@ -40,8 +39,8 @@ def write(path: Path, n_rows: int, layout: str) -> int:
         return int(images.id.get_storage_size())
 
 
-def epochs(path: Path, n_rows: int, staging: Any = None) -> Iterator[float]:
-    """Set up, and yield the seconds of an epoch as often as asked; the first time those of setup before it."""
+def epochs(path: Path, n_rows: int, staging: Any = None) -> Iterator[tuple[float, int]]:
+    """Set up, and yield seconds and requests of an epoch as often as asked; the first time those of setup before it."""
     began = time.perf_counter()
     # Less than all decoded rows, as with data that is larger than memory.
     memory = max(1 << 20, n_rows * SIDE**2 // 8)
@@ -56,12 +55,12 @@ def epochs(path: Path, n_rows: int, staging: Any = None) -> Iterator[float]:
     )
     datamodule.setup("fit")
     loader = datamodule.train_dataloader()
-    yield time.perf_counter() - began
+    yield time.perf_counter() - began, 0
     while True:
-        began = time.perf_counter()
+        began, before = time.perf_counter(), loader.counters.total()["origin_requests"]
         seen = sum(len(x) for x, _ in loader)
         assert seen == n_rows
-        yield time.perf_counter() - began
+        yield time.perf_counter() - began, int(loader.counters.total()["origin_requests"] - before)
 
 
 def measure(layout: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -78,13 +77,13 @@ def measure(layout: str, given: argparse.Namespace, folder: Path) -> dict[str, A
     }
     with slow_files(fast, slow, delay=given.delay / 1000, bandwidth=given.bandwidth * 1e6):
         timed = {name: epochs(source / "data.h5", n_rows, staging) for name, (source, staging) in ways.items()}
-        found, requests = {name: [next(each)] for name, each in timed.items()}, dict[str, list[int]]()
+        found, requests = {name: [next(each)[0]] for name, each in timed.items()}, dict[str, list[int]]()
         for _ in range(given.epochs):
             for name, each in timed.items():
                 forget(slow / "data.h5")  # the data is larger than memory
-                before = traffic().n_requests
-                found[name].append(next(each))
-                requests.setdefault(name, []).append(traffic().n_requests - before)
+                seconds, n_requests = next(each)
+                found[name].append(seconds)
+                requests.setdefault(name, []).append(n_requests)
         forget(slow / "data.h5")
         began = time.perf_counter()
         shutil.copyfile(slow / "data.h5", folder / "copy.h5")

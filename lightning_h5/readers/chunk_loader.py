@@ -231,7 +231,7 @@ class ChunkLoader:
         """Begin to fetch chunks by their numbers (see ``BlockSource.will_need``)."""
         if self._layout.guard.staging is not None:
             there = chunks[self._table.offsets[chunks] >= 0]
-            prefetch_stored(self._layout, self._table.offsets[there], self._table.sizes[there])
+            prefetch_stored(self._layout, self._table.offsets[there], self._table.sizes[there], self._counters)
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
@@ -276,8 +276,12 @@ class ChunkLoader:
             return False
         loop, layout, n_bytes = self._loop, self._layout, self._chunk_bytes
         offsets, sizes = self._table.offsets[chunks], self._table.sizes[chunks]
-        took = read_with(layout, offsets, sizes, lambda fd: loop(fd, offsets, sizes, n_bytes, out, firsts))
+        began = perf_counter()
+        took = read_with(
+            layout, offsets, sizes, lambda fd: loop(fd, offsets, sizes, n_bytes, out, firsts), self._counters
+        )
         if took is None:
+            self._count(0, 0, 0, perf_counter() - began)  # of waiting for what a mirror lacks
             return False
         self._count(int(sizes.sum()), len(chunks), len(chunks), took)
         return True
@@ -313,7 +317,7 @@ class ChunkLoader:
         data = scratch("stored", int(stops[-1]) if len(stops) else 0)
         began = perf_counter()
         if len(chunks):
-            read_stored(layout, data, starts, stops, offsets, lambda i, at: self._name(chunks[i]))
+            read_stored(layout, data, starts, stops, offsets, lambda i, at: self._name(chunks[i]), self._counters)
         took = perf_counter() - began
         if layout.digests is not None:
             pieces = zip(chunks, starts.tolist(), stops.tolist(), masks.tolist(), strict=True)

@@ -78,7 +78,8 @@ class _StoredRows(LayoutReader):
             step = self.layout.rows_per_chunk
             cuts[1:1] = range((rows.start // step + 1) * step, rows.stop, step)
         if self.layout.guard.staging is not None:
-            prefetch_stored(self.layout, self._places(np.array(cuts[:-1])), np.diff(cuts) * self._row_bytes)
+            places, sizes = self._places(np.array(cuts[:-1])), np.diff(cuts) * self._row_bytes
+            prefetch_stored(self.layout, places, sizes, self._counters)
             return
         with suppress(OSError), process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
             places = self._places(np.array(cuts[:-1])).tolist()
@@ -114,9 +115,11 @@ class ContiguousReader(_StoredRows):
         else:
             first, starts = np.arange(len(rows)), np.arange(0, len(out), n_bytes)
             stops = starts + n_bytes
-        read_stored(
-            self.layout, out, starts, stops, offsets, lambda piece, at: f"row {rows[first[piece] + at // n_bytes]}"
-        )
+
+        def name(piece: int, at: int) -> str:
+            return f"row {rows[first[piece] + at // n_bytes]}"
+
+        read_stored(self.layout, out, starts, stops, offsets, name, self._counters)
 
 
 class MappedReader(_StoredRows):

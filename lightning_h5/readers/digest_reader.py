@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..counters import Counters
 from ..errors import H5ValueError
 from ..hdf5 import ArrayDigests, ArrayLayout, OpenOptions, digest_of, kind_of, native
 from ..types import IntArray
@@ -39,7 +40,7 @@ class DigestReader(LayoutReader):
     """
 
     def __init__(self, reader: LayoutReader, digests: ArrayDigests, options: OpenOptions) -> None:
-        super().__init__(reader.layout)
+        super().__init__(reader.layout, reader._counters)
         self.dtype = reader.dtype
         self._reader, self._digests, self._options = reader, digests, options
         self._per_block = reader.layout.table.per_row if digests.kind == "chunks" and reader.layout.table else 1
@@ -50,7 +51,7 @@ class DigestReader(LayoutReader):
         blocks = np.unique(rows // self._digests.rows_per_piece)
         for block in blocks[~self._is_compared[blocks]].tolist():
             pieces = range(block * self._per_block, (block + 1) * self._per_block)
-            for piece, data, mask in _pieces(self.layout, self._options, self._digests, pieces):
+            for piece, data, mask in _pieces(self.layout, self._options, self._digests, pieces, self._counters):
                 self._digests.check(piece, data, self.layout, mask=mask)
             self._is_compared[block] = True
         self._reader.read(rows, out)
@@ -98,10 +99,10 @@ def _tasks(
     layout: ArrayLayout, options: OpenOptions, digests: ArrayDigests, visit: Callable[[int, Any, int], None]
 ) -> list[BulkTask]:
     size = layout.chunk_bytes if digests.kind == "chunks" else digests.rows_per_piece * layout.stored_row_bytes
-    step = max(1, TASK_BYTES // max(1, size))
+    step, counters = max(1, TASK_BYTES // max(1, size)), Counters()
 
     def run(some: range) -> None:
-        for piece, data, mask in _pieces(layout, options, digests, some):
+        for piece, data, mask in _pieces(layout, options, digests, some, counters):
             visit(piece, data, mask)
 
     n = len(digests.pieces)
@@ -112,11 +113,11 @@ def _tasks(
 
 
 def _pieces(
-    layout: ArrayLayout, options: OpenOptions, digests: ArrayDigests, numbers: range
+    layout: ArrayLayout, options: OpenOptions, digests: ArrayDigests, numbers: range, counters: Counters
 ) -> Iterator[tuple[int, Any, int]]:
     """Yield number, bytes, and filter mask of each piece that was written."""
     if digests.kind == "chunks":
-        yield from _chunks(layout, numbers)
+        yield from _chunks(layout, numbers, counters)
         return
     reader = H5pyReader(_whole(layout), options)
     for piece in numbers:
@@ -125,27 +126,29 @@ def _pieces(
         if layout.offset is not None:
             place = np.array([layout.offset + first * layout.stored_row_bytes])
             size = np.array([(stop - first) * layout.stored_row_bytes])
-            yield piece, _stored(layout, place, size, [f"rows {first} to {stop - 1}"]), 0
+            yield piece, _stored(layout, place, size, [f"rows {first} to {stop - 1}"], counters), 0
         else:
             yield piece, _bytes_of(reader.read(np.arange(first, stop)), layout), 0
 
 
-def _chunks(layout: ArrayLayout, numbers: range) -> Iterator[tuple[int, Any, int]]:
+def _chunks(layout: ArrayLayout, numbers: range, counters: Counters) -> Iterator[tuple[int, Any, int]]:
     table = layout.table
     assert table is not None, "an array in chunks"
     written = np.array([number for number in numbers if table.offsets[number] >= 0], dtype=np.int64)
     offsets, sizes = table.offsets[written], table.sizes[written]
-    data, stop = _stored(layout, offsets, sizes, [f"chunk {number}" for number in written]), 0
+    data, stop = _stored(layout, offsets, sizes, [f"chunk {number}" for number in written], counters), 0
     for number, size in zip(written.tolist(), sizes.tolist(), strict=True):
         start, stop = stop, stop + size
         yield number, data[start:stop], int(table.masks[number])
 
 
-def _stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray, names: Sequence[str]) -> npt.NDArray[np.uint8]:
+def _stored(
+    layout: ArrayLayout, offsets: IntArray, sizes: IntArray, names: Sequence[str], counters: Counters
+) -> npt.NDArray[np.uint8]:
     """Return stored bytes of an array's file, one piece after the other."""
     data, stops = np.empty(int(sizes.sum()), dtype=np.uint8), sizes.cumsum()
     if len(sizes):
-        read_stored(layout, data, stops - sizes, stops, offsets, lambda piece, _: names[piece])
+        read_stored(layout, data, stops - sizes, stops, offsets, lambda piece, _: names[piece], counters)
     return data
 
 

@@ -11,11 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import repeat
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..counters import Counters
 from ..errors import H5CorruptError, H5Error, H5FileError
 from ..hdf5 import ArrayLayout, process_pool, size_of
 from ..types import IntArray
@@ -30,6 +32,7 @@ def read_stored(
     stops: IntArray,
     offsets: IntArray,
     name: Callable[[int, int], str],
+    counters: Counters,
 ) -> None:
     """Read pieces of an array's file in one call, without the interpreter's lock.
 
@@ -40,6 +43,7 @@ def read_stored(
         stops: where in ``out`` each piece ends.
         offsets: where in the file each piece begins.
         name: returns the name of a piece, from its number and the number of a missing byte, for the error.
+        counters: counts where bytes came from if the file is staged.
 
     Raises:
         H5CorruptError: the file ends too early.
@@ -47,7 +51,7 @@ def read_stored(
         H5DataChangedError: it has changed since it was described.
     """
     try:
-        if layout.guard.staging is not None and _read_staged(layout, out, starts, stops, offsets):
+        if layout.guard.staging is not None and _read_staged(layout, out, starts, stops, offsets, counters):
             return
         if not layout.guard.is_remote:
             with process_pool().descriptor(layout.path, layout.guard) as fd:
@@ -67,7 +71,12 @@ def read_stored(
 
 
 def _read_staged(
-    layout: ArrayLayout, out: npt.NDArray[np.uint8], starts: IntArray, stops: IntArray, offsets: IntArray
+    layout: ArrayLayout,
+    out: npt.NDArray[np.uint8],
+    starts: IntArray,
+    stops: IntArray,
+    offsets: IntArray,
+    counters: Counters,
 ) -> bool:
     """Read pieces of a file from its mirror on a local disk, and what that lacks from the file; see ``read_stored``.
 
@@ -75,7 +84,7 @@ def _read_staged(
     """
     with process_pool().mirror(layout.path, layout.guard) as mirror:
         sizes = stops - starts
-        staged = mirror.stage(offsets, sizes, _neighbors(layout))
+        staged = mirror.stage(offsets, sizes, _neighbors(layout), counters)
         here, is_read = staged.is_there, False
         with suppress(OSError):  # of the local disk
             if here.all():
@@ -83,26 +92,32 @@ def _read_staged(
             elif here.any():
                 is_read = read_pieces(mirror.fd, out, starts[here], stops[here], offsets[here]) == sizes[here].sum()
         here = mirror.is_unchanged(staged) & is_read
+        counters.add(mirror_bytes=int(sizes[here].sum()))
         if here.all():
             return True
         rest = ~here
         pieces = list(zip(starts[rest].tolist(), stops[rest].tolist(), offsets[rest].tolist(), strict=True))
-        return mirror.read_origin(out.data, pieces) == int(sizes[rest].sum())
+        return mirror.read_origin(out.data, pieces, counters) == int(sizes[rest].sum())
 
 
 def read_with(
-    layout: ArrayLayout, offsets: IntArray, sizes: IntArray, read: Callable[[int], float | None]
+    layout: ArrayLayout,
+    offsets: IntArray,
+    sizes: IntArray,
+    read: Callable[[int], float | None],
+    counters: Counters,
 ) -> float | None:
-    """Have a function read pieces of an array's file from a descriptor; return what it returns.
+    """Have a function read pieces of an array's file from a descriptor; return the seconds that reading took.
 
     Args:
         layout: the array.
         offsets: where in the file each piece begins.
         sizes: bytes of each.
-        read: reads them; returns None if it failed.
+        read: reads them; returns the seconds of reading, None if it failed.
+        counters: see ``read_stored``.
 
     Returns:
-        None also if the file is staged, and its mirror does not have all of the pieces.
+        None if ``read`` failed; also if the file is staged, and its mirror does not have all of the pieces.
 
     Raises:
         H5DataChangedError: the file has changed since it was described.
@@ -111,15 +126,20 @@ def read_with(
         with process_pool().descriptor(layout.path, layout.guard) as fd:
             return read(fd)
     with process_pool().mirror(layout.path, layout.guard) as mirror:
-        staged = mirror.stage(offsets, sizes, _neighbors(layout))
+        began = perf_counter()
+        staged = mirror.stage(offsets, sizes, _neighbors(layout), counters)
+        waited = perf_counter() - began
         found = read(mirror.fd) if staged.is_there.all() else None
-        return found if mirror.is_unchanged(staged).all() else None
+        if found is None or not mirror.is_unchanged(staged).all():
+            return None
+        counters.add(mirror_bytes=int(sizes.sum()))
+        return found + waited
 
 
-def prefetch_stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray) -> None:
+def prefetch_stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray, counters: Counters) -> None:
     """Begin to fetch pieces of a file that is staged to its mirror. Does not wait, and never raises."""
     with suppress(OSError), process_pool().mirror(layout.path, layout.guard) as mirror:
-        mirror.prefetch(offsets, sizes, _neighbors(layout))
+        mirror.prefetch(offsets, sizes, _neighbors(layout), counters)
 
 
 def _neighbors(layout: ArrayLayout) -> tuple[int, int] | None:

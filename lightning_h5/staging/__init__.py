@@ -14,7 +14,7 @@ from .objects import (
     staging_of,
     use_staging,
 )
-from .origin import Origin, PosixOrigin, Traffic, traffic
+from .origin import Origin, PosixOrigin
 from .policy import ensure_folder, mirror_name, why_not_staged
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "Origin",
     "PosixOrigin",
     "Staged",
-    "Traffic",
     "ensure_folder",
     "expand_url",
     "is_url",
@@ -40,7 +39,6 @@ __all__ = [
     "requests_for",
     "shown_url",
     "staging_of",
-    "traffic",
     "use_network",
     "use_staging",
     "why_not_staged",

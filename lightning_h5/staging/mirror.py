@@ -20,11 +20,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..counters import Counters
 from ..types import IntArray
 from .folder import MirrorFolder
 from .granules import GRANULE, MARK, granules_of, is_present, length_of, marks_at, punch_hole, runs_of, widened
 from .locks import lock_within, unlock
-from .origin import IN_FLIGHT, ObjectOrigin, Origin, fetch_later, fetch_now, traffic
+from .origin import IN_FLIGHT, ObjectOrigin, Origin, fetch_later, fetch_now
 
 __all__ = ["Mirror", "Staged", "requests_for"]
 
@@ -101,7 +102,13 @@ class Mirror:
 
     # Reading --------------------------------------------------------------------------------------------------
 
-    def stage(self, offsets: IntArray, sizes: IntArray, around: tuple[int, int] | None = None) -> Staged:
+    def stage(
+        self,
+        offsets: IntArray,
+        sizes: IntArray,
+        around: tuple[int, int] | None = None,
+        counters: Counters | None = None,
+    ) -> Staged:
         """Fetch what the mirror lacks of some pieces, as far as there is room, and return what it has then.
 
         Args:
@@ -109,6 +116,7 @@ class Mirror:
             sizes: bytes of each piece.
             around: first and last byte (exclusive) of an array whose other rows will be needed, too, so that neighbors
                 are fetched together; None fetches nothing more.
+            counters: counts requests, and the time that is waited for them.
 
         Raises:
             OSError: the source cannot be read, and it was tried again already.
@@ -120,20 +128,27 @@ class Mirror:
         seen = marks[granules]
         has = is_present(seen)
         if not has.all() and self._takes_more:
-            errors = self._fetch(np.unique(granules[has == 0]), around, fetch_now)
+            began = time.perf_counter()
+            errors = self._fetch(np.unique(granules[has == 0]), around, fetch_now, counters)
+            if counters is not None:
+                counters.add(origin_seconds=time.perf_counter() - began)
             if errors and self.origin.tries_again:
                 raise errors[0]
             seen = marks[granules]
             has = is_present(seen)
         if has.all():
-            is_there, n_bytes = np.ones(len(offsets), np.bool_), int(sizes.sum())
+            is_there = np.ones(len(offsets), np.bool_)
         else:
             is_there = np.bitwise_and.reduceat(has, starts).astype(np.bool_)
-            n_bytes = int(sizes[is_there].sum())
-        traffic().add(mirror_bytes=n_bytes)
         return Staged(is_there, granules, starts, seen)
 
-    def prefetch(self, offsets: IntArray, sizes: IntArray, around: tuple[int, int] | None = None) -> None:
+    def prefetch(
+        self,
+        offsets: IntArray,
+        sizes: IntArray,
+        around: tuple[int, int] | None = None,
+        counters: Counters | None = None,
+    ) -> None:
         """Begin to fetch what the mirror lacks of some pieces (see ``stage``). Does not wait."""
         granules, _ = granules_of(offsets, np.maximum(sizes, 1))
         granules = np.unique(granules)
@@ -141,7 +156,7 @@ class Mirror:
         granules = granules[granules < len(marks)]
         missing = granules[is_present(marks[granules]) == 0]
         if len(missing) and self._takes_more:
-            self._fetch(missing, around, fetch_later)
+            self._fetch(missing, around, fetch_later, counters)
 
     def is_unchanged(self, staged: Staged) -> npt.NDArray[np.bool_]:
         """Return which pieces the mirror has had ever since: what was read of them meanwhile is right."""
@@ -173,24 +188,27 @@ class Mirror:
         memory = memoryview(bytearray(n_bytes))
         return bytes(memory[: self.read_origin(memory, [(0, n_bytes, start)])])
 
-    def read_origin(self, memory: memoryview, pieces: Sequence[tuple[int, int, int]]) -> int:
+    def read_origin(
+        self, memory: memoryview, pieces: Sequence[tuple[int, int, int]], counters: Counters | None = None
+    ) -> int:
         """Read pieces from the source, many at a time; return the bytes that were read.
 
         Args:
             memory: memory to read into.
             pieces: start and stop of each piece in memory, and its place in the source.
+            counters: see ``stage``; counts these bytes as missed as well.
 
         Raises:
             OSError: the source cannot be read.
         """
-        errors: list[OSError] = []
+        began, errors = time.perf_counter(), list[OSError]()
         n_read = [0] * len(pieces)
 
         def read(numbers: range) -> None:
             try:
                 for number in numbers:
                     start, stop, offset = pieces[number]
-                    data = self._read(offset, offset + stop - start)
+                    data = self._read(offset, offset + stop - start, counters)
                     memory[start : start + len(data)] = data
                     n_read[number] = len(data)
             except OSError as error:
@@ -198,6 +216,8 @@ class Mirror:
 
         n_tasks = min(len(pieces), IN_FLIGHT)
         fetch_now([partial(read, range(at, len(pieces), n_tasks)) for at in range(n_tasks)])
+        if counters is not None:
+            counters.add(missed_bytes=sum(n_read), origin_seconds=time.perf_counter() - began)
         if errors:
             raise errors[0]
         return sum(n_read)
@@ -223,7 +243,11 @@ class Mirror:
                 punch_hole(self.fd, first, n)
 
     def _fetch(
-        self, missing: IntArray, around: tuple[int, int] | None, run: Callable[[Sequence[Callable[[], None]]], None]
+        self,
+        missing: IntArray,
+        around: tuple[int, int] | None,
+        run: Callable[[Sequence[Callable[[], None]]], None],
+        counters: Counters | None,
     ) -> list[OSError]:
         """Fetch granules that no thread of this process fetches yet; return the errors of the source.
 
@@ -231,6 +255,7 @@ class Mirror:
             missing: the granules, in ascending order.
             around: see ``stage``.
             run: runs tasks; if it waits for them, other threads that fetch some of the granules are waited for, too.
+            counters: see ``stage``.
         """
         if around is not None:
             near = widened(missing, WIDTH, around)
@@ -239,8 +264,8 @@ class Mirror:
         with self._changed:
             free = np.array([granule for granule in missing.tolist() if granule not in self._busy], dtype=np.int64)
             self._busy.update(free.tolist())
-        errors: list[OSError] = []
-        run([partial(self._fetch_run, first, stop, errors) for first, stop in runs_of(free, self.origin.longest)])
+        errors, runs = list[OSError](), runs_of(free, self.origin.longest)
+        run([partial(self._fetch_run, first, stop, errors, counters) for first, stop in runs])
         if run is fetch_now and len(free) < len(missing):
             self._wait_for(set(missing.tolist()))
         return errors
@@ -251,14 +276,14 @@ class Mirror:
             while not self._busy.isdisjoint(granules) and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
 
-    def _fetch_run(self, first: int, stop: int, errors: list[OSError]) -> None:
+    def _fetch_run(self, first: int, stop: int, errors: list[OSError], counters: Counters | None) -> None:
         """Fetch neighbors that the mirror lacks, in a lock that keeps other processes from doing the same."""
         try:
             try:  # reading the source again raises its error
                 has_all = partial(self._has, first, stop)
                 if lock_within(self.fd, PATIENCE, first, stop - first, has_all):
                     try:
-                        self._fetch_locked(first, stop)
+                        self._fetch_locked(first, stop, counters)
                     finally:
                         unlock(self.fd, first, stop - first)
                 elif not has_all():  # the process that has it locked was stopped
@@ -273,13 +298,13 @@ class Mirror:
             if is_last:
                 self.close()
 
-    def _fetch_locked(self, first: int, stop: int) -> None:
+    def _fetch_locked(self, first: int, stop: int, counters: Counters | None) -> None:
         lacking = np.flatnonzero(is_present(self._marks[first:stop]) == 0) + first
         for low, high in runs_of(lacking, self.origin.longest):
             if self._folder is None or not self._takes_more:
                 return
             end = min(high * GRANULE, self.n_bytes)
-            data = self._read(low * GRANULE, end)
+            data = self._read(low * GRANULE, end, counters)
             if len(data) != end - low * GRANULE or self.origin.head() != (self.n_bytes, self._version):
                 return  # it was changed: the comparison with the change guard raises
             if (seconds := self._folder.write(self, low, data)) > 0:
@@ -293,9 +318,11 @@ class Mirror:
     def _has(self, first: int, stop: int) -> bool:
         return bool(is_present(self._marks[first:stop]).all())
 
-    def _read(self, start: int, stop: int) -> memoryview:
+    def _read(self, start: int, stop: int, counters: Counters | None) -> memoryview:
+        began = time.perf_counter()
         data = self.origin.read(start, stop)
-        traffic().add(n_requests=1, origin_bytes=len(data))
+        if counters is not None:
+            counters.add_request(len(data), time.perf_counter() - began)
         return data
 
 

@@ -9,14 +9,13 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
 from .network import IN_FLIGHT, ask_store
 from .object_status import ObjectStatus
 
-__all__ = ["IN_FLIGHT", "ObjectOrigin", "Origin", "PosixOrigin", "Traffic", "fetch_later", "fetch_now", "traffic"]
+__all__ = ["IN_FLIGHT", "ObjectOrigin", "Origin", "PosixOrigin", "fetch_later", "fetch_now"]
 
 IDLE_SECONDS = 5.0  # after which a thread ends
 
@@ -121,34 +120,11 @@ class ObjectOrigin:
         """See ``Origin.close``."""
 
 
-@dataclass
-class Traffic:
-    """What a process read from origins and mirrors.
-
-    Attributes:
-        n_requests: reads of origins.
-        origin_bytes: their bytes.
-        mirror_bytes: bytes of pieces that were in a mirror.
-    """
-
-    n_requests: int = 0
-    origin_bytes: int = 0
-    mirror_bytes: int = 0
-
-    def add(self, n_requests: int = 0, origin_bytes: int = 0, mirror_bytes: int = 0) -> None:
-        """Add to the counts."""
-        with _of_process().lock:
-            self.n_requests += n_requests
-            self.origin_bytes += origin_bytes
-            self.mirror_bytes += mirror_bytes
-
-
 class _FetchThreads:
     """Threads that start when there are tasks, and end when there were none for a while."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.traffic = Traffic()
         self._todo: SimpleQueue[Task] = SimpleQueue()
         self._n_threads = self._n_unfinished = 0
 
@@ -191,11 +167,6 @@ def _of_process() -> _FetchThreads:
             _threads.pop(other, None)
         found = _threads.setdefault(pid, _FetchThreads())
     return found
-
-
-def traffic() -> Traffic:
-    """Return the counts of this process."""
-    return _of_process().traffic
 
 
 def fetch_later(tasks: Sequence[Task]) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from origins import GRANULE, CountingOrigin, content_of, expected, open_folder, open_mirror, read
 
+from lightning_h5.counters import Counters, RequestTimes
 from lightning_h5.staging import Mirror, folder, mirror
 from lightning_h5.staging.granules import evict, granules_of, runs_of, widened
 
@@ -471,3 +472,27 @@ def test_a_mirror_is_closed_after_its_threads(tmp_path):
     while mirrored.fd >= 0 and time.monotonic() < end:
         time.sleep(0.01)
     assert (mirrored.fd, len(origin.requests)) == (-1, 1)
+
+
+# What is counted -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_requests_are_counted_for_the_reader_that_makes_them(tmp_path, ahead):
+    mirrored, origin = open_mirror(tmp_path, CONTENT, delay=0.002)
+    offsets, sizes, counters, other = np.array([10, 5 * GRANULE]), np.array([100, GRANULE]), Counters(), Counters()
+    if ahead:
+        mirrored.prefetch(offsets, sizes, None, counters)
+    mirrored.stage(offsets, sizes, None, counters)
+    mirrored.stage(offsets, sizes, None, other)
+    counted = counters.total()
+    assert (counted["origin_requests"], counted["origin_bytes"]) == (2, 2 * GRANULE)
+    assert ahead or counted["origin_seconds"] >= 0.002
+    assert counters.request_times().sum() == 2
+    assert RequestTimes.quantile(counters.request_times(), 0.01) >= 0.002
+    assert not any(other.total().values())
+    mirrored.read_origin(memoryview(bytearray(30)), [(0, 10, 7), (10, 30, GRANULE)], other)
+    counted = other.total()
+    assert [counted[name] for name in ("origin_requests", "origin_bytes", "missed_bytes")] == [2, 30, 30]
+    assert counted["origin_seconds"] >= 0.002
+    assert len(origin.requests) == 4

@@ -4,8 +4,8 @@ import json
 import logging
 import os
 import stat
+import time
 from contextlib import suppress
-from dataclasses import replace
 from itertools import pairwise
 
 import h5py
@@ -14,6 +14,7 @@ import pytest
 import torch
 from factories import Stored, make_older
 from lightning_models import Recorder, quiet_trainer
+from origins import GRANULE
 from processes import run_ranks, values
 
 from lightning_h5 import (
@@ -25,9 +26,11 @@ from lightning_h5 import (
     LazyH5DataModule,
     RankCachedH5DataModule,
     StagingOptions,
+    check_files,
 )
 from lightning_h5.datasets import file_dataset, row_table
-from lightning_h5.staging import Mirror, policy, traffic
+from lightning_h5.readers import select
+from lightning_h5.staging import Mirror, PosixOrigin, policy
 
 ROWS = 400
 rng = np.random.default_rng(0)
@@ -52,9 +55,9 @@ def requests(monkeypatch):
     """Ranges that were read of slow files, of this process."""
     read, ranges = Mirror._read, []
 
-    def counted(self, start, stop):
+    def counted(self, start, stop, counters):
         ranges.append((start, stop))
-        return read(self, start, stop)
+        return read(self, start, stop, counters)
 
     monkeypatch.setattr(Mirror, "_read", counted)
     return ranges
@@ -158,16 +161,15 @@ def read_shard(rank, path, folder):
     for batches in epochs_of(datamodule):
         assert all(np.array_equal(x.numpy(), IMAGES[y.numpy()]) for x, y in batches)
         seen.append(torch.cat([y for _, y in batches]).tolist())
-    return seen, traffic().n_requests, traffic().origin_bytes
+    return seen, datamodule.datasets["train"].counters.total()
 
 
 def test_ranks_share_the_mirror(path, folder, tmp_path):
-    (first, *counts), (second, *more) = values(run_ranks(read_shard, 2, tmp_path / "logs", path, folder))
+    (first, counted), (second, more) = values(run_ranks(read_shard, 2, tmp_path / "logs", path, folder))
     for a, b in zip(first, second, strict=True):
         assert sorted([*a, *b]) == list(range(ROWS))
-    with h5py.File(path) as file:
-        stored = file["images"].id.get_storage_size() + file["y"].id.get_storage_size()
-    assert counts[1] + more[1] < 1.2 * stored + 10 * (16 << 10), "each byte once, whichever rank read it"
+    n_fetched = counted["origin_bytes"] + more["origin_bytes"]
+    assert n_fetched == bytes_of(path, "images", "y")[0], "each byte once, whichever rank read it"
 
 
 def test_broken_files_are_skipped_and_a_broken_folder_is_not(path, tmp_path):
@@ -399,16 +401,91 @@ def test_credentials_are_recorded_nowhere(path, folder, as_object, tmp_path):
     LazyH5DataModule.load_from_checkpoint(tmp_path / "kept.ckpt", staging=folder)
 
 
-def test_traffic_is_counted(path, folder):
-    dataset = H5LazyDataset(path, "images", files={"staging": folder})
-    before = replace(traffic())
-    dataset.read_batch(range(ROWS))
-    after = traffic()
+# What is counted -----------------------------------------------------------------------------------------------------
+
+COUNTS = ("origin_requests", "origin_bytes", "mirror_bytes", "missed_bytes")
+COUNTED = {"y_key": "y", "batch_size": 16, "shuffle": False, "files": {"cache_bytes": "200 KiB"}}
+
+
+def bytes_of(path, *keys):
+    """Bytes of the granules that some arrays lie in, and of the arrays."""
+    ranges = []
     with h5py.File(path) as file:
-        stored = file["images"].id.get_storage_size()
-    assert 1 <= after.n_requests - before.n_requests <= ROWS / 8
-    assert stored <= after.origin_bytes - before.origin_bytes <= stored + 2 * (16 << 10)
-    assert after.mirror_bytes - before.mirror_bytes == stored
+        for array in map(file.__getitem__, keys):
+            chunks = [array.id.get_chunk_info(n) for n in range(array.id.get_num_chunks())] if array.chunks else []
+            ranges += [(chunk.byte_offset, chunk.size) for chunk in chunks] or [(array.id.get_offset(), array.nbytes)]
+    granules = {granule for at, n in ranges for granule in range(at // GRANULE, -(-(at + n) // GRANULE))}
+    n_bytes = os.path.getsize(path)
+    return sum(min(GRANULE, n_bytes - each * GRANULE) for each in granules), sum(n for _, n in ranges)
+
+
+def counts_of(datamodule, n=2):
+    """What each epoch counted."""
+    datamodule.setup("fit")
+    loader, found = datamodule.train_dataloader(), []
+    for _ in range(n):
+        before = loader.counters.total()
+        times = loader.counters.request_times().sum()
+        assert sum(len(y) for _, y in loader) == ROWS
+        now = loader.counters.total()
+        found.append({name: int(now[name] - before[name]) for name in COUNTS})
+        assert loader.counters.request_times().sum() - times == found[-1]["origin_requests"]
+        seconds = {name: now[name] - before[name] for name in now if name.endswith("_seconds")}
+        assert 0 <= seconds["origin_seconds"] <= seconds["read_seconds"], "waiting is a part of reading"
+        assert seconds["decode_seconds"] >= 0
+        assert found[-1]["origin_requests"] or not seconds["origin_seconds"]
+    return found
+
+
+@pytest.fixture
+def slow_origin(monkeypatch):
+    """What waiting for it takes is more than what else is counted with it."""
+    read = PosixOrigin.read
+    monkeypatch.setattr(PosixOrigin, "read", lambda *given: time.sleep(0.005) or read(*given))
+
+
+@pytest.fixture(params=[False, True], ids=["", "compiled"])
+def loops(request, monkeypatch):
+    """Chunks are read and decoded by compiled code, if Numba is installed, or not."""
+    monkeypatch.setattr(select, "MIN_COMPILED", 0 if request.param else 1 << 60)
+
+
+@pytest.mark.usefixtures("slow_origin", "loops")
+@pytest.mark.parametrize(("key", "num_workers"), [("images", 0), ("images", 2), ("x", 0)])
+def test_an_epoch_counts_each_granule_once_and_the_next_one_none(path, folder, requests, key, num_workers):
+    first, second = counts_of(LazyH5DataModule(path, x_key=key, staging=folder, num_workers=num_workers, **COUNTED))
+    fetched, needed = bytes_of(path, key, "y")
+    assert (first["origin_bytes"], first["missed_bytes"]) == (fetched, 0)
+    assert second == {"origin_requests": 0, "origin_bytes": 0, "missed_bytes": 0, "mirror_bytes": needed}
+    if num_workers == 0:
+        assert first["mirror_bytes"] == needed
+        assert first["origin_requests"] == len(requests)
+        assert fetched == sum(stop - start for start, stop in requests)
+
+
+@pytest.mark.usefixtures("slow_origin", "loops")
+def test_what_the_mirror_has_no_room_for_is_counted_in_each_epoch(path, folder, requests):
+    staging = StagingOptions(dir=folder, max_bytes="200 KiB")
+    epochs = counts_of(LazyH5DataModule(path, x_key="images", staging=staging, **COUNTED), 3)
+    for counted in epochs:
+        assert counted["mirror_bytes"] > 0
+        assert 0 < counted["missed_bytes"] <= counted["origin_bytes"]
+        assert counted["mirror_bytes"] + counted["missed_bytes"] == bytes_of(path, "images", "y")[1]
+    assert sum(counted["origin_bytes"] for counted in epochs) == sum(stop - start for start, stop in requests)
+    assert sum(counted["origin_requests"] for counted in epochs) == len(requests)
+
+
+def test_nothing_is_counted_of_files_that_are_not_staged(path):
+    assert counts_of(LazyH5DataModule(path, x_key="images", **COUNTED), 1) == [dict.fromkeys(COUNTS, 0)]
+
+
+def test_rows_with_digests_are_counted_too(path, folder, requests):
+    assert check_files(path, write_digests=True).digested
+    dataset = H5LazyDataset(path, "x", files={"staging": folder, "verify": "digest"})
+    assert np.array_equal(dataset.read_batch(range(ROWS)).numpy(), PLAIN)
+    counted = dataset.counters.total()
+    assert counted["origin_bytes"] == sum(stop - start for start, stop in requests) > 0
+    assert counted["mirror_bytes"] == 2 * PLAIN.nbytes, "read to be compared, and read"
 
 
 def test_requests_of_an_epoch_are_at_most_the_chunks(path, folder, requests):
