@@ -14,14 +14,27 @@ import numpy as np
 import torch
 import torch.distributed
 
-from ..counters import COUNTED, WaitTimes
+from ..counters import COUNTED, RequestTimes, WaitTimes
 from ..datasets import rows_of
 from ..loading import H5DataLoader
 
-__all__ = ["WAITS", "Meter", "TransferTimer", "difference", "figures_of", "over_ranks", "shares_of", "table_of"]
+__all__ = [
+    "REQUESTS",
+    "WAITS",
+    "Meter",
+    "TransferTimer",
+    "difference",
+    "figures_of",
+    "over_ranks",
+    "shares_of",
+    "table_of",
+]
 
 WAITS = tuple(f"waits {at}" for at in range(WaitTimes.N_CLASSES))
 """Names of the classes of waiting times among a stage's amounts."""
+
+REQUESTS = tuple(f"requests {at}" for at in range(RequestTimes.N_CLASSES))
+"""Names of the classes of the times that requests to an origin took."""
 
 
 @dataclass
@@ -32,7 +45,7 @@ class Meter:
         seconds: that it ran, up to the last ``stop``.
         transfer_seconds: that copying batches to the device took.
         n_slow: batches that were waited for too long.
-        baseline: what loaders had counted before the stage began, waiting times included.
+        baseline: what loaders had counted before the stage began, times of waiting and of requests included.
         at_lap: counts when figures were last logged by step.
         at_epoch: counts when figures were last logged by epoch.
     """
@@ -50,7 +63,7 @@ class Meter:
         """Return a meter that starts from the present counts of these loaders."""
         meter = cls()
         meter.at_lap = meter.at_epoch = meter.now(loaders)
-        meter.baseline = meter.at_lap | waits_of(loaders)
+        meter.baseline = meter.at_lap | times_of(loaders)
         return meter
 
     def start(self) -> None:
@@ -78,14 +91,14 @@ class Meter:
         return sums | of_stage
 
     def whole(self, loaders: Sequence[H5DataLoader]) -> dict[str, float]:
-        """Return the counts of the whole stage, including waiting times."""
-        return difference(self.baseline, self.now(loaders) | waits_of(loaders), loaders)
+        """Return the counts of the whole stage, including times of waiting and of requests."""
+        return difference(self.baseline, self.now(loaders) | times_of(loaders), loaders)
 
 
 def difference(
     mark: Mapping[str, float], now: Mapping[str, float], loaders: Iterable[H5DataLoader]
 ) -> dict[str, float]:
-    """Return the counts since a mark, but the present number of kept bytes.
+    """Return the counts since a mark, but the present number of kept bytes; ``is_staged`` if a mirror was ever read.
 
     Args:
         mark: what a meter's ``now`` returned then.
@@ -93,15 +106,17 @@ def difference(
         loaders: of the stage.
     """
     amounts = {name: value - mark.get(name, 0.0) for name, value in now.items()}
-    return amounts | {"kept_bytes": float(sum(loader.kept_bytes for loader in loaders))}
+    kept_bytes = sum(loader.kept_bytes for loader in loaders)
+    return amounts | {"kept_bytes": float(kept_bytes), "is_staged": float(_staged_bytes(now) > 0)}
 
 
-def waits_of(loaders: Iterable[H5DataLoader]) -> dict[str, float]:
-    """Return how many batches were waited for how long, by the names in ``WAITS``."""
-    counts = np.zeros(len(WAITS))
+def times_of(loaders: Iterable[H5DataLoader]) -> dict[str, float]:
+    """Return how many batches were waited for how long, and how many requests took how long, by the names of both."""
+    waits, requests = np.zeros(len(WAITS)), np.zeros(len(REQUESTS))
     for loader in loaders:
-        counts += loader.waits.counts
-    return dict(zip(WAITS, counts.tolist(), strict=True))
+        waits += loader.waits.counts
+        requests += loader.counters.request_times()
+    return dict(zip((*WAITS, *REQUESTS), [*waits.tolist(), *requests.tolist()], strict=True))
 
 
 class TransferTimer:
@@ -183,12 +198,14 @@ READ, DECODED = "MiB/s read", "MiB/s decoded"
 def figures_of(amounts: Mapping[str, float], n_ranks: int) -> dict[str, float]:
     """Return rates over all ranks. Seconds were summed over ranks as well, so a rank's mean time counts.
 
+    Figures of an origin are there only if something is staged.
+
     Args:
         amounts: sums over ranks.
         n_ranks: number of ranks.
     """
     seconds = max(amounts["seconds"] / max(1, n_ranks), 1e-9)
-    return {
+    figures = {
         "samples_per_second": amounts["rows"] / seconds,
         "read_mib_per_second": amounts["bytes_read"] / MIB / seconds,
         "decoded_mib_per_second": amounts["bytes_decoded"] / MIB / seconds,
@@ -197,6 +214,20 @@ def figures_of(amounts: Mapping[str, float], n_ranks: int) -> dict[str, float]:
         "cache_hit_rate": _hit_rate(amounts),
         "cache_mib": amounts["kept_bytes"] / MIB,
     }
+    if not amounts["is_staged"]:
+        return figures
+    return figures | {
+        "origin_mib": amounts["origin_bytes"] / MIB,
+        "origin_requests": amounts["origin_requests"],
+        "origin_wait_ms": 1000 * amounts["origin_seconds"] / max(1.0, amounts["batches"]),
+        # Granules of a mirror are larger than what was needed first; and what is fetched ahead is needed later.
+        "mirror_hit_rate": max(0.0, 1 - amounts["origin_bytes"] / max(1.0, _staged_bytes(amounts))),
+    }
+
+
+def _staged_bytes(amounts: Mapping[str, float]) -> float:
+    """Return the bytes of files that are staged that readers needed, wherever they got them."""
+    return amounts["mirror_bytes"] + amounts["missed_bytes"]
 
 
 def _waiting(amounts: Mapping[str, float]) -> float:
@@ -259,6 +290,7 @@ def _column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
     # A hit rate is meaningless if all rows are held, or none.
     has_cache = amounts["cache_hits"] + amounts["cache_misses"] + amounts["blocks_used"] > 0
     p95 = WaitTimes.quantile([amounts[name] for name in WAITS], 0.95)
+    p50, p99 = (RequestTimes.quantile([amounts[name] for name in REQUESTS], share) for share in (0.5, 0.99))
     return {
         "batches": f"{amounts['batches']:,.0f}",
         "rows": f"{amounts['rows']:,.0f}",
@@ -272,6 +304,11 @@ def _column(ranks: Sequence[Mapping[str, float]]) -> dict[str, str]:
         "wait, 95th percentile, ms": _number(1000 * p95),
         "cache hits": f"{figures['cache_hit_rate']:.1%}" if has_cache else "-",
         "rows in memory, MiB": _number(figures["cache_mib"]),
+        "from the origin, MiB": _number(figures.get("origin_mib", 0.0)),
+        "requests to the origin": f"{figures.get('origin_requests', 0.0):,.0f}",
+        "request, median, ms": _number(1000 * p50),
+        "request, 99th percentile, ms": _number(1000 * p99),
+        "in the mirror": f"{figures['mirror_hit_rate']:.1%}" if amounts["is_staged"] else "-",
     }
 
 

@@ -44,13 +44,19 @@ class H5StatsMonitor(Callback):
     - ``h5/cache_hit_rate``: share of what was asked for that was in memory: recently used rows, decoded chunks,
       or rows held whole; 0 to 1.
     - ``h5/cache_mib``: MiB of rows that are kept in memory, over all ranks and workers.
+    - ``h5/origin_mib``: MiB read from the origin, the slow storage, of files that are staged; this and the next three
+      only if something is.
+    - ``h5/origin_requests``: the number of requests that fetched them.
+    - ``h5/origin_wait_ms``: milliseconds that reading a batch waited for them, summed over threads, on average.
+    - ``h5/mirror_hit_rate``: share of the bytes needed that were in the mirror already; 0 to 1.
     - ``h5/transfer_ms``: milliseconds for copying a batch to the device, unless that is the CPU.
     - ``h5/share/NAME``: share of the rows that were of a source of a mixture, 0 to 1.
     - ``h5/expected_share/NAME``: the share that it is to have.
 
     The table at the end has these for each stage, with the share of the rank that waited most, the 95th percentile of
-    the time that a batch was waited for, and a sentence that names the bottleneck and what to change. Figures that are
-    0 in all stages are left out, and so is the hit rate of rows that are in memory as a whole.
+    the time that a batch was waited for, the median and 99th percentile of the time that requests to the origin took,
+    and a sentence that names the bottleneck and what to change. Figures that are 0 in all stages are left out, and so
+    is the hit rate of rows that are in memory as a whole.
 
     Args:
         log_every_n_steps: optimizer steps, so that steps which accumulate gradients do not count. None takes the
@@ -67,7 +73,7 @@ class H5StatsMonitor(Callback):
 
     Cost:
         Some 15 microseconds a batch, logging every 50 steps included (0.8 % of the time at 500 batches a second; two
-        cores, 2026-11-22). One collective of some twenty numbers each time it logs, and none in between.
+        cores, 2026-11-22). One collective of some thirty numbers each time it logs, and none in between.
     """
 
     def __init__(

@@ -32,7 +32,13 @@ IN_MEMORY = 1 << 30
 MIN_EXPLAINED = 0.2
 """Work that takes less than this share of the waiting does not explain it."""
 
-Kind = Literal["model", "transfer", "start", "transforms", "decode", "library", "disk", "copies"]
+ENOUGH_ROOM = 0.9
+"""From this share of the bytes needed on, a mirror has room for what training reads."""
+
+SMALL_REQUEST = 64 << 10
+"""Bytes below which the time of a request is mostly the latency of the storage."""
+
+Kind = Literal["model", "transfer", "start", "transforms", "decode", "library", "origin", "disk", "copies"]
 
 
 class Limit(NamedTuple):
@@ -85,7 +91,7 @@ def _limit(amounts: Mapping[str, float], n_workers: int, n_cores: int, to_keep: 
         text = f"{begin}, {start / waited:.0%} of that for the first batches of epochs"
         return Limit("start", text + _start_advice(amounts, n_workers))
     kind = _slowest_work(amounts, n_workers, n_cores)
-    return Limit(kind, f"{begin}. {_advice(kind, n_workers, n_cores, to_keep)}")
+    return Limit(kind, f"{begin}. {_advice(kind, amounts, n_workers, n_cores, to_keep)}")
 
 
 def _slowest_work(amounts: Mapping[str, float], n_workers: int, n_cores: int) -> Kind:
@@ -94,7 +100,8 @@ def _slowest_work(amounts: Mapping[str, float], n_workers: int, n_cores: int) ->
         "transforms": amounts["finish_seconds"] / max(1, n_workers),
         "decode": amounts["decode_seconds"] / group,
         "library": amounts["library_seconds"] / max(1, n_workers),
-        "disk": amounts["read_seconds"] / group,
+        "origin": amounts["origin_seconds"] / group,
+        "disk": (amounts["read_seconds"] - amounts["origin_seconds"]) / group,
     }
     kind = max(work, key=lambda name: work[name])
     is_cached = kind == "disk" and amounts["bytes_read"] > IN_MEMORY * amounts["read_seconds"]
@@ -109,7 +116,7 @@ def _start_advice(amounts: Mapping[str, float], n_workers: int) -> str:
     return ". A longer run spends a smaller share on them."
 
 
-def _advice(kind: Kind, n_workers: int, n_cores: int, to_keep: str | None) -> str:
+def _advice(kind: Kind, amounts: Mapping[str, float], n_workers: int, n_cores: int, to_keep: str | None) -> str:
     if kind == "transforms":
         more = f"more workers than {n_workers}" if n_workers else "workers for them (num_workers=2 or more)"
         return f"Transforms are the bottleneck: use {more}, transform whole batches (batch_transform), or on the GPU."
@@ -127,10 +134,28 @@ def _advice(kind: Kind, n_workers: int, n_cores: int, to_keep: str | None) -> st
             "The HDF5 library, which serves one thread at a time, is the bottleneck: lightning-h5 inspect FILE shows "
             "why it is needed. Repack the file, or use workers (num_workers=2 or more)."
         )
+    if kind == "origin":
+        return _origin_advice(amounts, to_keep)
     if kind == "disk":
         once = "" if to_keep is None else ", or read them once (RankCachedH5DataModule)"
         return f"Reading files is the bottleneck: put them on a closer or faster disk{once}."
     return "Copying rows that are in memory is the bottleneck: use smaller dtypes or larger batches."
+
+
+def _origin_advice(amounts: Mapping[str, float], to_keep: str | None) -> str:
+    """Return what to change if the origin of files that are staged is waited for."""
+    held = amounts["mirror_bytes"] / max(1.0, amounts["mirror_bytes"] + amounts["missed_bytes"])
+    request = amounts["origin_bytes"] / max(1.0, amounts["origin_requests"])
+    text, look = "Filling the mirror is the bottleneck: what is read again comes from the local disk.", ""
+    if to_keep is not None and held < ENOUGH_ROOM:
+        text = f"Reading past the mirror is the bottleneck: it had room for {held:.0%} of the bytes needed. Raise "
+        text += "staging.max_bytes, if the disk has room."
+    elif to_keep is not None:
+        look = " Look at a later epoch before you change anything."
+    if request < SMALL_REQUEST:
+        kib = f"{request / 1024:.0f} KiB"
+        return f"{text} A request has {kib} on average: larger chunks need fewer (lightning-h5 repack IN OUT)."
+    return text + look
 
 
 @dataclass(frozen=True)
@@ -187,7 +212,7 @@ def diagnose_dataloader_speed(dataloader: DataLoader[Any], n_batches: int = 50, 
             amounts["finish_seconds"] = 0.0  # collating alone, which no setting changes
         ours.close()
         kind = _slowest_work(amounts, n_workers, usable_cores())
-        advice = _advice(kind, n_workers, usable_cores(), "shuffle.buffer that holds all")
+        advice = _advice(kind, amounts, n_workers, usable_cores(), "shuffle.buffer that holds all")
     elif n_workers == 0:
         advice = "It reads in the training process: use num_workers > 0, or a dataset of this package."
     else:

@@ -23,8 +23,9 @@ from lightning_h5 import (
     LazyH5DataModule,
     RankCachedH5DataModule,
 )
-from lightning_h5.callbacks.metrics import WAITS, TransferTimer, table_of
-from lightning_h5.counters import COUNTED, WaitTimes
+from lightning_h5.callbacks.metrics import REQUESTS, WAITS, TransferTimer, figures_of, table_of
+from lightning_h5.counters import COUNTED, RequestTimes, WaitTimes
+from lightning_h5.staging import policy
 
 KEYS = {
     "samples_per_second",
@@ -35,6 +36,7 @@ KEYS = {
     "cache_hit_rate",
     "cache_mib",
 }
+STAGED = {"origin_mib", "origin_requests", "origin_wait_ms", "mirror_hit_rate"}
 
 
 @pytest.fixture
@@ -285,6 +287,15 @@ def test_a_quantile_of_waiting_times_is_known_to_a_tenth():
     assert WaitTimes.quantile([0] * WaitTimes.N_CLASSES, 0.95) == 0
 
 
+def test_a_quantile_of_request_times_is_known_to_a_fifth():
+    seconds = np.random.default_rng(0).lognormal(-4, 2, 5000).clip(1e-4, 80)
+    counts = np.bincount([RequestTimes.class_of(each) for each in seconds], minlength=RequestTimes.N_CLASSES)
+    for share in (0.5, 0.99):
+        found = RequestTimes.quantile(counts, share)
+        assert np.quantile(seconds, share) <= found * 1.0001 <= 1.2 * np.quantile(seconds, share)
+    assert [RequestTimes.class_of(each) for each in (0, 9e-5, 1e6)] == [0, 0, RequestTimes.N_CLASSES - 1]
+
+
 def test_short_epochs_are_logged_by_steps_too(file, tmp_path):
     trainer = quiet_trainer(logger=CSVLogger(tmp_path), max_epochs=5, log_every_n_steps=16)
     trainer.fit(Recorder(), datamodule=module(file))  # eight steps an epoch
@@ -334,14 +345,102 @@ def test_decoded_rows_that_are_used_again_have_a_hit_rate(make_h5, capsys, nothi
     assert cells["train"]["MiB/s decoded"] != cells["train"]["MiB/s read"]
 
 
-AMOUNTS = (*COUNTED, "bytes_given", "seconds", "transfer_seconds", "n_slow", *WAITS)
+# Files that are staged ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def images(make_h5, monkeypatch, nothing_held):
+    """A file that is staged: 8 chunks of 8 rows, each chunk 32 KiB."""
+    monkeypatch.setattr(policy, "MIN_BYTES", 0)
+    monkeypatch.setattr(policy, "_is_on", lambda device, folder: False)
+    rows = np.random.default_rng(0).integers(0, 256, (64, 4096), dtype=np.uint8)
+    return make_h5(x=Stored(rows, "chunked", (8, 4096), options={"compression": "gzip"}))
+
+
+def fit_images(path, tmp_path, **options):
+    """Lines of the log, and what was counted."""
+    trainer = quiet_trainer(logger=CSVLogger(tmp_path), max_epochs=3, log_every_n_steps=4)
+    files = {"cache_bytes": "70 KiB"}  # two chunks: all are read in each epoch
+    data = LazyH5DataModule(path, x_key="x", batch_size=8, shuffle=False, files=files, with_index=True, **options)
+    trainer.fit(Recorder(), datamodule=data)
+    with open(trainer.logger.log_dir + "/metrics.csv") as text:
+        return list(csv.DictReader(text)), data.datasets["train"].counters.total()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_is_read_of_the_origin_is_logged_if_files_are_staged(images, tmp_path, workers, capsys):
+    lines, counted = fit_images(images, tmp_path, staging=str(tmp_path / "local"), num_workers=workers)
+    for key in STAGED:
+        assert len(column(lines, f"h5/{key}")) == 6
+        assert len(column(lines, f"h5/{key}_epoch")) == 3
+    n_bytes, n_requests = column(lines, "h5/origin_mib_epoch"), column(lines, "h5/origin_requests_epoch")
+    assert 8 * 32 / 1024 <= n_bytes[0] <= 10 * 32 / 1024
+    assert 1 <= n_requests[0] <= 8
+    assert n_bytes[1:] == n_requests[1:] == column(lines, "h5/origin_wait_ms_epoch")[1:] == [0, 0]
+    assert column(lines, "h5/mirror_hit_rate_epoch") == [0, 1, 1]
+    assert min(column(lines, "h5/origin_wait_ms_epoch")) >= 0
+    cells, _ = table(capsys.readouterr().out)
+    assert float(cells["train"]["from the origin, MiB"]) == pytest.approx(n_bytes[0], abs=0.01)
+    assert int(cells["train"]["requests to the origin"]) == n_requests[0]
+    share = 1 - counted["origin_bytes"] / (counted["mirror_bytes"] + counted["missed_bytes"])
+    assert cells["train"]["in the mirror"] == f"{share:.1%}"
+    assert float(cells["train"]["request, median, ms"]) <= float(cells["train"]["request, 99th percentile, ms"])
+
+
+def test_nothing_is_logged_of_an_origin_if_nothing_is_staged(images, tmp_path, capsys):
+    assert not [key for line in fit_images(images, tmp_path)[0] for key in line if "origin" in key or "mirror" in key]
+    out = capsys.readouterr().out
+    assert "MiB/s read" in out
+    assert not re.search("origin|mirror|request", out)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "found"),
+    [
+        ({"origin_bytes": 3 << 20, "mirror_bytes": 4 << 20}, (3, 0.25)),
+        ({"origin_bytes": 3 << 20, "mirror_bytes": 1 << 20, "missed_bytes": 3 << 20}, (3, 0.25)),
+        ({"origin_bytes": 3 << 20, "mirror_bytes": 1 << 20}, (3, 0)),  # fetched ahead, or granules
+        ({"mirror_bytes": 1 << 20}, (0, 1)),
+        ({}, (0, 1)),  # all rows were in memory
+    ],
+)
+def test_hits_of_a_mirror_are_what_is_not_read_of_the_origin(amounts, found):
+    counted = dict.fromkeys(AMOUNTS, 0.0) | {"is_staged": 2.0, "batches": 4.0, "origin_seconds": 0.002} | amounts
+    figures = figures_of(counted, 2)
+    assert (figures["origin_mib"], figures["mirror_hit_rate"]) == found
+    assert figures["origin_wait_ms"] == 0.5
+    assert not STAGED & set(figures_of(counted | {"is_staged": 0.0}, 2))
+
+
+def test_requests_of_all_ranks_are_in_the_table():
+    ranks = [dict.fromkeys(AMOUNTS, 0.0) | {"seconds": 1.0, "is_staged": 1.0} for _ in range(2)]
+    for rank, seconds in zip(ranks, (0.012, 0.08), strict=True):
+        rank[REQUESTS[RequestTimes.class_of(seconds)]] = 1000.0
+        rank |= {"origin_requests": 1000.0, "origin_bytes": 2.0**20, "mirror_bytes": 2.0**20, "missed_bytes": 2.0**20}
+    unstaged = [dict.fromkeys(AMOUNTS, 0.0) | {"seconds": 1.0}]
+    cells, _ = table(table_of("lightning_h5: rows from HDF5", {"train": ranks, "validate": unstaged}, []))
+    assert (
+        cells["train"]
+        | {
+            "from the origin, MiB": "2.00",
+            "requests to the origin": "2,000",
+            "request, median, ms": "12.8",
+            "request, 99th percentile, ms": "86.1",
+            "in the mirror": "50.0%",
+        }
+        == cells["train"]
+    )
+    assert cells["validate"]["in the mirror"] == "-"
+
+
+AMOUNTS = (*COUNTED, "bytes_given", "seconds", "transfer_seconds", "n_slow", "is_staged", *WAITS, *REQUESTS)
 REMARK = "train: 56% of the time was spent waiting for data. Decoding is the bottleneck: " + "use something else. " * 9
 
 
 @given(data=st.data(), n_ranks=st.integers(1, 64), n_stages=st.integers(1, 2), columns=st.sampled_from([80, 100, 120]))
 def test_the_table_fits_whatever_was_counted(data, n_ranks, n_stages, columns):
     number = st.just(0.0) | st.floats(0, 1e12)
-    drawn = dict.fromkeys([*COUNTED, "bytes_given", *WAITS[:2]], number)
+    drawn = dict.fromkeys([*COUNTED, "bytes_given", "is_staged", *WAITS[:2], *REQUESTS[-2:]], number)
     drawn |= {"seconds": st.floats(1, 1e7), "wait_seconds": st.floats(0, 1e7)}
     stages = {
         stage: [dict.fromkeys(AMOUNTS, 0.0) | data.draw(st.fixed_dictionaries(drawn)) for _ in range(min(n_ranks, 2))]

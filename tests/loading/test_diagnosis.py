@@ -137,6 +137,9 @@ def test_the_start_of_workers_is_told_from_the_rest(make_h5, capsys):
         ({"wait_seconds": 5.0, "finish_seconds": 1.0, "decode_seconds": 9.0}, "decode"),
         ({"wait_seconds": 5.0, "library_seconds": 4.5, "decode_seconds": 4.0}, "library"),
         ({"wait_seconds": 5.0, "read_seconds": 9.0, "decode_seconds": 4.0}, "disk"),
+        ({"wait_seconds": 5.0, "read_seconds": 9.0, "origin_seconds": 5.0, "decode_seconds": 4.0}, "origin"),
+        ({"wait_seconds": 5.0, "read_seconds": 9.0, "origin_seconds": 4.0, "decode_seconds": 4.0}, "disk"),
+        ({"wait_seconds": 5.0, "read_seconds": 6.0, "origin_seconds": 5.0, "decode_seconds": 7.0}, "decode"),
         ({"wait_seconds": 5.0}, "copies"),
         ({"wait_seconds": 0.5, "transfer_seconds": 4.0}, "transfer"),
     ],
@@ -144,6 +147,36 @@ def test_the_start_of_workers_is_told_from_the_rest(make_h5, capsys):
 )
 def test_what_takes_longest_is_what_limits(amounts, kind):
     assert what_limits(QUIET | amounts, n_workers=0, n_cores=2).kind == kind
+
+
+STAGED = QUIET | {"wait_seconds": 5.0, "read_seconds": 9.0, "origin_seconds": 8.0, "origin_bytes": 2.0**30}
+FILLING = STAGED | {"mirror_bytes": 95.0, "missed_bytes": 5.0, "origin_requests": 1024.0}
+CROWDED = FILLING | {"mirror_bytes": 40.0, "missed_bytes": 60.0}
+SMALL = {"origin_requests": 40 * 1024.0}
+FILLS = "Filling the mirror is the bottleneck: what is read again comes from the local disk."
+LATER = " Look at a later epoch before you change anything."
+PAST = (
+    "Reading past the mirror is the bottleneck: it had room for 40% of the bytes needed. Raise staging.max_bytes, if "
+    "the disk has room."
+)
+CHUNKS = " A request has 26 KiB on average: larger chunks need fewer (lightning-h5 repack IN OUT)."
+
+
+@pytest.mark.parametrize(
+    ("amounts", "to_keep", "advice"),
+    [
+        (FILLING, "more", FILLS + LATER),
+        (FILLING, None, FILLS),
+        (CROWDED, "", PAST),
+        (CROWDED, None, FILLS),
+        (FILLING | SMALL, "more", FILLS + CHUNKS),
+        (CROWDED | SMALL, "more", PAST + CHUNKS),
+    ],
+)
+def test_a_slow_origin_wants_room_or_larger_requests_or_patience(amounts, to_keep, advice):
+    limit = what_limits(amounts, n_workers=0, n_cores=2, to_keep=to_keep)
+    assert limit.kind == "origin"
+    assert limit.text == f"50% of the time was spent waiting for data. {advice}"
 
 
 def test_work_that_is_shared_by_workers_counts_for_less():
