@@ -1,6 +1,6 @@
 """Training from a web server that takes some milliseconds for each request, as object stores do.
 
-    python examples/benchmarks/objects.py [--delay 30] [--megabytes 200] [--json FILE]
+    python examples/benchmarks/objects.py [--delay 30] [--megabytes 100] [--json FILE]
 
 A server of this machine answers requests for ranges after a delay, and sends to all of them together at a bandwidth.
 Timed are `setup` for arrays with many chunks, with and without an index, and epochs of images; beside them stands h5py
@@ -157,7 +157,7 @@ def main() -> None:
     """Runs all parts, and prints their table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--delay", type=float, default=30, help="milliseconds of a request (default: %(default)s)")
-    parser.add_argument("--megabytes", type=float, default=200, help="a second, of all requests (default: %(default)s)")
+    parser.add_argument("--megabytes", type=float, default=100, help="a second, of all requests (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=20_000, help="images (default: %(default)s)")
     parser.add_argument("--chunks", type=int, default=MANY, help="of the array for setup (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to a file")

@@ -176,10 +176,16 @@ def fetch_later(tasks: Sequence[Task]) -> None:
         threads.put(task)
 
 
+def _nothing() -> None:
+    """Be the last task."""
+
+
 def fetch_now(tasks: Sequence[Task]) -> None:
-    """Run tasks, the last one in this thread, and wait for all of them."""
+    """Run tasks, the last one in this thread unless that is the main one, which Ctrl-C interrupts; and wait for all."""
     if not tasks:
         return
+    if threading.current_thread() is threading.main_thread():
+        tasks = [*tasks, _nothing]
     left, is_done = threading.Semaphore(0), len(tasks) - 1
 
     def counted(task: Task) -> Task:

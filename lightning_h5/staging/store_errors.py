@@ -9,10 +9,10 @@ from typing import Any
 from ..errors import H5DataChangedError, H5Error, H5FileError
 from .object_status import ObjectStatus, is_url, shown_url
 
-__all__ = ["TIMEOUT", "changed", "explained"]
+__all__ = ["READ_TIMEOUT", "changed", "explained"]
 
-TIMEOUT = "30s"
-"""Time for a request and its answer."""
+READ_TIMEOUT = "20s"
+"""Time in which at least a byte of an answer comes."""
 
 MAX_LETTERS = 200  # of the text of another library's error
 
@@ -34,7 +34,7 @@ def explained(url: str, options: Mapping[str, Any], error: Exception, what: str,
     """Return an error that says what to do, without credentials in its text."""
     kind, text = type(error).__name__, _without_secrets(str(error), options)
     name = shown_url(url)
-    if kind == "PreconditionError":
+    if kind == "PreconditionError" or "412 Precondition" in text:
         return changed(url, ObjectStatus(0, "", 0), None)
     for (kinds, marks), (why, cure) in _CAUSES.items():
         if kind in kinds or any(mark in text for mark in marks):
@@ -88,8 +88,8 @@ _CAUSES: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[str, str]] = {
         "Use a server or proxy that does, or copy the file to a local disk.",
     ),
     ((), ("timed out", "kind: Timeout")): (
-        f"there was no complete answer within {TIMEOUT} ({{rate}} were sent)",
-        "Check the network. If it is slow, raise staging={'storage_options': {'client_options': {'timeout': '120s'}}}.",
+        f"no bytes came for {READ_TIMEOUT} or the time that was set ({{rate}} were sent)",
+        "Check the network, or raise staging={'storage_options': {'client_options': {'read_timeout': '60s'}}}.",
     ),
 }
 

@@ -18,12 +18,13 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ..errors import H5Error, H5FileError, H5ValueError
 from .object_status import ObjectStatus, shown_url
-from .store_errors import TIMEOUT, changed, explained
+from .store_errors import READ_TIMEOUT, changed, explained
 
 __all__ = ["Stores"]
 
 BY_OBSTORE = {"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https"}
-CONNECT_TIMEOUT, RETRY_TIMEOUT = "10s", 60  # and seconds in which a request is tried again
+TIMEOUT, CONNECT_TIMEOUT = "10m", "10s"  # of a request, whose bytes may come slowly; and until it can be sent
+RETRY_TIMEOUT = 60  # seconds in which a request is tried again
 MAX_RETRIES = 5
 RECENT = 1000  # requests whose times are kept, for the rate in an error
 TIMES = ("mtime", "LastModified", "last_modified", "updated", "last_commit", "created")  # names in fsspec's libraries
@@ -144,7 +145,8 @@ class _ObstoreStore:
         # Not `from_url` for web servers: it recognizes those of clouds, and takes a part of the path as the bucket.
         connect: Any = HTTPStore.from_url if urlsplit(root).scheme in NO_CONTAINER else from_url
         given = dict(options)
-        client = {"timeout": TIMEOUT, "connect_timeout": CONNECT_TIMEOUT, **(given.pop("client_options", None) or {})}
+        client: dict[str, Any] = {"timeout": TIMEOUT, "read_timeout": READ_TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
+        client |= given.pop("client_options", None) or {}
         if root.startswith("http://") or str(given.get("endpoint", "")).startswith("http://"):
             client.setdefault("allow_http", True)
         retry = {"max_retries": MAX_RETRIES, "retry_timeout": RETRY_TIMEOUT, **(given.pop("retry_config", None) or {})}
@@ -166,13 +168,23 @@ class _ObstoreStore:
             options["if_match"] = status.etag
         else:
             options["if_unmodified_since"] = datetime.fromtimestamp(status.st_mtime_ns / 1e9).astimezone()
+        for left in reversed(range(MAX_RETRIES)):
+            try:
+                return self._get(url, options, (start, stop), status)
+            except Exception as error:
+                # Without an ETag, the library does not continue an answer that broke off.
+                if status.etag or not left or "body error" not in str(error):
+                    raise
+        raise AssertionError
+
+    def _get(self, url: str, options: dict[str, Any], wanted: tuple[int, int], status: ObjectStatus) -> Any:
         found = self._store.get(self._key(url), options=options)
         now = _status(found.meta["size"], found.meta["e_tag"], found.meta["last_modified"])
         if now != status:
             raise changed(url, status, now)
-        if tuple(found.range) != (start, stop):
+        if tuple(found.range) != wanted:
             raise H5FileError(
-                f"bytes {start:,} to {stop:,} of {shown_url(url)!r} were requested, and the server sent bytes "
+                f"bytes {wanted[0]:,} to {wanted[1]:,} of {shown_url(url)!r} were requested, and the server sent bytes "
                 f"{found.range[0]:,} to {found.range[1]:,}. Use a server or proxy that answers requests for ranges."
             )
         return found.bytes()

@@ -79,10 +79,10 @@ def module(url, staging, kind=LazyH5DataModule, **options):
     return kind(url, **{"x_key": "x", "y_key": "y", "batch_size": 32, "staging": staging} | options)
 
 
-def epoch(datamodule, x):
+def epoch(datamodule, x, loader=None):
     """All rows of an epoch, compared with what was written."""
     seen = []
-    for rows, numbers in datamodule.train_dataloader():
+    for rows, numbers in datamodule.train_dataloader() if loader is None else loader:
         assert torch.equal(rows, torch.from_numpy(x)[numbers].to(rows.dtype))
         seen += numbers.tolist()
     return seen
@@ -220,6 +220,38 @@ def test_many_requests_are_in_flight(server, folder, x, staging):
     datamodule.teardown("fit")
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_requests_and_bytes_are_counted(server, folder, x, staging, num_workers, stages_all):
+    datamodule = module(server.url("run.h5"), staging, num_workers=num_workers)
+    datamodule.setup("fit")
+    server.clear()
+    loader = datamodule.train_dataloader()
+    for _ in range(2):
+        assert sorted(epoch(datamodule, x, loader)) == list(range(ROWS))
+        counted = loader.counters.total()
+        assert counted["origin_requests"] == server.count("GET") > 0
+        assert counted["origin_bytes"] == server.n_bytes
+        assert counted["origin_seconds"] > 0
+    datamodule.teardown("fit")
+
+
+def test_figures_of_requests_are_logged_and_shown_if_a_file_is_staged(server, folder, x, staging, capsys):
+    shown = {}
+    for path in (str(folder / "run.h5"), server.url("run.h5")):
+        given = staging if path.startswith("http") else None
+        trainer = quiet_trainer(max_epochs=1)
+        trainer.fit(Seen(), datamodule=module(path, given, files={"cache_bytes": 0}))
+        figures = {name for name in trainer.callback_metrics if "origin" in name or "mirror" in name}
+        shown[path] = figures, capsys.readouterr().out
+    (local, table_of_file), (remote, table_of_object) = shown.values()
+    assert local == set()
+    assert "origin" not in table_of_file
+    for name in ("origin_mib", "origin_requests", "origin_wait_ms", "mirror_hit_rate"):
+        assert f"h5/{name}_epoch" in remote
+    for line in ("from the origin, MiB", "requests to the origin", "request, median, ms"):
+        assert line in table_of_object
+
+
 # Opening ------------------------------------------------------------------------------------------------------------
 
 
@@ -319,11 +351,11 @@ def test_a_fault_that_passes_is_tried_again(server, folder, x, staging, fault):
         ("whole", "does not answer requests for ranges of bytes"),
         ("wrong range", "cannot be read|the server sent bytes"),
         ("etag", "was written to since training was set up"),
-        ("hang", "no complete answer within .*Check the network"),
+        ("hang", "no bytes came for .*Check the network"),
     ],
 )
 def test_a_fault_that_stays_is_one_clear_error(server, folder, x, staging, fault, text):
-    client = {"timeout": "300ms"} if fault == "hang" else {}
+    client = {"read_timeout": "300ms"} if fault == "hang" else {}
     staging = staging | {"storage_options": QUICK | {"client_options": client}}
     error = run_with(server, x, staging, lambda number, request: fault)
     assert re.search(f"{re.escape(server.url('run.h5'))}' .*{text}", str(error))
@@ -343,6 +375,21 @@ def test_an_object_that_changes_during_training_is_noticed(server, folder, x, st
     with pytest.raises(H5DataChangedError, match=r"run.h5' was written to since training was set up.*start again"):
         epoch(datamodule, x)
     datamodule.teardown("fit")
+
+
+def test_an_object_that_changes_while_an_answer_is_continued_is_noticed(server, folder, x, staging):
+    """The library asks again from the byte that it came to; that the state is another one is within its error."""
+
+    def fault(number, request):
+        write(folder / "run.h5", seed=number)
+        return "short"
+
+    assert isinstance(run_with(server, x, staging, fault), H5DataChangedError)
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again_without_etags(server, folder, x, staging):
+    server.has_etags = False
+    assert run_with(server, x, staging, lambda number, request: "reset" if number % 3 == 0 else None) is None
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
