@@ -356,6 +356,10 @@ class BaseH5DataModule(KeepsPosition):
         )
 
 
+SMALL_CHUNK, MANY_CHUNKS = 64 << 10, 1000
+"""Of an object, a request for fewer bytes than these takes as long as for these; noted from so many chunks on."""
+
+
 def _staging_report(
     staging: StagingOptions, guards: Iterable[ChangeGuard], layouts: Iterable[ArrayLayout]
 ) -> Iterator[str]:
@@ -381,6 +385,16 @@ def _staging_report(
             reasons.setdefault(why or "it was set up without", []).append(path)
     for why, paths in reasons.items():
         yield f"staging: {listing(paths, most=3)} {'is' if len(paths) == 1 else 'are'} not staged: {why}"
+    for each in layouts:
+        table = each.table
+        if not each.guard.is_remote or table is None or len(table.sizes) < MANY_CHUNKS:
+            continue
+        if (size := int(table.sizes.clip(min=0).mean())) < SMALL_CHUNK:
+            yield (
+                f"staging: the chunks of {each.key!r} have {bytes_text(size)} on average, and the first epoch takes a "
+                "request for each, or for those that lie together. Larger ones need fewer: `lightning-h5 repack "
+                "--rows-per-chunk auto --for-object-store`"
+            )
     on_disk = [each for each in layouts if each.guard.staging is not None and not each.guard.is_remote]
     by_library = {each.key for each in on_disk if fallback_reason(each) is not None}
     if by_library:

@@ -252,6 +252,17 @@ def test_figures_of_requests_are_logged_and_shown_if_a_file_is_staged(server, fo
         assert line in table_of_object
 
 
+@pytest.mark.parametrize(("row_bytes", "is_said"), [(100, True), (70_000, False)])
+def test_chunks_that_cost_a_request_for_little_are_noted(server, folder, staging, row_bytes, is_said, caplog):
+    with h5py.File(folder / "run.h5", "w") as file:
+        file.create_dataset("x", data=np.ones((1200, row_bytes), "u1"), chunks=(1, row_bytes))
+    with caplog.at_level(logging.INFO, "lightning.pytorch"):
+        datamodule = module(server.url("run.h5"), staging, y_key=None)
+        datamodule.setup("fit")
+    assert ("the chunks of 'x' have 100 B on average" in caplog.text) == is_said
+    datamodule.teardown("fit")
+
+
 # Opening ------------------------------------------------------------------------------------------------------------
 
 
