@@ -43,6 +43,8 @@ GROUP, CHUNKS = 0, 1  # kinds of B-trees
 MAX_CHILDREN = 1 << 16
 LEAF_BYTES = 328  # of a node with names of a group, as the library makes them
 UNDEFINED = (1 << 64) - 1
+MAX_PLACE = 1 << 48
+BLOCK_BYTES = 1 << 16  # fetched of a block of an extensible array, whose size its place does not tell
 SAMPLES = 16  # pieces of a file's content in its identity
 SAMPLE_BYTES = 4096
 
@@ -144,6 +146,8 @@ def _children(node: bytes, n_bytes: int) -> tuple[list[int], int, bool]:
     """
     if len(node) < NODE.size:
         return [], 0, False
+    if node[:4] in (b"EAIB", b"EASB"):
+        return _blocks_of_array(node), BLOCK_BYTES, False
     signature, kind, level, n = NODE.unpack_from(node)
     if signature != b"TREE" or kind not in (GROUP, CHUNKS) or (kind == CHUNKS and level == 0):
         return [], 0, False
@@ -153,6 +157,17 @@ def _children(node: bytes, n_bytes: int) -> tuple[list[int], int, bool]:
     at = range(NODE.size + width, NODE.size + n * (width + 8), width + 8)
     places = [place for start in at if (place := int.from_bytes(node[start : start + 8], "little")) != UNDEFINED]
     return places[:MAX_CHILDREN], n_bytes if level else LEAF_BYTES, level > 0
+
+
+def _blocks_of_array(block: bytes) -> list[int]:
+    """Return where blocks of an extensible array are, which newer files have in the place of a B-tree.
+
+    Their places end the block that names them, before its checksum of four bytes.
+    """
+    words = np.frombuffer(block[14 + (len(block) - 18) % 8 : -4], "<u8")[::-1]
+    is_place = (words == UNDEFINED) | (words < MAX_PLACE)
+    n = len(words) if is_place.all() else int(np.argmin(is_place))
+    return [int(word) for word in words[:n] if word != UNDEFINED]
 
 
 def _key_bytes(kind: int, n_bytes: int) -> int | None:
