@@ -29,7 +29,7 @@ from .layout import ArrayLayout, ArrayView, Decoding, Filter, path_of
 from .layout_table import ArrayColumns, LayoutTable
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .metadata_index import MetadataIndex
-from .open import FAULTS, create_h5, open_h5, translate_h5py_errors
+from .open import FAULTS, create_h5, open_h5, open_recorded, translate_h5py_errors
 from .paths import expand_paths, expand_user, file_number, name_objects
 from .references import holds_regions, is_matlab_text, is_references, referenced_arrays
 from .remote_file import opened, sampled_identity, size_of
@@ -111,6 +111,7 @@ __all__ = [
     "native",
     "numpy_dtype",
     "open_h5",
+    "open_recorded",
     "opened",
     "overlaps",
     "own_keys_in",

@@ -19,7 +19,7 @@ import h5py
 
 from ..errors import H5DataChangedError
 from ..options import StagingOptions
-from ..staging import ObjectStatus, is_url, shown_url, staging_of, why_not_staged
+from ..staging import ObjectStatus, shown_url, staging_of, why_not_staged
 from .remote_file import Read, remote_file_of, sample_content, status_of
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class ChangeGuard:
 
     Attributes:
         etag: the store's name for the content of an object, which each request names. The numbers are then 0.
+        is_remote: whether it is an object of a store.
         others: guards of other files that rows of this one come from.
         staging: where bytes of the file are kept on a local disk; None if they are read from the file itself.
         seen_ns: when the inode last changed before the guard was taken. Handles opened before that are outdated.
@@ -48,6 +49,7 @@ class ChangeGuard:
     grows: bool = False
     ctime_ns: int | None = None
     etag: str = ""
+    is_remote: bool = False
     others: tuple[ChangeGuard, ...] = ()
     seen_ns: int = field(default=0, compare=False)
     staging: StagingOptions | None = field(default=None, compare=False, repr=False)
@@ -87,6 +89,7 @@ class ChangeGuard:
             grows,
             found.st_ctime_ns if strict and not grows else None,
             etag=found.etag if isinstance(found, ObjectStatus) else "",
+            is_remote=isinstance(found, ObjectStatus),
             seen_ns=found.st_ctime_ns,
         )
 
@@ -101,11 +104,6 @@ class ChangeGuard:
         if staging is None or why_not_staged(staging, self.device, self.n_bytes, grows=self.grows) is not None:
             return self
         return replace(self, staging=staging)
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it is an object of a store."""
-        return is_url(self.path)
 
     @property
     def status(self) -> ObjectStatus:

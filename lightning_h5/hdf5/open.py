@@ -17,7 +17,7 @@ from ..errors import H5CorruptError, H5Error, H5FileError, H5ValueError
 from ..staging import INDEX_SUFFIX, ObjectStatus, is_url, published_index, shown_url
 from .metadata_index import MetadataIndex
 from .paths import SIGNATURE
-from .remote_file import RemoteFile, close_at_exit, sampled_identity
+from .remote_file import Read, RecordedFile, RemoteFile, close_at_exit, sampled_identity
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ __all__ = [
     "is_in_other_file",
     "object_address",
     "open_h5",
+    "open_recorded",
     "translate_h5py_errors",
 ]
 
@@ -129,6 +130,29 @@ def _open_object(url: str, status: ObjectStatus | None, *, swmr: bool, takes_ind
         ) from error
     strategy = file.id.get_create_plist().get_file_space_strategy()[0]
     remote.is_paged = strategy == h5py.h5f.FSPACE_STRATEGY_PAGE
+    close_at_exit(file)
+    return file
+
+
+def open_recorded(n_bytes: int, pread: Read, read: list[tuple[int, int]]) -> Any:
+    """Open a file or an object so that place and size of each read are noted.
+
+    Args:
+        n_bytes: its size.
+        pread: reads it.
+        read: gets the places.
+
+    Raises:
+        H5FileError: it is not HDF5.
+    """
+    try:
+        file = _File(RecordedFile(n_bytes, pread, read), "r")
+    except H5Error:  # of a store
+        raise
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise H5FileError(
+            f"a file of {n_bytes:,} bytes cannot be opened as HDF5: {error}. Check that it is one."
+        ) from error
     close_at_exit(file)
     return file
 

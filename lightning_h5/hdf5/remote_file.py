@@ -25,6 +25,7 @@ from .paths import SIGNATURE, SIGNATURE_OFFSETS
 
 __all__ = [
     "Read",
+    "RecordedFile",
     "RemoteFile",
     "close_at_exit",
     "opened",
@@ -135,6 +136,48 @@ class RemoteFile(io.RawIOBase):
         if not self.closed:
             self.mirror.close()
         super().close()
+
+
+class RecordedFile(io.RawIOBase):
+    """A file that notes what is read of it.
+
+    Args:
+        n_bytes: its size.
+        pread: reads it.
+        read: gets place and size of each read.
+    """
+
+    def __init__(self, n_bytes: int, pread: Read, read: list[tuple[int, int]]) -> None:
+        self._n_bytes, self._pread, self._read, self._at = n_bytes, pread, read, 0
+
+    def __repr__(self) -> str:
+        return os.devnull  # the library's name of the file, whose status is asked for
+
+    def readinto(self, memory: Any) -> int:
+        """Read from the present position on."""
+        view = memoryview(memory).cast("B")
+        data = self._pread(len(view), self._at)
+        view[: len(data)] = data
+        self._read.append((self._at, len(data)))
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Set the position."""
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._n_bytes}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
 
 
 def _children(node: bytes, n_bytes: int) -> tuple[list[int], int, bool]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import h5py
 import numpy as np
 
 from ..errors import H5Error
-from ..hdf5 import FAULTS, MetadataIndex, entries_of, expand_user, find_array, layout_of, opened, sampled_identity
+from ..hdf5 import (
+    FAULTS,
+    MetadataIndex,
+    entries_of,
+    expand_user,
+    find_array,
+    layout_of,
+    open_recorded,
+    opened,
+    sampled_identity,
+)
 from ..progress_bar import with_bar
 from ..staging import INDEX_SUFFIX
 from ..types import IntArray, PathLike
@@ -64,53 +70,20 @@ def write_index(
         beside = f"{path if os.path.exists(path) else os.path.basename(path)}{INDEX_SUFFIX}"
         target = beside if output is None else expand_user(output)
         check_output(target, [path], overwrite=overwrite)
-        recorder = _Recorder(n_bytes, pread)
-        n_arrays = 0
-        with h5py.File(recorder, "r") as file:
+        n_arrays, read = 0, list[tuple[int, int]]()
+        with open_recorded(n_bytes, pread, read) as file:
             names = [entry.name for entry in entries_of(file) if entry.kind == "array"]
             for name in with_bar(names, "looking at arrays", shows_progress=shows_progress, unit="array"):
                 n_arrays += 1
                 with suppress(H5Error, *FAULTS):  # one cannot train from it
                     layout_of(find_array(file, name), path, name)
-        starts, sizes = _merged(recorder.read_places)
+        starts, sizes = _merged(read)
         pieces = [pread(size, start) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
         index = MetadataIndex(n_bytes, sampled_identity(path), starts.tolist(), pieces).to_bytes()
     partial = f"{target}.partial"
     Path(partial).write_bytes(index)
     os.replace(partial, target)
     return IndexReport(path, target, n_bytes, len(index), n_arrays)
-
-
-class _Recorder(io.RawIOBase):
-    """A file that notes what is read of it."""
-
-    def __init__(self, n_bytes: int, pread: Callable[[int, int], bytes]) -> None:
-        self._n_bytes, self._pread, self._at = n_bytes, pread, 0
-        self.read_places: list[tuple[int, int]] = []
-
-    def __repr__(self) -> str:
-        return os.devnull  # the library's name of the file, whose status is asked for
-
-    def readinto(self, memory: Any) -> int:
-        view = memoryview(memory).cast("B")
-        data = self._pread(len(view), self._at)
-        view[: len(data)] = data
-        self.read_places.append((self._at, len(data)))
-        self._at += len(data)
-        return len(data)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._n_bytes}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
 
 def _merged(read: list[tuple[int, int]]) -> tuple[IntArray, IntArray]:
