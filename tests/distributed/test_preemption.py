@@ -150,7 +150,12 @@ def compare(path, tmp_path, draws, accumulate, devices, method, num_workers):
 @pytest.mark.parametrize(("devices", "method", "num_workers"), CASES)
 def test_runs_that_were_preempted_are_together_the_unbroken_run(path, tmp_path, devices, method, num_workers):
     draws = random.Random(f"{devices}{method}{num_workers}")
-    assert compare(path, tmp_path, draws, 1, devices, method, num_workers) > 0
+    for attempt in range(3):  # on a busy machine, a signal can come when the run is over
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        if compare(path, folder, draws, 1, devices, method, num_workers):
+            return
+    raise AssertionError("no run was stopped")
 
 
 @pytest.mark.slow
