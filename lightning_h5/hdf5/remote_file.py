@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from ..errors import H5FileError
 from ..staging import ObjectStatus, is_url, mirror_of, object_status, shown_url
 from .metadata_index import MetadataIndex
 from .paths import SIGNATURE, SIGNATURE_OFFSETS
@@ -50,7 +51,47 @@ SAMPLES = 16  # pieces of a file's content in its identity
 SAMPLE_BYTES = 4096
 
 
-class RemoteFile(io.RawIOBase):
+class _FileByPlace(io.RawIOBase):
+    """A file for the HDF5 library, made of a function that reads by place.
+
+    Args:
+        n_bytes: its size.
+    """
+
+    def __init__(self, n_bytes: int) -> None:
+        self.n_bytes, self._at = n_bytes, 0
+
+    def pread(self, n_bytes: int, start: int) -> bytes:
+        """Return bytes from a place, as ``os.pread`` does."""
+        raise NotImplementedError
+
+    def readinto(self, memory: Any) -> int:
+        """Read from the present position on, as the library asks."""
+        view = memoryview(memory).cast("B")
+        data = self.pread(len(view), self._at)
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Set the position."""
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.n_bytes}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+
+class RemoteFile(_FileByPlace):
     """An object of a store, read through its mirror.
 
     Args:
@@ -61,12 +102,13 @@ class RemoteFile(io.RawIOBase):
     def __init__(self, url: str, status: ObjectStatus | None = None) -> None:
         self.url = url
         self.status = object_status(url) if status is None else status
+        super().__init__(self.status.st_size)
         self.mirror = mirror_of(url, self.status)
         tag = hashlib.sha256(repr(self.status).encode()).hexdigest()[:8]
         self.name = f"{shown_url(url)}#{tag}".encode("ascii", "backslashreplace").decode()
         self.index: MetadataIndex | None = None  # of published metadata
         self.is_paged = False
-        self._at = self._base = 0
+        self._base = 0  # bytes before the library's address space
         _open[self.name] = self
 
     def __repr__(self) -> str:
@@ -80,56 +122,33 @@ class RemoteFile(io.RawIOBase):
         """
         if self.index is not None and (found := self.index.find(n_bytes, start)) is not None:
             return found
-        if self.is_paged and start < self.status.st_size:
-            size = min(n_bytes, self.status.st_size - start)
-            self.mirror.stage(np.array([start]), np.array([size]), (0, self.status.st_size))
+        if self.is_paged and start < self.n_bytes:
+            size = min(n_bytes, self.n_bytes - start)
+            self.mirror.stage(np.array([start]), np.array([size]), (0, self.n_bytes))
         data = self.mirror.pread(n_bytes, start)
         if start in SIGNATURE_OFFSETS and data.startswith(SIGNATURE):
             self._base = start
-        self._fetch_below([data], n_bytes)
+        self._fetch_below(data, n_bytes)
         return data
 
     def fetch(self, places: Sequence[int], n_bytes: int) -> None:
         """Fetch pieces of a size, all at once."""
         self.mirror.stage(np.array(places), np.full(len(places), n_bytes))
 
-    def readinto(self, memory: Any) -> int:
-        """Read from the present position on, as the library asks."""
-        view = memoryview(memory).cast("B")
-        data = self.pread(len(view), self._at)
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
-
-    def _fetch_below(self, nodes: Sequence[bytes], n_bytes: int) -> None:
-        """Fetch all nodes below nodes of a B-tree, a level at a time."""
+    def _fetch_below(self, node: bytes, n_bytes: int) -> None:
+        """Fetch all nodes below a node of a B-tree, a level at a time. Each once: a damaged tree can be a circle."""
+        nodes, fetched = [node], set[int]()
         while nodes:
-            places, size, are_nodes = [], 0, True
-            for node in nodes:
-                found, size, are_nodes = _children(node, n_bytes)
-                places += [self._base + place for place in found]
-            places = [place for place in places if 0 < place < self.status.st_size - size]
-            if not places:
+            places, size, are_nodes = dict[int, None](), 0, True
+            for each in nodes:
+                found, size, are_nodes = _children(each, n_bytes)
+                places |= dict.fromkeys(self._base + place for place in found)
+            below = [place for place in places if 0 < place < self.n_bytes - size and place not in fetched]
+            if not below:
                 return
-            self.fetch(places, size)
-            nodes = [self.mirror.pread(size, place) for place in places] if are_nodes else []
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Set the position."""
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.status.st_size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._at
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
+            fetched.update(below)
+            self.fetch(below, size)
+            nodes = [self.mirror.pread(size, place) for place in below] if are_nodes else []
 
     def close(self) -> None:
         """Close the mirror."""
@@ -138,7 +157,7 @@ class RemoteFile(io.RawIOBase):
         super().close()
 
 
-class RecordedFile(io.RawIOBase):
+class RecordedFile(_FileByPlace):
     """A file that notes what is read of it.
 
     Args:
@@ -148,36 +167,17 @@ class RecordedFile(io.RawIOBase):
     """
 
     def __init__(self, n_bytes: int, pread: Read, read: list[tuple[int, int]]) -> None:
-        self._n_bytes, self._pread, self._read, self._at = n_bytes, pread, read, 0
+        super().__init__(n_bytes)
+        self._pread, self._read = pread, read
 
     def __repr__(self) -> str:
         return os.devnull  # the library's name of the file, whose status is asked for
 
-    def readinto(self, memory: Any) -> int:
-        """Read from the present position on."""
-        view = memoryview(memory).cast("B")
-        data = self._pread(len(view), self._at)
-        view[: len(data)] = data
-        self._read.append((self._at, len(data)))
-        self._at += len(data)
-        return len(data)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Set the position."""
-        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._n_bytes}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._at
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
+    def pread(self, n_bytes: int, start: int) -> bytes:
+        """Return bytes from a place, and note it."""
+        data = self._pread(n_bytes, start)
+        self._read.append((start, len(data)))
+        return data
 
 
 def _children(node: bytes, n_bytes: int) -> tuple[list[int], int, bool]:
@@ -282,17 +282,22 @@ def opened(path: str) -> Iterator[Opened]:
     """Open a file or an object for reading by position.
 
     Raises:
-        OSError: it cannot be read.
+        H5FileError: it cannot be opened.
     """
     if is_url(path):
         remote = next((each for each in list(_open.values()) if each.url == path and not each.closed), None)
         if remote is not None:
-            yield Opened(remote.status.st_size, remote.pread, remote.fetch)
+            yield Opened(remote.n_bytes, remote.pread, remote.fetch)
             return
         with RemoteFile(path) as remote:
-            yield Opened(remote.status.st_size, remote.pread, remote.fetch)
+            yield Opened(remote.n_bytes, remote.pread, remote.fetch)
         return
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise H5FileError(
+            f"{path!r} cannot be opened: {error.strerror}. Check the path and its permissions."
+        ) from error
     try:
         yield Opened(os.fstat(fd).st_size, partial(os.pread, fd), lambda places, n_bytes: None)
     finally:

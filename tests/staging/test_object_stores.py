@@ -4,6 +4,7 @@ import logging
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -24,8 +25,12 @@ from lightning_h5 import (
     H5ValueError,
     LazyH5DataModule,
     RankCachedH5DataModule,
+    inspect_file,
+    repack_file,
 )
+from lightning_h5.cli.text import file_text
 from lightning_h5.hdf5 import process_pool
+from lightning_h5.hdf5.remote_file import RemoteFile
 from lightning_h5.staging import network, objects, policy, store_errors, stores
 from lightning_h5.tools.index_file import write_index
 
@@ -283,6 +288,44 @@ def test_nodes_below_a_node_of_a_tree_are_fetched_at_once(server, folder, stagin
     datamodule.setup("fit")
     assert server.most_at_once > least
     datamodule.teardown("fit")
+
+
+def test_a_tree_that_is_a_circle_ends(server, folder, staging):
+    """A node of chunks whose children are itself, as damage or an attacker can make one."""
+    width, place = 32, 4096
+    node = struct.pack("<4sBBH16x", b"TREE", 1, 3, 64) + (bytes(width) + struct.pack("<Q", place)) * 64 + bytes(width)
+    (folder / "circle.h5").write_bytes(bytes(place) + node + bytes(4096))
+    objects.use_staging(server.url("circle.h5"), module(server.url("circle.h5"), staging)._options.files.staged)
+    with RemoteFile(server.url("circle.h5")) as file:
+        assert file.pread(len(node), place) == node
+
+
+def test_repack_for_object_stores_writes_large_chunks_and_pages(folder, tmp_path):
+    x = write(folder / "run.h5")
+    with h5py.File(folder / "run.h5", "a") as file:
+        file.create_dataset("long", data=np.zeros((3000, 4096), "u1"), chunks=(10, 4096))
+    repack_file(folder / "run.h5", tmp_path / "cloud.h5", rows_per_chunk="auto", for_object_store=True)
+    with h5py.File(tmp_path / "cloud.h5") as file:
+        options = file.id.get_create_plist()
+        assert options.get_file_space_strategy()[0] == h5py.h5f.FSPACE_STRATEGY_PAGE
+        assert options.get_file_space_page_size() == 1 << 20
+        assert file["long"].chunks == (1024, 4096)
+        assert np.array_equal(file["x"][:], x)
+
+
+def test_inspect_says_what_an_epoch_costs(server, folder, x, staging, capsys):
+    objects.use_staging(server.url("run.h5"), module(server.url("run.h5"), staging)._options.files.staged)
+    report = inspect_file(server.url("run.h5"))
+    assert report.n_bytes == os.path.getsize(folder / "run.h5")
+    assert report.store.n_requests == CHUNKS + 1  # and the target
+    assert report.store.n_bytes >= x.nbytes
+    assert inspect_file(folder / "run.h5").store is None
+    assert f"at most {CHUNKS + 1} requests" in " ".join(" ".join(file_text(report, None)).split())
+
+
+def test_an_index_of_no_file_is_an_error(tmp_path):
+    with pytest.raises(H5FileError, match=r"nothing\.h5' cannot be opened: No such file or directory"):
+        write_index(tmp_path / "nothing.h5")
 
 
 @pytest.mark.parametrize("libver", [None, "latest"])
