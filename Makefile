@@ -16,7 +16,8 @@ PIP_FLAGS := -qq --disable-pip-version-check
 # pip's own step of building the package is held to the pins, too.
 PINNED := -c constraints.txt --build-constraint constraints.txt
 PINNED_OLDEST := -c constraints-oldest.txt --build-constraint constraints-oldest.txt
-PYTEST = OMP_NUM_THREADS=1 $(1)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+# Compiled tests are kept, whatever the shell says: many tests start processes, and each would compile all that it imports.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(1)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 # Two pips in one environment would trip over each other.
 .NOTPARALLEL:

@@ -48,7 +48,8 @@ def pytest_collection_modifyitems(items):
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
     for of_test in cases.values():
-        for item in set(of_test) - set(spread(of_test)):
+        starts_processes = of_test[0].path.parent.name in ("distributed", "endurance")  # seconds each
+        for item in set(of_test) - set(spread(of_test, 2) if starts_processes else spread(of_test)):
             item.add_marker("wide")
 
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "few")
 SHARES = {"few": 0.2, "broad": 1.0, "thorough": 20.0}
 EXAMPLES = 100  # of a test that sets no number
-CASES = 6  # of a parametrized test
+CASES = 5  # of a parametrized test
 
 
 def examples(n):

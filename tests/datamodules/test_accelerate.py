@@ -41,8 +41,10 @@ def epochs(rank, path, num_workers, world_size):
     return seen
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("world_size", "num_workers"),
+    [(1, 2), *(pytest.param(*case, marks=pytest.mark.wide) for case in [(1, 0), (2, 0), (2, 2)])],
+)
 def test_each_row_comes_once_an_epoch(path, tmp_path, world_size, num_workers):
     ranks = values(run_ranks(epochs, world_size, tmp_path, path, num_workers, world_size))
     for epoch in range(2):

@@ -532,11 +532,11 @@ SOME_CASES = {
 @pytest.mark.parametrize(
     ("start_method", "is_used", "worker_init_fn"),
     [
-        ("fork", False, None),
+        ("fork", True, no_files_are_inherited),
+        pytest.param("fork", False, None, marks=pytest.mark.wide),
         pytest.param("fork", False, no_files_are_inherited, marks=pytest.mark.wide),
         pytest.param("fork", True, None, marks=pytest.mark.wide),
-        ("fork", True, no_files_are_inherited),
-        ("forkserver", True, no_files_are_inherited),
+        pytest.param("forkserver", True, no_files_are_inherited, marks=pytest.mark.wide),
         ("spawn", True, no_files_are_inherited),
     ],
 )

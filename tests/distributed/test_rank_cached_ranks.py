@@ -677,7 +677,11 @@ def what_is_left(sessions):
 def test_of_ranks_that_share_memory_nothing_is_left_where_one_is_killed(tmp_path, where, dying):
     outcomes = run_ranks(dies, 2, tmp_path, dying, where, write(tmp_path, 24), str(tmp_path), patience=40)
     assert outcomes[dying].exitcode == -signal.SIGKILL
-    (other,) = values([outcomes[1 - dying]])
-    error, left = other
-    assert error is not None
-    assert left == []
+    other = outcomes[1 - dying]
+    if other.exitcode == 1:  # on a busy machine, what watches the other ranks ends it before a call of torch returns
+        assert "the other ranks ended while" in other.output
+    else:
+        ((error, left),) = values([other])
+        assert error is not None
+        assert left == []
+    assert [*what_is_left([int((tmp_path / f"{rank}.pid").read_text()) for rank in range(2)])] == []

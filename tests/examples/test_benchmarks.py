@@ -223,6 +223,7 @@ def test_very_many_segments(run, tmp_path):
     assert out.count("B/segment") == 3
 
 
+@pytest.mark.wide
 def test_slow_file_systems(run_alone, tmp_path):
     """As a user starts it: its file system is served by a process that is spawned."""
     wanted = ["--rows", 640, "--epochs", 3, "--delay", 1, "--json", tmp_path / "out.json", "--layouts", "gzip"]

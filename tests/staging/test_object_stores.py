@@ -109,7 +109,10 @@ def test_rows_and_their_order_are_those_of_the_file(server, folder, x, staging, 
     assert sorted(orders[1][0]) == list(range(ROWS))
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "method",
+    ["fork", pytest.param("forkserver", marks=pytest.mark.wide), pytest.param("spawn", marks=pytest.mark.wide)],
+)
 def test_text_comes_through_the_library_also_in_workers(server, folder, x, staging, method):
     workers = {"start_method": method}
     datamodule = module(server.url("run.h5"), staging, y_key=["y", "name"], num_workers=2, workers=workers)
