@@ -33,7 +33,9 @@ def loader_of(dataset, batch_size=8, mode="global", **options):
 
 
 def read_ahead_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("lightning_h5")]
+    """Threads of loaders; the one that reads from stores lives as long as its process."""
+    names = ("lightning_h5-read-ahead", "lightning_h5-decode", "lightning_h5-pin")
+    return [thread for thread in threading.enumerate() if thread.name in names]
 
 
 def rows_of(batches):
