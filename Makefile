@@ -63,7 +63,7 @@ types: $(VENV)/.types ## check the types
 docs: $(VENV)/.docs ## build the documentation into docs/_build/html
 	$(BIN)/sphinx-build -q -W -n --keep-going -b html -d docs/_build/doctrees docs docs/_build/html
 
-package: $(VENV)/.package ## build wheel and sdist into dist, and run the quick start from the wheel in a clean environment
+package: $(VENV)/.package ## build wheel and sdist into dist, and run the quick start from each in a clean environment
 	rm -rf dist $(VENV)/wheel
 	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/python -m build -q --outdir dist
 	$(PYTHON) -m venv $(VENV)/wheel/env
@@ -71,6 +71,8 @@ package: $(VENV)/.package ## build wheel and sdist into dist, and run the quick 
 	$(VENV)/wheel/env/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt "$$(ls $(CURDIR)/dist/*.whl)[cli,examples]"
 	cp examples/quickstart.py examples/quickstart.yaml $(VENV)/wheel
 	cd $(VENV)/wheel && env/bin/python quickstart.py && env/bin/lightning-h5 inspect data/digits.h5
+	$(VENV)/wheel/env/bin/python -m pip install $(PIP_FLAGS) $(PINNED) --no-deps --force-reinstall dist/*.tar.gz
+	cd $(VENV)/wheel && env/bin/lightning-h5 --version && env/bin/python quickstart.py >/dev/null
 	rm -rf $(VENV)/wheel
 
 bench: $(VENV)/.run ## measure reading against plain h5py, other formats and the limits (half an hour)

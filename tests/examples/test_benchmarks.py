@@ -215,6 +215,40 @@ def test_the_structure_of_the_package(run_alone, tmp_path):
     assert f"a shuffled batch of a gzip file passes: {len(passed)}" in out
 
 
+@pytest.mark.wide
+def test_what_a_conversion_gives(run, tmp_path):
+    options = ["--rows", 256, "--rounds", 1, "--peers", "--json", tmp_path / "out.json", "--page", tmp_path / "out.md"]
+    run(BENCHMARKS / "converted.py", *options)
+    images, signals = json.loads((tmp_path / "out.json").read_text())["results"]
+    for result in (images, signals):
+        ways = result["ways"]
+        assert len(ways) == 7
+        assert ways["lightning_h5, repacked, contiguous, mmap"]["bytes"] > ways["lightning_h5, as stored"]["bytes"]
+        assert result["ratios"]["lightning_h5, as stored / plain h5py"]["seen"] > 0
+    assert (tmp_path / "out.md").read_text().count("**lightning_h5, repacked, LZ4 and bitshuffle**") == 2
+
+
+@pytest.mark.wide
+def test_what_limits_reading(run_alone, tmp_path):
+    run_alone(BENCHMARKS / "limits.py", "--rows", 7000, "--rounds", 1, "--json", tmp_path / "out.json")
+    for found in json.loads((tmp_path / "out.json").read_text())["results"].values():
+        assert 0 < found["copying rows"] < found["decoding"] < found["processor"]
+
+
+@pytest.mark.wide
+def test_more_cores_than_there_are(run_alone, tmp_path):
+    options = ["--cores", 1, 8, "--rounds", 1, "--mib", 192, "--cases", "images", "--json", tmp_path / "out.json"]
+    run_alone(BENCHMARKS / "cost_model.py", *options)
+    images = json.loads((tmp_path / "out.json").read_text())["results"]["images"]
+    assert 1.5 * images["simulated"]["1"] < images["simulated"]["8"]
+
+
+@pytest.mark.wide
+def test_the_start_of_training(run_alone, tmp_path):
+    run_alone(BENCHMARKS / "start.py", "--rounds", 1, "--json", tmp_path / "out.json")
+    assert set(json.loads((tmp_path / "out.json").read_text())["more"]) == {"import", "first batch"}
+
+
 def test_very_many_segments(run, tmp_path):
     out = run(BENCHMARKS / "scale.py", "--segments", 40, "--files", 8, "--json", tmp_path / "out.json")
     written = json.loads((tmp_path / "out.json").read_text())
