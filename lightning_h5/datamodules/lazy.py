@@ -204,7 +204,8 @@ class KeyedH5DataModule(BaseH5DataModule):
         return stats
 
     def _cut_rows(self, files: tuple[str, ...], x_key: Keys) -> dict[Split, IntArray]:
-        n_rows = count_rows(files, keys_in(x_key)[0], self._options.files, catalog=self._catalog)
+        own = own_keys_in(x_key, self.y_key) or keys_in(x_key)
+        n_rows = count_rows(files, own[0], self._options.files, catalog=self._catalog)
         groups, labels = (
             None if key is None else self._column(files, key, n_rows, argument)
             for argument, key in (("group_key", self._split.group_key), ("stratify_key", self._split.stratify_key))

@@ -54,7 +54,7 @@ def count_rows(
     paths: Sequence[str], key: str, files: FileOptions | None = None, *, catalog: Catalog | None = None
 ) -> int:
     """Return the number of rows of an array in some files."""
-    asked = [Asked(key=key, takes_packed=True)]
+    asked = [Asked(key=key, takes_packed=True, only_counted=True)]
     return (catalog or Catalog()).table(paths, asked, OpenOptions(files=files or FileOptions())).n_rows
 
 

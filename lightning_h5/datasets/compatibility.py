@@ -59,6 +59,7 @@ class Asked:
         dtype: the dtype that the user asked for, if any.
         argument: how the user can name a dtype for it, such as ``"x_dtype={}"``; None if there is no way.
         takes_packed: accept packed integers as they are stored: they are decoded later, or no value is used.
+        only_counted: whether nothing but its number of rows is used, so that a row may be anything.
         codec: decodes rows; None if values are as stored.
         paths: other files that have the array; None for those of the data.
     """
@@ -68,6 +69,7 @@ class Asked:
     dtype: torch.dtype | None = None
     argument: str | None = None
     takes_packed: bool = False
+    only_counted: bool = False
     codec: Codec | None = None
     paths: Paths | None = None
 
@@ -121,7 +123,8 @@ class Compatibility:
         structure = tuple(id(each) for one in layouts for each in (one.dtype, one.row_shape, one.packing))
         if structure not in self._passed:
             for layout, one in zip(layouts, self._asked, strict=True):
-                _check_kind(layout, text_ok=one.text_ok)
+                if not one.only_counted:
+                    _check_kind(layout, text_ok=one.text_ok)
                 if not one.takes_packed:
                     _check_packing(layout, one)
         if self._of_one_row:

@@ -12,7 +12,7 @@ from factories import Stored
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning_models import Recorder, index_of, quiet_trainer
 
-from lightning_h5 import H5LazyDataset, H5StatsMonitor, LazyH5DataModule, SetEpochCallback
+from lightning_h5 import H5LazyDataset, H5StatsMonitor, LazyH5DataModule, RankCachedH5DataModule, SetEpochCallback
 
 ROWS = 60
 
@@ -80,6 +80,23 @@ def test_splits_by_fraction_share_no_row_and_cover_all(file):
     }
     assert [len(rows) for rows in splits.values()] == [42, 12, 6]
     assert sorted(row for rows in splits.values() for row in rows) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("split", [0.2, {"val_fraction": 0.2, "stratify_key": "jets/kind"}])
+@pytest.mark.parametrize("kind", [LazyH5DataModule, RankCachedH5DataModule])
+def test_rows_of_stacked_members_and_of_other_files_are_split(tmp_path, kind, split):
+    """The array that comes first has no rows of its own that a tensor could hold, or is in no file of the data."""
+    jets = np.zeros(ROWS, [("pt", "f4"), ("kind", "i4")])
+    jets["pt"], jets["kind"] = np.arange(ROWS), np.arange(ROWS) % 2
+    for name, values in {"data.h5": {"jets": jets}, "weights.h5": {"w": np.arange(ROWS)}}.items():
+        with h5py.File(tmp_path / name, "w") as file:
+            for key, each in values.items():
+                file[key] = each
+    weights = {"path": str(tmp_path / "weights.h5"), "key": "w"}
+    for x_key in ({"jets": ["jets/pt", "jets/kind"], "w": weights}, {"w": weights, "pt": "jets/pt"}):
+        module = kind(tmp_path / "data.h5", x_key=x_key, y_key="jets/kind", split=split)
+        rows = [x["w"].tolist() for stage in ("fit", "validate") for x, _ in batches(module, stage)]
+        assert sorted(row for batch in rows for row in batch) == list(range(ROWS))
 
 
 def test_a_new_training_seed_moves_no_row_between_splits(file):

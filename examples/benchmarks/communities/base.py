@@ -27,6 +27,7 @@ class Community:
             measurements, and tests take a few hundredths. There are at least two batches of training samples.
         dataset: makes their dataset, as they wrote it.
         collate_fn: theirs; None is torch's.
+        loader_of: makes their loader of their dataset and a number of workers, if it is not an ordinary `DataLoader`.
         batch_size: of both loaders.
         options: of the data module, as on the page.
         data_module: its class.
@@ -43,11 +44,14 @@ class Community:
     their_arrays: Callable[[Any], Arrays]
     our_arrays: Callable[[Any], Arrays]
     collate_fn: Callable[[list[Any]], Any] | None = None
+    loader_of: Callable[[Any, int], DataLoader[Any]] | None = None
     batch_size: int = 32
     data_module: str = "LazyH5DataModule"
 
     def their_loader(self, num_workers: int) -> DataLoader[Any]:
         """Return their loader: shuffled, with torch's usual settings."""
+        if self.loader_of is not None:
+            return self.loader_of(self.dataset(), num_workers)
         return DataLoader(
             self.dataset(),
             self.batch_size,
