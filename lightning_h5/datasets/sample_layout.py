@@ -371,7 +371,12 @@ def collated(values: Any, how: Collate | None) -> Any:
 
 
 def stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors of one shape as one; images with their channels last in memory as a batch of such."""
+    """Return tensors of one shape as one; images with their channels last in memory as a batch of such.
+
+    A batch of one sample shares its memory: samples can be large.
+    """
+    if len(values) == 1:
+        return values[0].unsqueeze(0)
     if values[0].ndim == 3 and not values[0].is_contiguous():
         moved = [value.movedim(0, -1) for value in values]
         if all(value.is_contiguous() for value in moved):

@@ -210,8 +210,11 @@ def column_of_samples(table: RowTable, field: int, found: FieldRows, column: Col
         if not sampling.has_all_steps(field) or sampling.are_sparse:
             return column
         assert found.lengths is not None, "segments have a length each"
-        if not len(found.lengths) and isinstance(column, torch.Tensor):
+        lengths = np.unique(found.lengths).tolist()
+        if isinstance(column, torch.Tensor) and not lengths:
             return _moved(column[None][:0], 1, 1 + place, buffers)
+        if isinstance(column, torch.Tensor) and len(lengths) == 1 and lengths[0]:  # not to be stacked again
+            return _moved(column.view(-1, lengths[0], *column.shape[1:]), 1, 1 + place, buffers)
         ends = np.concatenate([[0], np.cumsum(found.lengths)]).tolist()
         each = column if table.is_ragged[field] else [_stacked(column[low:high]) for low, high in pairwise(ends)]
         return [_moved(one, 0, place, buffers) for one in each]

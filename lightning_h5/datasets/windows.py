@@ -173,12 +173,21 @@ class Windows:
         before = np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
         n_windows = self.ends[at] - before
         lengths = self.segments.steps[kind].lengths_of(at)
-        reads = before * len(one.offsets)
-        for offset in one.offsets.tolist():
-            n = np.clip(-(-(inside - offset - self.low) // self.stride), 0, n_windows)
-            n = np.where(inside >= lengths, n_windows, np.where(inside <= 0, 0, n))
-            reads = reads + np.where(is_in, n, 0)
-        return reads
+        n_steps = len(one.offsets)
+        reads = self._reads_inside(inside - self.low, n_windows, one)
+        reads = np.where(inside >= lengths, n_windows * n_steps, np.where(inside <= 0, 0, reads))
+        return np.asarray(before * n_steps + np.where(is_in, reads, 0), dtype=np.int64)
+
+    def _reads_inside(self, rows: IntArray, n_windows: IntArray, one: StepRange) -> IntArray:
+        """Return how many steps of a segment's windows are before rows, which count from its first window's step."""
+        if one.step != 1:
+            n_before = (np.clip(-(-(rows - step) // self.stride), 0, n_windows) for step in one.offsets.tolist())
+            return np.asarray(sum(n_before), dtype=np.int64)
+        rows, length = rows - one.start, one.stop - one.start
+        n_whole = np.clip((rows - length) // self.stride + 1, 0, n_windows)
+        n_begun = np.clip(-(-rows // self.stride), n_whole, n_windows)
+        sum_of_numbers = (n_begun * (n_begun - 1) - n_whole * (n_whole - 1)) // 2  # of those that are not whole
+        return np.asarray(n_whole * length + (n_begun - n_whole) * rows - sum_of_numbers * self.stride, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -267,7 +267,9 @@ class ChunkedReader:
         """Note rows that were read; return which blocks have none left in this epoch."""
         with self._lock:
             if self._retain is None:
-                self._retain = len(cache) >= int(np.count_nonzero(self._rows_of_blocks()))
+                counted = self._rows_of_blocks()
+                self._retain = len(cache) >= int(np.count_nonzero(counted))
+                self._all = None if self._retain else counted
             if self._retain:
                 return np.zeros(len(blocks), dtype=np.bool_)
             if self._all is None:

@@ -44,6 +44,13 @@ class _Piece(NamedTuple):
     target: slice | npt.NDArray[np.int64] | None
 
 
+class _Copy(NamedTuple):
+    """What is taken of a chunk whose axes are in the order of rows, and its place in a block."""
+
+    source: tuple[Any, ...]
+    target: tuple[Any, ...]
+
+
 class ViewSource:
     """Loads blocks of an array that is seen another way.
 
@@ -90,6 +97,8 @@ class ViewSource:
             and layout.stored.base.isnative
             and all(isinstance(one, slice) for one in layout.view.taken)
         )
+        self._order = (*layout.view.row_axes, *layout.view.other_axes)
+        self._copies = [] if loader is None else [self._copy_of(part) for part in self._parts]
 
     def compile(self) -> None:
         """See ``ChunkLoader.compile``."""
@@ -99,8 +108,7 @@ class ViewSource:
     def will_need(self, blocks: IntArray) -> None:
         """See ``BlockSource.will_need``."""
         if self._loader is not None:
-            chunks = [self._chunk(block, part) for block in blocks.tolist() for part in self._parts]
-            self._loader.will_need_chunks(np.array(chunks, dtype=np.int64))
+            self._loader.will_need_chunks(self._chunks(blocks, self._parts))
 
     def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
         """See ``BlockSource.load``."""
@@ -110,16 +118,20 @@ class ViewSource:
                 self._load_slab(block, rows)
             self._counters.add(library_seconds=perf_counter() - began)
             return
-        numbers = [self._chunk(block, self._parts[part]) for block in blocks for part in parts]
+        numbers = self._chunks(np.asarray(blocks), self._parts[parts.start : parts.stop]).tolist()
         if self._is_direct:
             self._loader.decode(numbers, *memory.octets())
         else:
             step = max(1, TASK_BYTES // self._chunk_bytes)
-            places = [(rows, self._parts[part]) for rows in memory for part in parts]
+            places = [(rows, part) for rows in memory for part in parts]
             for start in range(0, len(numbers), step):
                 values = self._loader.values(numbers[start : start + step])
                 for (rows, part), chunk in zip(places[start : start + step], values, strict=True):
-                    self._copy(chunk, part, rows)
+                    if (copy := self._copies[part]) is None:
+                        self._copy(chunk, self._parts[part], rows)
+                    else:
+                        moved = chunk.transpose(*self._order, *range(len(self._order), chunk.ndim))
+                        rows.reshape(self._block_shape)[copy.target] = moved[copy.source]
         self._counters.add(decode_seconds=perf_counter() - began)
 
     def pick(self, block: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
@@ -130,15 +142,29 @@ class ViewSource:
 
     # Chunks --------------------------------------------------------------------------------------------------
 
-    def _chunk(self, block: int, part: Sequence[_Piece]) -> int:
-        """Return the number of a chunk in the array's chunk table."""
+    def _chunks(self, blocks: IntArray, parts: Sequence[Sequence[_Piece]]) -> IntArray:
+        """Return the numbers of the chunks of some parts of blocks in the array's chunk table."""
         assert self.layout.table is not None, "it has chunks"
-        place = [0] * len(self.view.shape)
-        for axis, at in zip(self.view.row_axes, np.unravel_index(block, self.view.row_grid), strict=True):
-            place[axis] = int(at)
-        for axis, piece in zip(self.view.other_axes, part, strict=True):
-            place[axis] = piece.number
-        return int(np.ravel_multi_index(place, self.layout.table.grid))
+        grid = self.layout.table.grid
+        steps = [math.prod(grid[axis + 1 :]) for axis in range(len(grid))]
+        found = np.zeros((len(blocks), 1), dtype=np.int64)
+        places = np.unravel_index(blocks, self.view.row_grid) if self.view.row_axes else ()
+        for axis, at in zip(self.view.row_axes, places, strict=True):
+            found[:, 0] += at * steps[axis]
+        of_parts = [
+            sum(piece.number * steps[axis] for axis, piece in zip(self.view.other_axes, part, strict=True))
+            for part in parts
+        ]
+        return (found + np.array(of_parts, dtype=np.int64)).reshape(-1)
+
+    def _copy_of(self, part: Sequence[_Piece]) -> _Copy | None:
+        """Return how a part of a chunk is copied in one assignment; None if indices are taken (see ``_copy``)."""
+        if any(isinstance(piece.source, np.ndarray) or isinstance(piece.target, np.ndarray) for piece in part):
+            return None
+        rows = [slice(self.view.block[at]) for at in range(len(self.view.row_axes))]
+        source = (*(slice(None) for _ in rows), *(piece.source for piece in part))
+        target = (*rows, *(piece.target for piece in part if piece.target is not None))
+        return _Copy(source, target)
 
     def _copy(self, values: npt.NDArray[Any], part: Sequence[_Piece], rows: npt.NDArray[Any]) -> None:
         """Copy what a chunk, or a slab, has of a block's rows."""

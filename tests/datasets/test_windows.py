@@ -101,6 +101,14 @@ def test_reads_and_samples_before_a_row_are_counted_without_looking_at_samples(t
             ]
 
 
+def test_counting_the_reads_of_long_windows_takes_no_longer_than_that_of_short_ones():
+    length, n = 2_000_000, 10_000_000  # one step of a window at a time takes minutes
+    windows = Windows(Segments((Steps(np.array([0, n])),), (0,)), (StepRange(0, length),), stride=length // 2)
+    bounds = np.arange(0, n + 1, 2_500)
+    firsts = np.arange(len(windows))[:, None] * (length // 2)
+    assert windows.n_reads_before(bounds, 0).tolist() == np.clip(bounds - firsts, 0, length).sum(axis=0).tolist()
+
+
 @given(tables(), st.data())
 def test_some_segments_have_the_samples_that_they_have_among_all(table, data):
     windows, lengths = table

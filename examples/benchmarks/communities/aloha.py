@@ -36,16 +36,16 @@ class EpisodicDataset(Dataset[Any]):
 
     def __init__(self) -> None:
         self._samples = []
-        for number in range(len([*Path().glob("episode_*.hdf5")])):
-            with h5py.File(f"episode_{number}.hdf5") as file:
-                self._samples += [(number, step) for step in range(len(file["action"]))]
+        for path in sorted(Path().glob("episode_*.hdf5")):
+            with h5py.File(path) as file:
+                self._samples += [(path, step) for step in range(len(file["action"]))]
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number, step = self._samples[index]
-        with h5py.File(f"episode_{number}.hdf5") as root:
+        path, step = self._samples[index]
+        with h5py.File(path) as root:
             n = root["/action"].shape[0]
             qpos = root["/observations/qpos"][step]
             image = root["/observations/images/top"][step]
