@@ -240,7 +240,7 @@ def fields_of(
         H5ValueError: an option names no field, or no field has steps.
     """
     _check_names(asked, names, given)
-    fields = []
+    fields, lacking = [], []
     for one, name in zip(asked, names, strict=True):
         axes = []
         for option, default in ((given.segments.axis, None), (given.segments.step_axis, 0)):
@@ -250,9 +250,17 @@ def fields_of(
         taken = value_of_field(given.select, name, one.key, {})
         axis = None if has_no_steps else axes[0]
         step_axis = None if is_constant else axes[1]
+        axis_of = given.segments.axis
+        if step_axis is not None and isinstance(axis_of, Mapping) and value_of_field(axis_of, name, one.key, "") == "":
+            lacking.append(name)
         is_single = name in singles or (given.segments.key is not None and one.key == given.segments.key)
         patch = given.patch.shape_of(name, one.key) if given.patch is not None and step_axis is not None else None
         fields.append(SegmentField(name, one, axis, step_axis, {int(k): v for k, v in taken.items()}, is_single, patch))
+    if lacking:
+        raise H5ValueError(
+            f"segments.axis={given.segments.axis!r} has no entry for {listing(lacking)}, whose segments would all be "
+            "one. Name the axis of each field with steps, or None for a field without one."
+        )
     known = {each for field in fields for each in (field.name, field.asked.key)}
     if unknown := [name for name in given.segments.constants if name not in known]:
         raise H5ValueError(

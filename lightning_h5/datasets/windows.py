@@ -182,12 +182,13 @@ class Windows:
         """Return how many steps of a segment's windows are before rows, which count from its first window's step."""
         if one.step != 1:
             n_before = (np.clip(-(-(rows - step) // self.stride), 0, n_windows) for step in one.offsets.tolist())
-            return np.asarray(sum(n_before), dtype=np.int64)
+            return np.asarray(np.sum(list(n_before), axis=0), dtype=np.int64)
         rows, length = rows - one.start, one.stop - one.start
         n_whole = np.clip((rows - length) // self.stride + 1, 0, n_windows)
         n_begun = np.clip(-(-rows // self.stride), n_whole, n_windows)
         sum_of_numbers = (n_begun * (n_begun - 1) - n_whole * (n_whole - 1)) // 2  # of those that are not whole
-        return np.asarray(n_whole * length + (n_begun - n_whole) * rows - sum_of_numbers * self.stride, dtype=np.int64)
+        of_begun = (n_begun - n_whole) * rows - sum_of_numbers * self.stride
+        return np.asarray(n_whole * length + of_begun, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -126,3 +126,25 @@ def test_whole_segments_are_all_their_steps(tmp_path, data):
             first = fields[0]
             assert batch["length"][place] == expected[number][first].shape[case.step_axes[first]]
     dataset.close()
+
+
+def test_a_field_without_an_axis_of_its_own_is_not_left_to_a_guess(make_h5):
+    path = make_h5(density=np.zeros((3, 8, 4)), mask=np.zeros((8, 4)))
+    keys = {"density": "density", "mask": "mask"}
+    with pytest.raises(H5ValueError, match="has no entry for 'density', whose segments would all be one"):
+        H5LazyDataset(path, keys, segments={"axis": {"mask": None}, "step_axis": 1, "constants": ["mask"]}, window=2)
+    segments = {"axis": {"mask": None, "den*": 0}, "step_axis": 1, "constants": ["mask"]}
+    assert len(H5LazyDataset(path, keys, segments=segments, window=2)) == 12
+
+
+@pytest.mark.parametrize("kind", [H5LazyDataset, RankMemCachedH5Dataset])
+@pytest.mark.parametrize("lengths", [(5, 5, 5), (5, 4, 5)], ids=["one length", "two lengths"])
+def test_segments_of_one_length_are_a_batch_of_their_steps(make_h5, kind, lengths):
+    arrays = {f"run{at}/x": np.random.default_rng(at).random((n, 3), "f4") for at, n in enumerate(lengths)}
+    dataset = kind(make_h5(arrays), "x", segments="run*", sample="segment", collate_fn="pad")
+    batch, found = dataset.read_batch([2, 0, 1])
+    assert found.tolist() == [lengths[2], lengths[0], lengths[1]]
+    for rows, number in zip(batch, (2, 0, 1), strict=True):
+        assert_equal(rows[: lengths[number]], arrays[f"run{number}/x"])
+    (alone,), _ = dataset.read_batch([1])
+    assert_equal(alone, arrays["run1/x"])

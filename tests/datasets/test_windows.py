@@ -1,7 +1,10 @@
 """Which steps a sample has, and how often rows are read: equal to counting them one by one."""
 
+import os
+import re
 import tracemalloc
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from lightning_h5.datasets import H5LazyDataset
 from lightning_h5.datasets.segments import Segments, Steps
 from lightning_h5.datasets.windows import WholeSegments, Windows
+from lightning_h5.errors import H5DataChangedError
 from lightning_h5.options import StepRange
 
 
@@ -201,3 +205,16 @@ def test_ten_million_windows_take_two_numbers_for_each_segment(make_h5):
     sampling = dataset.table.sampling
     assert sum(each.nbytes for each in (sampling.segments.steps[0].starts, sampling.ends)) <= 16 * (n_segments + 1)
     assert peak - before < 1 << 20  # a window of them all would take a byte for each
+
+
+def test_any_file_of_a_window_that_reaches_over_several_is_looked_at(tmp_path):
+    for number, n in enumerate((5, 1, 2, 5)):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"], file["time"] = np.zeros(n), sum((5, 1, 2, 5)[:number]) + np.arange(n)
+    dataset = H5LazyDataset(str(tmp_path), "x", segments={"join": "time"}, window={"length": 5, "stride": 1})
+    assert len(dataset) == 9
+    dataset.read_batch([4, 0])  # files 0, 1, 2 and 3, and file 0 alone
+    os.utime(tmp_path / "1.h5")
+    dataset.read_batch([0, 8])
+    with pytest.raises(H5DataChangedError, match=re.escape(str(tmp_path / "1.h5"))):
+        dataset.read_batch([0, 4])

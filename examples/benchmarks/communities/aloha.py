@@ -1,4 +1,4 @@
-"""ACT, ALOHA and Mobile ALOHA: a file for each episode, one frame a chunk."""
+"""ACT, ALOHA, Mobile ALOHA: a file for each episode of a robot, with a frame of each camera a chunk."""
 
 from __future__ import annotations
 
@@ -7,68 +7,80 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from .base import Community
 
-N_ACTIONS = 50
+FOLDER, FILES = "sim_transfer_cube", "sim_transfer_cube/episode_*.hdf5"
+ACTIONS = 50
+EPISODES = 5
 
 
 def write(folder: Path, size: float) -> None:
-    """Write episodes of 100 steps (12 in tests) with images of 120 x 160, a quarter of theirs along each side."""
-    rng, n = np.random.default_rng(0), 100 if size >= 0.5 else 12
-    for number in range(max(8, round(40 * size))):
-        with h5py.File(folder / f"episode_{number}.hdf5", "w", rdcc_nbytes=2 << 20) as file:
+    """Write five episodes of as many steps each: frames of 480 x 640 without compression, and joints."""
+    rng = np.random.default_rng(0)
+    n = max(8, round(80 * size))
+    (folder / FOLDER).mkdir()
+    for number in range(EPISODES):
+        with h5py.File(folder / FOLDER / f"episode_{number}.hdf5", "w", rdcc_nbytes=1024**2 * 2) as file:
             file.attrs["sim"] = True
-            images = file.create_group("observations/images")
-            frames = rng.integers(0, 256, (n, 120, 160, 3), dtype=np.uint8)
-            images.create_dataset("top", data=frames, chunks=(1, 120, 160, 3))
-            file["observations/qpos"] = rng.standard_normal((n, 14), dtype=np.float32)
-            file["observations/qvel"] = rng.standard_normal((n, 14), dtype=np.float32)
-            file["action"] = rng.standard_normal((n, 14), dtype=np.float32)
+            observations = file.create_group("observations")
+            frame_of = (480, 640, 3)
+            images = observations.create_group("images")
+            top = images.create_dataset("top", (n, *frame_of), dtype="uint8", chunks=(1, *frame_of))
+            scene = rng.integers(0, 200, (60, 80, 3), dtype="u1").repeat(8, axis=0).repeat(8, axis=1)
+            for step in range(n):
+                top[step] = np.roll(scene, step, axis=1) + rng.integers(0, 8, (480, 1, 3), dtype="u1")
+            for group, name in ((observations, "qpos"), (observations, "qvel"), (file, "action")):
+                group.create_dataset(name, (n, 14), dtype="f4")[...] = rng.standard_normal((n, 14))
 
 
 class EpisodicDataset(Dataset[Any]):
-    """As in ACT: the file is opened for each sample, and all later actions are read and padded to the episode's length.
+    """As in ACT: opens the file for each sample, reads the frame and the joints at t, and all actions after it.
 
-    ACT draws one step of each episode; here all steps are samples, so that both ways have the same ones.
+    Theirs draws t for an episode. Here each t of each episode is a sample, and images and joints are as stored.
     """
 
     def __init__(self) -> None:
-        self._samples = []
-        for path in sorted(Path().glob("episode_*.hdf5")):
-            with h5py.File(path) as file:
-                self._samples += [(path, step) for step in range(len(file["action"]))]
+        self._episodes = range(len(list(Path(FOLDER).glob("*.hdf5"))))
+        with h5py.File(f"{FOLDER}/episode_0.hdf5") as file:
+            self._n = len(file["/action"])
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self._episodes) * self._n
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        path, step = self._samples[index]
-        with h5py.File(path) as root:
-            n = root["/action"].shape[0]
-            qpos = root["/observations/qpos"][step]
-            image = root["/observations/images/top"][step]
-            action = root["/action"][step:]
-        padded = np.zeros((n + N_ACTIONS, 14), np.float32)
-        padded[: len(action)] = action
-        is_pad = np.ones(n + N_ACTIONS, bool)
-        is_pad[: len(action)] = False
-        return {"qpos": qpos, "image": image, "action": padded[:N_ACTIONS], "is_pad": is_pad[:N_ACTIONS]}
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        episode, start = divmod(index, self._n)
+        with h5py.File(f"{FOLDER}/episode_{self._episodes[episode]}.hdf5", "r") as file:
+            shape = file["/action"].shape
+            qpos = file["/observations/qpos"][start]
+            image = file["/observations/images/top"][start]
+            action = file["/action"][start:]
+        n = shape[0] - start
+        padded = np.zeros((max(ACTIONS, shape[0]), shape[1]), dtype="f4")
+        padded[:n] = action
+        is_pad = np.zeros(len(padded), dtype="?")
+        is_pad[n:] = True
+        # The policy takes as many actions as it predicts.
+        values = image, qpos, padded[:ACTIONS], is_pad[:ACTIONS]
+        return tuple(torch.from_numpy(value) for value in values)
 
 
 COMMUNITY = Community(
     title="ACT and ALOHA",
     loader="ACT's `EpisodicDataset`",
-    sample="images with the next 50 actions",
+    sample="frames with the next 50 actions",
     write=write,
     dataset=EpisodicDataset,
+    batch_size=8,
     options={
-        "train_path": "episode_*.hdf5",
-        "x_key": {"qpos": "observations/qpos", "image": "observations/images/top", "action": "action"},
-        "window": {"steps": {"qpos": 0, "image": 0, "action": [0, 50]}, "pad": "zeros", "mask": True},
+        "train_path": FILES,
+        "x_key": {"image": "observations/images/top", "qpos": "observations/qpos", "action": "action"},
+        "window": {"steps": {"image": 0, "qpos": 0, "action": [0, ACTIONS]}, "pad": "zeros", "mask": True},
         "split": 0.2,
+        "batch_size": 8,
     },
-    their_arrays=lambda sample: (sample["qpos"], sample["image"], sample["action"], ~sample["is_pad"]),
-    our_arrays=lambda sample: tuple(sample[name].numpy() for name in ("qpos", "image", "action", "action_valid")),
+    their_arrays=lambda sample: (*(value.numpy() for value in sample[:3]), ~sample[3].numpy()),
+    our_arrays=lambda sample: tuple(sample[name].numpy() for name in ("image", "qpos", "action", "action_valid")),
 )

@@ -1,82 +1,139 @@
-"""The Well: simulations as arrays of shape (trajectory, step, x, y), scalars and vectors in groups of their own."""
+"""The Well: simulations of physics, a group for scalar and one for vector fields of all trajectories of a file."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import h5py
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from .base import Community
 
-N_STEPS = 5  # four of input, one of output
+FOLDER = "turbulent_radiative_layer_2D/data"
+STEPS_IN, STEPS_OUT = 4, 1
+SHAPE = (64, 192)  # half of that of the project
+FILES = {"train": (0.03, 0.06, 0.1), "valid": (0.18,), "test": (0.32,)}
 
 
 def write(folder: Path, size: float) -> None:
-    """Write files of trajectories of 60 steps (9 in tests) on a grid of 128 x 128 (16 x 16 in tests)."""
+    """Write files of a few trajectories of up to 101 steps: float32 without chunks, with their attributes."""
     rng = np.random.default_rng(0)
-    n_trajectories, n_steps, width = (8, 60, 128) if size >= 0.5 else (4, 9, 16)
-    for split, n_files in (("train", 4), ("valid", 1)):
-        (folder / "data" / split).mkdir(parents=True)
-        for number in range(n_files):
-            with h5py.File(folder / "data" / split / f"flow_{number}.hdf5", "w") as file:
-                file.attrs.update({"dataset_name": "flow", "n_trajectories": n_trajectories, "grid_type": "cartesian"})
-                shape = (n_trajectories, n_steps, width, width)
-                for name, values in {
-                    "t0_fields/density": rng.standard_normal(shape, dtype=np.float32),
-                    "t1_fields/velocity": rng.standard_normal((*shape, 2), dtype=np.float32),
-                }.items():
-                    array = file.create_dataset(name, data=values)
-                    array.attrs.update({"dim_varying": [True, True], "sample_varying": True, "time_varying": True})
+    n_steps = 101 if size >= 1 else max(16, round(101 * size))
+    for split, parameters in FILES.items():
+        (folder / FOLDER / split).mkdir(parents=True)
+        for tcool in parameters:
+            n = (4 if size >= 1 else 2) if split == "train" else 1
+            with h5py.File(folder / FOLDER / split / f"turbulent_radiative_layer_tcool_{tcool}.hdf5", "w") as file:
+                _write(file, tcool, n, n_steps, rng)
+
+
+def _write(file: h5py.File, tcool: float, n: int, n_steps: int, rng: np.random.Generator) -> None:
+    file.attrs.update(
+        {
+            "dataset_name": "turbulent_radiative_layer_2D",
+            "grid_type": "cartesian",
+            "n_spatial_dims": 2,
+            "n_trajectories": n,
+            "simulation_parameters": ["tcool"],
+            "tcool": tcool,
+        }
+    )
+    dimensions = file.create_group("dimensions")
+    dimensions.attrs["spatial_dims"] = ["x", "y"]
+    coordinates = {"time": np.arange(n_steps) * 1.6, "x": np.linspace(-0.5, 0.5, SHAPE[0]), "y": np.arange(SHAPE[1])}
+    for name, values in coordinates.items():
+        dimensions[name] = values.astype("f4")
+        dimensions[name].attrs.update({"sample_varying": False, "time_varying": False})
+    scalars = file.create_group("scalars")
+    scalars.attrs["field_names"] = ["tcool"]
+    scalars["tcool"] = np.float32(tcool)
+    scalars["tcool"].attrs.update({"sample_varying": False, "time_varying": False})
+    for order, names in enumerate([["density", "pressure"], ["velocity"], []]):
+        group = file.create_group(f"t{order}_fields")
+        group.attrs["field_names"] = names if names else np.empty(0, "S1")
+        for name in names:
+            group[name] = rng.standard_normal((n, n_steps, *SHAPE, *[2] * order), dtype="f4")
+            group[name].attrs.update({"dim_varying": [True, True], "sample_varying": True, "time_varying": True})
 
 
 class WellDataset(Dataset[Any]):
-    """As in The Well: the file is opened for each sample, and closed again so that memory does not grow."""
+    """As in The Well: opens the file for each sample, asks its attributes, and slices each field; constants are kept.
+
+    Grids and boundary conditions, which it keeps too, are left out, and fields are not joined along their channels.
+    """
 
     def __init__(self) -> None:
-        self._paths = sorted(Path("data/train").glob("*.hdf5"))
-        self._windows = []
+        self._system = fsspec.filesystem("file")
+        self._paths = sorted(self._system.glob(f"{FOLDER}/train/*.hdf5"))
+        self._caches: list[dict[str, torch.Tensor]] = [{} for _ in self._paths]
+        self._n_windows: list[int] = []
+        self._offsets = [0]
         for path in self._paths:
-            with h5py.File(path) as file:
-                self._windows.append(file["t0_fields/density"].shape[1] - N_STEPS + 1)
-                n_trajectories = file["t0_fields/density"].shape[0]
-        self._ends = list(accumulate(n * n_trajectories for n in self._windows))
+            with self._system.open(path, "rb") as raw, h5py.File(raw) as file:
+                self._n_windows.append(file["dimensions"]["time"].shape[-1] - STEPS_IN - STEPS_OUT + 1)
+                self._offsets.append(self._offsets[-1] + int(file.attrs["n_trajectories"]) * self._n_windows[-1])
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._offsets[-1]
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        number = bisect_right(self._ends, index)
-        trajectory, step = divmod(index - (self._ends[number - 1] if number else 0), self._windows[number])
-        found = {}
-        with h5py.File(self._paths[number], "r") as file:
-            for order in ("t0_fields", "t1_fields", "t2_fields"):
-                for name in file.get(order, ()):
-                    array = file[order][name]
-                    if array.attrs["sample_varying"] and array.attrs["time_varying"]:
-                        found[name] = array[trajectory, step : step + N_STEPS]
-        return found
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        number = int(np.searchsorted(self._offsets, index, side="right") - 1)
+        trajectory, step = divmod(index - self._offsets[number], self._n_windows[number])
+        found: dict[str, torch.Tensor] = {}
+        with h5py.File(self._system.open(self._paths[number], "rb"), "r") as file:
+            for group in ("t0_fields", "t1_fields", "t2_fields", "scalars"):
+                for name in file[group].attrs["field_names"]:
+                    found[name] = self._values(file[group][name], name, self._caches[number], trajectory, step)
+        values = {name: values for name, values in found.items() if name != "tcool"}
+        return {
+            **{f"input_{name}": value[:STEPS_IN] for name, value in values.items()},
+            **{f"output_{name}": value[STEPS_IN:] for name, value in values.items()},
+            "tcool": found["tcool"],
+        }
 
+    @staticmethod
+    def _values(array: h5py.Dataset, name: str, cache: dict[str, Any], trajectory: int, step: int) -> torch.Tensor:
+        if name in cache:
+            return cache[name]
+        index: tuple[Any, ...] = ()
+        if array.attrs["sample_varying"]:
+            index += (trajectory,)
+        if array.attrs["time_varying"]:
+            index += (slice(step, step + STEPS_IN + STEPS_OUT),)
+        values = torch.as_tensor(array[index])
+        if not index:
+            cache[name] = values
+        return values
+
+
+FIELDS = ("density", "pressure", "velocity")
 
 COMMUNITY = Community(
     title="The Well",
     loader="The Well's `WellDataset`",
-    sample="windows of 5 steps",
+    sample="windows of 4 + 1 steps",
     write=write,
     dataset=WellDataset,
     options={
-        "train_path": "data/train/*.hdf5",
-        "val_path": "data/valid/*.hdf5",
-        "x_key": {"density": "t0_fields/density", "velocity": "t1_fields/velocity"},
+        "train_path": f"{FOLDER}/train",
+        "val_path": f"{FOLDER}/valid",
+        "test_path": f"{FOLDER}/test",
+        "x_key": {
+            "density": "t0_fields/density",
+            "pressure": "t0_fields/pressure",
+            "velocity": "t1_fields/velocity",
+            "tcool": "scalars/tcool",
+        },
         "segments": {"axis": 0, "step_axis": 1},
         "window": {"length": 5, "stride": 1},
-        "batch_size": 16,
     },
-    batch_size=16,
-    their_arrays=lambda sample: (sample["density"], sample["velocity"]),
-    our_arrays=lambda sample: (sample["density"].numpy(), sample["velocity"].numpy()),
+    their_arrays=lambda sample: (
+        *(torch.cat([sample[f"input_{name}"], sample[f"output_{name}"]]).numpy() for name in FIELDS),
+        sample["tcool"].numpy(),
+    ),
+    our_arrays=lambda sample: tuple(np.asarray(sample[name]) for name in (*FIELDS, "tcool")),
 )
