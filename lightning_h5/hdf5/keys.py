@@ -131,7 +131,10 @@ def stacked_members(given: Any, argument: str) -> tuple[Any, tuple[str, ...] | N
     """
     if isinstance(given, str) or not isinstance(given, Sequence):
         return given, None
-    parts = [one.strip("/").rpartition("/") for one in given if isinstance(one, str)]
+    names = [one.strip("/") for one in given if isinstance(one, str)]
+    parts = [name.rpartition("/") for name in names]
+    if len({table for table, _, _ in parts}) > 1 and all(name.startswith("table/") for name in names):
+        parts = [name.partition("/") for name in names]  # columns of a side table, whose names may have a slash
     tables = {table for table, _, _ in parts}
     if len(parts) < len(given) or len(tables) != 1 or "" in tables:
         raise H5ValueError(

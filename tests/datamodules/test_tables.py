@@ -167,6 +167,15 @@ def test_lines_belong_to_rows_by_their_place(tmp_path: Path, files: list[str]) -
         H5LazyDataset(files, "x", "table/label", table=path)
 
 
+def test_names_of_columns_may_have_a_slash(tmp_path: Path, files: list[str]) -> None:
+    lines = [{"Nucleus": row % 2, "Lysosome/Vacuole": row % 3} for row in range(2 * N)]
+    path = write_table(tmp_path / "rows.csv", [line | {"age": row} for row, line in enumerate(lines)])
+    stacked = {"both": ["table/Nucleus", "table/Lysosome/Vacuole"], "one": "table/Lysosome/Vacuole"}
+    target = H5LazyDataset(files, "x", stacked, table=path).read_batch([5, 7])[1]
+    assert target["both"].tolist() == [[1, 2], [1, 1]]
+    assert target["one"].tolist() == [2, 1]
+
+
 def changed(lines: Any, **changes: Any) -> list[dict[str, Any]]:
     return [line | changes if at == 3 else line for at, line in enumerate(lines)]
 
