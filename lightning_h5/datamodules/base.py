@@ -123,9 +123,9 @@ class BaseH5DataModule(KeepsPosition):
         given = self._paths[split]
         if split == "train" or given is not None or self._cut is None:
             return f"Its files, {given or self._paths['train']!r}, contain no rows. Pass files with rows."
-        n_rows = sum(len(part) for rows in self._cut.values() for part in rows)
+        n = sum(len(part) for rows in self._cut.values() for part in rows)
         shares = f"val_fraction={self._split.val_fraction} and test_fraction={self._split.test_fraction}"
-        return f"{shares} of {n_rows} rows leave none for it. One row is a share of {1 / max(1, n_rows):.2g}."
+        return f"{shares} of {n} rows or segments leave none for it. One of them is a share of {1 / max(1, n):.2g}."
 
     def can_reuse(self, old: RowDataset, new: RowDataset) -> bool:
         """Whether a dataset of an earlier ``setup`` holds what a new one would have to get again."""

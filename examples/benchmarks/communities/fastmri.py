@@ -1,4 +1,4 @@
-"""fastMRI and other MRI collections: a file for each volume, whose attributes belong to its slices."""
+"""fastMRI, M4Raw, SKM-TEA, CMRxRecon: a file for each volume of k-space, with attributes; a sample is a slice."""
 
 from __future__ import annotations
 
@@ -7,66 +7,102 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from .base import Community
 
+FOLDER = "multicoil_train"
+HEADER = "<ismrmrdHeader xmlns='http://www.ismrm.org/ISMRMRD'><encoding/></ismrmrdHeader>"
+
 
 def write(folder: Path, size: float) -> None:
-    """Write volumes of 20 to 36 slices (4 to 8 in tests) of 4 or 5 coils, of two widths."""
+    """Write brain volumes of 8 slices: 4 to 8 coils, 640 x 320 to 396, without chunks, as in the published files."""
     rng = np.random.default_rng(0)
-    few, many, height = (20, 36, 160) if size >= 0.5 else (4, 8, 24)
-    (folder / "multicoil_train").mkdir()
-    for number in range(max(10, round(20 * size))):
-        n, coils, width = int(rng.integers(few, many)), int(rng.integers(4, 6)), int(rng.choice([92, 96]))
-        shape = (n, coils, height, width)
-        with h5py.File(folder / "multicoil_train" / f"file{1_000_000 + number}.h5", "w") as file:
-            real, imaginary = rng.standard_normal((2, *shape), dtype=np.float32)
-            file["kspace"] = real + 1j * imaginary
-            file["reconstruction_rss"] = rng.random((n, height // 2, height // 2), dtype=np.float32)
-            file.attrs.update(
-                {"max": rng.random(), "norm": rng.random(), "patient_id": f"p{number // 2}", "acquisition": "CORPD_FBK"}
-            )
+    number = 0
+    for part, n_volumes in (("multicoil_train", max(3, round(5 * size))), ("multicoil_val", 1)):
+        (folder / part).mkdir()
+        for _ in range(n_volumes):
+            n_coils, width = (4, 8, 5, 6)[number % 4], (320, 396, 372)[number % 3]
+            n, height = 8, 640
+            if size < 1:
+                n, height, width = 4, max(16, round(height * size)), max(12, round(width * size))
+            kspace = rng.standard_normal((n, n_coils, height, 2 * width), dtype="f4").view("c8")
+            target = rng.random((n, height // 2, height // 2), dtype="f4")
+            with h5py.File(folder / part / f"file_brain_AXT2_{200_0001 + number}.h5", "w") as file:
+                file["ismrmrd_header"] = HEADER
+                file["kspace"] = kspace
+                file["reconstruction_rss"] = target
+                file.attrs.update(
+                    {
+                        "acquisition": "AXT2",
+                        "max": float(target.max()),
+                        "norm": float(np.linalg.norm(target)),
+                        "patient_id": f"{rng.integers(2**62):016x}",
+                    }
+                )
+            number += 1
 
 
 class SliceDataset(Dataset[Any]):
-    """As in fastMRI: a list entry for each slice, and the file is opened for each of them."""
+    """As in fastMRI: a list entry for each slice, and for each sample the file is opened and all attributes are read.
+
+    Of its transforms, `to_tensor` is here: real and imaginary parts are copied to a last axis.
+    """
 
     def __init__(self) -> None:
-        self._samples = []
-        for path in sorted(Path("multicoil_train").glob("*.h5")):
-            with h5py.File(path) as file:
-                metadata = {"max": file.attrs["max"], "num_slices": file["kspace"].shape[0]}
-                self._samples += [(path, number, metadata) for number in range(metadata["num_slices"])]
+        self.examples: list[tuple[Path, int]] = []
+        for name in sorted(Path(FOLDER).iterdir()):
+            with h5py.File(name) as file:
+                self.examples += [(name, number) for number in range(file["kspace"].shape[0])]
 
     def __len__(self) -> int:
-        return len(self._samples)
+        return len(self.examples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        path, number, metadata = self._samples[index]
-        with h5py.File(path, "r") as file:
+        name, number = self.examples[index]
+        with h5py.File(name) as file:
             kspace = file["kspace"][number]
             target = file["reconstruction_rss"][number]
             attributes = dict(file.attrs)
-            attributes.update(metadata)
-        return {"kspace": kspace, "target": target, "max": attributes["max"]}
+        return {
+            "kspace": torch.from_numpy(np.stack((kspace.real, kspace.imag), axis=-1)),
+            "target": torch.from_numpy(target),
+            "max": attributes["max"],
+            "segment": name.name,
+            "step": number,
+        }
 
 
 COMMUNITY = Community(
     title="fastMRI",
     loader="fastMRI's `SliceDataset`",
-    sample="slices",
+    sample="slices of k-space",
     write=write,
     dataset=SliceDataset,
     options={
-        "train_path": "multicoil_train/*.h5",
+        "train_path": "multicoil_train",
+        "val_path": "multicoil_val",
         "x_key": {"kspace": "kspace", "target": "reconstruction_rss", "max": "@max"},
+        "decode": {"kspace": "real"},
         "sample": "row",
         "segments": {"keep_together": True},
-        "split": {"val_fraction": 0.2, "group_key": "@patient_id"},
+        "with_index": True,
         "batch_size": 1,
     },
     batch_size=1,
-    their_arrays=lambda sample: (sample["kspace"], sample["target"], np.asarray(sample["max"])),
-    our_arrays=lambda sample: (sample["kspace"].numpy(), sample["target"].numpy(), np.asarray(sample["max"])),
+    their_arrays=lambda sample: (
+        sample["kspace"].numpy(),
+        sample["target"].numpy(),
+        np.asarray(sample["max"]),
+        np.asarray(sample["segment"]),
+        np.asarray(sample["step"]),
+    ),
+    our_arrays=lambda sample: (
+        sample["kspace"].numpy(),
+        sample["target"].numpy(),
+        np.asarray(sample["max"]),
+        np.asarray(sample["segment"]),
+        np.asarray(sample["step"]),
+    ),
 )

@@ -1,9 +1,8 @@
-"""LaBraM, TUH, SleepFM: EEG, a group for each subject, time along the second axis."""
+"""LaBraM and other models of EEG: a group for each recording, with an array of channels and times."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from itertools import accumulate
+from bisect import bisect
 from pathlib import Path
 from typing import Any
 
@@ -13,54 +12,58 @@ from torch.utils.data import Dataset
 
 from .base import Community
 
-FILE, LENGTH, STRIDE = "dataset.hdf5", 1600, 800
+FILE, WINDOW, STRIDE = "dataset.hdf5", 800, 200
+CHANNELS = [f"{site}{number}" for site in ("FP", "AF", "F", "FC", "C", "CP", "P", "PO") for number in range(1, 9)][:62]
 
 
 def write(folder: Path, size: float) -> None:
-    """Write recordings of 10 minutes (30 seconds in tests) of 23 channels at 200 Hz, a second a chunk."""
+    """Write recordings of 3 to 4 minutes at 200 Hz in microvolts: chunks of all channels and one second."""
     rng = np.random.default_rng(0)
-    n = 120_000 if size >= 0.5 else 6000
     with h5py.File(folder / FILE, "w") as file:
-        for number in range(max(12, round(20 * size))):
-            group = file.create_group(f"subject{number}")
-            eeg = group.create_dataset("eeg", data=rng.standard_normal((23, n), dtype=np.float32), chunks=(23, 200))
-            eeg.attrs.update({"lFreq": 0.1, "hFreq": 75.0, "rsFreq": 200, "chOrder": [f"EEG {i}" for i in range(23)]})
+        for number in range(max(10, round(10 * size))):
+            n = int(rng.integers(150, 250)) * 200 if size >= 1 else int(rng.integers(20, 24)) * 200
+            group = file.create_group(f"subject_{number:02}")
+            eeg = 20 * rng.standard_normal((len(CHANNELS), n))
+            group.create_dataset("eeg", data=eeg, chunks=(len(CHANNELS), 200))
+            group["eeg"].attrs.update({"lFreq": 0.1, "hFreq": 75.0, "rsFreq": 200, "chOrder": CHANNELS})
 
 
 class SingleShockDataset(Dataset[Any]):
-    """As in LaBraM: the file stays open in each worker, and each window is read by itself."""
+    """As in LaBraM: the file is opened at the start, windows are found by bisection, and each of them is a slice."""
 
     def __init__(self) -> None:
-        self._file: h5py.File | None = None
-        with h5py.File(FILE) as file:
-            self._subjects = sorted(file, key=lambda name: int(name[7:]))
-            lengths = [file[subject]["eeg"].shape[1] for subject in self._subjects]
-        self._ends = list(accumulate((length - LENGTH) // STRIDE + 1 for length in lengths))
+        self.file = h5py.File(FILE)
+        self.subjects = list(self.file)
+        self.firsts: list[int] = []
+        self.length = 0
+        for subject in self.subjects:
+            self.firsts.append(self.length)
+            self.length += (self.file[subject]["eeg"].shape[1] - WINDOW) // STRIDE + 1
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self.length
 
-    def __getitem__(self, index: int) -> Any:
-        if self._file is None:
-            self._file = h5py.File(FILE, "r")
-        number = bisect_right(self._ends, index)
-        start = (index - (self._ends[number - 1] if number else 0)) * STRIDE
-        return self._file[self._subjects[number]]["eeg"][:, start : start + LENGTH]
+    def __getitem__(self, index: int) -> np.ndarray[Any, Any]:
+        at = bisect(self.firsts, index) - 1
+        start = (index - self.firsts[at]) * STRIDE
+        return self.file[self.subjects[at]]["eeg"][:, start : start + WINDOW]
 
 
 COMMUNITY = Community(
     title="EEG: LaBraM",
     loader="LaBraM's `SingleShockDataset`",
-    sample="windows of 8 seconds",
+    sample="windows of 4 seconds, one each second",
     write=write,
     dataset=SingleShockDataset,
     options={
         "train_path": FILE,
         "x_key": "eeg",
-        "segments": {"groups": "subject*", "step_axis": 1},
-        "window": {"length": 1600, "stride": 800},
-        "split": 0.1,
+        "segments": {"groups": "*", "step_axis": 1},
+        "window": {"length": WINDOW, "stride": STRIDE},
+        "split": 0.2,
+        "batch_size": 64,
     },
+    batch_size=64,
     their_arrays=lambda sample: (sample,),
     our_arrays=lambda sample: (sample.numpy(),),
 )
