@@ -65,12 +65,16 @@ def use_shared_buffers(buffers: SharedBuffers) -> None:
 class BufferPool:
     """Gives out memory for batches; safe to use from threads, empty when unpickled.
 
+    Args:
+        min_free: how many free blocks are kept, however large they are.
+
     Attributes:
         pins: give out page-locked memory. It is torch's own, which knows which copies to a GPU still read it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, min_free: int = MIN_FREE) -> None:
         self.pins = False
+        self._min_free = min_free
         self._free: deque[npt.NDArray[np.uint8]] = deque()
         self._leases: dict[int, tuple[weakref.ref[Any], npt.NDArray[np.uint8]]] = {}  # by id of the weak reference
 
@@ -112,7 +116,7 @@ class BufferPool:
 
     def _give_back(self, reference: weakref.ref[Any]) -> None:
         _, block = self._leases.pop(id(reference))
-        if len(self._free) < max(MIN_FREE, FREE_BYTES // len(block)):
+        if len(self._free) < max(self._min_free, FREE_BYTES // len(block)):
             self._free.append(block)
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -128,10 +132,10 @@ class BufferPool:
         return tensor_of(memory).view(-1).view(dtype).view(shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}
+        return {"min_free": self._min_free}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]  # an unpickled pool is a new one
+        self.__init__(**state)  # type: ignore[misc]  # an unpickled pool is a new one
 
 
 def tensor_of(rows: npt.NDArray[Any]) -> torch.Tensor:

@@ -184,6 +184,7 @@ class SamplePart:
         describe: Describe,
         how: Collate | None = None,
         length_of: tuple[int, int] | None = None,
+        buffers: BufferPool | None = None,
     ) -> tuple[Any, list[int]]:
         """Return all rows' part, as it was read if nothing runs on single samples; and the lengths of the samples.
 
@@ -194,11 +195,12 @@ class SamplePart:
             describe: returns which rows they are, as text.
             how: how samples of several shapes become a batch.
             length_of: the field whose steps are counted, and their axis; None counts none.
+            buffers: where memory for padded batches comes from; None allocates it.
         """
         field, axis = length_of or (0, 0)
         if self.transform is None:
             lengths = [] if length_of is None else [axis_length(value, axis) for value in columns[field]]
-            return self.build([collated(column, how) for column in columns]), lengths
+            return self.build([collated(column, how, buffers) for column in columns]), lengths
         if not len(rows):
             raise H5ValueError(
                 "an empty batch was requested, but the transform runs on single samples. Pass at least one row."
@@ -207,7 +209,7 @@ class SamplePart:
         samples = [self.sample(columns, place, row, draws, describe) for place, row in enumerate(numbers)]
         lengths = [] if length_of is None else [axis_length(self._field_of(each, field), axis) for each in samples]
         try:
-            batch = collated_samples(samples, how)
+            batch = collated_samples(samples, how, buffers)
         except Exception as error:  # tensors of different shapes, or types that torch cannot collate
             when = f"while stacking what {named(self.argument, self.transform)} returned"
             add_note(error, when, lambda: self._describe(numbers, describe))
@@ -288,7 +290,7 @@ class SampleLayout:
         parts, length = [], {}
         for part, own in self._parts:
             counted = self.length_of if part is self.x and self.collate == "pad" else None
-            batch, lengths = part.batch(columns[own], rows, draws, describe, self.collate, counted)
+            batch, lengths = part.batch(columns[own], rows, draws, describe, self.collate, counted, self._buffers)
             parts.append(batch)
             if counted is not None:
                 length["length"] = torch.tensor(lengths, dtype=torch.int64)
@@ -298,6 +300,11 @@ class SampleLayout:
     def shown(self, number: Any) -> Any:
         """Return what ``with_index`` adds for a row, or rows."""
         return number % self.n_rows if self.n_rows else number
+
+    @cached_property
+    def _buffers(self) -> BufferPool:
+        """Memory of padded batches; few of them are kept, as sizes differ."""
+        return BufferPool(min_free=2)
 
     @cached_property
     def _parts(self) -> list[tuple[SamplePart, slice]]:
@@ -341,12 +348,13 @@ def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dty
     return wanted if is_same and np.can_cast(stored, wanted, "same_kind") else stored
 
 
-def collated(values: Any, how: Collate | None) -> Any:
+def collated(values: Any, how: Collate | None, buffers: BufferPool | None = None) -> Any:
     """Return one field of a batch.
 
     Args:
         values: a tensor with an entry for each sample, or a list of these.
         how: what becomes of the tensors of a list; None stacks them.
+        buffers: where memory for padded batches comes from; None allocates it.
 
     Raises:
         H5ValueError: tensors have several shapes, and are to be stacked.
@@ -364,9 +372,15 @@ def collated(values: Any, how: Collate | None) -> Any:
             "which cannot be stacked. Pass collate_fn='pad' (zeros up to the longest, and 'length') or 'list', or crop "
             "samples to one shape in a transform."
         )
-    batch = values[0].new_zeros((len(values), *(max(sizes) for sizes in zip(*shapes, strict=True))))
+    shape = (len(values), *(max(sizes) for sizes in zip(*shapes, strict=True)))
+    if buffers is None or values[0].device.type != "cpu" or 0 in shape:
+        batch = values[0].new_empty(shape)
+    else:
+        batch = buffers.tensor(shape, values[0].dtype)
     for place, value in zip(batch, values, strict=True):
         place[tuple(map(slice, value.shape))] = value
+        for axis, size in enumerate(value.shape):  # what is beyond, each place once
+            place[(*map(slice, value.shape[:axis]), slice(size, None))] = 0
     return batch
 
 
@@ -384,19 +398,19 @@ def stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(values))
 
 
-def collated_samples(samples: Sequence[Any], how: Collate | None) -> Any:
+def collated_samples(samples: Sequence[Any], how: Collate | None, buffers: BufferPool | None = None) -> Any:
     """Return a batch of samples, or of parts of samples, of any structure; see ``collated``."""
     first = samples[0]
     if how is None:
         return default_collate(list(samples))
     if isinstance(first, Mapping):
-        return {name: collated_samples([sample[name] for sample in samples], how) for name in first}
+        return {name: collated_samples([sample[name] for sample in samples], how, buffers) for name in first}
     if isinstance(first, list) and all(isinstance(value, str) for sample in samples for value in sample):
         return list(samples)  # text of each step
     if isinstance(first, tuple | list):
-        return tuple(collated_samples(values, how) for values in zip(*samples, strict=True))
+        return tuple(collated_samples(values, how, buffers) for values in zip(*samples, strict=True))
     if isinstance(first, torch.Tensor):
-        return collated(list(samples), how)
+        return collated(list(samples), how, buffers)
     return default_collate(list(samples))
 
 

@@ -7,6 +7,7 @@ import torch
 
 from lightning_h5 import H5Error, LazyH5DataModule
 from lightning_h5.datasets.buffers import BufferPool, tensor_of
+from lightning_h5.datasets.sample_layout import collated
 
 FLOATS = np.dtype("f4")
 ASKED = r"a batch of 3 rows needs an array of 13,510,798,882,111,488 bytes \(12,288\.0 TiB\).* smaller batch_size"
@@ -36,6 +37,32 @@ def test_a_pool_gives_the_same_memory_again_and_none_that_is_too_small():
     larger = pool.tensor((65, 1 << 12), torch.float32)
     assert (larger.shape, larger.dtype) == ((65, 1 << 12), torch.float32)
     larger[:] = 1  # all of it is there
+
+
+def padded_with_zeros(values):
+    """Pad with zeros up to the longest of each axis."""
+    batch = torch.zeros((len(values), *map(max, zip(*(value.shape for value in values), strict=True))))
+    for place, value in zip(batch, values, strict=True):
+        place[tuple(map(slice, value.shape))] = value
+    return batch
+
+
+def test_padded_batches_use_the_memory_of_those_that_were_freed_and_have_zeros_beyond_each_sample():
+    pool, rng, places = BufferPool(), np.random.default_rng(0), []
+    kept = None
+    for number in range(6):
+        shapes = [(400 - number, 64, 3), *rng.integers(0, [300, 64, 3], (9, 3)).tolist()]
+        values = [torch.from_numpy(rng.standard_normal(shape, dtype="f4")) for shape in shapes]
+        batch = collated(values, "pad", pool)
+        torch.testing.assert_close(batch, padded_with_zeros(values), rtol=0, atol=0)
+        places.append(batch.data_ptr())
+        if number == 2:
+            kept, expected = batch, batch.clone()
+        del batch
+    assert len(set(places)) == 2, "the one that is kept, and another"
+    assert places[2] not in places[3:]
+    torch.testing.assert_close(kept, expected, rtol=0, atol=0)
+    assert collated([torch.zeros(0, 3), torch.zeros(0, 2)], "pad", pool).shape == (2, 0, 3)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
