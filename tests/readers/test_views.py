@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pools import OPTIONS, look
 
 from lightning_h5.counters import Counters
-from lightning_h5.readers import TaskQueue, open_chunked, open_reader
+from lightning_h5.readers import TaskQueue, open_chunked, open_reader, view_source
 
 NUMBERS = itertools.count()  # no example writes to a file that is open
 
@@ -71,6 +71,12 @@ def expected_rows(values, row_axes, taken):
     return moved.reshape(-1, *moved.shape[len(front) :]) if moved.size else moved.reshape(0)
 
 
+@pytest.fixture(params=[view_source.MIN_RUN, 1], ids=["short runs by the library", "all runs by position"])
+def min_run(request, monkeypatch):
+    monkeypatch.setattr(view_source, "MIN_RUN", request.param)
+
+
+@pytest.mark.usefixtures("min_run")
 @given(cases(), st.data())
 def test_rows_of_a_view_are_what_numpy_takes(tmp_path, case, data):
     shape, storage, chunks, row_axes, taken = case
