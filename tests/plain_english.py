@@ -18,6 +18,7 @@ PAGES = [
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "gallery").glob("*.md")),
     ROOT / "examples" / "README.md",
 ]
 FORBIDDEN = (

@@ -65,7 +65,7 @@ def repacked(data: Data, copy: Path, options: Mapping[str, Any]) -> Data:
 
 def run(kind: RowKind, n_rows: int, n_rounds: int, peers: Mapping[str, Any], progress: tqdm[Any]) -> dict[str, Any]:
     """Convert, check and measure rows of a kind."""
-    about: dict[str, dict[str, float]] = {}
+    about: dict[str, dict[str, float | None]] = {}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         data = Data.write(
@@ -113,30 +113,34 @@ def run(kind: RowKind, n_rows: int, n_rounds: int, peers: Mapping[str, Any], pro
     ways_seen = {each.name: about[each.name] | {"rows_per_second": each.median} for each in timings}
     for title, each in ways_seen.items():
         progress.write(
-            f"{title:46} converted in {each['convert_seconds']:6.1f} s to {each['bytes'] / 2**20:6,.0f} MiB, "
-            f"memory {each['memory'] / 2**20:6,.0f} MiB"
+            f"{title:46} converted in {each['convert_seconds']:6.1f} s to {each['bytes'] / 2**20:6,.0f} MiB"
+            + ("" if each["memory"] is None else f", memory {each['memory'] / 2**20:6,.0f} MiB")
         )
     ratios = {each.name: {"seen": each.seen, "asked": each.target} for each in verdicts}
     return {"rows_are": str(kind), "n_rows": n_rows, "ways": ways_seen, "ratios": ratios}
 
 
-def memory_of(contender: Contender) -> float:
-    """Return bytes that an epoch adds to a forked process; 0 if it has workers, whose memory would be missing."""
+def memory_of(contender: Contender) -> float | None:
+    """Return bytes that an epoch adds to a forked process.
+
+    None if it has workers, whose memory would be missing, or does not run in a forked process.
+    """
     if "2 workers" in contender.name:
-        return 0.0
+        return None
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_most_memory, args=(contender, sender))
     process.start()
     sender.close()
     try:
-        return float(receiver.recv())
+        return max(0.0, float(receiver.recv()))
     except EOFError:
-        return 0.0
+        return None
     finally:
         process.join()
 
 
 def _most_memory(contender: Contender, sender: Any) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a loader that refuses to run here says so at length
     before, most = anonymous_memory(), 0
     contender.prepare()
     for number, _ in enumerate(contender.epoch(1)):
@@ -166,7 +170,7 @@ def page(results: Mapping[str, Any]) -> str:
         for name, way in result["ways"].items():
             title = f"**{name}**" if name.startswith("lightning_h5") else name
             seconds = f"{way['convert_seconds']:.1f}" if way["convert_seconds"] else "-"
-            memory = f"{way['memory'] / 2**20:,.0f}" if way["memory"] else "-"
+            memory = "-" if way["memory"] is None else f"{way['memory'] / 2**20:,.0f}"
             rate = way["rows_per_second"]
             cells = (
                 title,

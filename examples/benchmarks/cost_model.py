@@ -161,7 +161,7 @@ def page(results: Mapping[str, Any]) -> str:
     """Return the table for the documentation."""
     about, by_name = results["environment"], results["results"]
     cores = list(next(iter(by_name.values()))["simulated"])
-    lines = [f"| rows | one core decodes | {' | '.join(f'{k} cores' for k in cores)} |"]
+    lines = [f"| rows | one core decodes | {' | '.join('1 core' if int(k) == 1 else f'{k} cores' for k in cores)} |"]
     lines.append(f"|---|---:|{'---:|' * len(cores)}")
     for name, found in by_name.items():
         cells = [f"{name}, {found['row_bytes'] / 1024:,.0f} KiB", f"{found['decoded']:,.0f}"]

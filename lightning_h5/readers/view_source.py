@@ -20,7 +20,7 @@ from ..hdf5 import ArrayLayout, ArrayView, OpenOptions, kind_of, process_pool
 from ..types import IntArray
 from .base import LayoutReader
 from .block_map import BlockMap, RowGrid
-from .chunk_cache import BlockMemory
+from .chunk_cache import BlockMemory, scratch
 from .chunk_loader import TASK_BYTES, BlockSource, ChunkLoader
 from .raw_io import read_stored
 
@@ -326,6 +326,8 @@ def read_slab(
 ) -> npt.NDArray[Any]:
     """Return a part of an array that is seen another way: long runs by position, others through the HDF5 library.
 
+    The memory may be overwritten by the next call of this thread.
+
     Args:
         layout: the array.
         slab: the part, along the axes as they are stored.
@@ -373,13 +375,12 @@ def _read_runs(view: ArrayView, slab: Sequence[slice], counters: Counters) -> np
         indices = np.arange(one.start, one.stop) if at < axis else np.array([one.start])
         first = (first[:, np.newaxis] * shape[at] + indices).reshape(-1)
     offsets = array.offset + first * (math.prod(shape[axis + 1 :]) * array.stored.itemsize)
-    values = np.empty(sizes, array.stored)
+    octets = scratch("slab", len(offsets) * n_bytes)
     starts = np.arange(len(offsets)) * n_bytes
     began = perf_counter()
-    octets = values.reshape(-1).view(np.uint8)
     read_stored(array, octets, starts, starts + n_bytes, offsets, lambda piece, _: f"run {piece}", counters)
     counters.add(read_seconds=perf_counter() - began)
-    return values
+    return np.ndarray(sizes, array.stored, octets)
 
 
 def _pieces_of(view: ArrayView) -> list[list[_Piece]]:
