@@ -182,7 +182,11 @@ def page(results: Mapping[str, Any]) -> str:
             )
             lines.append(f"| {' | '.join(cells)} |")
         seen = ", ".join(f"{name} {each['seen']:.2f}" for name, each in result["ratios"].items())
-        parts.append("\n".join([f"### {result['rows_are'].capitalize()}", "", *lines, "", f"Ratios: {seen}."]))
+        parts.append(
+            "\n".join(
+                [f"### {result['rows_are'][0].upper()}{result['rows_are'][1:]}", "", *lines, "", f"Ratios: {seen}."]
+            )
+        )
     versions = ", ".join(f"{name} {about[name]}" for name in ("h5py", *VERSIONS[:3]) if name in about)
     parts.append(
         f"Measured on {about['date']} with {about['cpus']} cores by `examples/benchmarks/converted.py`: "
