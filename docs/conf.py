@@ -56,6 +56,7 @@ nitpick_ignore_regex = [
     ("py:class", "Fraction"),
     ("py:class", "Skip"),
     ("py:class", "BoolArray"),
+    ("py:class", "BufferPool"),
     ("py:class", "Collate"),
     ("py:class", "Changes"),
     ("py:class", "CopyRows"),
