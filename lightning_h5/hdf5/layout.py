@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,9 @@ __all__ = ["ArrayLayout", "ArrayView", "Decoding", "Filter", "Storage", "path_of
 
 RUN_BYTES = 1 << 20
 """Bytes of a view's rows that are read together if the array has no chunks."""
+
+MIN_RUN = 16 << 10
+"""Bytes of a row's pieces from which on they are read by position, without the HDF5 library."""
 
 Storage = Literal["contiguous", "chunked", "compact", "virtual", "external", "attribute"]
 
@@ -131,7 +134,7 @@ class ArrayLayout:
         """Return the array with other attributes; much faster than ``dataclasses.replace``, for many files."""
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__, **changes)
-        for name in ("is_contiguous", "identity_parts"):  # computed from the old fields
+        for name in ("is_contiguous", "identity_parts", "runs"):  # computed from the old fields
             made.__dict__.pop(name, None)
         return made
 
@@ -298,15 +301,56 @@ class ArrayLayout:
 
     @cached_property
     def is_contiguous(self) -> bool:
-        """Whether each row lies in one unfiltered piece, so that random access is as cheap as sequential access."""
+        """Whether each row lies in one unfiltered piece, or a few, so that random access is as cheap as sequential."""
         if self.view is not None:
-            return False
+            return self.runs is not None
         return self.offset is not None or (
             self.table is not None
             and self.chunks is not None
             and self.chunks[1:] == self.axes
             and self.table.is_plain(len(self.filters), self.chunk_bytes)
         )
+
+    @cached_property
+    def runs(self) -> Runs | None:
+        """Where the rows of a view lie if each is a few long pieces of an array without chunks; None otherwise."""
+        view = self.view
+        if view is None or view.row_axes != (0,) or view.cell is not None or self.members or self.decoding is not None:
+            return None
+        array, sizes = view.array, view.shape[1:]
+        if array.offset is None or array.digests is not None or array.dtype.hasobject or not self.row_bytes:
+            return None
+        taken = [slice(one, one + 1) if isinstance(one, int) else one for one in view.taken]
+        if not all(isinstance(one, slice) and one.step == 1 for one in taken):
+            return None
+        ranges = [range(size)[one] for one, size in zip(taken, sizes, strict=True) if isinstance(one, slice)]
+        # The last axis of which a part is taken, and those after it, lie in one piece.
+        axis = max((at for at, (one, size) in enumerate(zip(ranges, sizes, strict=True)) if len(one) < size), default=0)
+        steps = [math.prod(sizes[at + 1 :]) * array.stored.itemsize for at in range(len(sizes))]
+        n_bytes = len(ranges[axis]) * steps[axis]
+        if n_bytes < MIN_RUN:
+            return None
+        begins = np.zeros(1, dtype=np.int64)
+        for at in range(axis):
+            begins = (begins[:, np.newaxis] + np.array(ranges[at], dtype=np.int64) * steps[at]).reshape(-1)
+        begins = begins + ranges[axis].start * steps[axis]
+        return Runs(array.offset, math.prod(sizes) * array.stored.itemsize, begins, n_bytes)
+
+
+class Runs(NamedTuple):
+    """Pieces of rows that are a part of each row of an array without chunks.
+
+    Attributes:
+        offset: where the array begins in its file.
+        stride: bytes from a row of the array to the next.
+        begins: where each piece of a row begins in it, shape ``(n_pieces,)``.
+        n_bytes: of a piece.
+    """
+
+    offset: int
+    stride: int
+    begins: IntArray
+    n_bytes: int
 
 
 @dataclass(frozen=True)

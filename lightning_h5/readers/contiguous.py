@@ -21,7 +21,7 @@ from ..types import IntArray
 from .base import LayoutReader, address, check_bounds, take_rows
 from .raw_io import prefetch_stored, read_stored
 
-__all__ = ["ContiguousReader", "MappedReader"]
+__all__ = ["ContiguousReader", "MappedReader", "RunsReader"]
 
 N_PROBES = 32  # places per array: files enter and leave the page cache in long pieces
 
@@ -34,7 +34,7 @@ class _StoredRows(LayoutReader):
         if not layout.is_contiguous:
             raise ValueError(f"rows of {layout.key!r} have no fixed place in their file: {layout.plain_reason}")
         self._offset = layout.offset or 0
-        self._row_bytes = layout.stored_row_bytes
+        self._row_bytes = self._stride = layout.stored_row_bytes
         # Numbers in native byte order can be read directly into the batch.
         self._as_stored = not layout.members and layout.stored.base.isnative
 
@@ -61,7 +61,7 @@ class _StoredRows(LayoutReader):
         """Return the positions of rows in the file."""
         table = self.layout.table
         if table is None:
-            return self._offset + rows * self._row_bytes
+            return self._offset + rows * self._stride
         chunks, within = np.divmod(rows, self.layout.rows_per_chunk)
         places: IntArray = table.offsets[chunks] + within * self._row_bytes
         return places
@@ -78,13 +78,13 @@ class _StoredRows(LayoutReader):
             step = self.layout.rows_per_chunk
             cuts[1:1] = range((rows.start // step + 1) * step, rows.stop, step)
         if self.layout.guard.staging is not None:
-            places, sizes = self._places(np.array(cuts[:-1])), np.diff(cuts) * self._row_bytes
+            places, sizes = self._places(np.array(cuts[:-1])), np.diff(cuts) * self._stride
             prefetch_stored(self.layout, places, sizes, self._counters)
             return
         with suppress(OSError), process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
             places = self._places(np.array(cuts[:-1])).tolist()
             for place, first, last in zip(places, cuts, cuts[1:], strict=False):
-                n_bytes = (last - first) * self._row_bytes
+                n_bytes = (last - first) * self._stride
                 if not (_is_cached(fd, place) and _is_cached(fd, place + n_bytes - 1)):
                     os.posix_fadvise(fd, place, n_bytes, os.POSIX_FADV_WILLNEED)
 
@@ -120,6 +120,27 @@ class ContiguousReader(_StoredRows):
             return f"row {rows[first[piece] + at // n_bytes]}"
 
         read_stored(self.layout, out, starts, stops, offsets, name, self._counters)
+
+
+class RunsReader(_StoredRows):
+    """Reads a part of each row of an array without chunks: its pieces by position, a batch in one call."""
+
+    def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
+        super().__init__(layout, counters)
+        runs = layout.runs
+        assert runs is not None, "rows are long pieces of an array without chunks"
+        self._runs, self._offset, self._stride = runs, runs.offset, runs.stride
+        self._row_bytes = len(runs.begins) * runs.n_bytes
+
+    def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
+        runs = self._runs
+        offsets = (self._places(rows)[:, np.newaxis] + runs.begins).reshape(-1)
+        starts = np.arange(len(offsets)) * runs.n_bytes
+
+        def name(piece: int, at: int) -> str:
+            return f"row {rows[piece // len(runs.begins)]}"
+
+        read_stored(self.layout, out, starts, starts + runs.n_bytes, offsets, name, self._counters)
 
 
 class MappedReader(_StoredRows):

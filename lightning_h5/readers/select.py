@@ -18,7 +18,7 @@ from .block_sources import BlockSources, FieldLayouts
 from .bulk import ArrayTarget, bulk_tasks
 from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
 from .chunked import Changes, ChunkedReader, CountReads
-from .contiguous import ContiguousReader, MappedReader
+from .contiguous import ContiguousReader, MappedReader, RunsReader
 from .decoded import DecodedCopies, DecodedReader, DecodedSource, EncodedReader
 from .digest_reader import DigestReader
 from .filters.pipeline import why_not_decodable
@@ -59,6 +59,9 @@ def open_reader(
     reader: LayoutReader
     if layout.value is not None:
         return ValueReader(layout, counters)
+    if layout.runs is not None:
+        reader = RunsReader(layout, counters)
+        return InMemoryReader(reader, held_bytes) if held_bytes else reader
     if layout.view is not None and layout.decoding is None:
         reader = BlockReader(layout, _view_source(layout, options, counters or Counters()), counters)
         return InMemoryReader(reader, held_bytes) if held_bytes else reader
@@ -101,7 +104,7 @@ def is_pooled(layout: ArrayLayout, options: OpenOptions) -> bool:
     is_number = kind_of(layout.dtype) == "number" and not stored.dtype.hasobject  # members of tables may be numbers
     layout = stored
     if layout.view is not None:
-        return bool(layout.row_bytes) and is_number and not options.swmr
+        return layout.runs is None and bool(layout.row_bytes) and is_number and not options.swmr
     if layout.storage != "chunked" or layout.is_contiguous or not layout.row_bytes or not is_number:
         return False
     if options.swmr:  # a live writer moves the chunk that it writes to
@@ -246,6 +249,8 @@ def open_source(layout: ArrayLayout, options: OpenOptions, rows_per_run: int, co
         return ReaderSource(ValueReader(layout, counters), rows_per_run)
     if layout.decoding is not None:
         return DecodedSource(layout, open_source(layout.decoding.array, options, rows_per_run, counters))
+    if layout.runs is not None:
+        return ReaderSource(RunsReader(layout, counters), rows_per_run)
     if layout.view is not None:
         return _view_source(layout, options, counters)
     if layout.is_contiguous:

@@ -20,14 +20,11 @@ from ..hdf5 import ArrayLayout, ArrayView, OpenOptions, kind_of, process_pool
 from ..types import IntArray
 from .base import LayoutReader
 from .block_map import BlockMap, RowGrid
-from .chunk_cache import BlockMemory, scratch
+from .chunk_cache import BlockMemory
 from .chunk_loader import TASK_BYTES, BlockSource, ChunkLoader
-from .raw_io import read_stored
 
 __all__ = ["BlockReader", "CellSource", "ViewSource", "read_slab"]
 
-
-MIN_RUN = 16 << 10  # bytes that are read faster by position than by the HDF5 library
 
 Part = int | slice | npt.NDArray[np.int64]
 """What is taken of an axis."""
@@ -324,9 +321,7 @@ class BlockReader(LayoutReader):
 def read_slab(
     layout: ArrayLayout, slab: Sequence[slice], options: OpenOptions, reader: LayoutReader | None, counters: Counters
 ) -> npt.NDArray[Any]:
-    """Return a part of an array that is seen another way: long runs by position, others through the HDF5 library.
-
-    The memory may be overwritten by the next call of this thread.
+    """Return a part of an array that is seen another way, through the HDF5 library.
 
     Args:
         layout: the array.
@@ -344,8 +339,6 @@ def read_slab(
     counters.add(bytes_read=round(share * layout.n_stored_bytes), bytes_decoded=n_bytes)
     if reader is not None:
         return reader.read(np.arange(slab[0].start, slab[0].stop))[(slice(None), *slab[1:])]
-    if (found := _read_runs(layout.view, slab, counters)) is not None:
-        return found
     with process_pool().h5(layout.path, options, layout.guard) as handle:
         stored = handle.array(layout.view.array)
         try:
@@ -358,29 +351,6 @@ def read_slab(
     for member in layout.members[1:]:
         values = values[member]
     return np.asarray(values)
-
-
-def _read_runs(view: ArrayView, slab: Sequence[slice], counters: Counters) -> npt.NDArray[Any] | None:
-    """Return a part of an array without chunks, read by position; None if it lies in many short runs."""
-    array, shape = view.array, view.shape
-    if array.offset is None or array.members or array.digests is not None or kind_of(array.dtype) != "number":
-        return None
-    sizes = [one.stop - one.start for one in slab]
-    axis = max((at for at, (size, n) in enumerate(zip(sizes, shape, strict=True)) if size < n), default=0)
-    n_bytes = math.prod(sizes[axis:]) * array.stored.itemsize
-    if n_bytes < MIN_RUN:
-        return None
-    first = np.zeros(1, dtype=np.int64)
-    for at, one in enumerate(slab[: axis + 1]):
-        indices = np.arange(one.start, one.stop) if at < axis else np.array([one.start])
-        first = (first[:, np.newaxis] * shape[at] + indices).reshape(-1)
-    offsets = array.offset + first * (math.prod(shape[axis + 1 :]) * array.stored.itemsize)
-    octets = scratch("slab", len(offsets) * n_bytes)
-    starts = np.arange(len(offsets)) * n_bytes
-    began = perf_counter()
-    read_stored(array, octets, starts, starts + n_bytes, offsets, lambda piece, _: f"run {piece}", counters)
-    counters.add(read_seconds=perf_counter() - began)
-    return np.ndarray(sizes, array.stored, octets)
 
 
 def _pieces_of(view: ArrayView) -> list[list[_Piece]]:

@@ -1,6 +1,7 @@
 """Rows counted along any axes, or parts of an array: equal to what NumPy takes of the whole array."""
 
 import itertools
+import os
 
 import h5py
 import numpy as np
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 from pools import OPTIONS, look
 
 from lightning_h5.counters import Counters
-from lightning_h5.readers import TaskQueue, open_chunked, open_reader, view_source
+from lightning_h5.errors import H5Error
+from lightning_h5.hdf5 import layout
+from lightning_h5.readers import TaskQueue, open_chunked, open_reader
+from lightning_h5.readers.contiguous import RunsReader
 
 NUMBERS = itertools.count()  # no example writes to a file that is open
 
@@ -71,9 +75,9 @@ def expected_rows(values, row_axes, taken):
     return moved.reshape(-1, *moved.shape[len(front) :]) if moved.size else moved.reshape(0)
 
 
-@pytest.fixture(params=[view_source.MIN_RUN, 1], ids=["short runs by the library", "all runs by position"])
+@pytest.fixture(params=[layout.MIN_RUN, 1], ids=["short runs by the library", "all runs by position"])
 def min_run(request, monkeypatch):
-    monkeypatch.setattr(view_source, "MIN_RUN", request.param)
+    monkeypatch.setattr(layout, "MIN_RUN", request.param)
 
 
 @pytest.mark.usefixtures("min_run")
@@ -103,6 +107,23 @@ def test_rows_of_a_view_are_what_numpy_takes(tmp_path, case, data):
             everything = reader.read(np.arange(view.n_rows))
             np.testing.assert_array_equal(everything, expected)
             assert reader.map.rows_of_blocks().sum() == view.n_rows
+
+
+def test_long_parts_of_rows_are_read_by_position_and_a_missing_byte_names_its_row(tmp_path):
+    path = str(tmp_path / "fields.h5")
+    with h5py.File(path, "w") as file:
+        file["fields"] = values = np.random.default_rng(0).random((5, 21, 91, 60), "f4")
+        offset = file["fields"].id.get_offset()
+    view = look(path, "fields").seen((0,), {1: slice(20), 2: slice(90)})
+    counters = Counters()
+    reader = open_reader(view, OPTIONS, counters=counters)
+    assert type(reader) is RunsReader
+    np.testing.assert_array_equal(reader.read(np.array([3, 0, 3])), values[[3, 0, 3], :20, :90])
+    assert counters.total()["bytes_read"] == 3 * 20 * 90 * 60 * 4
+    assert open_reader(look(path, "fields").seen((0,), {3: slice(30)}), OPTIONS).layout.runs is None, "runs are short"
+    os.truncate(path, offset + 4 * values[0].nbytes)
+    with pytest.raises(H5Error, match="row 4"):
+        reader.read(np.array([1, 4]))
 
 
 def test_arrays_of_several_files_are_numbered_one_after_the_other(tmp_path):
