@@ -1,15 +1,13 @@
 """The figures of the documentation are those that the benchmarks stored, with the date and the machine."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from benchmark_modules import load_benchmark
 
 ROOT = Path(__file__).parents[2]
-PARTS, BENCHMARKS = ROOT / "docs" / "_parts", ROOT / "examples" / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+PARTS = ROOT / "docs" / "_parts"
 
 PAGES = ("converted", "cost_model", "limits", "start")
 
@@ -18,7 +16,7 @@ PAGES = ("converted", "cost_model", "limits", "start")
 def test_tables_are_made_of_the_stored_results(script):
     stored = json.loads((PARTS / f"{script}.json").read_text())
     text = (PARTS / f"{script}.md").read_text()
-    assert text == importlib.import_module(script).page(stored)
+    assert text == load_benchmark(script).page(stored)
     assert stored["environment"]["date"] in text
     assert f"{stored['environment']['cpus']} cores" in text
 

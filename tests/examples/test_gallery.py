@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from benchmark_modules import load_benchmark
 
 import lightning_h5
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS, DOCS = ROOT / "examples" / "benchmarks", ROOT / "docs"
-sys.path.insert(0, str(BENCHMARKS))
-
-import gallery  # noqa: E402
-from communities import COMMUNITIES  # noqa: E402
+DOCS = ROOT / "docs"
+gallery = load_benchmark("gallery")
+COMMUNITIES = gallery.COMMUNITIES
 
 SMALL = 0.03
 ALL = pytest.mark.parametrize("name", COMMUNITIES)
