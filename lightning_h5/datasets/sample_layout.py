@@ -200,7 +200,7 @@ class SamplePart:
         field, axis = length_of or (0, 0)
         if self.transform is None:
             lengths = [] if length_of is None else [axis_length(value, axis) for value in columns[field]]
-            return self.build([collated(column, how, buffers) for column in columns]), lengths
+            return self.build([collated(_of_one(column, how), how, buffers) for column in columns]), lengths
         if not len(rows):
             raise H5ValueError(
                 "an empty batch was requested, but the transform runs on single samples. Pass at least one row."
@@ -384,13 +384,15 @@ def collated(values: Any, how: Collate | None, buffers: BufferPool | None = None
     return batch
 
 
-def stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors of one shape as one; images with their channels last in memory as a batch of such.
+def _of_one(column: Any, how: Collate | None) -> Any:
+    """Return the only sample that was read as a batch of one in the same memory: samples can be large."""
+    if how != "list" and isinstance(column, list) and len(column) == 1 and isinstance(column[0], torch.Tensor):
+        return column[0].unsqueeze(0)
+    return column
 
-    A batch of one sample shares its memory: samples can be large.
-    """
-    if len(values) == 1:
-        return values[0].unsqueeze(0)
+
+def stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return tensors of one shape as one; images with their channels last in memory as a batch of such."""
     if values[0].ndim == 3 and not values[0].is_contiguous():
         moved = [value.movedim(0, -1) for value in values]
         if all(value.is_contiguous() for value in moved):

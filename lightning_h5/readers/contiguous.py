@@ -34,7 +34,7 @@ class _StoredRows(LayoutReader):
         if not layout.is_contiguous:
             raise ValueError(f"rows of {layout.key!r} have no fixed place in their file: {layout.plain_reason}")
         self._offset = layout.offset or 0
-        self._row_bytes = self._stride = layout.stored_row_bytes
+        self._row_bytes = layout.stored_row_bytes
         # Numbers in native byte order can be read directly into the batch.
         self._as_stored = not layout.members and layout.stored.base.isnative
 
@@ -61,7 +61,7 @@ class _StoredRows(LayoutReader):
         """Return the positions of rows in the file."""
         table = self.layout.table
         if table is None:
-            return self._offset + rows * self._stride
+            return self._offset + rows * self._row_bytes
         chunks, within = np.divmod(rows, self.layout.rows_per_chunk)
         places: IntArray = table.offsets[chunks] + within * self._row_bytes
         return places
@@ -73,20 +73,22 @@ class _StoredRows(LayoutReader):
         """
         if not rows or not self._row_bytes or not hasattr(os, "posix_fadvise"):
             return
+        places, sizes = self._pieces(rows)
+        if self.layout.guard.staging is not None:
+            prefetch_stored(self.layout, places, sizes, self._counters)
+            return
+        with suppress(OSError), process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
+            for place, n_bytes in zip(places.tolist(), sizes.tolist(), strict=True):
+                if not (_is_cached(fd, place) and _is_cached(fd, place + n_bytes - 1)):
+                    os.posix_fadvise(fd, place, n_bytes, os.POSIX_FADV_WILLNEED)
+
+    def _pieces(self, rows: range) -> tuple[IntArray, IntArray]:
+        """Return where pieces of neighboring rows begin in the file, and their bytes."""
         cuts = [rows.start, rows.stop]
         if self.layout.table is not None:  # each chunk has its own place
             step = self.layout.rows_per_chunk
             cuts[1:1] = range((rows.start // step + 1) * step, rows.stop, step)
-        if self.layout.guard.staging is not None:
-            places, sizes = self._places(np.array(cuts[:-1])), np.diff(cuts) * self._stride
-            prefetch_stored(self.layout, places, sizes, self._counters)
-            return
-        with suppress(OSError), process_pool().descriptor(self.layout.path, self.layout.guard) as fd:
-            places = self._places(np.array(cuts[:-1])).tolist()
-            for place, first, last in zip(places, cuts, cuts[1:], strict=False):
-                n_bytes = (last - first) * self._stride
-                if not (_is_cached(fd, place) and _is_cached(fd, place + n_bytes - 1)):
-                    os.posix_fadvise(fd, place, n_bytes, os.POSIX_FADV_WILLNEED)
+        return self._places(np.array(cuts[:-1])), np.diff(cuts) * self._row_bytes
 
 
 def _is_cached(fd: int, place: int) -> bool:
@@ -127,14 +129,21 @@ class RunsReader(_StoredRows):
 
     def __init__(self, layout: ArrayLayout, counters: Counters | None = None) -> None:
         super().__init__(layout, counters)
-        runs = layout.runs
-        assert runs is not None, "rows are long pieces of an array without chunks"
-        self._runs, self._offset, self._stride = runs, runs.offset, runs.stride
-        self._row_bytes = len(runs.begins) * runs.n_bytes
+        assert layout.runs is not None, "rows are long pieces of an array without chunks"
+        self._runs = layout.runs
+        self._row_bytes = len(self._runs.begins) * self._runs.n_bytes
+
+    def _places(self, rows: IntArray) -> IntArray:
+        runs = self._runs
+        return (runs.offset + rows[:, np.newaxis] * runs.stride + runs.begins).reshape(-1)
+
+    def _pieces(self, rows: range) -> tuple[IntArray, IntArray]:
+        places = self._places(np.array(rows))
+        return places, np.full(len(places), self._runs.n_bytes)
 
     def _fetch(self, rows: IntArray, out: npt.NDArray[np.uint8]) -> None:
         runs = self._runs
-        offsets = (self._places(rows)[:, np.newaxis] + runs.begins).reshape(-1)
+        offsets = self._places(rows)
         starts = np.arange(len(offsets)) * runs.n_bytes
 
         def name(piece: int, at: int) -> str:

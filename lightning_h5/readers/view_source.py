@@ -44,13 +44,6 @@ class _Piece(NamedTuple):
     target: slice | npt.NDArray[np.int64] | None
 
 
-class _Copy(NamedTuple):
-    """What is taken of a chunk whose axes are in the order of rows, and its place in a block."""
-
-    source: tuple[Any, ...]
-    target: tuple[Any, ...]
-
-
 class ViewSource:
     """Loads blocks of an array that is seen another way.
 
@@ -98,7 +91,6 @@ class ViewSource:
             and all(isinstance(one, slice) for one in layout.view.taken)
         )
         self._order = (*layout.view.row_axes, *layout.view.other_axes)
-        self._copies = [] if loader is None else [self._copy_of(part) for part in self._parts]
 
     def compile(self) -> None:
         """See ``ChunkLoader.compile``."""
@@ -123,15 +115,11 @@ class ViewSource:
             self._loader.decode(numbers, *memory.octets())
         else:
             step = max(1, TASK_BYTES // self._chunk_bytes)
-            places = [(rows, part) for rows in memory for part in parts]
+            places = [(rows, self._parts[part]) for rows in memory for part in parts]
             for start in range(0, len(numbers), step):
                 values = self._loader.values(numbers[start : start + step])
                 for (rows, part), chunk in zip(places[start : start + step], values, strict=True):
-                    if (copy := self._copies[part]) is None:
-                        self._copy(chunk, self._parts[part], rows)
-                    else:
-                        moved = chunk.transpose(*self._order, *range(len(self._order), chunk.ndim))
-                        rows.reshape(self._block_shape)[copy.target] = moved[copy.source]
+                    self._copy(chunk, part, rows)
         self._counters.add(decode_seconds=perf_counter() - began)
 
     def pick(self, block: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
@@ -157,28 +145,21 @@ class ViewSource:
         ]
         return (found + np.array(of_parts, dtype=np.int64)).reshape(-1)
 
-    def _copy_of(self, part: Sequence[_Piece]) -> _Copy | None:
-        """Return how a part of a chunk is copied in one assignment; None if indices are taken (see ``_copy``)."""
-        if any(isinstance(piece.source, np.ndarray) or isinstance(piece.target, np.ndarray) for piece in part):
-            return None
-        rows = [slice(self.view.block[at]) for at in range(len(self.view.row_axes))]
-        source = (*(slice(None) for _ in rows), *(piece.source for piece in part))
-        target = (*rows, *(piece.target for piece in part if piece.target is not None))
-        return _Copy(source, target)
-
     def _copy(self, values: npt.NDArray[Any], part: Sequence[_Piece], rows: npt.NDArray[Any]) -> None:
         """Copy what a chunk, or a slab, has of a block's rows."""
-        values = np.moveaxis(values, self.view.row_axes, range(len(self.view.row_axes)))
+        values = values.transpose(*self._order, *range(len(self._order), values.ndim))
         axis = len(self.view.row_axes)
-        target: list[slice | npt.NDArray[np.int64]] = [slice(n) for n in values.shape[:axis]]
-        for piece in part:
-            if isinstance(piece.source, np.ndarray):
-                values = np.take(values, piece.source, axis=axis)
-            else:
-                values = values[(slice(None),) * axis + (piece.source,)]
-            if piece.target is not None:
-                target.append(piece.target)
-                axis += 1
+        all_rows = [slice(n) for n in values.shape[:axis]]
+        target: list[slice | npt.NDArray[np.int64]] = [*all_rows, *(p.target for p in part if p.target is not None)]
+        if any(isinstance(piece.source, np.ndarray) for piece in part):  # of several, NumPy would take pairs
+            for piece in part:
+                if isinstance(piece.source, np.ndarray):
+                    values = np.take(values, piece.source, axis=axis)
+                else:
+                    values = values[(slice(None),) * axis + (piece.source,)]
+                axis += piece.target is not None
+        else:
+            values = values[(*all_rows, *(piece.source for piece in part))]
         block = rows.reshape(self._block_shape)
         if sum(isinstance(one, np.ndarray) for one in target) > 1:
             block[np.ix_(*(np.arange(n)[one] for one, n in zip(target, block.shape, strict=False)))] = values

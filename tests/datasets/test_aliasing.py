@@ -36,6 +36,15 @@ def dataset(request, make_h5):
     )
 
 
+@pytest.mark.parametrize("how", ["stack", "pad"])
+def test_a_tensor_that_a_transform_keeps_is_not_changed_with_its_batch(make_h5, how):
+    kept = torch.ones(3)
+    dataset = H5LazyDataset(make_h5(x=VALUES[:4, :3]), "x", transform=lambda sample: kept, collate_fn=how)
+    batch, *_ = dataset.read_batch([1])
+    batch.zero_()
+    assert kept.tolist() == [1, 1, 1]
+
+
 def test_batches_that_are_kept_keep_their_values(dataset):
     """Kept whole, in part, as NumPy arrays, or as a view of a view, while many others come and go."""
     choose, kept = random.Random(1), []

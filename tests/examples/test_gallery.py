@@ -11,6 +11,10 @@ from benchmark_modules import load_benchmark
 
 import lightning_h5
 
+# Two communities' own ways of loading need these.
+pytest.importorskip("pandas")
+pytest.importorskip("scipy")
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 gallery = load_benchmark("gallery")
