@@ -7,8 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from factories import Stored, assert_same_rows, in_threads, random_values
+from factories import Stored, assert_same_rows, in_threads, known_filters, random_values
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pools import IS_COMPILED, look, open_pool
+from tiers import examples
 
 import lightning_h5.readers.select
 from lightning_h5.counters import Counters
@@ -17,6 +20,13 @@ from lightning_h5.readers.filters import compiled
 from lightning_h5.readers.filters.pipeline import Pipeline, decoder_of
 
 ROWS, STEP, LENGTH = 40, 5, 60
+
+PLUGINS = ("zstd", "lz4", "lz4, 64 bytes", "bitshuffle lz4", "bitshuffle lz4, 16", "bitshuffle zstd")
+FILTERS = [
+    *(("gzip",), ("lzf",), ("shuffle", "gzip"), ("shuffle", "lzf")),
+    *((name,) for name in PLUGINS if name in known_filters()),
+    *([("shuffle", "zstd")] if "zstd" in known_filters() else []),
+]
 
 needs_numba = pytest.mark.skipif(not IS_COMPILED, reason="numba is not installed")
 
@@ -45,7 +55,7 @@ def array(filters, dtype="f4", chunks=(STEP, LENGTH)):
 @needs_numba
 @pytest.mark.parametrize("chunks", [(STEP, LENGTH), (STEP, 25), (1, LENGTH)], ids=["rows", "parts of rows", "a row"])
 @pytest.mark.parametrize("dtype", ["u1", "i2", ">i4", "f8"])
-@pytest.mark.parametrize("filters", [("gzip",), ("lzf",), ("shuffle", "gzip"), ("shuffle", "lzf")], ids=" + ".join)
+@pytest.mark.parametrize("filters", FILTERS, ids=" + ".join)
 def test_all_chunks_of_a_large_array_go_through_it_and_are_counted_as_ever(make_h5, calls, filters, dtype, chunks):
     layout = look(make_h5(x=array(filters, dtype, chunks)))
     counted = {}
@@ -154,6 +164,38 @@ def test_workers_that_are_forked_have_what_was_compiled_before(make_h5, nothing_
     found = [n for batch in data.train_dataloader() for n in batch.tolist()]
     data.teardown("fit")
     assert found == [1] * ROWS
+
+
+@needs_numba
+@given(
+    filters=st.sampled_from(FILTERS),
+    changes=st.lists(st.tuples(st.integers(0, 24) | st.integers(0, 10_000), st.integers(0, 255)), max_size=3),
+    cut=st.none() | st.integers(0, 200),
+    chunk_rows=st.sampled_from([1, 7]),
+)
+@settings(max_examples=examples(300))
+def test_a_damaged_chunk_decodes_as_by_the_decoder_alone_or_not_at_all(make_h5, filters, changes, cut, chunk_rows):
+    """Bytes that changed, mostly of the header, and a chunk that is cut off."""
+    layout = look(make_h5(x=array(filters, "i4", (chunk_rows, 33))))
+    loop, pipeline, n_bytes = Pipeline(layout).compile(), Pipeline(layout), layout.chunk_bytes
+    at, size = int(layout.table.offsets[0]), int(layout.table.sizes[0])
+    with open(layout.path, "r+b") as file:
+        for place, byte in changes:
+            file.seek(at + place % size)
+            file.write(bytes([byte]))
+        size = size if cut is None else max(1, size - cut)
+        file.flush()
+        file.seek(at)
+        stored = np.frombuffer(file.read(size), np.uint8)
+        found, expected = np.zeros(n_bytes, np.uint8), np.zeros(n_bytes, np.uint8)
+        seconds = loop(file.fileno(), np.array([at]), np.array([size]), n_bytes, found, np.zeros(1, np.int64))
+    try:
+        pipeline.decode(stored, 0, expected)
+    except Exception:  # decoders raise their own errors
+        assert seconds is None
+    else:
+        assert seconds is not None
+        assert np.array_equal(found, expected)
 
 
 @needs_numba

@@ -174,7 +174,9 @@ def test_chunks_of_the_wrong_size_are_noticed_also_where_all_chunks_skipped_thei
 
 
 @pytest.mark.parametrize(
-    "filters", decodable(("gzip",), ("lzf",), ("fletcher32",), ("zstd",), ("blosc",)), ids=" + ".join
+    "filters",
+    decodable(("gzip",), ("lzf",), ("fletcher32",), ("zstd",), ("blosc",), ("lz4",), ("bitshuffle lz4",)),
+    ids=" + ".join,
 )
 @pytest.mark.parametrize("part", [0.01, 0.1, 0.5, 0.95])
 def test_a_chunk_that_was_cut_off(make_h5, filters, part):

@@ -26,6 +26,7 @@ from ...jit import c_call, compiled
 from ...types import IntArray
 from ..chunk_cache import scratch
 from .decoders import shuffled
+from .native import HEADER
 from .pipeline import SHUFFLE, Bytes, Checksum, Decoder, NativeDecoder, register_loop
 
 __all__ = ["SORTED", "ChunkLoop", "loop_of", "lzf_loop"]
@@ -55,7 +56,7 @@ class ChunkLoop:
         stored = scratch("stored", int(sizes.max(initial=0)))
         unsorted = scratch("unsorted", n_bytes if self._is_sorted else 0)
         clock = np.zeros(5, np.int64)
-        functions = (*_c_functions(), self._decoder.function)
+        functions = (*_c_functions(), *self._decoder.functions)
         idle = self._decoder.idle
         try:
             state = idle.pop()
@@ -105,7 +106,7 @@ def _compile(decoder: NativeDecoder, size: int) -> ChunkLoop | None:
     sort = compiled(_SORTS[size])
     if sort is None:
         return None
-    decode = compiled(_DECODERS[decoder.name]())
+    decode = compiled(_DECODERS[decoder.name](*decoder.options))
     assert decode is not None, "the same compiler"
     loop = compiled(_loop(decode, sort, size))
     assert loop is not None, "the same compiler"
@@ -127,7 +128,7 @@ def _loop(decode: Callable[..., bool], sort: Callable[[Bytes, Bytes], None], siz
     call, monotonic = c_call(), time.CLOCK_MONOTONIC
 
     def loop(
-        functions: tuple[int, int, int],
+        functions: tuple[int, ...],
         fd: int,
         state: int,
         offsets: IntArray,
@@ -139,7 +140,7 @@ def _loop(decode: Callable[..., bool], sort: Callable[[Bytes, Bytes], None], siz
         firsts: IntArray,
         clock: IntArray,
     ) -> bool:
-        pread, now, function = functions
+        pread, now = functions[0], functions[1]
         before, after = clock[0:2], clock[2:4]  # seconds and nanoseconds
         for at in range(len(offsets)):
             call(now, (np.int32(monotonic), before.ctypes.data))
@@ -150,7 +151,7 @@ def _loop(decode: Callable[..., bool], sort: Callable[[Bytes, Bytes], None], siz
                 return False
             place = out[firsts[at] : firsts[at] + n_bytes]
             decoded = unsorted if size > 1 else place
-            if not decode(function, state, stored, n_read, decoded):
+            if not decode(functions, state, stored, n_read, decoded):
                 return False
             if size > 1:
                 sort(unsorted, place)
@@ -203,15 +204,17 @@ SORTED = frozenset(size for size in _SORTS if size > 1)
 """Bytes of the numbers for which a loop can undo a shuffle."""
 
 
-# Decoders of one chunk: from the address of a C function, a state, stored bytes and their number, into memory. They
-# return whether the chunk fills the memory.
+# Decoders of one chunk: from the addresses of C functions (after two of the loop), a state, stored bytes and their
+# number, into memory. They return whether the chunk fills the memory.
+
+FIRST = 2  # in a loop's functions, the first of a decoder
 
 
 def _compiled_libdeflate() -> Callable[..., bool]:
     call = c_call()
 
-    def decode(function: int, own: int, data: Bytes, n_data: int, out: Bytes) -> bool:
-        failed = call(function, (own, data.ctypes.data, n_data, out.ctypes.data, out.size, 0))
+    def decode(functions: tuple[int, ...], own: int, data: Bytes, n_data: int, out: Bytes) -> bool:
+        failed = call(functions[FIRST], (own, data.ctypes.data, n_data, out.ctypes.data, out.size, 0))
         return bool(np.int32(failed) == 0)
 
     return decode
@@ -220,15 +223,101 @@ def _compiled_libdeflate() -> Callable[..., bool]:
 def _compiled_lzf() -> Callable[..., bool]:
     loop: Any = compiled(lzf_loop(compiled))
 
-    def decode(function: int, nothing: int, data: Bytes, n_data: int, out: Bytes) -> bool:
+    def decode(functions: tuple[int, ...], nothing: int, data: Bytes, n_data: int, out: Bytes) -> bool:
         return bool(loop(data, n_data, out))
 
     return decode
 
 
-_DECODERS: dict[str, Callable[[], Callable[..., bool]]] = {
+def _compiled_zstd() -> Callable[..., bool]:
+    call = c_call()
+
+    def decode(functions: tuple[int, ...], own: int, data: Bytes, n_data: int, out: Bytes) -> bool:
+        return bool(call(functions[FIRST], (own, out.ctypes.data, out.size, data.ctypes.data, n_data)) == out.size)
+
+    return decode
+
+
+def _compiled_blocks(unit: int, decode: Callable[..., bool]) -> Callable[..., bool]:
+    """Return a decoder of blocks with their sizes, of multiples of a unit; a remainder is stored as it is.
+
+    ``decode`` gets the functions, the state, a block, memory for it, and memory of the same size for anything else.
+    """
+    number: Any = compiled(_big_endian)
+    block_decoder: Any = compiled(decode)
+
+    def decode_all(functions: tuple[int, ...], own: int, data: Bytes, n_data: int, out: Bytes) -> bool:
+        if n_data < HEADER or number(data, 0, 8) != out.size:
+            return False
+        block = number(data, 8, 4)
+        whole = out.size - out.size % unit
+        if block < unit or block % unit or block > LONGEST_BLOCK:
+            return False
+        at, scratch = HEADER, np.empty(min(block, whole), np.uint8)
+        for start in range(0, whole, block):
+            if at + 4 > n_data:
+                return False
+            n = number(data, at, 4)
+            at += 4
+            if n > n_data - at:
+                return False
+            place = out[start : min(start + block, whole)]
+            if not block_decoder(functions, own, data[at : at + n], place, scratch):
+                return False
+            at += n
+        if out.size - whole > n_data - at:
+            return False
+        for i in range(out.size - whole):
+            out[whole + i] = data[at + i]
+        return True
+
+    return decode_all
+
+
+LONGEST_BLOCK = 1 << 30  # LZ4's sizes are of 32 bits
+
+
+def _big_endian(data: Bytes, at: int, n_bytes: int) -> int:
+    value = np.int64(0)
+    for i in range(n_bytes):
+        value = value << 8 | np.int64(data[at + i])
+    return int(value)
+
+
+def _compiled_lz4() -> Callable[..., bool]:
+    call = c_call()
+
+    def decode(functions: tuple[int, ...], nothing: int, data: Bytes, out: Bytes, scratch: Bytes) -> bool:
+        if data.size == out.size:
+            out[:] = data
+            return True
+        sizes = np.int32(data.size), np.int32(out.size)
+        return bool(np.int32(call(functions[FIRST], (data.ctypes.data, out.ctypes.data, *sizes))) == out.size)
+
+    return _compiled_blocks(1, decode)
+
+
+def _compiled_bitshuffle(size: int, is_zstd: int) -> Callable[..., bool]:
+    call = c_call()
+
+    def decode(functions: tuple[int, ...], own: int, data: Bytes, out: Bytes, scratch: Bytes) -> bool:
+        n_out, stored, bits = out.size, data.ctypes.data, scratch.ctypes.data
+        if is_zstd:
+            n = call(functions[FIRST], (own, bits, n_out, stored, data.size))
+        else:
+            n = np.int64(np.int32(call(functions[FIRST], (stored, bits, np.int32(data.size), np.int32(n_out)))))
+        numbers = n_out // size
+        return bool(n == n_out and call(functions[FIRST + 1], (bits, out.ctypes.data, numbers, size, numbers)) == n_out)
+
+    return _compiled_blocks(8 * size, decode)
+
+
+_DECODERS: dict[str, Callable[..., Callable[..., bool]]] = {
     "libdeflate": _compiled_libdeflate,
     "liblzf": _compiled_lzf,
+    "zstd": _compiled_zstd,
+    "lz4": _compiled_lz4,
+    "bitshuffle": _compiled_bitshuffle,
 }
 
 # LZF, h5py's fast compressor.

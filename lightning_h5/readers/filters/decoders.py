@@ -1,18 +1,16 @@
-"""Decoders of single filters, from the libraries that are installed.
+"""Decoders of single filters that are functions of Python, from the libraries that are installed.
 
-Libraries are imported when they are first needed. `deflate` and `zlib-into` are installed with this package, LZF with
-h5py; `imagecodecs` and `blosc2` have the others. Measured on two cores, MiB/s of one thread: gzip of noisy images with
+Libraries are imported when they are first needed. `deflate` and `zlib-into` are installed with this package;
+`imagecodecs` and `blosc2` have the others. Measured on two cores, MiB/s of one thread: gzip of noisy images with
 zlib 250, isal 340, libdeflate 450; of shuffled signals 620, 1,040 and 1,530; undoing the shuffle with NumPy 3,300, with
 `zlib-into` 38,000.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import zlib
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,14 +18,14 @@ import numpy.typing as npt
 
 from ...hdf5 import Filter
 from .blosc2 import check_frame, check_memory
-from .pipeline import FLETCHER32, SHUFFLE, Bytes, Checksum, Decoder, NativeDecoder, ensure_same_size, register
+from .native import BITSHUFFLE, GZIP, LZ4, LZF, ZSTD, bitshuffle_options
+from .pipeline import FLETCHER32, SHUFFLE, Bytes, Checksum, Decoder, ensure_same_size, register
 
 __all__ = ["fletcher32", "shuffled"]
 
-GZIP, LZF = 1, 32000
-BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32001, 32004, 32008, 32015, 32026
+BLOSC, BLOSC2 = 32001, 32026
 
-# Decoders of the same filter are registered fastest first.
+# Decoders of the same filter are registered fastest first. Those of `native.py` come before these.
 
 
 def _with_imagecodecs(name: str) -> Callable[[Filter, int], Decoder]:
@@ -40,43 +38,6 @@ def _with_imagecodecs(name: str) -> Callable[[Filter, int], Decoder]:
         return decode
 
     return make
-
-
-@register(GZIP)
-def _with_libdeflate(step: Filter, itemsize: int) -> Decoder:
-    # The C functions in the shared library of `deflate` decode into given memory, and release the GIL once per chunk
-    # instead of twice.
-    return _libdeflate(importlib.import_module("deflate")._deflate.__file__)
-
-
-@cache  # one decoder for all options, so that its loops are compiled once
-def _libdeflate(path: str) -> NativeDecoder:
-    library = ctypes.CDLL(path)
-    make, function = library.libdeflate_alloc_decompressor, library.libdeflate_zlib_decompress
-    make.argtypes, make.restype = [], ctypes.c_void_p
-    piece = (ctypes.c_void_p, ctypes.c_size_t)
-    function.argtypes = [ctypes.c_void_p, *piece, *piece, ctypes.c_void_p]
-
-    def new_state() -> int:  # a decompressor of 11 KB
-        if not (own := make()):
-            raise MemoryError("a decompressor cannot be allocated")
-        return int(own)
-
-    def each(own: int, calls: Iterable[tuple[int, int, int, int]]) -> tuple[int, str] | None:
-        for at, (data, n_data, out, n_out) in enumerate(calls):
-            if failed := function(own, data, n_data, out, n_out, None):
-                return at, _LIBDEFLATE_SAYS.get(failed, f"libdeflate gives up with number {failed}")
-        return None
-
-    place = ctypes.cast(function, ctypes.c_void_p).value or 0
-    return NativeDecoder("libdeflate", each, place, new_state)
-
-
-_LIBDEFLATE_SAYS = {
-    1: "it is not a zlib stream, or its checksum is wrong",
-    2: "it decodes to fewer bytes than a chunk has",
-    3: "it decodes to more bytes than a chunk has",
-}
 
 
 @register(GZIP)
@@ -104,33 +65,7 @@ def _with_zlib(step: Filter, itemsize: int) -> Decoder:
     return decode
 
 
-def _with_liblzf(package: str, module: str) -> Callable[[Filter, int], Decoder]:
-    # The shared libraries of h5py and imagecodecs both export the C function of LZF.
-    def make(step: Filter, itemsize: int) -> Decoder:
-        importlib.import_module(package)
-        return _liblzf(importlib.import_module(f"{package}.{module}").__file__ or "")
-
-    return make
-
-
-@cache
-def _liblzf(path: str) -> NativeDecoder:
-    function = ctypes.CDLL(path).lzf_decompress
-    function.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_uint]
-    function.restype = ctypes.c_uint
-
-    def each(nothing: int, calls: Iterable[tuple[int, int, int, int]]) -> tuple[int, str] | None:
-        for at, call in enumerate(calls):
-            if (n_bytes := function(*call)) != call[3]:
-                return at, f"it decodes to {n_bytes:,} bytes, not {call[3]:,}"
-        return None
-
-    return NativeDecoder("liblzf", each)
-
-
-register(LZF)(_with_liblzf("imagecodecs", "_lzf"))
 register(LZF)(_with_imagecodecs("lzf"))
-register(LZF)(_with_liblzf("h5py", "h5z"))
 register(ZSTD)(_with_imagecodecs("zstd"))
 
 
@@ -177,9 +112,7 @@ def _with_lz4(step: Filter, itemsize: int) -> Decoder:
 @register(BITSHUFFLE)
 def _with_bitshuffle(step: Filter, itemsize: int) -> Decoder:
     imagecodecs = importlib.import_module("imagecodecs")
-    # Options: version, version, bytes of a number, numbers of a block or 0, and what compresses the blocks.
-    size, block = step.options[2], step.options[3]
-    compressor = step.options[4] if len(step.options) > 4 else 0
+    size, block, compressor = bitshuffle_options(step)
     unpack = {0: None, 2: imagecodecs.lz4_decode, 3: imagecodecs.zstd_decode}[compressor]
     imagecodecs.bitshuffle_decode(bytes(8 * size), itemsize=size)  # older versions refuse numbers above 8 bytes
 

@@ -63,9 +63,10 @@ class NativeDecoder:
     that, an epoch of 20,000 chunks of 12 KiB took 1.2 times as long.
 
     Args:
-        name: name of the C library, by which compiled loops know the signature of ``function``.
+        name: name of the format, by which compiled loops know what to call.
         each: decodes with a state; see ``each``.
-        function: address of the C function in this process; 0 if compiled loops do not call it.
+        functions: addresses in this process of the C functions that compiled loops call.
+        options: what compiled loops need to know of the format.
         new_state: creates a state, which only one thread at a time can use.
 
     Attributes:
@@ -76,10 +77,11 @@ class NativeDecoder:
         self,
         name: str,
         each: Callable[[int, Iterable[_Call]], tuple[int, str] | None],
-        function: int = 0,
+        functions: tuple[int, ...] = (),
+        options: tuple[int, ...] = (),
         new_state: Callable[[], int] = int,
     ) -> None:
-        self.name, self.function, self.new_state = name, function, new_state
+        self.name, self.functions, self.options, self.new_state = name, functions, options, new_state
         self._each = each
         self.idle: deque[int] = deque()
 
