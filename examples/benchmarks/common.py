@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -269,6 +270,26 @@ def environment(packages: Sequence[str] = ()) -> dict[str, Any]:
 def line_of(about: Mapping[str, Any]) -> str:
     """An environment in one line."""
     return ", ".join(f"{name} {value}" for name, value in about.items())
+
+
+def setting_of(about: Mapping[str, Any], script: str) -> str:
+    """Where and when figures were measured, as a sentence for the documentation."""
+    return f"Measured on {about['date']} with {about['cpus']} cores by `examples/benchmarks/{script}.py`"
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of ``write_outputs``."""
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--page", type=Path, help="write the documentation's tables to this file")
+
+
+def write_outputs(
+    given: argparse.Namespace, results: Mapping[str, Any], page: Callable[[Mapping[str, Any]], str]
+) -> None:
+    """Writes measurements, and the page made of them, where files are asked for."""
+    write_json(given.json, results)
+    if given.page is not None:
+        given.page.write_text(page(json.loads(json.dumps(results))))
 
 
 def write_json(path: Path | None, results: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ do not fit. Memory is what one epoch adds to the resident anonymous memory of a 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import multiprocessing
 import os
@@ -26,7 +25,18 @@ from time import perf_counter
 from typing import Any
 
 import h5py
-from common import Contender, Target, environment, judge, line_of, measure, report
+from common import (
+    Contender,
+    Target,
+    add_outputs,
+    environment,
+    judge,
+    line_of,
+    measure,
+    report,
+    setting_of,
+    write_outputs,
+)
 from compressed import MOST, SLICE, VERSIONS, find_peers
 from peers import PEERS
 from recipes import Ours, affordable_rows, plain
@@ -189,7 +199,7 @@ def page(results: Mapping[str, Any]) -> str:
         )
     versions = ", ".join(f"{name} {about[name]}" for name in ("h5py", *VERSIONS[:3]) if name in about)
     parts.append(
-        f"Measured on {about['date']} with {about['cpus']} cores by `examples/benchmarks/converted.py`: "
+        f"{setting_of(about, 'converted')}: "
         f"{results['results'][0]['n_rows']:,} rows, gzip, 32 rows per chunk, files in the page cache. "
         f"Versions: {versions}."
     )
@@ -202,8 +212,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path, help="write the documentation's tables")
+    add_outputs(parser)
     given = parser.parse_args()
     for name in ("lightning_h5", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -215,10 +224,7 @@ def main() -> None:
     with tqdm(disable=True) as progress:
         for kind in (IMAGES, SIGNALS):
             written["results"].append(run(kind, given.rows, given.rounds, peers, progress))
-    if given.json:
-        given.json.write_text(json.dumps(written, indent=1) + "\n")
-    if given.page:
-        given.page.write_text(page(written))
+    write_outputs(given, written, page)
 
 
 if __name__ == "__main__":

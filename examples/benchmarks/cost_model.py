@@ -14,7 +14,6 @@ The model that the documentation gives: rows a second are cores x the rows of on
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import tempfile
@@ -22,14 +21,13 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep, thread_time
 from typing import Any
 
 import h5py
 import numpy as np
-from common import environment
+from common import add_outputs, environment, setting_of, write_outputs
 
 from lightning_h5 import LazyH5DataModule
 from lightning_h5.readers import thread_pool
@@ -171,11 +169,8 @@ def page(results: Mapping[str, Any]) -> str:
         f"{name} {', '.join(f'{rate:,.0f} on {k}' for k, rate in found['real'].items())}"
         for name, found in by_name.items()
     )
-    return "\n".join([*lines, "", f"Really measured, for comparison: {real}.", "", _setting(about)]) + "\n"
-
-
-def _setting(about: Mapping[str, Any]) -> str:
-    return f"Measured on {about['date']} with {about['cpus']} cores by `examples/benchmarks/cost_model.py`."
+    setting = f"{setting_of(about, 'cost_model')}."
+    return "\n".join([*lines, "", f"Really measured, for comparison: {real}.", "", setting]) + "\n"
 
 
 def main() -> None:
@@ -185,8 +180,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mib", type=int, default=1024, help="decoded size of each file (default: %(default)s)")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path, help="write the documentation's table")
+    add_outputs(parser)
     given = parser.parse_args()
     logging.getLogger("lightning_h5").setLevel(logging.ERROR)
     results = {}
@@ -199,11 +193,8 @@ def main() -> None:
         for n, rate in found["simulated"].items():
             part = rate / (n * found["decoded"])
             print(f"  {n:3} cores, simulated {rate:12,.0f} rows/s   {part:.2f} of {n} x one core's decoding")
-    written = json.loads(json.dumps({"environment": environment(), "results": results}))
-    if given.json:
-        given.json.write_text(json.dumps(written, indent=1) + "\n")
-    if given.page:
-        given.page.write_text(page(written))
+    written = {"environment": environment(), "results": results}
+    write_outputs(given, written, page)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from common import environment
+from common import environment, setting_of, write_json
 from communities import COMMUNITIES, Community
 from torch.utils.data import DataLoader
 
@@ -85,7 +85,10 @@ def data_module(community: Community, **more: Any) -> Any:
 
 
 def their_rate(loader: DataLoader[Any], batch_size: int) -> float:
-    """Return samples a second after the first batches, over some seconds or an epoch."""
+    """Return samples a second after the first batches, over some seconds or an epoch.
+
+    A last batch that is not full counts as a full one, in their favor.
+    """
     batches, n = iter(loader), 0
     for _ in range(min(N_WARM, len(loader) // 2)):
         next(batches)
@@ -124,7 +127,7 @@ def pages(results: Mapping[str, Any]) -> dict[str, str]:
         theirs, ours = _rates(result)
         title = f"[{result['title']}]({name}.md)"
         lines.append(f"| {title} | {result['sample']} | {theirs:,.0f} | {ours:,.0f} | {_ratio(result['ratio'])} |")
-    found["all.md"] = "\n".join([*lines, "", _setting(about)]) + "\n"
+    found["all.md"] = "\n".join([*lines, "", f"{setting_of(about, 'gallery')}."]) + "\n"
     return found
 
 
@@ -135,11 +138,7 @@ def _page(result: Mapping[str, Any], about: Mapping[str, Any]) -> str:
         title = ours.get(name) or f"{result['loader']}, {name}"
         lines.append(f"| {title} | {rate:,.0f} | {_ratio(rate / _rates(result)[0])} |")
     size = f"{result['n_samples']:,} {result['sample']} in {result['stored_bytes'] / 2**20:,.0f} MiB"
-    return "\n".join([*lines, "", f"{size}, batches of {result['batch_size']}. {_setting(about)}"]) + "\n"
-
-
-def _setting(about: Mapping[str, Any]) -> str:
-    return f"Measured on {about['date']} with {about['cpus']} cores by `examples/benchmarks/gallery.py`."
+    return "\n".join([*lines, "", f"{size}, batches of {result['batch_size']}. {setting_of(about, 'gallery')}."]) + "\n"
 
 
 def _rates(result: Mapping[str, Any]) -> tuple[float, float]:
@@ -174,7 +173,7 @@ def main() -> None:
             written["environment"] = environment()
             results = written["results"] | {name: result}
             written["results"] = {each: results[each] for each in COMMUNITIES if each in results}
-            given.json.write_text(json.dumps(written, indent=1) + "\n")
+            write_json(given.json, written)
     if given.pages and given.json:
         given.pages.mkdir(parents=True, exist_ok=True)
         for name, text in pages(json.loads(given.json.read_text())).items():

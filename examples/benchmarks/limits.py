@@ -11,7 +11,6 @@ elapsed time of both is from runs without these wrappers. Medians of epochs afte
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import tempfile
 import threading
@@ -24,7 +23,7 @@ from time import perf_counter, process_time, thread_time
 from typing import Any
 
 from cases import BUDGET, CASES
-from common import Epoch, environment, line_of
+from common import Epoch, add_outputs, environment, line_of, setting_of, write_outputs
 from decoding import bare_decode
 from recipes import Ours
 from rows import Data, lifelike
@@ -121,9 +120,12 @@ def page(results: Mapping[str, Any]) -> str:
         lines.append(f"| {what} | {' | '.join(values)} |")
     ratios = (f"{results['results'][name]['ratio']:.2f}" for name in names)
     lines.append(f"| of the bare loop's speed | {' | '.join(ratios)} |")
-    about = results["environment"]
-    setting = f"Measured on {about['date']} with {about['cpus']} cores by `examples/benchmarks/limits.py`."
-    return "\n".join([*lines, "", f"{results['n_rows']:,} rows. {setting}"]) + "\n"
+    about, bounds = results["environment"], []
+    for name in names:
+        found = results["results"][name]
+        bounds.append(found["bare loop, elapsed"] * about["cpus"] / (found["decoding"] + found["everything else"]))
+    lines.append(f"| of its speed, if no row were copied | {' | '.join(f'{bound:.2f}' for bound in bounds)} |")
+    return "\n".join([*lines, "", f"{results['n_rows']:,} rows. {setting_of(about, 'limits')}."]) + "\n"
 
 
 def main() -> None:
@@ -131,8 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path, help="write the documentation's table")
+    add_outputs(parser)
     given = parser.parse_args()
     for name in ("lightning_h5", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -142,10 +143,7 @@ def main() -> None:
     for what in results[NAMES[0]]:
         print(f"{what:20} " + "  ".join(f"{results[name][what]:12,.2f}" for name in NAMES))
     written = {"environment": about, "n_rows": given.rows, "results": results}
-    if given.json:
-        given.json.write_text(json.dumps(written, indent=1) + "\n")
-    if given.page:
-        given.page.write_text(page(written))
+    write_outputs(given, written, page)
 
 
 if __name__ == "__main__":

@@ -11,20 +11,18 @@ of an earlier process, and later. Medians.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import h5py
 import numpy as np
-from common import environment
+from common import add_outputs, environment, setting_of, write_outputs
 
 N_CHUNKS, CHUNK = 6000, (32, 3, 32, 32)  # 562 MiB decoded: enough for compiled code to pay
 IMPORTS = {"lightning": "import lightning.pytorch", "lightning_h5": "from lightning_h5 import LazyH5DataModule"}
@@ -125,16 +123,14 @@ def page(results: Mapping[str, Any]) -> str:
     about = results["environment"]
     lines = ["| | seconds |", "|---|---:|"]
     lines += [f"| {name} | {value:.2f} |" for name, value in results["seconds"].items()]
-    setting = f"Measured on {about['date']} with {about['cpus']} cores by `examples/benchmarks/start.py`."
-    return "\n".join([*lines, "", f"Fresh processes, medians. {setting}"]) + "\n"
+    return "\n".join([*lines, "", f"Fresh processes, medians. {setting_of(about, 'start')}."]) + "\n"
 
 
 def main() -> None:
     """Measure, and compare with what is asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--page", type=Path, help="write the documentation's table")
+    add_outputs(parser)
     given = parser.parse_args()
     found = run(given.rounds)
     for name, value in found.items():
@@ -147,10 +143,7 @@ def main() -> None:
         what, more = name.strip(","), found[f"{name} {least}"] - found[f"{name} {other}"]
         results["more"][what] = more
         print(f"{what:12} {more:+.2f} s   asked at most {most:+.1f} s   {'met' if more <= most else 'NOT MET'}")
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1) + "\n")
-    if given.page:
-        given.page.write_text(page(results))
+    write_outputs(given, results, page)
 
 
 if __name__ == "__main__":

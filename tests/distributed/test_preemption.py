@@ -257,3 +257,18 @@ def test_no_validation_and_no_end_of_an_epoch_is_left_out(path, tmp_path, at, n_
     resumed = run(tmp_path / "broken", None, ckpt_path="hpc")
     assert lines(tmp_path / "broken", 0) == lines(tmp_path / "whole", 0)
     assert torch.equal(resumed.layer.weight, whole.layer.weight)
+
+
+def train_with_one_signal(rank, path, folder):
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # its teardown sets this back
+    model = Told(folder / f"rows{rank}.log", 2 if rank == 1 else None)
+    module = LazyH5DataModule(path, x_key="x", batch_size=BATCH, with_index=True, seed=1)
+    options = {"devices": 2, "strategy": "ddp", "default_root_dir": folder}
+    quiet_trainer(callbacks=[SaveOnPreemption()], **options).fit(model, datamodule=module)
+
+
+def test_all_ranks_save_and_end_after_the_same_batch_if_one_is_sent_a_signal(path, tmp_path):
+    done = run_ranks(train_with_one_signal, 2, tmp_path / "logs", path, tmp_path)
+    assert [one.exitcode for one in done] == [128 + signal.SIGTERM, 0], done  # as Lightning expects of a child
+    assert [len(lines(tmp_path, rank)) for rank in (0, 1)] == [3, 3]
+    assert (tmp_path / "hpc_ckpt_1.ckpt").exists()

@@ -177,9 +177,8 @@ def test_under_a_trainer_it_is_the_same_error(stage, paths):
     assert f"'x', row {ROW} of {paths[1]!r}" in error.value.__notes__[0]
 
 
-@pytest.mark.parametrize(
-    "num_workers", [0, pytest.param(2, marks=pytest.mark.wide)]
-)  # torch waits 10 s for workers that failed
+# Torch waits 10 s for workers that failed.
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.wide)])
 @pytest.mark.parametrize(
     "dataset",
     [
