@@ -388,8 +388,8 @@ MUTANTS = [
     Mutant(
         "what does not decode is taken by compiled code",
         "readers/filters/compiled.py",
-        "if not decode(function, state, stored, n_read, decoded):",
-        "if not decode(function, state, stored, n_read, decoded) and False:",
+        "if not decode(functions, state, stored, n_read, decoded):",
+        "if not decode(functions, state, stored, n_read, decoded) and False:",
         LOOPS,
     ),
     Mutant(

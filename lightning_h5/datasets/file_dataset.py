@@ -42,6 +42,7 @@ from .read_costs import ReadaheadHints, cost_of_files, reads_of_blocks
 from .row_table import HELD_BYTES, BatchRows, RowTable
 from .sample_layout import Transform
 from .segments import FieldRows
+from .table_blocks import blocks_of, rows_per_block
 from .table_dataset import TableDataset, column_of_samples
 
 __all__ = ["CACHE_BYTES", "FileDataset"]
@@ -195,7 +196,7 @@ class FileDataset(TableDataset):
     def _by_part(self, field: int, rows: IntArray) -> _ByPart:
         """Return, for each part that rows are in, their places in the batch (None for all) and their rows there."""
         is_plain = not self._has_samples or (self.table.own_sizes[field] is None and self._has_steps(field))
-        if is_plain and len(self.table.layouts) == 1:
+        if is_plain and self.table.n_parts == 1:
             return {0: (None, rows)}
         parts, local = self.table.locate(rows) if self._has_steps(field) else self.table.locate_values(field, rows)
         local = self.table.own_rows(field, parts, local)
@@ -286,7 +287,7 @@ class FileDataset(TableDataset):
             return
         hints = self._hints
         if hints is None:
-            hints = ReadaheadHints(self.table.rows_per_block.tolist(), np.diff(self.table.starts).tolist())
+            hints = ReadaheadHints(rows_per_block(self.table).tolist(), np.diff(self.table.starts).tolist())
             self._hints = hints
         for file, (_, local) in self._by_part(0, asked.fields[0].rows).items():
             for run in hints.new(file, local, epoch):
@@ -299,7 +300,7 @@ class FileDataset(TableDataset):
 
     def blocks(self) -> BlockTable:
         """See ``RowDataset.blocks``."""
-        return self.table.blocks(self.indices)
+        return blocks_of(self.table, self.indices)
 
     @cached_property
     def _encoded_bytes(self) -> int:
@@ -330,7 +331,7 @@ class FileDataset(TableDataset):
 
     @cached_property
     def _rows_per_run(self) -> int:
-        return int(self.table.rows_per_block.max())
+        return int(rows_per_block(self.table).max())
 
     def _samples_of(self, n_rows: int) -> int:
         """Return about how many samples are around so many rows."""
@@ -351,7 +352,7 @@ class FileDataset(TableDataset):
 
     def _is_cached(self, field: int) -> bool:
         """Return whether the page cache has all rows of a field of a mapped file."""
-        if not self._mmap or len(self.table.layouts) > 1:  # rows of several files are gathered in a second copy
+        if not self._mmap or self.table.n_parts > 1:  # rows of several files are gathered in a second copy
             return False
         reader = self._reader(0, field)
         return isinstance(reader, MappedReader) and reader.is_cached()
@@ -399,7 +400,7 @@ class FileDataset(TableDataset):
             field: open_chunked(
                 table.layouts.of_field(field),
                 self.options,
-                rows_per_run=self.table.rows_per_block,
+                rows_per_run=rows_per_block(self.table),
                 n_bytes=budget * row_bytes[field] // total,
                 work=self.work,
                 counters=self.counters,

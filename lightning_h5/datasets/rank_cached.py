@@ -35,6 +35,7 @@ from .segment_choice import SegmentChoice
 from .segment_fields import SampleKind, SampleOptions, Select
 from .segment_tables import table_of_samples
 from .shard_loading import load_shards
+from .table_blocks import blocks_of
 from .table_dataset import TableDataset, rows_of_all
 
 __all__ = ["RankMemCachedH5Dataset"]
@@ -234,7 +235,7 @@ class RankMemCachedH5Dataset(TableDataset):
         self._stands_alone = rank is not None
         replica = resolve_replica(rank, world_size)
         self.shard = RankShard(
-            _drawn(self.table.blocks(self.indices, of_all_fields=True), replica.world_size),
+            _drawn(blocks_of(self.table, self.indices, of_all_fields=True), replica.world_size),
             replica.world_size,
             replica.rank,
             mode,

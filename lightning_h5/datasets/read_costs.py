@@ -17,6 +17,7 @@ from .base import ReadCost
 from .patches import Patches
 from .row_table import RowTable
 from .sample_layout import FieldPlan
+from .table_blocks import rows_per_block, unit_rows
 from .windows import WholeSegments
 
 __all__ = ["SAMPLES_AT_A_TIME", "ReadaheadHints", "chunk_cache", "cost_of_files", "reads_of_blocks"]
@@ -48,7 +49,7 @@ def cost_of_files(
     has_cheap_random_access = all(
         arrays[field].is_contiguous or arrays[field].rows_per_chunk == 1 for arrays in kinds for field in loose
     )
-    rows_of_blocks = table.rows_per_block
+    rows_of_blocks = rows_per_block(table)
     row_bytes = sum(layout.row_bytes for layout in kinds[0]) + encoded_bytes
     if isinstance(table.sampling, Patches):
         return ReadCost(
@@ -61,7 +62,7 @@ def cost_of_files(
         is_own = isinstance(sampling, WholeSegments) and len(sampling.segments) == len(table.layouts)
         is_placed = all(arrays[field].is_contiguous for arrays in kinds for field in loose)
         has_cheap_random_access = is_own or is_placed or (has_cheap_random_access and sampling.reach == 1)
-        rows_of_blocks = np.minimum(table.unit_rows, n_rows)
+        rows_of_blocks = np.minimum(unit_rows(table), n_rows)
         row_bytes = sampling.mean_bytes([array.row_bytes for array in kinds[0]]) + dense_bytes
     return ReadCost(
         row_bytes=row_bytes,

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..hdf5 import ArrayLayout, ChangeGuard, kind_of
-from ..order import BlockTable
 from ..types import IntArray
 from .part_layouts import PartLayouts
 from .patches import Patches
@@ -28,9 +27,6 @@ HELD_BYTES = 16 << 20
 
 RUN_BYTES = 1 << 20
 """Rows of unchunked arrays are taken together by runs of this size: long enough for a disk, short to shuffle."""
-
-UNIT_CHUNKS = 20
-"""Chunks of a unit for each chunk that samples of two units share: a twentieth is decoded twice, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +92,7 @@ class RowTable:
     @cached_property
     def starts(self) -> IntArray:
         """First row of each part, and the number of rows at the end; shape ``(n_parts + 1,)``."""
-        sizes = np.zeros(len(self.layouts), dtype=np.int64)
+        sizes = np.zeros(self.n_parts, dtype=np.int64)
         for at in self.step_fields if self.has_steps else [0]:
             numbered = self.layouts.of_kinds(partial(_rows_numbered, at))
             sizes = np.maximum(sizes, np.where(numbered < 0, self.layouts.n_rows(at), numbered))
@@ -120,10 +116,19 @@ class RowTable:
         return 0 if self.sampling is None else len(self.sampling.segments)
 
     @cached_property
+    def n_parts(self) -> int:
+        """Number of parts."""
+        return len(self.layouts)
+
+    @cached_property
+    def n_fields(self) -> int:
+        """Number of fields."""
+        return self.layouts.n_fields
+
+    @cached_property
     def step_fields(self) -> list[int]:
         """The fields whose rows are steps."""
-        n_fields = self.layouts.n_fields
-        return [field for field in range(n_fields) if not self.has_steps or self.has_steps[field]]
+        return [field for field in range(self.n_fields) if not self.has_steps or self.has_steps[field]]
 
     @property
     def n_rows(self) -> int:
@@ -143,7 +148,7 @@ class RowTable:
             epoch: the epoch that asks for them; None without a plan.
         """
         if self.sampling is None:
-            return BatchRows((FieldRows(samples),) * self.layouts.n_fields)
+            return BatchRows((FieldRows(samples),) * self.n_fields)
         places = self.sampling.places(samples, epoch)
         return BatchRows(self.sampling.rows(places), places)
 
@@ -211,7 +216,7 @@ class RowTable:
     def fields_of_rows(self) -> list[int]:
         """The fields that have numbers of one shape for all steps; all fields if samples are rows."""
         if self.sampling is None:
-            return list(range(self.layouts.n_fields))
+            return list(range(self.n_fields))
         fields = [field for field in self.step_fields if not (self.is_ragged[field] or self._is_shared(field))]
         return [field for field in fields if kind_of(self.layouts[0][field].dtype) == "number"]
 
@@ -221,7 +226,7 @@ class RowTable:
         if not isinstance(self.sampling, WholeSegments) or self.first_segments is None:
             return []
         n_segments = np.diff(self.first_segments)
-        others = [field for field in range(self.layouts.n_fields) if field not in self.step_fields]
+        others = [field for field in range(self.n_fields) if field not in self.step_fields]
         return [
             field
             for field in others
@@ -241,7 +246,7 @@ class RowTable:
 
         None if these are the same, so that rows inside of a part are the array's own.
         """
-        return [self._own_sizes(field) for field in range(self.layouts.n_fields)]
+        return [self._own_sizes(field) for field in range(self.n_fields)]
 
     def _own_sizes(self, field: int) -> tuple[IntArray, IntArray] | None:
         if self.sampling is None or field not in self.step_fields:
@@ -268,7 +273,7 @@ class RowTable:
     @property
     def identity(self) -> str:
         """A digest of what the files hold (see ``file_identity``), in their order."""
-        return self.layouts.identity(self.paths, self.guards, self.files_of(np.arange(len(self.layouts))))
+        return self.layouts.identity(self.paths, self.guards, self.files_of(np.arange(self.n_parts)))
 
     def digest_of(self, samples: IntArray | None) -> str:
         """Return a digest of what the files hold, and of some of the samples (None: all), in their order."""
@@ -285,9 +290,7 @@ class RowTable:
 
         The same on all ranks and in all workers, since blocks, and with them the order, follow from it.
         """
-        return [
-            not self._is_cells(field) and self._n_bytes(field) <= HELD_BYTES for field in range(self.layouts.n_fields)
-        ]
+        return [not self._is_cells(field) and self._n_bytes(field) <= HELD_BYTES for field in range(self.n_fields)]
 
     def _is_cells(self, field: int) -> bool:
         """Return whether rows of a field are cells."""
@@ -302,113 +305,8 @@ class RowTable:
     @cached_property
     def is_ragged(self) -> list[bool]:
         """For each field, whether its rows have several shapes."""
-        fields = range(self.layouts.n_fields)
+        fields = range(self.n_fields)
         return [len({arrays[field].row_shape for arrays in self.layouts.examples}) > 1 for field in fields]
-
-    @property
-    def rows_per_block(self) -> IntArray:
-        """For each file, or part, the rows of its blocks; the last one may have fewer."""
-        return self.layouts.of_kinds(lambda arrays: _rows_per_block(arrays, self.held))
-
-    def blocks(self, samples: IntArray | None, *, of_all_fields: bool = False) -> BlockTable:
-        """Return the block table of some samples.
-
-        A block is what shares one chunk of the coarsest array; a run of about a megabyte if there are no chunks.
-
-        Args:
-            samples: which ones, in this order; None for all.
-            of_all_fields: also of those that are held whole.
-        """
-        if self.sampling is not None:
-            return self._blocks_of_samples(self.sampling, samples, of_all_fields=of_all_fields)
-        steps = self.rows_per_block
-        if of_all_fields:
-            steps = self.layouts.of_kinds(lambda arrays: _rows_per_block(arrays, [False] * len(arrays)))
-        if samples is None:
-            sizes = [
-                size
-                for step, n in zip(steps.tolist(), np.diff(self.starts).tolist(), strict=True)
-                for size in [step] * (n // step) + [n % step]
-            ]
-            return BlockTable.of_sizes(sizes)
-        files, local = self.locate(samples)
-        blocks = local // steps[files]
-        cuts = np.flatnonzero((np.diff(files) != 0) | (np.diff(blocks) != 0)) + 1
-        return BlockTable.of_sizes(np.diff(np.concatenate([[0], cuts, [len(samples)]])))
-
-    def _blocks_of_samples(self, sampling: Sampling, samples: IntArray | None, *, of_all_fields: bool) -> BlockTable:
-        """Return the block table of samples of several rows: what is around rows of one unit (see ``unit_rows``)."""
-        if isinstance(sampling, Patches):
-            sizes = sampling.block_sizes()
-            if samples is not None:
-                blocks = np.searchsorted(np.cumsum(sizes), samples, side="right")
-                sizes = np.diff(np.concatenate([[0], np.flatnonzero(np.diff(blocks)) + 1, [len(samples)]]))
-            return BlockTable.of_sizes(sizes)
-        bounds = np.append(self._unit_bounds(of_all_fields=of_all_fields), self.starts[-1])
-        segments = sampling.segments
-        if samples is None and segments.are_ascending:
-            before = sampling.n_before(bounds)
-            before[-1] = len(sampling)  # a segment without steps may be at the very end
-            return BlockTable.of_sizes(np.diff(before, prepend=0) if len(before) == 1 else np.diff(before))
-        samples = np.arange(len(sampling)) if samples is None else samples
-        places = sampling.places(samples)
-        rows = segments.rows_at(segments.steps[0].firsts_of(places.segments) + places.steps)
-        units = np.searchsorted(bounds, rows, side="right")
-        cuts = np.flatnonzero(np.diff(units)) + 1
-        return BlockTable.of_sizes(np.diff(np.concatenate([[0], cuts, [len(samples)]])))
-
-    def _unit_bounds(self, *, of_all_fields: bool) -> IntArray:
-        """Return the first row of each unit, part by part."""
-        sizes, periods = self._units(of_all_fields=of_all_fields).T
-        if (sizes % np.maximum(periods, 1) == 0).all():  # also without lines
-            n_units = -(-np.diff(self.starts) // sizes)
-            inside = np.arange(n_units.sum()) - np.repeat(np.cumsum(n_units) - n_units, n_units)
-            firsts: IntArray = np.repeat(self.starts[:-1], n_units) + inside * np.repeat(sizes, n_units)
-            return firsts
-        found = []
-        for first, end, size, period in zip(self.starts[:-1], self.starts[1:], sizes, periods, strict=True):
-            if size % max(period, 1) == 0:
-                found.append(np.arange(first, end, size))
-            else:  # units end with each line, as chunks do
-                lines = np.arange(first, end, period)
-                found.append((lines[:, None] + np.arange(0, period, size)).reshape(-1))
-        return np.concatenate(found)
-
-    @property
-    def unit_rows(self) -> IntArray:
-        """For each part, the rows that the samples of a block are around.
-
-        Samples share chunks with those of the next block, so a block is so many chunks long that few are decoded twice.
-        """
-        return self._units(of_all_fields=False)[:, 0]
-
-    def _units(self, *, of_all_fields: bool) -> IntArray:
-        """Return for each part the rows of a unit, and of a line that units end with; 0 if they do not."""
-        return self.layouts.of_kinds(lambda arrays: self._unit(arrays, of_all_fields=of_all_fields))
-
-    def _unit(self, arrays: Sequence[ArrayLayout], *, of_all_fields: bool = False) -> tuple[int, int]:
-        """Return the rows of a unit of a part, and the rows of a line if chunks end with each line; otherwise 0."""
-        assert self.sampling is not None, "samples are rows"
-        fields = [field for field in self.step_fields if of_all_fields or not self.held[field]]
-        views = [arrays[field].view for field in fields]
-        lines = {view.period for view in views if view is not None and len(view.row_axes) > 1}
-        across = max((view.block[0] for view in views if view is not None and len(view.row_axes) > 1), default=1)
-        along = [
-            arrays[field].rows_per_chunk if view is None else view.block[-1] if view.block else 1
-            for field, view in zip(fields, views, strict=True)
-            if not arrays[field].is_contiguous
-        ]
-        if not fields or max(along, default=1) == 1:
-            row_bytes = sum(arrays[field].row_bytes for field in fields or self.step_fields)
-            return max(1, RUN_BYTES // max(1, row_bytes)), 0
-        period = max(lines, default=0)
-        if across > 1 and period:
-            return across * period, period
-        n_shared = -(-(self.sampling.reach - 1) // max(along))
-        if len(self.sampling.segments) > len(self.layouts) and not period:  # segments share chunks
-            n_shared = max(1, n_shared)
-        size = max(along) * (UNIT_CHUNKS * n_shared or 1)
-        return (period if period and size >= period else size), period
 
 
 def _rows_numbered(field: int, arrays: Sequence[ArrayLayout]) -> int:
@@ -417,11 +315,3 @@ def _rows_numbered(field: int, arrays: Sequence[ArrayLayout]) -> int:
     if view is None or not view.row_axes:
         return -1
     return math.prod(view.shape[axis] for axis in view.row_axes[:-1]) * view.period
-
-
-def _rows_per_block(arrays: Sequence[ArrayLayout], held: Sequence[bool]) -> int:
-    loose = [array for array, is_held in zip(arrays, held, strict=True) if not is_held]
-    coarsest = max((array.rows_per_chunk for array in loose if not array.is_contiguous), default=1)
-    if coarsest > 1:
-        return coarsest
-    return max(1, RUN_BYTES // max(1, sum(array.row_bytes for array in loose or arrays)))

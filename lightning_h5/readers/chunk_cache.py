@@ -19,7 +19,7 @@ from ..errors import H5Error
 from ..types import IntArray
 
 if TYPE_CHECKING:
-    from .chunk_loader import BlockSource
+    from .block_sources import BlockSource
 
 __all__ = ["BlockMemory", "ChunkCache", "Lease", "load_tasks", "scratch"]
 

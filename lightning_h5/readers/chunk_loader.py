@@ -1,189 +1,27 @@
-"""The sources of blocks: chunks that are read and decoded here, or another reader.
-
-A block is what is decoded together: the rows of one array that share their chunks, or a run of rows without chunks. All
-sources of a field write the same memory layout: rows one after the other, in native byte order.
-"""
+"""The source of blocks of chunks that are read by position and decoded here, without the HDF5 library."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5CorruptError
-from ..hdf5 import ArrayLayout, Unpack, size_of
+from ..hdf5 import ArrayLayout, size_of
 from ..types import IntArray
-from .base import LayoutReader
 from .block_map import RowGrid
+from .block_sources import TASK_BYTES
 from .chunk_cache import BlockMemory, scratch
-from .contiguous import ContiguousReader
 from .filters.pipeline import ChunkLoop, Pipeline
 from .raw_io import prefetch_stored, read_stored, read_with
 
-__all__ = [
-    "TASK_BYTES",
-    "BlockSource",
-    "Change",
-    "ChunkLoader",
-    "PreparedSource",
-    "ReaderSource",
-]
+__all__ = ["ChunkLoader"]
 
-TASK_BYTES = 1 << 20  # decoded bytes per task, about a millisecond of work: smaller tasks cost more in switching
 MAX_LINE_BYTES = 2 << 20
-
-
-class Change(Protocol):
-    """A change of single rows, applied when they are read.
-
-    Attributes:
-        takes_at_once: whether copying costs little more with the change than without.
-    """
-
-    @property
-    def takes_at_once(self) -> bool:
-        """See the class."""
-        ...
-
-    def compile(self, stored: np.dtype[Any]) -> None:
-        """Compile what changes rows of a dtype, if that is possible: before processes fork, and not while they read."""
-        ...
-
-    def after(self, codec: Unpack) -> Change:
-        """Return a change that decodes packed numbers first, in the same pass; only if this one takes at once."""
-        ...
-
-    def __call__(self, rows: npt.NDArray[Any]) -> None:
-        """Change rows in place; they lie in one piece."""
-        ...
-
-    def take(
-        self, rows: npt.NDArray[Any], places: IntArray | None, out: npt.NDArray[Any], here: IntArray | None = None
-    ) -> None:
-        """Copy rows, and change the copies.
-
-        Args:
-            rows: shape ``(n_rows, *row_shape)``.
-            places: which rows to copy, shape ``(n,)``; None for all.
-            out: memory for rows, in one piece, of any dtype.
-            here: where in ``out`` they go, shape ``(n,)``; None for all of it, in order.
-        """
-        ...
-
-
-class BlockSource(Protocol):
-    """Loads blocks of one array.
-
-    Attributes:
-        n_rows: rows of the array.
-        rows_per_block: rows of a block; the last one can have fewer.
-        n_parts: parts of a block that can be loaded by different threads.
-        parts_together: parts that are best loaded by the same thread.
-        picks_rows: whether rows of a block can be read without the others.
-        grid: how rows are cut into blocks.
-    """
-
-    n_rows: int
-    rows_per_block: int
-    n_parts: int
-    parts_together: int
-    picks_rows: bool
-    grid: RowGrid
-
-    def will_need(self, blocks: IntArray) -> None:
-        """Begin to fetch what blocks are made of, if their file is staged. Does not wait, and never raises."""
-        ...
-
-    def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
-        """Load the same parts of some blocks.
-
-        Args:
-            blocks: the blocks.
-            parts: numbers of the parts, from 0 to ``n_parts - 1``.
-            memory: memory for the rows of each block.
-
-        Raises:
-            H5CorruptError: bytes are missing, or do not decode.
-            H5FileError: the file cannot be read.
-        """
-        ...
-
-    def pick(self, block: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
-        """Read rows of a block that does not fit into the cache; ``rows`` are counted inside it."""
-        ...
-
-
-class ReaderSource:
-    """Loads blocks through another reader.
-
-    Args:
-        reader: reads the array.
-        rows_per_block: rows of a block.
-    """
-
-    n_parts = 1
-
-    def __init__(self, reader: LayoutReader, rows_per_block: int) -> None:
-        self._reader = reader
-        self.n_rows, self.rows_per_block = len(reader), rows_per_block
-        self.grid = RowGrid.of(reader.layout, rows_per_block)
-        self.picks_rows = reader.layout.is_contiguous
-        self.parts_together = max(1, TASK_BYTES // max(1, rows_per_block * reader.layout.row_bytes))
-
-    def will_need(self, blocks: IntArray) -> None:
-        """See ``BlockSource.will_need``."""
-        if isinstance(self._reader, ContiguousReader) and self._reader.layout.guard.staging is not None:
-            for block in blocks.tolist():
-                first = block * self.rows_per_block
-                self._reader.will_need(range(first, min(first + self.rows_per_block, self.n_rows)))
-
-    def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
-        """See ``BlockSource.load``."""
-        for block, rows in zip(blocks, memory, strict=True):
-            first = block * self.rows_per_block
-            last = min(first + self.rows_per_block, self.n_rows)
-            self._reader.read(np.arange(first, last), rows[: last - first])
-
-    def pick(self, block: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
-        """See ``BlockSource.pick``."""
-        out[...] = self._reader.read(block * self.rows_per_block + rows)
-
-
-class PreparedSource:
-    """Loads blocks from another source, and changes their rows.
-
-    Args:
-        source: loads blocks in one part each.
-        prepare: changes rows in place.
-    """
-
-    n_parts = 1
-
-    def __init__(self, source: BlockSource, prepare: Change) -> None:
-        if source.n_parts != 1:
-            raise ValueError(f"blocks of {source.n_parts} parts are never loaded as a whole")
-        self._source, self._prepare = source, prepare
-        self.n_rows, self.rows_per_block = source.n_rows, source.rows_per_block
-        self.parts_together, self.picks_rows, self.grid = source.parts_together, source.picks_rows, source.grid
-
-    def will_need(self, blocks: IntArray) -> None:
-        """See ``BlockSource.will_need``."""
-        self._source.will_need(blocks)
-
-    def load(self, blocks: Sequence[int], parts: range, memory: BlockMemory) -> None:
-        """See ``BlockSource.load``."""
-        self._source.load(blocks, parts, memory)
-        for block, rows in zip(blocks, memory, strict=True):
-            self._prepare(rows[: self.n_rows - block * self.rows_per_block])
-
-    def pick(self, block: int, rows: IntArray, out: npt.NDArray[Any]) -> None:
-        """See ``BlockSource.pick``."""
-        self._source.pick(block, rows, out)
-        self._prepare(out)
 
 
 class ChunkLoader:

@@ -20,8 +20,9 @@ from ..errors import H5CorruptError, H5FileError
 from ..hdf5 import ArrayLayout, OpenOptions, is_list, kind_of, process_pool
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader
+from .block_sources import BlockSource, ReaderSource
 from .chunk_cache import BlockMemory
-from .chunk_loader import BlockSource, ChunkLoader, ReaderSource
+from .chunk_loader import ChunkLoader
 from .contiguous import ContiguousReader
 from .filters.pipeline import why_not_decodable
 from .view_source import BlockReader

@@ -13,11 +13,12 @@ from ..counters import Counters
 from ..hdf5 import ArrayLayout, OpenOptions, RowCodec, Unpack, kind_of
 from ..types import IntArray, RowReader
 from .base import InMemoryReader, LayoutReader, ValueReader
+from .begun_reads import Changes
 from .block_map import BlockMap
-from .block_sources import BlockSources, FieldLayouts
+from .block_sources import BlockSource, BlockSources, Change, FieldLayouts, PreparedSource, ReaderSource
 from .bulk import ArrayTarget, bulk_tasks
-from .chunk_loader import BlockSource, Change, ChunkLoader, PreparedSource, ReaderSource
-from .chunked import Changes, ChunkedReader, CountReads
+from .chunk_loader import ChunkLoader
+from .chunked import ChunkedReader, CountReads
 from .contiguous import ContiguousReader, MappedReader, RunsReader
 from .decoded import DecodedCopies, DecodedReader, DecodedSource, EncodedReader
 from .digest_reader import DigestReader

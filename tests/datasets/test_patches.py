@@ -19,6 +19,7 @@ from lightning_h5 import (
     PatchOptions,
     RankMemCachedH5Dataset,
 )
+from lightning_h5.datasets.table_blocks import blocks_of
 
 DTYPES = ["u1", "i2", "<f4", ">f4", "f8", "i8", "?", "c8"]
 GZIP = {"compression": "gzip", "shuffle": True}
@@ -442,7 +443,7 @@ def test_blocks_of_a_few_chunks_give_the_same_patches_in_another_order(tmp_path,
         blocks = dataset.blocks()
         some = np.arange(len(dataset))[::3]
         cuts = np.searchsorted(blocks.starts, some, side="right")
-        of_some = dataset.table.blocks(some)
+        of_some = blocks_of(dataset.table, some)
         assert np.diff(of_some.starts).tolist() == np.unique(cuts, return_counts=True)[1].tolist()
 
 

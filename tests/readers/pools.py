@@ -7,7 +7,7 @@ from unittest import mock
 import lightning_h5.readers.select
 from lightning_h5.counters import Counters
 from lightning_h5.hdf5 import OpenOptions, find_array, kind_of, layout_of, open_h5
-from lightning_h5.readers import TaskQueue, chunk_loader, open_chunked
+from lightning_h5.readers import TaskQueue, block_sources, chunk_loader, open_chunked
 
 OPTIONS = OpenOptions()
 RUN = 3  # rows per block in arrays without chunks
@@ -57,7 +57,8 @@ TASK_BYTES = chunk_loader.TASK_BYTES
 
 def load_at_a_time(monkeypatch, n_bytes):
     """Has so much decoded in one go: a chunk a task, some of them, or all of a small file (512 KiB by default)."""
-    monkeypatch.setattr(chunk_loader, "TASK_BYTES", n_bytes)
+    for module in (block_sources, chunk_loader):
+        monkeypatch.setattr(module, "TASK_BYTES", n_bytes)
     monkeypatch.setattr(chunk_loader, "MAX_LINE_BYTES", 4 * n_bytes)
 
 
