@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.utils.data import get_worker_info
 
 from ..cores import is_forked
@@ -24,24 +22,19 @@ from ..readers import (
     BegunRead,
     ChunkedReader,
     ContiguousReader,
-    EncodedReader,
     InMemoryReader,
     MappedReader,
     TaskQueue,
-    images_alike,
-    is_pooled,
-    open_chunked,
     open_reader,
 )
 from ..types import IntArray, RowReader
 from .base import RawBatch, ReadCost
-from .buffers import Column, tensor_of
+from .buffers import Column
+from .field_readers import EncodedRows, RowsByPart, open_chunked_fields, read_each
 from .fields import Fields
-from .patches import Patches
-from .read_costs import ReadaheadHints, cost_of_files, reads_of_blocks
+from .read_costs import ReadaheadHints, cost_of_files
 from .row_table import HELD_BYTES, BatchRows, RowTable
 from .sample_layout import Transform
-from .segments import FieldRows
 from .table_blocks import blocks_of, rows_per_block
 from .table_dataset import TableDataset, column_of_samples
 
@@ -53,9 +46,6 @@ CACHE_BYTES = 64 << 20
 
 MAX_READERS = 1 << 14
 """Readers of single arrays that are kept: each takes one or two KiB, and the rows of a small array that it holds."""
-
-_ByPart: TypeAlias = dict[int, tuple[IntArray | None, IntArray]]
-"""For each part that rows are in, their places in the batch (None for all) and their rows there."""
 
 
 class FileDataset(TableDataset):
@@ -91,13 +81,13 @@ class FileDataset(TableDataset):
         self.cache_bytes, self.in_runs = cache_bytes, False
         self.retain: bool | None = None
         super().__init__(table, fields, batch_transform=batch_transform, indices=indices, options=options)
+        self._encoded = [EncodedRows(guess=not self._has_samples) for _ in self.plans]
 
     def join(self, counters: Counters, work: TaskQueue) -> None:
         """See ``RowDataset.join``."""
         super().join(counters, work)
         self._readers: dict[tuple[int, int], RowReader] = {}
         self._chunked: dict[int, ChunkedReader] | None = None
-        self._alike: dict[int, tuple[tuple[int, ...], np.dtype[Any]] | None] = {}  # rows of the last batch, by field
         self._hints: ReadaheadHints | None = None
         self._n_prepared = 0  # number of workers prepared for
         self._lock = threading.Lock()
@@ -136,7 +126,7 @@ class FileDataset(TableDataset):
         all_cores: bool,
     ) -> RawBatch:
         columns: list[Column] = []
-        by_part: dict[tuple[int, int], _ByPart] = {}  # fields with the same rows share them
+        by_part: dict[tuple[int, int], RowsByPart] = {}  # fields with the same rows share them
         with ExitStack() as undo, self._blames_changes(asked):
             for read, _ in reads.values():
                 undo.callback(read.cancel)  # without effect once it is finished
@@ -147,7 +137,8 @@ class FileDataset(TableDataset):
                     is_final = wanted.patches is None
                     columns.append((plan.cast if is_final else plan.finished)(memory, self._buffers))
                 elif self._has_samples and self.table.is_ragged[field]:
-                    columns.append([plan.finished(one, self._buffers) for one in self._read_each(field, wanted, rows)])
+                    each = read_each(self.table, field, wanted, len(rows), self._reader)
+                    columns.append([plan.finished(one, self._buffers) for one in each])
                 else:
                     is_own = self._has_samples and self.table.own_sizes[field] is not None
                     which = id(wanted), field if is_own else -1
@@ -155,11 +146,14 @@ class FileDataset(TableDataset):
                         by_part[which] = self._by_part(field, wanted.rows)
                     n_rows, parts = len(wanted.rows), by_part[which]
                     if plan.is_encoded:
-                        columns.append(plan.finished(self._decode(field, n_rows, parts), self._buffers))
+                        decoded = self._encoded[field].read(
+                            n_rows, parts, partial(self._reader, field=field), self._buffers
+                        )
+                        columns.append(plan.finished(decoded, self._buffers))
                         continue
                     stored = self._read(field, n_rows, parts, all_cores=all_cores)
                     columns.append(plan.finished(stored, self._buffers))
-        self._check_unchanged(self._touched(asked))
+        self._check_unchanged(self.table.files_touched(asked))
         return RawBatch(rows, self._of_samples(asked, columns))
 
     def _of_samples(self, asked: BatchRows, columns: Sequence[Column]) -> tuple[Column, ...]:
@@ -176,24 +170,7 @@ class FileDataset(TableDataset):
     def _has_steps(self, field: int) -> bool:
         return not self.table.has_steps or self.table.has_steps[field]
 
-    def _touched(self, asked: BatchRows) -> list[int]:
-        """Return the numbers of the files that rows are in."""
-        table = self.table
-        if len(table.paths) == 1:
-            return [0]
-        steps = table.step_fields
-        rows = asked.fields[steps[0]].rows if steps else np.empty(0, np.int64)
-        if asked.places is not None:  # windows are runs: less work than to locate each row
-            ends = np.flatnonzero(np.diff(rows) != 1)
-            first = table.locate(np.append(rows[:1], rows[ends + 1]))[0]
-            last = table.locate(np.append(rows[ends], rows[-1:]))[0]
-            parts = first if np.array_equal(first, last) else table.locate(rows)[0]
-        else:
-            parts = table.locate(rows)[0]
-        touched: list[int] = np.unique(table.files_of(parts)).tolist()
-        return touched
-
-    def _by_part(self, field: int, rows: IntArray) -> _ByPart:
+    def _by_part(self, field: int, rows: IntArray) -> RowsByPart:
         """Return, for each part that rows are in, their places in the batch (None for all) and their rows there."""
         is_plain = not self._has_samples or (self.table.own_sizes[field] is None and self._has_steps(field))
         if is_plain and self.table.n_parts == 1:
@@ -203,21 +180,7 @@ class FileDataset(TableDataset):
         places = {part: np.flatnonzero(parts == part) for part in np.unique(parts).tolist() or [0]}
         return {part: (here, local[here]) for part, here in places.items()}
 
-    def _read_each(self, field: int, wanted: FieldRows, samples: IntArray) -> list[npt.NDArray[Any]]:
-        """Return the rows of each sample, as they are stored, of a field whose rows have several shapes."""
-        if not self._has_steps(field):
-            parts, local = self.table.locate_values(field, wanted.rows)
-            each = [self._reader(part, field).read(local[at : at + 1])[0] for at, part in enumerate(parts.tolist())]
-            return [np.asarray(one) if isinstance(one, np.generic) else one for one in each]
-        parts, local = self.table.locate(wanted.rows)
-        local = self.table.own_rows(field, parts, local)
-        lengths = (
-            np.full(len(samples), len(local) // max(1, len(samples))) if wanted.lengths is None else wanted.lengths
-        )
-        ends = np.concatenate([[0], np.cumsum(lengths)]).tolist()
-        return [self._reader(int(parts[low]), field).read(local[low:high]) for low, high in pairwise(ends)]
-
-    def _read(self, field: int, n_rows: int, by_part: _ByPart, *, all_cores: bool) -> npt.NDArray[Any]:
+    def _read(self, field: int, n_rows: int, by_part: RowsByPart, *, all_cores: bool) -> npt.NDArray[Any]:
         """Return rows of a field as they are stored, in memory of their own."""
         first = self._reader(next(iter(by_part)), field)
         memory = self._buffers.array((n_rows, *first.row_shape), first.dtype)
@@ -233,40 +196,13 @@ class FileDataset(TableDataset):
                 reader.read(local, memory)
         return memory
 
-    def _decode(self, field: int, n_rows: int, by_part: _ByPart) -> npt.NDArray[Any] | torch.Tensor:
-        """Return rows that are decoded one by one: images as one tensor, if the last batch had one shape as well."""
-        alike = None if self._has_samples else self._alike.get(field)
-        block: npt.NDArray[Any] | None = None
-        memory: list[npt.NDArray[Any]] | None = None
-        if alike is not None:
-            (n_channels, *sizes), dtype = alike
-            block = self._buffers.array((n_rows, *sizes, n_channels), dtype)
-            memory = list(np.moveaxis(block, -1, 1))
-        rows, fills_memory = np.empty(n_rows, dtype=object), False
-        for part, (here, local) in by_part.items():
-            reader = self._reader(part, field)
-            here = np.arange(n_rows) if here is None else here
-            if isinstance(reader, EncodedReader):
-                reader.read_to(local, rows, here, memory)
-                fills_memory = reader.fills_memory
-            else:
-                rows[here] = reader.read(local)
-        if block is not None and memory is not None:
-            is_there = [row is own for row, own in zip(rows, memory, strict=True)]
-            if all(is_there):
-                return tensor_of(block).movedim(-1, 1)
-            for at in np.flatnonzero(is_there).tolist():
-                rows[at] = rows[at].copy("K")  # the block's memory is used again
-        self._alike[field] = images_alike(rows) if fills_memory else None
-        return rows
-
     @contextmanager
     def _blames_changes(self, asked: BatchRows) -> Iterator[None]:
         """Raise the error of a file that changed instead of any error that followed from it."""
         try:
             yield
         except OSError:
-            self._check_unchanged(self._touched(asked))
+            self._check_unchanged(self.table.files_touched(asked))
             raise
 
     def prefetch(self, rows: IntArray, epoch: int | None = None) -> bool:
@@ -384,47 +320,18 @@ class FileDataset(TableDataset):
             return self._chunked
 
     def _open_chunked(self, n_consumers: int) -> dict[int, ChunkedReader]:
-        table, kinds = self.table, self.table.layouts.examples
-        of_rows = {*table.fields_of_rows, *table.fields_of_segments}
-        fields = [
-            field
-            for field in self._read_on_demand
-            if field in of_rows and any(is_pooled(arrays[field], self.options) for arrays in kinds)
-        ]
-        budget = self.cache_bytes // n_consumers
-        row_bytes = [array.row_bytes for array in kinds[0]] if kinds else []
-        for field in set(fields) & {*table.fields_of_segments}:  # the others have several rows in a sample
-            row_bytes[field] = max(1, row_bytes[field] * table.n_segments // max(1, table.n_rows))
-        total = sum(row_bytes[field] for field in fields)
-        return {
-            field: open_chunked(
-                table.layouts.of_field(field),
-                self.options,
-                rows_per_run=rows_per_block(self.table),
-                n_bytes=budget * row_bytes[field] // total,
-                work=self.work,
-                counters=self.counters,
-                rows=self._segments_used() if field in table.fields_of_segments else self._rows_used,
-                first_row=table.first_segments if field in table.fields_of_segments else table.starts,
-                reads=None
-                if table.sampling is None or field in table.fields_of_segments
-                else partial(reads_of_blocks, table, self.indices, field),
-                retain=self.retain,
-                prepare=None if isinstance(table.sampling, Patches) else self.plans[field].affine,
-                dtype=None if isinstance(table.sampling, Patches) else self.plans[field].gathered,
-            )
-            for field in fields
-        }
-
-    @property
-    def _rows_used(self) -> IntArray | None:
-        return self.indices if self.table.sampling is None else None
-
-    def _segments_used(self) -> IntArray:
-        """Return the segment of each sample; samples are whole segments."""
-        sampling = self.table.sampling
-        assert sampling is not None, "samples are rows"
-        return sampling.segments.numbers_of(self.located(np.arange(len(self))))
+        return open_chunked_fields(
+            self.table,
+            self.plans,
+            self._read_on_demand,
+            self.options,
+            n_bytes=self.cache_bytes // n_consumers,
+            samples=self.indices,
+            located=lambda: self.located(np.arange(len(self))),
+            retain=self.retain,
+            work=self.work,
+            counters=self.counters,
+        )
 
     def read_with(self, cache_bytes: int, *, retain: bool | None = None, in_runs: bool = False) -> None:
         """See ``RowDataset.read_with``."""

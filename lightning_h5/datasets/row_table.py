@@ -152,6 +152,21 @@ class RowTable:
         places = self.sampling.places(samples, epoch)
         return BatchRows(self.sampling.rows(places), places)
 
+    def files_touched(self, asked: BatchRows) -> list[int]:
+        """Return the numbers of the files that rows are in."""
+        if len(self.paths) == 1:
+            return [0]
+        rows = asked.fields[self.step_fields[0]].rows if self.step_fields else np.empty(0, np.int64)
+        if asked.places is not None:  # windows are runs: less work than to locate each row
+            ends = np.flatnonzero(np.diff(rows) != 1)
+            first = self.locate(np.append(rows[:1], rows[ends + 1]))[0]
+            last = self.locate(np.append(rows[ends], rows[-1:]))[0]
+            parts = first if np.array_equal(first, last) else self.locate(rows)[0]
+        else:
+            parts = self.locate(rows)[0]
+        touched: list[int] = np.unique(self.files_of(parts)).tolist()
+        return touched
+
     def files_of(self, parts: IntArray) -> IntArray:
         """Return the file of each part."""
         return parts if self.parts is None else self.parts.files[parts].astype(np.int64)

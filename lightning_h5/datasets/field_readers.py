@@ -1,0 +1,162 @@
+"""How the rows of fields are read on demand: decoded ahead for all files, sample by sample, or one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..counters import Counters
+from ..hdf5 import OpenOptions
+from ..readers import ChunkedReader, EncodedReader, TaskQueue, images_alike, is_pooled, open_chunked
+from ..types import IntArray, RowReader
+from .buffers import BufferPool, tensor_of
+from .patches import Patches
+from .read_costs import reads_of_blocks
+from .row_table import RowTable
+from .sample_layout import FieldPlan
+from .segments import FieldRows
+from .table_blocks import rows_per_block
+
+__all__ = ["EncodedRows", "RowsByPart", "open_chunked_fields", "read_each"]
+
+RowsByPart: TypeAlias = dict[int, tuple[IntArray | None, IntArray]]
+"""For each part that rows are in, their places in the batch (None for all) and their rows there."""
+
+
+def open_chunked_fields(
+    table: RowTable,
+    plans: Sequence[FieldPlan],
+    fields: Sequence[int],
+    options: OpenOptions,
+    *,
+    n_bytes: int,
+    samples: IntArray | None,
+    located: Callable[[], IntArray],
+    retain: bool | None,
+    work: TaskQueue,
+    counters: Counters,
+) -> dict[int, ChunkedReader]:
+    """Return the readers of the fields that are decoded ahead, each for all files, by their numbers.
+
+    Args:
+        table: the files.
+        plans: of all fields.
+        fields: those that are read on demand.
+        options: how files are opened.
+        n_bytes: memory for the decoded rows of all fields.
+        samples: those of an epoch; None for all.
+        located: returns their numbers in the table.
+        retain: see ``RowDataset.read_with``.
+        work: threads that decode.
+        counters: for what is read.
+    """
+    kinds, sampling = table.layouts.examples, table.sampling
+    of_segments = {*table.fields_of_segments}
+    of_rows = {*table.fields_of_rows, *of_segments}
+    chunked = [
+        field for field in fields if field in of_rows and any(is_pooled(arrays[field], options) for arrays in kinds)
+    ]
+    row_bytes = [array.row_bytes for array in kinds[0]] if kinds else []
+    for field in set(chunked) & of_segments:  # the others have several rows in a sample
+        row_bytes[field] = max(1, row_bytes[field] * table.n_segments // max(1, table.n_rows))
+    total = sum(row_bytes[field] for field in chunked)
+
+    def rows_used(field: int) -> IntArray | None:
+        if sampling is None:
+            return samples
+        return sampling.segments.numbers_of(located()) if field in of_segments else None  # samples are whole segments
+
+    is_changed_later = isinstance(sampling, Patches)
+    return {
+        field: open_chunked(
+            table.layouts.of_field(field),
+            options,
+            rows_per_run=rows_per_block(table),
+            n_bytes=n_bytes * row_bytes[field] // total,
+            work=work,
+            counters=counters,
+            rows=rows_used(field),
+            first_row=table.first_segments if field in of_segments else table.starts,
+            reads=None if sampling is None or field in of_segments else partial(reads_of_blocks, table, samples, field),
+            retain=retain,
+            prepare=None if is_changed_later else plans[field].affine,
+            dtype=None if is_changed_later else plans[field].gathered,
+        )
+        for field in chunked
+    }
+
+
+def read_each(
+    table: RowTable, field: int, wanted: FieldRows, n_samples: int, reader_of: Callable[[int, int], RowReader]
+) -> list[npt.NDArray[Any]]:
+    """Return the rows of each sample, as they are stored, of a field whose rows have several shapes.
+
+    Args:
+        table: the files.
+        field: number of the field.
+        wanted: its rows.
+        n_samples: samples that these are of.
+        reader_of: returns the reader of a part and a field.
+    """
+    if table.has_steps and not table.has_steps[field]:
+        parts, local = table.locate_values(field, wanted.rows)
+        each = [reader_of(part, field).read(local[at : at + 1])[0] for at, part in enumerate(parts.tolist())]
+        return [np.asarray(one) if isinstance(one, np.generic) else one for one in each]
+    parts, local = table.locate(wanted.rows)
+    local = table.own_rows(field, parts, local)
+    lengths = np.full(n_samples, len(local) // max(1, n_samples)) if wanted.lengths is None else wanted.lengths
+    ends = np.concatenate([[0], np.cumsum(lengths)]).tolist()
+    return [reader_of(int(parts[low]), field).read(local[low:high]) for low, high in pairwise(ends)]
+
+
+class EncodedRows:
+    """Reads rows of a field that are decoded one by one, such as images.
+
+    Args:
+        guess: expect images of the shape that the last batch had, to decode them into one tensor.
+    """
+
+    def __init__(self, *, guess: bool) -> None:
+        self._guess = guess
+        self._alike: tuple[tuple[int, ...], np.dtype[Any]] | None = None  # shape and dtype of the last batch's rows
+
+    def read(
+        self, n_rows: int, by_part: RowsByPart, reader_of: Callable[[int], RowReader], buffers: BufferPool
+    ) -> npt.NDArray[Any] | torch.Tensor:
+        """Return rows, as one tensor if they have the shape that was expected.
+
+        Args:
+            n_rows: number of rows.
+            by_part: the rows.
+            reader_of: returns the reader of a part.
+            buffers: memory for the tensor.
+        """
+        block: npt.NDArray[Any] | None = None
+        memory: list[npt.NDArray[Any]] | None = None
+        if self._guess and self._alike is not None:
+            (n_channels, *sizes), dtype = self._alike
+            block = buffers.array((n_rows, *sizes, n_channels), dtype)
+            memory = list(np.moveaxis(block, -1, 1))
+        rows, fills_memory = np.empty(n_rows, dtype=object), False
+        for part, (here, local) in by_part.items():
+            reader = reader_of(part)
+            here = np.arange(n_rows) if here is None else here
+            if isinstance(reader, EncodedReader):
+                reader.read_to(local, rows, here, memory)
+                fills_memory = reader.fills_memory
+            else:
+                rows[here] = reader.read(local)
+        if block is not None and memory is not None:
+            is_there = [row is own for row, own in zip(rows, memory, strict=True)]
+            if all(is_there):
+                return tensor_of(block).movedim(-1, 1)
+            for at in np.flatnonzero(is_there).tolist():
+                rows[at] = rows[at].copy("K")  # the block's memory is used again
+        self._alike = images_alike(rows) if fills_memory else None
+        return rows
