@@ -32,7 +32,7 @@ from ..options import (
 from ..order import PlanSampler, ShardRows, ShardSampler, TrainBatches
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
-from .lazy import KeyedH5DataModule
+from .keyed import KeyedH5DataModule
 from .resume import is_running
 
 __all__ = ["RankCachedH5DataModule"]

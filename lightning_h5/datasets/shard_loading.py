@@ -28,7 +28,7 @@ from .held_rows import HeldRows
 from .shard_memory import AvailableMemory, available_memory
 
 if TYPE_CHECKING:
-    from .rank_cached import RankMemCachedH5Dataset
+    from .held_dataset import HeldDataset
 
 from .target_order import compare_targets, sampled_targets
 
@@ -57,12 +57,12 @@ class NodeGroup:
 
 
 def load_shards(
-    holders: Mapping[str, RankMemCachedH5Dataset],
+    holders: Mapping[str, HeldDataset],
     *,
     is_alone: bool,
     patience: float = 120.0,
     shows_bar: bool = True,
-    spare: Sequence[RankMemCachedH5Dataset] = (),
+    spare: Sequence[HeldDataset] = (),
 ) -> None:
     """Load the shards of datasets, on all ranks at once.
 
@@ -112,7 +112,7 @@ class _Loading:
     near: Sequence[Any] = ()
     place = 0
 
-    def __init__(self, holders: Mapping[str, RankMemCachedH5Dataset], is_alone: bool, patience: float) -> None:
+    def __init__(self, holders: Mapping[str, HeldDataset], is_alone: bool, patience: float) -> None:
         self._holders, self._is_alone, self._patience, self._me = holders, is_alone, patience, this_process()
         self._groups: dict[str, NodeGroup] = {}
         self._filling: dict[str, HeldRows] = {}
@@ -159,7 +159,7 @@ class _Loading:
         self.near = [one for one, near in zip(self.answers, is_near, strict=True) if near]
         self.place = sum(is_near[: ranks.rank])
 
-    def check_memory(self, spare: Sequence[RankMemCachedH5Dataset]) -> None:
+    def check_memory(self, spare: Sequence[HeldDataset]) -> None:
         """Check that this machine has memory for all shards of its ranks, and make other datasets give up theirs.
 
         Raises:
@@ -256,7 +256,7 @@ class _Loading:
         )
 
 
-def _terms(holder: RankMemCachedH5Dataset) -> dict[str, Any]:
+def _terms(holder: HeldDataset) -> dict[str, Any]:
     """Return what must be equal on all processes that hold rows together; it is compared before they load."""
     shard = holder.shard
     return {
@@ -271,14 +271,14 @@ def _terms(holder: RankMemCachedH5Dataset) -> dict[str, Any]:
     }
 
 
-def _bytes_needed(holder: RankMemCachedH5Dataset, ranks: Sequence[int]) -> int:
+def _bytes_needed(holder: HeldDataset, ranks: Sequence[int]) -> int:
     """Return the bytes of this machine's memory that the rows of some ranks take, held together; without text."""
     if holder.device.type != "cpu":
         return 0
     return sum(holder.n_held_bytes(rank) for rank in ranks)
 
 
-def _memory_for(holder: RankMemCachedH5Dataset, group: NodeGroup, owner: tuple[int, int] | None) -> HeldRows:
+def _memory_for(holder: HeldDataset, group: NodeGroup, owner: tuple[int, int] | None) -> HeldRows:
     """Return memory for a group's rows, nothing loaded yet: a new one, or that of another process."""
     wanted = union([holder.shard.rows(holder.draw, rank) for rank in group.ranks])
     return HeldRows(

@@ -19,7 +19,7 @@ from ..types import IntArray
 from .buffers import Column
 
 if TYPE_CHECKING:
-    from .rank_cached import RankMemCachedH5Dataset
+    from .held_dataset import HeldDataset
 
 __all__ = ["are_in_order", "compare_targets", "differ_clearly", "sampled_places", "sampled_targets", "sampled_values"]
 
@@ -101,7 +101,7 @@ def _comparable(value: TargetValue) -> TargetValue:
     return value if value == value else "nan"  # NaN != NaN
 
 
-def sampled_targets(dataset: RankMemCachedH5Dataset) -> list[Any] | None:
+def sampled_targets(dataset: HeldDataset) -> list[Any] | None:
     """Return this rank and a sample of each target, for JSON. Called once all ranks have loaded their rows.
 
     None if this rank does not train on the same part of the rows in every epoch.
@@ -120,7 +120,7 @@ def sampled_targets(dataset: RankMemCachedH5Dataset) -> list[Any] | None:
     return [dataset.rank, values]
 
 
-def compare_targets(dataset: RankMemCachedH5Dataset, answers: Sequence[Any]) -> None:
+def compare_targets(dataset: HeldDataset, answers: Sequence[Any]) -> None:
     """Warn if targets differ between ranks. Only the first of the ranks that load together warns.
 
     Args:
@@ -143,7 +143,7 @@ def compare_targets(dataset: RankMemCachedH5Dataset, answers: Sequence[Any]) -> 
             _warn(shard, keys[field])
 
 
-def _may_differ(dataset: RankMemCachedH5Dataset) -> bool:
+def _may_differ(dataset: HeldDataset) -> bool:
     """Whether this rank trains on the same rows in every epoch, and not on all of them."""
     shard = dataset.shard
     return dataset.for_training and shard.world_size > 1 and not shard.reshard_every

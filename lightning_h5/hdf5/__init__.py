@@ -1,6 +1,7 @@
 """Paths, open files, and what an array looks like on disk. With ``readers``, the only part that imports h5py."""
 
 from .alike import AlikeArrays
+from .array_view import ArrayView
 from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
 from .codecs import Codec, Conventions, MatrixRows, Recode, Stack, Unpack, codec_of
@@ -25,7 +26,7 @@ from .keys import (
     stacked_members,
     words_in,
 )
-from .layout import ArrayLayout, ArrayView, Decoding, Filter, path_of
+from .layout import ArrayLayout, Decoding, Filter, path_of
 from .layout_table import ArrayColumns, LayoutTable
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .metadata_index import MetadataIndex

@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ..types import IntArray
+from .array_view import ArrayView, Runs, taken_of
 from .chunk_index import ChunkTable
 from .dtypes import Packing, native
 from .identity import ChangeGuard
@@ -23,9 +24,6 @@ __all__ = ["ArrayLayout", "ArrayView", "Decoding", "Filter", "Storage", "path_of
 
 RUN_BYTES = 1 << 20
 """Bytes of a view's rows that are read together if the array has no chunks."""
-
-MIN_RUN = 16 << 10
-"""Bytes of a row's pieces from which on they are read by position, without the HDF5 library."""
 
 Storage = Literal["contiguous", "chunked", "compact", "virtual", "external", "attribute"]
 
@@ -198,7 +196,7 @@ class ArrayLayout:
             return self.decoding.array.seen(row_axes, taken, period=period).decoded(self.decoding.codec)
         shape, row_axes = (self.n_rows, *self.axes), tuple(row_axes)
         others = [axis for axis in range(len(shape)) if axis not in row_axes]
-        picked = tuple(_kept((taken or {}).get(axis, slice(None)), shape[axis]) for axis in others)
+        picked = tuple(taken_of((taken or {}).get(axis, slice(None)), shape[axis]) for axis in others)
         is_whole = all(one == slice(0, shape[axis], 1) for axis, one in zip(others, picked, strict=True))
         if row_axes == (0,) and is_whole:
             return self
@@ -311,46 +309,10 @@ class ArrayLayout:
             and self.table.is_plain(len(self.filters), self.chunk_bytes)
         )
 
-    @cached_property
+    @property
     def runs(self) -> Runs | None:
         """Where the rows of a view lie if each is a few long pieces of an array without chunks; None otherwise."""
-        view = self.view
-        if view is None or view.row_axes != (0,) or view.cell is not None or self.members or self.decoding is not None:
-            return None
-        array, sizes = view.array, view.shape[1:]
-        if array.offset is None or array.digests is not None or array.dtype.hasobject or not self.row_bytes:
-            return None
-        taken = [slice(one, one + 1) if isinstance(one, int) else one for one in view.taken]
-        if not all(isinstance(one, slice) and one.step == 1 for one in taken):
-            return None
-        ranges = [range(size)[one] for one, size in zip(taken, sizes, strict=True) if isinstance(one, slice)]
-        # The last axis of which a part is taken, and those after it, lie in one piece.
-        axis = max((at for at, (one, size) in enumerate(zip(ranges, sizes, strict=True)) if len(one) < size), default=0)
-        steps = [math.prod(sizes[at + 1 :]) * array.stored.itemsize for at in range(len(sizes))]
-        n_bytes = len(ranges[axis]) * steps[axis]
-        if n_bytes < MIN_RUN:
-            return None
-        begins = np.zeros(1, dtype=np.int64)
-        for at in range(axis):
-            begins = (begins[:, np.newaxis] + np.array(ranges[at], dtype=np.int64) * steps[at]).reshape(-1)
-        begins = begins + ranges[axis].start * steps[axis]
-        return Runs(array.offset, math.prod(sizes) * array.stored.itemsize, begins, n_bytes)
-
-
-class Runs(NamedTuple):
-    """Pieces of rows that are a part of each row of an array without chunks.
-
-    Attributes:
-        offset: where the array begins in its file.
-        stride: bytes from a row of the array to the next.
-        begins: where each piece of a row begins in it, shape ``(n_pieces,)``.
-        n_bytes: of a piece.
-    """
-
-    offset: int
-    stride: int
-    begins: IntArray
-    n_bytes: int
+        return None if self.view is None or self.members or self.decoding is not None else self.view.runs
 
 
 @dataclass(frozen=True)
@@ -369,49 +331,3 @@ class Decoding:
 def path_of(key: str) -> str:
     """Return the path of an array from the root of its file."""
     return f"/{'/'.join(part for part in key.split('/') if part not in ('', '.'))}"
-
-
-def _kept(taken: int | slice | Sequence[int], n: int) -> int | slice | tuple[int, ...]:
-    """Return what is taken of an axis, counted from its start; indices that are evenly apart as a slice."""
-    if isinstance(taken, int):
-        return range(n)[taken]
-    indices = range(n)[taken] if isinstance(taken, slice) else tuple(range(n)[one] for one in taken)
-    if isinstance(indices, range) and indices.step > 0:
-        return slice(indices.start, max(indices.start, indices.stop), indices.step)
-    return tuple(indices)
-
-
-@dataclass(frozen=True)
-class ArrayView:
-    """Another way to see an array: its rows counted along other axes than the first, a part of it alone, or its cells.
-
-    Attributes:
-        array: the array as it is stored.
-        row_axes: the axes that number the rows, the slowest first; none if the whole array is one row.
-        taken: for each other axis what is taken of it: an index (a row has no such axis then), a slice, or indices.
-        block: along each of ``row_axes``, how much is read together.
-        period: length of the last of ``row_axes`` as rows are numbered; at least its own.
-        cell: shape of the cells that are the rows (see ``ArrayLayout.in_cells``); None if rows are counted along axes.
-    """
-
-    array: ArrayLayout
-    row_axes: tuple[int, ...]
-    taken: tuple[int | slice | tuple[int, ...], ...]
-    block: tuple[int, ...]
-    period: int
-    cell: tuple[int, ...] | None = None
-
-    @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array as it is stored."""
-        return (self.array.n_rows, *self.array.axes)
-
-    @property
-    def other_axes(self) -> list[int]:
-        """The axes that do not number the rows."""
-        return [axis for axis in range(len(self.shape)) if axis not in self.row_axes]
-
-    @cached_property
-    def row_grid(self) -> tuple[int, ...]:
-        """Number of blocks along each of ``row_axes``."""
-        return tuple(-(-self.shape[axis] // step) for axis, step in zip(self.row_axes, self.block, strict=True))

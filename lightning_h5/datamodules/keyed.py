@@ -1,0 +1,279 @@
+"""What data modules share whose fields are ``x_key`` and ``y_key``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from .._lightning import rank_zero_info
+from ..datasets import (
+    FieldStats,
+    H5LazyDataset,
+    RowDataset,
+    SampleOptions,
+    SegmentChoice,
+    SegmentSubset,
+    TableDataset,
+    are_cells,
+    column_of,
+    count_rows,
+    matrices_in,
+    read_stats,
+    rows_without_line,
+)
+from ..errors import H5ValueError
+from ..hdf5 import OpenOptions, field_names, fill_split, guess_keys_in, keys_in, kind_of, own_keys_in, torch_dtype
+from ..loading.choose_order import Order
+from ..order import RowWeights
+from ..types import IntArray, Keys
+from .arguments import SPLITS, SampleArguments, Split, picked
+from .base import BaseH5DataModule, Chosen, fields_of
+from .cut_splits import check_split_of_rows, cut_rows, cut_segments
+from .training_rows import row_weights, segment_order
+
+__all__ = ["KeyedH5DataModule"]
+
+
+class Source(NamedTuple):
+    """Where a split's rows come from: its own files, its group inside the training files, or a share of their rows.
+
+    Attributes:
+        files: the files, expanded.
+        group: what ``{split}`` stands for in the keys.
+        is_cut: whether the split has a part of the files' rows (see ``cut_rows``).
+    """
+
+    files: tuple[str, ...]
+    group: Split
+    is_cut: bool = False
+
+
+class KeyedH5DataModule(BaseH5DataModule):
+    """Splits of files with an input and a target.
+
+    Args:
+        given: the constructor's arguments by name.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__(given)
+        self._samples = samples = picked(SampleArguments, given)
+        self.x_key, self.y_key = samples.x_key, samples.y_key
+        self._check_arguments()
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Add a note on what to pass to an error about dtypes, if arrays come in the file's dtype; close files."""
+        text = str(exception)
+        if isinstance(exception, RuntimeError | ValueError) and ("type" in text or "not implemented for" in text):
+            for note in self._notes_on_dtypes():
+                exception.add_note(note)
+        super().on_exception(exception)
+
+    def _notes_on_dtypes(self) -> Iterator[str]:
+        """Yield what to pass for arrays that come in the file's dtype if the model computes in another one."""
+        model, samples = getattr(self.trainer, "lightning_module", None), self._samples
+        dtypes = [] if model is None else [each.dtype for each in model.parameters() if each.is_floating_point()]
+        if not dtypes or not self._datasets or samples.batch_transform is not None or samples.normalize is not None:
+            return
+        computes_in = f"{dtypes[0]}".removeprefix("torch.")
+        for number, layout in enumerate(fields_of(next(iter(self._datasets.values())))):
+            argument, changes = "y_dtype", samples.target_transform
+            if number < len(keys_in(self.x_key)):
+                argument, changes = "x_dtype", samples.transform or samples.eval_transform
+            is_class = argument == "y_dtype" and layout.dtype.kind in "iub"
+            wanted = ["int64", computes_in] if is_class else [computes_in]
+            is_as_stored = getattr(samples, argument) is None and changes is None and kind_of(layout.dtype) == "number"
+            if is_as_stored and (stored := layout.dtype.name) not in wanted:
+                yield (
+                    f"lightning_h5: {layout.key!r} is loaded as {stored}, as stored in the file, but the model "
+                    f"computes in {computes_in}. Pass {argument}={' or '.join(map(repr, wanted))} to the data module."
+                )
+
+    def dataset_arguments(self, split: Split) -> dict[str, Any] | None:
+        """Return the arguments of a split's dataset; None without data for it."""
+        source = self._source(split)
+        if source is None:
+            return None
+        self._catalog.joins.split = source.group
+        self._catalog.joins.group = source.group if self._has_groups else ""
+        self._catalog.joins.use(self._samples.table)
+        x_key, y_key = self._keys(source, split)
+        arguments = self._arguments(source, split, x_key, y_key)
+        if not source.is_cut:
+            return arguments
+        if self._cut is None:
+            self._cut = self._cut_files(source, arguments)
+        if split not in self._cut:
+            return None  # no list names it
+        (chosen,) = self._cut[split]
+        if isinstance(chosen, SegmentSubset):
+            columns = self._weights.keys if split == "train" else []
+            return arguments | {"choice": replace(arguments["choice"], subset=chosen, columns=columns)}
+        if not len(chosen) and split != "train" and not self._split.fills(split):
+            return None  # a file that says nothing of this split
+        return arguments | {"indices": chosen}
+
+    def _cut_files(self, source: Source, arguments: Mapping[str, Any]) -> Mapping[Split, Sequence[Chosen]]:
+        """Return the rows, or the segments, of each split of the training files."""
+        if "choice" in arguments:
+            table, opened = H5LazyDataset(**arguments).table, OpenOptions(files=self._options.files)
+            return cut_segments([table], self._split, self._catalog, opened, self._paths)
+        check_split_of_rows(self._split)
+        return {split: [rows] for split, rows in self._cut_rows(source.files, arguments["x_key"]).items()}
+
+    def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
+        """See ``BaseH5DataModule.order_of``; in batches of segments of similar length if these are asked for."""
+        return segment_order(super().order_of(dataset, shuffles=shuffles), dataset, self._samples.segments)
+
+    def _arguments(self, source: Source, split: Split, x_key: Keys, y_key: Keys | None) -> dict[str, Any]:
+        """Return the arguments of a dataset of all samples of a split's files."""
+        arguments = vars(self._samples) | {
+            "path": source.files,
+            "x_key": x_key,
+            "y_key": y_key,
+            "transform": self._transform_of(split),
+            "normalize": self._statistics(source),
+            "indices": None,
+            "files": self._options.files,
+            "catalog": self._catalog,
+            "collate_fn": self._options.collate,
+        }
+        samples = self._samples
+        given = SampleOptions.parse(
+            samples.sample, samples.segments, samples.window, samples.select, patch=samples.patch
+        )
+        keys = keys_in(x_key, y_key)
+        if given.needs_segments(keys) or self._are_segments(source.files, keys):
+            columns = self._split.columns
+            weights = self._weights.keys if split == "train" else []
+            every = [*columns, *self._weights.keys] if source.is_cut else weights
+            choice = SegmentChoice(columns=columns if source.is_cut else weights, others_ask=every)
+            arguments |= {"seed": self.seed or 0, "choice": choice}
+        del arguments["eval_transform"]
+        return arguments if y_key is not None else arguments | {"y_dtype": None, "target_transform": None}
+
+    def _source(self, split: Split) -> Source | None:
+        own, training = self._paths[split], self._paths["train"]
+        if own is not None:
+            return Source(self._catalog.files(own, f"{split}_path"), split, split == "train" and self._split.is_given)
+        if training is None or split == "train":
+            return None
+        files = self._catalog.files(training, "train_path")
+        if self._split.may_fill(split):
+            return Source(files, "train", is_cut=True)
+        keys = own_keys_in(self.x_key, self.y_key)
+        filled = [str(fill_split(key, split)) for key in keys]
+        return Source(files, split) if filled != keys and self._has(files[0], filled) else None
+
+    def expected_arrays(self) -> tuple[list[str], list[str]]:
+        """See ``BaseH5DataModule.expected_arrays``."""
+        fields = [str(fill_split(key, split)) for key in keys_in(self.x_key, self.y_key) for split in SPLITS]
+        lists = [] if self._split.column else [self._split.list_of(split) for split in SPLITS]
+        columns = [*self._split.columns, *self._weights.keys]
+        fields += [key for key in lists if key is not None]
+        return fields, [str(fill_split(key, "train")) for key in columns]
+
+    def _statistics(self, source: Source) -> Mapping[str, FieldStats] | None:
+        """Statistics by what the arrays are called in a split: those of the training arrays hold for all."""
+        if self._samples.normalize is None:
+            return None
+        stats = read_stats(self._samples.normalize)
+        for key in keys_in(self.x_key, self.y_key):
+            own, train = str(fill_split(key, source.group)), str(fill_split(key, "train"))
+            for name in (key, train):
+                if name != own and own not in stats and name in stats:
+                    stats[own] = stats.pop(name)
+        return stats
+
+    def _cut_rows(self, files: tuple[str, ...], x_key: Keys) -> dict[Split, IntArray]:
+        own = own_keys_in(x_key, self.y_key) or keys_in(x_key)
+        n_rows = count_rows(files, own[0], self._options.files, catalog=self._catalog)
+        groups, labels = (
+            None if key is None else self._column(files, key, n_rows, argument)
+            for argument, key in (("group_key", self._split.group_key), ("stratify_key", self._split.stratify_key))
+        )
+        key = self._split.column
+        names = None if key is None else self._column(files, key, n_rows, "split.key")
+        every = [*keys_in(self.x_key, self.y_key), *self._split.columns, *self._weights.keys]
+        lacks = rows_without_line(files, every, self._options.files, self._catalog)
+        return cut_rows(n_rows, self._split, paths=self._paths, groups=groups, labels=labels, names=names, lacks=lacks)
+
+    def weights_of_rows(self, dataset: TableDataset, files: tuple[str, ...]) -> RowWeights:
+        """Return how often each sample of the training files is to come."""
+
+        def column(key: str, argument: str) -> npt.NDArray[Any]:
+            if dataset.table.sampling is not None:
+                return dataset.table.values_of_samples(key)
+            found, rows = self._column(files, key, dataset.table.n_rows, argument), dataset.indices
+            return found if rows is None else found[rows]
+
+        return row_weights(self._weights, column)
+
+    def _column(self, files: tuple[str, ...], key: str, n_rows: int, argument: str) -> npt.NDArray[Any]:
+        """One value of each row of the training files."""
+        own = key.replace("{split}", "train")
+        opened, catalog = self._options.files, self._catalog
+        first = keys_in(self.x_key)[0].replace("{split}", "train") if opened.swmr else None
+        return column_of(files, own, n_rows, argument=argument, files=opened, same_rows_as=first, catalog=catalog)
+
+    @property
+    def _has_groups(self) -> bool:
+        """Whether each split has arrays of its own."""
+        return any("{split}" in key for key in keys_in(self.x_key, self.y_key))
+
+    def names_data(self, split: Split) -> bool:
+        """See ``BaseH5DataModule.names_data``."""
+        return super().names_data(split) or (self._has_groups and split != "train" and self._paths["train"] is not None)
+
+    def other_data(self, split: Split) -> list[str]:
+        """See ``BaseH5DataModule.other_data``."""
+        return ["train_path and keys with {split} in them"]
+
+    def _check_arguments(self) -> None:
+        samples = self._samples
+        for keys, name in ((self.x_key, "x_key"), (self.y_key, "y_key")):
+            if keys is not None:
+                field_names(keys, name)
+        if self.x_key is None and self.y_key is not None:
+            raise H5ValueError(f"y_key={self.y_key!r} was given without x_key. Pass both.")
+        if self.x_key is None and samples.segments.groups is not None:
+            raise H5ValueError(
+                f"segments.groups={samples.segments.groups!r} was given without x_key, and arrays of groups are not "
+                "guessed. Pass x_key, with names relative to a group; `lightning-h5 inspect FILE` suggests some."
+            )
+        for dtype, name in ((samples.x_dtype, "x_dtype"), (samples.y_dtype, "y_dtype")):
+            for one in dtype.values() if isinstance(dtype, dict) else [dtype]:
+                torch_dtype(one, name)
+        if samples.target_transform is not None and self.y_key is None and self.x_key is not None:
+            raise H5ValueError("target_transform was given without y_key. Pass y_key, or leave target_transform out.")
+
+    def _keys(self, source: Source, split: Split) -> tuple[Keys, Keys | None]:
+        """The arrays of a split; guessed from its first file where none are named."""
+        if self.x_key is None:
+            path = source.files[0]
+
+            def guess(file: Any) -> tuple[tuple[str, str | None], list[str]]:
+                found = guess_keys_in(file, path)
+                return found, keys_in(*found)
+
+            self.x_key, self.y_key = self._catalog.search(path, OpenOptions(files=self._options.files), "keys", guess)
+            rank_zero_info(f"Inferred x_key={self.x_key!r}, y_key={self.y_key!r} from {source.files[0]!r}.")
+        x_key = fill_split(self.x_key, source.group)
+        y_key = None if self.y_key is None else fill_split(self.y_key, source.group)
+        own = own_keys_in(y_key)
+        is_elsewhere = any(map(self._catalog.joins.is_column, own)) or own != keys_in(y_key)
+        if split == "predict" and (is_elsewhere or not self._has(source.files[0], y_key)):
+            rank_zero_info(f"predicting without a target: {y_key!r} is not in {source.files[0]!r}")
+            y_key = None
+        return x_key, y_key
+
+    def _are_segments(self, files: Sequence[str], keys: Sequence[str]) -> bool:
+        """Whether arrays of the files make segments, whatever the user says: sparse matrices, or references."""
+        opened = OpenOptions(files=self._options.files)
+        return bool(matrices_in(self._catalog, files, keys, opened)) or are_cells(self._catalog, files, keys, opened)
+
+    def _has(self, path: str, keys: Keys | None) -> bool:
+        return self._catalog.has(path, keys_in(keys), OpenOptions(files=self._options.files))

@@ -1,0 +1,348 @@
+"""Rows that a rank holds in memory: loaded once, at the speed of the decoder on all cores."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed
+from torch.utils.data import get_worker_info
+
+from ..cores import is_forked
+from ..counters import Counters
+from ..errors import H5Error, H5ValueError
+from ..hdf5 import OpenOptions, process_pool
+from ..order import BlockTable, RankShard, Replica, Rows, RowWeights, ShardMode, as_array
+from ..readers import TaskQueue, check_bounds
+from ..types import IntArray
+from .base import RawBatch, ReadCost
+from .fields import Fields
+from .held_rows import HeldRows
+from .held_samples import HeldSamples
+from .row_table import RowTable
+from .sample_layout import Transform
+from .shard_loading import load_shards
+from .table_blocks import blocks_of
+from .table_dataset import TableDataset, rows_of_all
+
+__all__ = ["HeldDataset"]
+
+BLOCKS_A_RANK = 16  # minimum number of blocks per rank for random shards
+
+_log = logging.getLogger(__name__)
+
+
+class HeldDataset(TableDataset):
+    """Rows that a rank holds in memory.
+
+    Args:
+        table: see ``TableDataset``, as the four that follow.
+        fields: see above.
+        batch_transform: see above.
+        indices: see above.
+        options: see above.
+        device: what holds the rows.
+        replica: this rank.
+        mode: which rows a rank has.
+        reshard_every: epochs after which shards are drawn again; 0 keeps them.
+        seed: decides those.
+        is_rank_given: whether the replica was given, and is not the process group's.
+        pins_memory: lock the pages of the shard for copies to a GPU.
+        shares_memory: hold rows once for all processes of this machine that need them.
+        log_fn: called with a line about the loaded shard; None logs it.
+    """
+
+    weights: RowWeights | None = None  # how often training takes the rows of all ranks, if not once
+
+    def __init__(
+        self,
+        table: RowTable,
+        fields: Fields,
+        *,
+        batch_transform: Transform | None,
+        indices: npt.ArrayLike | None,
+        options: OpenOptions,
+        device: torch.device,
+        replica: Replica,
+        mode: ShardMode,
+        reshard_every: int,
+        seed: int,
+        is_rank_given: bool,
+        pins_memory: bool,
+        shares_memory: bool,
+        log_fn: Callable[[str], Any] | None,
+    ) -> None:
+        self.samples = HeldSamples(table, fields, options)
+        self.device, self.is_rank_given = device, is_rank_given
+        self._own: tuple[int, IntArray] | None = None
+        super().__init__(table, fields, batch_transform=batch_transform, indices=indices, options=options)
+        blocks = _drawn(blocks_of(self.table, self.indices, of_all_fields=True), replica.world_size)
+        self.shard = RankShard(blocks, replica.world_size, replica.rank, mode, reshard_every, seed)
+        self.draw, self.for_workers, self.for_training = 0, False, True
+        self.pins_memory, self.shares_memory, self._log_fn = pins_memory, shares_memory, log_fn
+
+    def join(self, counters: Counters, work: TaskQueue) -> None:
+        """See ``RowDataset.join``."""
+        super().join(counters, work)
+        self.samples.join(counters, work)
+        self._held: HeldRows | None = None
+        self._has_all = False  # whether it has the rows of all ranks
+
+    # Loading -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the rows are in memory."""
+        return self._held is not None
+
+    def load(self) -> None:
+        """Load the shard, unless it is loaded.
+
+        Raises:
+            H5Error: there is not enough memory, or rows cannot be read.
+        """
+        if self.is_loaded:
+            return
+        in_worker = get_worker_info() is not None
+        if in_worker:
+            warnings.warn(
+                "a worker process loads its rank's shard again, since it does not inherit memory. Pass "
+                "share_memory=True and load before workers start: they then all read the same copy.",
+                stacklevel=2,
+            )
+        in_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+        is_alone = self.is_rank_given or not in_group or not self.shares or in_worker
+        load_shards({"": self}, is_alone=is_alone, shows_bar=not in_worker)
+
+    def draw_by(self, weights: RowWeights) -> None:
+        """Let training take rows as often as weights ask; each rank draws among those that it holds.
+
+        A row that comes again has a number larger by ``len(self)``, each time.
+
+        Args:
+            weights: of the rows of all ranks.
+
+        Raises:
+            H5ValueError: all weights of a rank's rows are 0; on all ranks.
+        """
+        self.weights, self.sample_layout = weights, replace(self.sample_layout, n_rows=self.n_rows)
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        """Raise ``H5ValueError`` if a rank holds no row that has a weight, as all ranks find."""
+        if self.weights is None:
+            return
+        for rank in range(self.shard.world_size):
+            if not self.weights.weights[as_array(self.shard.rows(self.draw, rank))].any():
+                raise H5ValueError(
+                    f"rows weighted {self.weights.text}: all rows that rank {rank} of {self.shard.world_size} holds "
+                    "have the weight 0. Pass memory='interleave', or train on fewer ranks."
+                )
+
+    def reshard(self, draw: int) -> bool:
+        """Take the shard of another draw, and give up the one that is held, if it is another.
+
+        Args:
+            draw: how often the shards were drawn (see ``RankShard``).
+
+        Returns:
+            Whether its rows are in memory; they are if all rows of this machine's ranks were.
+        """
+        if draw == self.draw:
+            return self.is_loaded
+        self.draw = draw
+        self._check_weights()
+        if self._held is not None:
+            if self._has_all and not self._held.has_text:
+                self._held.regroup(*self.mine())
+            else:
+                self.close()
+        return self.is_loaded
+
+    def can_reuse(self, other: HeldDataset) -> bool:
+        """Return whether this one holds, in memory, what another one would load."""
+        return (
+            self.is_loaded
+            and self.shard.is_like(other.shard)
+            and (self.fields, self.device, self.batch_transform) == (other.fields, other.device, other.batch_transform)
+            and (self.shares_memory, self.for_workers) == (other.shares_memory, other.for_workers)
+            and self.table.guards == other.table.guards
+            and self.identity() == other.identity()
+            and (self.weights and self.weights.recipe) == (other.weights and other.weights.recipe)
+        )
+
+    @property
+    def rank(self) -> int:
+        """This replica."""
+        return self.shard.rank
+
+    @property
+    def shares(self) -> bool:
+        """Whether processes of a machine hold their rows together."""
+        mixes = self.shard.mode == "interleave" and self.shard.world_size > 1
+        return self.device.type == "cpu" and (self.shares_memory or mixes)
+
+    def mine(self) -> tuple[Rows, Rows]:
+        """Return this rank's rows of the files, in its order, and their numbers among all that are sharded."""
+        numbers = self.shard.rows(self.draw)
+        if self.has_all_rows:
+            return numbers, numbers
+        if self.table.sampling is None:
+            return self.located(as_array(numbers)), numbers
+        if self.samples.has_cells:
+            return range(0), numbers  # cells are found by their numbers among those that are held
+        return self._rows_of_rank(), numbers
+
+    def _rows_of_rank(self) -> IntArray:
+        """Return the rows that this rank's samples have, ascending."""
+        if self._own is None or self._own[0] != self.draw:
+            self._own = self.draw, self.rows_needed(as_array(self.shard.rows(self.draw)))[0]
+        return self._own[1]
+
+    def rows_needed(self, samples: IntArray) -> list[IntArray]:
+        """Return the rows of the files that samples have, ascending; of each field that is held if they are cells."""
+        return self.samples.rows_needed(self.located(samples))
+
+    def n_held_bytes(self, rank: int) -> int:
+        """Return the bytes of the rows of the files that a rank holds; about as many however shards are drawn."""
+        samples = self.shard.rows(0, rank)
+        if self.table.sampling is None:
+            return len(samples) * sum(plan.row_bytes for plan in self.samples.plans)
+        return self.samples.n_bytes(self.located(as_array(samples)))
+
+    def use(self, held: HeldRows, *, has_all: bool) -> None:
+        """Serve rows from memory that was filled; ``has_all`` is whether it has the rows of all ranks."""
+        self._held, self._has_all = held, has_all
+        self.check_unchanged()
+        self.close_files()  # no longer needed
+
+    def check_unchanged(self) -> None:
+        """Raise ``H5DataChangedError`` if a file is no longer as it was when the dataset was made."""
+        for guard in self.table.guards:
+            guard.check()
+
+    def log(self, text: str) -> None:
+        """Log a line about the loaded shard, or pass it to ``log_fn``."""
+        (self._log_fn or _log.info)(text)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of this rank's rows; 0 in workers, which have the same memory."""
+        return 0 if self._held is None or get_worker_info() is not None else self._held.n_bytes
+
+    def close(self) -> None:
+        """Release the memory; later reads load the rows again."""
+        if self._held is not None:
+            self._held.close()
+        self._held = None
+        self.close_files()  # still open if loading failed
+
+    def close_files(self) -> None:
+        """Close this process's handles of the files."""
+        for path in self.table.paths:
+            process_pool().close(path)
+
+    # Rows ----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.shard.n_held
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all ranks."""
+        return self.shard.n_rows
+
+    @property
+    def rows_on_each_rank(self) -> int:
+        """Rows that every rank has at least."""
+        return self.shard.n_trained
+
+    @property
+    def rows(self) -> IntArray:
+        """The rows that this rank holds, by their numbers among all that are sharded; shape ``(len(self),)``."""
+        return as_array(self.shard.rows(self.draw))
+
+    def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], RawBatch]:
+        """See ``RowDataset.begin``: loads the shard if it is not loaded."""
+        if self._held is None:
+            self.load()
+        all_cores = at_once and not is_forked()
+        if self.weights is not None:
+            times, held = np.divmod(rows, len(self))
+            return partial(self._copy_again, times, held, epoch, all_cores=all_cores)
+        return partial(self._copy, rows, epoch, all_cores=all_cores)
+
+    def _of_rank(self, rows: IntArray) -> HeldRows:
+        """Return the memory that these rows of this rank are in."""
+        if self._held is None:
+            raise H5Error("the shard was released while its rows were being read. Read them again.")
+        if len(rows):
+            check_bounds(rows, len(self), "this rank's shard")
+        return self._held
+
+    def _copy_again(self, times: IntArray, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:
+        """Return rows with numbers that say how often each was drawn before, so that transforms draw differently."""
+        raw = self._copy(rows, epoch, all_cores=all_cores)
+        return raw._replace(rows=raw.rows + times * self.n_rows)
+
+    def _copy(self, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:
+        held = self._of_rank(rows)
+        if self.table.sampling is not None:
+            return self._copy_samples(held, rows, epoch, all_cores=all_cores)
+        columns = held.take(rows, self._buffers, all_cores=all_cores)
+        return RawBatch(held.numbers(rows), columns)
+
+    def _copy_samples(self, held: HeldRows, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:
+        """Return samples of several rows: those in memory, and the fields that are not held by rows."""
+        numbers = held.numbers(rows)
+        asked = self.table.rows_of(self.located(numbers), epoch)
+        of_rank = np.empty(0, np.int64) if self.samples.has_cells else self._rows_of_rank()
+        columns = self.samples.columns(held, numbers, asked, of_rank, self._buffers, all_cores=all_cores)
+        return RawBatch(numbers, (*self.in_samples(asked, columns), *self.further_columns(asked)))
+
+    def files_of(self, rows: IntArray) -> list[str]:
+        """See ``RowDataset.files_of``: none, since all rows are in memory."""
+        return []
+
+    @property
+    def cost(self) -> ReadCost:
+        """See ``RowDataset.cost``; text is not counted."""
+        sizes = [plan.row_bytes for plan in self.plans]
+        sampling = self.table.sampling
+        row_bytes = sum(sizes) if sampling is None else sampling.mean_bytes(sizes) + self.dense_bytes
+        return ReadCost(row_bytes, is_in_memory=True)
+
+    def blocks(self) -> BlockTable:
+        """See ``RowDataset.blocks``: one block, since all rows are in memory."""
+        return BlockTable.of_sizes([len(self)])
+
+    def _summary_of_rows(self) -> list[str]:
+        shard, held = self.shard, self._held
+        return [
+            f"rank {shard.rank} of {shard.world_size} holds {rows_of_all(len(self), shard.n_rows)}",
+            "not loaded" if held is None else f"{held.n_bytes / 2**20:,.1f} MiB",
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        sent = self._held if self._held is not None and self._held.can_be_sent else None
+        return super().__getstate__() | {"_held": sent}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._held = state["_held"]
+
+
+def _drawn(blocks: BlockTable, world_size: int) -> BlockTable:
+    """Return the blocks that shards are drawn of: those of the files, cut finer if they are few."""
+    sizes = np.diff(blocks.starts)
+    most = max(1, blocks.n_rows // (BLOCKS_A_RANK * world_size))
+    if len(sizes) >= BLOCKS_A_RANK * world_size or not len(sizes):
+        return blocks
+    return BlockTable.of_sizes([n for size in sizes.tolist() for n in [most] * (size // most) + [size % most]])
