@@ -1,17 +1,20 @@
-"""Output on a terminal: text or JSON, tables, wrapped lines, and colors for terminals that have them."""
+"""Output on a terminal: text or JSON, tables, wrapped lines, colors; and how a program ends at signals."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import math
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 MIN_WIDTH, MAX_WIDTH = 60, 120
@@ -101,3 +104,39 @@ def table(rows: Sequence[Sequence[str]]) -> str:
         cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(more, widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
     return "\n".join([bold(lines[0]), *lines[1:]])
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Breaks no line within a word such as ``blosc-zstd``."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+@contextmanager
+def ends_at_signals() -> Iterator[None]:
+    """End with what a signal raises, whatever error it causes.
+
+    Python calls a handler between any two steps of the program. What it raises while a lock is being released, for one,
+    leaves as the error of a lock that is not held.
+    """
+    arrived: list[BaseException] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        # 128 + number is the exit code that shells report after a signal.
+        arrived.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
+        raise arrived[0]
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # ignored under nohup
+            signal.signal(number, end)
+    try:
+        yield
+    except Exception:
+        if arrived:
+            raise arrived[0] from None
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

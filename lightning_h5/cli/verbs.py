@@ -9,17 +9,15 @@ import argparse
 import json
 import logging
 import os
-import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 from ..errors import H5Error, H5ValueError
-from .terminal import discard_output, show, warn
+from .terminal import HelpFormatter, discard_output, ends_at_signals, show, warn
 
 INTERRUPTED = 130  # exit code that shells report after Ctrl-C
 
@@ -56,7 +54,7 @@ def run_verb(name: str, arguments: Sequence[str]) -> None:
         prog=f"lightning-h5 {name}",
         description=textwrap.fill(f"{verb.summary[0].upper()}{verb.summary[1:]}.", 80),
         epilog=f"examples:\n{examples}",
-        formatter_class=_HelpFormatter,
+        formatter_class=HelpFormatter,
     )
     verb.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="write the result as JSON instead of text")
@@ -83,13 +81,6 @@ def run_verb(name: str, arguments: Sequence[str]) -> None:
         discard_output()
         warn(f"{name} could not write its output: {error.strerror or error}. Its work is done; check the disk space.")
     raise SystemExit(code)
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Breaks no line within a word such as ``blosc-zstd``."""
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
@@ -218,7 +209,7 @@ def _repack(options: argparse.Namespace) -> int:
     from .text import repack_text
 
     arguments = {name: value for name, value in vars(options).items() if name != "json"}
-    with _ends_at_signals():  # removes an unfinished copy
+    with ends_at_signals():  # removes an unfinished copy
         report = repack_file(**arguments, shows_progress=True)
     show(report, repack_text(report), as_json=options.json)
     return 0
@@ -239,35 +230,6 @@ def _index(options: argparse.Namespace) -> int:
     report = write_index(**arguments, shows_progress=True)
     show(report, index_text(report), as_json=options.json)
     return 0
-
-
-@contextmanager
-def _ends_at_signals() -> Iterator[None]:
-    """End with what a signal raises, whatever error it causes.
-
-    Python calls a handler between any two steps of the program. What it raises while a lock is being released, for one,
-    leaves as the error of a lock that is not held.
-    """
-    arrived: list[BaseException] = []
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        # 128 + number is the exit code that shells report after a signal.
-        arrived.append(KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number))
-        raise arrived[0]
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # ignored under nohup
-            signal.signal(number, end)
-    try:
-        yield
-    except Exception:
-        if arrived:
-            raise arrived[0] from None
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _stats_arguments(parser: argparse.ArgumentParser) -> None:

@@ -35,7 +35,8 @@ from ..order import (
 )
 from ..sizes import whole
 from ..types import IntArray
-from .arguments import SPLITS, LoaderArguments, RecordsSettings, Split, picked
+from .arguments import SPLITS, LoaderArguments, Split, picked
+from .settings import RecordsSettings
 from .training_rows import segment_ends, weights_of
 
 __all__ = ["MakesLoaders", "NoRows"]

@@ -25,9 +25,9 @@ from ..datasets import (
     refuse_images,
     rows_without_line,
 )
+from ..datasets.collate import Collate
 from ..datasets.discovery import TARGET, checked_names, keys_of, paths_of
 from ..datasets.row_filters import criteria_of
-from ..datasets.sample_layout import Collate
 from ..errors import H5ValueError, listing
 from ..hdf5 import OpenOptions, file_number
 from ..options import FileOptions, RowCacheOptions, SplitOptions

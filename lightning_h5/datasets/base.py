@@ -24,15 +24,7 @@ from ..types import BatchToken, Draws, IntArray
 from .buffers import Column
 from .fields import row_numbers
 from .sample_layout import SampleLayout, Transform
-from .user_functions import (
-    Samples,
-    asked_for,
-    fresh_draws,
-    generators,
-    note_rows,
-    rows_text,
-    seed_streams,
-)
+from .user_functions import Samples, asked_for, fresh_draws, generators, note_rows, rows_text, seed_streams
 
 __all__ = ["MAX_ROWS", "RawBatch", "ReadCost", "RowDataset"]
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..distributed import first_value
-from ..errors import H5DataChangedError, H5Error, H5FileError, H5KeyError, H5ValueError
+from ..errors import H5Error, H5FileError, H5KeyError, H5ValueError
 from ..hdf5 import (
     AlikeArrays,
     ArrayLayout,
     ChangeGuard,
     OpenOptions,
     expand_paths,
-    external_guards,
-    open_h5,
-    pread_of,
-    stat_of,
 )
 from ..options import FileOptions, StagingOptions
 from ..order import resolve_replica
@@ -31,38 +25,17 @@ from ..progress_bar import with_bar
 from ..types import Paths
 from .column_values import Categories, check_same, column_of_codes
 from .compatibility import WITHOUT_THEM, Asked, Compatibility, Skip, each_readable, refuse_images
+from .file_contents import FileContents, collector_paused, opened
 from .joins import Joins, with_others
 from .part_layouts import ListedParts
 from .row_table import RowTable
 
-__all__ = ["Catalog", "collector_paused"]
-
-COLUMN_BYTES = 1 << 20
-"""Columns of at most this size in a file are read when it is opened; longer ones by all cores, once it is closed."""
+__all__ = ["Catalog"]
 
 PATIENCE = 10.0  # seconds for rows to appear that another rank, or an earlier read, has seen
 PAUSE = 0.05
 
 _T = TypeVar("_T")
-
-
-@dataclass
-class _File:
-    """What one file has in it.
-
-    Attributes:
-        guard: how it looked.
-        arrays: descriptions of arrays, or why there are none.
-        others: guards of other files that arrays have rows in, by array.
-        values: of columns.
-        found: what searches found, by name.
-    """
-
-    guard: ChangeGuard
-    arrays: dict[str, ArrayLayout | H5Error] = field(default_factory=dict)
-    others: dict[str, tuple[ChangeGuard, ...]] = field(default_factory=dict)
-    values: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    found: dict[Any, Any] = field(default_factory=dict)
 
 
 class Catalog:
@@ -100,7 +73,7 @@ class Catalog:
         self._expected = tuple(dict.fromkeys([*fields, *self._columns]))
         self._of_all_ranks = of_all_ranks
         self._alike = AlikeArrays()
-        self._files: dict[tuple[str, FileOptions], _File | H5FileError] = {}
+        self._files: dict[tuple[str, FileOptions], FileContents | H5FileError] = {}
         self._n_rows: dict[tuple[str, str], int] = {}
         self._tables: dict[Any, RowTable] = {}
         self._made: dict[Any, Any] = {}
@@ -204,7 +177,7 @@ class Catalog:
         for array in layouts[0] if len(layouts) > 1 else ():
             if (column := column_of_codes(array.key)) is not None:
                 files = [self._files[_which(path, options)] for path in paths]
-                names = [file.arrays.get(f"{column}/categories") for file in files if isinstance(file, _File)]
+                names = [file.arrays.get(f"{column}/categories") for file in files if isinstance(file, FileContents)]
                 check_same(column, names, options)
         return self.recoded(layouts, options)
 
@@ -245,7 +218,7 @@ class Catalog:
             H5Error: the search failed, or the file cannot be opened.
         """
         file = self._files.get(_which(path, options))
-        if not isinstance(file, _File) or name not in file.found:
+        if not isinstance(file, FileContents) or name not in file.found:
             file = self._open(path, (), options, {name: search})
         found: _T = file.found[name]
         return found
@@ -265,7 +238,7 @@ class Catalog:
             H5Error: the search failed, or the file cannot be opened.
         """
         file = self._files.get(_which(path, options))
-        if not isinstance(file, _File) or name not in file.found:
+        if not isinstance(file, FileContents) or name not in file.found:
             file = self._open(path, (), options, {name: search}, own=True)
         found: _T = file.found[name]
         return file.guard, found
@@ -278,7 +251,7 @@ class Catalog:
     def has_described(self, path: str, keys: Sequence[str], options: OpenOptions) -> bool:
         """Return whether these are known to be arrays of a file, without opening it."""
         file = self._files.get(_which(path, options))
-        return isinstance(file, _File) and all(isinstance(file.arrays.get(key), ArrayLayout) for key in keys)
+        return isinstance(file, FileContents) and all(isinstance(file.arrays.get(key), ArrayLayout) for key in keys)
 
     def has(self, path: str, keys: Sequence[str], options: OpenOptions) -> bool:
         """Return whether a file has all of these arrays."""
@@ -292,7 +265,7 @@ class Catalog:
     def values(self, path: str, key: str, options: OpenOptions) -> npt.NDArray[Any] | None:
         """Return the values of a column as they are stored; None if they were not read when the file was opened."""
         file = self._files.get(_which(path, options))
-        values = file.values.get(key) if isinstance(file, _File) else None
+        values = file.values.get(key) if isinstance(file, FileContents) else None
         return None if values is None else values.copy()
 
     def describe(
@@ -358,7 +331,7 @@ class Catalog:
         searches: dict[Any, Callable[..., Any]],
         *,
         own: bool = False,
-    ) -> _File:
+    ) -> FileContents:
         which = _which(path, options)
         old = self._files.get(which)
         try:
@@ -366,7 +339,7 @@ class Catalog:
         except H5FileError as error:
             self._files[which] = error
             raise
-        if isinstance(old, _File):
+        if isinstance(old, FileContents):
             file.found = old.found | file.found
             if old.guard == file.guard:
                 file.arrays, file.others = old.arrays | file.arrays, old.others | file.others
@@ -381,82 +354,23 @@ class Catalog:
         searches: dict[Any, Callable[..., Any]],
         *,
         own: bool,
-    ) -> _File:
-        """Return a file's guard and its arrays, of one and the same file: another may take its place meanwhile."""
-        guard: ChangeGuard | None = None
-        with suppress(OSError):  # open raises a better error
-            guard = ChangeGuard.of(path, grows=options.swmr, strict=options.files.verify is not None)
-        if guard is not None:
-            guard = guard.staged(options.files.staged)
-        status = guard.status if guard is not None and guard.is_remote else None
-        with open_h5(path, swmr=options.swmr, status=status, takes_index=True) as h5:
-            if guard is None:
-                raise H5DataChangedError(
-                    f"{path!r} was created while it was being read. Start again when it is complete."
-                )
-            file = _File(guard)
-            try:
-                for name, search in searches.items():
-                    if own:
-                        file.found[name] = search(h5, guard, self._alike)
-                        continue
-                    file.found[name], more = search(h5)
-                    self._expected = tuple(dict.fromkeys([*self._expected, *more]))
-                wanted = [*keys, *self._expected]
-                wanted += [f"{name}/categories" for name in map(column_of_codes, wanted) if name is not None]
-                for key in dict.fromkeys(wanted):
-                    if (array := self._array(file, h5, path, key, options, is_asked=key in keys)) is not None:
-                        file.arrays[key] = array
-                for key in self._columns if not options.swmr else ():
-                    if (values := _short_column(h5, file.arrays.get(key))) is not None:
-                        file.values[key] = values
-            finally:
-                guard.compare(stat_of(h5))  # a change explains any other error
-                guard.check()
+    ) -> FileContents:
+        with opened(path, options) as (h5, guard):
+            file = FileContents(guard)
+            for name, search in searches.items():
+                if own:
+                    file.found[name] = search(h5, guard, self._alike)
+                    continue
+                file.found[name], more = search(h5)
+                self._expected = tuple(dict.fromkeys([*self._expected, *more]))
+            wanted = [*keys, *self._expected]
+            wanted += [f"{name}/categories" for name in map(column_of_codes, wanted) if name is not None]
+            for key in dict.fromkeys(wanted):
+                file.describe(h5, path, key, options, self._alike, is_asked=key in keys)
+            for key in self._columns if not options.swmr else ():
+                file.read_if_short(h5, key)
         return file
-
-    def _array(
-        self,
-        file: _File,
-        h5: Any,
-        path: str,
-        key: str,
-        options: OpenOptions,
-        *,
-        is_asked: bool,
-    ) -> ArrayLayout | H5Error | None:
-        files, guard = options.files, file.guard
-        try:
-            found = self._alike.describe(h5, path, key, files, guard, if_exists=not is_asked)
-            if files.allow_external and found is not None:
-                strict = files.verify is not None
-                file.others[key] = external_guards(h5, [key], files, grows=options.swmr, strict=strict)
-        except H5Error as error:
-            return error.with_traceback(None)
-        return found
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: it would go again and again through thousands of descriptions that are kept."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _which(path: str, options: OpenOptions) -> tuple[str, FileOptions]:
     return path, options.files
-
-
-def _short_column(h5: Any, layout: ArrayLayout | H5Error | None) -> npt.NDArray[Any] | None:
-    """Return the values of a column that lies in the open file as it is read; None for others, and for long ones."""
-    if not isinstance(layout, ArrayLayout) or layout.offset is None or layout.row_shape or layout.members:
-        return None
-    if layout.n_bytes > COLUMN_BYTES or layout.digests is not None or (pread := pread_of(h5)) is None:
-        return None
-    content = pread(layout.n_bytes, layout.offset)
-    return np.frombuffer(content, layout.stored).astype(layout.dtype) if len(content) == layout.n_bytes else None

@@ -17,6 +17,7 @@ from ..options import FileOptions, PatchOptions, RowCacheOptions, SegmentOptions
 from ..types import DTypeLike, IntArray, PathLike, Paths
 from .catalog import Catalog
 from .cells import are_cells
+from .collate import Collate
 from .compatibility import Asked, refuse_other_files
 from .discovery import (
     SKIP_THEM,
@@ -39,7 +40,7 @@ from .read_costs import chunk_cache
 from .row_filters import Where, criteria_of
 from .row_table import RowTable
 from .sample_cache import CachingDataset
-from .sample_layout import Collate, Transform
+from .sample_layout import Transform
 from .segment_choice import SegmentChoice, with_label
 from .segment_fields import SampleKind, SampleOptions, Select
 from .segment_tables import segment_table

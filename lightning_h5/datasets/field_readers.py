@@ -17,11 +17,10 @@ from ..readers import ChunkedReader, EncodedReader, TaskQueue, images_alike, is_
 from ..types import IntArray, RowReader
 from .buffers import BufferPool, tensor_of
 from .patches import Patches
-from .read_costs import reads_of_blocks
+from .read_costs import reads_of_blocks, rows_per_block
 from .row_table import RowTable
 from .sample_layout import FieldPlan
 from .segments import FieldRows
-from .table_blocks import rows_per_block
 
 __all__ = ["EncodedRows", "RowsByPart", "open_chunked_fields", "read_each"]
 

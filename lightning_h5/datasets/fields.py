@@ -26,9 +26,10 @@ from ..hdf5 import (
 )
 from ..options import value_of_field
 from ..types import DTypeLike, IntArray, Keys
+from .collate import Collate
 from .compatibility import Asked, is_encoded
 from .multiply_add import Affine
-from .sample_layout import Collate, FieldPlan, SampleLayout, SamplePart, Transform
+from .sample_layout import FieldPlan, SampleLayout, SamplePart, Transform
 from .sparse_rows import SparseField
 from .windows import WholeSegments
 

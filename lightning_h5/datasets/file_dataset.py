@@ -32,10 +32,9 @@ from .base import RawBatch, ReadCost
 from .buffers import Column
 from .field_readers import EncodedRows, RowsByPart, open_chunked_fields, read_each
 from .fields import Fields
-from .read_costs import ReadaheadHints, cost_of_files
+from .read_costs import ReadaheadHints, blocks_of, cost_of_files, rows_per_block
 from .row_table import HELD_BYTES, BatchRows, RowTable
 from .sample_layout import Transform
-from .table_blocks import blocks_of, rows_per_block
 from .table_dataset import TableDataset, column_of_samples
 
 __all__ = ["CACHE_BYTES", "FileDataset"]

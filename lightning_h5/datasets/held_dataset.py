@@ -26,10 +26,10 @@ from .base import RawBatch, ReadCost
 from .fields import Fields
 from .held_rows import HeldRows
 from .held_samples import HeldSamples
+from .read_costs import blocks_of
 from .row_table import RowTable
 from .sample_layout import Transform
 from .shard_loading import load_shards
-from .table_blocks import blocks_of
 from .table_dataset import TableDataset, rows_of_all
 
 __all__ = ["HeldDataset"]

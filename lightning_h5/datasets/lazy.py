@@ -13,11 +13,12 @@ from ..options import FileOptions, PatchOptions, SegmentOptions, TableOptions, W
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .catalog import Catalog
+from .collate import Collate
 from .fields import Decode, Fields, without_lacking
 from .file_dataset import CACHE_BYTES, FileDataset
 from .normalize import Normalize
 from .read_costs import chunk_cache
-from .sample_layout import Collate, Transform
+from .sample_layout import Transform
 from .segment_choice import SegmentChoice
 from .segment_fields import SampleKind, SampleOptions, Select
 from .segment_tables import table_of_samples

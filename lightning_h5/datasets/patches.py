@@ -28,9 +28,7 @@ NUMBER = 32  # bits of a patch's number in its volume, below the volume's
 BLOCK_BYTES = 32 << 20
 """Cells of a block take so much, at most: of large blocks few cells are decoded twice, of small ones many are mixed."""
 
-PATCHES_OF_BLOCK = 4
-"""A block of large patches has the cells of so many of them."""
-
+PATCHES_OF_BLOCK = 4  # a block of large patches has the cells of so many of them
 MAX_BLOCKS = 16  # along an axis, that are tried, besides blocks of one cell
 
 
@@ -255,8 +253,7 @@ class Patches:
 
     def shape_of(self, field: int) -> tuple[int, ...] | None:
         """Return the shape of a patch of a field; None for a field with one value for each segment."""
-        grid = self.volumes[0].grids[field]
-        return None if grid is None else grid.shape_of(self.options.sizes)
+        return None if (grid := self.volumes[0].grids[field]) is None else grid.shape_of(self.options.sizes)
 
     def among(self, segments: IntArray) -> Patches:
         """See ``Sampling.among``."""

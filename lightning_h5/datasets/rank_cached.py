@@ -17,11 +17,12 @@ from ..order import ShardMode, resolve_replica
 from ..sizes import parse_bytes
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .catalog import Catalog
+from .collate import Collate
 from .fields import Decode, Fields, without_lacking
 from .held_dataset import HeldDataset
 from .held_rows import checked_device
 from .normalize import Normalize
-from .sample_layout import Collate, Transform
+from .sample_layout import Transform
 from .segment_choice import SegmentChoice
 from .segment_fields import SampleKind, SampleOptions, Select
 from .segment_tables import table_of_samples

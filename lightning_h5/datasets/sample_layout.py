@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import default_collate
 
 from ..errors import H5ValueError, listing, named
 from ..hdf5 import FieldNames
 from ..types import Draws, IntArray
 from .buffers import BufferPool, Column, tensor_of
+from .collate import Collate, axis_length, collated, collated_samples, of_one
 from .multiply_add import Affine
 from .sparse_rows import SparseRows
 from .user_functions import add_note, asked_for, generators, note_rows
 
 __all__ = [
-    "Collate",
     "Describe",
     "FieldPlan",
     "SampleLayout",
@@ -30,11 +29,8 @@ __all__ = [
     "Transform",
     "as_tensor",
     "numpy_dtype_like",
-    "stacked",
 ]
 
-Collate: TypeAlias = Literal["stack", "pad", "list"]
-"""How tensors of the samples of a batch become one: of one shape, padded with zeros to the longest, or as a list."""
 
 Transform: TypeAlias = Callable[..., Any]
 """Takes a value; also ``rng`` (a NumPy generator) or ``generator`` (torch's), if it has such a parameter."""
@@ -200,7 +196,7 @@ class SamplePart:
         field, axis = length_of or (0, 0)
         if self.transform is None:
             lengths = [] if length_of is None else [axis_length(value, axis) for value in columns[field]]
-            return self.build([collated(_of_one(column, how), how, buffers) for column in columns]), lengths
+            return self.build([collated(of_one(column, how), how, buffers) for column in columns]), lengths
         if not len(rows):
             raise H5ValueError(
                 "an empty batch was requested, but the transform runs on single samples. Pass at least one row."
@@ -346,78 +342,3 @@ def numpy_dtype_like(dtype: torch.dtype | None, stored: np.dtype[Any]) -> np.dty
     # Torch rounds twice: to 32 bits, then to 16.
     is_same = wanted != np.float16 or stored in (np.float16, np.float32, np.uint8, np.int8, np.bool_)
     return wanted if is_same and np.can_cast(stored, wanted, "same_kind") else stored
-
-
-def collated(values: Any, how: Collate | None, buffers: BufferPool | None = None) -> Any:
-    """Return one field of a batch.
-
-    Args:
-        values: a tensor with an entry for each sample, or a list of these.
-        how: what becomes of the tensors of a list; None stacks them.
-        buffers: where memory for padded batches comes from; None allocates it.
-
-    Raises:
-        H5ValueError: tensors have several shapes, and are to be stacked.
-    """
-    if isinstance(values, torch.Tensor):
-        return list(values) if how == "list" else values
-    if how == "list" or not values or not all(isinstance(value, torch.Tensor) for value in values):
-        return values
-    shapes = list(dict.fromkeys(tuple(value.shape) for value in values))
-    if len(shapes) == 1:
-        return stacked(values)
-    if how != "pad" or len({len(shape) for shape in shapes}) > 1:
-        raise H5ValueError(
-            f"the samples of a batch have the shapes {', '.join(map(str, shapes[:3]))}{', ...' if shapes[3:] else ''}, "
-            "which cannot be stacked. Pass collate_fn='pad' (zeros up to the longest, and 'length') or 'list', or crop "
-            "samples to one shape in a transform."
-        )
-    shape = (len(values), *(max(sizes) for sizes in zip(*shapes, strict=True)))
-    if buffers is None or values[0].device.type != "cpu" or 0 in shape:
-        batch = values[0].new_empty(shape)
-    else:
-        batch = buffers.tensor(shape, values[0].dtype)
-    for place, value in zip(batch, values, strict=True):
-        place[tuple(map(slice, value.shape))] = value
-        for axis, size in enumerate(value.shape):  # what is beyond, each place once
-            place[(*map(slice, value.shape[:axis]), slice(size, None))] = 0
-    return batch
-
-
-def _of_one(column: Any, how: Collate | None) -> Any:
-    """Return the only sample that was read as a batch of one in the same memory: samples can be large."""
-    if how != "list" and isinstance(column, list) and len(column) == 1 and isinstance(column[0], torch.Tensor):
-        return column[0].unsqueeze(0)
-    return column
-
-
-def stacked(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return tensors of one shape as one; images with their channels last in memory as a batch of such."""
-    if values[0].ndim == 3 and not values[0].is_contiguous():
-        moved = [value.movedim(0, -1) for value in values]
-        if all(value.is_contiguous() for value in moved):
-            return torch.stack(moved).movedim(-1, 1)
-    return torch.stack(list(values))
-
-
-def collated_samples(samples: Sequence[Any], how: Collate | None, buffers: BufferPool | None = None) -> Any:
-    """Return a batch of samples, or of parts of samples, of any structure; see ``collated``."""
-    first = samples[0]
-    if how is None:
-        return default_collate(list(samples))
-    if isinstance(first, Mapping):
-        return {name: collated_samples([sample[name] for sample in samples], how, buffers) for name in first}
-    if isinstance(first, list) and all(isinstance(value, str) for sample in samples for value in sample):
-        return list(samples)  # text of each step
-    if isinstance(first, tuple | list):
-        return tuple(collated_samples(values, how, buffers) for values in zip(*samples, strict=True))
-    if isinstance(first, torch.Tensor):
-        return collated(list(samples), how, buffers)
-    return default_collate(list(samples))
-
-
-def axis_length(value: Any, axis: int) -> int:
-    """Return the length of an axis of a sample's tensor; of axis 0 if a transform took the axis away."""
-    if isinstance(value, torch.Tensor):
-        return value.shape[axis if axis < value.ndim else 0] if value.ndim else 1
-    return len(value) if hasattr(value, "__len__") else 1

@@ -8,15 +8,16 @@ from dataclasses import replace
 from ..errors import H5ValueError
 from ..hdf5 import OpenOptions
 from ..types import Paths
-from .catalog import Catalog, collector_paused
+from .catalog import Catalog
 from .cells import are_cells
+from .collate import Collate
 from .compatibility import WITHOUT_THEM, Asked, Skip, each_readable, refuse_other_files
 from .fields import Fields
+from .file_contents import collector_paused
 from .normalize import Normalize, normalized
 from .patch_tables import VolumeTable
 from .row_filters import NoRowPassesError
 from .row_table import RowTable
-from .sample_layout import Collate
 from .segment_builder import SegmentBuilder
 from .segment_choice import SegmentChoice, samples_that_pass, samples_with_lines, values_of_segments
 from .segment_fields import SampleOptions, fields_of

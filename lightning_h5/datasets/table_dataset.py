@@ -19,10 +19,11 @@ from ..readers import TaskQueue
 from ..types import IntArray
 from .base import RowDataset
 from .buffers import BufferPool, Column
+from .collate import stacked
 from .fields import Fields, checked_rows
 from .patches import Patches
 from .row_table import BatchRows, RowTable
-from .sample_layout import Transform, stacked
+from .sample_layout import Transform
 from .segments import FieldRows
 from .windows import WholeSegments, Windows
 

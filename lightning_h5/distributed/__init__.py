@@ -4,8 +4,7 @@ Ranks talk through the key-value store by which they found each other. Knows tor
 """
 
 from .exchange import Exchange, exchange
-from .once_per_node import OncePerNode, first_value
 from .process_group import own_store
-from .processes import are_near, this_process
+from .processes import OncePerNode, are_near, first_value, this_process
 
 __all__ = ["Exchange", "OncePerNode", "are_near", "exchange", "first_value", "own_store", "this_process"]

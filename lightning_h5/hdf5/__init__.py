@@ -10,7 +10,7 @@ from .describe import attribute_layout, column_layout, describe_array, filters_o
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
 from .encoded import Function, Image, Ragged, RowCodec, bytes_of, is_bytes, is_list
-from .handles import MAX_H5, HandlePool, OpenOptions, close_when_collected, drop_inherited, process_pool
+from .handles import MAX_H5, HandlePool, close_when_collected, drop_inherited, process_pool
 from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, pread_of, stat_of
 from .keys import (
     GROUP_WORDS,
@@ -31,6 +31,7 @@ from .layout_table import ArrayColumns, LayoutTable
 from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapped_rows
 from .metadata_index import MetadataIndex
 from .open import FAULTS, create_h5, open_h5, open_recorded, translate_h5py_errors
+from .open_files import OpenOptions
 from .paths import expand_paths, expand_user, file_number, name_objects
 from .references import holds_regions, is_matlab_text, is_references, referenced_arrays
 from .remote_file import opened, sampled_identity, size_of

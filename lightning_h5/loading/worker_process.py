@@ -1,4 +1,4 @@
-"""What a worker process does, the messages between it and the main process, and the messages about its end.
+"""What a worker process does, and the messages between it and the main process.
 
 Each worker has a socket of its own. torch has one pipe for all workers, and a lock for writing to it: a worker that is
 killed while it writes leaves the lock taken and half of a message behind, and the main process would wait for the other
@@ -8,7 +8,6 @@ its socket, which is seen at once. The end of the main process closes the socket
 
 from __future__ import annotations
 
-import errno
 import os
 import pickle
 import select
@@ -21,7 +20,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.reduction import ForkingPickler
-from pickle import PicklingError
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any
@@ -30,7 +28,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from ..datasets import RowDataset, WorkerFailure, WorkerMemory, naming_shared_memory, open_worker_buffers, start_worker
-from ..errors import listing, stop_iteration
+from ..errors import stop_iteration
 from ..staging import Address, use_network
 from ..types import BatchToken
 
@@ -38,15 +36,9 @@ __all__ = [
     "HEADER",
     "WorkerJob",
     "WorkerQueue",
-    "close_pipes_of_fork",
     "holding",
-    "resource_that_ran_out",
     "serve",
     "signals_for_trainer",
-    "unpicklable_arguments",
-    "what_it_was_loading",
-    "why_it_ended",
-    "why_it_was_killed",
 ]
 
 HEADER = struct.Struct("!QQ")  # header of each message: its size in bytes, and the number of its task
@@ -248,166 +240,3 @@ def _exit_with_trainer(connection: socket.socket) -> None:
 
 
 # Errors of workers that cannot be started, end or hang -------------------------------------------------------------
-
-MAX_ROWS = 8  # rows of a batch to list in a message
-
-_CAUSES: dict[int, str] = {
-    signal.SIGKILL: "by a user, or by the system for lack of memory (see `dmesg`; use fewer workers, or a smaller "
-    "cache_bytes)",
-    signal.SIGBUS: "memory behind a file is missing: /dev/shm is full, or a mapped file was truncated",
-    signal.SIGSEGV: "a library crashed: run `lightning-h5 check --sandbox` on the files, and check transforms with "
-    "native code",
-}
-
-
-def why_it_ended(worker: str, code: int | None, loading: str, *, has_begun: bool, method: str) -> str:
-    """Return the message about a worker that has ended.
-
-    Args:
-        worker: its name.
-        code: its exit code.
-        loading: what it was loading.
-        has_begun: whether it had begun a batch.
-        method: how workers start.
-    """
-    if code is None:
-        how = "broke its connection;"
-    elif code < 0:
-        name = signal.Signals(-code).name if -code in {s.value for s in signal.Signals} else f"signal {-code}"
-        how = f"was ended by {name}{f': {_CAUSES[-code]}' if -code in _CAUSES else ''};"
-    elif has_begun:
-        how = f"ended with exit code {code} (a library or a transform called exit);"
-    else:
-        guard = (
-            ""
-            if method == "fork"
-            else (
-                f" Workers that start by {method} import the script: put the code that trains under "
-                '`if __name__ == "__main__":` there.'
-            )
-        )
-        return (
-            f"{worker} ended with exit code {code} while it started; {loading} See its output above, and check "
-            f"workers.init_fn.{guard}"
-        )
-    return f"{worker} {how} {loading} The files are closed; start again to continue."
-
-
-def why_it_was_killed(worker: str, seconds: float, loading: str, *, has_begun: bool) -> str:
-    """Return the message about a worker that took too long.
-
-    Args:
-        worker: its name.
-        seconds: how long it was waited for.
-        loading: what it was loading.
-        has_begun: whether it had begun a batch.
-    """
-    if has_begun:
-        return (
-            f"{worker} returned no batch for {seconds:g} s (timeout) and was killed; {loading} The storage or a "
-            "transform hangs: check both, or raise timeout."
-        )
-    return (
-        f"{worker} has not started after {seconds:g} s and was killed; {loading} workers.init_fn or an import of the "
-        "worker hangs, or the machine is overloaded: check these, or use fewer workers."
-    )
-
-
-def what_it_was_loading(tokens: Sequence[BatchToken], dataset: RowDataset, begun: tuple[int, int] | None) -> str:
-    """Return which batch a worker was loading: the one that it began last, or what it would have begun next.
-
-    Args:
-        tokens: what it was asked for and has not returned, in order.
-        dataset: what it reads.
-        begun: epoch and step of the batch that it began last.
-    """
-    if not tokens:
-        return "it had nothing to load."
-    token = next((token for token in tokens if (token.epoch, token.step) >= (begun or (0, 0))), tokens[0])
-    rows = token.rows.tolist()
-    more = f" and {len(rows) - MAX_ROWS} more" if rows[MAX_ROWS:] else ""
-    files = dataset.files_of(token.rows)
-    where = f" of {listing(files, 3)}" if files else ""
-    return (
-        f"it was loading step {token.step} of epoch {token.epoch}, rows {', '.join(map(str, rows[:MAX_ROWS]))}{more}"
-        f"{where}."
-    )
-
-
-def unpicklable_arguments(loader: Any, method: str, error: BaseException) -> str | None:
-    """Return the message about the user's functions that cannot be pickled; None if it was another error.
-
-    Args:
-        loader: the loader of the workers.
-        method: how they start.
-        error: of starting them.
-    """
-    if method == "fork" or not isinstance(error, AttributeError | TypeError | PicklingError):
-        return None
-    sample_layout = loader.dataset.sample_layout
-    arguments = {
-        "transform": getattr(getattr(sample_layout, "x", None), "transform", None),
-        "target_transform": getattr(getattr(sample_layout, "y", None), "transform", None),
-        "batch_transform": loader.dataset.batch_transform,
-        "collate_fn": loader.collate_fn,
-        "workers.init_fn": loader.worker_init_fn,
-    }
-    names = [name for name, value in arguments.items() if not _is_picklable(value)]
-    if not names and not isinstance(error, PicklingError):
-        return None
-    return (
-        f"workers that start by {method} receive their arguments pickled, and {' and '.join(names) or 'an argument'} "
-        f"cannot be pickled: {error}. Define it at the top of a module, as a function or a class, not as a lambda; or "
-        "pass workers={'start_method': 'fork'}."
-    )
-
-
-def _is_picklable(value: Any) -> bool:
-    try:
-        ForkingPickler.dumps(value)
-    except Exception:
-        return False
-    return True
-
-
-_RAN_OUT = {
-    errno.EMFILE: "this process has no descriptors left ({}). Use fewer workers, or raise the limit: `ulimit -n 4096`.",
-    errno.ENFILE: "this machine has no descriptors left ({}). Use fewer workers.",
-    errno.EAGAIN: "the limit of processes is reached ({}). Use fewer workers, or raise the limit: `ulimit -u`, or "
-    "pids.max of the container.",
-    errno.ENOMEM: "there is no memory left ({}). Use fewer workers, or hold fewer rows in memory.",
-    errno.ENOSPC: "there is no space left for shared memory ({}). Make /dev/shm larger, or use fewer workers.",
-}
-
-
-def resource_that_ran_out(error: BaseException, n_workers: int) -> str | None:
-    """Return the message about what the system had no more of when workers were started; None if it was another error.
-
-    Args:
-        error: of starting them.
-        n_workers: how many.
-    """
-    number = error.errno if isinstance(error, OSError) else None
-    if isinstance(error, RuntimeError) and "start new thread" in str(error):
-        number = errno.EAGAIN
-    if isinstance(error, MemoryError):
-        number = errno.ENOMEM
-    if number not in _RAN_OUT:
-        return None
-    return f"{n_workers} workers were to be started, and {_RAN_OUT[number].format(error)}"
-
-
-def close_pipes_of_fork(error: BaseException) -> None:
-    """Close the pipes that ``multiprocessing`` opens and forgets if the system refuses to fork.
-
-    Args:
-        error: of starting a process.
-    """
-    at = error.__traceback__
-    while at is not None:
-        code, found = at.tb_frame.f_code, at.tb_frame.f_locals
-        if code.co_name == "_launch" and code.co_filename.endswith("popen_fork.py") and "code" in found:
-            for name in ("parent_r", "child_w", "child_r", "parent_w"):
-                with suppress(OSError, KeyError):
-                    os.close(found[name])
-        at = at.tb_next

@@ -27,23 +27,18 @@ from ..errors import H5Error, H5ValueError, H5WorkerError
 from ..staging import network_address
 from ..types import BatchToken
 from .prefetch import CLOSED
-from .worker_process import (
-    WorkerJob,
-    WorkerQueue,
+from .worker_failures import (
     close_pipes_of_fork,
-    holding,
     resource_that_ran_out,
-    serve,
-    signals_for_trainer,
     unpicklable_arguments,
     what_it_was_loading,
     why_it_ended,
     why_it_was_killed,
 )
+from .worker_process import WorkerJob, WorkerQueue, holding, serve, signals_for_trainer
 
 if TYPE_CHECKING:
     from .loader import H5DataLoader
-
 
 __all__ = ["WorkerBatches", "WorkerPool"]
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import H5ResumeError, H5ValueError, listing
 from .plan import OrderParameters, Segment, SourceOrder
@@ -17,7 +17,7 @@ from .plan import OrderParameters, Segment, SourceOrder
 if TYPE_CHECKING:
     from .samplers import PlanSampler
 
-__all__ = ["OtherShardsError", "Passes", "Position", "Progress", "is_position"]
+__all__ = ["EpochSource", "OtherShardsError", "Passes", "Position", "Progress", "is_position"]
 
 STATE_VERSION = 2
 MAX_SEGMENTS = 32
@@ -197,6 +197,29 @@ def _compare(state: Mapping[str, Any], order: OrderParameters, sampler: PlanSamp
 def _kind_of_order(mode: str, sampler: PlanSampler) -> str:
     """Return the mode; if the package chose it, one name for all that shuffle: it follows from memory and workers."""
     return "shuffled" if sampler.chooses and mode != "none" else mode
+
+
+class EpochSource(Protocol):
+    """What knows the epoch better than the sampler: a data module, from its trainer."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it has a trainer that trains."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as plain values."""
+        ...
+
+    def start_epoch(self, sampler: PlanSampler) -> int | None:
+        """Return the epoch of an iteration that starts now, and restore the sampler's position in it.
+
+        Return None if no trainer keeps them.
+
+        Raises:
+            H5ResumeError: a position was loaded and not applied.
+        """
+        ...
 
 
 @dataclass(eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DistributedSampler, SequentialSampler
@@ -14,37 +14,14 @@ from ..errors import H5ValueError
 from ..types import BatchToken, IntArray
 from .permutation import permutation
 from .plan import EpochPlan, EpochRecipe, EpochSequence, OrderParameters, evaluation_plan
-from .position import Position
+from .position import EpochSource, Position
 from .recipes import EachRowOnce, RowWeights, ShardRows
 from .shards import EvaluationBatches, RankShard, Replica, resolve_replica
 from .window import BlockTable
 
-__all__ = ["EpochShuffleSampler", "EpochSource", "PlanSampler", "ShardSampler"]
+__all__ = ["EpochShuffleSampler", "PlanSampler", "ShardSampler"]
 
 EPOCH_SHUFFLE = 9  # purpose of the random stream
-
-
-class EpochSource(Protocol):
-    """What knows the epoch better than the sampler: a data module, from its trainer."""
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether it has a trainer that trains."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position as plain values."""
-        ...
-
-    def start_epoch(self, sampler: PlanSampler) -> int | None:
-        """Return the epoch of an iteration that starts now, and restore the sampler's position in it.
-
-        Return None if no trainer keeps them.
-
-        Raises:
-            H5ResumeError: a position was loaded and not applied.
-        """
-        ...
 
 
 class PlanSampler(DistributedSampler[Any], SequentialSampler):

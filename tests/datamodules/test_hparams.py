@@ -21,7 +21,7 @@ from lightning_models import Recorder, quiet_trainer, together
 
 from lightning_h5 import CombinedHDF5DataModule, H5ValueError, LazyH5DataModule, RankCachedH5DataModule
 from lightning_h5.cli import main
-from lightning_h5.datamodules.arguments import plain_settings
+from lightning_h5.datamodules.settings import plain_settings
 
 ROWS = 24
 

@@ -19,7 +19,7 @@ from lightning_h5 import (
     PatchOptions,
     RankMemCachedH5Dataset,
 )
-from lightning_h5.datasets.table_blocks import blocks_of
+from lightning_h5.datasets.read_costs import blocks_of
 
 DTYPES = ["u1", "i2", "<f4", ">f4", "f8", "i8", "?", "c8"]
 GZIP = {"compression": "gzip", "shuffle": True}

@@ -11,7 +11,7 @@ from processes import run_ranks, values
 from lightning_h5 import CombinedHDF5DataModule, CombinedHDF5Dataset, H5ValueError
 from lightning_h5.datasets import selection
 from lightning_h5.datasets.selection import Selection
-from lightning_h5.distributed import OncePerNode, once_per_node
+from lightning_h5.distributed import OncePerNode, processes
 
 ROWS = 50
 
@@ -113,7 +113,7 @@ def test_each_rank_asks_its_own_function(files, tmp_path):
 def rank_whose_first_is_no_help(rank, files, how):
     counting = start(rank)
     if how == "slow":
-        once_per_node.NODE_PATIENCE = 0.2
+        processes.NODE_PATIENCE = 0.2
 
         def find(*arguments, **options):
             """Does not end before all ranks look for rows, however late one of them begins."""
@@ -131,7 +131,7 @@ def rank_whose_first_is_no_help(rank, files, how):
 
 def rank_that_takes_its_time(rank, files):
     counting = start(rank)
-    once_per_node.NODE_PATIENCE, once_per_node.NODE_PROGRESS = 1.0, 0.05
+    processes.NODE_PATIENCE, processes.NODE_PROGRESS = 1.0, 0.05
 
     def find(selection, counters, progress, **options):
         for _ in range(25):

@@ -31,7 +31,7 @@ from lightning_h5 import (
 from lightning_h5.cli.text import file_text
 from lightning_h5.hdf5 import process_pool
 from lightning_h5.hdf5.remote_file import RemoteFile
-from lightning_h5.staging import network, objects, policy, store_errors, stores
+from lightning_h5.staging import network, objects, policy, stores
 from lightning_h5.tools.index_file import write_index
 
 pytest.importorskip("obstore")
@@ -492,7 +492,7 @@ def test_credentials_are_nowhere(server, folder, x, staging, tmp_path):
     for folder_of_mirrors, _, names in os.walk(tmp_path / "mirrors"):
         for name in names:
             assert secret.encode() not in (tmp_path / folder_of_mirrors / name).read_bytes()
-    error = store_errors.explained("s3://b/k", options, RuntimeError(f"bad header {secret}"), "read", "few requests")
+    error = stores.explained("s3://b/k", options, RuntimeError(f"bad header {secret}"), "read", "few requests")
     assert secret not in str(error)
 
 
