@@ -359,7 +359,7 @@ MUTANTS = [
     ),
     Mutant(
         "an image of a mixed batch lies in memory that the next batch gets",
-        "datasets/file_dataset.py",
+        "datasets/field_readers.py",
         'rows[at] = rows[at].copy("K")',
         "pass",
         ("tests/datasets/test_encoded.py",),
@@ -393,6 +393,13 @@ MUTANTS = [
         LOOPS,
     ),
     Mutant(
+        "the end of a bitshuffled chunk is left out",
+        "readers/filters/compiled.py",
+        "out[whole + i] = data[at + i]",
+        "pass",
+        LOOPS,
+    ),
+    Mutant(
         "chunks with filters left out are decoded by compiled code",
         "readers/chunk_loader.py",
         "if self._loop is None or not self._is_plain(chunks):",
@@ -401,14 +408,14 @@ MUTANTS = [
     ),
     Mutant(
         "compiled LZF copies beyond the end",
-        "readers/filters/compiled.py",
+        "readers/filters/lzf.py",
         "n_out - LONGEST - WIDTH",
         "n_out - LITERAL",
         ("tests/readers/test_lzf.py",),
     ),
     Mutant(
         "compiled LZF copies sixteen bytes of a shorter repeat",
-        "readers/filters/compiled.py",
+        "readers/filters/lzf.py",
         "if back >= WIDTH and",
         "if back >= WIDTH - 1 and",
         ("tests/readers/test_lzf.py",),

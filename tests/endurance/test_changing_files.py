@@ -22,7 +22,7 @@ from lightning_h5 import (
     LazyH5DataModule,
     RankCachedH5DataModule,
 )
-from lightning_h5.datasets import catalog, row_table
+from lightning_h5.datasets import file_contents, row_table
 from lightning_h5.hdf5 import open_h5, process_pool
 
 ROWS, WIDTH, CHUNK, BATCH = 320, 1024, 16, 8  # of each of two files
@@ -349,7 +349,7 @@ def test_a_file_that_is_replaced_just_as_it_was_opened_is_refused_or_read_as_one
             os.replace(tmp_path / "moved.h5", path)
         return opened
 
-    monkeypatch.setattr(catalog, "open_h5", open_and_replace)
+    monkeypatch.setattr(file_contents, "open_h5", open_and_replace)
     module = LazyH5DataModule(
         path,
         x_key="x",
@@ -377,6 +377,6 @@ def test_a_file_that_is_another_one_only_while_setup_opens_it_is_refused(path, t
         os.replace(f"{path}.away", path)
         return opened
 
-    monkeypatch.setattr(catalog, "open_h5", open_another)
+    monkeypatch.setattr(file_contents, "open_h5", open_another)
     with pytest.raises(H5DataChangedError, match="was replaced by another file"):
         H5LazyDataset(path, "x")

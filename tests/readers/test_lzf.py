@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiers import examples
 
 from lightning_h5 import jit
-from lightning_h5.readers.filters.compiled import LONGEST, WIDTH, lzf_loop
+from lightning_h5.readers.filters.lzf import LONGEST, WIDTH, lzf_loop
 
 _LIBRARY = ctypes.CDLL(h5py.h5z.__file__)
 for _name in ("lzf_compress", "lzf_decompress"):

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lightning_h5.tools.repack as repack_module
-from lightning_h5.cli.verbs import _ends_at_signals
+from lightning_h5.cli.terminal import ends_at_signals
 from lightning_h5.errors import H5CorruptError, H5DataChangedError, H5FileError, H5KeyError, H5ValueError
 from lightning_h5.hdf5 import create_h5, open_h5
 from lightning_h5.order.permutation import permutation
@@ -946,7 +946,7 @@ def test_a_copy_that_is_broken_off_leaves_nothing(make_h5, tmp_path, number, cod
 
 @pytest.mark.parametrize(("number", "ends_with"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_a_signal_ends_a_verb_whatever_error_it_causes(number, ends_with):
-    @_ends_at_signals()
+    @ends_at_signals()
     def release():
         try:
             signal.raise_signal(number)
