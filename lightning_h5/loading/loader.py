@@ -154,9 +154,7 @@ class H5DataLoader(DataLoader[Any]):
 
     ``iter(loader)`` starts nothing; the first ``next()`` starts workers and asks for the epoch. That is after
     everything that Lightning restores or sets between the two. ``len(loader)`` is the length of a whole epoch,
-    also if an iteration continues in the middle of one.
-
-    Batches come collated, so ``batch_size`` stays None; shuffling is the sampler's.
+    also if an iteration continues in the middle of one. Batches come collated; shuffling is the sampler's.
 
     Iterations are independent, as torch's are without ``persistent_workers``: ``zip(loader, loader)`` yields the whole
     epoch twice, and a callback may look at ``next(iter(loader))`` during training. Persistent workers serve one

@@ -393,8 +393,7 @@ def _let_threads_leave_python() -> None:
     """Wait a moment before workers are forked if a thread of torch's may be inside the interpreter.
 
     Before Python 3.11.10 a fork at the instant when another thread enters or leaves the interpreter gives a child
-    that hangs forever (https://github.com/python/cpython/issues/112275; seen here with gloo, whose thread cleans up
-    after the collective of the step before). There is nothing to wait for but time.
+    that hangs forever (https://github.com/python/cpython/issues/112275; seen with gloo, whose thread cleans up late).
     """
     if sys.version_info < (3, 11, 10) and torch.distributed.is_available() and torch.distributed.is_initialized():
         sleep(0.05)
