@@ -254,9 +254,12 @@ class BlockSources(Sequence[BlockSource]):
         return len(self._layouts)
 
     def __getitem__(self, number: Any) -> Any:
-        if self._are_examples:
-            return self.examples[number]
         return _LaterSource(self, int(number), self.examples[self._layouts.kinds[number]])
+
+    @property
+    def each(self) -> Sequence[BlockSource]:
+        """The source of each array: a list if all are open, as those of different arrays are."""
+        return self.examples if self._are_examples else self
 
     def of_kinds(self, value: Callable[[BlockSource], int]) -> IntArray:
         """Return a number for each array that follows from its kind."""

@@ -73,7 +73,7 @@ class ChunkedReader:
         self.dtype, self.row_shape = first.dtype, first.row_shape
         more = f" and {len(layouts) - 1} more arrays" if len(layouts) > 1 else ""
         self._name = f"{first.key!r} in {first.path!r}{more}"
-        self._sources, self._work, self._counters = sources, work, counters
+        self._sources, self._work, self._counters = sources.each, work, counters
         self._is_staged = any(layout.guard.staging is not None for layout in layouts.examples)
         self.map = BlockMap(sources.grids, first_row)
         self._n_tasks = sources.of_kinds(lambda source: -(-source.n_parts // source.parts_together))

@@ -196,7 +196,7 @@ def test_layouts(run, tmp_path):
         assert (tmp_path / name).read_text() == (parts / name).read_text()
 
 
-MAX_PASSED = 24  # modules; the aim is 15
+MAX_PASSED = 23  # modules; the aim is 15
 
 
 @pytest.mark.wide
