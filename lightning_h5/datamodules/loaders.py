@@ -330,12 +330,13 @@ class MakesLoaders(RecordsSettings):
         self._log_mixing(order, dataset)
         is_of_patches = isinstance(dataset, TableDataset) and isinstance(dataset.table.sampling, Patches)
         chunks = "" if is_of_patches else ", or rewrite the file with fewer rows per chunk (lightning-h5 repack)"
+        workers = ", or use fewer workers" if self._options.num_workers > 1 else ""
         for each in order.sources or (order,):
             if each.mode == "window" and each.window < FEW_BLOCKS:
                 self._log_once(
                     f"shuffle.buffer={self._options.shuffle.buffer!r} mixes {_blocks(each.window)} at a time, so "
                     "neighboring rows of the file often share a batch. Raise shuffle.buffer to "
-                    f"'{-(-each.enough >> 20)} MiB' for {FEW_BLOCKS} or more, or use fewer workers{chunks}."
+                    f"'{-(-each.enough >> 20)} MiB' for {FEW_BLOCKS} or more{workers}{chunks}."
                 )
 
     def _log_mixing(self, order: Order, dataset: RowDataset) -> None:
