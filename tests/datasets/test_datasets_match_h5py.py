@@ -537,7 +537,7 @@ SOME_CASES = {
         pytest.param("fork", False, no_files_are_inherited, marks=pytest.mark.wide),
         pytest.param("fork", True, None, marks=pytest.mark.wide),
         pytest.param("forkserver", True, no_files_are_inherited, marks=pytest.mark.wide),
-        ("spawn", True, no_files_are_inherited),
+        pytest.param("spawn", True, no_files_are_inherited, marks=pytest.mark.wide),
     ],
 )
 def test_workers_of_a_plain_loader_read_what_h5py_reads(files, columns, start_method, is_used, worker_init_fn):

@@ -269,14 +269,14 @@ def warm(methods, files, folder):
 @pytest.mark.parametrize(
     ("numbers", "methods"),
     [
-        (range(8), ("fork",)),
+        (range(5), ("fork",)),
         pytest.param(
             range(20, 220),
             ("fork",) * 97 + ("forkserver",) * 2 + ("spawn",),
             marks=[pytest.mark.slow, pytest.mark.timeout(1800)],
         ),
     ],
-    ids=["8 runs", "200 runs"],
+    ids=["5 runs", "200 runs"],
 )
 def test_a_worker_that_meets_its_end_is_one_error_that_says_how_and_the_next_epoch_is_whole(
     files, tmp_path, numbers, methods

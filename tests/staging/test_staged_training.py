@@ -164,6 +164,7 @@ def read_shard(rank, path, folder):
     return seen, datamodule.datasets["train"].counters.total()
 
 
+@pytest.mark.wide
 def test_ranks_share_the_mirror(path, folder, tmp_path):
     (first, counted), (second, more) = values(run_ranks(read_shard, 2, tmp_path / "logs", path, folder))
     for a, b in zip(first, second, strict=True):
