@@ -10,7 +10,7 @@ import pytest
 import tqdm
 from factories import H5Factory
 from lightning_utilities.core.rank_zero import WarningCache
-from tiers import load_profile, spread
+from tiers import CASES, CASES_OF, load_profile, spread
 
 from lightning_h5.hdf5 import process_pool
 
@@ -48,8 +48,7 @@ def pytest_collection_modifyitems(items):
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
     for of_test in cases.values():
-        starts_processes = of_test[0].path.parent.name in ("distributed", "endurance")  # seconds each
-        for item in set(of_test) - set(spread(of_test, 2) if starts_processes else spread(of_test)):
+        for item in set(of_test) - set(spread(of_test, CASES_OF.get(of_test[0].path.parent.name, CASES))):
             item.add_marker("wide")
 
 

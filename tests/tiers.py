@@ -8,6 +8,8 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "few")
 SHARES = {"few": 0.2, "broad": 1.0, "thorough": 20.0}
 EXAMPLES = 100  # of a test that sets no number
 CASES = 5  # of a parametrized test
+CASES_OF = {"datamodules": 3, "staging": 3, "traps": 3, "distributed": 2, "endurance": 2}
+"""Of tests of some folders, which train, start servers or start processes."""
 
 
 def examples(n):
