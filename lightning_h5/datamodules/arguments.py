@@ -107,9 +107,6 @@ class SampleArguments:
         check_choice(self.sample, "sample", (None, "row", "window", "segment"))
 
 
-"""Fields of settings that may hold credentials, which no checkpoint or log may have."""
-
-
 def picked(kind: type[T], given: Mapping[str, Any]) -> T:
     """Return a bundle of arguments, from a constructor's by name; those that the bundle does not have are ignored.
 

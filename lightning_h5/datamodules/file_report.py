@@ -13,7 +13,6 @@ from ..staging import ensure_folder, why_not_staged
 
 __all__ = ["staging_report"]
 
-
 SMALL_CHUNK, MANY_CHUNKS = 64 << 10, 1000
 """Of an object, a request for fewer bytes than these takes as long as for these; noted from so many chunks on."""
 

@@ -25,14 +25,10 @@ from ..sizes import whole
 
 __all__ = ["RecordsSettings", "plain_settings"]
 
-
 MAX_LETTERS = 4096  # per setting as JSON: thousands of file names would bloat every checkpoint and log
-
-
 NOT_STORED = "not stored: "
-
-
 SECRETS = {"storage_options"}
+"""Fields of settings that may hold credentials, which no checkpoint or log may have."""
 
 
 class RecordsSettings(LightningDataModule):
@@ -200,6 +196,7 @@ _CONVERSIONS: tuple[tuple[Any, Any], ...] = (
     (bytes, lambda value: NOT_STORED + _length(value)),
     (Sequence, lambda value: [_plain(each) for each in value]),
 )
+"""What becomes of a value of each kind; the first kind that fits counts."""
 
 
 def _name_of(value: Any) -> str:

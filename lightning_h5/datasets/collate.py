@@ -13,7 +13,6 @@ from .buffers import BufferPool
 
 __all__ = ["Collate", "axis_length", "collated", "collated_samples", "of_one", "stacked"]
 
-
 Collate: TypeAlias = Literal["stack", "pad", "list"]
 """How tensors of the samples of a batch become one: of one shape, padded with zeros to the longest, or as a list."""
 

@@ -128,6 +128,7 @@ class StagedFile:
 
 
 FileKey: TypeAlias = tuple[str, OpenOptions | StagingOptions | None]
+"""A file, and how it is opened: through the HDF5 library, by a descriptor (None), or with a mirror."""
 
 
 def open_file(key: FileKey, guard: ChangeGuard) -> H5Handle | Descriptor | StagedFile:

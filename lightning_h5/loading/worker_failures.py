@@ -24,6 +24,7 @@ __all__ = [
     "why_it_was_killed",
 ]
 
+MAX_ROWS = 8  # rows of a batch to list in a message
 
 _CAUSES: dict[int, str] = {
     signal.SIGKILL: "by a user, or by the system for lack of memory (see `dmesg`; use fewer workers, or a smaller "
@@ -32,9 +33,6 @@ _CAUSES: dict[int, str] = {
     signal.SIGSEGV: "a library crashed: run `lightning-h5 check --sandbox` on the files, and check transforms with "
     "native code",
 }
-
-
-MAX_ROWS = 8  # rows of a batch to list in a message
 
 
 def why_it_ended(worker: str, code: int | None, loading: str, *, has_begun: bool, method: str) -> str:

@@ -21,7 +21,6 @@ from .pipeline import Bytes
 
 __all__ = ["lzf_loop"]
 
-
 LONGEST = 264  # maximum bytes of a repeat
 LITERAL = 32  # maximum bytes of a literal run
 WIDTH = 16  # bytes copied at once
