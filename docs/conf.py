@@ -63,6 +63,7 @@ nitpick_ignore_regex = [
     ("py:class", "CountReads"),
     ("py:class", "Decode"),
     ("py:class", "Decoding"),
+    ("py:class", "HeldDataset"),
     ("py:class", "Categories"),
     ("py:class", r"(.*\.)?Codec"),
     ("py:class", r"(.*\.)?SparseField"),
