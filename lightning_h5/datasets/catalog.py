@@ -12,13 +12,7 @@ import numpy.typing as npt
 
 from ..distributed import first_value
 from ..errors import H5Error, H5FileError, H5KeyError, H5ValueError
-from ..hdf5 import (
-    AlikeArrays,
-    ArrayLayout,
-    ChangeGuard,
-    OpenOptions,
-    expand_paths,
-)
+from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions, expand_paths
 from ..options import FileOptions, StagingOptions
 from ..order import resolve_replica
 from ..progress_bar import with_bar

@@ -64,7 +64,7 @@ def open_chunked_fields(
     row_bytes = [array.row_bytes for array in kinds[0]] if kinds else []
     for field in set(chunked) & of_segments:  # the others have several rows in a sample
         row_bytes[field] = max(1, row_bytes[field] * table.n_segments // max(1, table.n_rows))
-    total = sum(row_bytes[field] for field in chunked)
+    total, rows_per_run = sum(row_bytes[field] for field in chunked), rows_per_block(table)
 
     def rows_used(field: int) -> IntArray | None:
         if sampling is None:
@@ -76,7 +76,7 @@ def open_chunked_fields(
         field: open_chunked(
             table.layouts.of_field(field),
             options,
-            rows_per_run=rows_per_block(table),
+            rows_per_run=rows_per_run,
             n_bytes=n_bytes * row_bytes[field] // total,
             work=work,
             counters=counters,

@@ -1,4 +1,4 @@
-"""Blocks of the rows of a table, what reading them costs, how often an epoch does it, and hints about rows to come.
+"""Blocks of the rows of a table, what reading them costs, how often an epoch reads each, and hints about rows to come.
 
 Also how much memory HDF5's own cache may take.
 """
@@ -32,13 +32,12 @@ __all__ = [
     "unit_rows",
 ]
 
-
 UNIT_CHUNKS = 20
 """Chunks of a unit for each chunk that samples of two units share: a twentieth is decoded twice, at most."""
 
 
 def rows_per_block(table: RowTable) -> IntArray:
-    """For each file, or part, the rows of its blocks; the last one may have fewer."""
+    """Return for each file, or part, the rows of its blocks; the last one may have fewer."""
     return table.layouts.of_kinds(lambda arrays: _rows_per_block(arrays, table.held))
 
 
@@ -113,7 +112,7 @@ def _unit_bounds(table: RowTable, *, of_all_fields: bool) -> IntArray:
 
 
 def unit_rows(table: RowTable) -> IntArray:
-    """For each part, the rows that the samples of a block are around.
+    """Return for each part the rows that the samples of a block are around.
 
     Samples share chunks with those of the next block, so a block is so many chunks long that few are decoded twice.
     """

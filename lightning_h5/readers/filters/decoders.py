@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ...hdf5 import Filter
 from .blosc2 import check_frame, check_memory
-from .native import BITSHUFFLE, GZIP, LZ4, LZF, ZSTD, bitshuffle_options
+from .native import BITSHUFFLE, GZIP, HEADER, LZ4, LZF, ZSTD, bitshuffle_options, blocks
 from .pipeline import FLETCHER32, SHUFFLE, Bytes, Checksum, Decoder, ensure_same_size, register
 
 __all__ = ["fletcher32", "shuffled"]
@@ -104,9 +104,8 @@ def _with_blosc2(step: Filter, itemsize: int) -> Decoder:
 
 @register(LZ4)
 def _with_lz4(step: Filter, itemsize: int) -> Decoder:
-    """Return a decoder of HDF5's filter LZ4: a length, the size of a block, and the blocks, each with its own size."""
     function = importlib.import_module("imagecodecs").lz4_decode
-    return lambda data, out: _blocks(data, out, int.from_bytes(data[8:12].tobytes(), "big"), function)
+    return lambda data, out: _decode_blocks(data, out, function)
 
 
 @register(BITSHUFFLE)
@@ -120,9 +119,8 @@ def _with_bitshuffle(step: Filter, itemsize: int) -> Decoder:
         n = block
         if unpack is not None:
             bits = np.empty_like(out)
-            n_bytes = int.from_bytes(data[8:12].tobytes(), "big")
-            _blocks(data, bits, n_bytes, unpack, multiple=8 * size)
-            data, n = bits, n_bytes // size
+            _decode_blocks(data, bits, unpack, multiple=8 * size)
+            data, n = bits, int.from_bytes(data[8:HEADER].tobytes(), "big") // size
         # With an ndarray it would take the item size from the dtype.
         done = imagecodecs.bitshuffle_decode(data.tobytes(), itemsize=size, blocksize=n, out=out)
         _all_of(len(np.atleast_1d(done)), out)
@@ -165,22 +163,15 @@ def shuffled(step: Filter, itemsize: int) -> int:
     return step.options[0] if step.options else itemsize
 
 
-def _blocks(data: Bytes, out: Bytes, block: int, function: Any, multiple: int = 1) -> None:
-    """Decode blocks after a header of 12 bytes, each after its size; a remainder at the end is not compressed."""
-    if block < 1:
-        raise ValueError(f"its header declares blocks of {block} bytes")
-    at, start = 12, 0
-    whole = len(out) // multiple * multiple
-    while start < whole:
-        stop = min(start + block, whole)
-        size = int.from_bytes(data[at : at + 4].tobytes(), "big")
-        packed = data[at + 4 : at + 4 + size]
-        if size == stop - start and multiple == 1:  # LZ4 stores incompressible blocks as they are
-            out[start:stop] = packed
+def _decode_blocks(data: Bytes, out: Bytes, function: Any, multiple: int = 1) -> None:
+    """Decode a chunk of blocks; LZ4 stores those that do not shrink as they are, bitshuffle the remainder."""
+    read = lambda at, n_bytes: data[at : at + n_bytes].tobytes()  # noqa: E731
+    for at, size, start, length in blocks(read, len(data), len(out), multiple):
+        packed, place = data[at : at + size], out[start : start + length]
+        if size == length and (multiple == 1 or length < multiple):
+            place[...] = packed
         else:
-            _all_of(len(function(packed, out=out[start:stop])), out[start:stop])
-        at, start = at + 4 + size, stop
-    out[whole:] = data[at : at + len(out) - whole]
+            _all_of(len(function(packed, out=place)), place)
 
 
 def _fill(out: Bytes, decoded: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from ...hdf5 import Filter
 from .pipeline import NativeDecoder, register
 
-__all__ = ["BITSHUFFLE", "GZIP", "HEADER", "LZ4", "LZF", "ZSTD", "bitshuffle_options"]
+__all__ = ["BITSHUFFLE", "GZIP", "HEADER", "LZ4", "LZF", "ZSTD", "bitshuffle_options", "blocks"]
 
 GZIP, LZF, LZ4, BITSHUFFLE, ZSTD = 1, 32000, 32004, 32008, 32015
 HEADER = 12  # bytes before the blocks of LZ4 and bitshuffle: the decoded bytes, and those of a block
@@ -143,7 +143,7 @@ def _lz4() -> NativeDecoder:
     unpack, place = _function(_plugin("lz4"), "LZ4_decompress_safe", [_POINTER, _POINTER, _INT, _INT], _INT)
 
     def decode(nothing: int, data: int, n_data: int, out: int, n_out: int) -> None:
-        for stored, n_stored, start, length in _blocks(data, n_data, n_out, multiple=1):
+        for stored, n_stored, start, length in _blocks_at(data, n_data, n_out, multiple=1):
             if n_stored == length:  # LZ4 stores blocks that do not shrink as they are
                 ctypes.memmove(out + start, stored, length)
             elif (n_bytes := unpack(stored, out + start, n_stored, length)) != length:
@@ -173,23 +173,23 @@ def _with_bitshuffle(step: Filter, itemsize: int) -> NativeDecoder:
 @cache
 def _bitshuffle(size: int, *, is_zstd: bool) -> NativeDecoder:
     library = _plugin("bshuf")
-    sort, place = _function(library, "bshuf_bitunshuffle", [_POINTER, _POINTER, _SIZE, _SIZE, _SIZE], ctypes.c_int64)
+    sort, of_sort = _function(library, "bshuf_bitunshuffle", [_POINTER, _POINTER, _SIZE, _SIZE, _SIZE], ctypes.c_int64)
     zstd, of_zstd, new_state = _zstd_functions(library)
     lz4, of_lz4 = _function(library, "LZ4_decompress_safe", [_POINTER, _POINTER, _INT, _INT], _INT)
 
     def decode(own: int, data: int, n_data: int, out: int, n_out: int) -> None:
-        for stored, n_stored, start, length in _blocks(data, n_data, n_out, multiple=8 * size):
+        for stored, n_stored, start, length in _blocks_at(data, n_data, n_out, multiple=8 * size):
             if n_stored == length < 8 * size:  # the remainder
                 ctypes.memmove(out + start, stored, length)
                 continue
             bits = ctypes.create_string_buffer(length)
-            place = ctypes.addressof(bits)
-            n = zstd(own, place, length, stored, n_stored) if is_zstd else lz4(stored, place, n_stored, length)
+            n = zstd(own, bits, length, stored, n_stored) if is_zstd else lz4(stored, bits, n_stored, length)
             if n != length:
                 raise ValueError(_other_size(n, length))
-            sort(bits, out + start, length // size, size, length // size)
+            if sort(bits, out + start, length // size, size, length // size) != length:
+                raise MemoryError("bitshuffle cannot allocate memory")
 
-    functions = (of_zstd if is_zstd else of_lz4, place)
+    functions = (of_zstd if is_zstd else of_lz4, of_sort)
     made = new_state if is_zstd else int
     return NativeDecoder("bitshuffle", _in_turn(decode), functions, (size, int(is_zstd)), made)
 
@@ -206,20 +206,31 @@ def _in_turn(decode: Callable[..., None]) -> Callable[[int, Iterable[_Call]], tu
     return each
 
 
-def _blocks(data: int, n_data: int, n_out: int, multiple: int) -> Iterator[_Call]:
-    """Yield for each block where it is stored, its bytes, where it begins among the decoded bytes, and how many it has.
+def blocks(
+    read: Callable[[int, int], bytes], n_data: int, n_out: int, multiple: int = 1
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield for each block of a chunk where it is stored, its bytes, where it begins decoded, and its decoded bytes.
 
     After a header, each block is stored with its size. What is left of a multiple is at the end as it is.
+
+    Args:
+        read: returns bytes of the stored chunk, from a position on.
+        n_data: bytes of the stored chunk.
+        n_out: bytes of the decoded chunk.
+        multiple: bytes that each block has a multiple of.
+
+    Raises:
+        ValueError: header or sizes do not fit the chunk.
     """
 
     def number(at: int, n_bytes: int) -> int:
         if at + n_bytes > n_data:
             raise ValueError(f"it ends after {n_data:,} bytes, within a block")
-        return int.from_bytes(ctypes.string_at(data + at, n_bytes), "big")
+        return int.from_bytes(read(at, n_bytes), "big")
 
     declared, block = number(0, 8), number(8, 4)
     if declared != n_out:
-        raise ValueError(f"it decodes to {declared:,} bytes, not {n_out:,}")
+        raise ValueError(_other_size(declared, n_out))
     if block < 1 or block % multiple:
         raise ValueError(f"its header declares blocks of {block:,} bytes")
     at, whole = HEADER, n_out // multiple * multiple
@@ -227,12 +238,19 @@ def _blocks(data: int, n_data: int, n_out: int, multiple: int) -> Iterator[_Call
         size = number(at, 4)
         if size > n_data - at - 4:
             raise ValueError(f"it ends after {n_data:,} bytes, within a block")
-        yield data + at + 4, size, start, min(block, whole - start)
+        yield at + 4, size, start, min(block, whole - start)
         at += 4 + size
     if n_out - whole > n_data - at:
         raise ValueError(f"it ends after {n_data:,} bytes, within a block")
     if whole < n_out:
-        yield data + at, n_out - whole, whole, n_out - whole
+        yield at, n_out - whole, whole, n_out - whole
+
+
+def _blocks_at(data: int, n_data: int, n_out: int, multiple: int) -> Iterator[_Call]:
+    """Yield the same for a chunk at an address: the first number is an address, too."""
+    read = lambda at, n_bytes: ctypes.string_at(data + at, n_bytes)  # noqa: E731
+    for at, size, start, length in blocks(read, n_data, n_out, multiple):
+        yield data + at, size, start, length
 
 
 def _other_size(n_bytes: int, expected: int) -> str:
