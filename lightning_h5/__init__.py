@@ -37,6 +37,16 @@ if TYPE_CHECKING:
         get_optimal_num_workers,
         set_reproducible_training,
     )
+    from .metrics import (
+        CacheHitRate,
+        CacheMib,
+        DecodedMibPerSecond,
+        LoaderMetrics,
+        ReadMibPerSecond,
+        SamplesPerSecond,
+        WaitFraction,
+        WaitMs,
+    )
     from .options import (
         DistributedOptions,
         FileOptions,
@@ -89,6 +99,16 @@ _HOMES = {
         "get_optimal_num_workers",
         "set_reproducible_training",
     ),
+    "metrics": (
+        "CacheHitRate",
+        "CacheMib",
+        "DecodedMibPerSecond",
+        "LoaderMetrics",
+        "ReadMibPerSecond",
+        "SamplesPerSecond",
+        "WaitFraction",
+        "WaitMs",
+    ),
     "options": (
         "DistributedOptions",
         "FileOptions",
@@ -116,8 +136,11 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "CacheHitRate",
+    "CacheMib",
     "CombinedHDF5DataModule",
     "CombinedHDF5Dataset",
+    "DecodedMibPerSecond",
     "DistributedOptions",
     "EpochShuffleSampler",
     "FileOptions",
@@ -133,12 +156,15 @@ __all__ = [
     "H5ValueError",
     "H5WorkerError",
     "LazyH5DataModule",
+    "LoaderMetrics",
     "MemoryOptions",
     "MixtureOptions",
     "PatchOptions",
     "RankCachedH5DataModule",
     "RankMemCachedH5Dataset",
+    "ReadMibPerSecond",
     "RowCacheOptions",
+    "SamplesPerSecond",
     "SaveOnPreemption",
     "SegmentOptions",
     "SetEpochCallback",
@@ -146,6 +172,8 @@ __all__ = [
     "SplitOptions",
     "StagingOptions",
     "TableOptions",
+    "WaitFraction",
+    "WaitMs",
     "WeightOptions",
     "WindowOptions",
     "WorkerOptions",

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torch.utils._pytree import tree_leaves  # Lightning finds loaders with it, too
+
 from .errors import H5ValueError
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ __all__ = [
     "is_logging_step",
     "logged_step",
     "models_of_the_other_package",
+    "passed_loaders",
     "rank_zero_info",
     "rank_zero_only",
     "rank_zero_warn",
@@ -105,6 +108,14 @@ def training_loaders(trainer: Any) -> list[Any]:
     """Return the loaders that a trainer trains on, as a flat list; ``trainer.train_dataloader`` has them as given."""
     combined = trainer.fit_loop._combined_loader
     return [] if combined is None else list(combined.flattened)
+
+
+def passed_loaders(trainer: Any) -> list[Any]:
+    """Return, as a flat list, the loaders that were passed to the trainer's methods rather than made by a module."""
+    fit = trainer.fit_loop
+    loops = (fit, fit.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop, trainer.predict_loop)
+    sources = [loop._data_source.instance for loop in loops]
+    return tree_leaves([source for source in sources if not hasattr(source, "prepare_data")])
 
 
 # The step that Lightning logs counts batches that end with an optimizer step. It has no public name: Lightning's own

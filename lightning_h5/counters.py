@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from mmap import mmap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["COUNTED", "Counters", "RequestTimes", "WaitTimes", "worker_number"]
+__all__ = ["COUNTED", "FORKED_WORKERS", "Counters", "RequestTimes", "WaitTimes", "worker_number"]
 
 COUNTED = (
     "rows",
@@ -38,10 +39,12 @@ COUNTED = (
     "origin_seconds",
     "mirror_bytes",
     "missed_bytes",
+    "direct_rows",
+    "direct_batches",
     "kept_bytes",
 )
-"""Rows and batches delivered; bytes read from files, their decoded bytes, and decoded chunks; blocks that batches were
-copied from, and those that had to be loaded; hits and misses of the cache of rows.
+"""Rows and batches delivered by loaders of this package; bytes read from files, their decoded bytes, and decoded
+chunks; blocks that batches were copied from, and those that had to be loaded; hits and misses of the cache of rows.
 
 Seconds: the time of ``next()`` in the main process, and its part in the first batch of each epoch; and, summed over all
 threads and workers, the time of reading files, decoding, the HDF5 library, and transforms with collating.
@@ -49,8 +52,13 @@ threads and workers, the time of reading files, decoding, the HDF5 library, and 
 Of files that are staged: requests to their origin, the bytes that these fetched, and the seconds that readers waited
 for them, which are a part of ``read_seconds``; bytes that readers got from a mirror, and those that it did not have.
 
+``direct_rows`` and ``direct_batches`` were read by indexing a dataset, as torch's own ``DataLoader`` does.
+
 ``kept_bytes`` is not summed over time: bytes of rows that workers keep in memory now."""
 
+
+FORKED_WORKERS = 32
+"""Workers of torch's own loaders that a dataset can count: no one says how many there are before they are forked."""
 
 MAX_STEPS = 1 << 32  # per epoch; a float64 holds two million such epochs exactly
 
@@ -126,13 +134,17 @@ class Counters:
 
     Args:
         more: names of additional counters.
+        n_workers: workers that may be forked before ``share`` is called; more of them share a row, in which counts of
+            one may overwrite those of another.
     """
 
-    def __init__(self, more: tuple[str, ...] = ()) -> None:
+    def __init__(self, more: tuple[str, ...] = (), n_workers: int = 0) -> None:
         self.names = (*COUNTED, *more)
         self._places = {name: at for at, name in enumerate(self.names)}
         # After the names come the times of requests by class; the last column is the batch in progress.
-        self._block: npt.NDArray[np.float64] = np.zeros((1, len(self.names) + RequestTimes.N_CLASSES + 1))
+        shape = n_workers + 1, len(self.names) + RequestTimes.N_CLASSES + 1
+        memory = mmap(-1, 8 * shape[0] * shape[1]) if n_workers else bytearray(8 * shape[1])
+        self._block: npt.NDArray[np.float64] = np.frombuffer(memory).reshape(shape)
         self._shared: torch.Tensor | None = None  # the same memory, if shared with other processes
         self._lock = threading.Lock()
         self._own: memoryview[float] | None = None

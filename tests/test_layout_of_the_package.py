@@ -32,7 +32,8 @@ MAY_IMPORT = {
     "datasets": LEAVES | {"options", "hdf5", "readers", "order", "distributed"},
     "loading": LEAVES | {"options", "staging", "hdf5", "readers", "order", "distributed", "datasets"},
 }
-MAY_IMPORT["callbacks"] = MAY_IMPORT["loading"] | {"loading", "_lightning"}
+MAY_IMPORT["metrics"] = MAY_IMPORT["loading"] | {"loading"}
+MAY_IMPORT["callbacks"] = MAY_IMPORT["metrics"] | {"metrics", "_lightning"}
 MAY_IMPORT["datamodules"] = MAY_IMPORT["callbacks"] | {"callbacks", "staging"}
 # Work on files, without Lightning; only `bench` imports the data modules, when it measures them.
 MAY_IMPORT["tools"] = MAY_IMPORT["datamodules"] | {"datamodules"}

@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.utils._pytree import tree_leaves  # Lightning finds loaders with it, too
 
-from .._lightning import Callback, LightningModule, Trainer, drop_logged, is_logging_step, logged_step
+from .._lightning import Callback, LightningModule, Trainer, drop_logged, is_logging_step, logged_step, passed_loaders
 from ..datasets.file_dataset import FileDataset
 from ..errors import H5ValueError
 from ..loading import H5DataLoader, what_limits
+from ..metrics import Loader, LoaderMetrics, datasets_of
 from ..options.base import check_whole
 from ..readers import usable_cores
-from .metrics import Meter, TransferTimer, difference, figures_of, over_ranks, shares_of, table_of
+from .meters import Meter, StageTotals, TransferTimer, expected_shares, over_ranks
+from .summary_table import table_of
 
 __all__ = ["H5StatsMonitor"]
 
@@ -30,7 +32,12 @@ class H5StatsMonitor(Callback):
 
     The data modules of this package insert it themselves; pass one to set its options. It works without a
     logger (then the table alone), and with any number of them. Sums are exact and taken over all ranks, except
-    in prediction, in which ranks may have no rows: there rank 0 shows its own.
+    in prediction, in which ranks may have no rows: there rank 0 shows its own. The figures are those of
+    :class:`lightning_h5.metrics.LoaderMetrics`.
+
+    Under torch's own ``DataLoader`` over a dataset of this package, rows and bytes are counted, but waiting is not
+    measured and its figures are left out. Of a stage whose loaders read no dataset of this package nothing is
+    logged, which is said once.
 
     Logged each ``log_every_n_steps`` optimizer steps, over the time since the last log, and for each epoch with the
     suffix ``_epoch``. Steps have the numbers that Lightning logs, and if Lightning logs at the same step the values
@@ -97,8 +104,14 @@ class H5StatsMonitor(Callback):
         self._training: list[H5DataLoader] = []  # loaders of this epoch
         self._transfer: TransferTimer | None = None
         self._logged: tuple[str, ...] = ()  # names that the previous batch logged
+        self._before = StageTotals()  # what datasets had counted before a method of the trainer
+        self._has_explained = False  # why a stage has no figures
 
     # Training ------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Note what the datasets of loaders that were passed to the trainer have counted before."""
+        self._before = StageTotals(*[loader for loader in passed_loaders(trainer) if datasets_of(loader)])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget earlier figures, so that a second fit does not show the first one's."""
@@ -107,13 +120,13 @@ class H5StatsMonitor(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock; not at the epoch's start, which is not called if an epoch resumes in its middle."""
         self._begin("train", trainer)
-        self._training = _loaders(trainer, "train")
+        self._training = _own_loaders(trainer)
         if self._transfer is None and trainer.strategy.root_device.type != "cpu":
             self._transfer = TransferTimer(trainer.strategy)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the epoch's loaders, which may be new ones."""
-        self._training = _loaders(trainer, "train")
+        self._training = _own_loaders(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Report a batch that was waited for too long."""
@@ -141,11 +154,11 @@ class H5StatsMonitor(Callback):
         drop_logged(trainer, "on_train_batch_end", self._logged)
         self._logged = ()
         every = self.log_every_n_steps or getattr(trainer, "log_every_n_steps", 50)  # not declared by Lightning
-        if not every or not is_logging_step(trainer, every):  # the same on all ranks, which synchronize in `_lap`
+        # Both are the same on all ranks, which synchronize in `_figures`.
+        if "train" not in self._meters or not every or not is_logging_step(trainer, every):
             return
-        step, meter = logged_step(trainer), self._meters["train"]
-        figures, meter.at_lap = self._lap(trainer, meter, meter.at_lap)
-        named = self._named(figures)
+        step = logged_step(trainer)
+        named = self._named(self._figures(trainer, self._meters["train"].by_step))
         shown = {self.prefix + name for name in IN_PROGRESS_BAR if self.progress_bar}
         for name, value in named.items():  # the same on all ranks by now
             pl_module.log(name, value, prog_bar=name in shown, logger=bool(trainer.loggers), on_step=True, batch_size=1)
@@ -159,8 +172,9 @@ class H5StatsMonitor(Callback):
         # A progress bar on rank 0 reads the logged values in this hook, before or after this callback, which reduces
         # them over all ranks. So all ranks read them here, in the same collective.
         _ = trainer.progress_bar_metrics
-        meter = self._meters["train"]
-        figures, meter.at_epoch = self._lap(trainer, meter, meter.at_epoch)
+        if "train" not in self._meters:
+            return
+        figures = self._figures(trainer, self._meters["train"].by_epoch)
         # The value is already the same on all ranks, but Lightning wants `sync_dist`, and reduces again when the value
         # is read. All ranks read it here, before any of them starts another collective.
         for name, value in self._named(figures).items():
@@ -184,7 +198,8 @@ class H5StatsMonitor(Callback):
         """Start the training clock again; print the table if nothing trains."""
         if trainer.sanity_checking:
             return
-        self._meters["validate"].stop()
+        if "validate" in self._meters:
+            self._meters["validate"].stop()
         if "train" in self._meters and trainer.state.fn == "fit":
             self._meters["train"].start()
         else:
@@ -220,24 +235,32 @@ class H5StatsMonitor(Callback):
     # Parts ---------------------------------------------------------------------------------------------------
 
     def _begin(self, stage: str, trainer: Trainer) -> None:
+        loaders = _loaders(trainer, stage)
         if stage not in self._meters:
-            self._meters[stage] = Meter.of(_loaders(trainer, stage))
+            if not loaders:
+                self._explain(stage, trainer)
+                return
+            self._meters[stage] = Meter(loaders, self._before, has_collectives=trainer.world_size > 1)
         self._meters[stage].start()
 
-    def _lap(
-        self, trainer: Trainer, meter: Meter, mark: Mapping[str, float]
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Return figures since a mark, over all ranks; and the next mark."""
-        loaders = _loaders(trainer, "train")
+    def _explain(self, stage: str, trainer: Trainer) -> None:
+        """Say once why a stage has no figures."""
+        if not self._has_explained and trainer.is_global_zero:
+            self._has_explained = True
+            logger.warning(
+                "H5StatsMonitor logs no figures of %r: none of its loaders reads a dataset of lightning_h5. Use a data "
+                "module or create_optimized_dataloader, or remove the callback.",
+                stage,
+            )
+
+    def _figures(self, trainer: Trainer, metric: LoaderMetrics) -> dict[str, float]:
+        """Return the figures of training since the last call for this metric, over all ranks."""
+        meter, loaders = self._meters["train"], _loaders(trainer, "train")
         if self._transfer is not None:
-            meter.transfer_seconds = self._transfer.seconds()
-        now = meter.now(loaders)
-        amounts = difference(mark, now, loaders)
-        amounts, _ = over_ranks(amounts, trainer.strategy.root_device, own=trainer.world_size == 1)
-        figures = figures_of(amounts, trainer.world_size) | shares_of(amounts, loaders)
-        if self._transfer is not None:
-            figures["transfer_ms"] = 1000 * amounts["transfer_seconds"] / max(1.0, amounts["batches"])
-        return figures, now
+            meter.add_transfer(self._transfer.seconds())
+        figures = meter.log(metric, loaders)
+        expected = expected_shares(loaders)
+        return figures | {name: share for name, share in expected.items() if name.removeprefix("expected_") in figures}
 
     def _named(self, figures: Mapping[str, float]) -> dict[str, float]:
         return {self.prefix + name: value for name, value in figures.items()}
@@ -251,7 +274,10 @@ class H5StatsMonitor(Callback):
                 continue
             meter.stop()
             loaders = _loaders(trainer, stage)
-            amounts = meter.whole(loaders) | {"memory": _peak_memory()}
+            if stage == "train" and self._transfer is not None:
+                meter.add_transfer(self._transfer.seconds())
+            meter.whole.update(*loaders)
+            amounts = meter.whole.counts() | {"n_slow": float(meter.n_slow), "memory": _peak_memory()}
             sums, ranks[stage] = over_ranks(amounts, trainer.strategy.root_device, own=own or trainer.world_size == 1)
             limit = limit or _limit_of(stage, sums, loaders)
         if ranks and self.print_summary and trainer.is_global_zero:
@@ -261,14 +287,22 @@ class H5StatsMonitor(Callback):
             sys.stdout.flush()
 
 
-def _loaders(trainer: Trainer, stage: str) -> list[H5DataLoader]:
-    """Return this package's loaders of a stage, however the user nested them."""
-    given = {"train": "train_dataloader", "validate": "val_dataloaders"}.get(stage, f"{stage}_dataloaders")
-    return [each for each in tree_leaves(getattr(trainer, given)) if isinstance(each, H5DataLoader)]
+def _loaders(trainer: Trainer, stage: str) -> list[Loader]:
+    """Return the loaders of a stage that read datasets of this package, however the user nested them."""
+    attribute = {"train": "train_dataloader", "validate": "val_dataloaders"}.get(stage, f"{stage}_dataloaders")
+    return [loader for loader in tree_leaves(getattr(trainer, attribute)) if datasets_of(loader)]
 
 
-def _limit_of(stage: str, amounts: Mapping[str, float], loaders: list[H5DataLoader]) -> str | None:
-    """Return what limits a stage, as a remark."""
+def _own_loaders(trainer: Trainer) -> list[H5DataLoader]:
+    """Return this package's loaders of training, which measure waiting."""
+    return [loader for loader in _loaders(trainer, "train") if isinstance(loader, H5DataLoader)]
+
+
+def _limit_of(stage: str, amounts: Mapping[str, float], every_loader: Sequence[Loader]) -> str | None:
+    """Return what limits a stage, as a remark; None if a loader did not measure waiting."""
+    loaders = [loader for loader in every_loader if isinstance(loader, H5DataLoader)]
+    if len(loaders) < len(every_loader):
+        return None
     n_workers = max((loader.num_workers for loader in loaders), default=0)
     to_keep = _to_keep(loaders) if stage == "train" else None  # other stages read each row once
     limit = what_limits(amounts, n_workers=n_workers, n_cores=usable_cores(), to_keep=to_keep)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from ..counters import Counters
+from ..counters import FORKED_WORKERS, Counters
 from ..errors import without_frames
 from ..hdf5 import ArrayLayout, ChangeGuard
 from ..order import BlockTable
@@ -134,7 +134,7 @@ class RowDataset(Dataset[Any]):
         self.sample_layout, self.batch_transform = sample_layout, batch_transform
         self._batch_asks_for = asked_for(batch_transform)
         self.sources = tuple(sources)
-        self.counters = Counters() if counters is None else counters
+        self.counters = Counters(n_workers=FORKED_WORKERS) if counters is None else counters
         self._start_process()
 
     def pin_batches(self, pins: bool) -> None:
@@ -280,6 +280,7 @@ class RowDataset(Dataset[Any]):
         if isinstance(index, list | range) or (isinstance(index, np.ndarray | torch.Tensor) and index.ndim):
             return self.read_batch(index)
         (sample,) = self.finish(self.gather(row_numbers([index], len(self), index)), samples=True)
+        self.counters.add(direct_rows=1)
         return sample
 
     def _read_token(self, token: BatchToken) -> Any:
@@ -303,6 +304,7 @@ class RowDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return samples in the order asked, read together; ``DataLoader(batch_size=...)`` calls this."""
         samples: list[Any] = self.finish(self.gather(row_numbers(indices, len(self))), samples=True)
+        self.counters.add(direct_rows=len(samples), direct_batches=1)
         return samples
 
     @without_frames
@@ -315,7 +317,10 @@ class RowDataset(Dataset[Any]):
         Returns:
             ``x``, ``(x, y)`` or a dict of tensors with ``batch`` rows, and the indices if ``with_index``.
         """
-        return self.finish(self.gather(row_numbers(indices, len(self))))
+        rows = row_numbers(indices, len(self))
+        batch = self.finish(self.gather(rows))
+        self.counters.add(direct_rows=len(rows), direct_batches=1)
+        return batch
 
     def gather(self, rows: IntArray, epoch: int | None = None) -> RawBatch:
         """Read rows; the first half of a batch. Any thread may call; rows in memory are copied with torch's threads.

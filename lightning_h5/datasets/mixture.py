@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..counters import Counters
+from ..counters import FORKED_WORKERS, Counters
 from ..errors import H5ValueError, listing
 from ..hdf5 import FieldNames
 from ..order import BlockTable, RowWeights
@@ -82,7 +82,7 @@ class MixtureDataset(RowDataset):
         self.names = None if names is None else tuple(names)
         self._plans = plans
         self._ends: IntArray = np.cumsum([len(source) for source in sources])
-        counters = Counters(tuple(map(rows_of, self.names or ())))
+        counters = Counters(tuple(map(rows_of, self.names or ())), FORKED_WORKERS)
         super().__init__(sample_layout, batch_transform, sources=sources, counters=counters)
 
     def join(self, counters: Counters, work: TaskQueue) -> None:

@@ -23,8 +23,10 @@ from lightning_h5 import (
     LazyH5DataModule,
     RankCachedH5DataModule,
 )
-from lightning_h5.callbacks.metrics import REQUESTS, WAITS, TransferTimer, figures_of, table_of
+from lightning_h5.callbacks.meters import REQUESTS, WAITS, TransferTimer
+from lightning_h5.callbacks.summary_table import table_of
 from lightning_h5.counters import COUNTED, RequestTimes, WaitTimes
+from lightning_h5.metrics import figures_of
 from lightning_h5.staging import policy
 
 KEYS = {
