@@ -173,9 +173,14 @@ def put_rows(column: Column, to: IntArray, rows: Column, places: IntArray | None
         to: places in it, shape ``(n_rows,)``.
         rows: the same field of another batch.
         places: places in that, shape ``(n_rows,)``; None for all rows.
+
+    Raises:
+        ValueError: one of them is a tensor, and the other one has no such rows.
     """
     places = np.arange(len(rows)) if places is None else places
-    if isinstance(column, torch.Tensor) and isinstance(rows, torch.Tensor):
+    if isinstance(column, torch.Tensor):
+        if not isinstance(rows, torch.Tensor) or (column.dtype, column.shape[1:]) != (rows.dtype, rows.shape[1:]):
+            raise ValueError("rows of one dtype and shape were copied to rows of another")
         copy_rows(bytes_of(column), to, bytes_of(rows.contiguous()), places)
     elif isinstance(column, list):
         for place, row in zip(to.tolist(), places.tolist(), strict=True):

@@ -50,6 +50,50 @@ class _Share(NamedTuple):
     cycle: int | None
 
 
+class MixedColumn(Sequence[Any]):
+    """A field of a batch whose sources have rows of different dtypes or shapes: one array per source.
+
+    A slice is a plain column: the array of a source if all of its rows are of this source, else a list of rows.
+
+    Args:
+        parts: the rows of each source.
+        places: their places in the batch, ascending.
+    """
+
+    def __init__(self, parts: Sequence[Column], places: Sequence[IntArray]) -> None:
+        self._parts = parts
+        n_rows = sum(map(len, places))
+        self._numbers, self._rows = np.empty(n_rows, dtype=np.int64), np.empty(n_rows, dtype=np.int64)
+        for number, places_of_part in enumerate(places):
+            self._numbers[places_of_part] = number
+            self._rows[places_of_part] = np.arange(len(places_of_part))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, at: int | slice) -> Any:
+        if isinstance(at, int):
+            return self._parts[self._numbers[at]][int(self._rows[at])]
+        numbers, rows = self._numbers[at].tolist(), self._rows[at].tolist()
+        if len(set(numbers)) > 1:
+            return [self._parts[number][row] for number, row in zip(numbers, rows, strict=True)]
+        # Consecutive places of one source have consecutive rows.
+        return self._parts[numbers[0]][rows[0] : rows[-1] + 1] if rows else self._parts[0][:0]
+
+
+def _are_alike(parts: Sequence[Column]) -> bool:
+    """Return whether columns fit in one: tensors of one dtype and row shape, matrices of one width, or lists."""
+    kinds: set[Any] = set()
+    for part in parts:
+        if isinstance(part, torch.Tensor):
+            kinds.add((part.dtype, part.shape[1:]))
+        elif isinstance(part, SparseRows):
+            kinds.add((part.values.dtype, part.n_columns))
+        else:
+            kinds.add(type(part))
+    return len(kinds) == 1
+
+
 class MixtureDataset(RowDataset):
     """Rows of several datasets, one after the other.
 
@@ -137,6 +181,8 @@ class MixtureDataset(RowDataset):
 
     def _column_of(self, parts: Sequence[Column], shares: Sequence[_Share], n_rows: int) -> Column:
         """Return a column made of those of several sources."""
+        if not _are_alike(parts):
+            return MixedColumn(parts, [share.places for share in shares])
         first = parts[0]
         if isinstance(first, SparseRows):
             rows = [part for part in parts if isinstance(part, SparseRows)]
@@ -150,6 +196,7 @@ class MixtureDataset(RowDataset):
 
     def finish(self, raw: RawBatch, **options: Any) -> Any:
         """See ``RowDataset.finish``."""
+        raw = raw._replace(columns=tuple(one[:] if isinstance(one, MixedColumn) else one for one in raw.columns))
         if self.names is not None:
             counted = np.bincount(np.searchsorted(self._ends, raw.rows % len(self), side="right"))
             self.counters.add(**{rows_of(self.names[at]): n for at, n in enumerate(counted.tolist()) if n})
@@ -263,9 +310,20 @@ def _check_alike(sources: Mapping[str, FileDataset], *, mixes: bool) -> None:
         for left, right in zip(expected.table.layouts[0], source.table.layouts[0], strict=True):
             if not are_packed_alike(left, right):
                 raise different_packing(left, right)
-        for field, a, b in zip(fields, expected.plans, source.plans, strict=False) if mixes else ():  # without masks
-            if str(a) != str(b):
+        if not mixes:
+            continue
+        for field, a, b in zip(expected.fields.names, _rows_as_text(expected), _rows_as_text(source), strict=False):
+            if a != b:
                 raise H5ValueError(
                     f"{field!r} is {a} in the source {first!r}, and {b} in {name!r}: they cannot be in one batch. Make "
                     "each batch from one source (mix='batches', and separate validation files)."
                 )
+
+
+def _rows_as_text(source: FileDataset) -> list[str]:
+    """Return dtype and shape of a row of each field."""
+    matrices = source.fields.matrices
+    return [
+        f"{plan.dtype_name} of {matrices[at].n_columns} columns" if at in matrices else str(plan)
+        for at, plan in enumerate(source.plans)
+    ]

@@ -1,6 +1,7 @@
 """Several sources in one training stream, under the Trainer: which rows come, where a run goes on, what is refused."""
 
 import csv
+import itertools
 import os
 import pickle
 import re
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from arguments import nested
+from hypothesis import given
+from hypothesis import strategies as st
 from lightning.pytorch.loggers import CSVLogger
 from lightning_models import Recorder, SaveOnException, quiet_trainer, together
 
@@ -538,6 +541,122 @@ def test_sources_with_rows_of_other_shapes_cannot_be_in_one_batch(two_shapes, op
     given = {"rows": ROUND | {"mix": "rows"}, "concat": {}, "validation": ROUND | {"val_fraction": 0.25}}[options]
     with pytest.raises(H5ValueError, match=r"'x' is .*3.* in the source 'narrow', and .*5.* in 'wide'"):
         CombinedHDF5DataModule(**nested(sources=two_shapes, batch_size=BATCH, **given)).setup("fit")
+
+
+NUMBERS = itertools.count()  # no example writes to a file that is open
+DTYPES = ["<i8", "<f8", ">f8", "<i4", "<f4", "<u4", "<i2", "<u2", "<f2", "i1", "u1"]
+BY_BATCHES = [
+    {"strategy": "round_robin"},
+    {"strategy": "weighted"},
+    {"strategy": "sequential"},
+    {"strategy": "alternating", "pattern": ["a", "b", "b"]},
+]
+BY_ROWS = [{"strategy": "concat"}, {"strategy": "round_robin", "mix": "rows"}, {"strategy": "weighted", "mix": "rows"}]
+
+
+@st.composite
+def mixed_segments(draw):
+    """Segments of two sources, how they are mixed, and what a sample of them is."""
+    sample = draw(st.sampled_from(["row", "window", "segment"]))
+    mixture = draw(st.sampled_from(BY_BATCHES + BY_ROWS))
+    shape = st.sampled_from([(), (1,), (6,), (2, 3), (3, 2)])
+    kinds = [(draw(st.sampled_from(DTYPES)), draw(shape)) for _ in "ab"]
+    if mixture in BY_ROWS:
+        kinds[1] = kinds[0]
+    lengths = [draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)) for _ in "ab"]
+    if draw(st.booleans()):
+        lengths = [[n[0]] * len(n) for n in lengths]  # a tensor each, not a list
+    return sample, mixture, kinds, lengths, draw(st.integers(1, 4)), draw(st.sampled_from(["pad", "list"]))
+
+
+@given(case=mixed_segments())
+def test_samples_of_sources_with_other_dtypes_shapes_and_lengths_are_those_of_their_files(tmp_path, case):
+    sample, mixture, kinds, lengths, batch_size, collate = case
+    stored, sources = {}, {}
+    for name, (dtype, shape), sizes in zip("ab", kinds, lengths, strict=True):
+        sources[name] = str(tmp_path / f"{next(NUMBERS)}.h5")
+        with h5py.File(sources[name], "w") as file:
+            for at, n in enumerate(sizes):
+                size = n * int(np.prod(shape))
+                x = np.random.default_rng([at, *map(ord, name)]).integers(1, 100, size).reshape(n, *shape).astype(dtype)
+                file[f"ep_{at}/x"] = x
+                stored[name, f"ep_{at}"] = x
+    options = {"window": {"length": 2, "stride": 1, "pad": "edge"}} if sample == "window" else {"sample": sample}
+    if sample == "segment":
+        options["collate_fn"] = collate
+    datamodule = CombinedHDF5DataModule(
+        mixture={"sources": sources, **mixture},
+        load_fields=["x"],
+        segments="ep_*",
+        dtype=None,
+        with_index=True,
+        batch_size=batch_size,
+        **options,
+    )
+    datamodule.setup("fit")
+    seen = set()
+    for batch in datamodule.train_dataloader():
+        for at, (source, segment, step) in enumerate(
+            zip(batch["source"], batch["segment"], batch["step"].tolist(), strict=True)
+        ):
+            x = stored[source, segment]
+            wanted = {"row": x[step], "segment": x, "window": x[np.minimum([step, step + 1], len(x) - 1)]}[sample]
+            value = batch["x"][at].numpy()
+            if sample == "segment" and collate == "pad":
+                value = value[: batch["length"][at]]
+            assert (value.dtype, value.shape) == (wanted.dtype.newbyteorder("="), wanted.shape)
+            assert np.array_equal(value, wanted)
+            seen.add(source)
+    assert seen == {"a", "b"}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_sources_of_other_dtypes_and_shapes_keep_their_own_for_transforms_and_in_workers(make_h5, num_workers):
+    sources = {
+        name: make_h5({"x": (first + np.arange(24)).reshape(shape).astype(dtype)})
+        for name, first, shape, dtype in (("a", 0, (8, 3), "f4"), ("b", 100, (8, 3), "i4"), ("c", 200, (8, 3, 1), "i4"))
+    }
+    seen = []
+    datamodule = CombinedHDF5DataModule(
+        mixture={"sources": sources, "strategy": "round_robin", "epoch_length": "max"},
+        transform=lambda sample: sample | {"first": sample["x"].flatten()[0]},
+        batch_size=2,
+        num_workers=num_workers,
+        workers={"start_method": "fork"} if num_workers else None,
+    )
+    datamodule.setup("fit")
+    for batch in datamodule.train_dataloader():
+        seen.append((batch["source"][0], batch["x"].dtype, tuple(batch["x"].shape[1:])))
+        with h5py.File(sources[batch["source"][0]]) as file:
+            rows = {row.flat[0]: row for row in file["x"][:]}
+        for x, first in zip(batch["x"].numpy(), batch["first"].tolist(), strict=True):
+            assert np.array_equal(x, rows[first])
+    kinds = {("a", torch.float32, (3,)), ("b", torch.int32, (3,)), ("c", torch.int32, (3, 1))}
+    assert set(seen) == kinds
+
+
+def matrix(path, n_columns):
+    with h5py.File(path, "w") as file:
+        group = file.create_group("X")
+        group.attrs["shape"] = (6, n_columns)
+        group["data"], group["indices"] = np.arange(1, 7, dtype="f4"), np.full(6, n_columns - 1, "i4")
+        group["indptr"] = np.arange(7)
+    return str(path)
+
+
+@pytest.mark.parametrize("decode", ["dense", "csr"])
+def test_sparse_matrices_of_several_widths_take_turns_by_batches_and_cannot_be_in_one(tmp_path, decode):
+    sources = {name: matrix(tmp_path / f"{name}.h5", n) for name, n in (("narrow", 3), ("wide", 50))}
+    options = {"load_fields": ["X"], "decode": {"X": decode}, "batch_size": 2}
+    datamodule = CombinedHDF5DataModule(mixture={"sources": sources, "strategy": "round_robin"}, **options)
+    datamodule.setup("fit")
+    for batch in datamodule.train_dataloader():
+        x = batch["X"].to_dense()
+        assert x.shape == (2, {"narrow": 3, "wide": 50}[batch["source"][0]])
+        assert (x[:, -1] > 0).all()
+        assert not x[:, :-1].any()
+    with pytest.raises(H5ValueError, match=r"'X' is float32 of 3 columns in the source 'narrow', and .*50 columns"):
+        CombinedHDF5DataModule(mixture={"sources": sources, "strategy": "concat"}, **options).setup("fit")
 
 
 def test_sources_with_other_fields_are_refused_until_the_fields_are_named(sources, tmp_path):
