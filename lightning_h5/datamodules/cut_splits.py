@@ -211,7 +211,10 @@ def _rows_of_groups(splits: Mapping[str, list[Any]], groups: npt.NDArray[Any], n
     at = {value: code for code, value in enumerate(found.tolist())}
     split_of = np.full(len(found), -1, dtype=np.int64)
     for number, split in enumerate(NAMES):
-        here = [at[group] for group in splits.get(split, []) if group in at]
+        listed = splits.get(split, [])
+        if wrong := [group for group in listed if isinstance(group, list | dict)]:
+            raise H5ValueError(f"{name}: {split!r} has {wrong[0]!r}, which is no group. List values of group_key.")
+        here = [at[group] for group in listed if group in at]
         if twice := [found[code] for code in here if split_of[code] not in (-1, number)]:
             raise H5ValueError(f"{name} has {listing(map(str, twice))} in several splits. Leave each in one.")
         split_of[here] = number
@@ -226,17 +229,26 @@ def _rows_of_groups(splits: Mapping[str, list[Any]], groups: npt.NDArray[Any], n
 
 def _rows_of_ranges(splits: Mapping[str, list[Any]], n_rows: int, name: str) -> dict[Split, IntArray]:
     rows: dict[Split, IntArray] = {}
+    named = np.zeros(n_rows, dtype=np.int64)
     for split in NAMES:
-        try:
-            ranges = [np.arange(start, stop) for start, stop in splits.get(split, [])]
-        except (TypeError, ValueError) as error:
-            raise H5ValueError(f"{name}: {split!r} is not a list of ranges [start, stop].") from error
-        rows[split] = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *ranges]))
-    every = np.sort(np.concatenate(list(rows.values())))
-    if not np.array_equal(every, np.arange(n_rows)):
+        ranges = splits.get(split, [])
+        for pair in ranges:
+            is_pair = isinstance(pair, list) and [type(one) for one in pair] == [int, int]
+            if not is_pair or not 0 <= pair[0] <= pair[1] <= n_rows:
+                raise H5ValueError(
+                    f"{name}: {split!r} is not a list of ranges [start, stop] of the {n_rows} rows that the files "
+                    f"have: it has {str(pair)[:80]}. Write ranges of row numbers, or name a new file, which is then "
+                    "created."
+                )
+        bounds = np.array(ranges, dtype=np.int64).reshape(-1, 2)
+        changes = np.bincount(bounds[:, 0], minlength=n_rows + 1) - np.bincount(bounds[:, 1], minlength=n_rows + 1)
+        times = np.cumsum(changes[:-1])
+        rows[split] = np.flatnonzero(times)
+        named += times
+    if (named != 1).any():
         raise H5ValueError(
-            f"{name} has {len(every)} rows, of which {len(np.unique(every))} differ, but the files have {n_rows}. Each "
-            "row must be in one split; name a new file, which is then created."
+            f"{name} has {int(named.sum())} rows, of which {np.count_nonzero(named)} differ, but the files have "
+            f"{n_rows}. Each row must be in one split; name a new file, which is then created."
         )
     return rows
 

@@ -299,11 +299,10 @@ class SegmentBuilder:
     def segments_of(self, table: RowTable) -> tuple[Segments, IntArray | None]:
         """Return the segments of a table's rows, and the number of each part's first one."""
         if self._segments.cut_keys:
-            firsts, lengths, order = self._cut(table)
+            firsts, lengths, order, first_segments = self._cut(table)
             kinds = [0 if has_steps else None for has_steps in table.has_steps]
-            first_rows = firsts if order is None else np.minimum.reduceat(order, firsts)
             segments = Segments((steps_of(firsts, lengths, table.n_rows),), tuple(kinds), order=order)
-            return segments, np.searchsorted(first_rows, table.starts)
+            return segments, first_segments
         lines = self.n_lines
         inside: IntArray = np.arange(int(lines.sum())) - np.repeat(np.cumsum(lines) - lines, lines)
         periods = np.repeat(np.diff(table.starts) // lines, lines)
@@ -335,31 +334,36 @@ class SegmentBuilder:
         before = np.concatenate([[0], np.cumsum(self.n_lines)]).astype(np.int64)
         return before if before[-1] > len(self.n_lines) else None
 
-    def _cut(self, table: RowTable) -> tuple[IntArray, IntArray, IntArray | None]:
-        """Return first row and length of the segments that values tell, and the order of rows if it is another one."""
+    def _cut(self, table: RowTable) -> tuple[IntArray, IntArray, IntArray | None, IntArray]:
+        """Return the segments that values tell.
+
+        Returns:
+            Their first rows; their lengths; the order of rows if it is another one; the number of each part's first
+            segment, and of all segments at the end.
+        """
         segments = self._segments
         if segments.key is not None:
-            order = None if segments.sort_key is None else self._column(segments.sort_key, table)
-            return by_value(self._column(segments.key, table), order, segments)
+            by = None if segments.sort_key is None else self._column(segments.sort_key, table)
+            firsts, lengths, order = by_value(self._column(segments.key, table), by, segments)
+            first_rows = firsts if order is None else np.minimum.reduceat(order, firsts)
+            return firsts, lengths, order, np.searchsorted(first_rows, table.starts)
         if segments.join is not None:
             self._column(segments.join, table)  # has a value for each step
             paths = [self._paths[file] for file in self._files.tolist()]
             times = on_one_scale(self.values_of(segments.join), self._units, paths, segments.join)
             firsts = by_coordinate(np.concatenate(times), segments.join)
+            first_segments = np.searchsorted(firsts, table.starts)
         else:
-            firsts = np.concatenate(
-                [
-                    start + firsts_in(segments, cuts, end - start, self._paths[file])
-                    for cuts, file, start, end in zip(
-                        self._cuts,
-                        self._files.tolist(),
-                        table.starts[:-1].tolist(),
-                        table.starts[1:].tolist(),
-                        strict=True,
-                    )
-                ]
-            )
-        return firsts, np.diff(np.append(firsts, table.n_rows)), None
+            of_parts = [
+                start + firsts_in(segments, cuts, end - start, self._paths[file])
+                for cuts, file, start, end in zip(
+                    self._cuts, self._files.tolist(), table.starts[:-1].tolist(), table.starts[1:].tolist(), strict=True
+                )
+            ]
+            firsts = np.concatenate(of_parts)
+            # Not by their first rows: an empty last segment begins where the next part does.
+            first_segments = np.cumsum([0, *map(len, of_parts)], dtype=np.int64)
+        return firsts, np.diff(np.append(firsts, table.n_rows)), None, first_segments
 
     def check_present(self, table: RowTable, is_kept: Mask | None) -> None:
         """Check that all rows that filters keep are in a segment."""

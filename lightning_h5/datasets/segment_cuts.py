@@ -18,6 +18,7 @@ from ..errors import H5ValueError
 from ..hdf5 import ArrayLayout, OpenOptions, process_pool
 from ..options import SegmentOptions
 from ..types import IntArray
+from .file_counts import boundaries_in, ends_of
 from .row_filters import Mask
 from .segments import Steps
 
@@ -34,23 +35,23 @@ def firsts_in(segments: SegmentOptions, cuts: Mapping[str, npt.NDArray[Any]], n_
         if key is not None and cuts[key].dtype.kind not in "iu":
             raise H5ValueError(f"{key!r} in {path!r} has values of {cuts[key].dtype}. Name an array of whole numbers.")
     if segments.lengths is not None:
-        lengths = cuts[segments.lengths].astype(np.int64)
-        if (lengths < 0).any() or lengths.sum() != n_rows:
+        lengths = cuts[segments.lengths]
+        if (ends := ends_of(lengths, n_rows)) is None:
             raise H5ValueError(
-                f"segments.lengths={segments.lengths!r} has the sum {lengths.sum()} in {path!r}, and the data has "
-                f"{n_rows} steps there. Name the array with the number of steps of each segment."
+                f"segments.lengths={segments.lengths!r} has the sum {sum(lengths.tolist())} and values from "
+                f"{lengths.min(initial=0)} in {path!r}, and the data has {n_rows} steps there. Name the array with the "
+                "number of steps of each segment."
             )
-        return np.cumsum(lengths) - lengths
+        return ends - lengths.astype(np.int64)
     if segments.offsets is not None:
-        firsts = cuts[segments.offsets].astype(np.int64)
-        if len(firsts) and firsts[-1] == n_rows:
-            firsts = firsts[:-1]
-        if not len(firsts) or firsts[0] != 0 or (np.diff(firsts) < 0).any() or firsts[-1] > n_rows:
+        bounds = boundaries_in(cuts[segments.offsets], n_rows)
+        if bounds is None:
             raise H5ValueError(
-                f"segments.offsets={segments.offsets!r} has the values {_some(firsts)} in {path!r}, and the data has "
-                f"{n_rows} steps there. Name the array with the first step of each segment, from 0 on, ascending."
+                f"segments.offsets={segments.offsets!r} has the values {_some(cuts[segments.offsets])} in {path!r}, "
+                f"and the data has {n_rows} steps there. Name the array with the first step of each segment, from 0 "
+                "on, ascending."
             )
-        return firsts
+        return bounds[:-1] if bounds[-1] == n_rows else bounds
     flags = np.zeros(n_rows, dtype=np.bool_)
     for key in [segments.ends] if isinstance(segments.ends, str) else segments.ends or []:
         if len(cuts[key]) != n_rows:

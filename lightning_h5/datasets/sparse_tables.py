@@ -18,6 +18,7 @@ from ..types import IntArray
 from .catalog import Catalog
 from .column_values import values_of
 from .compatibility import WITHOUT_THEM, Asked, Compatibility, Skip, each_readable
+from .file_counts import boundaries_in
 from .part_layouts import ListedParts
 from .row_table import RowTable
 from .segment_choice import SegmentChoice, samples_that_pass, values_of_segments
@@ -263,14 +264,19 @@ class _Reading:
 
 def _firsts(offsets: ArrayLayout, data: ArrayLayout, columns: ArrayLayout, options: OpenOptions) -> IntArray:
     """Return the first stored value of each row of a file."""
-    bounds = open_reader(offsets, options, counters=Counters()).read(np.arange(offsets.n_rows))
-    bounds = bounds.astype(np.int64)
-    is_whole = (
-        data.n_rows == columns.n_rows == int(bounds[-1]) and bounds[0] == 0 and bool((np.diff(bounds) >= 0).all())
-    )
-    if not is_whole or data.row_shape or columns.row_shape or columns.dtype.kind not in "iu":
+    n_columns = f"{data.key!r} has {data.n_rows} values and {columns.key!r} {columns.n_rows} columns"
+    if data.row_shape or columns.row_shape or offsets.row_shape or {columns.dtype.kind, offsets.dtype.kind} - {*"iu"}:
         raise H5CorruptError(
-            f"{offsets.key!r} in {offsets.path!r} says that rows end at {int(bounds[-1])}, and {data.key!r} has "
-            f"{data.n_rows} values and {columns.key!r} {columns.n_rows} columns. The matrix is damaged; write it again."
+            f"{n_columns} in {offsets.path!r}, and {offsets.key!r} {offsets.n_rows} boundaries, of "
+            f"{data.dtype}, {columns.dtype} and {offsets.dtype}, rows of the shapes {data.row_shape}, "
+            f"{columns.row_shape} and {offsets.row_shape}. Columns and boundaries are single whole numbers; write the "
+            "matrix again."
+        )
+    values = open_reader(offsets, options, counters=Counters()).read(np.arange(offsets.n_rows))
+    bounds = boundaries_in(values, data.n_rows)
+    if bounds is None or not bounds[-1] == data.n_rows == columns.n_rows:
+        raise H5CorruptError(
+            f"{offsets.key!r} in {offsets.path!r} says that rows end at {values[-1] if len(values) else 'no place'}, "
+            f"and {n_columns}. Boundaries ascend from 0 to their number. The matrix is damaged; write it again."
         )
     return bounds[:-1]

@@ -17,6 +17,9 @@ __all__ = ["SparseGroup", "sparse_group"]
 
 _MEMBERS = ("data", "indices", "indptr")
 
+MOST = 1 << 40
+"""Rows or columns of a matrix, at most: more are damage, and could overflow the number of a value."""
+
 
 @dataclass(frozen=True)
 class SparseGroup:
@@ -93,10 +96,13 @@ def _shape(group: Any) -> tuple[int, int] | None:
     """Return rows and columns, as the file counts them."""
     for name in ("shape", "h5sparse_shape"):
         found = group.attrs.get(name)
-        if found is None and name == "shape" and has_arrays(group, name):
+        if found is None and name == "shape" and has_arrays(group, name) and group[name].shape == (2,):
             found = group[name][...]
         if found is not None and np.shape(found) == (2,):
-            return int(found[0]), int(found[1])
+            n_rows, n_columns = (int(n) for n in found)
+            if not 0 <= min(n_rows, n_columns) <= max(n_rows, n_columns) <= MOST:
+                raise ValueError(f"its shape is ({n_rows}, {n_columns})")
+            return n_rows, n_columns
     return None
 
 

@@ -2,13 +2,15 @@
 
 import csv
 import logging
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, ClassVar
 
 import h5py
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from lightning_h5 import (
     CombinedHDF5DataModule,
@@ -396,3 +398,59 @@ def test_a_table_may_be_compressed(tmp_path: Path) -> None:
     table = {"path": str(tmp_path / "t.csv.gz"), "on": "id"}
     dataset = H5LazyDataset(str(tmp_path / "data.h5"), "id", "table/label", table=table)
     assert [int(dataset[row][1]) for row in range(3)] == [5, 6, 7]
+
+
+NUMBERS = count()  # no example writes to a file that is open
+MODULES = {
+    LazyH5DataModule: {"x_key": {"x": "x", "label": "label", "value": "table/value"}},
+    RankCachedH5DataModule: {"x_key": {"x": "x", "label": "label", "value": "table/value"}},
+    CombinedHDF5DataModule: {
+        "load_fields": ["x", "label", "value"],
+        "field_map": {"value": "table/value"},
+        "where": {"kept": 1},
+    },
+}
+
+
+@pytest.mark.parametrize("module", MODULES)
+@given(
+    of_files=st.lists(st.lists(st.integers(0, 3), max_size=4), min_size=1, max_size=4),
+    by=st.sampled_from(["lengths", "offsets"]),
+    sample=st.sampled_from(["row", "window", "segment"]),
+    data=st.data(),
+)
+def test_labels_and_table_values_are_of_their_segment_whatever_others_are_empty(
+    tmp_path, module, of_files, by, sample, data
+):
+    paths, lines, expected, first = [], [], {}, 0
+    for lengths in of_files:
+        paths.append(str(tmp_path / f"{next(NUMBERS):06}.h5"))
+        ends = np.cumsum([0, *lengths])
+        numbers = len(lines) + np.arange(len(lengths))
+        kept = np.array([data.draw(st.integers(0, 1)) for _ in lengths], dtype=np.int64)
+        with h5py.File(paths[-1], "w") as file:
+            file["x"] = first + np.arange(ends[-1])
+            file["lengths"], file["offsets"] = np.array(lengths, dtype=np.int64), ends
+            file["label"], file["number"], file["kept"] = 100 + numbers, numbers, kept
+        for number, start, stop, is_kept in zip(numbers.tolist(), ends[:-1], ends[1:], kept.tolist(), strict=True):
+            lines.append({"number": number, "value": 1000 + number})
+            if is_kept or "where" not in MODULES[module]:
+                expected |= {first + step: (100 + number, 1000 + number) for step in range(start, stop)}
+        first += int(ends[-1])
+    assume(expected)
+    table = write_table(tmp_path / f"{next(NUMBERS)}.csv", lines)
+    datamodule = module(
+        **{"predict_paths" if module is CombinedHDF5DataModule else "predict_path": paths},
+        segments={by: by, "constants": ["label"]},
+        table={"path": table, "on": "number"},
+        **({"window": {"length": 2, "pad": "edge"}} if sample == "window" else {"sample": sample}),
+        collate_fn="list",
+        batch_size=3,
+        **MODULES[module],
+    )
+    datamodule.setup("predict")
+    found = {}
+    for batch in datamodule.predict_dataloader():
+        for x, label, value in zip(batch["x"], batch["label"], batch["value"], strict=True):
+            found |= dict.fromkeys(x.reshape(-1).tolist(), (int(label), int(value)))
+    assert found == expected
