@@ -85,7 +85,13 @@ class Asked:
             return array.decoded(self.codec)
         if is_bytes(array.dtype):
             return array.decoded(Ragged())
-        if packing is not None and packing.policy == "decode" and not (self.takes_packed or self.takes_stored(array)):
+        if packing is None or self.takes_packed:
+            return array
+        if packing.policy == "guard" and self.dtype is not None:
+            if self.dtype == torch_dtype(array.dtype, "dtype"):
+                return array.with_changes(packing=None)
+            return array.decoded(Unpack(packing)) if self.dtype.is_floating_point else array
+        if packing.policy == "decode" and not self.takes_stored(array):
             return array.decoded(Unpack(packing))
         return array
 
@@ -189,14 +195,18 @@ def _check_packing(layout: ArrayLayout, asked: Asked) -> None:
     If they are the values themselves, except some that stand for missing ones, any integers that hold them will do.
     """
     packing = layout.packing
-    if packing is None or packing.policy == "keep" or asked.takes_stored(layout):
+    if packing is None or packing.policy in ("keep", "guard") or asked.takes_stored(layout):
         return
     raw = "" if asked.argument is None else asked.argument.replace("{}", repr(str(layout.dtype)))
     transform = "target_transform" if raw.startswith(("y_dtype", "dtype_y")) else "transform"
     raise H5ValueError(
         f"{layout.key!r} in {layout.path!r} holds packed integers ({layout.dtype} with {packing}), whose values are "
         f"decoded so: {packing.formula}. "
-        f"Pass decode={{{layout.key!r}: 'cf'}} to decode them"
+        + (
+            f"Pass decode={{{layout.key!r}: 'cf'}} to decode them"
+            if packing.unclear is None
+            else packing.how(layout.key)
+        )
         + (f", or {raw} to load them as they are stored, and decode them in a {transform}." if raw else ".")
     )
 

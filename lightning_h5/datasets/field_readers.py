@@ -71,7 +71,7 @@ def open_chunked_fields(
             return samples
         return sampling.segments.numbers_of(located()) if field in of_segments else None  # samples are whole segments
 
-    is_changed_later = isinstance(sampling, Patches)
+    changed_later = {field for field in chunked if isinstance(sampling, Patches) or plans[field].guard is not None}
     return {
         field: open_chunked(
             table.layouts.of_field(field),
@@ -84,8 +84,8 @@ def open_chunked_fields(
             first_row=table.first_segments if field in of_segments else table.starts,
             reads=None if sampling is None or field in of_segments else partial(reads_of_blocks, table, samples, field),
             retain=retain,
-            prepare=None if is_changed_later else plans[field].affine,
-            dtype=None if is_changed_later else plans[field].gathered,
+            prepare=None if field in changed_later else plans[field].affine,
+            dtype=None if field in changed_later else plans[field].gathered,
         )
         for field in chunked
     }

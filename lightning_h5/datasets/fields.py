@@ -118,7 +118,13 @@ class Fields:
             arrays: of a file, in the order of the fields.
         """
         return tuple(
-            FieldPlan(array.dtype, array.row_shape, one.dtype or torch_dtype_of(array.dtype), self.affines.get(number))
+            FieldPlan(
+                array.dtype,
+                array.row_shape,
+                one.dtype or torch_dtype_of(array.dtype),
+                self.affines.get(number),
+                guard=array.refuse_missing if array.packing is not None and array.packing.policy == "guard" else None,
+            )
             if kind_of(array.dtype) == "number"
             else FieldPlan(array.dtype, array.row_shape, None, is_encoded=is_encoded(array), element=one.dtype)
             for number, (array, one) in enumerate(zip(arrays, self.asked, strict=True))

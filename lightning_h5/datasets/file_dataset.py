@@ -133,7 +133,7 @@ class FileDataset(TableDataset):
                 if field in reads:  # rows are already normalized, patches are not
                     read, memory = reads[field]
                     read.finish()
-                    is_final = wanted.patches is None
+                    is_final = wanted.patches is None and plan.guard is None
                     columns.append((plan.cast if is_final else plan.finished)(memory, self._buffers))
                 elif self._has_samples and self.table.is_ragged[field]:
                     each = read_each(self.table, field, wanted, len(rows), self._reader)

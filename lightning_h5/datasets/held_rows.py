@@ -49,11 +49,12 @@ class HostColumn:
         # Torch casts to dtypes that NumPy lacks or casts to differently.
         is_numpy = torch_dtype_of(by_numpy) == plan.dtype
         self._rows = memory.view(by_numpy).reshape(len(memory), *plan.row_shape) if is_numpy else None
-        is_as_stored = by_numpy == plan.stored and plan.affine is None
+        is_as_stored = by_numpy == plan.stored and plan.affine is None and plan.guard is None
         self.array = self._rows if is_as_stored and write is None else None
 
     def put(self, start: int, rows: npt.NDArray[Any]) -> None:
         """See ``BulkTarget.put``."""
+        self._plan.check(rows)
         rows = rows if self._plan.affine is None else self._plan.affine.applied(rows)
         if self._write is not None:
             self._write(start, self._as_held(rows))
@@ -114,11 +115,12 @@ class DeviceColumn:
 
     def __init__(self, n_rows: int, plan: FieldPlan, device: torch.device) -> None:
         self._rows = torch.empty((n_rows, *plan.row_shape), dtype=plan.dtype, device=device)
-        self._affine = plan.affine
+        self._plan = plan
 
     def put(self, start: int, rows: npt.NDArray[Any]) -> None:
         """See ``BulkTarget.put``."""
-        rows = rows if self._affine is None else self._affine.applied(rows)
+        self._plan.check(rows)
+        rows = rows if self._plan.affine is None else self._plan.affine.applied(rows)
         self._rows[start : start + len(rows)].copy_(torch.from_numpy(rows))
 
     def take(self, places: IntArray, buffers: BufferPool, *, all_cores: bool) -> torch.Tensor:

@@ -109,8 +109,8 @@ class Affine:
 
     @property
     def _compiled(self) -> _Loops | None:
-        n_missing = None if self._codec is None else len(self._codec.packing.missing)
-        return _loops(self.work, by_channel=self._is_by_channel, n_missing=n_missing)
+        loop = None if self._codec is None else self._codec.loop
+        return _loops(self.work, by_channel=self._is_by_channel, loop=loop)
 
     def compile(self, stored: np.dtype[Any]) -> None:
         """Compile what rows of a dtype need, with Numba: before processes fork, and not while they read.
@@ -229,13 +229,13 @@ class _Loops(NamedTuple):
 
 
 @cache
-def _loops(work: np.dtype[Any], *, by_channel: bool, n_missing: int | None) -> _Loops | None:
+def _loops(work: np.dtype[Any], *, by_channel: bool, loop: int | None) -> _Loops | None:
     """Return loops that compute in a dtype; None without Numba.
 
     Args:
         work: the dtype.
         by_channel: there is a mean for each channel, not for each place.
-        n_missing: rows are decoded as they are taken, and so many values, 0 or 1, are missing; None decodes none.
+        loop: rows are decoded as they are taken, in this way (see ``Unpack.loop``); None decodes none.
     """
     cast = work.type
 
@@ -249,7 +249,15 @@ def _loops(work: np.dtype[Any], *, by_channel: bool, n_missing: int | None) -> _
         number = cast(np.float64(value) * factor + offset)
         return cast(np.nan) if value == missing[0] else number
 
-    load = compiled(as_stored if n_missing is None else (unpacked, unpacked_or_missing)[n_missing])
+    def unpacked_or_one_of_several(value, missing, factor, offset):  # type: ignore[no-untyped-def]
+        number = cast(np.float64(value) * factor + offset)
+        is_missing = (value < missing[0]) | (value > missing[1])
+        for m in range(2, len(missing)):
+            is_missing |= value == missing[m]
+        return cast(np.nan) if is_missing else number
+
+    ways = (unpacked, unpacked_or_missing, unpacked_or_one_of_several)
+    load = compiled(as_stored if loop is None else ways[loop])
     if load is None:
         return None
 

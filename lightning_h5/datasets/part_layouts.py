@@ -19,6 +19,7 @@ from ..hdf5 import (
     check_no_overlap,
     file_identity,
     identity_text,
+    meaning_of,
     path_of,
 )
 from ..readers import ChunkLoader, FieldLayouts, fallback_reason
@@ -243,11 +244,7 @@ class DescribedParts(PartLayouts):
     def identity_of(self, path: str, guard: ChangeGuard, parts: IntArray) -> str:
         """See ``PartLayouts.identity_of``."""
         others = [other.path for other in guard.others]
-        has_more = any(
-            array.value is not None or array.packing is not None or array.decoding is not None
-            for arrays in self.examples
-            for array in arrays
-        )
+        has_more = any(meaning_of(array) for arrays in self.examples for array in arrays)
         layouts = (self.one(part, field) for part in parts.tolist() for field in range(self.n_fields))
         if has_more or guard.grows:
             return file_identity(path, layouts, grows=guard.grows, others=others)

@@ -50,6 +50,7 @@ class FieldPlan:
         affine: normalizes rows; None if they are at most cast.
         is_encoded: rows are decoded one by one, to arrays of several shapes.
         element: dtype that these are cast to; None leaves them.
+        guard: raises an error if rows that were read as stored have a missing value; None if all are values.
     """
 
     stored: np.dtype[Any]
@@ -58,6 +59,12 @@ class FieldPlan:
     affine: Affine | None = None
     is_encoded: bool = False
     element: torch.dtype | None = None
+    guard: Callable[[npt.NDArray[Any]], None] | None = None
+
+    def check(self, rows: npt.NDArray[Any]) -> None:
+        """Raise an ``H5ValueError`` if rows that were read as stored have a missing value."""
+        if self.guard is not None:
+            self.guard(rows)
 
     @cached_property
     def normalized(self) -> np.dtype[Any]:
@@ -67,6 +74,8 @@ class FieldPlan:
     @cached_property
     def gathered(self) -> np.dtype[Any]:
         """The dtype that a reader of decoded chunks gathers rows as: it normalizes them, or casts them itself."""
+        if self.guard is not None:  # these are checked first
+            return self.stored
         return numpy_dtype_like(self.dtype, self.stored) if self.affine is None else self.affine.work
 
     @property
@@ -93,6 +102,7 @@ class FieldPlan:
         """
         if isinstance(rows, torch.Tensor):
             return rows if self.element is None else rows.to(self.element)
+        self.check(rows)
         affine = None if self.affine is None else self.affine.of_shape(rows.shape[1:])
         if affine is not None and rows.dtype == affine.work:
             affine(rows)

@@ -8,10 +8,10 @@ from .codecs import Codec, Conventions, MatrixRows, Recode, Stack, Unpack, codec
 from .contents import OLD_CATEGORIES, Entry, entries_of, kind_of_object, list_arrays, resolve_path, shape_of
 from .describe import attribute_layout, column_layout, describe_array, filters_of, layout_of, scalar_layout
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
-from .dtypes import Packing, kind_of, native, numpy_dtype, torch_dtype
+from .dtypes import kind_of, native, numpy_dtype, torch_dtype
 from .encoded import Function, Image, Ragged, RowCodec, bytes_of, is_bytes, is_list
 from .handles import MAX_H5, HandlePool, close_when_collected, drop_inherited, process_pool
-from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, pread_of, stat_of
+from .identity import ChangeGuard, file_identity, identity_text, is_on_disk, meaning_of, pread_of, stat_of
 from .keys import (
     GROUP_WORDS,
     FieldNames,
@@ -32,6 +32,7 @@ from .links import ArrayHandle, ScalarError, external_guards, find_array, unmapp
 from .metadata_index import MetadataIndex
 from .open import FAULTS, create_h5, open_h5, open_recorded, translate_h5py_errors
 from .open_files import OpenOptions
+from .packing import Packing
 from .paths import expand_paths, expand_user, file_number, name_objects
 from .references import holds_regions, is_matlab_text, is_references, referenced_arrays
 from .remote_file import opened, sampled_identity, size_of
@@ -108,6 +109,7 @@ __all__ = [
     "kind_of_object",
     "layout_of",
     "list_arrays",
+    "meaning_of",
     "name_objects",
     "names_rows",
     "native",

@@ -24,6 +24,7 @@ from .identity import ChangeGuard
 from .layout import ArrayLayout, path_of
 from .links import find_array
 from .object_headers import HeaderFile, HeaderTemplate, ObjectHeader, read_header
+from .packing import has_packing_outside
 
 __all__ = ["AlikeArrays"]
 
@@ -152,7 +153,7 @@ class AlikeArrays:
             if self._file[0] is not file:
                 self._file = file, HeaderFile.of(file)
             opened = self._file[1]
-            located = None if opened is None else self._locate(opened, key)
+            located = None if opened is None or opened.format == "ODIM" else self._locate(opened, key)
             if opened is None or located is None:
                 return None
             group, name, address = located
@@ -179,7 +180,7 @@ class AlikeArrays:
             self._group = file, groups, group
         group = self._group[2]
         found = h5py.h5g.get_objinfo(group, name, follow_link=False)
-        if found.type != h5py.h5g.DATASET:
+        if found.type != h5py.h5g.DATASET or has_packing_outside(group, name):
             return None
         low, high = found.objno
         return group, name, (high << 64) + low

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
 from ..jit import compiled
 from ..types import IntArray
-from .dtypes import Packing
 from .encoded import Function, Image
+from .packing import Packing
 
 if TYPE_CHECKING:
     from .layout import ArrayLayout
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["Bits", "Codec", "Conventions", "MatrixRows", "RealParts", "Recode", "Stack", "Unpack", "codec_of"]
 
 FIRST = np.zeros(1, np.int64)
+
+SEVERAL = 2
+"""The compiled loop for several missing values, or limits of valid ones."""
 
 PIECE = 1 << 14
 """Numbers that NumPy decodes at a time, so that they stay in a core's own cache."""
@@ -217,14 +220,14 @@ class Unpack:
 
     def decoded(self, array: ArrayLayout) -> tuple[np.dtype[Any], tuple[int, ...]]:
         """See ``Codec.decoded``."""
-        self.packing.check()
+        self.packing.check(array.key)
         if array.dtype.kind == "f":
             return array.dtype, array.row_shape
         return np.dtype(np.float32 if array.dtype.itemsize <= 2 else np.float64), array.row_shape
 
     def compiled(self) -> Unpack:
         """See ``Codec.compiled``."""
-        return replace(self, is_compiled=_loops() is not None and len(self.packing.missing) <= 1)
+        return replace(self, is_compiled=_loops() is not None)
 
     def take(self, rows: npt.NDArray[Any], places: IntArray, out: npt.NDArray[Any], here: IntArray) -> None:
         """Decode some rows with Numba, in one pass; only if this ``is_compiled``.
@@ -239,7 +242,7 @@ class Unpack:
         assert loops is not None, "Numba is missing"
         rows, missing = self.seen(rows)
         source, target = (each.reshape(len(each), -1) for each in (rows, out))
-        loops[len(missing)](source, places, missing, packing.scale, packing.offset, target, here)
+        loops[self.loop](source, places, missing, packing.scale, packing.offset, target, here)
 
     def decode(self, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """See ``Codec.decode``."""
@@ -255,20 +258,34 @@ class Unpack:
             with np.errstate(all="ignore"):  # stored floats may be infinite
                 values *= packing.scale
                 values += packing.offset
-                for one in missing:
-                    values[stored == one] = np.nan
+                for mark in missing if self.loop < SEVERAL else missing[2:]:
+                    values[stored == mark] = np.nan
+                if self.loop == SEVERAL:
+                    values[(stored < missing[0]) | (stored > missing[1])] = np.nan
                 out[start : start + step] = values
 
+    @property
+    def loop(self) -> int:
+        """The loop that decodes: 0 and 1 for so many missing values, ``SEVERAL`` for more of them, or limits."""
+        n_missing = len(self.packing.marks)
+        return SEVERAL if n_missing > 1 or self.packing.has_limits else n_missing
+
     def seen(self, rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return stored rows and missing values in the dtype that the attributes declare."""
-        missing = np.array(self.packing.missing, rows.dtype)
-        seen_as = self.packing.stored
-        return (rows, missing) if seen_as is None else (rows.view(seen_as), missing.view(seen_as))
+        """Return stored rows and missing values in the dtype that the attributes declare.
+
+        If there are several, the smallest and the largest valid value come before them.
+        """
+        packing, missing = self.packing, np.array(self.packing.marks, rows.dtype)
+        if packing.stored is not None:
+            rows, missing = rows.view(packing.stored), missing.view(packing.stored)
+        if self.loop == SEVERAL:
+            missing = np.concatenate([np.array(packing.limits(rows.dtype), rows.dtype), missing])
+        return rows, missing
 
 
 @cache
-def _loops() -> tuple[Any, Any] | None:
-    """Return the loops of ``Unpack`` without a missing value and with one; None without Numba."""
+def _loops() -> tuple[Any, Any, Any] | None:
+    """Return the loops of ``Unpack``: without a missing value, with one, with several or limits; None without Numba."""
 
     def plain(rows, places, missing, scale, offset, out, here):  # type: ignore[no-untyped-def]
         for i in range(len(places)):
@@ -284,8 +301,20 @@ def _loops() -> tuple[Any, Any] | None:
                 value = np.float64(rows[place, k]) * scale + offset
                 out[to, k] = np.nan if rows[place, k] == mark else value  # no branch, so that several go at a time
 
-    each = compiled(plain), compiled(with_missing)
-    return None if each[0] is None or each[1] is None else (each[0], each[1])
+    def with_several(rows, places, missing, scale, offset, out, here):  # type: ignore[no-untyped-def]
+        least, most = missing[0], missing[1]
+        for i in range(len(places)):
+            place, to = places[i], here[i]
+            for k in range(rows.shape[1]):
+                stored = rows[place, k]
+                is_missing = (stored < least) | (stored > most)
+                for m in range(2, len(missing)):
+                    is_missing |= stored == missing[m]
+                value = np.float64(stored) * scale + offset
+                out[to, k] = np.nan if is_missing else value
+
+    first, second, third = compiled(plain), compiled(with_missing), compiled(with_several)
+    return None if first is None or second is None or third is None else (first, second, third)
 
 
 def _not_decodable(array: ArrayLayout, how: str, what: str) -> H5ValueError:

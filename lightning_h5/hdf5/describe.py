@@ -25,11 +25,12 @@ from .chunk_index import (
     plain_edges,
 )
 from .digests import read_digests, with_digests
-from .dtypes import kind_of, native, packing_of
+from .dtypes import kind_of, native
 from .identity import ChangeGuard, pread_of
 from .layout import ArrayLayout, Filter, Storage
 from .links import ArrayHandle, find_array
 from .open import translate_h5py_errors
+from .packing import packing_of
 
 __all__ = [
     "MAX_UNWRITTEN",

@@ -25,8 +25,9 @@ from .remote_file import Read, remote_file_of, sample_content, status_of
 if TYPE_CHECKING:
     from .chunk_index import ChunkTable
     from .layout import ArrayLayout
+    from .packing import Packing
 
-__all__ = ["ChangeGuard", "file_identity", "identity_text", "is_on_disk", "pread_of", "stat_of"]
+__all__ = ["ChangeGuard", "file_identity", "identity_text", "is_on_disk", "meaning_of", "pread_of", "stat_of"]
 
 
 @dataclass(frozen=True)
@@ -195,12 +196,7 @@ def file_identity(
     """
     digest, layouts = hashlib.sha256(), list(layouts)
     for a in layouts:
-        if a.value is not None:
-            digest.update(repr((a.key, a.value.tolist())).encode())
-        if a.packing is not None:  # attributes may change while the rest stays the same
-            digest.update(str(a.packing).encode())
-        if a.decoding is not None:
-            digest.update(repr(a.decoding.codec).encode())
+        digest.update(meaning_of(a).encode())
     if grows:
         for a in layouts:
             digest.update(repr((a.key, a.name, a.members, a.n_rows, a.row_shape, a.stored.str, a.dtype.str)).encode())
@@ -212,6 +208,20 @@ def file_identity(
     for each in (path, *others):
         sample_content(digest, each)
     return digest.hexdigest()[:32]
+
+
+def meaning_of(array: ArrayLayout) -> str:
+    """Return what the identity of a file has of the values of an array, which may change while its bytes do not.
+
+    Values of attributes, and attributes that say how numbers are decoded; empty if numbers are values as stored.
+    """
+    text = "" if array.value is None else repr((array.key, array.value.tolist()))
+    if array.packing is not None:
+        text += array.packing.identity
+    if array.decoding is not None:
+        packing: Packing | None = getattr(array.decoding.codec, "packing", None)
+        text += "" if packing is not None and packing.is_implied else repr(array.decoding.codec)
+    return text
 
 
 def identity_text(

@@ -9,12 +9,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from ..types import IntArray
 from .array_view import ArrayView, Runs, taken_of
 from .chunk_index import ChunkTable
-from .dtypes import Packing, native
+from .dtypes import native
 from .identity import ChangeGuard
+from .packing import Packing
 
 if TYPE_CHECKING:
     from .codecs import Codec
@@ -247,6 +249,11 @@ class ArrayLayout:
         """
         dtype, row_shape = codec.decoded(self)
         return self.with_changes(dtype=dtype, row_shape=row_shape, packing=None, decoding=Decoding(self, codec))
+
+    def refuse_missing(self, values: npt.NDArray[Any]) -> None:
+        """Raise an ``H5ValueError`` if integers that stay integers have missing values (see ``Packing.policy``)."""
+        if self.packing is not None and self.packing.policy == "guard":
+            self.packing.guard(values, self.key)
 
     def pieces(self) -> IntArray:
         """Return offset and size in the file of each piece of the array, shape ``(n, 2)``."""

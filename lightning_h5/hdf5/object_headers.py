@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .dtypes import ATTRIBUTES
 from .identity import pread_of, stat_of
+from .packing import ATTRIBUTES, MARKERS, file_format
 
 __all__ = ["HeaderFile", "HeaderTemplate", "ObjectHeader", "read_header"]
 
@@ -22,6 +22,9 @@ ATTRIBUTE, CONTINUATION, ATTRIBUTE_INFO = 12, 16, 21
 
 IRRELEVANT = {0, 13, 14, 16, 18, 22}
 """Gaps, comments, times of modification, continuations, and counts of links."""
+
+EMPTY = b"MATLAB_empty"
+"""The attribute of an array of MATLAB that has sizes instead of values."""
 
 SHARED = 2  # flag of a message whose content lies elsewhere in the file
 CONTIGUOUS, CHUNKED = 1, 2  # classes of layouts
@@ -42,6 +45,7 @@ class HeaderFile:
     n_bytes: int
     version: int
     user_block: int
+    format: str | None
     window: bytes = b""  # of the file, read last
     start: int = 0
 
@@ -55,7 +59,7 @@ class HeaderFile:
         if options.get_sizes() != (8, 8):  # of addresses and lengths
             return None
         version, user_block = options.get_version()[0], options.get_userblock()
-        return cls(file.id, pread, stat_of(file).st_size, version, user_block)
+        return cls(file.id, pread, stat_of(file).st_size, version, user_block, file_format(file))
 
     def read(self, n_bytes: int, address: int) -> bytes:
         """Return bytes at an address, which is counted from the end of the user block; fewer at the file's end.
@@ -136,7 +140,7 @@ class HeaderTemplate(NamedTuple):
     def read(self, file: HeaderFile, address: int) -> ObjectHeader | None:
         """Return what a header of this structure declares; None for others."""
         data = file.read(self.fixed[-1][1], address)
-        if (file.version, file.user_block) != self.header.structure[:2]:
+        if (file.version, file.user_block, file.format) != self.header.structure[:3]:
             return None
         for start, end, content in self.fixed:
             if data[start:end] != content:
@@ -208,7 +212,7 @@ def read_header(file: HeaderFile, address: int) -> ObjectHeader | None:
             parts[number] = data
     n_rows, parts[DATASPACE] = _dataspace(parts[DATASPACE])
     place, n_bytes, parts[LAYOUT] = _place(parts[LAYOUT])
-    structure = (file.version, file.user_block, is_checked, *sorted(parts.items()), *attributes)
+    structure = (file.version, file.user_block, file.format, is_checked, *sorted(parts.items()), *attributes)
     return ObjectHeader(structure, n_rows, place, n_bytes)
 
 
@@ -255,7 +259,10 @@ def _packing_attribute(data: bytes) -> bytes | None:
     if version not in (1, 2, 3):
         raise ValueError("the attribute has an unknown version")
     start = 9 if version == 3 else 8
-    if data[start : start + sizes[0]].rstrip(b"\0") not in ATTRIBUTES:
+    name = data[start : start + sizes[0]].rstrip(b"\0")
+    if name in MARKERS:
+        return name
+    if name not in ATTRIBUTES and name != EMPTY:
         return None
     kind = start + ((sizes[0] + 7) // 8 * 8 if version == 1 else sizes[0])
     if (flags and version > 1) or data[kind] & 15 not in SIMPLE:

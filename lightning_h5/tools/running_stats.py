@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -159,18 +159,24 @@ class InOrder:
     """A ``BulkTarget`` that sums up rows, and merges the sums in the order of the rows, whenever they come.
 
     Which rows make a block follows from how they are stored alone, not from the number of threads.
+
+    Args:
+        axis: of the channels; None takes all values together.
+        nothing: the sums of no rows.
+        check: raises an error for rows that have no values.
     """
 
     array: npt.NDArray[Any] | None = None
 
-    def __init__(self, axis: int | None, nothing: RunningStats) -> None:
-        self._axis, self.result = axis, nothing
+    def __init__(self, axis: int | None, nothing: RunningStats, check: Callable[[npt.NDArray[Any]], None]) -> None:
+        self._axis, self.result, self._check = axis, nothing, check
         self._lock = threading.Lock()
         self._next = 0
         self._early: dict[int, tuple[int, RunningStats]] = {}  # results of rows after others that are still in progress
 
     def put(self, start: int, rows: npt.NDArray[Any]) -> None:
         """See ``BulkTarget.put``."""
+        self._check(rows)
         n_channels = len(self.result.n)
         n_after = 1 if self._axis is None else max(1, math.prod(rows.shape[self._axis + 2 :]))
         values = rows.reshape(rows.size // (n_channels * n_after), n_channels, n_after)

@@ -312,7 +312,8 @@ def _stats_of(
 ) -> ArrayStats:
     layout = table.layouts[0][0]  # the dtype is the same in all files
     shapes = {array.row_shape for (array,) in table.layouts}
-    sums = InOrder(axis, empty_stats(1 if axis is None else layout.row_shape[axis], layout.dtype))
+    nothing = empty_stats(1 if axis is None else layout.row_shape[axis], layout.dtype)
+    sums = InOrder(axis, nothing, layout.refuse_missing)
     rows = rows_by_part(table, wanted)
     n_bytes = sum(len(some) * array.row_bytes for some, (array,) in zip(rows, table.layouts, strict=True))
     with progress_bar(n_bytes, f"statistics of {key!r}", shows_progress=shows_progress) as bar:

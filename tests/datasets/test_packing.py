@@ -412,3 +412,98 @@ def test_any_attributes_give_plain_values_or_an_error(make_h5, case):
 @given(case=arrays())
 def test_thousands_of_attributes_give_plain_values_or_an_error(make_h5, case):
     check_any_attributes(make_h5, *case)
+
+
+# Scales by the conventions of other formats ----------------------------------------------------------------------
+
+RAW = np.arange(12, dtype="u1").reshape(4, 3)
+
+
+def of_hdfeos(path, offset=0.0):
+    with h5py.File(path, "w") as file:
+        array = file.create_dataset("HDFEOS/SWATHS/a/Data Fields/x", data=RAW.astype("i2"))
+        array.attrs["ScaleFactor"], array.attrs["Offset"] = np.array([0.5]), np.array([offset])
+        array.attrs["_FillValue"], array.attrs["MissingValue"] = np.int16(3), np.int16(4)
+    return "HDFEOS/SWATHS/a/Data Fields/x", np.where(np.isin(RAW, (3, 4)), np.nan, RAW * 0.5)
+
+
+def of_jaxa(path):
+    with h5py.File(path, "w") as file:
+        file["Image_data/x"] = RAW.astype("u2")
+        file["Image_data/x"].attrs.update({"Slope": np.float32([0.5]), "Offset": np.float32([-8])})
+    return "Image_data/x", RAW * 0.5 - 8
+
+
+def of_odim(path, gain=0.5, level="dataset1/data1"):
+    with h5py.File(path, "w") as file:
+        file.attrs["Conventions"] = np.bytes_("ODIM_H5/V2_2")
+        file["dataset1/data1/data"] = RAW
+        file.create_group(f"{level}/what").attrs.update(
+            {"gain": gain, "offset": -32.0, "nodata": 11.0, "undetect": 0.0}
+        )
+    return "dataset1/data1/data", np.where(np.isin(RAW, (0, 11)), np.nan, RAW * gain - 32)
+
+
+def of_minc(path, high=1.1):
+    with h5py.File(path, "w") as file:
+        group = file.create_group("minc-2.0/image/0")
+        group["image"] = RAW
+        group["image"].attrs["valid_range"] = [0.0, 10.0]
+        group["image-min"], group["image-max"] = 0.1, high
+    return "minc-2.0/image/0/image", np.where(RAW > 10, np.nan, RAW / 10 * (high - 0.1) + 0.1)
+
+
+FORMATS = {"HDF-EOS5": of_hdfeos, "JAXA": of_jaxa, "ODIM_H5": of_odim, "MINC2": of_minc}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_scales_of_other_formats_are_refused_or_decoded_whole(tmp_path, name):
+    path = str(tmp_path / "a.h5")
+    key, expected = FORMATS[name](path)
+    stored = str(h5py.File(path)[key].dtype)
+    with pytest.raises(H5ValueError, match="packed integers"):
+        H5LazyDataset(path, key, sample="row")
+    decoded = H5LazyDataset(path, key, decode={key: "cf"}, sample="row").read_batch(range(4))
+    np.testing.assert_allclose(decoded.numpy(), expected, rtol=1e-6)
+    raw = H5LazyDataset(path, key, x_dtype=stored, sample="row").read_batch(range(4))
+    np.testing.assert_array_equal(raw.numpy(), RAW)
+    assert inspect_file(path).advice.settings["decode"] == {key: "cf"}
+
+
+def test_a_scale_with_several_meanings_is_refused_with_both(tmp_path):
+    path = str(tmp_path / "a.h5")
+    key, _ = of_hdfeos(path, offset=273.15)
+    for asked in ({}, {"decode": {key: "cf"}}):
+        with pytest.raises(H5ValueError) as error:
+            H5LazyDataset(path, key, **asked)
+        assert "x * 0.5 + 273.15 or (x - 273.15) * 0.5" in str(error.value)
+        assert f"decode={{{key!r}: lambda x: x * 0.5 + 273.15}}" in str(error.value)
+    decoded = H5LazyDataset(path, key, decode={key: lambda x: x * 0.5 + 273.15}, sample="row").read_batch([1])
+    np.testing.assert_allclose(decoded.numpy(), RAW[[1]] * 0.5 + 273.15)
+
+
+def test_scales_outside_of_an_array_are_those_of_its_own_file(tmp_path):
+    """Arrays whose headers are equal are described from one another, but not what is declared elsewhere."""
+    for number, (write, values) in enumerate({of_odim: (0.5, 0.25, 2.0, 0.5), of_minc: (1.1, 2.1, 3.1, 1.1)}.items()):
+        paths = [str(tmp_path / f"{number}_{at}.h5") for at in range(4)]
+        made = [write(path, value) for path, value in zip(paths, values, strict=True)]
+        key = made[0][0]
+        decoded = H5LazyDataset(paths, key, decode={key: "cf"}, sample="row").read_batch(range(16))
+        np.testing.assert_allclose(decoded.numpy(), np.concatenate([one for _, one in made]), rtol=1e-6)
+
+
+def test_a_scale_of_each_slice_is_refused(tmp_path):
+    path = str(tmp_path / "a.mnc")
+    key, _ = of_minc(path)
+    with h5py.File(path, "a") as file:
+        del file["minc-2.0/image/0/image-max"]
+        file["minc-2.0/image/0/image-max"] = [1.1, 1.2, 1.3, 1.4]
+    with pytest.raises(H5ValueError, match="Each slice has a scale of its own"):
+        H5LazyDataset(path, key, decode={key: "cf"})
+
+
+@pytest.mark.parametrize("level", ["dataset1", "dataset1/data1"])
+def test_odim_declares_a_scale_at_any_level(tmp_path, level):
+    key, expected = of_odim(str(tmp_path / "a.h5"), level=level)
+    decoded = H5LazyDataset(str(tmp_path / "a.h5"), key, decode={key: "cf"}, sample="row").read_batch(range(4))
+    np.testing.assert_allclose(decoded.numpy(), expected, rtol=1e-6)

@@ -1,0 +1,584 @@
+"""Packed numbers: which attributes declare how stored numbers are decoded, by the conventions of several formats."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import H5ValueError, shown
+
+__all__ = ["ATTRIBUTES", "MARKERS", "Packing", "file_format", "has_packing_outside", "packing_of"]
+
+_log = logging.getLogger(__name__)
+
+SCALING = ("scale_factor", "add_offset")
+NWB_SCALING = ("conversion", "offset")
+MISSING = ("_FillValue", "missing_value")
+UNSIGNED = "_Unsigned"
+VALID = ("valid_range", "valid_min", "valid_max")
+
+DEFAULT_FILLS: dict[str, float] = {
+    "i2": -32767,
+    "u2": 65535,
+    "i4": -2147483647,
+    "u4": 4294967295,
+    "i8": -9223372036854775806,
+    "u8": 18446744073709551614,
+    "f4": float(np.float32(9.969209968386869e36)),
+    "f8": 9.969209968386869e36,
+}
+"""Values of netCDF variables that were never written and declare no ``_FillValue``. Bytes have none."""
+
+
+class Names(NamedTuple):
+    """Names of attributes that declare a scale outside of the netCDF conventions.
+
+    Attributes:
+        scale: the factor. Without it the others declare nothing.
+        offset: the number to add.
+        missing: a stored value that means missing.
+        is_sure: whether all software of this format computes ``x * scale + offset``.
+    """
+
+    scale: str
+    offset: str
+    missing: str | None
+    is_sure: bool
+
+
+OTHER_NAMES = (
+    Names("ScaleFactor", "Offset", "MissingValue", is_sure=False),  # HDF-EOS5
+    Names("Slope", "Offset", None, is_sure=True),  # JAXA
+)
+
+ODIM = ("gain", "offset", "nodata", "undetect")
+"""Attributes of a ``what`` group of ODIM_H5, beside an array or above it."""
+
+MINC = ("image-min", "image-max")
+"""Arrays beside the ``image`` of MINC2: the values that the ends of ``valid_range`` stand for."""
+
+ATTRIBUTES = {
+    name.encode()
+    for name in (*SCALING, *NWB_SCALING, *MISSING, UNSIGNED, *VALID, *(n for one in OTHER_NAMES for n in one[:3] if n))
+}
+"""The attributes of an array that declare how its numbers are decoded."""
+
+MARKERS = {b"_Netcdf4Dimid", b"_Netcdf4Coordinates", b"DIMENSION_LIST"}
+"""The attributes that the netCDF library writes to arrays."""
+
+Policy = Literal["decode", "refuse", "keep", "guard"]
+"""What becomes of packed numbers if the user names neither a decoder nor the stored dtype."""
+
+MAX_VALUES = 64
+"""Values of an attribute that are read; there is one, or a few that stand for missing values."""
+
+EXACT_IN_FLOAT64 = 1 << 53
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """How the attributes of an array declare that its values are decoded.
+
+    Attributes:
+        attributes: their names and values, as text.
+        scale: each stored value is multiplied by this.
+        offset: and this is added.
+        missing: stored values that stand for missing values.
+        dtype: of decoded values.
+        stored: dtype that stored values are viewed as, if it is another (``_Unsigned``).
+        unclear: name of an attribute that cannot be interpreted, such as text; or None.
+        policy: what becomes of stored values by default. netCDF files are "decoded", and integers of other files
+            "refused"; floats there, and numbers of NWB files, are "kept". Integers of netCDF files without a scale or
+            a declared missing value are "guarded": they stay integers, and a missing value is an error.
+        fill: netCDF's default fill value, which stands for a missing value too; None if there is none.
+        least: smallest valid value, in the dtype that values are viewed as; None without a limit.
+        most: largest valid value, in the same way.
+        cure: how to decode values if an attribute is unclear; None for the general advice.
+    """
+
+    attributes: tuple[tuple[str, str], ...]
+    scale: float = 1.0
+    offset: float = 0.0
+    missing: tuple[float, ...] = ()
+    dtype: str = "float64"
+    stored: str | None = None
+    unclear: str | None = None
+    policy: Policy = "refuse"
+    # Not in the text of a codec, which is a part of a file's identity: they follow from the attributes, or the dtype.
+    fill: float | None = field(default=None, repr=False)
+    least: float | None = field(default=None, repr=False)
+    most: float | None = field(default=None, repr=False)
+    cure: str | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        parts = [f"{name}={value}" for name, value in self.attributes]
+        return ", ".join(parts or ([] if self.fill is None else [f"default fill value {_short(self.fill)}"]))
+
+    @property
+    def marks(self) -> tuple[float, ...]:
+        """Stored values that stand for missing values, netCDF's default among them."""
+        return self.missing if self.fill is None or self.fill in self.missing else (*self.missing, self.fill)
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether values beyond a limit are missing."""
+        return self.least is not None or self.most is not None
+
+    @property
+    def only_misses(self) -> bool:
+        """Whether values are plain integers, apart from those that stand for missing values."""
+        return self.scale == 1 and self.offset == 0 and self.stored is None and self.unclear is None
+
+    @property
+    def is_implied(self) -> bool:
+        """Whether values are numbers as they are stored, apart from missing ones that no attribute names."""
+        return self.only_misses and not self.missing
+
+    @property
+    def identity(self) -> str:
+        """What the identity of a file has of it."""
+        return "" if self.is_implied else str(self)
+
+    @property
+    def formula(self) -> str:
+        """How a value ``x`` is decoded, as text."""
+        if self.unclear is not None:
+            return f"as {self.unclear} says"
+        parts = [] if self.stored is None else [f"x seen as {self.stored}"]
+        values = dict(self.attributes)
+        terms = "x"
+        if self.scale != 1:
+            terms += f" * {_first_of(values, _SCALES) or f'{self.scale:.7g}'}"
+        if self.offset:
+            offset = _first_of(values, _OFFSETS) or f"{self.offset:.7g}"
+            terms += f" + {offset}" if self.offset > 0 else f" - {offset.lstrip('-')}"
+        if terms != "x":
+            parts.append(terms)
+        if self.marks:
+            parts.append(f"{' or '.join(map(_short, self.marks))} means missing")
+        if self.has_limits:
+            low, high = ("" if one is None else f"{one:.7g}" for one in (self.least, self.most))
+            parts.append(f"values beyond {low} to {high} are missing".replace("  ", " "))
+        return "; ".join(parts)
+
+    def check(self, key: str = "...") -> None:
+        """Raise an ``H5ValueError`` if an attribute cannot be interpreted.
+
+        Args:
+            key: the array.
+        """
+        if self.unclear is not None:
+            raise H5ValueError(f"{self} cannot be decoded: what {self.unclear} means is not known. {self.how(key)}.")
+
+    def how(self, key: str) -> str:
+        """Return how to decode values whose attributes cannot be interpreted, without a full stop."""
+        name = key if key == "..." else repr(key)
+        cure = self.cure or "Pass decode={{name}: function}, which gets a stored row and returns its values"
+        return cure.replace("{name}", name)
+
+    def guard(self, values: npt.NDArray[Any], key: str) -> None:
+        """Check that none of some integers, which have no NaN, stands for a missing value.
+
+        Args:
+            values: as stored.
+            key: the array.
+
+        Raises:
+            H5ValueError: one does.
+        """
+        if (missing := self.is_missing(values)).any():
+            value, kind = values[missing][0], f"its {values.dtype} numbers"
+            why = "netCDF's default fill value" if value == self.fill else f"not valid ({self})"
+            raise H5ValueError(
+                f"{key!r} has a missing value: {value} is {why}, and integers have no NaN. Pass decode={{{key!r}: "
+                f"'cf'}} for floats with NaN, or the dtype {str(values.dtype)!r} by name to load {kind} as they are."
+            )
+
+    def limits(self, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+        """Return the smallest and largest valid value of the dtype that values are viewed as."""
+        ends = (-math.inf, math.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        least, most = (end if one is None else one for one, end in zip((self.least, self.most), ends, strict=True))
+        return least, most
+
+    def is_missing(self, values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return which stored values stand for missing ones."""
+        missing: npt.NDArray[np.bool_] = np.isin(values, np.array(self.marks, values.dtype))
+        if self.has_limits:
+            seen = values if self.stored is None else values.view(self.stored)
+            least, most = self.limits(seen.dtype)
+            missing |= (seen < least) | (seen > most)
+        return missing
+
+    def decode(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return decoded values: floats with NaN for missing values, or integers if nothing has to be decoded.
+
+        Args:
+            values: as stored.
+
+        Raises:
+            H5ValueError: an attribute cannot be interpreted, or values are too large for a float.
+        """
+        self.check()
+        is_missing = self.is_missing(values)
+        seen = values if self.stored is None else values.view(self.stored)
+        is_scaled = self.scale != 1 or self.offset != 0
+        if not is_scaled and not is_missing.any():
+            return seen
+        if not is_scaled and seen.dtype.itemsize == 8 and seen.size and _largest(seen[~is_missing]) > EXACT_IN_FLOAT64:
+            raise H5ValueError(
+                f"{self}: values beyond 2**53 next to missing ones do not fit a float. Decode them yourself."
+            )
+        dtype = np.dtype(self.dtype)
+        decoded: npt.NDArray[Any] = seen.astype(dtype) * dtype.type(self.scale) + dtype.type(self.offset)
+        decoded[is_missing] = np.nan
+        return decoded
+
+
+_SCALES = (SCALING[0], NWB_SCALING[0], "what/gain", *(one.scale for one in OTHER_NAMES))
+_OFFSETS = (SCALING[1], NWB_SCALING[1], "what/offset", *(one.offset for one in OTHER_NAMES))
+
+Value = npt.NDArray[Any] | str
+"""Numbers of an attribute, flat; or text that describes another value."""
+
+
+class _Text(str):
+    """Text of an attribute, quoted."""
+
+    __slots__ = ()
+
+
+def packing_of(array: Any, element: np.dtype[Any]) -> Packing | None:
+    """Return how the attributes of an array declare that its numbers are decoded.
+
+    Args:
+        array: an h5py dataset.
+        element: dtype of its elements, in native byte order.
+
+    Returns:
+        None if the array has other values than numbers, or the attributes change nothing.
+    """
+    if element.kind not in "iuf":
+        return None
+    form = file_format(array)
+    if form == "ODIM":
+        return _packing_of_odim(array, element)
+    if (minc := _packing_of_minc(array, element)) is not None:
+        return minc
+    found: dict[str, Value] = {}
+    if h5py.h5a.get_num_attrs(array.id):
+        found = _declared(array, (*SCALING, *MISSING, *((UNSIGNED,) if element.kind != "f" else ())))
+        _ignore_text(found, array)
+    is_netcdf = form == "netCDF" or _is_variable(array)
+    cure = None
+    policy: Policy = "decode" if is_netcdf else "refuse" if element.kind != "f" else "keep"
+    if not found and form == "NWB" and (found := _declared(array, NWB_SCALING[:1])):
+        found |= _declared(array, NWB_SCALING[1:])
+        policy = "decode" if is_netcdf and element.kind == "f" else "keep"
+    names = SCALING if not set(found) & set(NWB_SCALING) else NWB_SCALING
+    if not set(found) & set(names) and (others := _by_other_names(array)) is not None:
+        names, cure, more = others
+        found = more | found
+    fill = _default_fill(array, element) if is_netcdf and not isinstance(found.get(MISSING[0]), np.ndarray) else None
+    if not found and fill is None and not is_netcdf:
+        return None
+    valid = _declared(array, VALID) if is_netcdf or found else {}
+    attributes = tuple((name, _text(value)) for name, value in found.items())
+    missing_names = [name for name in found if name not in (*names, UNSIGNED)]
+    unclear = next((name for name in (*names, *missing_names) if isinstance(found.get(name), str)), None)
+    scale, offset = (_number(found.get(name), neutral) for name, neutral in zip(names, (1, 0), strict=True))
+    unclear = unclear or next((n for n, v in zip(names, (scale, offset), strict=True) if v is None), None)
+    if cure is not None and unclear is None and offset:
+        unclear = names[1]
+    is_unsigned = _yes_or_no(found.get(UNSIGNED), default=element.kind == "u")
+    if is_unsigned is None:
+        unclear = unclear or UNSIGNED
+    is_reseen = element.kind != "f" and is_unsigned is not None and is_unsigned != (element.kind == "u")
+    stored = f"{'uint' if is_unsigned else 'int'}{8 * element.itemsize}" if is_reseen else None
+    marks = [value for name in missing_names for value in _values(found.get(name))]
+    missing = dict.fromkeys(mark for value in marks if (mark := _mark(value, element, is_reseen=is_reseen)) is not None)
+    least, most = _limits(valid, element, stored)
+    attributes += tuple((name, _text(value)) for name, value in valid.items()) if (least, most) != (None, None) else ()
+    is_scaled = not set(found).isdisjoint(names)
+    is_changed = unclear is not None or scale != 1 or offset != 0 or bool(missing) or stored is not None
+    has_others = (fill is not None and stored is None) or (least, most) != (None, None)
+    if not is_changed and not (is_netcdf and has_others) and (element.kind == "f" or not is_scaled):
+        return None
+    if element.kind != "f" and not is_changed:
+        policy = "keep" if not is_netcdf else "decode" if is_scaled else "guard"
+    numbers = [value for name in names if isinstance(value := found.get(name), np.ndarray)]
+    dtype = np.result_type(stored or element, *(value.dtype for value in numbers))
+    return Packing(
+        attributes=attributes,
+        scale=1.0 if scale is None else float(scale),
+        offset=0.0 if offset is None else float(offset),
+        missing=tuple(missing),
+        dtype=dtype.name if dtype in (np.float32, np.float64) else "float64",
+        stored=stored,
+        unclear=unclear,
+        policy=policy,
+        fill=fill if stored is None else None,
+        least=least,
+        most=most,
+        cure=cure,
+    )
+
+
+def file_format(array: Any) -> Literal["netCDF", "ODIM", "NWB"] | None:
+    """Return the format whose conventions hold in the file of an open array, or of an open file; None if none does."""
+    root = h5py.h5o.open(h5py.h5i.get_file_id(array.id), b"/")
+    if not h5py.h5a.get_num_attrs(root):
+        return None
+    if h5py.h5a.exists(root, b"_NCProperties"):
+        return "netCDF"
+    if h5py.h5a.exists(root, b"nwb_version"):
+        return "NWB"
+    if not h5py.h5a.exists(root, b"Conventions"):
+        return None
+    value = _attribute(h5py.Group(root), "Conventions")
+    return "ODIM" if isinstance(value, str) and value.strip("'\"").startswith("ODIM") else "netCDF"
+
+
+def has_packing_outside(group: Any, name: bytes) -> bool:
+    """Return whether the packing of an array, in an open low-level group, is declared outside of its header."""
+    if name != b"image":
+        return False
+    try:
+        return all(h5py.h5g.get_objinfo(group, one.encode()).type == h5py.h5g.DATASET for one in MINC)
+    except (KeyError, ValueError, RuntimeError):
+        return False
+
+
+def _is_variable(array: Any) -> bool:
+    """Return whether an array is a variable of a netCDF file, by the attributes that the library writes to it."""
+    return any(h5py.h5a.exists(array.id, name) for name in MARKERS)
+
+
+def _declared(item: Any, names: tuple[str, ...]) -> dict[str, Value]:
+    """Return those of some attributes that an object has."""
+    values = {name: _attribute(item, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _ignore_text(found: dict[str, Value], array: Any) -> None:
+    """Remove missing values that are declared as text, which no number equals, and say so once."""
+    for name in MISSING:
+        if isinstance(value := found.get(name), _Text):
+            _note(f"{name}={value} of {str(array.name)!r} is text, which no number equals, and is ignored")
+            del found[name]
+
+
+@lru_cache(1000)
+def _note(text: str) -> None:
+    _log.warning("%s", text)
+
+
+def _by_other_names(array: Any) -> tuple[tuple[str, str], str | None, dict[str, Value]] | None:
+    """Return a scale outside of netCDF's conventions: its names, the cure if it is unclear, and all attributes."""
+    for one in OTHER_NAMES:
+        found = _declared(array, (one.scale, one.offset, *((one.missing,) if one.missing else ())))
+        scale, offset = (_number(found.get(name), neutral) for name, neutral in ((one.scale, 1), (one.offset, 0)))
+        if one.scale not in found or (one.is_sure and one.offset not in found) or (scale == 1 and offset == 0):
+            continue
+        cure = None
+        if not one.is_sure and scale is not None and offset:
+            cure = (
+                f"Files with these attributes mean x * {scale:g} + {offset:g} or (x - {offset:g}) * {scale:g}, as the "
+                f"documentation of the product says. Pass decode={{{{name}}: lambda x: x * {scale:g} + {offset:g}}}, "
+                "or the other formula"
+            )
+        return (one.scale, one.offset), cure, found
+    return None
+
+
+def _default_fill(array: Any, element: np.dtype[Any]) -> float | None:
+    """Return the value by which netCDF marks what was never written; None if the array was made without it."""
+    fill = DEFAULT_FILLS.get(f"{element.kind}{element.itemsize}")
+    if fill is None or h5py.check_enum_dtype(array.dtype) is not None:
+        return None
+    return None if array.id.get_create_plist().get_fill_time() == h5py.h5d.FILL_TIME_NEVER else fill
+
+
+def _limits(valid: dict[str, Value], element: np.dtype[Any], stored: str | None) -> tuple[Any, Any]:
+    """Return the smallest and largest valid value, as the netCDF4 library reads them; None for no limit."""
+    ends = {name: _values(value) for name, value in valid.items()}
+    pair = [_exact(value, element, stored) for value in ends.get(VALID[0], ())]
+    if len(pair) == 2 and None not in pair:
+        return pair[0], pair[1]
+    least, most = (ends.get(name, []) for name in VALID[1:])
+    low, high = (_exact(one[0], element, stored) if len(one) == 1 else None for one in (least, most))
+    return low, high
+
+
+def _exact(value: Any, element: np.dtype[Any], stored: str | None) -> Any:
+    """Return a limit in the dtype that values are viewed as; None if no element equals it."""
+    if element.kind == "f":
+        with np.errstate(all="ignore"):
+            return float(value) if element.type(value) == value else None
+    whole = _whole(value, element, is_reseen=stored is not None)
+    if whole is None or stored is None:
+        return whole
+    return int(np.array(whole, element).view(stored))
+
+
+def _packing_of_odim(array: Any, element: np.dtype[Any]) -> Packing | None:
+    """Return how ODIM_H5 packs an array: by the ``what`` group beside it, or of a level above."""
+    found: dict[str, Value] = {}
+    above = str(array.name).rpartition("/")[0]
+    while True:
+        group = _child(array, f"{above}/what")
+        for name, value in ({} if group is None else _declared(group, ODIM)).items():
+            found.setdefault(name, value)
+        if not above:
+            break
+        above = above.rpartition("/")[0]
+    if "gain" not in found:
+        return None
+    scale, offset = (_number(found.get(name), neutral) for name, neutral in (("gain", 1), ("offset", 0)))
+    marks = [_mark(value, element, is_reseen=False) for name in ODIM[2:] for value in _values(found.get(name))]
+    missing = tuple(dict.fromkeys(mark for mark in marks if mark is not None))
+    unclear = next((f"what/{name}" for name in ODIM if isinstance(found.get(name), str)), None)
+    unclear = unclear or ("what/gain" if scale is None else "what/offset" if offset is None else None)
+    if scale == 1 and offset == 0 and not missing:
+        return None
+    return Packing(
+        attributes=tuple((f"what/{name}", _text(found[name])) for name in ODIM if name in found),
+        scale=1.0 if scale is None else float(scale),
+        offset=0.0 if offset is None else float(offset),
+        missing=missing,
+        unclear=unclear,
+        policy="keep" if element.kind == "f" else "refuse",
+    )
+
+
+def _packing_of_minc(array: Any, element: np.dtype[Any]) -> Packing | None:
+    """Return how MINC2 packs the array ``image``: the ends of its valid range stand for two values, or two a slice."""
+    above, _, name = str(array.name).rpartition("/")
+    parent = _child(array, above or "/")
+    if element.kind == "f" or parent is None or not has_packing_outside(parent.id, name.encode(errors="replace")):
+        return None
+    low, high = ((parent[one].shape, np.unique(parent[one][...])) for one in MINC)
+    limits = np.iinfo(element)
+    given = _values(_declared(array, VALID).get(VALID[0]))
+    least, most = sorted(map(float, given)) if len(given) == 2 else (float(limits.min), float(limits.max))
+    attributes = [(VALID[0], f"[{least:g}, {most:g}]")]
+    if len(low[1]) == len(high[1]) == 1 and most > least:
+        first, last = float(low[1][0]), float(high[1][0])
+        scale = (last - first) / (most - least)
+        offset = first - least * scale
+        if scale == 1 and offset == 0:
+            return None
+        attributes += [(MINC[0], f"{first:g}"), (MINC[1], f"{last:g}")]
+        bounds = (int(least) if least > limits.min else None, int(most) if most < limits.max else None)
+        return Packing(attributes=tuple(attributes), scale=scale, offset=offset, least=bounds[0], most=bounds[1])
+    attributes += [
+        (one, f"{shape[0] if shape else 0} values") for one, (shape, _) in zip(MINC, (low, high), strict=True)
+    ]
+    cure = (
+        f"Each slice has a scale of its own: (x - {least:g}) / {most - least:g} * (image-max - image-min) + image-min. "
+        "Load image-min and image-max beside it, and compute that in a transform"
+    )
+    return Packing(attributes=tuple(attributes), unclear=MINC[0], cure=cure)
+
+
+def _child(array: Any, path: str) -> Any:
+    """Return a group of the file of an open array, to which no links lead; None if there is none."""
+    item = h5py.h5o.open(h5py.h5i.get_file_id(array.id), b"/")
+    try:
+        for part in path.encode(errors="surrogateescape").split(b"/"):
+            if part:
+                if h5py.h5g.get_objinfo(item, part, follow_link=False).type != h5py.h5g.GROUP:
+                    return None
+                item = h5py.h5g.open(item, part)
+    except (KeyError, ValueError, RuntimeError):
+        return None
+    return h5py.Group(item)
+
+
+def _attribute(array: Any, name: str) -> Value | None:
+    """Return the numbers of an attribute, flat; text that describes another value; None if it is missing or empty."""
+    if not h5py.h5a.exists(array.id, name.encode()):
+        return None
+    attribute = h5py.h5a.open(array.id, name.encode())
+    kind, space = attribute.get_type(), attribute.get_space()
+    n_values = space.get_simple_extent_npoints() if space.get_simple_extent_type() != h5py.h5s.NULL else 0
+    if not n_values:
+        return None
+    is_text = kind.get_class() == h5py.h5t.STRING
+    if not is_text and kind.get_class() not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT):
+        return "neither numbers nor text"
+    if n_values > MAX_VALUES or (is_text and n_values > 1):
+        return f"{n_values:,} values"
+    if is_text:
+        value = array.attrs[name]
+        text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+        return _Text(repr(shown(text.rstrip("\0 "))))
+    try:
+        values = np.empty(attribute.shape, attribute.dtype)
+    except (TypeError, ValueError):
+        return "a number format that NumPy does not have"
+    attribute.read(values)
+    return np.atleast_1d(values.astype(values.dtype.newbyteorder("="))).reshape(-1)
+
+
+def _number(value: Value | None, neutral: float) -> Any:
+    """Return the number of an attribute; the neutral one without it, and None if it is not one number."""
+    if value is None:
+        return neutral
+    is_one = isinstance(value, np.ndarray) and value.size == 1 and math.isfinite(value[0])
+    return value[0] if is_one else None
+
+
+def _values(value: Value | None) -> list[Any]:
+    return list(value) if isinstance(value, np.ndarray) else []
+
+
+def _mark(value: Any, element: np.dtype[Any], *, is_reseen: bool) -> float | None:
+    """Return a missing value as it is stored; None if no element can have it, or it is NaN, which needs no decoding."""
+    if element.kind != "f":
+        return _whole(value, element, is_reseen=is_reseen)
+    return None if math.isnan(value) else float(element.type(value))
+
+
+def _whole(value: Any, element: np.dtype[Any], *, is_reseen: bool) -> int | None:
+    """Return the stored integer that equals a value of an attribute; None if no element can have it."""
+    if not math.isfinite(value) or value != int(value):
+        return None
+    limits, whole = np.iinfo(element), int(value)
+    if is_reseen and not limits.min <= whole <= limits.max:  # given in the viewed dtype, not in the stored one
+        span = 1 << limits.bits
+        whole += span if whole < 0 else -span
+    return whole if limits.min <= whole <= limits.max else None
+
+
+def _yes_or_no(value: Value | None, *, default: bool) -> bool | None:
+    """Return the meaning of "true", "false" or a number; None for another value."""
+    if value is None:
+        return default
+    if isinstance(value, str):
+        return {"'true'": True, "'false'": False}.get(value.casefold())
+    return bool(value.any())
+
+
+def _largest(values: npt.NDArray[Any]) -> int:
+    return max(abs(int(values.min())), abs(int(values.max()))) if values.size else 0
+
+
+def _first_of(values: dict[str, str], names: tuple[str, ...]) -> str | None:
+    return next((values[name] for name in names if name in values), None)
+
+
+def _short(number: float) -> str:
+    return f"{number:.7g}" if not isinstance(number, int) and abs(number) > 1e15 else str(number)
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, str):
+        return value
+    return str(value[0]) if value.size == 1 else str([one.item() for one in value])
