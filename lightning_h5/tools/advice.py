@@ -290,13 +290,19 @@ def _fraction(n_rows: int, groups: Column, classes: Column) -> tuple[float, bool
         return FRACTIONS[0], True
     from ..order import group_split
 
+    codes, n_classes = np.zeros(n_rows, dtype=np.int64), 1
+    if classes is not None:
+        names, codes = np.unique(classes, return_inverse=True)
+        n_classes = len(names)
     able = []
     for fraction in FRACTIONS:
-        parts = group_split(n_rows if groups is None else groups, [1 - fraction, fraction], labels=classes)
+        parts = group_split(n_rows if groups is None else groups, [1 - fraction, fraction], labels=codes)
         if all(map(len, parts)):
             able.append(fraction)
-            if classes is None or all(len(np.unique(classes[rows])) == len(np.unique(classes)) for rows in parts):
+            if all(np.bincount(codes[rows], minlength=n_classes).all() for rows in parts):
                 return fraction, True
+            if np.bincount(codes).min() == 1:
+                break  # a class with one row is on one side, whatever the fraction
     return min(able, default=FRACTIONS[0]), False
 
 

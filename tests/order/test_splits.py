@@ -1,5 +1,9 @@
 """Cutting rows and groups into splits."""
 
+import sys
+import tracemalloc
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -49,6 +53,52 @@ def test_another_split_seed_draws_another_cut():
 
 def test_the_cut_of_a_seed_never_changes():
     assert group_split(20, [0.5, 0.5], 4)[1].tolist() == [0, 3, 4, 5, 6, 7, 9, 13, 16, 19]
+
+
+def test_the_cut_of_a_seed_and_classes_never_changes():
+    labels, pairs = np.arange(20) % 3, np.arange(20) // 2
+    assert group_split(20, [0.5, 0.5], 4, labels=labels)[1].tolist() == [0, 3, 4, 5, 7, 8, 9, 14, 19]
+    assert k_fold(20, 3, 1, 4, labels=labels)[1].tolist() == [4, 7, 11, 12, 14, 16, 18]
+    assert group_split(pairs, [0.5, 0.5], 4, labels=labels)[1].tolist() == list(range(10, 20))
+    assert k_fold(pairs, 3, 1, 4, labels=labels)[1].tolist() == [0, 1, 4, 5, 8, 9, 12, 13]
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=60), st.sampled_from(["i1", "u2", "i8", "f4", "U", "S"]))
+def test_classes_of_any_dtype_are_cut_alike(labels, dtype):
+    values = np.array(labels) + 3
+    if dtype == "i1":
+        values = values * 42 - 126  # the distance of these values is more than their dtype can hold
+    expected = group_split(len(labels), [0.6, 0.4], 1, labels=labels)
+    parts = group_split(len(labels), [0.6, 0.4], 1, labels=values.astype(dtype))
+    assert [part.tolist() for part in parts] == [part.tolist() for part in expected]
+
+
+def _calls_of(function):
+    """Return how often a function and what it calls call C functions."""
+    counts = Counter()
+    sys.setprofile(lambda _, event, __: counts.update([event]))
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return counts["c_call"]
+
+
+def test_the_work_for_rows_does_not_grow_with_the_number_of_classes():
+    few, many = (
+        _calls_of(lambda n=n: (group_split(600, [0.8, 0.2], labels=np.arange(600) % n), k_fold(600, 3, 0)))
+        for n in (2, 300)
+    )
+    assert many < few + 20
+
+
+def test_the_memory_of_a_cut_does_not_grow_with_groups_times_classes():
+    groups = np.arange(4000) // 2
+    tracemalloc.start()
+    group_split(groups, [0.8, 0.2], labels=np.arange(4000))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 << 20, "a number for each group and class would take 64 MB"
 
 
 @given(
