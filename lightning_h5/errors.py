@@ -23,6 +23,8 @@ __all__ = [
 ]
 
 MAX_LETTERS = 300  # maximum length of a name in a message
+MAX_VALUE = 80  # maximum length of a value in a message
+MAX_MESSAGE = 2000  # maximum length of a message
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
@@ -33,7 +35,8 @@ class H5Error(Exception):
 
     def __str__(self) -> str:
         # KeyError prints the repr of its text, and OSError an errno.
-        return " ".join(str(arg) for arg in self.args)
+        text = " ".join(str(arg) for arg in self.args)
+        return text if len(text) <= MAX_MESSAGE else _shortened(text)
 
 
 class H5FileError(H5Error, OSError):
@@ -119,6 +122,22 @@ def listing(names: Iterable[object], most: int = 12) -> str:
 def shown(name: str) -> str:
     """A name as it is, or quoted where it would speak to the terminal; a very long one cut in its middle."""
     return _cut(name if name.isprintable() else repr(name))
+
+
+def short_repr(value: object) -> str:
+    """Return the ``repr`` of a value, at most a line of it."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= MAX_VALUE else f"{text[:MAX_VALUE]} ..."
+
+
+def _shortened(text: str) -> str:
+    """Return a message with its longest words cut, such as values of a file, and then its middle."""
+    for word in sorted(text.split(), key=len, reverse=True):
+        if len(word) <= MAX_LETTERS or len(text) <= MAX_MESSAGE:
+            break
+        text = text.replace(word, _cut(word))
+    half = (MAX_MESSAGE - len(" ... ")) // 2
+    return text if len(text) <= MAX_MESSAGE else f"{text[:half]} ... {text[-half:]}"
 
 
 def _cut(text: str) -> str:

@@ -30,7 +30,14 @@ def collated(values: Any, how: Collate | None, buffers: BufferPool | None = None
     """
     if isinstance(values, torch.Tensor):
         return list(values) if how == "list" else values
-    if how == "list" or not values or not all(isinstance(value, torch.Tensor) for value in values):
+    if how == "list" or not values:
+        return values
+    if any(isinstance(value, list) and value and isinstance(value[0], torch.Tensor) for value in values):
+        raise H5ValueError(
+            "samples have several rows each, and these differ in shape, so that they cannot be stacked. Pass "
+            "collate_fn='list', take rows as samples (sample='row'), or decode rows to one shape (decode)."
+        )
+    if not all(isinstance(value, torch.Tensor) for value in values):
         return values
     shapes = list(dict.fromkeys(tuple(value.shape) for value in values))
     if len(shapes) == 1:

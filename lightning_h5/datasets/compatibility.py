@@ -21,6 +21,7 @@ from ..hdf5 import (
     check_no_overlap,
     holds_regions,
     is_bytes,
+    is_list,
     is_references,
     kind_of,
     torch_dtype,
@@ -35,6 +36,7 @@ __all__ = [
     "are_packed_alike",
     "different_packing",
     "each_readable",
+    "has_lists",
     "is_encoded",
     "refuse_images",
     "refuse_other_files",
@@ -83,7 +85,7 @@ class Asked:
             return array.with_changes(stored=n_bytes, dtype=n_bytes).decoded(self.codec)
         if self.codec is not None:
             return array.decoded(self.codec)
-        if is_bytes(array.dtype):
+        if is_list(array.dtype) or array.is_scalar:
             return array.decoded(Ragged())
         if packing is None or self.takes_packed:
             return array
@@ -155,6 +157,12 @@ def refuse_other_files(asked: Sequence[Asked]) -> None:
 def is_encoded(array: ArrayLayout) -> bool:
     """Return whether rows are decoded one by one, to arrays of several shapes."""
     return array.decoding is not None and isinstance(array.decoding.codec, RowCodec)
+
+
+def has_lists(array: ArrayLayout) -> bool:
+    """Return whether rows are lists of numbers, other than bytes, of several lengths."""
+    stored = array.decoding
+    return stored is not None and isinstance(stored.codec, Ragged) and not is_bytes(stored.array.dtype)
 
 
 def _check_kind(layout: ArrayLayout, *, text_ok: bool) -> None:

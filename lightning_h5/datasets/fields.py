@@ -27,7 +27,7 @@ from ..hdf5 import (
 from ..options import value_of_field
 from ..types import DTypeLike, IntArray, Keys
 from .collate import Collate
-from .compatibility import Asked, is_encoded
+from .compatibility import Asked, has_lists, is_encoded
 from .multiply_add import Affine
 from .sample_layout import FieldPlan, SampleLayout, SamplePart, Transform
 from .sparse_rows import SparseField
@@ -138,8 +138,10 @@ class Fields:
             mask: add which steps of each field are no padding.
             collate: how samples of several shapes become a batch.
         """
+        lists = [at for at, array in enumerate(table.layouts[0]) if at < self.n_inputs and has_lists(array)]
         if table.sampling is None:
-            length_of = (0, 0) if self.sample_layout.x.transform is not None else None  # samples may differ in length
+            may_differ = self.sample_layout.x.transform is not None  # samples may differ in length
+            length_of = (lists[0], 0) if lists else (0, 0) if may_differ else None
             return replace(
                 self, sample_layout=replace(self.sample_layout, collate=collate, length_of=collate and length_of)
             )
@@ -153,7 +155,7 @@ class Fields:
         if layout.with_index:
             more += PLACES
         steps = [field for field in table.step_fields if field < self.n_inputs] or table.step_fields
-        ragged = [field for field in range(self.n_inputs) if table.is_ragged[field]]
+        ragged = [field for field in range(self.n_inputs) if table.is_ragged[field]] or lists
         length_of = None
         if isinstance(table.sampling, WholeSegments):
             counted = next((field for field in steps if table.sampling.has_all_steps(field)), steps[0])

@@ -290,7 +290,7 @@ class SampleLayout:
         if not self.has_transforms:  # otherwise its samples are dense
             columns = [column.csr() if isinstance(column, SparseRows) else column for column in columns]
         if self._is_built_of_columns:
-            columns = [collated(column, None) if is_of_tensors(column) else column for column in columns]
+            columns = [collated(column, None) if isinstance(column, list) else column for column in columns]
             built = [part.build(columns[own]) for part, own in self._parts]
             return built[0] if len(built) == 1 else tuple(built)
         parts, length = [], {}

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayLayout, ChangeGuard, LayoutTable, OpenOptions, check_no_overlap, column_layout
+from ..hdf5 import ArrayLayout, ChangeGuard, Image, LayoutTable, OpenOptions, check_no_overlap, column_layout
 from ..options import SegmentOptions
 from ..types import IntArray
 from .catalog import Catalog
@@ -105,9 +105,10 @@ class SegmentBuilder:
             if self._segments.join is not None:
                 at = self._value_keys.index(self._segments.join)
                 self._units.append(unit_of(stored.one(part, n_fields + at), self._options))
+        arrays = [stored.one(0, at) for at in range(n_fields)]
         self.fields = [
-            one if stored.one(0, at).value is None else self._of_values(one, stored, at)
-            for at, one in enumerate(self.fields)
+            self._of_values(one, stored, at) if array.value is not None else _as_seen(one, array)
+            for at, (one, array) in enumerate(zip(self.fields, arrays, strict=True))
         ]
         if self.are_cells and all(one.step_axis is None for one in self.fields):  # of one value each
             is_number = [stored.one(0, at).dtype.kind != "O" for at in range(n_fields)]
@@ -116,10 +117,7 @@ class SegmentBuilder:
                 for one, is_one in zip(self.fields, is_number, strict=True)
             ]
         if all(one.axis is None and one.step_axis is None and one.patch is None for one in self.fields):
-            raise H5ValueError(
-                f"none of the fields {listing(one.name for one in self.fields)} has steps: they are scalars or "
-                "attributes. Add one."
-            )
+            self.fields = self._of_one_step(arrays)
         names = None if self._names.pattern is None else Parts(stored.files, NamedParts(self._names, stored.stars))
         parts, step_places = self._volumes_of(stored) if self.volumes is not None else self._steps_of(stored)
         return RowTable(
@@ -134,6 +132,20 @@ class SegmentBuilder:
             ),
             step_places=step_places,
         )
+
+    def _of_one_step(self, arrays: Sequence[ArrayLayout]) -> list[SegmentField]:
+        """Return the fields if no array has steps: a segment is then one step, and a sample has its values."""
+        pairs = zip(self.fields, arrays, strict=True)
+        is_single = [array.value is not None or field.is_whole for field, array in pairs]
+        if self._names.pattern is None or not any(is_single):
+            raise H5ValueError(
+                f"none of the fields {listing(one.name for one in self.fields)} has steps: they are scalars or "
+                "attributes. Add one."
+            )
+        return [
+            replace(field, step_axis=0, is_single=True) if is_one else field
+            for field, is_one in zip(self.fields, is_single, strict=True)
+        ]
 
     def _volumes_of(self, stored: StoredParts) -> tuple[PartLayouts, tuple[int, ...]]:
         """Return the arrays of all parts with cells as rows."""
@@ -383,6 +395,14 @@ class SegmentBuilder:
     def values_of(self, key: str) -> list[npt.NDArray[Any]]:
         """Return the values of an array, part by part."""
         return [cuts[key] for cuts in self._cuts]
+
+
+def _as_seen(field: SegmentField, array: ArrayLayout) -> SegmentField:
+    """Return how a field is seen. A row is all of an array that is a scalar with bytes, or the bytes of one image."""
+    is_image = isinstance(field.asked.codec, Image) and array.dtype == np.uint8 and not array.axes
+    if array.is_scalar or (is_image and field.axis is None):
+        return replace(field, axis=None, step_axis=None, is_whole=True)
+    return field
 
 
 def _each(arrays: Sequence[ArrayLayout], sizes: Sequence[int | None]) -> str:

@@ -122,6 +122,7 @@ class SegmentField:
         taken: what is taken of other axes.
         is_single: a sample has the value at its own step, or at the first of its segment.
         patch: shape of a patch, along the axes that are left; None for a field without patches.
+        is_whole: all of the array is one row: a scalar with bytes, or the bytes of one image.
     """
 
     name: str
@@ -131,11 +132,12 @@ class SegmentField:
     taken: Mapping[int, Any]
     is_single: bool = False
     patch: tuple[int | None, ...] | None = None
+    is_whole: bool = False
 
     @property
     def is_as_stored(self) -> bool:
         """Whether rows are those of the array as it is stored."""
-        return self.axis is None and self.step_axis == 0 and not self.taken
+        return self.axis is None and self.step_axis == 0 and not (self.taken or self.is_whole)
 
     def check_axes(self, layout: ArrayLayout) -> None:
         """Check that an array has the axes that were named.
@@ -166,6 +168,8 @@ class SegmentField:
             period: steps of a segment as rows are numbered, if segments are along an axis.
             n_values: length of axis 0 of an array with a value for each segment; None if there is none.
         """
+        if self.is_whole:
+            return self.asked.decoded(layout if layout.is_scalar else layout.seen(()))
         n_axes = 1 + len(layout.axes)
         row_axes = [axis % n_axes for axis in (self.axis, self.step_axis) if axis is not None]
         if not row_axes and layout.n_rows == n_values:
@@ -192,10 +196,9 @@ class SegmentField:
             shape[axis] = int(indices) if isinstance(taken, int) else indices
         return shape
 
-    @staticmethod
-    def length(layout: ArrayLayout, axis: int) -> int:
+    def length(self, layout: ArrayLayout, axis: int) -> int:
         """Return the length of an axis."""
-        return (layout.n_rows, *layout.axes)[axis]
+        return 1 if self.is_whole else (layout.n_rows, *layout.axes)[axis]
 
     def step_place(self, layout: ArrayLayout) -> int:
         """Return the axis of a sample that its steps are along."""

@@ -166,7 +166,9 @@ def parts_in(
             layout = of_cells.of_column(key, part, len(stars))
             return layout, alike.value(layout, key)
         try:
-            found = alike.describe_alike(file, path, key, files, guard, alike=names.keys[number])
+            found = alike.describe_alike(
+                file, path, key, files, guard, alike=names.keys[number], takes_scalars=not names.cells
+            )
         except ScalarError:
             scalar = scalar_layout(file, path, key, guard)
             found = scalar, None

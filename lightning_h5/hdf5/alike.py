@@ -19,10 +19,10 @@ import numpy as np
 from ..options import FileOptions
 from .checks import MAX_BYTES
 from .chunk_index import ChunkTable, chunk_table, grid_of, leaves_edges_plain
-from .describe import MAX_UNWRITTEN, check_described, layout_of
+from .describe import MAX_UNWRITTEN, bytes_layout, check_described, layout_of
 from .identity import ChangeGuard
 from .layout import ArrayLayout, path_of
-from .links import find_array
+from .links import ScalarError, find_array
 from .object_headers import HeaderFile, HeaderTemplate, ObjectHeader, read_header
 from .packing import has_packing_outside
 
@@ -83,6 +83,7 @@ class AlikeArrays:
         *,
         if_exists: bool = False,
         alike: str | None = None,
+        takes_scalars: bool = False,
     ) -> tuple[ArrayLayout, int | None] | None:
         """Return the description, and the number of the template that it is ``ArrayLayout.moved`` from, if any.
 
@@ -94,6 +95,7 @@ class AlikeArrays:
             guard: see above.
             if_exists: see above.
             alike: see above.
+            takes_scalars: describe scalars that hold bytes as arrays of one row.
 
         Raises:
             H5Error: see ``describe_array``.
@@ -103,9 +105,10 @@ class AlikeArrays:
         if found is None:
             if if_exists and not _has_first(file, key):
                 return None
-            return check_described(self._in_full(file, path, key, files, alike), files).guarded(guard), None
+            layout = self._in_full(file, path, key, files, alike, takes_scalars)
+            return check_described(layout, files).guarded(guard), None
         (opened, group, name), header = found
-        which = (alike, files, header.structure)
+        which = (alike, files, takes_scalars, header.structure)
         number, is_proven = self._known.get(which, (None, False))
         made = None
         if number is not None:
@@ -114,7 +117,7 @@ class AlikeArrays:
                 made = _made(self.templates[number], path, key, opened, group, name, header, guard)
         if made is not None and is_proven:
             return self._checked(made, files, number)
-        layout = self._in_full(file, path, key, files, alike).guarded(guard)
+        layout = self._in_full(file, path, key, files, alike, takes_scalars).guarded(guard)
         if number is None and not layout.members:
             number = len(self.templates)
             self.templates.append(layout)
@@ -141,8 +144,16 @@ class AlikeArrays:
     def _checked(self, layout: ArrayLayout, files: FileOptions, number: int | None) -> tuple[ArrayLayout, int | None]:
         return check_described(layout, files), number if files.verify is None else None
 
-    def _in_full(self, file: Any, path: str, key: str, files: FileOptions, alike: str) -> ArrayLayout:
-        layout = layout_of(find_array(file, key, files), path, key)
+    def _in_full(
+        self, file: Any, path: str, key: str, files: FileOptions, alike: str, takes_scalars: bool
+    ) -> ArrayLayout:
+        try:
+            layout = layout_of(find_array(file, key, files), path, key)
+        except ScalarError:
+            stored = bytes_layout(file, path, key) if takes_scalars else None
+            if stored is None:
+                raise
+            layout = stored
         if layout.members:
             self._members.add(alike)
         return layout
@@ -211,7 +222,7 @@ def _made(
 ) -> ArrayLayout | None:
     """Return the description of an array with the structure of a known one; None if something in it is unusual."""
     as_stored = known if known.references is None else known.references
-    shape = (header.n_rows, *known.axes)
+    shape = (header.n_rows,) if known.is_scalar else (header.n_rows, *known.axes)
     n_bytes = math.prod(shape) * as_stored.stored.itemsize
     if not n_bytes or n_bytes > MAX_BYTES:
         return None
@@ -241,7 +252,7 @@ def _moved_to_itself(layout: ArrayLayout) -> ArrayLayout | None:
         return None
     if as_stored.table is not None and as_stored.table.masks.any():
         return None
-    return layout.moved(layout.path, layout.key, layout.n_rows, as_stored.offset, as_stored.table, layout.guard)
+    return layout.moved(layout.path, layout.key, layout.varying_length, as_stored.offset, as_stored.table, layout.guard)
 
 
 def _is_equal(a: ArrayLayout, b: ArrayLayout) -> bool:

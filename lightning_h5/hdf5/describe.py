@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near
+from ..errors import H5CorruptError, H5KeyError, H5ValueError, listing, near, short_repr
 from ..options import FileOptions
 from .checks import check_integrity, check_library, ensure_filters
 from .chunk_index import (
@@ -26,16 +26,18 @@ from .chunk_index import (
 )
 from .digests import read_digests, with_digests
 from .dtypes import kind_of, native
+from .encoded import is_bytes, is_image
 from .identity import ChangeGuard, pread_of
 from .layout import ArrayLayout, Filter, Storage
 from .links import ArrayHandle, find_array
-from .open import translate_h5py_errors
+from .open import is_in_other_file, translate_h5py_errors
 from .packing import packing_of
 
 __all__ = [
     "MAX_UNWRITTEN",
     "REFERENCE",
     "attribute_layout",
+    "bytes_layout",
     "check_described",
     "column_layout",
     "describe_array",
@@ -116,6 +118,52 @@ def scalar_layout(file: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLa
     return _value_layout(value, path, key, guard)
 
 
+def bytes_layout(file: Any, path: str, key: str) -> ArrayLayout | None:
+    """Describe a scalar that holds bytes, such as an encoded image, as an array of one row. Reads no opaque value.
+
+    Args:
+        file: the open file.
+        path: its path.
+        key: name of the scalar, which ``find_array`` looked up.
+
+    Returns:
+        The description; None if the scalar holds something else, or bytes that only the library can read.
+    """
+    with translate_h5py_errors(path, repr(key)):
+        array = file[key]
+        kind = array.dtype.kind
+        if is_bytes(array.dtype):
+            layout = _layout_of(ArrayHandle(array, (), is_in_other_file(file, array), file, ()), path, key)
+            return None if layout.references is None else layout.with_changes(is_scalar=True)
+        is_opaque = kind == "V" and array.dtype.names is None and array.dtype.subdtype is None
+        if not is_opaque and not (kind == "S" and is_image(array[()])):
+            return None
+        offset = array.id.get_offset()
+        if _storage(array) != "contiguous" or offset is None or is_in_other_file(file, array):
+            return None
+        n_bytes = array.dtype.itemsize
+        return ArrayLayout(
+            path=path,
+            key=key,
+            name=array.name,
+            members=(),
+            n_rows=1,
+            axes=(n_bytes,),
+            row_shape=(n_bytes,),
+            stored=np.dtype(np.uint8),
+            dtype=np.dtype(np.uint8),
+            storage="contiguous",
+            chunks=None,
+            filters=(),
+            offset=offset,
+            n_stored_bytes=n_bytes,
+            fill=b"\0",
+            plain_reason=None,
+            is_scalar=True,
+            guard=ChangeGuard.of_open(array.file, path),
+        )
+
+
 def column_layout(values: npt.NDArray[Any], path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
     """Describe values that come from elsewhere as an array of a file, with a row for each.
 
@@ -131,14 +179,20 @@ def column_layout(values: npt.NDArray[Any], path: str, key: str, guard: ChangeGu
 
 
 def _value_layout(value: Any, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
-    if isinstance(value, bytes | np.bytes_):
+    is_opaque = isinstance(value, np.void) and value.dtype.names is None
+    if is_opaque or (isinstance(value, bytes | np.bytes_) and is_image(value)):
+        value = np.frombuffer(bytes(value), np.uint8)
+    elif isinstance(value, bytes | np.bytes_):
         value = value.decode(errors="replace")
     found = np.array(value, dtype=object) if isinstance(value, str) else np.asarray(value)
     if found.dtype.kind in "SU":
         found = np.array(found.astype(str), dtype=object)
     is_text = found.dtype.kind == "O" and all(isinstance(one, str) for one in found.flat)
     if isinstance(value, h5py.Empty) or found.dtype.kind not in ("biufcO" if is_text else "biufc"):
-        raise H5ValueError(f"{key!r} in {path!r} has the value {value!r}, which is neither numbers nor text.")
+        raise H5ValueError(
+            f"{key!r} in {path!r} has the value {short_repr(value)}, which is neither numbers nor text. Name another "
+            "one."
+        )
     dtype = h5py.string_dtype() if is_text else native(found.dtype)
     return ArrayLayout(
         path=path,
@@ -223,7 +277,7 @@ def _layout_of(handle: ArrayHandle, path: str, key: str) -> ArrayLayout:
         # An array in another file may have another name there, so it is looked up by the key again.
         name=_without(key, members) if handle.is_external else array.name,
         members=members,
-        n_rows=array.shape[0],
+        n_rows=array.shape[0] if array.shape else 1,
         axes=array.shape[1:],
         row_shape=(*array.shape[1:], *inner),
         stored=stored,

@@ -16,7 +16,7 @@ from ..errors import H5ValueError
 if TYPE_CHECKING:
     from .layout import ArrayLayout
 
-__all__ = ["Function", "Image", "Ragged", "RowCodec", "bytes_of", "is_bytes", "is_list"]
+__all__ = ["Function", "Image", "Ragged", "RowCodec", "bytes_of", "is_bytes", "is_image", "is_list"]
 
 JPEG, PNG = b"\xff\xd8", b"\x89PNG"
 JPEG_SCAN, JPEG_END = b"\xff\xda", b"\xff\xd9"
@@ -71,7 +71,10 @@ class Ragged(_OfObjects):
 
     def row(self, stored: Any, out: npt.NDArray[Any] | None = None) -> Any:
         """See ``RowCodec.row``."""
-        return np.frombuffer(stored, np.uint8).copy() if isinstance(stored, bytes) else np.array(stored)
+        if isinstance(stored, bytes):
+            return np.frombuffer(stored, np.uint8).copy()
+        row = np.array(stored)
+        return row.astype(row.dtype.newbyteorder("="), copy=False)
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,11 @@ def is_list(dtype: np.dtype[Any]) -> bool:
 def is_bytes(dtype: np.dtype[Any]) -> bool:
     """Return whether elements are lists of bytes of variable length."""
     return bool(h5py.check_vlen_dtype(dtype) == np.dtype(np.uint8))
+
+
+def is_image(data: bytes) -> bool:
+    """Return whether bytes begin as a JPEG or PNG does."""
+    return data.startswith((JPEG, PNG))
 
 
 def bytes_of(stored: Any) -> Any:

@@ -90,6 +90,8 @@ class ArrayLayout:
         value: the rows of an attribute, which has one, or of a column of a table; None for an array of the file.
         view: how the array is seen, if rows are not all of it along axis 0. ``n_rows``, ``axes`` and ``row_shape`` are
             of the rows as seen; ``axes`` without those of an array-valued element.
+        is_scalar: whether this is a scalar that holds bytes (an opaque value, or a list), which has one row. Opaque
+            values are described as ``uint8``.
         decoding: what decodes rows; None if values are as stored. ``dtype`` and ``row_shape`` are of decoded rows.
         guard: change guard of the file that was described; no other file is read.
     """
@@ -119,6 +121,7 @@ class ArrayLayout:
     categories: ArrayLayout | None = field(default=None, compare=False, repr=False)
     value: Any = field(default=None, compare=False, repr=False)
     view: ArrayView | None = None
+    is_scalar: bool = False
     decoding: Decoding | None = None
     guard: ChangeGuard = field(compare=False, repr=False)
 
@@ -146,14 +149,18 @@ class ArrayLayout:
         Args:
             path: its file.
             key: its name.
-            n_rows: length of axis 0.
+            n_rows: length of axis 0; of an opaque scalar the number of its bytes.
             offset: where its bytes begin if they lie in one piece.
             table: where its chunks lie.
             guard: change guard of the file.
         """
         as_stored = self if self.references is None else self.references
-        n_stored = n_rows * as_stored.stored_row_bytes if table is None else int(table.sizes.sum())
-        changes: dict[str, Any] = {"path": path, "n_rows": n_rows, "n_stored_bytes": n_stored, "guard": guard}
+        if self.is_opaque:
+            changes: dict[str, Any] = {"axes": (n_rows,), "row_shape": (n_rows,), "n_stored_bytes": n_rows}
+        else:
+            n_stored = n_rows * as_stored.stored_row_bytes if table is None else int(table.sizes.sum())
+            changes = {"n_rows": n_rows, "n_stored_bytes": n_stored}
+        changes |= {"path": path, "guard": guard}
         if key != self.key:
             changes |= {"key": key, "name": path_of(key)}
         place = {"offset": offset, "table": table}
@@ -161,6 +168,16 @@ class ArrayLayout:
         if self.plain_reason is None:
             changes |= place
         return self.with_changes(**changes, references=references)
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether this is an opaque scalar: its bytes are one row."""
+        return self.is_scalar and self.stored == np.uint8
+
+    @property
+    def varying_length(self) -> int:
+        """The number that ``moved`` takes: the length of axis 0, or the bytes of an opaque scalar."""
+        return self.axes[0] if self.is_opaque else self.n_rows
 
     def member(self, name: str) -> ArrayLayout:
         """Return a member of a compound array as an array.

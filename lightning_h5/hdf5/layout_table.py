@@ -9,6 +9,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ class ArrayColumns:
 
     Attributes:
         numbers: number of the template that an array is ``moved`` from; -1 for one that is kept as it is.
-        n_rows: length of axis 0.
+        n_rows: length of axis 0; of an opaque scalar the number of its bytes.
         places: where its bytes begin, or the number of its first chunk; of an attribute the number of its value.
         offsets: where chunks lie, of all arrays; -1 for one that was never written.
         sizes: stored bytes of these chunks.
@@ -71,13 +72,17 @@ class ArrayColumns:
             self.sizes.frombytes(as_stored.table.sizes.tobytes())
         elif as_stored.offset is not None:
             place = as_stored.offset
-        self.numbers[at], self.n_rows[at], self.places[at] = -1 if number is None else number, layout.n_rows, place
+        self.numbers[at], self.n_rows[at], self.places[at] = (
+            -1 if number is None else number,
+            layout.varying_length,
+            place,
+        )
 
     def has(self, at: int, layout: ArrayLayout) -> bool:
         """Return whether an array has the rows, and the place, that were noted."""
         as_stored, place = _as_stored(layout), self.places[at]
         if as_stored.table is None:
-            return (layout.n_rows, as_stored.offset) == (self.n_rows[at], place)
+            return (layout.varying_length, as_stored.offset) == (self.n_rows[at], place)
         n = len(as_stored.table.offsets)
         noted = (self.offsets[place : place + n].tobytes(), self.sizes[place : place + n].tobytes())
         found = (as_stored.table.offsets.tobytes(), as_stored.table.sizes.tobytes())
@@ -91,7 +96,7 @@ class LayoutTable:
     Attributes:
         templates: arrays that others are ``moved`` from.
         numbers: see ``ArrayColumns``, shape ``(n_parts, n_arrays)``.
-        n_rows: see above, of the same shape.
+        lengths: see ``n_rows`` above, of the same shape.
         starts: ``places`` there, of the same shape.
         offsets: see above, of all chunks.
         sizes: see above.
@@ -101,7 +106,7 @@ class LayoutTable:
 
     templates: tuple[ArrayLayout, ...]
     numbers: npt.NDArray[np.int32]
-    n_rows: IntArray
+    lengths: IntArray
     starts: IntArray
     offsets: IntArray
     sizes: IntArray
@@ -163,11 +168,17 @@ class LayoutTable:
             self,
             templates=(*self.templates, *(describe(values[part]) for part in first.values())),
             numbers=np.insert(self.numbers, at, [number[n] for n in sizes], axis=1),
-            n_rows=np.insert(self.n_rows, at, sizes, axis=1),
+            lengths=np.insert(self.lengths, at, sizes, axis=1),
             starts=np.insert(self.starts, at, len(self.values) + np.arange(len(sizes)), axis=1),
             values=[*self.values, *values],
             others={(part, old + (old >= at)): layout for (part, old), layout in self.others.items()},
         )
+
+    @cached_property
+    def n_rows(self) -> IntArray:
+        """Length of axis 0 of each array, shape ``(n_parts, n_arrays)``."""
+        is_opaque = np.array([*(one.is_opaque for one in self.templates), False])
+        return np.where(is_opaque[self.numbers], 1, self.lengths) if is_opaque.any() else self.lengths
 
     def layout(self, part: int, at: int, path: str, key: str, guard: ChangeGuard) -> ArrayLayout:
         """Return the description of an array.
@@ -182,7 +193,7 @@ class LayoutTable:
         number = int(self.numbers[part, at])
         if number < 0:
             return self.others[part, at].guarded(guard)
-        template, n_rows, place = self.templates[number], int(self.n_rows[part, at]), int(self.starts[part, at])
+        template, n_rows, place = self.templates[number], int(self.lengths[part, at]), int(self.starts[part, at])
         if template.value is not None:
             return template.with_changes(path=path, key=key, name=key, value=self.values[place], guard=guard)
         if _as_stored(template).table is None:
@@ -196,10 +207,8 @@ class LayoutTable:
             parts: numbers of the parts.
             at: number of the array there.
         """
-        known = [
-            (_as_stored(one), _as_stored(one).stored_row_bytes, one.plain_reason is None) for one in self.templates
-        ]
-        each = (column[parts, at].tolist() for column in (self.numbers, self.n_rows, self.starts))
+        known = [(_as_stored(one), _unit_bytes(_as_stored(one)), one.plain_reason is None) for one in self.templates]
+        each = (column[parts, at].tolist() for column in (self.numbers, self.lengths, self.starts))
         for number, n_rows, place in zip(*each, strict=True):
             if number < 0:
                 yield None
@@ -239,11 +248,11 @@ class LayoutTable:
         parts, starts, sizes = [], [], []
         for at in arrays:
             numbers, n_chunks = self.numbers[:, at], self.n_chunks(at)
-            row_bytes = np.array([*(-1 if one.offset is None else one.stored_row_bytes for one in self.templates), -1])
+            row_bytes = np.array([*(-1 if one.offset is None else _unit_bytes(one) for one in self.templates), -1])
             here = np.flatnonzero(row_bytes[numbers] >= 0)
             parts.append(here)
             starts.append(self.starts[here, at])
-            sizes.append(self.n_rows[here, at] * row_bytes[numbers[here]])
+            sizes.append(self.lengths[here, at] * row_bytes[numbers[here]])
             ends = np.cumsum(n_chunks)
             chunks = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.starts[:, at] - ends + n_chunks, n_chunks)
             is_written = self.offsets[chunks] >= 0
@@ -256,6 +265,11 @@ class LayoutTable:
         is_shared = (np.diff(part) == 0) & (np.diff(start) < size[:-1])
         kept = np.array([part for part, _ in self.others], dtype=np.int64)
         return np.unique(np.concatenate([part[1:][is_shared], part[start > n_bytes[part] - size], kept]))
+
+
+def _unit_bytes(layout: ArrayLayout) -> int:
+    """Return the stored bytes of one of the ``lengths``."""
+    return 1 if layout.is_opaque else layout.stored_row_bytes
 
 
 def _as_stored(layout: ArrayLayout) -> ArrayLayout:

@@ -30,6 +30,7 @@ SHARED = 2  # flag of a message whose content lies elsewhere in the file
 CONTIGUOUS, CHUNKED = 1, 2  # classes of layouts
 INDEX_SETTINGS = {1: 0, 2: 0, 3: 1, 4: 5, 5: 6}  # bytes of the settings of a chunk index, by its type
 SIMPLE = {0, 1, 3}  # classes of datatypes whose values lie in the attribute: integers, floats, text of a fixed length
+OPAQUE, OPAQUE_SCALAR = 5, "an opaque scalar"  # class of such datatypes, and a part of the structure of such a header
 UNDEFINED = 2**64 - 1  # address
 MAX_HEADER, MAX_BLOCKS = 16 << 20, 1000  # bytes of a block of a header, and blocks
 NUMBER, PLACE = struct.Struct("<Q"), struct.Struct("<QQ")
@@ -78,7 +79,7 @@ class ObjectHeader(NamedTuple):
 
     Attributes:
         structure: equal for arrays with descriptions that differ only in the following.
-        n_rows: length of axis 0.
+        n_rows: length of axis 0; of an opaque scalar the number of its bytes.
         place: start of a contiguous array, from the end of the user block.
         n_bytes: bytes of a contiguous array.
     """
@@ -108,7 +109,9 @@ class HeaderTemplate(NamedTuple):
 
     @classmethod
     def of(cls, file: HeaderFile, address: int, header: ObjectHeader) -> HeaderTemplate | None:
-        """Return the template of a header; None if it is in more than one piece."""
+        """Return the template of a header; None if it is in more than one piece, or of a scalar."""
+        if OPAQUE_SCALAR in header.structure:
+            return None
         n_rows: tuple[int, ...] = ()
         limit, place, at, fixed = None, 0, 0, []
         for number, _, data, start in _messages(file, address):
@@ -210,10 +213,21 @@ def read_header(file: HeaderFile, address: int) -> ObjectHeader | None:
             return None  # external storage, or what a newer library writes
         else:
             parts[number] = data
-    n_rows, parts[DATASPACE] = _dataspace(parts[DATASPACE])
     place, n_bytes, parts[LAYOUT] = _place(parts[LAYOUT])
+    if _is_opaque_scalar(parts):
+        if place is None or n_bytes != int.from_bytes(parts[DATATYPE][4:8], "little"):
+            return None
+        of_scalar = (file.version, file.user_block, file.format, is_checked, OPAQUE_SCALAR, parts[LAYOUT])
+        return ObjectHeader(of_scalar, n_bytes, place, n_bytes)
+    n_rows, parts[DATASPACE] = _dataspace(parts[DATASPACE])
     structure = (file.version, file.user_block, file.format, is_checked, *sorted(parts.items()), *attributes)
     return ObjectHeader(structure, n_rows, place, n_bytes)
+
+
+def _is_opaque_scalar(parts: dict[int, Any]) -> bool:
+    version, rank, _, kind = parts[DATASPACE][:4]
+    is_scalar = not rank and (version == 1 or (version == 2 and kind == 0))
+    return bool(is_scalar and parts[DATATYPE][0] & 15 == OPAQUE and FILTERS not in parts)
 
 
 def _dataspace(data: bytes) -> tuple[int, tuple[Any, ...]]:

@@ -171,7 +171,7 @@ class EncodedReader(LayoutReader):
         assert layout.decoding is not None, "rows are as stored"
         assert isinstance(layout.decoding.codec, RowCodec), "rows have one shape"
         self._reader, self._codec, self._work = reader, layout.decoding.codec, work
-        self.fills_memory = self._codec.fills_memory
+        self.fills_memory, self._is_scalar = self._codec.fills_memory, layout.is_scalar
 
     def _fill(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
         self.read_to(rows, out, np.arange(len(rows)))
@@ -195,7 +195,7 @@ class EncodedReader(LayoutReader):
             H5CorruptError: a row does not decode.
         """
         stored = self._reader.read(rows)
-        is_bytes = stored.dtype.kind in "OV"
+        is_bytes = stored.dtype.kind in "OV" or self._is_scalar
 
         def decode(places: range) -> None:
             for at, to in zip(places, here[places.start : places.stop].tolist(), strict=True):

@@ -58,7 +58,7 @@ def open_reader(
         work: shares the decoding of images among threads.
     """
     reader: LayoutReader
-    if layout.value is not None:
+    if layout.value is not None and layout.decoding is None:
         return ValueReader(layout, counters)
     if layout.runs is not None:
         reader = RunsReader(layout, counters)

@@ -28,7 +28,16 @@ from .recognize_parts import (
     Reader,
     Settings,
 )
-from .recognize_structures import cells_of_references, images, lists_of_splits, siblings, sparse_rows, why_two_levels
+from .recognize_structures import (
+    cells_of_references,
+    images,
+    lists,
+    lists_of_splits,
+    named_images,
+    siblings,
+    sparse_rows,
+    why_two_levels,
+)
 
 __all__ = ["recognize"]
 
@@ -51,7 +60,7 @@ def recognize(files: Sequence[FileLooks], reader: Reader) -> list[Guess]:
         files: what is in them; the rules take those of the first one for granted.
         reader: see there.
     """
-    if guesses := sparse_rows(files) or images(files):
+    if guesses := sparse_rows(files) or images(files) or named_images(files[0]) or lists(files):
         return guesses
     if guesses := cells_of_references(files[0], reader):
         return guesses

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..errors import H5Error
+from ..errors import H5Error, listing
 from ..hdf5 import (
     FAULTS,
     OLD_CATEGORIES,
     Image,
     OpenOptions,
+    ScalarError,
     bytes_of,
     find_array,
     is_bytes,
@@ -26,12 +27,22 @@ from ..hdf5 import (
 from ..readers import open_reader
 from .recognize_parts import TARGETS, FileLooks, Guess, Look, Parts, Reader, Settings
 
-__all__ = ["cells_of_references", "images", "lists_of_splits", "siblings", "sparse_rows", "why_two_levels"]
+__all__ = [
+    "cells_of_references",
+    "images",
+    "lists",
+    "lists_of_splits",
+    "named_images",
+    "siblings",
+    "sparse_rows",
+    "why_two_levels",
+]
 
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")  # of JPEG and PNG files
 MAX_READ = 16  # arrays of which a row is read
 N_DECODED = 8  # images whose shapes are compared
+MIN_NAMES = 2  # of images that have names of their own
 MIN_ROWS = 10  # of which some are left to validate on
 
 
@@ -146,6 +157,45 @@ def images(files: Sequence[FileLooks]) -> list[Guess]:
     return [Guess(settings=settings, why=f"{name!r} holds {kind} files, one a row, which are decoded to images.")]
 
 
+def named_images(file: FileLooks) -> list[Guess]:
+    """Return how to read images that are opaque scalars, each with a name of its own; none if there are none."""
+    names = [name for name, look in file.of_bytes.items() if not look.shape]
+    groups = {name.rpartition("/")[0] for name in names}
+    if len(names) < MIN_NAMES or len(groups) > 1 or any(name.rpartition("/")[0] in groups for name in file.arrays):
+        return []
+    rows = [row for name in names[:N_DECODED] for row in _first(file.path, name)]
+    if not rows:
+        return []
+    group = next(iter(groups))
+    pattern = f"{group}/*" if group else "*"
+    settings: Settings = {"x_key": {"image": pattern}, "decode": {"image": "image"}, "sample": "segment"}
+    if len(_shapes(rows)) > 1:
+        settings["collate_fn"] = "list"
+    if len(names) >= MIN_ROWS:
+        settings["split"] = 0.1
+    return [Guess(settings=settings, why=f"{len(names):,} opaque values are images, each with a name of its own.")]
+
+
+def lists(files: Sequence[FileLooks]) -> list[Guess]:
+    """Return how to read rows that are lists of numbers; none if other arrays have several numbers in a row."""
+    arrays = files[0].arrays
+    ragged = {name: look for name, look in files[0].of_bytes.items() if len(look.shape) == 1 and "list" in look.dtype}
+    if not ragged:
+        return []
+    n_rows = max(look.shape[0] for look in ragged.values())
+    inputs = [name for name, look in ragged.items() if look.shape[0] == n_rows]
+    if not n_rows or any(len(look.shape) > 1 for look in arrays.values()):
+        return []
+    numbers = [name for name, look in arrays.items() if look.shape == (n_rows,) and look.dtype[:4] != "text"]
+    targets = [name for name in numbers if words_in(name) & TARGETS] or (numbers if len(numbers) == 1 else [])
+    settings: Settings = {"x_key": inputs[0] if len(inputs) == 1 else inputs, "collate_fn": "pad"}
+    if len(targets) == 1:
+        settings["y_key"] = targets[0]
+    if n_rows >= MIN_ROWS:
+        settings["split"] = 0.1
+    return [Guess(settings=settings, why=f"Rows of {listing(inputs)} are lists of several lengths, padded in a batch.")]
+
+
 def _may_hold_bytes(look: Look) -> bool:
     return (look.dtype == "uint8" and len(look.shape) == 2) or (look.dtype[:4] == "text" and len(look.shape) == 1)
 
@@ -154,7 +204,11 @@ def _first(path: str, name: str) -> list[bytes]:
     """Return the first rows of an array as bytes; none if the first one does not begin as an image does."""
     try:
         with open_h5(path) as file:
-            layout = layout_of(find_array(file, name), path, name)  # opens no other file
+            try:
+                layout = layout_of(find_array(file, name), path, name)  # opens no other file
+            except ScalarError:
+                value = bytes(file[name][()])
+                return [value] if value.startswith(BEGINNINGS) else []
         if layout.dtype.kind == "S" and not layout.row_shape:  # not text
             n_bytes = np.dtype(f"V{layout.dtype.itemsize}")
             layout = layout.with_changes(stored=n_bytes, dtype=n_bytes)

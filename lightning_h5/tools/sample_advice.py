@@ -203,7 +203,9 @@ def looks_of(path: str, arrays: Sequence[Any]) -> FileLooks:
         if array.shape is not None and os.fspath(array.name)
     }
     found = {name: look for name, look in looks.items() if _is_known(look.dtype)}
-    of_bytes = {name: look for name, look in looks.items() if re.match(r"lists of uint8|\|V\d", look.dtype)}
+    of_bytes = {
+        name: look for name, look in looks.items() if re.match(r"lists of (u?int|float|bool)|\|V\d", look.dtype)
+    }
     references = [array.name for array in arrays if array.dtype == "references" and array.name[:1] != "#"]
     return FileLooks(path=path, arrays=found, of_bytes=of_bytes, references=references)
 

@@ -111,7 +111,6 @@ CASES = {
         H5ValueError,
         ["is a table", "'scans/table/age'", "'scans/table/weight'"],
     ),
-    "lists as x": ("good.h5", {"x_key": "scans/lists"}, H5ValueError, ["'scans/lists'", "a tensor cannot have"]),
     "long doubles as x": ("good.h5", {"x_key": "scans/wide"}, H5ValueError, ["'scans/wide'", "float128"]),
     "a filter that is not installed": (
         "good.h5",
