@@ -306,14 +306,19 @@ def _keeping(table: RowTable, is_kept: Mask, passes: Mask, error: str) -> tuple[
     assert sampling is not None, "samples are rows"
     segments = sampling.segments
     stays = is_kept[segments.numbers_of(np.arange(len(segments)))]
-    are_whole = isinstance(sampling, Patches) or (isinstance(sampling, WholeSegments) and sampling.are_sparse)
+    are_whole = _are_whole(sampling)
     if not are_whole:
         left_out = np.flatnonzero(~stays)
         lengths = np.maximum.reduce([steps.lengths_of(left_out) for steps in segments.steps])
         passes[segments.rows_at(segments.places_of(left_out, lengths))] = False
-    if not (stays.any() and passes.any()):
+    if not stays.any() or not (are_whole or passes.any()):
         raise NoRowPassesError(error)
     return (sampling.among(np.flatnonzero(stays)), None) if are_whole else (sampling.keeping(passes), passes)
+
+
+def _are_whole(sampling: Sampling | None) -> bool:
+    """Return whether filters keep or drop whole samples: volumes, and rows of sparse matrices."""
+    return isinstance(sampling, Patches) or (isinstance(sampling, WholeSegments) and sampling.are_sparse)
 
 
 def with_label(table: RowTable, wanted: LabelCriterion, options: OpenOptions) -> RowTable:
@@ -352,10 +357,11 @@ def _has_value_a_segment(table: RowTable, key: str, part: int, values: npt.NDArr
     n_segments, n_steps = table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])
     if len(values) == n_segments or (len(values) == 1 and ("@" in key or is_of_table(key))):
         return True
-    if isinstance(table.sampling, Patches):
+    if _are_whole(table.sampling):
+        samples = "volume" if isinstance(table.sampling, Patches) else "row of the sparse matrix"
         raise H5ValueError(
-            f"{key!r} has {len(values)} values in {table.name_of_part(part)!r}, which has {n_segments} volumes. Name "
-            "an array with a value for each volume, or an attribute."
+            f"{key!r} has {len(values)} values in {table.name_of_part(part)!r}, and there are {n_segments} samples. "
+            f"Name an array with a value for each {samples}, or an attribute."
         )
     if len(values) != n_steps:
         raise H5ValueError(

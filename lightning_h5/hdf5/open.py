@@ -235,7 +235,8 @@ def create_h5(path: str, *, like: Any = None, checked: bool = False, paged: bool
         like: an open file, of which the new file takes the format version, user block size, file space strategy and
             creation order of the root group.
         checked: write the file's own tables with checksums, in the format of HDF5 1.10 (see ``INTEGRITY``).
-        paged: have these tables lie together, in pages of 1 MiB, which also takes the format of HDF5 1.10.
+        paged: have these tables lie together, in pages of 1 MiB, which also takes the format of HDF5 1.10. A user block
+            then takes a page, too.
 
     Raises:
         H5FileError: the file exists, or its folder is missing, full or not writable.
@@ -253,6 +254,8 @@ def create_h5(path: str, *, like: Any = None, checked: bool = False, paged: bool
         options = h5py.h5p.create(h5py.h5p.FILE_CREATE) if options is None else options
         options.set_file_space_strategy(h5py.h5f.FSPACE_STRATEGY_PAGE, False, 1)
         options.set_file_space_page_size(PAGE_BYTES)
+        if user_block := options.get_userblock():  # the library requires whole pages
+            options.set_userblock(max(user_block, PAGE_BYTES))
     existed = os.path.lexists(path)  # on a full disk an empty file is left
     try:
         return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, fcpl=options, fapl=access))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -145,6 +146,24 @@ def kept_steps(plist: Any) -> tuple[FilterStep, ...]:
     cuts[BITSHUFFLE] = slice(3, None)
     found = [plist.get_filter(at)[:3] for at in range(plist.get_nfilters())]
     return tuple(FilterStep(number, flags, tuple(more[cuts.get(number, slice(None))])) for number, flags, more in found)
+
+
+def fitting_steps(steps: tuple[FilterStep, ...], chunks: tuple[int, ...]) -> tuple[FilterStep, ...]:
+    """Return filters with options that suit the size of a chunk: szip compresses blocks of 2 to 32 elements.
+
+    Args:
+        steps: the filters.
+        chunks: shape of a chunk. One of a single element is not compressed by szip.
+    """
+    largest = math.prod(chunks) // 2 * 2
+    fitting = []
+    for step in steps:
+        if step.id == SZIP and step.options[1] > largest:
+            if not largest:
+                continue
+            step = step._replace(options=(step.options[0], largest))
+        fitting.append(step)
+    return tuple(fitting)
 
 
 def encoder_of(plist: Any, itemsize: int) -> Encoder | None:

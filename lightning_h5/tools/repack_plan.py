@@ -17,7 +17,7 @@ from ..hdf5.chunk_index import moves_axis
 from ..hdf5.contents import resolve_path
 from ..options import FileOptions
 from ..readers import check_text
-from .compression import LOSSLESS, FilterStep, check_compression, filter_steps, kept_steps
+from .compression import LOSSLESS, FilterStep, check_compression, filter_steps, fitting_steps, kept_steps
 from .file_copy import address_of, has_class, is_variable, links_in
 from .row_io import chunks_of, raw_layout
 
@@ -284,4 +284,5 @@ def _plan_rows(
         rows = min(rows, shape[0])
     if maxshape[0] != h5py.h5s.UNLIMITED:
         rows = min(rows, maxshape[0])
-    return replace(plan, way="rows", chunks=(rows, *shape[1:]), steps=steps)
+    chunks = (rows, *shape[1:])
+    return replace(plan, way="rows", chunks=chunks, steps=fitting_steps(steps, chunks))

@@ -285,6 +285,48 @@ def test_the_user_block_and_the_format_stay(zoo, tmp_path):
     assert versions[1] == max(2, versions[0])
 
 
+@pytest.mark.parametrize("n_bytes", [512, 4 << 20])
+def test_a_user_block_stays_in_a_copy_for_object_stores(tmp_path, n_bytes):
+    """MATLAB's files begin with one of 512 bytes, and HDF5 wants at least a page."""
+    source, copy = tmp_path / "a.mat", tmp_path / "b.mat"
+    write_zoo(source, userblock=n_bytes)
+    head = b"MATLAB 7.3 MAT-file".ljust(512, b"\0")
+    edit(source, 0, head)
+    repack_file(source, copy, for_object_store=True, verify=True)
+    with h5py.File(copy) as file:
+        assert file.userblock_size == max(n_bytes, 1 << 20)
+        assert file.id.get_create_plist().get_file_space_strategy()[0] == h5py.h5f.FSPACE_STRATEGY_PAGE
+    with open(copy, "rb") as file:
+        assert file.read(512) == head
+
+
+@given(
+    st.sampled_from(["u1", "i2", "f4", "f8"]),
+    st.lists(st.integers(1, 9), max_size=2),
+    st.sampled_from([2, 8, 32]),
+    st.integers(1, 50),
+    st.sampled_from([1, 2, 3, 7, "auto"]),
+    st.sampled_from([{}, {"shuffle_rows": 3}, {"shuffle_filter": True}, {"checksum": True}]),
+)
+def test_szip_is_applied_again_to_chunks_of_any_size(tmp_path_factory, dtype, axes, pixels, n_rows, rows, options):
+    folder = tmp_path_factory.mktemp("szip")
+    values = random_values(np.dtype(dtype), (n_rows, *axes))
+    with h5py.File(folder / "a.h5", "w") as file:
+        chunks = (64, *axes)
+        maxshape = (None, *axes)
+        file.create_dataset(
+            "x", data=values, chunks=chunks, maxshape=maxshape, compression="szip", compression_opts=("nn", pixels)
+        )
+    repack_file(folder / "a.h5", folder / "b.h5", keys=["x"], rows_per_chunk=rows, verify=True, **options)
+    with h5py.File(folder / "b.h5") as file:
+        found = file["x"][:]
+        assert file["x"].compression == (None if file["x"].chunks in ((1,), (1, 1), (1, 1, 1)) else "szip")
+    expected = values.copy()
+    if "shuffle_rows" in options:
+        expected[places(n_rows, 3)] = values
+    assert found.tobytes() == expected.tobytes()
+
+
 @pytest.mark.wide
 def test_rows_are_shuffled_together_and_nothing_else_is(zoo, tmp_path):
     with h5py.File(zoo, "a") as file:
