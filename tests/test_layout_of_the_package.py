@@ -16,7 +16,7 @@ import lightning_h5
 ROOT = Path(lightning_h5.__file__).parent
 REPOSITORY = ROOT.parent
 
-LEAVES = {"jit", "kept_files", "cores", "errors", "progress_bar", "types", "sizes", "counters", "_version"}
+LEAVES = {"jit", "kept_files", "cores", "errors", "progress_bar", "types", "sizes", "counters", "threads", "_version"}
 MAY_IMPORT = {
     **{leaf: {"errors", "types"} - {leaf} for leaf in LEAVES},
     "errors": set(),

@@ -15,6 +15,7 @@ import torch.distributed
 
 from .. import errors
 from ..errors import H5Error, H5ValueError
+from ..threads import EndingThread
 from .process_group import agree_on_nonce, key_of, own_store, stop_answering, wait_until
 from .processes import end_process, this_process
 
@@ -43,7 +44,7 @@ def exchange(what: str, patience: float, is_alone: bool = False) -> Iterator[Exc
         return
     among_ranks = Exchange(what, patience, store)
     over = threading.Event()
-    watch = threading.Thread(target=among_ranks.watch, args=(over,), name="lightning_h5-exchange", daemon=True)
+    watch = EndingThread(among_ranks.watch, (over,), name="lightning_h5-exchange", end=over.set)
     watch.start()
     try:
         yield among_ranks

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch.distributed
 
+from ..threads import EndingThread
+
 __all__ = ["agree_on_nonce", "key_of", "own_store", "stop_answering", "wait_until"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.02  # between polls of a waiting rank: most arrive within milliseconds
@@ -68,7 +70,7 @@ class _Group(NamedTuple):
 
 _own: list[_Group] = []  # the one that was used last
 _all_know = threading.Event()  # that rank 0 need not answer any more
-_answering: list[threading.Thread] = []
+_answering: list[EndingThread] = []
 
 
 def key_of(store: Any, name: str) -> str:
@@ -98,7 +100,7 @@ def agree_on_nonce(store: Any, patience: float) -> bool:
     if torch.distributed.get_rank() == 0:
         stop_answering()
         _own[:] = [_Group(store, own, defaultdict(count))]
-        _answering[:] = [threading.Thread(target=_answer, args=(store, own), name="lightning_h5-nonce", daemon=True)]
+        _answering[:] = [EndingThread(_answer, (store, own), name="lightning_h5-nonce", end=_all_know.set)]
         _all_know.clear()
         _answering[0].start()
         return True

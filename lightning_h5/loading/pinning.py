@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from functools import partial
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
 from ..errors import H5Error
+from ..threads import EndingThread
 from .prefetch import CLOSED
 
 if TYPE_CHECKING:
@@ -39,12 +41,13 @@ class PinnedBatches:
     """
 
     def __init__(self, batches: WorkerBatches) -> None:
-        self._batches = batches
         self._pinned: Queue[tuple[Any, BaseException | None]] = Queue(1)
         self._is_over = threading.Event()
         device = torch.accelerator.current_device_index()
-        arguments = (batches, self._pinned, self._is_over, device)  # not `self`, or it would never be collected
-        self._thread = threading.Thread(target=_pin_all, args=arguments, name="lightning_h5-pin", daemon=True)
+        # Neither the thread nor its end holds `self`, or it would never be collected.
+        self._end = partial(_end, batches, self._pinned, self._is_over)
+        arguments = (batches, self._pinned, self._is_over, device)
+        self._thread = EndingThread(_pin_all, arguments, name="lightning_h5-pin", end=self._end)
         self._thread.start()
 
     def __iter__(self) -> PinnedBatches:
@@ -64,15 +67,16 @@ class PinnedBatches:
         self._end()
         self._thread.join()
 
-    def _end(self) -> None:
-        self._is_over.set()
-        self._batches.close()
-        with suppress(Empty):
-            self._pinned.get_nowait()  # room for the thread's batch
-
     def __del__(self) -> None:
         if hasattr(self, "_thread"):
             self._end()
+
+
+def _end(batches: WorkerBatches, pinned: Queue[tuple[Any, BaseException | None]], is_over: threading.Event) -> None:
+    is_over.set()
+    batches.close()
+    with suppress(Empty):
+        pinned.get_nowait()  # room for the thread's batch
 
 
 def _pin_all(

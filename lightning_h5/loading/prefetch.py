@@ -9,8 +9,10 @@ interpreter's lock.)
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from time import perf_counter
@@ -21,6 +23,7 @@ import numpy as np
 from ..datasets import RawBatch
 from ..errors import H5Error
 from ..readers import TaskQueue
+from ..threads import EndingThread
 from ..types import BatchToken, IntArray
 
 __all__ = ["CLOSED", "BatchSource", "Batches", "InMemoryIterator", "ReadAhead"]
@@ -171,7 +174,9 @@ class ReadAhead:
         # The threads must not hold this object, or it would never be collected.
         self._threads = source.work.start_team(team)
         self._threads.append(
-            threading.Thread(target=_work, args=(self._queue,), name="lightning_h5-read-ahead", daemon=True)
+            EndingThread(
+                _work, (self._queue,), name="lightning_h5-read-ahead", end=partial(_dismiss, weakref.ref(self))
+            )
         )
         self._threads[-1].start()
 
@@ -228,6 +233,11 @@ class ReadAhead:
         # The garbage collector may call this in a thread with a lock that our thread waits for: never wait here.
         if hasattr(self, "_threads"):
             self._dismiss()
+
+
+def _dismiss(reference: weakref.ref[ReadAhead]) -> None:
+    if (reading := reference()) is not None:
+        reading._dismiss()
 
 
 class _Queue:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -14,6 +15,7 @@ import numpy.ma  # noqa: F401
 
 from ..cores import cores_of_a_rank
 from ..counters import worker_number
+from ..threads import EndingThread
 
 __all__ = ["TaskQueue", "usable_cores"]
 
@@ -46,11 +48,11 @@ class TaskQueue:
             task()
         return task is not None
 
-    def start_team(self, n_threads: int) -> list[threading.Thread]:
+    def start_team(self, n_threads: int) -> list[EndingThread]:
         """Start threads that run tasks until ``end_team``."""
         # The threads must not reference this object's owner, or it would never be collected.
         team = [
-            threading.Thread(target=_do_tasks, args=(self._todo,), name="lightning_h5-decode", daemon=True)
+            EndingThread(_do_tasks, (self._todo,), name="lightning_h5-decode", end=partial(self._todo.put, None))
             for _ in range(n_threads)
         ]
         self._team += n_threads
@@ -77,7 +79,10 @@ class TaskQueue:
     def helpers(self) -> Iterator[None]:
         """Run threads during one read, if there is no team, and tasks and cores for them."""
         n_threads = 0 if self._team else min(self._todo.qsize(), usable_cores()) - 1
-        team = [threading.Thread(target=self._do_what_is_there, daemon=True) for _ in range(n_threads)]
+        over = threading.Event()
+        team = [
+            EndingThread(self._help_until, (over,), name="lightning_h5-help", end=over.set) for _ in range(n_threads)
+        ]
         for thread in team:
             thread.start()
         try:
@@ -86,8 +91,8 @@ class TaskQueue:
             for thread in team:
                 thread.join()
 
-    def _do_what_is_there(self) -> None:
-        while self.help():
+    def _help_until(self, over: threading.Event) -> None:
+        while not over.is_set() and self.help():
             pass
 
 

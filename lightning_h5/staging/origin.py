@@ -9,9 +9,11 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeAlias
 
+from ..threads import EndingThread
 from .network import IN_FLIGHT, ask_store
 from .object_status import ObjectStatus
 
@@ -125,7 +127,7 @@ class _FetchThreads:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._todo: SimpleQueue[Task] = SimpleQueue()
+        self._todo: SimpleQueue[Task | None] = SimpleQueue()  # None ends a thread
         self._n_threads = self._n_unfinished = 0
 
     def put(self, task: Task) -> None:
@@ -136,8 +138,7 @@ class _FetchThreads:
             if self._n_threads >= min(IN_FLIGHT, self._n_unfinished):
                 return
             self._n_threads += 1
-        # A thread that waits for a server must not keep the process from ending.
-        threading.Thread(target=self._run, name="lightning_h5-fetch", daemon=True).start()
+        EndingThread(self._run, name="lightning_h5-fetch", end=partial(self._todo.put, None)).start()
 
     def _run(self) -> None:
         while True:
@@ -149,6 +150,8 @@ class _FetchThreads:
                         self._n_threads -= 1
                         return
                 continue
+            if task is None:
+                return
             try:
                 task()
             finally:
