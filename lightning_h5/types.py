@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BatchToken", "DTypeLike", "Draws", "IntArray", "Keys", "PathLike", "Paths", "RowReader"]
+__all__ = ["BatchToken", "DTypeLike", "Draws", "IntArray", "Keys", "PathLike", "Paths", "RowReader", "cached_property"]
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = Sequence[PathLike] | PathLike
@@ -25,6 +27,20 @@ DTypeLike: TypeAlias = Any
 jsonargparse takes names only from an unrestricted type."""
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
+
+_T = TypeVar("_T")
+
+
+class cached_property(functools.cached_property[_T]):  # noqa: N801  # the name of what it replaces
+    """``functools.cached_property`` without a lock, as since Python 3.12.
+
+    All instances share that lock. A process that is forked while another thread computes the property of any of them
+    would wait for it forever.
+    """
+
+    def __init__(self, func: Callable[[Any], _T]) -> None:
+        super().__init__(func)
+        self.lock = nullcontext()
 
 
 class Draws(NamedTuple):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from ..readers import (
     TaskQueue,
     open_reader,
 )
-from ..types import IntArray, RowReader
+from ..types import IntArray, RowReader, cached_property
 from .base import RawBatch, ReadCost
 from .buffers import Column
 from .field_readers import EncodedRows, RowsByPart, open_chunked_fields, read_each

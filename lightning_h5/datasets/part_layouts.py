@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..hdf5 import (
     path_of,
 )
 from ..readers import ChunkLoader, FieldLayouts, fallback_reason
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .segment_fields import SegmentField
 from .segment_parts import PartNames
 

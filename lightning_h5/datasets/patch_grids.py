@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ..hdf5 import ArrayLayout
-from ..types import IntArray
+from ..types import IntArray, cached_property
 
 __all__ = ["CellAxis", "CellGrid", "Pieces", "cell_of"]
 

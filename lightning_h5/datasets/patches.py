@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from ..errors import H5ValueError
 from ..options import PatchOptions
 from ..order import uniform
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .patch_grids import CellAxis, CellGrid, Pieces
 from .segments import BoolArray, FieldRows, Places, Segments
 

@@ -7,14 +7,14 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ..hdf5 import ArrayLayout, ChangeGuard, kind_of
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .part_layouts import PartLayouts
 from .patches import Patches
 from .segments import FieldRows, Places, Sampling

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 
 from ..errors import H5ValueError, listing, named
 from ..hdf5 import FieldNames
-from ..types import Draws, IntArray
+from ..types import Draws, IntArray, cached_property
 from .buffers import BufferPool, Column, tensor_of
 from .collate import Collate, axis_length, collated, collated_samples, of_one
 from .multiply_add import Affine

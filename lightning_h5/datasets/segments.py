@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError
-from ..types import IntArray
+from ..types import IntArray, cached_property
 
 if TYPE_CHECKING:
     from .patches import PatchRows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any, overload
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 
 from ..errors import H5CorruptError, H5ValueError
 from ..hdf5 import Codec, MatrixRows, SparseGroup
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .buffers import BufferPool
 
 __all__ = ["SparseField", "SparseRows", "sparse_field"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from ..errors import H5ValueError
 from ..options import StepRange
 from ..order import uniform
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .segment_fields import SampleOptions, SegmentField
 from .segments import BoolArray, FieldRows, Places, Segments
 

@@ -1,5 +1,6 @@
 """Paths, open files, and what an array looks like on disk. With ``readers``, the only part that imports h5py."""
 
+from . import forks as forks
 from .alike import AlikeArrays
 from .array_view import ArrayView
 from .checks import INTEGRITY, check_no_overlap, overlaps

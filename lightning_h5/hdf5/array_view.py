@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..types import IntArray
+from ..types import IntArray, cached_property
 
 if TYPE_CHECKING:
     from .layout import ArrayLayout

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .array_view import ArrayView, Runs, taken_of
 from .chunk_index import ChunkTable
 from .dtypes import native

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from multiprocessing.context import BaseContext
 from time import perf_counter
 from typing import Any
@@ -18,7 +18,7 @@ from ..datasets import RawBatch, RowDataset, Samples, asked_for, fresh_draws, ge
 from ..errors import MAX_LETTERS, H5Error
 from ..order import EpochPlan, Passes, PlanSampler, Position, Progress
 from ..readers import usable_cores
-from ..types import BatchToken
+from ..types import BatchToken, cached_property
 from .pinning import PinnedBatches, pin
 from .prefetch import CLOSED, Batches, InMemoryIterator, ReadAhead
 from .workers import WorkerPool

@@ -10,13 +10,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ..errors import H5ValueError
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .permutation import GAMMA, mix, stream
 from .plan import EpochPlan, EpochRecipe, OrderParameters, RowOrder, Segment, order_rows
 from .shards import balanced_contiguous_shard

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import H5ValueError
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .permutation import KeyedPermutation, permutation, stream
 from .plan import OrderParameters, RowOrder, TrainBatches, order_rows
 from .shards import balanced_contiguous_shard, check_nodes

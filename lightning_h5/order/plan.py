@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from ..errors import H5ValueError
-from ..types import BatchToken, IntArray
+from ..types import BatchToken, IntArray, cached_property
 from .permutation import permutation
 from .shards import EvaluationBatches, balanced_contiguous_shard
 from .window import BlockTable, WindowOrder

@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .batches import BatchSequence
 from .mixture import EpochSchedule, Mixture
 from .nodes import epoch_order

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -14,7 +13,7 @@ import torch.distributed
 
 from ..cores import launched_local_ranks
 from ..errors import H5ValueError
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .permutation import permutation
 from .window import BlockTable
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import isqrt
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .permutation import (
     GAMMA,
     PLACE_ROUNDS,

@@ -11,14 +11,13 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..hdf5 import ArrayLayout, Unpack
-from ..types import IntArray
+from ..types import IntArray, cached_property
 from .base import LayoutReader
 from .block_map import RowGrid
 from .chunk_cache import BlockMemory

@@ -6,13 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..errors import listing
 from ..hdf5 import keys_in, words_in
+from ..types import cached_property
 
 __all__ = [
     "ACTIONS",
