@@ -17,7 +17,7 @@ from .block_map import RowGrid
 from .block_sources import TASK_BYTES
 from .chunk_cache import BlockMemory, scratch
 from .filters.pipeline import ChunkLoop, Pipeline
-from .raw_io import prefetch_stored, read_stored, read_with
+from .raw_io import forget_stored, prefetch_stored, read_stored, read_with
 
 __all__ = ["ChunkLoader"]
 
@@ -138,6 +138,15 @@ class ChunkLoader:
         """Read and decode chunks to places in memory; fill those that were never written."""
         if self._load_at_once(chunks, out, firsts):
             return
+        try:
+            self._decode(chunks, out, firsts)
+        except H5CorruptError:
+            there = np.asarray(chunks)[self._table.offsets[chunks] >= 0]
+            if not forget_stored(self._layout, self._table.offsets[there], self._table.sizes[there]):
+                raise
+            self._decode(chunks, out, firsts)  # the mirror may be damaged, and the file right
+
+    def _decode(self, chunks: Sequence[int], out: npt.NDArray[np.uint8], firsts: IntArray) -> None:
         layout, table, n_bytes = self._layout, self._table, self._chunk_bytes
         offsets, sizes, masks = table.offsets[chunks], table.sizes[chunks], table.masks[chunks]
         missing = offsets < 0

@@ -22,7 +22,7 @@ from ..errors import H5CorruptError, H5Error, H5FileError
 from ..hdf5 import ArrayLayout, process_pool, size_of
 from ..types import IntArray
 
-__all__ = ["prefetch_stored", "read_pieces", "read_stored", "read_with"]
+__all__ = ["forget_stored", "prefetch_stored", "read_pieces", "read_stored", "read_with"]
 
 
 def read_stored(
@@ -140,6 +140,15 @@ def prefetch_stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray, cou
     """Begin to fetch pieces of a file that is staged to its mirror. Does not wait, and never raises."""
     with suppress(OSError), process_pool().mirror(layout.path, layout.guard) as mirror:
         mirror.prefetch(offsets, sizes, _neighbors(layout), counters)
+
+
+def forget_stored(layout: ArrayLayout, offsets: IntArray, sizes: IntArray) -> bool:
+    """Drop pieces of a staged file from its mirror, which may be damaged; return whether the file is staged."""
+    if layout.guard.staging is None:
+        return False
+    with process_pool().mirror(layout.path, layout.guard) as mirror:
+        mirror.forget(offsets, sizes)
+    return True
 
 
 def _neighbors(layout: ArrayLayout) -> tuple[int, int] | None:

@@ -92,15 +92,16 @@ class MirrorFolder:
         """Whether there may be room, as far as this process knows."""
         return time.monotonic() >= self._no_writes_until
 
-    def open_mirror(self, name: str, n_bytes: int) -> int:
+    def open_mirror(self, name: str, n_bytes: int, tables: int) -> int:
         """Return the descriptor of a mirror's file, which is created if it does not exist.
 
         Args:
             name: of the file.
             n_bytes: its length.
+            tables: where its tables begin.
 
         Raises:
-            OSError: it cannot be created.
+            OSError: it cannot be created, or has no space for its tables.
         """
         path = os.path.join(self.path, name)
         with self._locked() as is_locked:
@@ -112,9 +113,28 @@ class MirrorFolder:
                 os.close(fd)
                 os.unlink(path)
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            os.ftruncate(fd, n_bytes)
-            os.utime(fd)  # unused mirrors are deleted by age
+            try:
+                os.ftruncate(fd, n_bytes)
+                self._allocate(fd, tables)
+                os.utime(fd)  # unused mirrors are deleted by age
+            except OSError as error:
+                os.close(fd)
+                self._warn(error)
+                raise
         return fd
+
+    def _allocate(self, fd: int, tables: int) -> None:
+        """Allocate the disk space of a mirror's tables: they are mapped, and a lack of space would be a SIGBUS."""
+        before = os.fstat(fd)
+        try:
+            os.posix_fallocate(fd, tables, before.st_size - tables)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._delete_unused(self.limit)
+            os.posix_fallocate(fd, tables, before.st_size - tables)
+        used, is_unsure = self._read_count()
+        self._write_count(used + (os.fstat(fd).st_blocks - before.st_blocks) * 512, is_unsure=is_unsure)
 
     def write(self, mirror: Mirror, first: int, data: memoryview) -> float:
         """Write granules to a mirror if there is room for them, or room can be made. The caller has them locked.
@@ -262,6 +282,9 @@ class MirrorFolder:
             with suppress(OSError), self._locked() as is_locked:
                 if is_locked and self.is_usable:
                     self._delete_unused(self.limit)
+        self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
         if self._has_warned:
             return
         self._has_warned = True

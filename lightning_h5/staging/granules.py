@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from deflate import crc32
 
 from ..types import IntArray
 from .locks import try_lock, unlock
@@ -23,6 +24,7 @@ from .locks import try_lock, unlock
 __all__ = [
     "GRANULE",
     "MARK",
+    "SUM",
     "evict",
     "granules_of",
     "is_present",
@@ -30,6 +32,8 @@ __all__ = [
     "marks_at",
     "punch_hole",
     "runs_of",
+    "sums_at",
+    "sums_of",
     "widened",
 ]
 
@@ -39,6 +43,9 @@ GRANULE = 16 << 10
 MARK = np.dtype("<u2")
 """How often a granule came and went: an odd number if the mirror has it. So a granule that went and came again while it
 was read is noticed, too."""
+
+SUM = np.dtype("<u4")
+"""The checksum (CRC-32) of a granule that the mirror has."""
 
 ALIGNMENT = 64 << 10  # of the marks in a file: a multiple of all sizes of memory pages
 WINDOW = 1 << 15  # granules that are looked at together
@@ -99,9 +106,20 @@ def marks_at(n_bytes: int) -> int:
     return -(-n_bytes // ALIGNMENT) * ALIGNMENT
 
 
+def sums_at(n_bytes: int) -> int:
+    """Return where the checksums of a mirror begin in its file, behind the marks, from the size of its source."""
+    return marks_at(n_bytes) + -(-n_bytes // (2 * GRANULE)) * 2 * MARK.itemsize
+
+
 def length_of(n_bytes: int) -> int:
     """Return the length of a mirror's file, from the size of its source."""
-    return marks_at(n_bytes) + -(-n_bytes // GRANULE) * MARK.itemsize
+    return sums_at(n_bytes) + -(-n_bytes // GRANULE) * SUM.itemsize
+
+
+def sums_of(data: memoryview | bytes) -> npt.NDArray[np.uint32]:
+    """Return the checksums of granules that lie one after the other."""
+    view = memoryview(data)
+    return np.array([crc32(view[at : at + GRANULE]) for at in range(0, len(view), GRANULE)], SUM)
 
 
 def is_present(marks: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint16]:

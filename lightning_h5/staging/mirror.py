@@ -1,12 +1,14 @@
 """A mirror: a local file with the bytes of a source that were needed so far, at the places that they have there.
 
-It has holes for the rest, and marks at its end that say which granules it has. Bytes are written first, then their
-marks: a process may be killed at any moment. Nothing here raises because a mirror fails: what it lacks is read from the
-source.
+It has holes for the rest, and tables at its end: marks that say which granules it has, and their checksums. Bytes are
+written first, then their checksums, then their marks: a process may be killed at any moment. Each process compares a
+granule with its checksum before it reads there first, and again once the file was written to. Nothing here raises
+because a mirror fails: what it lacks, or has wrong, is read from the source.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import threading
@@ -23,13 +25,29 @@ import numpy.typing as npt
 from ..counters import Counters
 from ..types import IntArray
 from .folder import MirrorFolder
-from .granules import GRANULE, MARK, granules_of, is_present, length_of, marks_at, punch_hole, runs_of, widened
+from .granules import (
+    GRANULE,
+    MARK,
+    SUM,
+    granules_of,
+    is_present,
+    length_of,
+    marks_at,
+    punch_hole,
+    runs_of,
+    sums_at,
+    sums_of,
+    widened,
+)
 from .locks import lock_within, unlock
 from .origin import IN_FLIGHT, ObjectOrigin, Origin, fetch_later, fetch_now
 
 __all__ = ["Mirror", "Staged", "requests_for"]
 
+_log = logging.getLogger(__name__)
+
 WIDTH = 16  # granules that are requested together if their neighbors will be needed, too
+AT_A_TIME = 64  # granules that are compared with their checksums together: a MiB
 PATIENCE = 20.0  # seconds to wait for another process or thread that fetches the same bytes
 
 
@@ -74,14 +92,19 @@ class Mirror:
         self._no_room_until = 0.0
         self._pid = os.getpid()
         self.fd = -1
-        self._marks = np.zeros(0, MARK)
+        self._marks, self._sums = np.zeros(0, MARK), np.zeros(0, SUM)
+        # A granule was compared with its checksum if it has the number of the file's present state.
+        self._checked, self._state, self._written = np.zeros(0, np.uint32), 0, -1
+        self._has_warned = False
         with suppress(OSError, ValueError):
             if folder is None:
                 return
-            self.fd = folder.open_mirror(self.name, length_of(self.n_bytes))
-            n_marks = self._n_granules * MARK.itemsize
-            memory = mmap.mmap(self.fd, n_marks, access=mmap.ACCESS_READ, offset=marks_at(self.n_bytes))
-            self._marks = np.frombuffer(memory, MARK)
+            tables, length = marks_at(self.n_bytes), length_of(self.n_bytes)
+            self.fd = folder.open_mirror(self.name, length, tables)
+            memory = mmap.mmap(self.fd, length - tables, access=mmap.ACCESS_READ, offset=tables)
+            self._sums = np.frombuffer(memory, SUM, self._n_granules, sums_at(self.n_bytes) - tables)
+            self._checked = np.zeros(self._n_granules, np.uint32)
+            self._marks = np.frombuffer(memory, MARK, self._n_granules)
         _open_mirrors.add(self)
 
     def close(self) -> None:
@@ -97,7 +120,7 @@ class Mirror:
     def drop(self) -> None:
         """Close the local file alone: after a fork, it would keep locks of a parent process that dies."""
         if self.fd >= 0:
-            fd, self.fd, self._marks = self.fd, -1, np.zeros(0, MARK)
+            fd, self.fd, self._marks, self._sums = self.fd, -1, np.zeros(0, MARK), np.zeros(0, SUM)
             os.close(fd)
 
     # Reading --------------------------------------------------------------------------------------------------
@@ -136,6 +159,12 @@ class Mirror:
                 raise errors[0]
             seen = marks[granules]
             has = is_present(seen)
+        if len(unchecked := self._unchecked(granules[has == 1])):
+            damaged = self._repaired(unchecked, counters)
+            seen = marks[granules]
+            has = is_present(seen)
+            if len(damaged):
+                has[np.isin(granules, damaged)] = 0
         if has.all():
             is_there = np.ones(len(offsets), np.bool_)
         else:
@@ -157,6 +186,16 @@ class Mirror:
         missing = granules[is_present(marks[granules]) == 0]
         if len(missing) and self._takes_more:
             self._fetch(missing, around, fetch_later, counters)
+
+    def forget(self, offsets: IntArray, sizes: IntArray) -> None:
+        """Drop pieces that turned out to be wrong: they are fetched again when they are needed next.
+
+        Args:
+            offsets: where each piece begins.
+            sizes: bytes of each piece.
+        """
+        granules = np.unique(granules_of(offsets, np.maximum(sizes, 1))[0])
+        self._drop_granules(granules[granules < len(self._marks)])
 
     def is_unchanged(self, staged: Staged) -> npt.NDArray[np.bool_]:
         """Return which pieces the mirror has had ever since: what was read of them meanwhile is right."""
@@ -233,6 +272,7 @@ class Mirror:
         at, written = first * GRANULE, 0
         while written < len(data):
             written += os.pwrite(self.fd, data[written:], at + written)
+        os.pwrite(self.fd, sums_of(data).tobytes(), sums_at(self.n_bytes) + first * SUM.itemsize)
         marks = self._marks[first : first + -(-len(data) // GRANULE)]
         os.pwrite(self.fd, (marks + np.uint16(1)).tobytes(), marks_at(self.n_bytes) + first * MARK.itemsize)
 
@@ -241,6 +281,60 @@ class Mirror:
         with suppress(OSError):
             if not is_present(self._marks[first : first + n]).any():
                 punch_hole(self.fd, first, n)
+
+    # Checksums -------------------------------------------------------------------------------------------------
+
+    def _unchecked(self, granules: IntArray) -> IntArray:
+        """Return which granules were not compared with their checksums since the file was written to last."""
+        written = os.fstat(self.fd).st_mtime_ns
+        if written != self._written:
+            self._written, self._state = written, self._state + 1
+        is_checked = self._checked[granules] == self._state
+        return granules[:0] if is_checked.all() else np.unique(granules[~is_checked])
+
+    def _damaged(self, granules: IntArray) -> IntArray:
+        """Compare granules with their checksums; return those that differ."""
+        marks, sums, state = self._marks, self._sums, self._state
+        before, is_right = marks[granules], np.zeros(len(granules), np.bool_)
+        for first, stop in runs_of(granules, AT_A_TIME):
+            n_bytes, data = min(stop * GRANULE, self.n_bytes) - first * GRANULE, b""
+            with suppress(OSError):  # of the local disk
+                data = os.pread(self.fd, n_bytes, first * GRANULE)
+            if len(data) == n_bytes:
+                is_right[np.searchsorted(granules, first) :][: stop - first] = sums_of(data) == sums[first:stop]
+        is_same = marks[granules] == before  # if not, readers notice
+        self._checked[granules[is_right & is_same]] = state
+        damaged: IntArray = granules[~is_right & is_same]
+        return damaged
+
+    def _repaired(self, granules: IntArray, counters: Counters | None) -> IntArray:
+        """Fetch granules again that differ from their checksums; return those that still do."""
+        damaged = self._damaged(granules)
+        if not len(damaged):
+            return damaged
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "staging: %s of the mirror %r differ from their checksums, and are read again from the original "
+                "file. Check the disk that mirrors are on if this repeats.",
+                f"{len(damaged):,} pieces of {GRANULE >> 10} KiB",
+                self.name if self._folder is None else os.path.join(self._folder.path, self.name),
+            )
+        self._drop_granules(damaged)
+        self._fetch(damaged, None, fetch_now, counters)  # an error of the source is raised when it is read instead
+        return self._damaged(damaged[is_present(self._marks[damaged]) == 1])
+
+    def _drop_granules(self, granules: IntArray) -> None:
+        """Mark granules as missing. Their disk space stays theirs, for the same bytes."""
+        for first, stop in runs_of(granules, AT_A_TIME):
+            with suppress(OSError):
+                if lock_within(self.fd, PATIENCE, first, stop - first):
+                    try:
+                        marks = self._marks[first:stop]
+                        place = marks_at(self.n_bytes) + first * MARK.itemsize
+                        os.pwrite(self.fd, (marks + is_present(marks)).tobytes(), place)
+                    finally:
+                        unlock(self.fd, first, stop - first)
 
     def _fetch(
         self,

@@ -21,7 +21,7 @@ __all__ = ["MIN_BYTES", "ensure_folder", "mirror_name", "why_not_staged"]
 MIN_BYTES = 1 << 20
 """Files below this size are not staged: reading one takes as long as opening its mirror."""
 
-FORMAT = 1
+FORMAT = 2
 
 NETWORK = {"9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "gpfs", "lustre", "nfs", "nfs4", "ocfs2", "panfs", "smb3"}
 """Types of file systems that several machines share: a mirror's marks would not be seen by others at once."""

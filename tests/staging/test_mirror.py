@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from factories import in_threads, run_forked
+from factories import edit, in_threads, run_forked
 from hypothesis import given
 from hypothesis import strategies as st
 from origins import GRANULE, CountingOrigin, content_of, expected, open_folder, open_mirror, read
 
 from lightning_h5.counters import Counters, RequestTimes
 from lightning_h5.staging import Mirror, folder, mirror
-from lightning_h5.staging.granules import evict, granules_of, runs_of, widened
+from lightning_h5.staging.granules import evict, granules_of, length_of, marks_at, runs_of, widened
 
 SIZE = 40 * GRANULE + 100
 CONTENT = content_of(SIZE)
@@ -270,6 +270,64 @@ def test_bytes_that_went_and_came_again_while_they_were_read_count_as_changed(tm
 
 
 # The disk -----------------------------------------------------------------------------------------------------------
+
+
+# Damage -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, length_of(SIZE) - 1), st.integers(1, 255)), min_size=1, max_size=6))
+def test_damage_anywhere_in_a_mirror_is_repaired_from_the_source(tmp_path_factory, flips):
+    path = tmp_path_factory.mktemp("mirror")
+    first, _ = open_mirror(path, CONTENT)
+    read(first, MANY[::2])
+    first.close()
+    with open(path / first.name, "r+b") as file:
+        for at, difference in flips:
+            file.seek(at)
+            value = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([value ^ difference]))
+    for _ in range(2):
+        mirrored, origin = open_mirror(path, CONTENT)
+        assert read(mirrored, MANY)[0] == expected(CONTENT, MANY)
+        mirrored.close()
+    assert not origin.requests, "the mirror is whole again"
+
+
+def test_damage_is_noticed_by_a_process_that_has_read_there_before(tmp_path, caplog):
+    mirrored, origin = open_mirror(tmp_path, CONTENT)
+    read(mirrored, MANY)
+    time.sleep(0.02)  # the kernel's clock for files
+    edit(tmp_path / mirrored.name, 5 * GRANULE)
+    assert read(mirrored, MANY)[0] == expected(CONTENT, MANY)
+    assert "differ from their checksums" in caplog.text
+    n = len(origin.requests)
+    assert read(mirrored, MANY)[0] == expected(CONTENT, MANY)
+    assert len(origin.requests) == n
+
+
+def test_a_granule_that_stays_wrong_is_read_from_the_source(tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "sums_of", lambda data: np.arange(-(-len(data) // GRANULE)) + int(time.monotonic_ns()))
+    mirrored, _ = open_mirror(tmp_path, CONTENT)
+    found, is_there = read(mirrored, MANY)
+    assert found == expected(CONTENT, MANY)
+    assert not is_there.any()
+
+
+def test_what_is_mapped_has_its_disk_space(tmp_path, monkeypatch, caplog):
+    mirrored, _ = open_mirror(tmp_path, content := content_of(3000 * GRANULE))
+    assert os.fstat(mirrored.fd).st_blocks * 512 >= length_of(len(content)) - marks_at(len(content))
+    mirrored.close()
+
+    def full(fd, start, n):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    mirrored, _ = open_mirror(tmp_path / "other", CONTENT)
+    found, is_there = read(mirrored, MANY)
+    assert found == expected(CONTENT, MANY)
+    assert not is_there.any()
+    assert "No space left on device" in caplog.text
 
 
 def test_a_full_disk_leaves_the_source_and_warns_once(tmp_path, monkeypatch, caplog):

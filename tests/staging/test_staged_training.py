@@ -7,12 +7,13 @@ import stat
 import time
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from factories import Stored, make_older
+from factories import Stored, edit, make_older
 from lightning_models import Recorder, quiet_trainer
 from origins import GRANULE
 from processes import run_ranks, values
@@ -31,6 +32,7 @@ from lightning_h5 import (
 from lightning_h5.datasets import file_dataset, row_table
 from lightning_h5.readers import select
 from lightning_h5.staging import Mirror, PosixOrigin, policy
+from lightning_h5.staging.granules import sums_at, sums_of
 
 ROWS = 400
 rng = np.random.default_rng(0)
@@ -530,3 +532,26 @@ def test_the_setting_of_a_configuration_file_may_be_a_folder(path, folder):
         cli = LightningCLI(BoringModel, LazyH5DataModule, save_config_callback=None, run=False, args=config)
         cli.datamodule.setup("fit")
         assert cli.datamodule._options.files.staged.folder == folder
+
+
+def test_a_chunk_that_does_not_decode_is_read_from_the_file_once_more(path, folder, requests):
+    datamodule = LazyH5DataModule(path, x_key="images", batch_size=32, shuffle=False, staging=folder)
+    (before,) = epochs_of(datamodule, 1)
+    datamodule.teardown("fit")
+    (name,) = Path(folder).glob("*/*.mirror")
+    with h5py.File(path) as file:
+        chunk = file["images"].id.get_chunk_info(7)
+    edit(name, chunk.byte_offset + chunk.size // 2)
+    with open(name, "r+b") as file:  # a checksum that is right for the wrong bytes
+        size = os.stat(path).st_size
+        data = os.pread(file.fileno(), size, 0)[:size]
+        os.pwrite(file.fileno(), sums_of(data).tobytes(), sums_at(size))
+    requests.clear()
+    (after,) = epochs_of(datamodule, 1)
+    assert all(map(torch.equal, before, after))
+    assert requests
+    requests.clear()
+    datamodule.teardown("fit")
+    (again,) = epochs_of(datamodule, 1)
+    assert all(map(torch.equal, before, again))
+    assert not requests
