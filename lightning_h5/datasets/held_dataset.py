@@ -19,7 +19,17 @@ from ..cores import is_forked
 from ..counters import Counters
 from ..errors import H5Error, H5ValueError
 from ..hdf5 import OpenOptions, process_pool
-from ..order import BlockTable, RankShard, Replica, Rows, RowWeights, ShardMode, as_array
+from ..order import (
+    BlockTable,
+    RankShard,
+    Replica,
+    Rows,
+    RowWeights,
+    ShardMode,
+    as_array,
+    present_replica,
+    resolve_replica,
+)
 from ..readers import TaskQueue, check_bounds
 from ..types import IntArray
 from .base import RawBatch, ReadCost
@@ -29,6 +39,7 @@ from .held_samples import HeldSamples
 from .read_costs import blocks_of
 from .row_table import RowTable
 from .sample_layout import Transform
+from .second_sharding import refuse_second_sharding
 from .shard_loading import load_shards
 from .table_dataset import TableDataset, rows_of_all
 
@@ -49,11 +60,10 @@ class HeldDataset(TableDataset):
         indices: see above.
         options: see above.
         device: what holds the rows.
-        replica: this rank.
+        replica: this rank, as the caller passed it; None asks for it when it is first needed.
         mode: which rows a rank has.
         reshard_every: epochs after which shards are drawn again; 0 keeps them.
         seed: decides those.
-        is_rank_given: whether the replica was given, and is not the process group's.
         pins_memory: lock the pages of the shard for copies to a GPU.
         shares_memory: hold rows once for all processes of this machine that need them.
         log_fn: called with a line about the loaded shard; None logs it.
@@ -70,21 +80,20 @@ class HeldDataset(TableDataset):
         indices: npt.ArrayLike | None,
         options: OpenOptions,
         device: torch.device,
-        replica: Replica,
+        replica: Replica | None,
         mode: ShardMode,
         reshard_every: int,
         seed: int,
-        is_rank_given: bool,
         pins_memory: bool,
         shares_memory: bool,
         log_fn: Callable[[str], Any] | None,
     ) -> None:
         self.samples = HeldSamples(table, fields, options)
-        self.device, self.is_rank_given = device, is_rank_given
+        self.device, self._replica = device, replica
         self._own: tuple[int, IntArray] | None = None
         super().__init__(table, fields, batch_transform=batch_transform, indices=indices, options=options)
-        blocks = _drawn(blocks_of(self.table, self.indices, of_all_fields=True), replica.world_size)
-        self.shard = RankShard(blocks, replica.world_size, replica.rank, mode, reshard_every, seed)
+        self._sharding: tuple[ShardMode, int, int] = (mode, reshard_every, seed)
+        self._shard = None if replica is None else self._shard_of(replica)
         self.draw, self.for_workers, self.for_training = 0, False, True
         self.pins_memory, self.shares_memory, self._log_fn = pins_memory, shares_memory, log_fn
 
@@ -94,6 +103,47 @@ class HeldDataset(TableDataset):
         self.samples.join(counters, work)
         self._held: HeldRows | None = None
         self._has_all = False  # whether it has the rows of all ranks
+
+    # Rank ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_rank_given(self) -> bool:
+        """Whether the caller passed the replica."""
+        return self._replica is not None
+
+    @property
+    def shard(self) -> RankShard:
+        """The rows that this rank holds. Unless the caller passed the rank, the first access asks for it."""
+        if self._shard is None:
+            self._shard = self._shard_of(present_replica())
+        return self._shard
+
+    @shard.setter
+    def shard(self, shard: RankShard) -> None:
+        self._shard = shard
+
+    def _shard_of(self, replica: Replica) -> RankShard:
+        rank, world_size = replica
+        blocks = _drawn(blocks_of(self.table, self.indices, of_all_fields=True), world_size)
+        mode, reshard_every, seed = self._sharding
+        return RankShard(blocks, world_size, rank, mode, reshard_every, seed)
+
+    def _check_rank(self) -> None:
+        """Raise if another rank requests rows than the one that holds them.
+
+        Raises:
+            H5ValueError: the process group was made after the rank was asked for, and has another.
+        """
+        if self.is_rank_given or not _is_in_group():
+            return
+        now, held = resolve_replica(), Replica(self.shard.rank, self.shard.world_size)
+        if now != held:
+            raise H5ValueError(
+                f"rows were requested by rank {now.rank} of {now.world_size}, but the dataset holds the rows of rank "
+                f"{held.rank} of {held.world_size}: it was made before the process group. Make it after "
+                "init_process_group (under a Trainer, in setup or train_dataloader, or use RankCachedH5DataModule), or "
+                "pass rank and world_size to it. rank=0 and world_size=1 hold all rows on each rank."
+            )
 
     # Loading -------------------------------------------------------------------------------------------------
 
@@ -117,8 +167,7 @@ class HeldDataset(TableDataset):
                 "share_memory=True and load before workers start: they then all read the same copy.",
                 stacklevel=2,
             )
-        in_group = torch.distributed.is_available() and torch.distributed.is_initialized()
-        is_alone = self.is_rank_given or not in_group or not self.shares or in_worker
+        is_alone = self.is_rank_given or not _is_in_group() or not self.shares or in_worker
         load_shards({"": self}, is_alone=is_alone, shows_bar=not in_worker)
 
     def draw_by(self, weights: RowWeights) -> None:
@@ -252,7 +301,11 @@ class HeldDataset(TableDataset):
     # Rows ----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self.shard.n_held
+        self._check_rank()
+        shard = self.shard
+        if shard.world_size > 1:
+            refuse_second_sharding(Replica(shard.rank, shard.world_size))
+        return shard.n_held
 
     @property
     def n_rows(self) -> int:
@@ -271,11 +324,12 @@ class HeldDataset(TableDataset):
 
     def begin(self, rows: IntArray, epoch: int | None = None, *, at_once: bool = False) -> Callable[[], RawBatch]:
         """See ``RowDataset.begin``: loads the shard if it is not loaded."""
+        self._check_rank()
         if self._held is None:
             self.load()
         all_cores = at_once and not is_forked()
         if self.weights is not None:
-            times, held = np.divmod(rows, len(self))
+            times, held = np.divmod(rows, self.shard.n_held)
             return partial(self._copy_again, times, held, epoch, all_cores=all_cores)
         return partial(self._copy, rows, epoch, all_cores=all_cores)
 
@@ -284,7 +338,7 @@ class HeldDataset(TableDataset):
         if self._held is None:
             raise H5Error("the shard was released while its rows were being read. Read them again.")
         if len(rows):
-            check_bounds(rows, len(self), "this rank's shard")
+            check_bounds(rows, self.shard.n_held, "this rank's shard")
         return self._held
 
     def _copy_again(self, times: IntArray, rows: IntArray, epoch: int | None, *, all_cores: bool) -> RawBatch:
@@ -321,22 +375,30 @@ class HeldDataset(TableDataset):
 
     def blocks(self) -> BlockTable:
         """See ``RowDataset.blocks``: one block, since all rows are in memory."""
-        return BlockTable.of_sizes([len(self)])
+        return BlockTable.of_sizes([self.shard.n_held])
 
     def _summary_of_rows(self) -> list[str]:
-        shard, held = self.shard, self._held
+        shard, held = self._shard, self._held
+        if shard is None:
+            return ["not loaded"]  # to show a dataset does not settle its rank
         return [
-            f"rank {shard.rank} of {shard.world_size} holds {rows_of_all(len(self), shard.n_rows)}",
+            f"rank {shard.rank} of {shard.world_size} holds {rows_of_all(shard.n_held, shard.n_rows)}",
             "not loaded" if held is None else f"{held.n_bytes / 2**20:,.1f} MiB",
         ]
 
     def __getstate__(self) -> dict[str, Any]:
+        if _is_in_group():
+            self.shard  # noqa: B018  # a worker process has no group to ask
         sent = self._held if self._held is not None and self._held.can_be_sent else None
         return super().__getstate__() | {"_held": sent}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._held = state["_held"]
+
+
+def _is_in_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _drawn(blocks: BlockTable, world_size: int) -> BlockTable:

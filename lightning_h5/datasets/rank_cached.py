@@ -36,7 +36,8 @@ class RankMemCachedH5Dataset(HeldDataset):
     Each rank loads its rows once, at the speed of the decoder on all cores, and reads no file after that. Works with
     or without a process group, on one GPU or none. ``len`` and indices are of the shard. Use it with
     ``EpochShuffleSampler``, or ``RankCachedH5DataModule`` under a Lightning Trainer, which also makes all ranks take
-    the same number of steps.
+    the same number of steps. A ``DistributedSampler`` would shard the rank's rows again, and is refused; Lightning
+    passes one to a ``DataLoader`` without ``EpochShuffleSampler``.
 
     Args:
         path: one file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these (see
@@ -64,9 +65,10 @@ class RankMemCachedH5Dataset(HeldDataset):
         rdcc_w0: how eagerly it drops chunks that were read completely, 0 to 1.
         swmr: the file has a live writer in single-writer/multiple-reader mode.
         log_fn: called with a line about the loaded shard; None logs the line.
-        rank: this replica; with ``world_size`` it takes the place of the process group's, and ranks then load without
-            each other.
-        world_size: number of replicas.
+        rank: this replica; ranks for which it is passed load without each other. None takes the rank of the process
+            group, else the environment's (``RANK`` and ``WORLD_SIZE``, as ``torchrun`` sets them), else 0 of 1, when
+            the length or rows are first needed. ``rank=0, world_size=1`` holds all rows in each process.
+        world_size: number of replicas. Pass both or neither.
         indices: rows to shard, in this order (shape ``(n,)``), or a mask over all rows. None shards all.
         reshard_every_n_epochs: epochs after which a data module redraws the shards; 0 keeps them.
         seed: decides those.
@@ -107,7 +109,8 @@ class RankMemCachedH5Dataset(HeldDataset):
         H5FileError: a file is missing, damaged, or needs a filter that is not installed.
         H5KeyError: an array is not in the file.
         H5ValueError: arrays do not belong together, or the shard does not fit into the memory that is left; the text
-            has the sum.
+            has the sum. Later: rows are requested by another rank than the shard's, because the process group came
+            after the dataset; or a sampler would shard the rank's rows again.
         H5CorruptError: bytes do not decode.
 
     Cost:
@@ -218,12 +221,11 @@ class RankMemCachedH5Dataset(HeldDataset):
             batch_transform=batch_transform,
             indices=without_lacking(made, indices),
             options=options,
-            replica=resolve_replica(rank, world_size),
+            replica=None if rank is None and world_size is None else resolve_replica(rank, world_size),
             mode=mode,
             reshard_every=reshard_every_n_epochs,
             seed=seed,
             device=device,
-            is_rank_given=rank is not None,
             pins_memory=pin_host_memory,
             shares_memory=share_memory,
             log_fn=log_fn,

@@ -250,7 +250,7 @@ class _Loading:
         which = " (neighboring rows)" if shard.mode == "contiguous" else f" (one of every {shard.world_size})"
         which = " (drawn at random)" if holder.draw else which
         holder.log(
-            f"{name + ': ' if name else ''}rank {shard.rank} of {shard.world_size} holds {len(holder):,} of "
+            f"{name + ': ' if name else ''}rank {shard.rank} of {shard.world_size} holds {shard.n_held:,} of "
             f"{shard.n_rows:,} rows{which if shard.world_size > 1 else ''}, {held.n_bytes / 2**20:,.1f} MiB, "
             f"loaded in {seconds:.1f} s"
         )

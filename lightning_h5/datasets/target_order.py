@@ -108,7 +108,7 @@ def sampled_targets(dataset: HeldDataset) -> list[Any] | None:
     """
     if not _may_differ(dataset):
         return None
-    places = sampled_places(len(dataset), dataset.shard.world_size)
+    places = sampled_places(dataset.shard.n_held, dataset.shard.world_size)
     targets = range(dataset.fields.n_inputs, len(dataset.plans))
     values: list[list[TargetValue] | None] = [[] for _ in targets]
     n_together = max(1, GATHERED_BYTES // max(1, dataset.cost.row_bytes))

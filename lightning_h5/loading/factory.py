@@ -25,6 +25,7 @@ from ..order import (
     check_nodes,
     launched_nodes,
     launched_replica,
+    present_replica,
     resolve_replica,
 )
 from ..sizes import whole
@@ -89,7 +90,7 @@ def create_optimized_dataloader(
             others as many as ``get_optimal_num_workers`` returns.
         world_size: number of ranks. If None, that of ``torch.distributed`` if it is initialized, else that of the
             environment (``RANK`` and ``WORLD_SIZE``, as ``torchrun`` sets them), else 1.
-        rank: this rank, from the same source. Pass both or neither; ``world_size=1`` needs no rank.
+        rank: this rank, from the same source. Pass both or neither; a ``world_size`` of 1, or 0 (no GPU), needs none.
         seed: of the order.
         hdf5_files: the files by name instead of as ``dataset``.
         load_fields: see ``CombinedHDF5Dataset``, like the arguments up to ``on_bad_file``.
@@ -150,7 +151,7 @@ def create_optimized_dataloader(
                 f"a dataset and {listing(given)} were given; these apply to hdf5_files only. Pass one or the other."
             )
     replica = _replica(rank, world_size)
-    present = replica or resolve_replica()
+    present = replica or present_replica()
     pins = torch.cuda.is_available() and pin_memory and getattr(dataset, "pin_memory", True)
     drop_last = drop_last and is_training
     if not isinstance(dataset, RowDataset):
@@ -327,7 +328,7 @@ def _checked_dataset(given: Any) -> Dataset[Any]:
 def _replica(rank: int | None, world_size: int | None) -> Replica | None:
     """Return the replica given, or that of the environment; None leaves it to ``torch.distributed`` later."""
     if rank is not None or world_size is not None:
-        return resolve_replica(0 if rank is None and world_size == 1 else rank, world_size)
+        return resolve_replica(rank, world_size)
     return launched_replica()
 
 

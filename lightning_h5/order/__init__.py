@@ -31,6 +31,7 @@ from .shards import (
     launched_nodes,
     launched_replica,
     places_in,
+    present_replica,
     resolve_replica,
     union,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "order_rows",
     "permutation",
     "places_in",
+    "present_replica",
     "resolve_replica",
     "stream",
     "uniform",

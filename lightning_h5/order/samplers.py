@@ -16,7 +16,7 @@ from .permutation import permutation
 from .plan import EpochPlan, EpochRecipe, EpochSequence, OrderParameters, evaluation_plan
 from .position import EpochSource, Position
 from .recipes import EachRowOnce, RowWeights, ShardRows
-from .shards import EvaluationBatches, RankShard, Replica, resolve_replica
+from .shards import EvaluationBatches, RankShard, Replica, present_replica, resolve_replica
 from .window import BlockTable
 
 __all__ = ["EpochShuffleSampler", "PlanSampler", "ShardSampler"]
@@ -348,13 +348,13 @@ class EpochShuffleSampler(DistributedSampler[Any]):
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # of torch, an attribute
-        """Rank of this process in the process group; 0 without one. The order depends on it."""
-        return resolve_replica().rank
+        """Rank of this process in the process group, else in the environment, else 0. The order depends on it."""
+        return present_replica().rank
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]  # of torch, an attribute
-        """Number of ranks in the process group; 1 without one."""
-        return resolve_replica().world_size
+        """Number of ranks in the process group, else in the environment, else 1."""
+        return present_replica().world_size
 
     def __repr__(self) -> str:
         order = f"shuffled with seed {self.seed}, epoch {self.epoch}" if self.shuffle else "in storage order"

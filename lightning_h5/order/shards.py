@@ -31,6 +31,7 @@ __all__ = [
     "launched_nodes",
     "launched_replica",
     "places_in",
+    "present_replica",
     "resolve_replica",
     "union",
 ]
@@ -51,9 +52,17 @@ class Replica(NamedTuple):
 def resolve_replica(rank: int | None = None, world_size: int | None = None) -> Replica:
     """Return the replica given, or that of an initialized ``torch.distributed``, or 0 of 1.
 
+    Args:
+        rank: of the replica; not needed for one process.
+        world_size: number of replicas. 0 is one process, as ``torch.cuda.device_count()`` returns it without a GPU.
+
     Raises:
         H5ValueError: only one of the two is given, or they make no sense.
     """
+    if world_size == 0:
+        world_size = 1
+    if rank is None and world_size == 1:
+        rank = 0
     if (rank is None) != (world_size is None):
         raise H5ValueError(f"rank={rank} and world_size={world_size} were given. Pass both, or neither.")
     if rank is not None and world_size is not None:
@@ -85,6 +94,15 @@ def launched_replica() -> Replica | None:
             "or neither; or pass rank and world_size."
         )
     return resolve_replica(int(rank), int(world_size))
+
+
+def present_replica() -> Replica:
+    """Return the replica of an initialized ``torch.distributed``, else that of the environment, else 0 of 1.
+
+    Raises:
+        H5ValueError: the environment makes no sense.
+    """
+    return launched_replica() or resolve_replica()
 
 
 def launched_nodes(n_replicas: int) -> int:

@@ -211,11 +211,13 @@ def test_a_loader_of_another_rank_than_the_shards_is_an_error(files, monkeypatch
     for rank, world_size in ((0, 2), (1, 3), (None, 1)):
         with pytest.raises(H5ValueError, match="holds the rows of rank 1 of 2"):
             create_optimized_dataloader(given, 4, world_size=world_size, rank=rank)
+    earlier = RankMemCachedH5Dataset(files[0], {"row": "row"})
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")  # replicas of two processes each
     assert len(rows_of(create_optimized_dataloader(given, 4))) == given.rows_on_each_rank
     with pytest.raises(H5ValueError, match="rank 3 of 4 was requested, but the dataset holds the rows of rank 0 of 1"):
-        create_optimized_dataloader(RankMemCachedH5Dataset(files[0], {"row": "row"}), 4)
+        create_optimized_dataloader(earlier, 4)
+    assert len(rows_of(create_optimized_dataloader(RankMemCachedH5Dataset(files[0], {"row": "row"}), 4))) == ROWS // 4
 
 
 def test_pinning_can_be_turned_off(files, monkeypatch):
