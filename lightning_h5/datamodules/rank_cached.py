@@ -29,7 +29,7 @@ from ..options import (
     WindowOptions,
     WorkerOptions,
 )
-from ..order import PlanSampler, ShardRows, ShardSampler, TrainBatches
+from ..order import PlanSampler, ShardRows, ShardSampler
 from ..types import DTypeLike, Keys, PathLike, Paths
 from .arguments import Split
 from .keyed import KeyedH5DataModule
@@ -44,10 +44,10 @@ class RankCachedH5DataModule(KeyedH5DataModule):
     Takes the configuration of ``LazyH5DataModule``. Use it where the rows fit into the memory of the machines, each
     rank's part next to the others'. This is checked before anything is loaded.
 
-    A rank trains on the rows of its own shard, in an order of its own each epoch. Ranks take equally many steps: where
-    the rows do not divide by the ranks, fewer rows than ranks sit out an epoch, others the next. Evaluation takes every
-    row exactly once. An interrupted run resumes exactly on the same number of ranks; with another number ranks hold
-    other rows, and the epoch starts over, with a warning.
+    A rank trains on the rows of its own shard, in an order of its own each epoch. Ranks take equally many steps, and
+    each row comes once: the last two rounds are cut into slightly smaller batches. Evaluation takes every row exactly
+    once. An interrupted run resumes exactly on the same number of ranks; with another number ranks hold other rows, and
+    the epoch starts over, with a warning.
 
     What was loaded stays for the next ``fit``, ``validate``, ``test`` or ``predict`` of a Trainer, as long as there is
     room for what that one needs. ``teardown()``, called by you, gives it back.
@@ -283,10 +283,6 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             which = f"redrawn {'each epoch' if every == 1 else f'every {every} epochs'}"
         return f"the {noun} that each rank holds, {n_rows // world_size:,} of {n_rows:,} ({which})"
 
-    def train_batches(self, n_rows: int) -> TrainBatches:
-        """How each rank's part of an epoch is cut into batches."""
-        return TrainBatches(n_rows // (self.world_size or 1), self.batch_size, 1, self._options.drop_last)
-
     def order_of(self, dataset: RowDataset, *, shuffles: bool) -> Order:
         """The order in which rows are read: in memory all orders cost the same."""
         held = cast("RankMemCachedH5Dataset", dataset)
@@ -306,12 +302,3 @@ class RankCachedH5DataModule(KeyedH5DataModule):
             repeats=self.is_overfitting,
             is_given=self.trainer is not None or self._options.distributed.rank is not None,
         )
-
-    def _check_rows(self, split: Split, n_rows: int) -> None:
-        super()._check_rows(split, n_rows)
-        world_size = self.world_size or 1
-        if split == "train" and (n_left_out := n_rows % world_size):
-            self._log_once(
-                f"{n_left_out} of {n_rows:,} rows, different ones each epoch, are left out so that all {world_size} "
-                "ranks take the same number of steps"
-            )

@@ -315,7 +315,7 @@ class HeldDataset(TableDataset):
     @property
     def rows_on_each_rank(self) -> int:
         """Rows that every rank has at least."""
-        return self.shard.n_trained
+        return self.shard.n_least
 
     @property
     def rows(self) -> IntArray:

@@ -16,8 +16,9 @@ from .plan import (
     order_rows,
 )
 from .position import OtherShardsError, Passes, Position, Progress, is_position
-from .recipes import MixtureRecipe, RowWeights, ShardRows, WeightedRecipe
+from .recipes import MixtureRecipe, RowWeights, WeightedRecipe
 from .samplers import EpochShuffleSampler, PlanSampler, ShardSampler
+from .shard_rows import ShardRows
 from .shards import (
     EvaluationBatches,
     RankShard,

@@ -91,9 +91,7 @@ class Position:
             parameters |= {"nodes": order.nodes, "world_size": order.world_size}
         segments = self.segments
         if len(segments) > MAX_SEGMENTS:  # keeps the state small after any number of changes within an epoch
-            sequence = sampler.sequence(self.epoch, order)
-            n_consumed = sequence.n_consumed(segments[:-1], drop_last=sampler.drop_last)
-            segments = (Segment(1, 1, n_consumed), segments[-1])  # merge all but the last into batches of one row
+            segments = (sampler.merged(self.epoch, order, segments[:-1]), segments[-1])
         state = {
             "version": STATE_VERSION,
             "epoch": self.epoch,

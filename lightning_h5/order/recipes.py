@@ -1,6 +1,6 @@
-"""What epochs visit: each row once, of the dataset or of a rank's shard; rows by their weights; several sources.
+"""What epochs visit: each row once; rows by their weights; several sources.
 
-``LengthRecipe`` (batches of similar length) is in ``batches``.
+``LengthRecipe`` (batches of similar length) is in ``batches``, ``ShardRows`` (rows of one rank) in ``shard_rows``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .plan import (
     SourceOrder,
     order_rows,
 )
-from .shards import EvaluationBatches, RankShard, as_array
+from .shards import EvaluationBatches
 from .window import BlockTable
 
-__all__ = ["EachRowOnce", "MixtureRecipe", "RowWeights", "ShardRows", "WeightedRecipe"]
+__all__ = ["EachRowOnce", "MixtureRecipe", "RowWeights", "WeightedRecipe", "weighted_order"]
 
 SEEDS, PLACES = 11, 12  # purposes of the random streams
 
@@ -180,51 +180,6 @@ class WeightedRecipe(EpochRecipe):
     def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
         """See ``EpochRecipe``."""
         return RowSequence(weighted_order(self.blocks, self.weights, order, epoch), order.n_units, epoch)
-
-
-@dataclass(frozen=True, eq=False)
-class ShardRows(EpochRecipe):
-    """Epochs of the rows of one rank's shard, in an order of its own; equally many on each rank.
-
-    Attributes:
-        shard: the rows that the rank holds. Another row, or draw, of a larger shard is left out each epoch.
-        weights: of the rows of all ranks; each rank draws among those that it holds. None takes each row once.
-    """
-
-    shard: RankShard
-    weights: RowWeights | None = None
-
-    @property
-    def text(self) -> str:
-        """See ``EpochRecipe``."""
-        return "" if self.weights is None else self.weights.recipe
-
-    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
-        """See ``EpochRecipe``: draws of this rank; 0 without weights."""
-        return 0 if self.weights is None else self.shard.n_trained
-
-    def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> RowSequence:
-        """See ``EpochRecipe``."""
-        shard, place = self.shard, 1 + self.shard.rank
-        absent = shard.left_out(epoch)
-        if self.weights is not None:
-            held = self.weights.of_rows(as_array(shard.rows(shard.draw(epoch))))
-            draws = weighted_order(BlockTable.of_sizes([shard.n_held]), held, order, epoch, place)
-
-            def without_draw(start: int, stop: int) -> IntArray:
-                at = stop if absent is None else min(max(absent, start), stop)
-                return np.concatenate([draws(start, at), draws(at + 1, stop + 1)]) if at < stop else draws(start, stop)
-
-            return RowSequence(without_draw, shard.n_trained, epoch)
-        rows = order_rows(BlockTable.of_sizes([shard.n_trained]), order, epoch, place)
-        if absent is None:
-            return RowSequence(rows, shard.n_trained, epoch)
-
-        def without_absent(start: int, stop: int) -> IntArray:
-            found = rows(start, stop)
-            return found + (found >= absent)
-
-        return RowSequence(without_absent, shard.n_trained, epoch)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,11 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from ..errors import H5ValueError
 from ..types import BatchToken, IntArray
 from .permutation import permutation
-from .plan import EpochPlan, EpochRecipe, EpochSequence, OrderParameters, evaluation_plan
+from .plan import EpochPlan, EpochRecipe, EpochSequence, OrderParameters, Segment, evaluation_plan
 from .position import EpochSource, Position
-from .recipes import EachRowOnce, RowWeights, ShardRows
-from .shards import EvaluationBatches, RankShard, Replica, present_replica, resolve_replica
+from .recipes import EachRowOnce, RowWeights
+from .shard_rows import ShardRows
+from .shards import EvaluationBatches, RankShard, Replica, balanced_contiguous_shard, present_replica, resolve_replica
 from .window import BlockTable
 
 __all__ = ["EpochShuffleSampler", "PlanSampler", "ShardSampler"]
@@ -189,6 +190,10 @@ class PlanSampler(DistributedSampler[Any], SequentialSampler):
         """
         return self.recipe.sequence(order, 0 if self._repeats else epoch, drop_last=self.drop_last)
 
+    def merged(self, epoch: int, order: OrderParameters, segments: Sequence[Segment]) -> Segment:
+        """Return one segment, of batches of one row, that has consumed the same rows of an epoch as several."""
+        return Segment(1, 1, self.sequence(epoch, order).n_consumed(segments, drop_last=self.drop_last))
+
     def plan(self, epoch: int) -> EpochPlan:
         """Return this rank's plan for the rest of an epoch."""
         if self.evaluation:
@@ -267,8 +272,8 @@ class ShardSampler(PlanSampler):
         **options: Any,
     ) -> None:
         self.shard, self._is_given = shard, is_given
-        blocks = BlockTable.of_sizes([shard.n_trained])
-        # Rank 0 of 1, independent of the rows of other ranks.
+        blocks = BlockTable.of_sizes([shard.n_held])
+        # Rank 0 of 1: a position counts the batches of each rank.
         super().__init__(blocks, parameters, rank=0, world_size=1, recipe=ShardRows(shard, weights), **options)
 
     @property
@@ -290,7 +295,9 @@ class ShardSampler(PlanSampler):
     def shards(self) -> dict[str, Any]:
         """What else a position in a shard depends on, as plain values."""
         shard = self.shard
-        return {"mode": shard.mode, "world_size": shard.world_size, "reshard_every": shard.reshard_every}
+        shards = {"mode": shard.mode, "world_size": shard.world_size, "reshard_every": shard.reshard_every}
+        # Version 0.1.0 left out rows of larger shards: its positions mean other rows.
+        return shards | ({"sizes": "differ"} if shard.n_rows % shard.world_size else {})
 
     def starting_epoch(self) -> int:
         """See ``PlanSampler.starting_epoch``."""
@@ -303,10 +310,15 @@ class ShardSampler(PlanSampler):
             )
         return super().starting_epoch()
 
+    def merged(self, epoch: int, order: OrderParameters, segments: Sequence[Segment]) -> Segment:
+        """See ``PlanSampler.merged``: rows of all ranks, as ``ShardSequence`` counts them."""
+        return super().merged(epoch, order, segments)._replace(world_size=self.shard.world_size)
+
     @property
     def first_position(self) -> int:
         """Places in the epoch's sequence count over all ranks, one after the other."""
-        return 0 if self.evaluation else self.shard.rank * self.blocks.n_rows
+        shard = self.shard
+        return 0 if self.evaluation else balanced_contiguous_shard(shard.n_rows, shard.world_size, shard.rank)[0]
 
     def _evaluation_plan(self) -> EpochPlan:
         shard = self.shard

@@ -296,10 +296,7 @@ def interleaved_indices(total: int, world_size: int, rank: int) -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class RankShard:
-    """The rows that one rank holds, and which of them it trains on in an epoch.
-
-    Shards differ by one row if the rows do not divide by the ranks. Training takes equally many of each, so one row
-    of each larger shard is left out, another one each epoch.
+    """The rows that one rank holds. Shards differ by one row if the rows do not divide by the ranks.
 
     Attributes:
         blocks: all rows, cut into blocks.
@@ -331,8 +328,8 @@ class RankShard:
         return stop - start
 
     @property
-    def n_trained(self) -> int:
-        """Rows that each rank trains on in an epoch."""
+    def n_least(self) -> int:
+        """Rows that every rank holds at least."""
         return self.n_rows // self.world_size
 
     def is_like(self, other: RankShard) -> bool:
@@ -384,10 +381,6 @@ class RankShard:
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         rows: IntArray = np.repeat(offsets, counts) + within
         return rows
-
-    def left_out(self, epoch: int) -> int | None:
-        """Return which of this rank's rows, from 0, is left out of an epoch of training; None if none is."""
-        return epoch % self.n_held if self.n_held > self.n_trained else None
 
 
 def _check(total: int, world_size: int, rank: int) -> None:

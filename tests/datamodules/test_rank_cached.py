@@ -788,15 +788,13 @@ def test_ranks_take_equally_many_steps_and_each_row_once_but_for_fewer_than_rank
             epochs.append([index_of(batch) for batch in batches])
         seen.append(epochs)
         datamodule.teardown()
-    n_trained = n_rows // world_size
-    n_trained -= n_trained % batch_size if drop_last else 0
+    n_trained = n_rows // world_size * world_size if batch_size == 1 else n_rows
+    n_trained -= n_trained % (batch_size * world_size) if drop_last else 0
     for epoch in range(n_epochs):
-        sizes = {tuple(len(batch) for batch in epochs[epoch]) for epochs in seen}
-        assert len(sizes) == 1, "ranks have the same batches"
+        sizes = [[len(batch) for batch in epochs[epoch]] for epochs in seen]
+        assert all(max(step) - min(step) <= 1 for step in zip(*sizes, strict=True)), "ranks have as many batches"
         rows = rows_in(seen, [epoch])
-        assert len(rows) == len({*rows}) == n_trained * world_size
-        if epoch and not every and not drop_last:
-            assert {*rows_in(seen, [epoch - 1, epoch])} == {*range(n_rows)}, "who sits out comes in the next epoch"
+        assert len(rows) == len({*rows}) == n_trained
 
 
 def rows_in(seen, epochs):
@@ -1090,7 +1088,8 @@ def test_rows_that_sit_out_are_spoken_of(make_h5, caplog):
         )
     )
     assert (
-        "2 of 8 rows, different ones each epoch, are left out so that all 3 ranks take the same number of steps"
+        "batch_size=1 on 3 ranks: 2 of 8 rows, different ones each epoch, are left out so that all ranks take the same "
+        "number of steps"
         in caplog.text
     )
 

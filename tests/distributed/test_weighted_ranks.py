@@ -92,8 +92,7 @@ def test_ranks_together_have_classes_as_often_as_asked_and_evaluate_each_row_onc
     assert evaluated == sorted([*set(evaluated)] * EPOCHS)
     for epoch in range(EPOCHS):
         rows = [row for train, _, _ in seen for row in train[epoch]]
-        n_left_out = (ROWS - len(set(evaluated))) % 2 if kind == "rank_cached" else 0
-        assert len(rows) + n_left_out + len(set(evaluated)) == ROWS
+        assert len(rows) + len(set(evaluated)) == ROWS
         assert not set(rows) & set(evaluated)
         shares = np.bincount(LABELS[rows], minlength=3) / len(rows)
         if (expected := wanted(OPTIONS[options])) is None:

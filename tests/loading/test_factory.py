@@ -214,7 +214,7 @@ def test_a_loader_of_another_rank_than_the_shards_is_an_error(files, monkeypatch
     earlier = RankMemCachedH5Dataset(files[0], {"row": "row"})
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")  # replicas of two processes each
-    assert len(rows_of(create_optimized_dataloader(given, 4))) == given.rows_on_each_rank
+    assert len(rows_of(create_optimized_dataloader(given, 4))) == len(given)
     with pytest.raises(H5ValueError, match="rank 3 of 4 was requested, but the dataset holds the rows of rank 0 of 1"):
         create_optimized_dataloader(earlier, 4)
     assert len(rows_of(create_optimized_dataloader(RankMemCachedH5Dataset(files[0], {"row": "row"}), 4))) == ROWS // 4
@@ -298,7 +298,7 @@ def test_a_shard_in_memory_is_served_too(files):
     dataset = RankMemCachedH5Dataset(files[0], {"row": "row"}, x_dtype=None, rank=1, world_size=2)
     found = rows_of(create_optimized_dataloader(dataset, 4))
     assert set(found) <= set(dataset.rows.tolist())
-    assert len(set(found)) == len(found) == dataset.rows_on_each_rank
+    assert len(set(found)) == len(found) == len(dataset)
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

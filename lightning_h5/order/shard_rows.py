@@ -1,0 +1,131 @@
+"""Epochs of rows that ranks hold: each rank takes its own rows, in equally many steps.
+
+The epoch is cut as if it had one sequence over all ranks: into rounds of a batch for each rank, of which the last two
+share the rest. A rank's rows in a round follow from the rows that all ranks have left, since shards differ by at most
+one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import H5ValueError
+from .plan import EpochPlan, EpochRecipe, OrderParameters, RowOrder, Segment, TrainBatches, order_rows
+from .recipes import RowWeights, weighted_order
+from .shards import RankShard, as_array, balanced_contiguous_shard
+from .window import BlockTable
+
+__all__ = ["ShardRows", "ShardSequence"]
+
+
+@dataclass(frozen=True, eq=False)
+class ShardRows(EpochRecipe):
+    """Epochs of the rows of one rank's shard, in an order of its own.
+
+    Attributes:
+        shard: the rows that the rank holds.
+        weights: of the rows of all ranks; each rank draws among those that it holds. None takes each row once.
+    """
+
+    shard: RankShard
+    weights: RowWeights | None = None
+
+    @property
+    def text(self) -> str:
+        """See ``EpochRecipe``."""
+        return "" if self.weights is None else self.weights.recipe
+
+    def n_units(self, batch_size: int, world_size: int, *, drop_last: bool) -> int:
+        """See ``EpochRecipe``: draws of all ranks; 0 without weights."""
+        return 0 if self.weights is None else self.shard.n_rows
+
+    def sequence(self, order: OrderParameters, epoch: int, *, drop_last: bool) -> ShardSequence:
+        """See ``EpochRecipe``."""
+        shard, place = self.shard, 1 + self.shard.rank
+        blocks = BlockTable.of_sizes([shard.n_held])
+        if self.weights is None:
+            return ShardSequence(order_rows(blocks, order, epoch, place), shard, epoch)
+        held = self.weights.of_rows(as_array(shard.rows(shard.draw(epoch))))
+        return ShardSequence(weighted_order(blocks, held, order, epoch, place), shard, epoch)
+
+
+@dataclass(frozen=True, eq=False)
+class ShardSequence:
+    """The rows of a rank's shard in an order, cut so that all ranks take equally many steps.
+
+    Positions count rows over all ranks. With ``batch_size`` 1 and a remainder each larger shard leaves out one row: the
+    sequence's end in epoch 0, the row before that in epoch 1, and so on.
+
+    Attributes:
+        order: from positions to rows of the shard.
+        shard: the rows that the rank holds.
+        epoch: which epoch it is.
+    """
+
+    order: RowOrder
+    shard: RankShard
+    epoch: int
+
+    @property
+    def n_rows(self) -> int:
+        """See ``EpochSequence``: rows of all ranks."""
+        return self.shard.n_rows
+
+    def n_consumed(self, segments: Sequence[Segment], *, drop_last: bool) -> int:
+        """See ``EpochSequence``: rows of all ranks.
+
+        A segment of one rank counts the batches of each rank, one of all ranks single rows (``ShardSampler.merged``).
+        """
+        done = 0
+        for segment in segments:
+            cut = self._cut(segment.batch_size, drop_last, done)
+            n_steps = segment.n_batches
+            if segment.world_size > 1:
+                done += segment.n_batches
+                n_steps = 0
+            if n_steps > cut.n_steps or done > self.n_rows:
+                raise H5ValueError(
+                    f"{segment} was requested, but {max(0, self.n_rows - done)} rows are left of {self.n_rows}. "
+                    "Request fewer batches."
+                )
+            done = self._after(cut, done, n_steps)
+        return done
+
+    def plan(
+        self, segments: Sequence[Segment], *, batch_size: int, world_size: int, rank: int, drop_last: bool
+    ) -> EpochPlan:
+        """See ``EpochSequence``; the ranks are those that hold shards."""
+        done = self.n_consumed(segments, drop_last=drop_last)
+        cut = self._cut(batch_size, drop_last, done)
+
+        def bounds(step: int) -> tuple[int, int]:
+            stop = self._own(self._after(cut, done, step + 1))
+            # A row that is left out lies before the batch.
+            return max(self._own(self._after(cut, done, step)), stop - batch_size), stop
+
+        return EpochPlan(cut.n_steps, bounds, lambda step: self.order(*bounds(step)))
+
+    def _cut(self, batch_size: int, drop_last: bool, done: int) -> TrainBatches:
+        """Return how the rows that are left over all ranks are cut into batches."""
+        return TrainBatches(self.n_rows - done, batch_size, self.shard.world_size, drop_last)
+
+    def _after(self, cut: TrainBatches, done: int, n_steps: int) -> int:
+        """Return the rows of all ranks that are consumed after some steps, with those left out by then."""
+        done_then = done + cut.n_before(n_steps * self.shard.world_size)
+        if cut.n_left_out and not cut.drop_last and n_steps > self._left_out(done):
+            done_then += cut.n_left_out
+        return done_then
+
+    def _left_out(self, done: int) -> int:
+        """Return the step, from a position, before which the larger shards leave out a row."""
+        largest = balanced_contiguous_shard(self.n_rows, self.shard.world_size, 0)[1]
+        return max(0, (largest - 1 - self.epoch) % largest - (largest - self._n_left(done, 0)))
+
+    def _own(self, done: int) -> int:
+        """Return this rank's consumed rows, of those of all ranks."""
+        return self.shard.n_held - self._n_left(done, self.shard.rank)
+
+    def _n_left(self, done: int, rank: int) -> int:
+        start, stop = balanced_contiguous_shard(self.n_rows - done, self.shard.world_size, rank)
+        return stop - start
