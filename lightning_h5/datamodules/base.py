@@ -50,15 +50,26 @@ class BaseH5DataModule(KeepsPosition):
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)
-        # Ranks may have no rows to predict; all other stages are checked in `setup`.
-        self.allow_zero_length_dataloader_with_multiple_devices = True
-        # Contents of the files; filled and dropped by ``setup``.
-        self._catalog = Catalog(staging=self._options.files.staged)
         self._matched: dict[Any, Any] = {}  # what belongs to rows by its order, in all setups
         self._categories = Categories()  # of all setups
+        self._set_up: set[Split] = set()
+        self._set_since_setup: list[str] = []  # arguments
+        self._use_arguments(self._passed)
+        # Ranks may have no rows to predict; all other stages are checked in `setup`.
+        self.allow_zero_length_dataloader_with_multiple_devices = True
+        if models := models_of_the_other_package():
+            # A Trainer refuses such a model first, with a message that does not name the two packages.
+            self._log_once(
+                f"{', '.join(models)} and this data module come from different Lightning packages, whose classes are "
+                f"unrelated; this data module and its Trainer use {PACKAGE!r} (LIGHTNING_H5_IMPORT chooses)"
+            )
+
+    def _use_arguments(self, given: Mapping[str, Any]) -> None:
+        super()._use_arguments(given)
+        # Contents of the files; filled and dropped by ``setup``.
+        self._catalog = Catalog(staging=self._options.files.staged)
         if given.get("table") is not None:
             TableOptions.parse(given["table"], "table")
-        self._set_up: set[Split] = set()
         paths = "path" if "train_path" in given else "paths"
         self._path_names = {split: f"{split}_{paths}" for split in SPLITS}
         self._paths: dict[Split, Any] = {split: given.get(name) for split, name in self._path_names.items()}
@@ -69,12 +80,15 @@ class BaseH5DataModule(KeepsPosition):
         for name in ("transform", "target_transform", "eval_transform", "batch_transform"):
             check_callable(given.get(name), name)
         self._check_split()
-        if models := models_of_the_other_package():
-            # A Trainer refuses such a model first, with a message that does not name the two packages.
-            self._log_once(
-                f"{', '.join(models)} and this data module come from different Lightning packages, whose classes are "
-                f"unrelated; this data module and its Trainer use {PACKAGE!r} (LIGHTNING_H5_IMPORT chooses)"
+
+    def _change(self, name: str, value: Any) -> None:
+        if self.is_in_a_fit:
+            raise H5ValueError(
+                f"{name} was set during a fit, which would go on with the old value. Set it before the fit or after it."
             )
+        super()._change(name, value)
+        self._set_up.clear()
+        self._set_since_setup.append(name)
 
     def _check_split(self) -> None:
         for split in ("val", "test"):
@@ -185,6 +199,11 @@ class BaseH5DataModule(KeepsPosition):
         if name is not None and name not in _STAGE_OF.values():
             raise H5ValueError(f"setup({stage!r}) was called; the stages are {listing(_STAGE_OF.values())} and None.")
         splits = _splits_of(name)
+        if self._set_since_setup:  # no dataset may be used again
+            for dataset in self._datasets.values():
+                dataset.close()
+            self._datasets.clear()
+        self._set_since_setup.clear()
         self._forget_cuts()  # the files may have changed
         self._set_up -= {*splits}  # until all of them are set up without an error
         try:
@@ -347,6 +366,8 @@ class BaseH5DataModule(KeepsPosition):
             )
         ready = listing(each for each in SPLITS if each in self._set_up)
         what = f"setup() has set up {ready} only" if self._set_up else "setup() was not called, or failed"
+        if self._set_since_setup:
+            what = f"setup() was not called after {listing(dict.fromkeys(self._set_since_setup))} was set"
         stage = _STAGE_OF[split]
         return (
             f"{split}_dataloader() was called, and {split!r} is not set up: {what}. Call setup({stage!r}) first, or "

@@ -172,10 +172,15 @@ class CombinedHDF5DataModule(BaseH5DataModule):
         distributed: DistributedOptions | dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
-        self._segments, self._keeps_rows = SegmentOptions.parse(segments, "segments"), row_cache is not None
-        self._of_samples: dict[str, Any] = {"batch_transform": batch_transform, "with_index": with_index}
+
+    def _use_arguments(self, given: Mapping[str, Any]) -> None:
+        super()._use_arguments(given)
+        self._segments = SegmentOptions.parse(given["segments"], "segments")
+        self._keeps_rows = given["row_cache"] is not None
+        self._of_samples: dict[str, Any] = {name: given[name] for name in ("batch_transform", "with_index")}
         asked = [*self._split.columns, *self._weights.keys]
-        self._files = SourceFiles(locals(), self._options.files, self._options.collate, asked)
+        self._files = SourceFiles(given, self._options.files, self._options.collate, asked)
+        mixture = given["mixture"]
         self._mixture = None if mixture is None else SourceMixture.parse(MixtureOptions.parse(mixture, "mixture"))
         self._sources = self._own_files("train") if self._mixture is None else self._mixture.sources
         self._check_arguments()

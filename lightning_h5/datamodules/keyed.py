@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy.typing as npt
 
@@ -58,10 +58,13 @@ class KeyedH5DataModule(BaseH5DataModule):
         given: the constructor's arguments by name.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given)
+    x_key: Keys | None
+    y_key: Keys | None
+
+    def _use_arguments(self, given: Mapping[str, Any]) -> None:
+        super()._use_arguments(given)
         self._samples = samples = picked(SampleArguments, given)
-        self.x_key, self.y_key = samples.x_key, samples.y_key
+        self._infer(x_key=samples.x_key, y_key=samples.y_key)
         self._check_arguments()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -259,9 +262,10 @@ class KeyedH5DataModule(BaseH5DataModule):
                 found = guess_keys_in(file, path)
                 return found, keys_in(*found)
 
-            self.x_key, self.y_key = self._catalog.search(path, OpenOptions(files=self._options.files), "keys", guess)
+            x, y = self._catalog.search(path, OpenOptions(files=self._options.files), "keys", guess)
+            self._infer(x_key=x, y_key=y)
             rank_zero_info(f"Inferred x_key={self.x_key!r}, y_key={self.y_key!r} from {source.files[0]!r}.")
-        x_key = fill_split(self.x_key, source.group)
+        x_key = fill_split(cast("Keys", self.x_key), source.group)
         y_key = None if self.y_key is None else fill_split(self.y_key, source.group)
         own = own_keys_in(y_key)
         is_elsewhere = any(map(self._catalog.joins.is_column, own)) or own != keys_in(y_key)

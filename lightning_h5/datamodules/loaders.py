@@ -52,28 +52,48 @@ class MakesLoaders(RecordsSettings):
     """A data module that creates loaders for its datasets.
 
     Attributes:
-        rank: this replica, from ``setup`` on.
-        world_size: number of replicas, from ``setup`` on.
         seed: seed of the order, from ``setup`` on.
 
     Args:
         given: the constructor's arguments by name; those of ``LoaderArguments`` are used.
     """
 
+    seed: int | None
+
     def __init__(self, given: Mapping[str, Any]) -> None:
-        super().__init__(given["batch_size"])
-        self._options = options = picked(LoaderArguments, given)
-        self.rank: int | None = options.distributed.rank
-        self.world_size: int | None = options.distributed.world_size
-        self.seed = options.seed
-        segments = SegmentOptions.parse(given.get("segments"), "segments")
-        self._keeps_together = segments.keep_together
+        super().__init__(given)
         self._nodes = 0  # that blocks are dealt to, from ``setup`` on; 0 deals none
-        _check_scope(options.shuffle, given, segments)
         self._datasets: dict[Split, RowDataset] = {}
         self._loaders = _no_loaders()
         self._logged: set[str] = set()
         self._measured: set[OrderParameters] = set()  # orders whose mixing was logged
+
+    def _use_arguments(self, given: Mapping[str, Any]) -> None:
+        super()._use_arguments(given)
+        self._options = options = picked(LoaderArguments, given)
+        self._rank, self._world_size = options.distributed.rank, options.distributed.world_size
+        self._infer(seed=options.seed)
+        segments = SegmentOptions.parse(given.get("segments"), "segments")
+        self._keeps_together = segments.keep_together
+        _check_scope(options.shuffle, given, segments)
+
+    @property
+    def rank(self) -> int | None:
+        """This replica, from ``setup`` on."""
+        return self._rank
+
+    @rank.setter
+    def rank(self, rank: object) -> None:
+        raise _found_by_setup("rank", rank)
+
+    @property
+    def world_size(self) -> int | None:
+        """Number of replicas, from ``setup`` on."""
+        return self._world_size
+
+    @world_size.setter
+    def world_size(self, world_size: object) -> None:
+        raise _found_by_setup("world_size", world_size)
 
     # Lightning sets this attribute; as a property it can refuse a Trainer of the other Lightning package early.
     @property
@@ -247,12 +267,12 @@ class MakesLoaders(RecordsSettings):
         if rank is None and world_size is None and self.trainer is not None:
             # None under a single-device strategy, even if other processes exist.
             kwargs = self.trainer.distributed_sampler_kwargs or {"rank": 0, "num_replicas": 1}
-            self.rank, self.world_size = int(kwargs["rank"]), int(kwargs["num_replicas"])
+            self._rank, self._world_size = int(kwargs["rank"]), int(kwargs["num_replicas"])
             share_cores(self.trainer.num_devices)  # one process per device of the machine
         else:
-            self.rank, self.world_size = resolve_replica(rank, world_size)
-        self._nodes = self._find_nodes(self.rank, self.world_size) if options.shuffle.scope == "node" else 0
-        self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0") if options.seed is None else options.seed)
+            self._rank, self._world_size = resolve_replica(rank, world_size)
+        self._nodes = self._find_nodes(self._rank, self._world_size) if options.shuffle.scope == "node" else 0
+        self._infer(seed=int(os.environ.get("PL_GLOBAL_SEED", "0") if options.seed is None else options.seed))
 
     def _find_nodes(self, rank: int, world_size: int) -> int:
         """Return the number of nodes that the ranks are on, in their order."""
@@ -361,6 +381,13 @@ class MakesLoaders(RecordsSettings):
         if text not in self._logged:
             self._logged.add(text)
             log(text)
+
+
+def _found_by_setup(name: str, value: object) -> H5ValueError:
+    return H5ValueError(
+        f"{name}={value!r} was set; setup() finds rank and world_size itself. To give them, set "
+        "distributed={'rank': ..., 'world_size': ...}."
+    )
 
 
 def _check_scope(shuffle: ShuffleOptions, given: Mapping[str, Any], segments: SegmentOptions) -> None:

@@ -178,18 +178,19 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         memory: MemoryOptions | Literal["contiguous", "interleave"] | dict[str, Any] | None = None,
     ) -> None:
         super().__init__(locals())
-        self._memory = MemoryOptions.parse(memory, "memory")
+
+    def _use_arguments(self, given: Mapping[str, Any]) -> None:
+        super()._use_arguments(given)
+        self._memory = MemoryOptions.parse(given["memory"], "memory")
         self._options.shuffle.check_scope("RankCachedH5DataModule", "whose ranks hold their rows in memory already")
-        reads_once = not self._memory.reshard_every_n_epochs and not name_objects(
-            train_path, val_path, test_path, predict_path
-        )
+        reads_once = not self._memory.reshard_every_n_epochs and not name_objects(*self._paths.values())
         if self._options.files.staging is not None and reads_once:
             self._options = replace(self._options, files=replace(self._options.files, staging=None))
             self._log_once("staging has no effect: each row is read once, into memory")
-        if self._memory.device != "cpu" and num_workers:
+        if self._memory.device != "cpu" and self._options.num_workers:
             raise H5ValueError(
-                f"memory.device={self._memory.device!r} and num_workers={num_workers} were given, but worker processes "
-                "cannot read a GPU's memory. Pass num_workers=0; batches are made on the GPU."
+                f"memory.device={self._memory.device!r} and num_workers={self._options.num_workers} were given, but "
+                "worker processes cannot read a GPU's memory. Pass num_workers=0; batches are made on the GPU."
             )
 
     # Datasets ------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from functools import partial
 from pprint import pformat
 from traceback import walk_stack
 from types import FrameType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -34,15 +34,66 @@ SECRETS = {"storage_options"}
 class RecordsSettings(LightningDataModule):
     """A data module that records its settings, and shows them.
 
+    Each argument of a constructor of this package is also an attribute. Setting one has the effect of a constructor
+    call with the new value, from the next ``setup`` on. Attributes that a subclass sets before it calls our constructor
+    are its own.
+
     Args:
-        batch_size: rows of a training batch on one rank.
+        given: the constructor's arguments by name.
     """
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__()
         self._record(constructor_settings(self))
-        self._batch_size = whole(batch_size, "batch_size", least=1)
+        self._batch_size = whole(given["batch_size"], "batch_size", least=1)
         self._is_batch_size_in_hparams = self.hparams.get("batch_size") == self._batch_size
+        self._passed = {name: value for name, value in given.items() if name not in ("self", "__class__")}
+        self._changed: dict[str, Any] = {}  # hyperparameters that were set since, as plain values
+
+    def _use_arguments(self, given: Mapping[str, Any]) -> None:
+        """Parse and check the arguments; called by the constructor, and whenever an argument is set.
+
+        Raises:
+            H5ValueError: an argument is invalid.
+        """
+
+    def _infer(self, **values: Any) -> None:
+        """Set attributes to what ``setup`` found for arguments that leave it open."""
+        vars(self).update(values)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_argument = name in vars(self).get("_passed", ())
+        if is_argument and not isinstance(getattr(type(self), name, None), property):
+            self._change(name, value)
+        else:
+            super().__setattr__(name, value)
+
+    if not TYPE_CHECKING:  # a type checker would accept any name
+
+        def __getattr__(self, name: str) -> Any:
+            arguments = vars(self).get("_passed", {})
+            if name in arguments:
+                return arguments[name]
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _change(self, name: str, value: Any) -> None:
+        """Use another value of an argument.
+
+        Raises:
+            H5ValueError: the constructor would refuse it.
+        """
+        before, arguments = dict(vars(self)), self._passed | {name: value}
+        vars(self).pop(name, None)
+        try:
+            self._use_arguments(arguments)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+        old, new = (plain_settings({name: each})[name] for each in (self._passed[name], value))
+        self._passed = arguments
+        if name in self.hparams and _equal(self.hparams[name], old):  # not another argument, of a subclass
+            self.hparams[name] = self._changed[name] = new
 
     @property
     def batch_size(self) -> int:
@@ -64,6 +115,7 @@ class RecordsSettings(LightningDataModule):
         under one name. The model's keep the name then, and these are recorded as, for example, ``data/batch_size``.
         """
         settings = super().hparams_initial
+        settings.update(self._changed)
         for name in [name for name in settings if name.startswith("_")]:
             del settings[name]  # added by LightningCLI; Lightning before 2.5 compares it with the model's
         model = getattr(self.trainer, "lightning_module", None)
