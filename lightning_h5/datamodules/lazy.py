@@ -90,7 +90,7 @@ class LazyH5DataModule(KeyedH5DataModule):
             image or volume each, for which None raises.
         segments: which steps belong together: a pattern of groups such as ``"data/*"``, or ``SegmentOptions``
             (``groups``, ``key``, ``sort_key``, ``lengths``, ``offsets``, ``ends``, ``join``, ``axis``, ``step_axis``,
-            ``constants``, ``max_length``, ``bucket``, ``keep_together``). None makes each file a segment.
+            ``steps_per``, ``constants``, ``max_length``, ``bucket``, ``keep_together``). None makes each file one.
         window: which steps of a segment make a sample: a length, ``[start, stop]`` relative to each step, a mapping
             from fields to these, or ``WindowOptions`` (``length``, ``steps``, ``stride``, ``pad``, ``mask``,
             ``random``).

@@ -75,6 +75,7 @@ class RowTable:
         first_segments: number of each part's first segment, and of all segments at the end, shape ``(n_parts + 1,)``;
             None if each part is one.
         lacks: which rows have no line in a side table, and are left out; None if all have one.
+        numbering: ``starts`` of a table with more fields, by which rows are numbered; None if there is none.
     """
 
     paths: tuple[str, ...]
@@ -88,10 +89,13 @@ class RowTable:
     columns: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     first_segments: IntArray | None = None
     lacks: npt.NDArray[np.bool_] | None = None
+    numbering: IntArray | None = None
 
     @cached_property
     def starts(self) -> IntArray:
         """First row of each part, and the number of rows at the end; shape ``(n_parts + 1,)``."""
+        if self.numbering is not None:
+            return self.numbering
         sizes = np.zeros(self.n_parts, dtype=np.int64)
         for at in self.step_fields if self.has_steps else [0]:
             numbered = self.layouts.of_kinds(partial(_rows_numbered, at))
@@ -218,7 +222,7 @@ class RowTable:
         """Return the same files with some of their arrays."""
         picked: dict[str, Any] = {"layouts": self.layouts.with_fields(fields)}
         if self.sampling is not None:
-            picked["sampling"] = self.sampling.of_fields(fields)
+            picked |= {"sampling": self.sampling.of_fields(fields), "numbering": self.starts}
         for name in ("has_steps", "is_shared", "step_places"):
             if given := getattr(self, name):
                 picked[name] = tuple(given[at] for at in fields)
@@ -232,7 +236,8 @@ class RowTable:
         """The fields that have numbers of one shape for all steps; all fields if samples are rows."""
         if self.sampling is None:
             return list(range(self.n_fields))
-        fields = [field for field in self.step_fields if not (self.is_ragged[field] or self._is_shared(field))]
+        own = [field for field in self.step_fields if not (self.is_ragged[field] or self._is_shared(field))]
+        fields = [field for field in own if self.sampling.segments.rate_of(field) == 1]
         return [field for field in fields if kind_of(self.layouts[0][field].dtype) == "number"]
 
     @cached_property

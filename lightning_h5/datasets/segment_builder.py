@@ -329,13 +329,13 @@ class SegmentBuilder:
                     f"fields have {listing(n_steps[part].tolist())} steps in {table.name_of_part(part)!r}, and slices "
                     "of a table name the steps of all. Load fields with equally many."
                 )
-        made: dict[bytes, Steps] = {}
-        which: list[bytes | None] = []
+        made: dict[tuple[int, bytes], Steps] = {}
+        which: list[tuple[int, bytes] | None] = []
         for field, has_steps in enumerate(table.has_steps):
             lengths = np.repeat(self._lengths[:, field], lines) if spans is None else spans[:, 1] - spans[:, 0]
-            which.append(lengths.tobytes() if has_steps else None)
-            if has_steps and lengths.tobytes() not in made:
-                made[lengths.tobytes()] = steps_of(firsts, lengths, table.n_rows)
+            which.append(key := (self.fields[field].rate, lengths.tobytes()) if has_steps else None)
+            if key is not None and key not in made:
+                made[key] = replace(steps_of(firsts, lengths, table.n_rows), rate=key[0])
         numbers = {each: number for number, each in enumerate(made)}
         segments = Segments(tuple(made.values()), tuple(None if each is None else numbers[each] for each in which))
         return segments, self.first_lines

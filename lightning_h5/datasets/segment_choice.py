@@ -173,7 +173,7 @@ def segments_by_time(table: RowTable, options: SplitOptions) -> dict[str, Segmen
     sampling = table.sampling
     assert sampling is not None, "samples are rows"
     gap = sampling.reach - 1 if options.gap is None else options.gap
-    n = sampling.segments.lengths
+    n, beat = sampling.segments.lengths, sampling.segments.beat
     shares = {"val": options.val_fraction, "test": options.test_fraction}
     cuts = [name for name, share in shares.items() if share]
     room = np.maximum(n - gap * len(cuts), 0)
@@ -182,7 +182,7 @@ def segments_by_time(table: RowTable, options: SplitOptions) -> dict[str, Segmen
     high = {"train": np.maximum(room - sum(sizes.values()), 0)}
     end = high["train"]
     for name in cuts:
-        low[name] = np.minimum(end + gap, n)
+        low[name] = np.minimum(-(-(end + gap) // beat) * beat, n)
         high[name] = end = np.minimum(low[name] + sizes[name], n)
     found = {}
     for name in low:

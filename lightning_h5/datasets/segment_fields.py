@@ -87,7 +87,7 @@ class SampleOptions:
         """Whether samples are anything but rows of arrays along axis 0."""
         if self.patch is not None:
             return True
-        has_axes = self.segments.step_axis != 0 or bool(self.segments.constants)
+        has_axes = self.segments.step_axis != 0 or bool(self.segments.constants or self.segments.steps_per)
         has_segments = self.segments.is_given or any("*" in key or "@" in key for key in keys)
         return self.kind(keys) != "row" or has_segments or has_axes or bool(self.select)
 
@@ -100,6 +100,7 @@ def _check_patches(sample: Any, segments: SegmentOptions, window: WindowOptions 
         **{f"segments.{name}": getattr(segments, name) is not None for name in ("key", "lengths", "offsets", "ends")},
         "segments.join": segments.join is not None,
         "segments.step_axis": segments.step_axis != 0,
+        "segments.steps_per": bool(segments.steps_per),
         "segments.max_length": segments.max_length is not None,
         "segments.bucket": segments.bucket,
     }
@@ -123,6 +124,7 @@ class SegmentField:
         is_single: a sample has the value at its own step, or at the first of its segment.
         patch: shape of a patch, along the axes that are left; None for a field without patches.
         is_whole: all of the array is one row: a scalar with bytes, or the bytes of one image.
+        rate: steps of the other fields that one step spans.
     """
 
     name: str
@@ -133,6 +135,7 @@ class SegmentField:
     is_single: bool = False
     patch: tuple[int | None, ...] | None = None
     is_whole: bool = False
+    rate: int = 1
 
     @property
     def is_as_stored(self) -> bool:
@@ -258,7 +261,9 @@ def fields_of(
             lacking.append(name)
         is_single = name in singles or (given.segments.key is not None and one.key == given.segments.key)
         patch = given.patch.shape_of(name, one.key) if given.patch is not None and step_axis is not None else None
-        fields.append(SegmentField(name, one, axis, step_axis, {int(k): v for k, v in taken.items()}, is_single, patch))
+        of_axes = {int(k): v for k, v in taken.items()}
+        rate = value_of_field(given.segments.steps_per or {}, name, one.key, 1)
+        fields.append(SegmentField(name, one, axis, step_axis, of_axes, is_single, patch, rate))
     if lacking:
         raise H5ValueError(
             f"segments.axis={given.segments.axis!r} has no entry for {listing(lacking)}, whose segments would all be "
@@ -273,6 +278,11 @@ def fields_of(
         raise H5ValueError(
             f"none of the fields {listing(names)} has steps (segments.step_axis, segments.constants). Add one."
         )
+    if all(field.rate > 1 for field in fields if field.step_axis is not None):
+        raise H5ValueError(
+            f"segments.steps_per={given.segments.steps_per} names all fields that have steps, and counts the steps of "
+            "the others. Add a field that it does not name, or leave it out."
+        )
     return fields
 
 
@@ -282,6 +292,7 @@ def _check_names(asked: Sequence[Asked], names: Sequence[str], given: SampleOpti
     options = {
         "segments.axis": given.segments.axis,
         "segments.step_axis": given.segments.step_axis,
+        "segments.steps_per": given.segments.steps_per,
         "select": given.select,
         "window.steps": window,
         "patch.shape": None if given.patch is None else given.patch.shape,

@@ -23,7 +23,7 @@ from .segment_choice import SegmentChoice, samples_that_pass, samples_with_lines
 from .segment_fields import SampleOptions, fields_of
 from .segments import Sampling
 from .sparse_tables import matrices_in, sparse_table, with_matrices
-from .windows import samples_of
+from .windows import Windows, check_lengths, samples_of
 
 __all__ = ["segment_table", "table_of_samples"]
 
@@ -92,6 +92,8 @@ def _chosen(builder: SegmentBuilder, given: SampleOptions, choice: SegmentChoice
     if builder.volumes is None:
         segments_of_rows, first_segments = builder.segments_of(made)
         sampling = samples_of(segments_of_rows, builder.fields, given)
+        if isinstance(sampling, Windows):
+            check_lengths(sampling, builder.fields, replace(made, first_segments=first_segments).segment_name)
     else:
         first_segments = builder.first_lines
         sampling = builder.volumes.sampling(made.starts, builder.n_lines, made.layouts[0], given.seed)

@@ -5,6 +5,7 @@ Nothing is kept for a sample. A segment takes two numbers, its first row and the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
@@ -30,10 +31,12 @@ class Steps:
     Attributes:
         starts: first row of each segment; also the end of the last one, if there are no ``lengths``.
         lengths: steps of each segment; None if each segment ends where the next one begins.
+        rate: steps of a segment that one step of the array spans (``segments.steps_per``).
     """
 
     starts: IntArray
     lengths: IntArray | None = None
+    rate: int = 1
 
     def __len__(self) -> int:
         return len(self.starts) - (self.lengths is None)
@@ -50,9 +53,13 @@ class Steps:
             return np.diff(self.starts)[segments]
         return self.starts[segments + 1] - self.starts[segments]
 
+    def spans_of(self, segments: IntArray | slice = slice(None)) -> IntArray:
+        """Return how many steps of a segment the array's own steps span, for some segments, or all."""
+        return self.lengths_of(segments) * self.rate
+
     def among(self, segments: IntArray) -> Steps:
         """Return some segments."""
-        return Steps(self.firsts_of(segments), self.lengths_of(segments))
+        return Steps(self.firsts_of(segments), self.lengths_of(segments), self.rate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +145,9 @@ class Segments:
         """Return what tells these segments from others of the same arrays."""
         arrays = [array for steps in self.steps for array in (steps.firsts_of(), steps.lengths_of())]
         arrays += [] if self.order is None else [self.order]
-        return repr(self.kinds).encode() + b"".join(array.tobytes() for array in arrays)
+        rates = [steps.rate for steps in self.steps]
+        of_rates = repr(rates).encode() if max(rates) > 1 else b""
+        return repr(self.kinds).encode() + b"".join(array.tobytes() for array in arrays) + of_rates
 
     @cached_property
     def are_ascending(self) -> bool:
@@ -155,15 +164,28 @@ class Segments:
     @cached_property
     def lengths(self) -> IntArray:
         """Steps that all fields of a segment have."""
-        return np.asarray(np.minimum.reduce([steps.lengths_of() for steps in self.steps]), dtype=np.int64)
+        return np.asarray(np.minimum.reduce([steps.spans_of() for steps in self.steps]), dtype=np.int64)
+
+    def rate_of(self, field: int) -> int:
+        """Return how many steps of a segment one step of a field spans."""
+        kind = self.kinds[field]
+        return 1 if kind is None else self.steps[kind].rate
+
+    @property
+    def beat(self) -> int:
+        """Steps after which steps of all fields begin together; 1 if all fields have the same rate."""
+        return math.lcm(*(steps.rate for steps in self.steps))
 
     def parts(self, low: IntArray, high: IntArray) -> Segments:
-        """Return the steps from ``low`` to below ``high`` of each segment; a part to the end has all that follow."""
+        """Return the steps from ``low`` to below ``high`` of each segment; a part to the end has all that follow.
+
+        ``low`` is a multiple of ``beat``.
+        """
         made = []
         for steps in self.steps:
-            lengths = steps.lengths_of()
-            ends = np.where(high >= self.lengths, lengths, np.minimum(high, lengths))
-            made.append(Steps(steps.firsts_of() + low, np.maximum(ends - low, 0)))
+            lengths, first = steps.lengths_of(), low // steps.rate
+            ends = np.where(high >= self.lengths, lengths, np.minimum(high // steps.rate, lengths))
+            made.append(Steps(steps.firsts_of() + first, np.maximum(ends - first, 0), steps.rate))
         return replace(self, steps=tuple(made), cut=low if self.cut is None else self.cut + low)
 
 

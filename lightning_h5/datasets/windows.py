@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -13,9 +14,9 @@ from ..options import StepRange
 from ..order import uniform
 from ..types import IntArray, cached_property
 from .segment_fields import SampleOptions, SegmentField
-from .segments import BoolArray, FieldRows, Places, Segments
+from .segments import BoolArray, FieldRows, Places, Segments, Steps
 
-__all__ = ["WholeSegments", "Windows", "samples_of"]
+__all__ = ["WholeSegments", "Windows", "check_lengths", "samples_of"]
 
 STARTS = 11  # purpose of the random stream that starts are drawn from
 NUMBER = 32  # bits of a window's number in its segment, below the segment's
@@ -45,15 +46,20 @@ class Windows:
     @cached_property
     def low(self) -> int:
         """The first step of a segment that has a window."""
-        return 0 if self.pad else max(0, *(-one.start for one in self.ranges if one is not None))
+        return 0 if self.pad else max(0, *(-one.start * steps.rate for steps, one in self._of_steps))
+
+    @property
+    def _of_steps(self) -> list[tuple[Steps, StepRange]]:
+        """The steps of each field that has some, and those in a window."""
+        pairs = zip(self.segments.kinds, self.ranges, strict=True)
+        return [(self.segments.steps[kind], one) for kind, one in pairs if kind is not None and one is not None]
 
     def _n_starts(self, segments: IntArray | slice = slice(None)) -> IntArray:
         """Return how many steps of each segment have a window."""
-        ends = []
-        for kind, one in zip(self.segments.kinds, self.ranges, strict=True):
-            if one is not None and kind is not None:
-                lengths = self.segments.steps[kind].lengths_of(segments)
-                ends.append(lengths if self.pad else lengths - max(0, one.last))
+        ends = [
+            steps.spans_of(segments) if self.pad else steps.spans_of(segments) - max(0, one.last) * steps.rate
+            for steps, one in self._of_steps
+        ]
         return np.asarray(np.maximum(np.minimum.reduce(ends) - self.low, 0), dtype=np.int64)
 
     @cached_property
@@ -107,7 +113,8 @@ class Windows:
         if kind is None or one is None:
             return FieldRows(self.segments.numbers_of(places.segments))
         steps = self.segments.steps[kind]
-        firsts, within = steps.firsts_of(places.segments), places.steps[:, None] + one.offsets
+        own = places.steps if steps.rate == 1 else places.steps // steps.rate
+        firsts, within = steps.firsts_of(places.segments), own[:, None] + one.offsets
         if self.pad is None:
             return FieldRows(self.segments.rows_at((firsts[:, None] + within).reshape(-1)))
         last = steps.lengths_of(places.segments)[:, None] - 1
@@ -148,8 +155,9 @@ class Windows:
     @property
     def reach(self) -> int:
         """See ``Sampling.reach``."""
-        ranges = [one for one in self.ranges if one is not None]
-        return max(one.last for one in ranges) - min(one.start for one in ranges) + 1
+        fields = self._of_steps
+        end = max((one.last + 1) * steps.rate for steps, one in fields)
+        return end - min(one.start * steps.rate for steps, one in fields)
 
     def n_before(self, rows: IntArray) -> IntArray:
         """See ``Sampling.n_before``. Segments have to follow each other; there may be gaps."""
@@ -171,18 +179,19 @@ class Windows:
         at = np.minimum(segments, len(self.ends) - 1)
         before = np.where(segments > 0, self.ends[np.maximum(segments, 1) - 1], 0)
         n_windows = self.ends[at] - before
-        lengths = self.segments.steps[kind].lengths_of(at)
+        lengths, rate = self.segments.steps[kind].lengths_of(at), self.segments.steps[kind].rate
         n_steps = len(one.offsets)
-        reads = self._reads_inside(inside - self.low, n_windows, one)
+        reads = self._reads_inside(inside, n_windows, one, rate)
         reads = np.where(inside >= lengths, n_windows * n_steps, np.where(inside <= 0, 0, reads))
         return np.asarray(before * n_steps + np.where(is_in, reads, 0), dtype=np.int64)
 
-    def _reads_inside(self, rows: IntArray, n_windows: IntArray, one: StepRange) -> IntArray:
-        """Return how many steps of a segment's windows are before rows, which count from its first window's step."""
-        if one.step != 1:
-            n_before = (np.clip(-(-(rows - step) // self.stride), 0, n_windows) for step in one.offsets.tolist())
-            return np.asarray(np.sum(list(n_before), axis=0), dtype=np.int64)
-        rows, length = rows - one.start, one.stop - one.start
+    def _reads_inside(self, rows: IntArray, n_windows: IntArray, one: StepRange, rate: int) -> IntArray:
+        """Return how many steps of a segment's windows are before rows of a field, which count from its first one."""
+        if one.step != 1 or rate != 1:
+            firsts = ((rows - step) * rate - self.low for step in one.offsets.tolist())
+            n_before = [np.clip(-(-first // self.stride), 0, n_windows) for first in firsts]
+            return np.asarray(np.sum(n_before, axis=0), dtype=np.int64)
+        rows, length = rows - self.low - one.start, one.stop - one.start
         n_whole = np.clip((rows - length) // self.stride + 1, 0, n_windows)
         n_begun = np.clip(-(-rows // self.stride), n_whole, n_windows)
         sum_of_numbers = (n_begun * (n_begun - 1) - n_whole * (n_whole - 1)) // 2  # of those that are not whole
@@ -246,7 +255,7 @@ class WholeSegments:
         if not self.has_all_steps(field):
             return self.n_before(rows)
         segments, inside = self.segments.inside(rows, kind)
-        lengths = self._cropped(self.segments.steps[kind].lengths_of())
+        lengths = self._cropped(self.segments.steps[kind])
         before = np.concatenate([[0], np.cumsum(lengths)])[segments]
         return before + np.clip(inside, 0, lengths[segments])
 
@@ -269,8 +278,14 @@ class WholeSegments:
 
     def mean_bytes(self, row_bytes: Sequence[int]) -> int:
         """See ``Sampling.mean_bytes``."""
-        n_steps = -(-int(self._cropped(self.segments.lengths).sum()) // max(1, len(self)))
-        return sum(size * (n_steps if self.has_all_steps(field) else 1) for field, size in enumerate(row_bytes))
+        lengths = self.segments.lengths
+        lengths = lengths if self.max_length is None else np.minimum(lengths, self.max_length)
+        n_steps = -(-int(lengths.sum()) // max(1, len(self)))
+        n_of_fields = [
+            -(-n_steps // self.segments.rate_of(field)) if self.has_all_steps(field) else 1
+            for field in range(len(row_bytes))
+        ]
+        return sum(size * n for size, n in zip(row_bytes, n_of_fields, strict=True))
 
     def digest(self) -> bytes:
         """See ``Sampling.digest``."""
@@ -282,11 +297,63 @@ class WholeSegments:
         steps = self.segments.steps[kind]
         if not has_all_steps:
             return FieldRows(self.segments.rows_at(steps.firsts_of(places.segments)))
-        lengths = self._cropped(steps.lengths_of(places.segments))
+        lengths = self._cropped(steps, places.segments)
         return FieldRows(self.segments.rows_at(self.segments.places_of(places.segments, lengths, kind)), lengths)
 
-    def _cropped(self, lengths: IntArray) -> IntArray:
-        return lengths if self.max_length is None else np.minimum(lengths, self.max_length)
+    def _cropped(self, steps: Steps, segments: IntArray | slice = slice(None)) -> IntArray:
+        """Return the steps of an array in samples of some segments, or of all."""
+        lengths = steps.lengths_of(segments)
+        return lengths if self.max_length is None else np.minimum(lengths, -(-self.max_length // steps.rate))
+
+
+def check_lengths(windows: Windows, fields: Sequence[SegmentField], name_of: Callable[[int], str]) -> None:
+    """Check that fields whose steps are paired by number have about equally many in each segment.
+
+    A field may have as many steps more as windows reach further into it, or one more, as observations have one more
+    than actions.
+
+    Args:
+        windows: the samples.
+        fields: the fields.
+        name_of: returns the name of a segment from its number.
+
+    Raises:
+        H5ValueError: two fields of a segment differ by more.
+    """
+    kinds = dict[tuple[int, int], SegmentField]()  # fields with as many steps and the same reach have one entry
+    for field, kind, one in zip(fields, windows.segments.kinds, windows.ranges, strict=True):
+        if kind is not None and one is not None:
+            kinds.setdefault((kind, (max(0, one.last) + 1) * windows.segments.steps[kind].rate), field)
+    for (key, field), (other_key, other) in combinations(kinds.items(), 2):
+        steps, other_steps = (windows.segments.steps[kind] for kind, _ in (key, other_key))
+        further, slack = key[1] - other_key[1], max(steps.rate, other_steps.rate)
+        more = steps.spans_of() - other_steps.spans_of()
+        differs = (more < min(further, -slack)) | (more > max(further, slack))
+        if differs.any():
+            segment = np.array([int(differs.argmax())])
+            counts = [(field, steps.rate, int(steps.lengths_of(segment)[0]))]
+            counts.append((other, other_steps.rate, int(other_steps.lengths_of(segment)[0])))
+            raise H5ValueError(_rate_error(counts, name_of(int(windows.segments.numbers_of(segment)[0]))))
+
+
+def _rate_error(counts: Sequence[tuple[SegmentField, int, int]], segment: str) -> str:
+    """Return the message for two fields (each with its rate and number of steps) whose steps cannot be paired."""
+    titles = []
+    for field, rate, n in counts:
+        key = field.asked.key
+        title = repr(key) if key == field.name else f"{key!r} (field {field.name!r})"
+        titles.append(f"{title} has {n:,} step{'s' * (n != 1)}{f' of {rate:,} each' if rate > 1 else ''}")
+    (slow, slow_rate, n_slow), (_, _, n_fast) = sorted(counts, key=lambda count: count[2])
+    rate = round(n_fast / n_slow) if n_slow else 0
+    advice = "If a step of one spans several of the other, pass segments.steps_per"
+    if rate > 1 and slow_rate == 1 and n_fast // rate <= n_slow <= -(-n_fast // rate):
+        advice = (
+            f"If a step of {slow.name!r} spans {rate:,} of the other, pass segments.steps_per={{{slow.name!r}: {rate}}}"
+        )
+    return (
+        f"{' and '.join(titles)} in the segment {segment!r}. Windows pair steps by number, and neither their reach nor "
+        f"one further observation explains the difference. {advice}; otherwise correct the file, or load one field."
+    )
 
 
 def samples_of(segments: Segments, fields: Sequence[SegmentField], given: SampleOptions) -> Windows | WholeSegments:
@@ -315,7 +382,7 @@ def samples_of(segments: Segments, fields: Sequence[SegmentField], given: Sample
         if field.step_axis is None
         else StepRange(0, 1, is_single=True)
         if window is None or field.is_single
-        else window.range_of(field.name, field.asked.key)
+        else window.range_of(field.name, field.asked.key, field.rate)
         for field in fields
     )
     if window is None:

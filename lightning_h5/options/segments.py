@@ -41,6 +41,13 @@ class StepRange(NamedTuple):
         """All steps, relative to the window's own."""
         return np.arange(self.start, self.stop, self.step)
 
+    def at_rate(self, rate: int) -> StepRange:
+        """Return the steps of a field of which each spans ``rate`` of these, for a window that begins with one."""
+        if rate == 1:
+            return self
+        start, last = self.start // rate, self.last // rate
+        return StepRange(start, last + 1, max(1, self.step // rate), self.is_single)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentOptions(Options):
@@ -61,6 +68,9 @@ class SegmentOptions(Options):
         axis: axis of the arrays, as stored, of which each index is a segment: 0 for arrays of shape (trajectory, step,
             ...). A mapping from fields or patterns to axes if these differ, None for a field without it.
         step_axis: axis of the steps, as stored. A mapping if fields differ, None for a field without steps.
+        steps_per: mapping from fields or patterns to how many steps of the other fields one of their steps spans, such
+            as ``{"hypnogram": 7500}`` for a label every 30 s beside a signal of 250 Hz. Step t of a segment is then in
+            step ``t // 7500`` of the field. Fields that are not named have a step for each.
         constants: fields without steps. Each sample has the value of its segment.
         max_length: steps that a sample of ``sample="segment"`` has at most, the first ones.
         bucket: make training batches of segments of similar length, in random order, with equal steps on all ranks.
@@ -77,6 +87,7 @@ class SegmentOptions(Options):
     join: str | None = None
     axis: int | dict[str, int | None] | None = None
     step_axis: int | dict[str, int | None] = 0
+    steps_per: dict[str, int] | None = None
     constants: list[str] | tuple[str, ...] = ()
     max_length: int | None = None
     bucket: bool = False
@@ -99,6 +110,21 @@ class SegmentOptions(Options):
         if isinstance(constants, str):
             raise H5ValueError(f"segments.constants={constants!r} is not a list. Pass [{constants!r}].")
         check_whole(self.max_length, "segments.max_length", 1)
+        rates: Any = self.steps_per
+        if rates is not None and not isinstance(rates, Mapping):
+            raise H5ValueError(
+                f"segments.steps_per={rates!r} is no mapping. Pass one from fields to numbers of steps, such as "
+                "{'hypnogram': 7500}."
+            )
+        for name, rate in (rates or {}).items():
+            check_whole(rate, f"segments.steps_per[{name!r}]", 1)
+            if rate is None:
+                raise H5ValueError(f"segments.steps_per[{name!r}] is None. Pass a whole number of at least 1.")
+        if rates and cuts:
+            raise H5ValueError(
+                f"segments.steps_per was given with segments.{cuts[0]}, which cuts rows into segments, and fields then "
+                "have one value a row. Store each segment as a group or a file, or load fields with one value a row."
+            )
 
     @classmethod
     def _from_shorthand(cls, value: Any) -> Mapping[str, Any] | None:
@@ -127,7 +153,7 @@ class WindowOptions(Options):
         length: number of steps; ``stride`` is as many unless given.
         steps: the steps relative to each step t of a segment: ``[start, stop]`` or ``[start, stop, step]``; ``[-1, 3]``
             are t-1, t, t+1 and t+2. An int is that step alone, without an axis for steps. A mapping from fields or
-            patterns gives each field its own.
+            patterns gives each field its own; a field of ``segments.steps_per`` counts its own steps.
         stride: steps from one window to the next. None is ``length``, or 1 if ``steps`` are given.
         pad: None takes windows that are inside of their segment alone. "edge" repeats the segment's first or last step
             and "zeros" takes zeros, so that each step of a segment has a window.
@@ -169,20 +195,21 @@ class WindowOptions(Options):
         """Steps from one window to the next."""
         return self.stride or self.length or 1
 
-    def range_of(self, name: str, key: str) -> StepRange:
-        """Return the steps of a field.
+    def range_of(self, name: str, key: str, rate: int = 1) -> StepRange:
+        """Return the steps of a field: its own, if it has an entry, or those that hold the steps of all fields.
 
         Args:
             name: what a sample calls it.
             key: its array.
+            rate: see ``SegmentOptions.steps_per``.
 
         Raises:
             H5ValueError: ``steps`` is a mapping without this field.
         """
         if self.length is not None:
-            return StepRange(0, self.length)
+            return StepRange(0, self.length).at_rate(rate)
         if not isinstance(self.steps, Mapping):
-            return _range_of(self.steps)
+            return _range_of(self.steps).at_rate(rate)
         steps = value_of_field(self.steps, name, key, default=None)
         if steps is None:
             raise H5ValueError(

@@ -27,14 +27,18 @@ def ranges(draw):
 
 @st.composite
 def tables(draw):
-    """Segments of two kinds of fields, the second with up to two steps more or fewer, and windows over them."""
+    """Segments of two kinds of fields, and windows over them.
+
+    The second field has up to two steps more or fewer, and one of its steps may span several of the first.
+    """
     lengths = np.array(draw(st.lists(st.integers(0, 9), min_size=1, max_size=6)))
     more = draw(st.integers(-2, 2))
     gaps = np.array(draw(st.lists(st.integers(0, 3), min_size=len(lengths), max_size=len(lengths))))
     second = np.maximum(lengths + more, 0)
     starts = np.concatenate([[0], np.cumsum(np.maximum(lengths, second) + gaps)])
     follow = (lengths + gaps == np.diff(starts)).all() and not gaps.any()
-    steps = Steps(starts) if follow else Steps(starts[:-1], lengths), Steps(starts[:-1], second)
+    rate = draw(st.sampled_from([1, 1, 2, 3]))
+    steps = Steps(starts) if follow else Steps(starts[:-1], lengths), Steps(starts[:-1], second, rate)
     segments = Segments(steps, (0, 1, None))
     windows = Windows(
         segments,
@@ -46,16 +50,16 @@ def tables(draw):
 
 
 def windows_by_hand(windows, lengths):
-    """Each sample's segment and step, and for each field its steps and which of them exist."""
-    found = []
+    """Each sample's segment and step."""
+    found, rates = [], [steps.rate for steps in windows.segments.steps]
     for segment in range(len(lengths[0])):
         n = [each[segment] for each in lengths]
         fitting = [
             t
-            for t in range(min(n))
+            for t in range(min(count * rate for count, rate in zip(n, rates, strict=True)))
             if windows.pad
             or all(
-                0 <= t + offset < n[field]
+                0 <= t // rates[field] + offset < n[field]
                 for field, one in enumerate(windows.ranges[:2])
                 for offset in range(one.start, one.stop, one.step)
             )
@@ -77,12 +81,12 @@ def test_samples_are_the_windows_that_fit_in_the_order_of_segments_and_steps(tab
     for field, one in enumerate(windows.ranges[:2]):
         found = windows.rows(places)[field]
         offsets = range(one.start, one.stop, one.step)
-        firsts = windows.segments.steps[field].firsts_of()
+        firsts, rate = windows.segments.steps[field].firsts_of(), windows.segments.steps[field].rate
         rows, valid = [], []
         for segment, t in expected:
             n = lengths[field][segment]
-            rows += [firsts[segment] + min(max(t + offset, 0), n - 1) for offset in offsets]
-            valid += [0 <= t + offset < n for offset in offsets]
+            rows += [firsts[segment] + min(max(t // rate + offset, 0), n - 1) for offset in offsets]
+            valid += [0 <= t // rate + offset < n for offset in offsets]
         assert found.rows.tolist() == rows
         assert (found.is_valid is None) == (windows.pad is None)
         assert all(valid) if found.is_valid is None else found.is_valid.reshape(-1).tolist() == valid
@@ -171,7 +175,8 @@ def test_whole_segments_have_all_their_steps_or_the_first_ones(table, max_length
     for field in (0, 1):
         found = whole.rows(places)[field]
         firsts = windows.segments.steps[field].firsts_of()
-        expected = [range(first, first + n)[:max_length] for first, n in zip(firsts, lengths[field], strict=True)][::-1]
+        most = max_length and -(-max_length // windows.segments.steps[field].rate)
+        expected = [range(first, first + n)[:most] for first, n in zip(firsts, lengths[field], strict=True)][::-1]
         assert found.lengths.tolist() == [len(each) for each in expected]
         assert found.rows.tolist() == [row for each in expected for row in each]
 
