@@ -157,7 +157,7 @@ class Catalog:
         layouts = self._recoded(used, layouts, options)
         n_rows = [arrays[0].n_rows for arrays in layouts]
         self.joins.rows_of.update(zip(used, n_rows, strict=True))
-        if sample is None and len(columns) < len(asked):
+        if sample is None and len(columns) < len(asked) and not any(one.taken for one in asked):
             refuse_images(layouts[0], n_rows, n_files or len(paths))
         if columns:
             self.joins.check_place(sum(n_rows), paths)

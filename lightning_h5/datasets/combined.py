@@ -42,7 +42,7 @@ from .row_table import RowTable
 from .sample_cache import CachingDataset
 from .sample_layout import Transform
 from .segment_choice import SegmentChoice, with_label
-from .segment_fields import SampleKind, SampleOptions, Select
+from .segment_fields import SampleKind, SampleOptions, Select, selected
 from .segment_tables import segment_table
 from .selection import Selection
 from .sparse_rows import SparseField
@@ -335,7 +335,7 @@ class CombinedHDF5Dataset(CachingDataset):
                 advice=SKIP_THEM,
             )
         else:
-            full = table_of(catalog, files, asked, options, samples.sample, bad)
+            full = table_of(catalog, files, selected(asked, wanted, samples), options, samples.sample, bad)
         if bad is not None and self.agrees_by_itself:
             left_out = sorted(path.rsplit("/", 1)[-1] for path in bad)
             with exchange("leaving out bad files", PATIENCE) as ranks:

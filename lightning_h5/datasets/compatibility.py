@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ __all__ = [
     "Asked",
     "Compatibility",
     "Skip",
+    "Span",
     "are_packed_alike",
     "different_packing",
     "each_readable",
@@ -42,6 +43,14 @@ __all__ = [
     "refuse_other_files",
     "shape_of_images",
 ]
+
+
+class Span(NamedTuple):
+    """A slice that can be compared and hashed."""
+
+    start: int | None
+    stop: int | None
+    step: int | None
 
 
 MAX_CHANNELS = 4
@@ -64,6 +73,8 @@ class Asked:
         only_counted: whether nothing but its number of rows is used, so that a row may be anything.
         codec: decodes rows; None if values are as stored.
         paths: other files that have the array; None for those of the data.
+        taken: of rows along axis 0, what is taken of further axes, as stored: pairs of an axis, and an index, indices
+            or a slice.
     """
 
     key: str
@@ -74,9 +85,11 @@ class Asked:
     only_counted: bool = False
     codec: Codec | None = None
     paths: Paths | None = None
+    taken: tuple[tuple[int, int | Span | tuple[int, ...]], ...] = ()
 
     def decoded(self, array: ArrayLayout) -> ArrayLayout:
         """Return the array with rows as they are decoded: packed numbers of netCDF files unless asked otherwise."""
+        array = self._cut(array) if self.taken else array
         packing = array.packing
         if isinstance(self.codec, Conventions):
             return array if packing is None else array.decoded(Unpack(packing))
@@ -96,6 +109,20 @@ class Asked:
         if packing.policy == "decode" and not self.takes_stored(array):
             return array.decoded(Unpack(packing))
         return array
+
+    def _cut(self, array: ArrayLayout) -> ArrayLayout:
+        """Return the array with the part of its rows that is taken."""
+        shape, taken = (array.n_rows, *array.axes), {}
+        for axis, part in self.taken:
+            if not -len(shape) < axis < len(shape) or axis % len(shape) == 0:
+                raise H5ValueError(
+                    f"select names axis {axis} of {array.key!r} in {array.path!r}, which has the shape {shape} and "
+                    "rows along axis 0. Name one of its other axes."
+                )
+            if axis % len(shape) in taken:
+                raise H5ValueError(f"select names axis {axis} of {array.key!r} twice. Name each axis once.")
+            taken[axis % len(shape)] = slice(*part) if isinstance(part, Span) else part
+        return array.seen((0,), taken)
 
     def takes_stored(self, array: ArrayLayout) -> bool:
         """Return whether the user named the stored dtype of packed numbers, or one that holds all that are values."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
@@ -13,9 +13,9 @@ from ..errors import H5ValueError, listing
 from ..hdf5 import ArrayLayout
 from ..options import PatchOptions, SegmentOptions, WindowOptions, value_of_field
 from ..types import IntArray
-from .compatibility import Asked
+from .compatibility import Asked, Span
 
-__all__ = ["SampleKind", "SampleOptions", "SegmentField", "Select", "fields_of"]
+__all__ = ["SampleKind", "SampleOptions", "SegmentField", "Select", "fields_of", "selected"]
 
 SampleKind: TypeAlias = Literal["row", "window", "segment"]
 
@@ -89,7 +89,7 @@ class SampleOptions:
             return True
         has_axes = self.segments.step_axis != 0 or bool(self.segments.constants or self.segments.steps_per)
         has_segments = self.segments.is_given or any("*" in key or "@" in key for key in keys)
-        return self.kind(keys) != "row" or has_segments or has_axes or bool(self.select)
+        return self.kind(keys) != "row" or has_segments or has_axes
 
 
 def _check_patches(sample: Any, segments: SegmentOptions, window: WindowOptions | None) -> None:
@@ -213,17 +213,53 @@ class SegmentField:
         return step - sum(axis is not None and axis % n_axes < step for axis in gone)
 
 
-def _taken(given: Any, name: str) -> int | slice | Sequence[int]:
-    if isinstance(given, Mapping):
-        return slice(given.get("start"), given.get("stop"), given.get("step"))
-    if isinstance(given, int | slice) and not isinstance(given, bool):
+def _taken(given: Any, name: str) -> int | slice | list[int]:
+    """Return what a user takes of an axis.
+
+    Raises:
+        H5ValueError: it is no index, list of indices or slice.
+    """
+    if isinstance(given, Mapping) and not set(given) - {"start", "stop", "step"}:
+        given = slice(given.get("start"), given.get("stop"), given.get("step"))
+    if isinstance(given, slice):
+        limits = (given.start, given.stop, given.step)
+        if given.step != 0 and all(one is None or type(one) is int for one in limits):
+            return given
+    elif type(given) is int:
         return given
-    if isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(one, int) for one in given):
+    elif isinstance(given, Sequence) and not isinstance(given, str) and all(type(one) is int for one in given):
         return list(given)
     raise H5ValueError(
         f"select takes {given!r} of {name!r}. Pass an index, a list of indices, or a slice (a mapping with start, "
         "stop, step)."
     )
+
+
+def selected(asked: Sequence[Asked], names: Sequence[str], given: SampleOptions) -> list[Asked]:
+    """Return arrays of which samples are rows along axis 0, with the part of each row that ``select`` takes.
+
+    Args:
+        asked: the arrays.
+        names: what a sample calls them.
+        given: what a sample is.
+
+    Raises:
+        H5ValueError: ``select`` names no field, or takes what is no index.
+    """
+    if not given.select:
+        return list(asked)
+    _check_names(asked, names, given)
+    found = []
+    for one, name in zip(asked, names, strict=True):
+        taken: list[tuple[int, int | Span | tuple[int, ...]]] = []
+        for axis, part in value_of_field(given.select, name, one.key, {}).items():
+            checked = _taken(part, name)
+            if isinstance(checked, slice):
+                taken.append((int(axis), Span(checked.start, checked.stop, checked.step)))
+            else:
+                taken.append((int(axis), tuple(checked) if isinstance(checked, list) else checked))
+        found.append(replace(one, taken=tuple(taken)))
+    return found
 
 
 def fields_of(

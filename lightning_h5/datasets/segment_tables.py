@@ -20,7 +20,7 @@ from .row_filters import NoRowPassesError
 from .row_table import RowTable
 from .segment_builder import SegmentBuilder
 from .segment_choice import SegmentChoice, samples_that_pass, samples_with_lines, values_of_segments
-from .segment_fields import SampleOptions, fields_of
+from .segment_fields import SampleOptions, fields_of, selected
 from .segments import Sampling
 from .sparse_tables import matrices_in, sparse_table, with_matrices
 from .windows import Windows, check_lengths, samples_of
@@ -160,6 +160,6 @@ def table_of_samples(
     elif has_segments or has_cells:
         table = segment_table(catalog, paths, asked, fields.names, options, given, choice)
     else:
-        table = catalog.table(paths, asked, options, sample=given.sample)
+        table = catalog.table(paths, selected(asked, fields.names, given), options, sample=given.sample)
     fields = fields.of_samples(table, mask=given.has_mask, collate=collate)
     return table, normalized(fields, normalize, table, catalog, options)

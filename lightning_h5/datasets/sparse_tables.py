@@ -22,7 +22,7 @@ from .file_counts import boundaries_in
 from .part_layouts import ListedParts
 from .row_table import RowTable
 from .segment_choice import SegmentChoice, samples_that_pass, values_of_segments
-from .segment_fields import SampleOptions
+from .segment_fields import SampleOptions, selected
 from .segments import Segments, Steps
 from .sparse_rows import SparseField, sparse_field
 from .windows import WholeSegments
@@ -81,9 +81,9 @@ def with_matrices(
         )
     arrays: list[Asked] = []
     found: dict[int, SparseField] = {}
-    for one, name in zip(asked, names, strict=True):
+    for one, cut, name in zip(asked, selected(asked, names, given), names, strict=True):
         if (group := matrices.get(one.key)) is None:
-            arrays.append(one)
+            arrays.append(cut)
             continue
         taken = value_of_field(given.select, name, one.key, {})
         found[len(arrays)] = sparse_field(group, name, taken, one.codec)

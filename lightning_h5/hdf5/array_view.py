@@ -97,10 +97,24 @@ class ArrayView:
 
 
 def taken_of(taken: int | slice | Sequence[int], n: int) -> int | slice | tuple[int, ...]:
-    """Return what is taken of an axis, counted from its start; indices that are evenly apart as a slice."""
-    if isinstance(taken, int):
-        return range(n)[taken]
-    indices = range(n)[taken] if isinstance(taken, slice) else tuple(range(n)[one] for one in taken)
-    if isinstance(indices, range) and indices.step > 0:
-        return slice(indices.start, max(indices.start, indices.stop), indices.step)
-    return tuple(indices)
+    """Return what is taken of an axis, counted from its start; a slice that ascends as one.
+
+    Args:
+        taken: an index, a slice, or indices; negative ones count from the end.
+        n: length of the axis.
+
+    Raises:
+        IndexError: the axis has no such index, or the slice is empty; the text names it.
+    """
+    if isinstance(taken, slice):
+        numbers = range(n)[taken]
+        for name, limit in (("start", taken.start), ("stop", taken.stop)):
+            if limit is not None and not -n <= limit <= n:
+                raise IndexError(f"a slice with the {name} {limit}")
+        if n and not numbers:
+            raise IndexError(f"an empty slice from {taken.start} to {taken.stop}")
+        return slice(numbers.start, numbers.stop, numbers.step) if numbers.step > 0 else tuple(numbers)
+    for index in [taken] if isinstance(taken, int) else taken:
+        if not -n <= index < n:
+            raise IndexError(f"index {index}")
+    return range(n)[taken] if isinstance(taken, int) else tuple(range(n)[index] for index in taken)

@@ -310,7 +310,7 @@ def _are_few_and_apart(layouts: Sequence[ArrayLayout]) -> bool:
                 return False
             chunks = zip(layout.table.offsets.tolist(), layout.table.sizes.tolist(), strict=True)
             pieces += [(start, size) for start, size in chunks if start >= 0]
-        elif layout.offset is not None:
-            pieces.append((layout.offset, layout.n_rows * layout.stored_row_bytes))
+        elif (extent := layout.extent) is not None:
+            pieces.append(extent)
     pieces.sort()
     return all(start + size <= after for (start, size), (after, _) in pairwise(pieces))

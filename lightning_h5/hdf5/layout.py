@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import H5ValueError
 from ..types import IntArray, cached_property
 from .array_view import ArrayView, Runs, taken_of
 from .chunk_index import ChunkTable
@@ -207,6 +208,9 @@ class ArrayLayout:
             row_axes: the axes that number the rows, the slowest first; none if the whole array is one row.
             taken: what is taken of other axes: an index, a slice or indices; all of axes that are not named.
             period: rows are numbered as if the last of ``row_axes`` had this length; None for its own.
+
+        Raises:
+            H5ValueError: an axis has no such index.
         """
         if self.value is not None:
             return self
@@ -214,7 +218,7 @@ class ArrayLayout:
             return self.decoding.array.seen(row_axes, taken, period=period).decoded(self.decoding.codec)
         shape, row_axes = (self.n_rows, *self.axes), tuple(row_axes)
         others = [axis for axis in range(len(shape)) if axis not in row_axes]
-        picked = tuple(taken_of((taken or {}).get(axis, slice(None)), shape[axis]) for axis in others)
+        picked = tuple(self._taken((taken or {}).get(axis, slice(None)), axis, shape) for axis in others)
         is_whole = all(one == slice(0, shape[axis], 1) for axis, one in zip(others, picked, strict=True))
         if row_axes == (0,) and is_whole:
             return self
@@ -239,6 +243,17 @@ class ArrayLayout:
             block = [1] * len(row_axes)
             block[-1:] = [max(1, min(shape[axis], RUN_BYTES // row_bytes)) for axis in row_axes[-1:]]
         return self.with_changes(**changes, view=ArrayView(self, row_axes, picked, tuple(block), period))
+
+    def _taken(
+        self, taken: int | slice | Sequence[int], axis: int, shape: tuple[int, ...]
+    ) -> int | slice | tuple[int, ...]:
+        try:
+            return taken_of(taken, shape[axis])
+        except IndexError as error:
+            raise H5ValueError(
+                f"select asks for {error} of axis {axis} of {self.key!r} in {self.path!r}, and this axis has the "
+                f"length {shape[axis]} (shape {shape}). Name indices that all files have."
+            ) from None
 
     def in_cells(self, cell: tuple[int, ...], n_values: int) -> ArrayLayout:
         """Return the array with its cells as rows: the parts that a grid cuts it into, in order, each as flat values.
@@ -276,9 +291,15 @@ class ArrayLayout:
         if self.table is not None:
             written = self.table.offsets >= 0
             return np.stack([self.table.offsets[written], self.table.sizes[written]], axis=1)
-        if self.offset is None:
-            return np.empty((0, 2), dtype=np.int64)
-        return np.array([[self.offset, min(self.n_rows * self.stored_row_bytes, 2**62)]])
+        return np.array([] if self.extent is None else [self.extent], dtype=np.int64).reshape(-1, 2)
+
+    @property
+    def extent(self) -> tuple[int, int] | None:
+        """Offset and size in the file of an array in one piece, whatever part of it is seen; None for other arrays."""
+        if self.offset is None or self.table is not None:
+            return None
+        array = self if self.view is None else self.view.array
+        return self.offset, min(array.n_rows * array.stored_row_bytes, 2**62)
 
     @property
     def row_bytes(self) -> int:

@@ -156,9 +156,10 @@ def _neighbors(layout: ArrayLayout) -> tuple[int, int] | None:
 
     Rows are small, and an epoch reads most of them: fetching one alone would take as long as fetching many.
     """
-    if layout.offset is None:
+    if (extent := layout.extent) is None:
         return None
-    return layout.offset, layout.offset + layout.n_rows * layout.stored_row_bytes
+    offset, n_bytes = extent
+    return offset, offset + n_bytes
 
 
 def _read_slowly(
