@@ -14,13 +14,14 @@ import numpy as np
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..hdf5 import (
     OpenOptions,
+    arrays_in,
     expand_paths,
     kind_of,
-    list_arrays,
     numpy_dtype,
     shape_of,
     stacked_members,
     translate_h5py_errors,
+    without_slashes,
 )
 from ..options import StagingOptions
 from ..types import Paths
@@ -184,7 +185,7 @@ def _search(path: str, named: Collection[str], file: Any) -> tuple[list[str], li
     left_out = []
     looks: dict[str, _Look] = {}
     with translate_h5py_errors(path, "what is"):
-        for name in list_arrays(file):
+        for name in arrays_in(file):
             array = file[name]
             dtype, shape = numpy_dtype(array), shape_of(array)
             if dtype is not None and shape and kind_of(dtype) in ("number", "text"):
@@ -331,7 +332,7 @@ def keys_of(field_map: FieldMap | None) -> tuple[dict[str, str], str | None]:
             )
         if "layout" in entry and name != TARGET:
             raise H5ValueError(f"field_map[{name!r}] has a layout, which only a target can have.")
-        keys[name] = entry.get("key", name).strip("/")
+        keys[name] = without_slashes(entry.get("key", name))
         layout = entry.get("layout", layout)
     twice = [key for key in keys.values() if list(keys.values()).count(key) > 1 and key not in stacked]
     if twice:

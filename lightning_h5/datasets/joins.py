@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions
+from ..hdf5 import AlikeArrays, ArrayLayout, ChangeGuard, OpenOptions, is_attribute_key
 from ..options import TableOptions
 from ..order import resolve_replica
 from ..types import IntArray
@@ -113,7 +113,7 @@ class Joins:
     def join_keys(self, columns: Collection[int], *, attributes: bool = False) -> list[str]:
         """Return the array, or also the attribute, that a side table is joined on if its columns are asked for."""
         field = None if self.side is None else self.side.field
-        return [] if not columns or field is None or ("@" in field and not attributes) else [field]
+        return [] if not columns or field is None or (is_attribute_key(field) and not attributes) else [field]
 
     def describe_with_columns(
         self,
@@ -178,10 +178,10 @@ class Joins:
         side, keys = self.side, [values_of(array, options) for array in join]
         assert side is not None, "columns are asked for"
         n_rows = own[0].n_rows if own else len(keys[0]) if keys else self.rows_of.get(path)
-        if (field := side.field) is not None and "@" in field and n_rows is not None:
+        if (field := side.field) is not None and is_attribute_key(field) and n_rows is not None:
 
             def look(file: Any, guard: ChangeGuard, _: AlikeArrays) -> ArrayLayout:
-                return attribute_of(file, path, "", field, guard)
+                return attribute_of(file, path, "", field, guard, allow_external=options.files.allow_external)
 
             _, attribute = catalog.look(path, options, ("attribute", field), look)
             keys = [np.repeat(values_of(attribute, options), n_rows)]
@@ -241,7 +241,13 @@ class SegmentLines:
     spans: IntArray | None = None
 
 
-def lines_of_parts(side: SideTable, stored: StoredParts, names: PartNames, options: OpenOptions) -> SegmentLines:
+def lines_of_parts(
+    side: SideTable,
+    stored: StoredParts,
+    names: PartNames,
+    options: OpenOptions,
+    aliases: Mapping[tuple[int, str], str],
+) -> SegmentLines:
     """Return the lines of parts, by what a part is called, or by the values of an array or attribute.
 
     Args:
@@ -249,6 +255,7 @@ def lines_of_parts(side: SideTable, stored: StoredParts, names: PartNames, optio
         stored: the arrays of all parts; the last one is what lines are compared with, if that is an array.
         names: how parts are called.
         options: how files are opened.
+        aliases: names of parts by their other names (see ``Parts``).
 
     Raises:
         H5ValueError: a part has no line, or what lines are compared with has several types.
@@ -267,10 +274,17 @@ def lines_of_parts(side: SideTable, stored: StoredParts, names: PartNames, optio
         return f"{name!r} in {path!r}" if name else repr(path)
 
     if side.field is None:
-        of_parts = [
-            side.key_of(stored.paths[file], names.part(star) or stored.paths[file])
-            for file, star in zip(stored.files.tolist(), stored.stars, strict=True)
-        ]
+        others = dict[tuple[int, str], str]()  # for names without a line, other names that have one
+        for (file, other), name in aliases.items():
+            if side.has_line(side.key_of(stored.paths[file], other)):
+                others.setdefault((file, name), other)
+        of_parts = []
+        for file, star in zip(stored.files.tolist(), stored.stars, strict=True):
+            name = names.part(star) or stored.paths[file]
+            key = side.key_of(stored.paths[file], name)
+            if (file, name) in others and not side.has_line(key):
+                key = side.key_of(stored.paths[file], others[file, name])
+            of_parts.append(key)
         keys, sizes = np.array([*of_parts, None], dtype=object)[:-1], np.ones(n_parts, dtype=np.int64)
     else:
         at = len(stored.names.keys) - 1

@@ -7,10 +7,10 @@ import json
 import os
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ MIN_ARRAYS = 2000
 
 MIN_BYTES = 100  # of a file for each of its arrays: no header is shorter
 
-FORMAT = 1
+FORMAT = 2
 COLUMNS = ("numbers", "n_rows", "places", "offsets", "sizes")
 HEAD = struct.Struct("<Q")
 
@@ -72,6 +72,20 @@ Describe = Callable[[Sequence[str], int], tuple[ArrayLayout, int | None]]
 """Describes an array, by its number among all of the file, from the names of the parts."""
 
 
+class KnownParts(NamedTuple):
+    """What was kept of a file.
+
+    Attributes:
+        stars: names of parts (see ``FoundParts``).
+        arrays: the arrays, part by part.
+        aliases: other names of parts (see ``FoundParts``).
+    """
+
+    stars: PackedText
+    arrays: ArrayColumns
+    aliases: dict[str, str]
+
+
 @dataclass(frozen=True)
 class KeptParts:
     """The kept contents of a file: names of parts, and what tells alike arrays apart.
@@ -106,7 +120,7 @@ class KeptParts:
         seen = [guard.device, guard.inode, guard.n_bytes, guard.mtime_ns, guard.seen_ns, file_identity(path, ())]
         return cls(os.path.join(os.path.expanduser(folder), f"{name}.catalog"), json.dumps([which, seen]))
 
-    def read(self, describe: Describe, is_attribute: npt.NDArray[np.bool_]) -> tuple[PackedText, ArrayColumns] | None:
+    def read(self, describe: Describe, is_attribute: npt.NDArray[np.bool_]) -> KnownParts | None:
         """Return what was kept; None if nothing was, if it is damaged, or of another state of the file.
 
         Args:
@@ -124,7 +138,7 @@ class KeptParts:
             head = json.loads(data[HEAD.size : at])
             if head["meaning"] != self.meaning:
                 return None
-            pieces = []
+            pieces, aliases = [], dict(head["aliases"])
             for n_bytes in head["sizes"]:
                 pieces.append(data[at : at + n_bytes])
                 at += n_bytes
@@ -145,13 +159,14 @@ class KeptParts:
         arrays.numbers = array("i", np.array(found, dtype=np.int32)[which].tobytes())
         for one in np.flatnonzero(again).tolist():
             arrays.put(one, *describe(stars, one))
-        return stars, arrays
+        return KnownParts(stars, arrays, aliases)
 
-    def write(self, stars: PackedText, arrays: ArrayColumns) -> None:
+    def write(self, stars: PackedText, arrays: ArrayColumns, aliases: Mapping[str, str]) -> None:
         """Keep the contents; errors of the disk are ignored, and so are files that are described in no time."""
         if len(arrays.numbers) < MIN_ARRAYS:
             return
         pieces = [stars.texts, stars.ends.tobytes(), *(getattr(arrays, name).tobytes() for name in COLUMNS)]
-        head = json.dumps({"meaning": self.meaning, "sizes": [len(piece) for piece in pieces]}).encode()
+        sizes = [len(piece) for piece in pieces]
+        head = json.dumps({"meaning": self.meaning, "sizes": sizes, "aliases": dict(aliases)}).encode()
         with suppress(OSError):
             write_kept(self.kept_at, b"".join([HEAD.pack(len(head)), head, *pieces]))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from ..errors import H5FileError, H5ValueError, listing
-from ..hdf5 import ArrayLayout, OpenOptions, expand_user, kind_of
+from ..hdf5 import ArrayLayout, OpenOptions, expand_user, is_attribute_key, kind_of
 from ..types import PathLike
 from .catalog import Catalog
 from .fields import Fields, torch_dtype_of
@@ -193,7 +193,7 @@ def normalized(
     unknown = [
         name
         for name in stats
-        if not (name in loaded or "@" in name or "*" in name)
+        if not (name in loaded or is_attribute_key(name) or "*" in name)
         and not any(catalog.has(table.paths[0], [key], plain) for key in (name, group + name))
     ]
     if unknown or not found:

@@ -36,10 +36,12 @@ class Parts:
     Attributes:
         files: number of each part's file, shape ``(n_parts,)``.
         names: group or array that each part is.
+        aliases: names of parts by their other names, each with the number of its file.
     """
 
     files: npt.NDArray[np.int32]
     names: Sequence[str]
+    aliases: Mapping[tuple[int, str], str] = field(default_factory=dict)
 
 
 class BatchRows(NamedTuple):

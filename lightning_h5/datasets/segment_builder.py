@@ -87,6 +87,13 @@ class SegmentBuilder:
         """Whether arrays of references name the arrays of segments."""
         return bool(self._names.cells)
 
+    @property
+    def _aliases(self) -> dict[tuple[int, str], str]:
+        """See ``Parts.aliases``."""
+        part = self._names.part
+        files = enumerate(self._found)
+        return {(at, part(other)): part(star) for at, found in files for other, star in found.aliases.items()}
+
     # The table -----------------------------------------------------------------------------------------------
 
     def made(self) -> RowTable:
@@ -118,7 +125,9 @@ class SegmentBuilder:
             ]
         if all(one.axis is None and one.step_axis is None and one.patch is None for one in self.fields):
             self.fields = self._of_one_step(arrays)
-        names = None if self._names.pattern is None else Parts(stored.files, NamedParts(self._names, stored.stars))
+        names = None
+        if self._names.pattern is not None:
+            names = Parts(stored.files, NamedParts(self._names, stored.stars), self._aliases)
         parts, step_places = self._volumes_of(stored) if self.volumes is not None else self._steps_of(stored)
         return RowTable(
             tuple(self._paths),
@@ -265,7 +274,7 @@ class SegmentBuilder:
         if side.has_slices:
             self.lines = lines_of_slices(side, own, self._names, *self._along_axis(own))
         else:
-            self.lines = lines_of_parts(side, own, self._names, self._options)
+            self.lines = lines_of_parts(side, own, self._names, self._options, self._aliases)
         table = own.table
         for at, key in self._columns.items():
             asked = self.fields[at].asked if at < len(self.fields) else Asked(key=key)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ..counters import Counters
 from ..errors import H5ValueError, listing
-from ..hdf5 import OpenOptions
+from ..hdf5 import OpenOptions, is_attribute_key
 from ..options import SplitOptions
 from ..readers import run_with_progress
 from ..types import IntArray
@@ -141,6 +141,9 @@ def segments_in_lists(
         short = file, name.rpartition("/")[2]
         numbers[short] = number if short not in numbers else -1  # a name of several groups is of none
         numbers[file, name] = number
+    for (file, other), name in ({} if table.parts is None else table.parts.aliases).items():
+        for alias in (other, other.rpartition("/")[2]):
+            numbers.setdefault((file, alias), numbers.get((file, name), -1))
     found: dict[str, IntArray] = {}
     taken: dict[int, str] = {}
     for split, of_files in lists.items():
@@ -355,7 +358,7 @@ def _combine(table: RowTable, key: str, of_parts: Sequence[Mask], segments: Mask
 def _has_value_a_segment(table: RowTable, key: str, part: int, values: npt.NDArray[Any]) -> bool:
     """Return whether a part has a value for each segment, or one for all; or else one for each step."""
     n_segments, n_steps = table.n_segments_of(part), int(table.starts[part + 1] - table.starts[part])
-    if len(values) == n_segments or (len(values) == 1 and ("@" in key or is_of_table(key))):
+    if len(values) == n_segments or (len(values) == 1 and (is_attribute_key(key) or is_of_table(key))):
         return True
     if _are_whole(table.sampling):
         samples = "volume" if isinstance(table.sampling, Patches) else "row of the sparse matrix"

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ..errors import H5ValueError, listing
-from ..hdf5 import ArrayLayout
+from ..hdf5 import ArrayLayout, is_attribute_key
 from ..options import PatchOptions, SegmentOptions, WindowOptions, value_of_field
 from ..types import IntArray
 from .compatibility import Asked, Span
@@ -80,7 +80,7 @@ class SampleOptions:
 
     def are_rows(self, keys: Sequence[str]) -> bool:
         """Whether samples are rows of arrays along axis 0, or parts of these, for all that the user says."""
-        is_named = any("*" in key or "@" in key for key in keys)
+        is_named = any("*" in key or is_attribute_key(key) for key in keys)
         return self.patch is None and self.kind(keys) == "row" and not (self.segments.is_given or is_named)
 
     def needs_segments(self, keys: Sequence[str]) -> bool:
@@ -88,7 +88,7 @@ class SampleOptions:
         if self.patch is not None:
             return True
         has_axes = self.segments.step_axis != 0 or bool(self.segments.constants or self.segments.steps_per)
-        has_segments = self.segments.is_given or any("*" in key or "@" in key for key in keys)
+        has_segments = self.segments.is_given or any("*" in key or is_attribute_key(key) for key in keys)
         return self.kind(keys) != "row" or has_segments or has_axes
 
 
@@ -287,7 +287,7 @@ def fields_of(
         axes = []
         for option, default in ((given.segments.axis, None), (given.segments.step_axis, 0)):
             axes.append(value_of_field(option, name, one.key, default) if isinstance(option, Mapping) else option)
-        has_no_steps = "@" in one.key or is_column(one.key)
+        has_no_steps = is_attribute_key(one.key) or is_column(one.key)
         is_constant = bool({name, one.key} & set(given.segments.constants)) or has_no_steps
         taken = value_of_field(given.select, name, one.key, {})
         axis = None if has_no_steps else axes[0]
@@ -311,8 +311,11 @@ def fields_of(
             f"segments.constants names {listing(unknown)}; the fields are {listing(names)}. Name some of these."
         )
     if all(field.step_axis is None for field in fields):
+        attributes = [one.key for one in asked if is_attribute_key(one.key)]
+        arrays = f", or write {attributes[0] + '/'!r} for an array of this name" if attributes else ""
         raise H5ValueError(
-            f"none of the fields {listing(names)} has steps (segments.step_axis, segments.constants). Add one."
+            f"none of the fields {listing(names)} has steps (segments.step_axis, segments.constants, or an attribute, "
+            f"which '@' stands for). Add one{arrays}."
         )
     if all(field.rate > 1 for field in fields if field.step_axis is not None):
         raise H5ValueError(

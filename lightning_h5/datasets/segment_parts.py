@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ..errors import H5KeyError, H5ValueError, listing, near
+from ..errors import H5KeyError, H5ValueError
 from ..hdf5 import (
     AlikeArrays,
     ArrayColumns,
@@ -18,10 +20,14 @@ from ..hdf5 import (
     ChangeGuard,
     OpenOptions,
     ScalarError,
+    Target,
     attribute_layout,
     external_guards,
+    identity_of_object,
+    is_attribute_key,
     is_references,
-    kind_of_object,
+    matching_objects,
+    resolve_path,
     scalar_layout,
     translate_h5py_errors,
 )
@@ -31,6 +37,8 @@ from .cells import SEPARATOR, CellValues, names_of_cells
 from .kept_parts import KeptParts, PackedText
 
 __all__ = ["FoundParts", "NamedParts", "PartNames", "attribute_of", "parts_in"]
+
+_log = logging.getLogger(__name__)
 
 MANY = 5000  # parts of a file from which on the user sees how far it is
 
@@ -122,12 +130,14 @@ class FoundParts(NamedTuple):
         arrays: the arrays, part by part.
         names: how they are called.
         others: guards of other files that arrays have rows in.
+        aliases: further names of parts: for what the ``*`` stands for in each, what it stands for in the part's own.
     """
 
     stars: PackedText
     arrays: ArrayColumns
     names: PartNames
     others: tuple[ChangeGuard, ...] = ()
+    aliases: Mapping[str, str] = {}
 
 
 def parts_in(
@@ -158,9 +168,8 @@ def parts_in(
     def describe(stars: Sequence[str], at: int) -> tuple[ArrayLayout, int | None]:
         part, number = divmod(at, n)
         key = names.key(number, stars[part])
-        if "@" in names.keys[number]:
-            with translate_h5py_errors(path, repr(key)):
-                layout = attribute_of(file, path, names.part(stars[part]), key, guard)
+        if is_attribute_key(names.keys[number]):
+            layout = attribute_of(file, path, names.part(stars[part]), key, guard, allow_external=files.allow_external)
             return layout, alike.value(layout, names.keys[number])
         if names.cells and names.keys[number] not in names.cells:
             layout = of_cells.of_column(key, part, len(stars))
@@ -185,71 +194,150 @@ def parts_in(
 
     kept = KeptParts.of(path, guard, options, (names.pattern, names.is_group, names.keys))
     is_attribute = np.array(
-        ["@" in key or bool(names.cells and key not in names.cells) for key in names.keys], dtype=np.bool_
+        [is_attribute_key(key) or bool(names.cells and key not in names.cells) for key in names.keys], dtype=np.bool_
     )
     if kept is not None and (known := kept.read(describe, is_attribute)) is not None:
-        return FoundParts(*known, names)
-    stars = [""]
+        return FoundParts(known.stars, known.arrays, names, aliases=known.aliases)
+    stars, aliases = [""], dict[str, str]()
+    objects = _Objects(file, names, files.allow_external)
     if names.cells:
         stars = names_of_cells(file, path, names.cells, options)
     elif names.pattern is not None:
         with translate_h5py_errors(path, "what is"):
-            stars = _matches(file, path, names.pattern, "group" if names.is_group else "array")
-    arrays = ArrayColumns()
+            kind: Literal["group", "array"] = "group" if names.is_group else "array"
+            targets = matching_objects(file, path, names.pattern, kind, allow_external=files.allow_external)
+            stars, aliases = objects.named_once(targets)
+    arrays, used = ArrayColumns(), list[str]()
     shows_progress = len(stars) >= MANY and resolve_replica().rank == 0  # all ranks look at them
     what = f"looking at {os.path.basename(path)}"
     for part in with_bar(range(len(stars)), what, unit="segment", shows_progress=shows_progress, delay=2):
-        for at in range(n * part, n * part + n):
-            arrays.append(*describe(stars, at))
+        described = [describe(stars, at) for at in range(n * part, n * part + n)]
+        if len(stars) > 1 and names.is_group and (first := objects.known(stars[part], described)) is not None:
+            aliases[stars[part]] = first
+            continue
+        used.append(stars[part])
+        for layout, number in described:
+            arrays.append(layout, number)
     cells = [names.keys[at] for at, array in arrays.others.items() if is_references(array)]
     if cells and names.pattern is None:
         return parts_in(path, names.of_cells(cells), options, file, guard, alike)
-    found = FoundParts(PackedText.of(stars), arrays, names, tuple(others.values()))
+    if aliases and resolve_replica().rank == 0:
+        other, star = next(iter(aliases.items()))
+        _log.info(
+            "%s: %d further names of segments by links, such as %r of %r; each segment is used once",
+            path,
+            len(aliases),
+            names.part(other),
+            names.part(star),
+        )
+    found = FoundParts(PackedText.of(used), arrays, names, tuple(others.values()), aliases)
     if kept is not None and not scalars:  # values are not kept
-        kept.write(found.stars, arrays)
+        kept.write(found.stars, arrays, aliases)
     return found
 
 
-def attribute_of(file: Any, path: str, part: str, key: str, guard: ChangeGuard) -> ArrayLayout:
-    """Return the description of an attribute: of a part, a group or an array."""
-    owner = key.rpartition("@")[0].strip("/") or part
-    try:
-        item = file[owner] if owner else file
-    except KeyError:
-        raise H5KeyError(f"{key!r} is not in {path!r}, which has no {owner!r}.{near(owner, file)}") from None
-    return attribute_layout(item, path, key, guard)
+class _Objects:
+    """Finds parts of a file that are the same objects under several names: hard links, or soft links to them.
+
+    Args:
+        file: the open file.
+        names: how parts are called.
+        allow_external: links into other files are followed.
+    """
+
+    def __init__(self, file: Any, names: PartNames, allow_external: bool) -> None:
+        self._file, self._names, self._allow_external = file, names, allow_external
+        self._first: dict[Any, str] = {}  # by the places of a part's arrays
+
+    def named_once(self, targets: Mapping[str, Target]) -> tuple[list[str], dict[str, str]]:
+        """Return the names of parts, each object once, and the other names that objects have.
+
+        An object is called by a hard link rather than by a soft one, and by a name that is like those of other parts.
+
+        Args:
+            targets: the objects that names of parts lead to.
+        """
+        several = defaultdict[Any, list[str]](list)
+        for star, target in targets.items():
+            several[target.identity].append(star)
+        aliases = dict[str, str]()
+        if len(several) == len(targets):
+            return list(targets), aliases
+        alike = Counter(map(_form, targets))
+        for same in several.values():
+            if len(same) == 1:
+                continue
+            same.sort(key=lambda star: (targets[star].is_linked, -alike[_form(star)]))
+            first = dict[Any, str]()
+            for star in same:
+                # Parts of several arrays can have one of them in common.
+                own = () if self._names.is_group else self._identity(star)
+                if (name := first.setdefault(own, star)) != star:
+                    aliases[star] = name
+        return [star for star in targets if star not in aliases], aliases
+
+    def known(self, star: str, described: Sequence[tuple[ArrayLayout, Any]]) -> str | None:
+        """Return the name of an earlier group with the same arrays; None if there is none.
+
+        Args:
+            star: the group.
+            described: its arrays.
+        """
+        places = tuple([place for layout, _ in described if (place := _place_of(layout)) is not None])
+        if (first := self._first.setdefault(places or self._identity(star), star)) == star:
+            return None
+        return first if self._identity(first) == self._identity(star) else None
+
+    def _identity(self, star: str) -> tuple[Any, ...]:
+        """Return the objects that a part has."""
+        return tuple([self._object(at, star) for at in range(len(self._names.keys))])
+
+    def _object(self, at: int, star: str) -> Any:
+        name = self._names.key(at, star)
+        if is_attribute_key(self._names.keys[at]):
+            name = owner_of(name, self._names.part(star))
+        item, members = resolve_path(self._file, name, allow_external=self._allow_external)
+        return identity_of_object(self._file, item), members
 
 
-def _matches(file: Any, path: str, pattern: str, kind: str) -> list[str]:
-    """Return what the ``*`` of a pattern stands for in each object that matches, sorted as numbers."""
-    if pattern.count("*") != 1:
-        raise H5ValueError(f"{pattern!r} has {pattern.count('*')} of '*'. Pass a pattern with one.")
-    above, _, below = pattern.strip("/").partition("*")
-    group_name, _, before = above.rpartition("/")
-    after, _, inside = below.partition("/")
-    try:
-        group = file[group_name] if group_name else file
-        names = list(group)
-    except (KeyError, AttributeError, TypeError):
-        raise H5KeyError(
-            f"{pattern!r} matches nothing in {path!r}, which has no group {group_name!r}; it has {listing(file)}."
-            f"{near(group_name, file)} Pass a pattern such as 'data/*'."
-        ) from None
-    found = []
-    for name in names:
-        if not name.startswith(before) or not name.endswith(after) or len(name) < len(before) + len(after):
-            continue
-        whole = "/".join(part for part in (group_name, name, inside) if part)
-        if kind_of_object(file, whole) == kind:
-            found.append(name[len(before) : len(name) - len(after)])
-    if not found:
-        raise H5KeyError(
-            f"{pattern!r} matches no {kind}s in {path!r}; {group_name or 'the file'} has {listing(names)}. Pass a "
-            "pattern such as 'data/*'."
-        )
-    return sorted(found, key=_as_numbers)
+def _form(name: str) -> str:
+    """Return what names have in common that differ in numbers alone."""
+    return re.sub(r"\d+", "0", name)
 
 
-def _as_numbers(name: str) -> list[tuple[int, int | str]]:
-    """Return a key that sorts names by the numbers in them: 2 before 10."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part]
+def _place_of(layout: ArrayLayout) -> Any:
+    """Return where an array lies in its file; None if it has no place of its own, or one that is not known."""
+    if layout.value is not None:
+        return None
+    as_stored = layout if layout.references is None else layout.references
+    if as_stored.table is None:
+        return as_stored.offset
+    written = as_stored.table.offsets[as_stored.table.offsets >= 0][:1]
+    return int(written[0]) if len(written) else None
+
+
+def owner_of(key: str, part: str) -> str:
+    """Return the name of the object that has an attribute.
+
+    Args:
+        key: the attribute's key.
+        part: the part that has it if the key names no object.
+    """
+    return key.rpartition("@")[0].strip("/") or part
+
+
+def attribute_of(
+    file: Any, path: str, part: str, key: str, guard: ChangeGuard, *, allow_external: bool = False
+) -> ArrayLayout:
+    """Return the description of an attribute: of a part, a group or an array.
+
+    Raises:
+        H5KeyError: the object, or its attribute, does not exist.
+        H5ValueError: it is in another file.
+    """
+    owner = owner_of(key, part)
+    with translate_h5py_errors(path, repr(key)):
+        item, members = resolve_path(file, owner, allow_external=allow_external)
+        if members:
+            raise H5KeyError(f"{key!r} is not in {path!r}: {owner!r} is a member of a table. Name the table instead.")
+        return attribute_layout(item, path, key, guard)

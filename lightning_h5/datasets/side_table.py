@@ -104,9 +104,7 @@ class SideTable:
             H5ValueError: the table has no line for a key, or several.
         """
         is_number = keys.dtype.kind in "biuf"
-        if is_number not in self._lines:
-            self._lines[is_number] = self._index(is_number=is_number)
-        index = self._lines[is_number]
+        index = self._lines_by_key(is_number=is_number)
         each = (
             keys.tolist() if is_number else [one.decode() if isinstance(one, bytes) else one for one in keys.tolist()]
         )
@@ -120,6 +118,15 @@ class SideTable:
             )
         self.note_used(lines)
         return lines
+
+    def has_line(self, key: str) -> bool:
+        """Return whether a line has this key."""
+        return key in self._lines_by_key(is_number=False)
+
+    def _lines_by_key(self, *, is_number: bool) -> dict[Any, int]:
+        if is_number not in self._lines:
+            self._lines[is_number] = self._index(is_number=is_number)
+        return self._lines[is_number]
 
     def note_used(self, lines: IntArray) -> None:
         """Note that lines have a sample."""

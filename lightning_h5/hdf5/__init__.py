@@ -6,7 +6,17 @@ from .array_view import ArrayView
 from .checks import INTEGRITY, check_no_overlap, overlaps
 from .chunk_index import ChunkTable
 from .codecs import Codec, Conventions, MatrixRows, Recode, Stack, Unpack, codec_of
-from .contents import OLD_CATEGORIES, Entry, entries_of, kind_of_object, list_arrays, resolve_path, shape_of
+from .contents import (
+    OLD_CATEGORIES,
+    Entry,
+    Target,
+    arrays_in,
+    entries_of,
+    identity_of_object,
+    list_arrays,
+    resolve_path,
+    shape_of,
+)
 from .describe import attribute_layout, column_layout, describe_array, filters_of, layout_of, scalar_layout
 from .digests import ArrayDigests, digest_of, digests_path, read_digests, with_digests, write_digests
 from .dtypes import kind_of, native, numpy_dtype, torch_dtype
@@ -21,10 +31,12 @@ from .keys import (
     guess_keys,
     guess_keys_in,
     in_other_file,
+    is_attribute_key,
     keys_in,
     names_rows,
     own_keys_in,
     stacked_members,
+    without_slashes,
     words_in,
 )
 from .layout import ArrayLayout, Decoding, Filter, path_of
@@ -35,6 +47,7 @@ from .open import FAULTS, create_h5, open_h5, open_recorded, translate_h5py_erro
 from .open_files import OpenOptions
 from .packing import Packing
 from .paths import expand_paths, expand_user, file_number, name_objects
+from .patterns import matching_objects
 from .references import holds_regions, is_matlab_text, is_references, referenced_arrays
 from .remote_file import opened, sampled_identity, size_of
 from .sparse import SparseGroup, sparse_group
@@ -73,7 +86,9 @@ __all__ = [
     "ScalarError",
     "SparseGroup",
     "Stack",
+    "Target",
     "Unpack",
+    "arrays_in",
     "attribute_layout",
     "bytes_of",
     "check_no_overlap",
@@ -98,8 +113,10 @@ __all__ = [
     "guess_keys",
     "guess_keys_in",
     "holds_regions",
+    "identity_of_object",
     "identity_text",
     "in_other_file",
+    "is_attribute_key",
     "is_bytes",
     "is_list",
     "is_matlab_text",
@@ -107,9 +124,9 @@ __all__ = [
     "is_references",
     "keys_in",
     "kind_of",
-    "kind_of_object",
     "layout_of",
     "list_arrays",
+    "matching_objects",
     "meaning_of",
     "name_objects",
     "names_rows",
@@ -137,6 +154,7 @@ __all__ = [
     "translate_h5py_errors",
     "unmapped_rows",
     "with_digests",
+    "without_slashes",
     "words_in",
     "write_digests",
 ]

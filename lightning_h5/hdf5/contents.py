@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import h5py
 
 from ..errors import H5CorruptError, H5KeyError, listing, near
 from .checks import check_link
 from .dtypes import dtype_text, numpy_dtype
-from .open import FAULTS, object_address
+from .open import FAULTS, is_in_other_file, object_address
+from .paths import file_number
 
 __all__ = [
     "OLD_CATEGORIES",
     "Entry",
+    "Target",
+    "arrays_in",
     "entries_of",
     "has_arrays",
-    "has_old_categories",
-    "kind_of_object",
+    "identity_of_object",
+    "is_text",
     "list_arrays",
+    "old_categories",
     "resolve_path",
     "shape_of",
+    "target_of",
 ]
 
 MAX_LINKS = 16  # HDF5's own limit on links followed in one lookup
@@ -42,6 +47,8 @@ class Entry:
         shape: shape of an array; None for an empty dataspace.
         dtype: dtype of an array, in words.
         n_attributes: number of attributes of a group or an array.
+        is_damaged: whether HDF5 cannot read the object. Other unreadable objects are of a kind that h5py does not
+            support.
     """
 
     name: str
@@ -50,6 +57,7 @@ class Entry:
     shape: tuple[int, ...] | None = None
     dtype: str = ""
     n_attributes: int = 0
+    is_damaged: bool = False
 
 
 def entries_of(file: Any) -> Iterator[Entry]:
@@ -62,7 +70,7 @@ def entries_of(file: Any) -> Iterator[Entry]:
         todo = [(file, "", name) for name in reversed(list(file))]
     except FAULTS as error:
         todo = []
-        yield Entry(name="", kind="unreadable", target=f"{error}")
+        yield Entry(name="", kind="unreadable", target=f"{error}", is_damaged=True)
     while todo:
         group, above, last = todo.pop()
         name = above + (last.decode(errors="surrogateescape") if isinstance(last, bytes) else last)
@@ -70,7 +78,8 @@ def entries_of(file: Any) -> Iterator[Entry]:
             item, entry = _look(group, last, name, seen)
             inside = [] if item is None else list(item)
         except FAULTS as error:
-            inside, entry = [], Entry(name=name, kind="unreadable", target=f"{error}")
+            is_damaged = not isinstance(error, TypeError)
+            inside, entry = [], Entry(name=name, kind="unreadable", target=f"{error}", is_damaged=is_damaged)
         yield entry
         todo += [(item, f"{name}/", inner) for inner in reversed(inside)]
 
@@ -80,41 +89,177 @@ def list_arrays(group: Any) -> list[str]:
     return [entry.name for entry in entries_of(group) if entry.kind == "array"]
 
 
+def arrays_in(file: Any) -> list[str]:
+    """Return the paths of all arrays in an open file, in its order, without links. Damage is an error.
+
+    Raises:
+        H5CorruptError: an object cannot be read, so that the list could lack an array.
+    """
+    entries = list(entries_of(file))
+    for entry in entries:
+        if entry.is_damaged:
+            raise _damaged(file, entry.name or "/", entry.target)
+    return [entry.name for entry in entries if entry.kind == "array"]
+
+
 def has_arrays(group: Any, *names: str) -> bool:
-    """Return whether a group has arrays of these names itself, not by links. Opens nothing."""
-    try:
-        each = [h5py.h5g.get_objinfo(group.id, name.encode(), follow_link=False).type for name in names]
-    except FAULTS:
-        return False
-    return all(kind == h5py.h5g.DATASET for kind in each)
+    """Return whether a group has arrays of these names itself, not by links. Opens nothing.
+
+    Raises:
+        H5CorruptError: it has such a name, and the object cannot be read.
+    """
+    found = [_info(group, encoded(name)) for name in names]
+    return all(info is not None and info.type == h5py.h5g.DATASET for info in found)
 
 
 OLD_CATEGORIES = "__categories"
 """The group of the categories of the columns beside it, which are codes, as AnnData wrote them until version 0.7."""
 
 
-def has_old_categories(array: Any) -> bool:
-    """Return whether an array is codes of categories in a group beside it, not reached by links."""
-    name, group = array.name.rpartition("/")[2], array.parent
-    try:
-        kind = h5py.h5g.get_objinfo(group.id, OLD_CATEGORIES.encode(), follow_link=False).type
-    except FAULTS:
-        return False
-    return kind == h5py.h5g.GROUP and has_arrays(group[OLD_CATEGORIES], name)
+def old_categories(file: Any, key: str, array: Any, *, allow_external: bool) -> str | None:
+    """Return the name of the array with the categories of an array's codes, in a group beside it; None without one.
 
-
-def kind_of_object(file: Any, name: str) -> Literal["group", "array"] | None:
-    """Return what a name in an open file leads to, without opening it; None for anything else, and for nothing."""
-    try:
-        kind = h5py.h5g.get_objinfo(file.id, name.encode()).type
-    except (KeyError, ValueError, RuntimeError):
+    Args:
+        file: the open file.
+        key: the name that the array was asked for by.
+        array: h5py's dataset.
+        allow_external: follow links into other files.
+    """
+    # An array of another file has a name there that need not lead to it.
+    above, _, name = (key if is_in_other_file(file, array) else text_of(array.name)).strip("/").rpartition("/")
+    group, members = resolve_path(file, above, allow_external=allow_external)
+    if members or not isinstance(group, h5py.Group):
         return None
-    return "group" if kind == h5py.h5g.GROUP else "array" if kind == h5py.h5g.DATASET else None
+    info = _info(group, encoded(OLD_CATEGORIES))
+    if info is None or info.type != h5py.h5g.GROUP or not has_arrays(group[OLD_CATEGORIES], name):
+        return None
+    return f"{above}/{OLD_CATEGORIES}/{name}".strip("/")
+
+
+class Target(NamedTuple):
+    """The object that a name leads to.
+
+    Attributes:
+        kind: "group", "array", or "type" for a named datatype.
+        identity: equal for all names of one object, also by links, and for no other object (see
+            ``identity_of_object``).
+        is_linked: whether a soft or external link leads to it.
+    """
+
+    kind: Literal["group", "array", "type"]
+    identity: Any
+    is_linked: bool = False
+
+
+_KINDS: dict[int, Literal["group", "array", "type"]] = {
+    h5py.h5g.GROUP: "group",
+    h5py.h5g.DATASET: "array",
+    h5py.h5g.TYPE: "type",
+}
+
+
+def target_of(file: Any, group: Any, name: str, *, allow_external: bool) -> Target | None:
+    """Return the object that a name below a group leads to; None if there is no such name.
+
+    Opens nothing unless a link leads there. Takes 13 microseconds.
+
+    Args:
+        file: the open file.
+        group: a group of this file, found by ``resolve_path``.
+        name: the name, relative to the group.
+        allow_external: follow links into other files.
+
+    Raises:
+        H5CorruptError: the object cannot be read.
+        H5KeyError: a link leads to nothing.
+        H5ValueError: it leads out of the file. The other file is not opened.
+    """
+    parts, target = name.split("/"), None
+    other = file_number(group.file.filename) if allow_external and is_in_other_file(file, group) else None
+    for end in range(1, len(parts) + 1):
+        if target is not None and target.kind != "group":  # has no names below it
+            return None
+        path = "/".join(parts[:end])
+        if (info := _info(group, encoded(path))) is None:
+            return None
+        if info.type not in _KINDS:
+            return _target_of_link(file, group, path, "/".join(parts[end:]), allow_external=allow_external)
+        target = Target(_KINDS[info.type], info.objno if other is None else (other, info.objno))
+    return target
+
+
+def _target_of_link(file: Any, group: Any, path: str, below: str, *, allow_external: bool) -> Target | None:
+    """Return the object that a link leads to, or that a name below its target leads to (see ``target_of``)."""
+    whole = f"{text_of(group.name)}/{path}".strip("/")
+    item, members = _Resolver(file, whole, allow_external=allow_external).below(group, path.split("/"))
+    if members or (below and not isinstance(item, h5py.Group)):
+        return None
+    if below:
+        target = target_of(file, item, below, allow_external=allow_external)
+        if target is None or target.is_linked:
+            return target
+        item = item[encoded(below)]
+    kind: Literal["group", "array", "type"] = "type"
+    if isinstance(item, h5py.Group | h5py.Dataset):
+        kind = "group" if isinstance(item, h5py.Group) else "array"
+    return Target(kind, identity_of_object(file, item), is_linked=True)
+
+
+def identity_of_object(file: Any, item: Any) -> Any:
+    """Return a key that is equal for all handles and names of one object only: its address, and its file if another.
+
+    Args:
+        file: the file that was opened.
+        item: h5py's group, array or named datatype.
+    """
+    number, address = object_address(item)
+    return address if number == object_address(file)[0] else (file_number(item.file.filename), address)
+
+
+def encoded(name: str) -> bytes:
+    """Return a name as HDF5 stores it, also if it is not UTF-8."""
+    return name.encode(errors="surrogateescape")
+
+
+def text_of(name: str | bytes) -> str:
+    """Return a name as h5py lists it, or as HDF5 stores it, as text."""
+    return name.decode(errors="surrogateescape") if isinstance(name, bytes) else name
+
+
+def is_text(name: str) -> bool:
+    """Return whether a name is UTF-8 as HDF5 stores it."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _info(group: Any, name: bytes) -> Any:
+    """Return what HDF5 tells of a name below a group, without following a link at its end; None for no such name.
+
+    Raises:
+        H5CorruptError: the name exists, and the object cannot be read.
+    """
+    try:
+        return h5py.h5g.get_objinfo(group.id, name, follow_link=False)
+    except FAULTS as error:
+        try:
+            exists = group.id.links.exists(name)
+        except FAULTS:
+            exists = True
+        if not exists:
+            return None
+        path = f"{text_of(group.name or '')}/{text_of(name)}".strip("/")
+        raise _damaged(group.file, path, error) from error
+
+
+def _damaged(file: Any, name: str, error: object) -> H5CorruptError:
+    return H5CorruptError(
+        f"{name!r} in {file.filename!r} is linked but cannot be opened: {error}. Check the file (and, for a link to "
+        "another file, that the other file exists)."
+    )
 
 
 def _look(group: Any, last: str | bytes, name: str, seen: dict[Any, str]) -> tuple[Any, Entry]:
     """Return the object if it is a group, and its entry."""
-    link = group.get(last, getlink=True) if isinstance(last, str) else _link(group, last)
+    link = _link(group, encoded(text_of(last)))
     if isinstance(link, h5py.SoftLink):
         return None, Entry(name=name, kind="soft link", target=link.path)
     if isinstance(link, h5py.ExternalLink):
@@ -133,13 +278,18 @@ def _look(group: Any, last: str | bytes, name: str, seen: dict[Any, str]) -> tup
 
 
 def _link(group: Any, name: bytes) -> Any:
-    """Return the link of a name that is not UTF-8, of which h5py finds only the object; None for a hard link."""
+    """Return the link of a name; None for a hard link.
+
+    Raises:
+        TypeError: it is of a kind that h5py does not support.
+    """
     kind = group.id.links.get_info(name).type
-    if kind == h5py.h5l.TYPE_SOFT:
-        return h5py.SoftLink(group.id.links.get_val(name).decode(errors="surrogateescape"))
-    if kind != h5py.h5l.TYPE_HARD:
-        raise ValueError("it is a link whose name is not UTF-8")
-    return None
+    if kind == h5py.h5l.TYPE_HARD:
+        return None
+    if kind not in (h5py.h5l.TYPE_SOFT, h5py.h5l.TYPE_EXTERNAL):
+        raise TypeError("it is a link of a kind that h5py does not support")
+    target = group.id.links.get_val(name)
+    return h5py.ExternalLink(*map(text_of, target)) if isinstance(target, tuple) else h5py.SoftLink(text_of(target))
 
 
 def _address(item: Any) -> Any:
@@ -197,8 +347,10 @@ class _Resolver:
 
     def follow(self, path: str) -> tuple[Any, tuple[str, ...]]:
         """Return the object at a path from the root, and members."""
-        item: Any = self._file
-        parts = [part for part in path.split("/") if part not in ("", ".")]
+        return self.below(self._file, [part for part in path.split("/") if part not in ("", ".")])
+
+    def below(self, item: Any, parts: Sequence[str]) -> tuple[Any, tuple[str, ...]]:
+        """Return the object at a path from a group, and members."""
         for at, part in enumerate(parts):
             if isinstance(item, h5py.Dataset):
                 return item, self._members(item, tuple(parts[at:]))
@@ -211,15 +363,14 @@ class _Resolver:
         return item, ()
 
     def _link(self, item: Any, part: str) -> Any:
+        # HDF5 takes a NUL as the end of a name, and would find another one. h5py asks for UTF-8.
+        has_links = isinstance(item, h5py.Group) and "\0" not in part and is_text(part)
         try:
-            # HDF5 takes a NUL as the end of a name, and would find another one.
-            has_links = isinstance(item, h5py.Group) and "\0" not in part
-            link = item.get(part, getlink=True) if has_links else None
-        except (KeyError, ValueError, RuntimeError):
-            link = None
-        if link is None:
-            raise H5KeyError(_missing(self._file, self._key))
-        return link
+            if has_links and item.id.links.exists(encoded(part)):
+                return _link(item, encoded(part))
+        except FAULTS as error:
+            raise _damaged(self._file, self._key, error) from error
+        raise H5KeyError(_missing(self._file, self._key))
 
     def _follow_soft(self, group: Any, link: Any) -> Any:
         self._n_links += 1
@@ -229,7 +380,8 @@ class _Resolver:
                 f"{MAX_LINKS}. Name the array itself."
             )
         try:
-            item, members = self.follow(link.path if link.path.startswith("/") else f"{group.name}/{link.path}")
+            above = "" if link.path.startswith("/") else f"{text_of(group.name)}/"
+            item, members = self.follow(f"{above}{link.path}")
         except H5KeyError as error:
             if self._n_links > MAX_LINKS:
                 raise
@@ -243,12 +395,9 @@ class _Resolver:
 
     def _open(self, group: Any, part: str) -> Any:
         try:
-            return group[part]
-        except (KeyError, OSError, RuntimeError) as error:
-            raise H5CorruptError(
-                f"{self._key!r} in {self._file.filename!r} is linked but cannot be opened: {error}. Check the file "
-                "(and, for a link to another file, that the other file exists)."
-            ) from error
+            return group[encoded(part)]
+        except FAULTS as error:
+            raise _damaged(self._file, self._key, error) from error
 
     def _members(self, array: Any, members: tuple[str, ...]) -> tuple[str, ...]:
         dtype = array.dtype

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..errors import H5KeyError, H5ValueError
 from ..types import Keys
-from .contents import list_arrays, shape_of
+from .contents import arrays_in, is_text, shape_of
 from .dtypes import dtype_text, kind_of, numpy_dtype
 from .open import open_h5, translate_h5py_errors
 
@@ -21,10 +21,12 @@ __all__ = [
     "guess_keys",
     "guess_keys_in",
     "in_other_file",
+    "is_attribute_key",
     "keys_in",
     "names_rows",
     "own_keys_in",
     "stacked_members",
+    "without_slashes",
     "words_in",
 ]
 
@@ -183,6 +185,20 @@ def own_keys_in(*keys: Keys | None) -> list[str]:
     return names
 
 
+def is_attribute_key(key: str) -> bool:
+    """Return whether a key names an attribute: its last component has an ``@``, as in ``"images@units"``.
+
+    An ``@`` in other components belongs to the name of a group. A key of an array with an ``@`` ends in a slash.
+    """
+    return "@" in key.rpartition("/")[2]
+
+
+def without_slashes(key: str) -> str:
+    """Return a key without slashes at its ends, but for one that tells an array from an attribute."""
+    stripped = key.strip("/")
+    return f"{stripped}/" if key.endswith("/") and is_attribute_key(stripped) else stripped
+
+
 def words_in(name: str) -> set[str]:
     """Return the words of the last component of a name, without a plural's s; of their group, for codes."""
     group, _, last = name.rpartition("/")
@@ -226,7 +242,7 @@ def guess_keys_in(file: Any, path: str) -> tuple[str, str | None]:
     """
     with translate_h5py_errors(path, "what is"):
         # A name that is not UTF-8 cannot be passed as a key.
-        arrays = {name: file[name] for name in list_arrays(file) if _is_text(name)}
+        arrays = {name: file[name] for name in arrays_in(file) if is_text(name)}
         dtypes = {name: numpy_dtype(array) for name, array in arrays.items()}
         numbers = [name for name, dtype in dtypes.items() if dtype is not None and kind_of(dtype) == "number"]
         shapes = {name: shape_of(array) for name, array in arrays.items()}
@@ -259,10 +275,6 @@ def _are_apart(x: str, y: str) -> bool:
     """
     (a, _, x_name), (b, _, y_name) = x.rpartition("/"), y.rpartition("/")
     return a != b and (x_name == y_name or re.sub(r"\d+", "0", a) == re.sub(r"\d+", "0", b))
-
-
-def _is_text(name: str) -> bool:
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _what_to_add(names: list[str], n_rows: dict[str, int]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import H5FileError, H5KeyError, H5ValueError, listing
 from ..options import FileOptions
 from .checks import check_in_file, check_library, check_sizes, check_source
-from .contents import OLD_CATEGORIES, has_arrays, has_old_categories, list_arrays, resolve_path
+from .contents import has_arrays, list_arrays, old_categories, resolve_path
 from .dtypes import numpy_dtype
 from .identity import ChangeGuard
 from .open import is_in_other_file, open_h5, translate_h5py_errors
@@ -191,9 +191,10 @@ def find_array(file: Any, key: str, files: FileOptions = _DEFAULTS) -> ArrayHand
         _check_has_rows(file, array, key)
         check_sizes(file, array, key, files, sources.n_bytes if array.is_virtual else None)
         found = ArrayHandle(array, members, is_in_other_file(file, array), file, tuple(sources.paths))
-        if not members and array.dtype.kind in "iu" and has_old_categories(array):
-            group, slash, name = key.rpartition("/")
-            found = replace(found, categories=find_array(file, f"{group}{slash}{OLD_CATEGORIES}/{name}", files))
+        if not members and array.dtype.kind in "iu":
+            name = old_categories(file, key, array, allow_external=files.allow_external)
+            if name is not None:
+                found = replace(found, categories=find_array(file, name, files))
         return found
 
 
