@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ..readers import open_reader
 __all__ = [
     "Categories",
     "check_same",
+    "classes_of",
     "column_of_codes",
     "decoded",
     "flat_values_of",
@@ -27,6 +29,9 @@ __all__ = [
     "names_of_codes",
     "values_of",
 ]
+
+
+N_TRIED = 100  # rows of an array that may be one-hot
 
 
 class Categories:
@@ -180,16 +185,49 @@ def decoded(layout: ArrayLayout, column: npt.NDArray[Any], options: OpenOptions)
     return column if is_kept or layout.packing is None else layout.packing.decode(column)
 
 
+def classes_of(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    """Return one class for each row: values of one axis as they are, and the place of the 1 in one-hot rows.
+
+    Args:
+        values: a value for each row, or a row of zeros with a single 1.
+        name: what they are, for messages.
+
+    Raises:
+        H5ValueError: rows have several values, and are not one-hot.
+    """
+    if values.ndim == 1:
+        return values
+    if values.ndim == 2 and values.shape[1] == 1:
+        return values[:, 0]
+    if values.ndim == 2 and values.dtype.kind in "biuf":
+        is_one = values == 1
+        is_one_hot = (is_one | (values == 0)).all(axis=1) & (is_one.sum(axis=1) == 1)
+        if is_one_hot.all():
+            return is_one.argmax(axis=1)
+        raise H5ValueError(
+            f"{name} has values of shape {values.shape}, and row {int(np.argmin(is_one_hot))} of them is not one-hot: "
+            "zeros with a single 1. Name an array with one class per row, or with one-hot rows."
+        )
+    raise H5ValueError(
+        f"{name} has values of shape {values.shape}. Name an array with one class per row, or with one-hot rows."
+    )
+
+
 def values_of(array: ArrayLayout, options: OpenOptions) -> npt.NDArray[Any]:
-    """Return the values of an array with one value a row, for comparisons; text as ``str``.
+    """Return the values of an array with one value a row, for comparisons; text as ``str``, one-hot rows as classes.
 
     Raises:
         H5ValueError: it has rows of another shape.
     """
+    if len(array.row_shape) == 1 and array.row_shape[0] > 1 and array.value is None and array.dtype.kind in "biuf":
+        reader = open_reader(array, options, counters=Counters())
+        with suppress(H5ValueError):
+            classes_of(reader.read(np.arange(min(array.n_rows, N_TRIED))), "")  # most others need no more
+            return classes_of(reader.read(np.arange(array.n_rows)), "")
     if array.row_shape not in ((), (1,)):
         raise H5ValueError(
             f"{array.key!r} in {array.path!r} has rows of the shape {array.row_shape}. Name an array with one "
-            "value a row."
+            "value a row, or with one-hot rows."
         )
     return flat_values_of(array, options)
 

@@ -27,7 +27,7 @@ from ..readers import (
 )
 from ..types import IntArray, Paths, RowReader
 from .catalog import Catalog
-from .column_values import decoded
+from .column_values import classes_of, decoded
 from .compatibility import Asked
 from .row_table import RUN_BYTES, RowTable
 from .side_table import PREFIX
@@ -43,6 +43,7 @@ __all__ = [
     "source_of",
 ]
 
+OF_CLASSES = ("stratify_key", "balance_key")  # arguments that take one-hot rows
 TEXT_ROWS = 65_536  # of a task
 VIEW_BYTES = 4 << 20  # of a task, at least the rows of a chunk
 
@@ -126,7 +127,8 @@ def column_of(
                 "Name an array with a value for each row."
             )
         parts.append(part)
-    return np.concatenate(parts)
+    values = np.concatenate(parts)
+    return classes_of(values, f"{argument}={key!r}") if argument in OF_CLASSES else values
 
 
 def read_columns(

@@ -125,7 +125,8 @@ def advise(path: str | list[str], contents: Contents, *, files: Sequence[str], n
     choices, why = suggest(x, y, rows, group_key, files)
     row_bytes = trained_row_bytes(x, y, choices)
     name, more, why_module = _choose_module([*x, *y], rows / x[0].n_rows, row_bytes * rows)
-    texts = [array.name for array in contents.arrays if array.name in contents.columns and array.dtype[:4] == "text"]
+    columns = {name for name, length in contents.columns.items() if length == x[0].n_rows}
+    texts = [array.name for array in contents.arrays if array.name in columns and array.dtype[:4] == "text"]
     comments = [] if y else [_why_no_target(key) for key in texts if _names_target(key)][:1]
     reasons = [
         _why_these(x, y, others),

@@ -116,6 +116,8 @@ class ArrayDecoder:
             if is_of_memory(why):
                 text = f"no memory is left to read it from row {first:,} on: {f'{why}' or type(why).__name__}"
                 yield error(path, key, "memory", text)
+            elif isinstance(why.__cause__, UnicodeDecodeError):  # an older encoding, which is no damage
+                yield warning(path, key, "text", why)
             elif self._layout.storage == "virtual":
                 text = (
                     f"it is virtual, and cannot be read from row {first:,} on: {why.__cause__ or why}. Check its "

@@ -33,6 +33,7 @@ __all__ = [
 ACTIONS = {"action", "control", "command"}
 BAGS = {"feature", "feat", "coord", "embedding", "token", "point", "hit", "particle", "node"}
 SERIES = {"eeg", "ecg", "emg", "meg", "lfp", "signal", "waveform", "audio", "wave", "strain", "trace", "sensor"}
+PICTURES = {"image", "img", "picture", "photo", "tile", "pixel", "scan", "slice", "mask", "micrograph", "frame"}
 RATES = {"fs", "rate", "freq", "sfreq", "rsfreq", "dx", "dt", "delta", "hz", "conversion"}
 TIMES = {"time", "t", "timestamp", "datetime"}
 TARGETS = {"label", "target", "y", "class", "annotation", "segmentation"}
@@ -43,6 +44,7 @@ YEAR = re.compile(r"(19|20)\d\d")
 MAX_CONSTANT = 1024  # values of an array without steps, if a step has fewer
 MAX_PIXEL = 4  # values of a pixel, on the last axis
 MAX_FIELDS, MAX_ATTRIBUTES, N_ACTIONS, MAX_STEPS = 12, 6, 8, 256
+MIN_PICTURE = 16  # pixels of a side
 MIN_SIDE, SIDE = 32, 64  # of volumes that are cut, and of a patch
 MAX_CHANNELS, LONGER = 512, 8  # an axis of channels, and how much longer the axis of time is if nothing else tells
 
@@ -240,6 +242,17 @@ class Parts:
     def _looks_square(self) -> bool:
         return all(min(shape[:2]) > 1 and max(shape[:2]) <= 4 * min(shape[:2]) for shape in self.shapes[self.main])
 
+    @property
+    def _is_picture(self) -> bool:
+        """Whether the main array is a picture in each part: of about as many rows as columns, and a few channels."""
+        shapes = self.shapes[self.main]
+        if self.has_rate or self.words & ACTIONS or any(len(self.shapes[name][0]) > 3 for name in self.shapes):
+            return False
+        sides = [tuple(size for size in shape if size > MAX_PIXEL) if len(shape) == 3 else shape for shape in shapes]
+        has_sides = all(len(two) == 2 and min(two) >= MIN_PICTURE and max(two) <= 4 * min(two) for two in sides)
+        has_channels = all(len(shape) == 3 for shape in shapes)
+        return has_sides and (has_channels or bool(words_in(self.main) & PICTURES))
+
     @cached_property
     def _target(self) -> str | None:
         named = [name for name in self.shapes if words_in(name) & TARGETS and name != self.main]
@@ -282,6 +295,10 @@ class Parts:
             why = "All arrays of a file have one shape: each file may be one image or volume."
             whole = Guess(settings=self._fields(sample="segment"), why=why, is_sure=False)
             return [self._patches(), whole] if self.are_volumes else [whole, rows]
+        if self.segments and self._is_picture:
+            why = f"{self.main!r} is a picture in each: all of it is a sample."
+            ragged = {"collate_fn": "list"} if len(set(self.shapes[self.main])) > 1 else {}
+            return [Guess(settings=self._fields(sample="segment", **ragged), why=why)]
         whole = Guess(settings=self._fields(sample="segment", collate_fn="pad"), why="A sample is all of a segment.")
         ragged = {"collate_fn": "pad"} if self.is_ragged else {}
         windows = Guess(settings=self._fields(window=self._window(), **ragged), why=self._why_window())

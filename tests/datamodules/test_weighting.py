@@ -355,6 +355,40 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("module", [LazyH5DataModule, RankCachedH5DataModule, CombinedHDF5DataModule])
+@pytest.mark.parametrize("dtype", ["f4", "u1", "?"])
+@pytest.mark.parametrize("sample", [None, "segment"])
+def test_one_hot_rows_are_classes(tmp_path, module, dtype, sample):
+    """They split and balance as the numbers of their columns do."""
+    classes = np.arange(60) % 6 // 4 * 2  # two thirds are 0, the others 2; no row is 1
+    path = str(tmp_path / "hot.h5")
+    with h5py.File(path, "w") as file:
+        file["x"], file["number"] = np.arange(60.0), classes
+        file["hot"], file["column"] = np.eye(3)[classes].astype(dtype), classes[:, None]
+        file["two"] = np.ones((60, 3), dtype)
+        for at, number in enumerate(classes):
+            file[f"part/{at}/x"] = np.full(2, at / 1.0)
+            file[f"part/{at}/number"] = [number] * 2
+            file[f"part/{at}/hot"] = np.eye(3)[[number] * 2].astype(dtype)
+
+    def rows_with(key):
+        fields = {"load_fields": ["x"]} if module is CombinedHDF5DataModule else {"x_key": {"x": "x"}}
+        segments = {} if sample is None else {"segments": "part/*", "sample": "segment"}
+        split = {"val_fraction": 0.3, "stratify_key": key}
+        made = module(path, **fields, **segments, split=split, weights={"balance_key": key}, batch_size=7)
+        made.setup("fit")
+        batches = [batch["x"].tolist() for batch in made.train_dataloader()]
+        rows = batches, [batch["x"].tolist() for batch in made.val_dataloader()]
+        made.teardown("fit")
+        return rows
+
+    assert rows_with("hot") == rows_with("number")
+    if sample is None:
+        assert rows_with("column") == rows_with("number")
+        with pytest.raises(H5ValueError, match=r"stratify_key='two' has .* row 0 of them is not one-hot"):
+            rows_with("two")
+
+
 @EVERY_KIND
 @pytest.mark.parametrize("case", REFUSED)
 def test_weights_that_make_no_sense_are_refused(make_h5, kind, case):

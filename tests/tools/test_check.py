@@ -80,6 +80,13 @@ def test_tables_text_lists_and_references_are_read_as_well(make_h5):
     assert report.n_bytes == table.nbytes + 3 * 50 * 8
 
 
+def test_text_in_an_older_encoding_is_a_warning(make_h5):
+    """It is no damage: no checksum and no reader of numbers is concerned."""
+    report = check_files(make_h5(x=np.arange(6.0), operator=np.array(["J\u00f6rg".encode("latin-1"), b"Ada"])))
+    assert found(report) == [("warning", "text", "operator")]
+    assert "is not UTF-8" in report.warnings[0].text
+
+
 def test_many_files_that_are_alike_have_no_problem(make_h5):
     paths = [make_h5(x=VALUES[: 20 + n], y=np.arange(20 + n)) for n in range(5)]
     report = check_files(paths)

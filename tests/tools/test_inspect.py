@@ -336,3 +336,42 @@ def test_labels_that_int64_cannot_hold_are_not_cast_to_it(make_h5, label, dtype)
 def test_one_row_is_one(make_h5):
     reasons = inspect_file(make_h5({"x": np.zeros((1, 4), "f4")})).advice.reasons
     assert "There is 1 row, too few to hold some out for validation." in reasons
+
+
+def test_text_with_other_rows_than_the_input_is_not_offered(make_h5):
+    path = make_h5({"data": np.zeros((148, 7), "i4"), "source/target_material": np.array([b"depletedU"])})
+    advice = inspect_file(path).advice
+    assert not any("target_material" in text for text in (*advice.reasons, *advice.comments))
+    path = make_h5({"data": np.zeros((3, 7), "i4"), "source/target_material": np.array([b"a", b"b", b"c"])})
+    assert any("target_material" in reason for reason in inspect_file(path).advice.reasons)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "is_picture"),
+    [
+        ("array", (64, 64, 3), True),
+        ("image", (48, 64), True),
+        ("image", (3, 32, 40), True),
+        ("signal", (4000, 2, 3), False),
+    ],
+)
+def test_a_picture_in_each_group_is_a_sample(make_h5, name, shape, is_picture):
+    path = make_h5({f"tiles/({at}, 0)/{name}": np.full(shape, at, "u1") for at in range(12)})
+    settings = inspect_file(path).advice.settings
+    assert (settings.get("sample") == "segment" and "window" not in settings) == is_picture
+    if is_picture:
+        module = lightning_h5.LazyH5DataModule(**settings)
+        module.setup("fit")
+        assert next(iter(module.train_dataloader())).shape[1:] == shape
+        module.teardown("fit")
+
+
+def test_a_column_of_many_values_is_inspected_with_one_split_at_most(make_h5, monkeypatch):
+    calls = []
+    original = lightning_h5.order.group_split
+    monkeypatch.setattr("lightning_h5.order.group_split", lambda *a, **k: (calls.append(1), original(*a, **k))[1])
+    label = np.arange(2000) // 10
+    label[7] = 999  # a class with one row is on one side, whatever the share
+    settings = inspect_file(make_h5(x=np.zeros((2000, 3), "f4"), label=label)).advice.settings
+    assert settings["split"] == {"val_fraction": 0.1, "stratify_key": "label"}
+    assert len(calls) == 1
