@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         RankCachedH5DataModule,
         calculate_optimal_batch_size,
     )
-    from .datasets import CombinedHDF5Dataset, H5LazyDataset, RankMemCachedH5Dataset, h5_worker_init_fn
+    from .datasets import CombinedHDF5Dataset, ConcatDataset, H5LazyDataset, RankMemCachedH5Dataset, h5_worker_init_fn
     from .errors import (
         H5CorruptError,
         H5DataChangedError,
@@ -79,7 +79,13 @@ _HOMES = {
         "RankCachedH5DataModule",
         "calculate_optimal_batch_size",
     ),
-    "datasets": ("CombinedHDF5Dataset", "H5LazyDataset", "RankMemCachedH5Dataset", "h5_worker_init_fn"),
+    "datasets": (
+        "CombinedHDF5Dataset",
+        "ConcatDataset",
+        "H5LazyDataset",
+        "RankMemCachedH5Dataset",
+        "h5_worker_init_fn",
+    ),
     "errors": (
         "H5CorruptError",
         "H5DataChangedError",
@@ -140,6 +146,7 @@ __all__ = [
     "CacheMib",
     "CombinedHDF5DataModule",
     "CombinedHDF5Dataset",
+    "ConcatDataset",
     "DecodedMibPerSecond",
     "DistributedOptions",
     "EpochShuffleSampler",

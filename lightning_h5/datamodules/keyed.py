@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
@@ -70,29 +71,47 @@ class KeyedH5DataModule(BaseH5DataModule):
     def on_exception(self, exception: BaseException) -> None:
         """Add a note on what to pass to an error about dtypes, if arrays come in the file's dtype; close files."""
         text = str(exception)
-        if isinstance(exception, RuntimeError | ValueError) and ("type" in text or "not implemented for" in text):
-            for note in self._notes_on_dtypes():
+        is_of_dtypes = isinstance(exception, RuntimeError | ValueError) and (
+            "type" in text or "not implemented for" in text
+        )
+        if is_of_dtypes or _asks_for_integers(text):
+            for note in self._notes_on_dtypes(text):
                 exception.add_note(note)
         super().on_exception(exception)
 
-    def _notes_on_dtypes(self) -> Iterator[str]:
-        """Yield what to pass for arrays that come in the file's dtype if the model computes in another one."""
+    def _notes_on_dtypes(self, text: str) -> Iterator[str]:
+        """Yield what to pass for arrays that come in the file's dtype if the model computes in another one.
+
+        Args:
+            text: the error's. Some ask for integers, and some name a dtype with which torch computes hardly anything.
+        """
         model, samples = getattr(self.trainer, "lightning_module", None), self._samples
         dtypes = [] if model is None else [each.dtype for each in model.parameters() if each.is_floating_point()]
-        if not dtypes or not self._datasets or samples.batch_transform is not None or samples.normalize is not None:
+        if not dtypes or not self._datasets or samples.normalize is not None:
             return
+        asks_for_integers = _asks_for_integers(text)
         computes_in = f"{dtypes[0]}".removeprefix("torch.")
         for number, layout in enumerate(fields_of(next(iter(self._datasets.values())))):
             argument, changes = "y_dtype", samples.target_transform
             if number < len(keys_in(self.x_key)):
                 argument, changes = "x_dtype", samples.transform or samples.eval_transform
+            stored = layout.dtype.name
+            is_named = repr(stored) in text.lower()  # also a transform gets it so
+            if (changes is not None or samples.batch_transform is not None) and not is_named:
+                continue
             is_class = argument == "y_dtype" and layout.dtype.kind in "iub"
             wanted = ["int64", computes_in] if is_class else [computes_in]
-            is_as_stored = getattr(samples, argument) is None and changes is None and kind_of(layout.dtype) == "number"
-            if is_as_stored and (stored := layout.dtype.name) not in wanted:
+            # Most often classes are meant. An input is meant if there is no target, and an integer one is a class.
+            if asks_for_integers and stored != "int64" and not is_class and (argument == "y_dtype" or not self.y_key):
+                wanted = ["int64"]
+            is_as_stored = getattr(samples, argument) is None and kind_of(layout.dtype) == "number"
+            if is_as_stored and stored not in wanted:
+                needs = (
+                    "torch asks for integers here" if wanted == ["int64"] else f"the model computes in {computes_in}"
+                )
                 yield (
-                    f"lightning_h5: {layout.key!r} is loaded as {stored}, as stored in the file, but the model "
-                    f"computes in {computes_in}. Pass {argument}={' or '.join(map(repr, wanted))} to the data module."
+                    f"lightning_h5: {layout.key!r} is loaded as {stored}, as stored in the file, but {needs}. "
+                    f"Pass {argument}={' or '.join(map(repr, wanted))} to the data module."
                 )
 
     def dataset_arguments(self, split: Split) -> dict[str, Any] | None:
@@ -281,3 +300,9 @@ class KeyedH5DataModule(BaseH5DataModule):
 
     def _has(self, path: str, keys: Keys | None) -> bool:
         return self._catalog.has(path, keys_in(keys), OpenOptions(files=self._options.files))
+
+
+def _asks_for_integers(text: str) -> bool:
+    """Return whether an error of torch asks for class numbers or indices: "expected scalar type Long"."""
+    asked, _, _ = text.partition("but")
+    return bool(re.search(r"\b([Ll]ong|LongTensor|int32/int64)\b", asked)) and "desired output type" not in asked

@@ -72,6 +72,7 @@ class RankCachedH5DataModule(KeyedH5DataModule):
         transform: runs on each sample's input, a tensor of a row's shape. What it draws from the global generators of
             Python, NumPy and torch depends on the seed, the epoch and the batch, not on the rank or worker. If it has a
             parameter ``rng`` (NumPy) or ``generator`` (torch), it gets one that depends on (seed, epoch, row) only.
+            Generators that it owns, such as MONAI's and Albumentations', are seeded in the same way.
         target_transform: runs on each sample's target.
         eval_transform: replaces ``transform`` for validation, test and prediction. None runs ``transform`` there too.
         batch_transform: runs once on each collated batch; may ask for ``rng`` or ``generator`` too.

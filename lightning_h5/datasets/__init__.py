@@ -7,6 +7,7 @@ from .column_values import Categories
 from .columns import column_of, count_rows, rows_without_line
 from .combined import CombinedHDF5Dataset
 from .compatibility import are_packed_alike, different_packing, refuse_images, shape_of_images
+from .concat import ConcatDataset
 from .discovery import FieldMap, expand_those_there
 from .lazy import H5LazyDataset, LazyFileDataset
 from .mixture import SOURCE, MixtureDataset, mixture_dataset, rows_of, weighted_dataset
@@ -23,6 +24,7 @@ from .shard_memory import available_memory
 from .sparse_tables import matrices_in
 from .table_dataset import TableDataset
 from .user_functions import (
+    AskedFor,
     Samples,
     WorkerFailure,
     asked_for,
@@ -44,9 +46,11 @@ from .worker_buffers import (
 
 __all__ = [
     "SOURCE",
+    "AskedFor",
     "Catalog",
     "Categories",
     "CombinedHDF5Dataset",
+    "ConcatDataset",
     "FieldMap",
     "FieldStats",
     "H5LazyDataset",

@@ -24,6 +24,7 @@ from ..types import BatchToken, Draws, IntArray
 from .buffers import Column
 from .fields import row_numbers
 from .sample_layout import SampleLayout, Transform
+from .transforms import HasTransforms
 from .user_functions import Samples, asked_for, fresh_draws, generators, note_rows, rows_text, seed_streams
 
 __all__ = ["MAX_ROWS", "RawBatch", "ReadCost", "RowDataset"]
@@ -95,7 +96,7 @@ class ReadCost:
         )
 
 
-class RowDataset(Dataset[Any]):
+class RowDataset(HasTransforms, Dataset[Any]):
     """A map-style dataset of rows.
 
     Reading has two halves. ``begin`` and the function that it returns, or ``gather`` for both, read, decode and copy;
@@ -132,7 +133,6 @@ class RowDataset(Dataset[Any]):
         counters: Counters | None = None,
     ) -> None:
         self.sample_layout, self.batch_transform = sample_layout, batch_transform
-        self._batch_asks_for = asked_for(batch_transform)
         self.sources = tuple(sources)
         self.counters = Counters(n_workers=FORKED_WORKERS) if counters is None else counters
         self._start_process()
@@ -394,8 +394,10 @@ class RowDataset(Dataset[Any]):
         return self.sample_layout.is_as_read and self.batch_transform is None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in self._of_process}
+        absent = {*self._of_process, "_batch_asks_for"}
+        return {name: value for name, value in self.__dict__.items() if name not in absent}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._batch_asks_for = asked_for(self.batch_transform)
         self._start_process()

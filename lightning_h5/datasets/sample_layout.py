@@ -18,7 +18,7 @@ from .buffers import BufferPool, Column, tensor_of
 from .collate import Collate, axis_length, collated, collated_samples, of_one
 from .multiply_add import Affine
 from .sparse_rows import SparseRows
-from .user_functions import add_note, asked_for, generators, note_rows
+from .user_functions import AskedFor, add_note, asked_for, generators, note_rows
 
 __all__ = [
     "Describe",
@@ -157,9 +157,13 @@ class SamplePart:
         return tuple(values) if self.fields.kind == "tuple" else dict(zip(self.fields.names, values, strict=True))
 
     @cached_property
-    def asks_for(self) -> tuple[str, ...]:
-        """The generators that the transform asks for."""
+    def asks_for(self) -> AskedFor:
+        """The generators that the transform asks for, and those that it owns."""
         return asked_for(self.transform)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Generators are looked for again in another process: those that a function refers to are not pickled with it.
+        return {name: value for name, value in self.__dict__.items() if name != "asks_for"}
 
     def sample(self, columns: Sequence[Column], place: int, row: int, draws: Draws, describe: Describe) -> Any:
         """Return one row's part, transformed. Input and target of a row have generators that draw the same."""
@@ -265,7 +269,7 @@ class SampleLayout:
 
     @cached_property
     def asks(self) -> bool:
-        """Whether a transform asks for a generator."""
+        """Whether a transform asks for a generator, or owns one."""
         return bool(self.x.asks_for or (self.y is not None and self.y.asks_for))
 
     def samples(self, columns: Sequence[Column], rows: IntArray, draws: Draws, describe: Describe) -> list[Any]:

@@ -6,6 +6,7 @@ A column has the rows that were read of a field. Windows, segments and patches h
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
 
@@ -23,7 +24,7 @@ from .collate import stacked
 from .fields import Fields, checked_rows
 from .patches import Patches
 from .row_table import BatchRows, RowTable
-from .sample_layout import Transform
+from .sample_layout import SampleLayout, Transform
 from .segments import FieldRows
 from .windows import WholeSegments, Windows
 
@@ -59,6 +60,14 @@ class TableDataset(RowDataset):
         self.plans = fields.plans(table.as_read)
         self.fields, self.options = fields, options
         super().__init__(fields.sample_layout, batch_transform)
+
+    def _assign(self, layout: SampleLayout) -> None:
+        if self.table.sampling is None and not self.fields.matrices:
+            # Rows have one shape, unless a transform gives them others, whose lengths are counted.
+            length_of = (0, 0) if layout.collate and layout.x.transform is not None else None
+            layout = replace(layout, length_of=length_of)
+        self.fields = replace(self.fields, sample_layout=replace(layout, n_rows=self.fields.sample_layout.n_rows))
+        super()._assign(layout)
 
     def join(self, counters: Counters, work: TaskQueue) -> None:
         """See ``RowDataset.join``."""

@@ -3,7 +3,8 @@
 Draws depend on the seed, the epoch and the row or batch, and on nothing else. A transform that draws from Python's,
 NumPy's or torch's global stream would draw the same on every rank after ``seed_everything``, the same again each epoch
 in persistent workers, and something else after a resume or with more workers. So a batch's transforms run on streams
-that restart with each batch. A transform that needs draws which depend on the row asks for a generator.
+that restart with each batch. A transform that needs draws which depend on the row asks for a generator. Generators that
+a transform owns are seeded for each row.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -24,8 +25,10 @@ from torch.utils.data import get_worker_info
 from ..errors import H5Error, named, stop_iteration
 from ..order import stream
 from ..types import Draws
+from .own_generators import own_generators
 
 __all__ = [
+    "AskedFor",
     "Samples",
     "WorkerFailure",
     "add_note",
@@ -38,38 +41,59 @@ __all__ = [
     "seed_streams",
 ]
 
-ROW, BATCH, STREAMS = 3, 4, 5  # purposes of the random streams
+ROW, BATCH, STREAMS, OWN_OF_ROW, OWN_OF_BATCH = 3, 4, 5, 20, 21  # purposes of the random streams
 _KINDS = ("rng", "generator")
 
 
-def asked_for(transform: Callable[..., Any] | None) -> tuple[str, ...]:
-    """Which generators a transform asks for, by a parameter without a value: ``rng`` (NumPy), ``generator`` (torch)."""
+class AskedFor(NamedTuple):
+    """The generators that a transform draws from.
+
+    Attributes:
+        names: its parameters that take one: ``rng`` (NumPy), ``generator`` (torch).
+        own: functions that seed the generators inside of it (see ``own_generators``).
+    """
+
+    names: tuple[str, ...] = ()
+    own: tuple[Callable[[int], object], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.names or self.own)
+
+
+def asked_for(transform: Callable[..., Any] | None) -> AskedFor:
+    """Return which generators a transform asks for, by a parameter without a value, and which it owns."""
     if transform is None:
-        return ()
+        return AskedFor()
     try:
-        found = inspect.signature(transform.forward if isinstance(transform, torch.nn.Module) else transform)
+        signature = inspect.signature(transform.forward if isinstance(transform, torch.nn.Module) else transform)
     except (TypeError, ValueError):  # C functions may have no signature
-        return ()
-    return tuple(name for name in _KINDS if _is_open(found.parameters.get(name)))
+        return AskedFor()
+    return AskedFor(
+        tuple(name for name in _KINDS if _is_open(signature.parameters.get(name))), own_generators(transform)
+    )
 
 
 def _is_open(parameter: inspect.Parameter | None) -> bool:
     return parameter is not None and (parameter.default is None or parameter.default is parameter.empty)
 
 
-def generators(names: tuple[str, ...], draws: Draws, row: int | None = None) -> dict[str, Any]:
-    """The generators that were asked for, as keyword arguments.
+def generators(asked: AskedFor, draws: Draws, row: int | None = None) -> dict[str, Any]:
+    """Return the generators that were asked for, as keyword arguments, and seed those that the transform owns.
 
     Args:
-        names: what ``asked_for`` gave.
+        asked: what ``asked_for`` returned.
         draws: what decides the batch's draws.
         row: the row that draws; None for the whole batch.
     """
-    if not names:
+    if not asked:
         return {}
-    place, purpose = (draws.position, BATCH) if row is None else (row, ROW)
+    place, purpose, of_own = (draws.position, BATCH, OWN_OF_BATCH) if row is None else (row, ROW, OWN_OF_ROW)
+    if asked.own:
+        seeds = stream(draws.seed, draws.epoch, of_own, place).random_raw(len(asked.own)) >> np.uint64(32)
+        for seed_generator, seed in zip(asked.own, seeds.tolist(), strict=True):
+            seed_generator(seed)
     made: dict[str, Any] = {}
-    for name in names:
+    for name in asked.names:
         bits = stream(draws.seed, draws.epoch, purpose, place)
         made[name] = np.random.Generator(bits) if name == "rng" else _torch_generator(bits)
     return made

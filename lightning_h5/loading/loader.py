@@ -14,7 +14,17 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..counters import Counters, WaitTimes
-from ..datasets import RawBatch, RowDataset, Samples, asked_for, fresh_draws, generators, note_rows, own_streams
+from ..datasets import (
+    AskedFor,
+    RawBatch,
+    RowDataset,
+    Samples,
+    asked_for,
+    fresh_draws,
+    generators,
+    note_rows,
+    own_streams,
+)
 from ..errors import MAX_LETTERS, H5Error
 from ..order import EpochPlan, Passes, PlanSampler, Position, Progress
 from ..readers import usable_cores
@@ -45,7 +55,6 @@ class SampleCollate:
 
     def __init__(self, collate_fn: Callable[[Any], Any], batch_transform: Callable[..., Any] | None) -> None:
         self._collate_fn, self._batch_transform = collate_fn, batch_transform
-        self._asks_for = asked_for(batch_transform)
 
     def __call__(self, samples: list[Any]) -> Any:
         """Return the batch of these samples."""
@@ -61,9 +70,20 @@ class SampleCollate:
             note_rows(error, argument, function, describe)
             raise
 
+    def followed_by(self, batch_transform: Callable[..., Any] | None) -> SampleCollate:
+        """Return the same ``collate_fn`` with another ``batch_transform`` after it."""
+        return SampleCollate(self._collate_fn, batch_transform)
+
     def _generators(self) -> dict[str, Any]:
         # The random stream is seeded for each batch, so other draws are reproducible, too.
         return generators(self._asks_for, fresh_draws()) if self._asks_for else {}
+
+    @cached_property
+    def _asks_for(self) -> AskedFor:
+        return asked_for(self._batch_transform)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_asks_for"}
 
 
 class Iteration:
@@ -232,6 +252,7 @@ class H5DataLoader(DataLoader[Any]):
         )
         self._pins = pin_memory and torch.accelerator.is_available()  # torch's own loader warns if it cannot
         dataset.pin_batches(self._pins and not num_workers)
+        self._n_assigned = dataset.n_assigned
         self._iterator: Any = None  # persistent workers; Lightning sets torch's name to None after a stage
         self.passes = Passes(sampler)
         self.waits = WaitTimes()
@@ -272,11 +293,22 @@ class H5DataLoader(DataLoader[Any]):
             H5ValueError: a function of the user's cannot be pickled for workers.
             H5ResumeError: a position was loaded and not applied.
         """
+        if self._n_assigned != self.dataset.n_assigned:
+            self._take_assigned_transforms()
         epoch = self.sampler.starting_epoch()
         plan = self.sampler.plan(epoch)
         progress = self.passes.begin(epoch)
         tokens = self.sampler.tokens(epoch)
         return self._from_workers(tokens) if self.num_workers else self._from_threads(tokens), plan, progress
+
+    def _take_assigned_transforms(self) -> None:
+        self._n_assigned = self.dataset.n_assigned
+        if isinstance(self.collate_fn, SampleCollate):
+            self.collate_fn = self.collate_fn.followed_by(self.dataset.batch_transform)
+        pool: WorkerPool | None = self._iterator
+        if pool is not None and pool.can_begin():  # workers have the transforms that they were started with
+            pool.end()
+        self._iterator = None
 
     def _from_workers(self, tokens: Iterator[BatchToken]) -> Batches:
         pool: WorkerPool | None = self._iterator

@@ -101,6 +101,60 @@ def test_targets_of_a_loss_are_explained_and_the_advice_works(make_h5, module, l
     quiet_trainer(fast_dev_run=True).fit(Loss(loss), datamodule=module(path, **options, y_dtype="float32"))
 
 
+def index(output, target):
+    return output[target].sum()
+
+
+def embed(output, target):
+    return torch.nn.functional.embedding(target, output[:, None]).sum()
+
+
+def gather(output, target):
+    return output.gather(0, target).sum()
+
+
+def cross_entropy(output, target):
+    return F.cross_entropy(torch.stack([output, output], 1), target)
+
+
+@MODULES
+@pytest.mark.parametrize("dtype", ["f4", "f8", "u2", "u4", "i2"])
+@pytest.mark.parametrize("loss", [index, embed, gather, cross_entropy])
+def test_classes_that_torch_wants_as_integers_are_explained_and_the_advice_works(make_h5, module, loss, dtype):
+    path = make_h5(x=np.ones((20, 4), "f4"), y=(np.arange(20) % 2).astype(dtype))
+    options = {"x_key": "x", "y_key": "y", "batch_size": 4}
+    (note,) = notes_of(Loss(loss), module(path, **options))
+    assert f"'y' is loaded as {np.dtype(dtype).name}, as stored" in note
+    assert "Pass y_dtype='int64' " in note
+    quiet_trainer(fast_dev_run=True).fit(Loss(loss), datamodule=module(path, **options, y_dtype="int64"))
+
+
+class Tokens(Ordinary):
+    """Takes a tuple of one, or the input alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Embedding(3, 2)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).mean()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "u2", "i2"])
+def test_tokens_that_torch_wants_as_integers_are_explained(make_h5, dtype):
+    (note,) = notes_of(Tokens(), LazyH5DataModule(make_h5(x=np.ones((20, 4), dtype)), x_key="x", batch_size=4))
+    assert note.endswith("Pass x_dtype='int64' to the data module.")
+
+
+@pytest.mark.parametrize("name", ["transform", "batch_transform"])
+@pytest.mark.parametrize("dtype", ["u2", "u4", "u8"])
+def test_a_dtype_with_which_torch_cannot_compute_in_a_transform_is_explained(make_h5, name, dtype):
+    module = LazyH5DataModule(make_h5(x=np.ones((20, 4), dtype)), x_key="x", batch_size=4, **{name: lambda x: x + x})
+    notes = notes_of(Ordinary(), module)
+    assert f"'x' is loaded as {np.dtype(dtype).name}, as stored" in notes[-1]
+    assert notes[-1].endswith("Pass x_dtype='float32' to the data module.")
+
+
 @pytest.mark.parametrize("layer", [torch.nn.LayerNorm, torch.nn.BatchNorm1d])
 @pytest.mark.parametrize("dtype", ["f8", "u1", "i8"])
 def test_inputs_of_a_normalization_are_explained_and_the_advice_works(make_h5, layer, dtype):

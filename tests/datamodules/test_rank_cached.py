@@ -1089,8 +1089,7 @@ def test_rows_that_sit_out_are_spoken_of(make_h5, caplog):
     )
     assert (
         "batch_size=1 on 3 ranks: 2 of 8 rows, different ones each epoch, are left out so that all ranks take the same "
-        "number of steps"
-        in caplog.text
+        "number of steps" in caplog.text
     )
 
 

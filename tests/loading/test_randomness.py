@@ -7,10 +7,12 @@ import pytest
 import torch
 from arguments import nested, nested_files
 from draws import (
+    draw_from_a_global_object,
     draw_from_global_streams,
     draw_of_the_batch,
     draw_of_the_row,
     draw_while_collating,
+    own_of_each_kind,
     torch_draw_of_the_row,
 )
 from lightning.pytorch import seed_everything
@@ -190,3 +192,51 @@ def test_a_torch_module_can_ask_too(file):
 
 def test_a_function_without_a_signature_asks_for_nothing(file):
     assert H5LazyDataset(file, "x", transform=float)[2] == 2.0
+
+
+# Generators of transforms' own -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", own_of_each_kind())
+def test_a_generator_that_a_transform_owns_draws_by_row_in_any_layout(draws, kind):
+    make = lambda: own_of_each_kind()[kind]  # noqa: E731
+    alone = draws(transform=make(), epochs=(0, 1))
+    assert len({value for rows in alone.values() for value in rows.values()}) == 2 * ROWS
+    assert draws(transform=make(), epochs=(0, 1), loader={"num_workers": 2, "persistent_workers": True}) == alone
+    assert draws(transform=make(), epochs=(0, 1), world_size=2, batch_size=3) == alone
+    assert draws(transform=make(), epochs=(1,), seed=1)[1] != alone[1]
+
+
+@pytest.mark.wide
+def test_a_spawned_worker_seeds_the_object_that_its_function_uses(draws):
+    alone = draws(transform=draw_from_a_global_object)
+    assert (
+        draws(transform=draw_from_a_global_object, loader={"num_workers": 2, "multiprocessing_context": "spawn"})
+        == alone
+    )
+
+
+@pytest.mark.parametrize("kind", ["MONAI", "NumPy's Generator"])
+def test_input_and_target_share_what_an_owned_generator_draws(file, kind):
+    both = own_of_each_kind()[kind]
+    dataset = H5LazyDataset(file, "x", "y", transform=both, target_transform=both)
+    pairs = [dataset[row] for row in range(4)]
+    assert all(x == y for x, y in pairs)
+    assert len({float(x) for x, _ in pairs}) == 4
+
+
+def test_a_batch_transform_may_own_a_generator(file):
+    noise = own_of_each_kind()["MONAI"]
+    dataset = H5LazyDataset(file, "x", batch_transform=lambda x: x * 0 + noise(x))
+    assert len({float(dataset.read_batch([0])) for _ in range(4)}) == 4
+
+
+def test_generators_of_samplers_and_modules_that_train_are_left_alone(file):
+    generator = torch.Generator().manual_seed(3)
+    expected = torch.Generator().manual_seed(3).get_state()
+    loader = torch.utils.data.DataLoader(range(4), shuffle=True, generator=generator)
+    model = Recorder()
+    model.generator = generator
+    dataset = H5LazyDataset(file, "x", transform=lambda x: x + len(loader) + len(model.rows))
+    assert len(dataset.read_batch([0, 1])) == 2
+    assert torch.equal(generator.get_state(), expected)
