@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import H5FileError, H5ValueError, listing, near
+from ..natural_order import natural_order
 from ..options import StagingOptions
 from ..staging import expand_url, is_url, look_ahead, use_staging
 from ..types import PathLike, Paths
@@ -39,7 +40,8 @@ def expand_paths(paths: Paths, name: str = "path", staging: StagingOptions | Non
 
     Args:
         paths: a file, a glob, a directory of ``*.h5``/``*.hdf5``/``*.h5ad``, or a list of these; paths or URLs. Files
-            of a glob and of a directory are sorted, those of a list keep their order.
+            of a glob and of a directory are sorted, by the numbers in their names (``m_2.h5`` before ``m_10.h5``);
+            those of a list keep their order.
         name: the argument's name, for errors.
         staging: how objects of stores are read.
 
@@ -102,7 +104,7 @@ def _expand_one(path: PathLike, name: str, staging: StagingOptions | None) -> Se
             )
         return files
     if not os.path.lexists(text) and glob.has_magic(text):
-        files = sorted(glob.glob(text, recursive=True))
+        files = sorted(glob.glob(text, recursive=True), key=natural_order)
         if not files:
             folder = os.path.dirname(re.split(r"[*?[]", text)[0]) or "."
             there = f"there is no directory {folder!r}"
@@ -117,9 +119,9 @@ def _expand_one(path: PathLike, name: str, staging: StagingOptions | None) -> Se
 
 
 def _names_in(folder: str, path: str, name: str) -> list[str]:
-    """Return the sorted entries of a directory that a path leads to or through."""
+    """Return the entries of a directory that a path leads to or through, sorted as numbers if they have some."""
     try:
-        return sorted(os.listdir(folder))
+        return sorted(os.listdir(folder), key=natural_order)
     except OSError as error:
         what = "is a directory that" if folder == path else f"lies in {folder!r}, which"
         raise H5FileError(f"{name}={path!r} {what} cannot be listed: {error.strerror}. {_cure(error)}") from error

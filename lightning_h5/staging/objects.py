@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import H5Error, H5FileError, listing
+from ..natural_order import natural_order
 from ..options import StagingOptions
 from .mirror import Mirror
 from .network import ask_store
@@ -118,6 +119,8 @@ def mirror_of(url: str, status: ObjectStatus) -> Mirror:
 def expand_url(url: str, suffixes: tuple[str, ...], name: str) -> list[str]:
     """Return the objects that a URL names: itself, all that match a pattern, or those of a folder ("/" at the end).
 
+    They are sorted by the numbers in their names.
+
     Args:
         url: the URL.
         suffixes: of the files of a folder.
@@ -151,7 +154,7 @@ def expand_url(url: str, suffixes: tuple[str, ...], name: str) -> list[str]:
                 _recent[one] = time.monotonic(), there[one]
             else:
                 _absent[one] = time.monotonic()
-    return found
+    return sorted(found, key=natural_order)
 
 
 def _expression(pattern: str) -> str:

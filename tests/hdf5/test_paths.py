@@ -8,9 +8,12 @@ import resource
 import h5py
 import pytest
 from factories import run_forked
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lightning_h5.errors import H5FileError, H5ValueError
 from lightning_h5.hdf5 import expand_paths, open_h5
+from lightning_h5.natural_order import natural_order
 
 
 def from_here(paths):
@@ -34,14 +37,24 @@ def test_a_file_is_itself_as_str_or_path(folder):
 
 
 def test_a_directory_gives_its_hdf5_files_sorted(folder):
-    assert [os.path.basename(path) for path in expand_paths(folder)] == ["10.h5", "9.h5", "a.hdf5", "b.h5", "c.h5ad"]
+    assert [os.path.basename(path) for path in expand_paths(folder)] == ["9.h5", "10.h5", "a.hdf5", "b.h5", "c.h5ad"]
 
 
 def test_a_glob_gives_its_files_sorted(folder):
-    assert from_here(expand_paths("*.h5")) == ("10.h5", "9.h5", "b.h5")
+    assert from_here(expand_paths("*.h5")) == ("9.h5", "10.h5", "b.h5")
     (folder / "deep" / "er").mkdir(parents=True)
     (folder / "deep" / "er" / "z.h5").touch()
     assert from_here(expand_paths("**/z.h5")) == (os.path.join("deep", "er", "z.h5"),)
+
+
+@given(st.lists(st.text("ab_-./09", min_size=1), unique=True), st.integers(1, 9))
+def test_names_are_sorted_as_text_but_numbers_in_them_by_value(names, width):
+    padded = {re.sub("[0-9]+", lambda number: f"{int(number[0]):020}", name): name for name in names}
+    expected = [padded[name] for name in sorted(padded)]
+    found = sorted(names, key=natural_order)
+    assert [name for name in found if name in expected] == expected  # of equal numbers one is in the mapping
+    numbers = [f"m_{'9' * 5000}.h5", *(f"m_{at:0{width}}.h5" for at in range(1200, 0, -7))]
+    assert sorted(numbers, key=natural_order) == numbers[::-1]
 
 
 def test_a_list_keeps_its_order_and_may_hold_globs_and_directories(folder):
@@ -124,7 +137,7 @@ def test_a_missing_file_names_the_hdf5_files_that_exist_and_no_others(folder, mi
             file["x"] = [1]
     with pytest.raises(H5FileError) as error:
         expand_paths(missing)
-    files = ("10.h5", "9.h5", "a.hdf5", "b.h5", "c.h5ad", "no_suffix", "run.dat", "run.nc")
+    files = ("9.h5", "10.h5", "a.hdf5", "b.h5", "c.h5ad", "no_suffix", "run.dat", "run.nc")
     assert f"'.' has the HDF5 files {', '.join(map(repr, files))}." in str(error.value)
     assert not any(name in str(error.value) for name in ("notes.txt", "secrets.yaml", ".hidden", "pipe"))
 
@@ -142,7 +155,7 @@ def test_a_directory_with_very_many_files_is_not_looked_through_for_a_message(fo
     monkeypatch.setattr("lightning_h5.hdf5.paths._has_signature", lambda path: looked_at.append(path))
     for number in range(1000):
         (folder / f"{number:04}.txt").touch()
-    with pytest.raises(H5FileError, match="the HDF5 files '10"):
+    with pytest.raises(H5FileError, match="the HDF5 files '9"):
         expand_paths("nothing.h5")
     assert len(looked_at) == 200
 
@@ -161,7 +174,7 @@ def test_a_missing_directory_is_named(folder):
 
 
 def test_a_glob_without_a_match_and_a_directory_without_hdf5_files_are_refused(folder):
-    with pytest.raises(H5FileError, match=r"'\*\.nothing' matches no file; '\.' has the HDF5 files '10\.h5'"):
+    with pytest.raises(H5FileError, match=r"'\*\.nothing' matches no file; '\.' has the HDF5 files '9\.h5'"):
         expand_paths("*.nothing")
     with pytest.raises(H5FileError, match=r"'no/\*\.h5' matches no file; there is no directory 'no'"):
         expand_paths("no/*.h5")
