@@ -203,7 +203,7 @@ def classes_of(values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
         is_one = values == 1
         is_one_hot = (is_one | (values == 0)).all(axis=1) & (is_one.sum(axis=1) == 1)
         if is_one_hot.all():
-            return is_one.argmax(axis=1)
+            return np.asarray(is_one.argmax(axis=1))
         raise H5ValueError(
             f"{name} has values of shape {values.shape}, and row {int(np.argmin(is_one_hot))} of them is not one-hot: "
             "zeros with a single 1. Name an array with one class per row, or with one-hot rows."

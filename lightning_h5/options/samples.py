@@ -29,7 +29,8 @@ class SplitOptions(Options):
         group_key: array with each row's group, such as a patient or a recording. Groups are never divided.
         group_pattern: regular expression; its first group, found in the name of a segment or its file, is the segment's
             group: ``"(patient\d+)_"``.
-        stratify_key: array with each row's class, or with one-hot rows. All splits and folds get about the same share of each class.
+        stratify_key: array with each row's class, or with one-hot rows. All splits and folds get about the same share
+            of each class.
         num_folds: number of folds for cross-validation over the training rows.
         fold: the fold to validate on, from 0.
         seed: decides which rows go where. Separate from the training seed, so that another training seed moves no row
