@@ -25,9 +25,21 @@ class SetEpochCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Apply the restored position, if there is one."""
-        apply = getattr(getattr(trainer, "datamodule", None), "apply_position", None)
-        if apply is not None:
-            apply()
+        _call(trainer, "apply_position")
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Let the data module correct what Lightning counts after a resume."""
+        _call(trainer, "position_before_step")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Let the data module count the batches of the step."""
+        _call(trainer, "position_after_step")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let the data module know that the epoch is over."""
+        _call(trainer, "position_after_epoch")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the epoch of every training sampler and dataset."""
@@ -36,3 +48,10 @@ class SetEpochCallback(Callback):
                 set_epoch = getattr(part, "set_epoch", None)
                 if callable(set_epoch):
                     set_epoch(trainer.current_epoch)
+
+
+def _call(trainer: Trainer, method: str) -> None:
+    """Call a method of the data module, if it is one of this package."""
+    function = getattr(getattr(trainer, "datamodule", None), method, None)
+    if function is not None:
+        function()

@@ -15,6 +15,7 @@ from ..loading import H5DataLoader
 from ..order import OtherShardsError, PlanSampler, Position, Segment, is_position
 from .arguments import Split
 from .loaders import MakesLoaders
+from .taken_batches import TakenBatches
 from .trainer_progress import TrainerProgress
 
 __all__ = ["KeepsPosition", "RunPosition", "is_running"]
@@ -36,6 +37,8 @@ class RunPosition:
         self._restored: Position | None = None
         self._left = 0  # steps of the restored epoch that were left when it was restored
         self._base = 0  # batches of it that the trainer had counted by then
+        self._taken = TakenBatches()
+        self._n_fetched: int | None = None  # batches of the restored epoch, until its first step
         self._is_resumed = False  # whether a checkpoint was loaded
         self.is_applied = False
         self.is_over = False
@@ -106,6 +109,14 @@ class RunPosition:
                     f"the checkpoint's position is in epoch {restored.epoch}, but its trainer is in epoch "
                     f"{trainer.current_epoch}; they do not belong together. Resume from another checkpoint."
                 )
+            if self._pending.get("is_unknown") and not restored.finished:
+                raise H5ResumeError(
+                    "it is not known which batches of the interrupted epoch were trained on: training_step takes them "
+                    "from dataloader_iter, and there are several loaders, or SetEpochCallback was not in "
+                    "trainer.callbacks. Resume from a checkpoint that was saved at an epoch's end. Or pass "
+                    "distributed={'on_resume_mismatch': 'restart_epoch'} to the data module: weights and counters are "
+                    "restored, and the interrupted epoch starts over."
+                )
             if restored.segments and not restored.finished and not progress.is_alone:
                 _check_same_batches(restored.segments[-1], sampler.batch_size, sampler.replica.world_size)
         elif progress.is_interrupted and not self._is_resumed:
@@ -145,6 +156,8 @@ class RunPosition:
         if not progress.is_alone:
             done = progress.processed
         elif done < trainer.num_training_batches:
+            if progress.hands_iterator:
+                self._n_fetched, done = done, min(done, progress.processed)  # the latter are steps
             progress.set_batch_count(done)
         else:  # counted in batches of the present size, the epoch has reached its limit
             self._restored = replace(restored, finished=True)
@@ -183,6 +196,26 @@ class RunPosition:
         sampler.restore(restored)
         return epoch
 
+    @property
+    def hands_iterator(self) -> bool:
+        """Whether steps take batches themselves, so that the trainer does not count them."""
+        return self._progress.hands_iterator
+
+    def begin_step(self) -> None:
+        """Correct Lightning's count of fetched batches at the first step after a resume: it took one for each step."""
+        if self._n_fetched is not None:
+            self._progress.set_fetched(self._n_fetched)
+            self._n_fetched = None
+
+    def end_step(self, sampler: PlanSampler) -> None:
+        """Note what the loader has yielded, if steps take batches themselves."""
+        epoch = int(self.trainer.current_epoch)
+        self._taken.end_step(self._progress, sampler, epoch, self._begun(epoch, sampler))
+
+    def end_epoch(self) -> None:
+        """Note that an epoch ended, if steps take batches themselves."""
+        self._taken.end_epoch(self._progress, int(self.trainer.current_epoch))
+
     def state(self, sampler: PlanSampler, identity: str) -> dict[str, Any]:
         """Return the position as plain values."""
         if self._pending is not None:
@@ -193,13 +226,22 @@ class RunPosition:
             epoch = restored.epoch
         if restored is not None and restored.finished and epoch == restored.epoch:
             return restored.state(sampler, identity)
-        begun, left, n_steps = Position(epoch, (), sampler.present_order()), len(sampler), progress.processed
-        if (here := self._restored_in(epoch)) is not None:
-            begun, left, n_steps = here, self._left, n_steps - self._base
+        begun, left, n_steps = self._begun(epoch, sampler), len(sampler), progress.processed
+        if self._restored_in(epoch) is not None:
+            left, n_steps = self._left, n_steps - self._base
+        finished = 0 < trainer.num_training_batches <= progress.processed or (progress.is_done and n_steps > 0)
+        if self._taken.has_counted or progress.hands_iterator:
+            taken = self._taken.position(progress, sampler, epoch, begun, progress.processed - n_steps)
+            finished = finished or self._taken.has_ended(epoch)
+            state = replace(taken or begun, finished=finished).state(sampler, identity)
+            return state if taken is not None else state | {"is_unknown": True}
         if n_steps >= left and progress.cycles:
             begun, n_steps, left = replace(begun, segments=()), (n_steps - left) % len(sampler), len(sampler)
-        finished = 0 < trainer.num_training_batches <= progress.processed
         return replace(begun.after(sampler, min(n_steps, left)), finished=finished).state(sampler, identity)
+
+    def _begun(self, epoch: int, sampler: PlanSampler) -> Position:
+        """Return the position at which this fit began an epoch."""
+        return self._restored_in(epoch) or Position(epoch, (), sampler.present_order())
 
     def _restored_in(self, epoch: int) -> Position | None:
         """Return the restored position if it is in the middle of an epoch."""
@@ -293,6 +335,22 @@ class KeepsPosition(MakesLoaders):
                     failure = error
             all_ranks.agree({"saved position": run.saved}, failure)
         run.apply(sampler)
+
+    def position_before_step(self) -> None:
+        """Called before each step of training."""
+        self._position.begin_step()
+
+    def position_after_step(self) -> None:
+        """Called after each step of training, before anything else may save a checkpoint."""
+        run = self._position
+        if run.trainer is not None and run.hands_iterator and (sampler := self._training_sampler()) is not None:
+            run.end_step(sampler)
+
+    def position_after_epoch(self) -> None:
+        """Called at the end of each epoch of training."""
+        run = self._position
+        if run.trainer is not None and run.hands_iterator:
+            run.end_epoch()
 
     def _run(self) -> RunPosition:
         """Return the position of the current fit, a new one if another fit started."""

@@ -6,6 +6,8 @@ from typing import Any
 
 from .._lightning import PACKAGE, training_loaders
 from ..errors import H5ResumeError
+from ..loading import Iteration
+from ..order import PlanSampler
 
 __all__ = ["TrainerProgress"]
 
@@ -25,6 +27,7 @@ class TrainerProgress:
         try:
             self._loop, self._inner = trainer.fit_loop, trainer.fit_loop.epoch_loop
             self._epochs, self._batches = self._loop.epoch_progress, self._inner.batch_progress
+            self._combined, self._fetcher = self._loop._combined_loader, self._loop._data_fetcher
             self.loaders = training_loaders(trainer)
         except AttributeError as error:
             raise H5ResumeError(
@@ -73,8 +76,17 @@ class TrainerProgress:
     @property
     def is_interrupted(self) -> bool:
         """Whether the last epoch was left in its middle; also in its last batch, which Lightning counts as begun."""
-        is_done = self._batches.is_last_batch and self.processed >= self._batches.current.ready
-        return self.processed > 0 and not is_done
+        return self.processed > 0 and not self.is_done
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the last batch of an epoch was done, or the model skipped the rest (``on_train_batch_start``)."""
+        return self.processed > 0 and bool(self._batches.is_last_batch) and not self.is_in_step
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step began and was not done: it runs, or failed."""
+        return int(self._batches.current.ready) > self.processed
 
     def resume_epoch(self, epoch: object) -> None:
         """Go back into an epoch that ``max_steps`` interrupted, if the trainer counted it as done."""
@@ -112,6 +124,30 @@ class TrainerProgress:
     def is_alone(self) -> bool:
         """Whether the training loader is one loader, so that a batch of the trainer is a batch of ours."""
         return len(self.loaders) <= 1
+
+    @property
+    def hands_iterator(self) -> bool:
+        """Whether steps take batches themselves, as many as they like: ``training_step(dataloader_iter)``."""
+        return type(self._fetcher).__name__ == "_DataLoaderIterDataFetcher"
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether all batches of the epoch were taken."""
+        return bool(getattr(self._fetcher, "done", False))
+
+    def set_fetched(self, batches: int) -> None:
+        """Set the number of batches that were taken, by which Lightning knows the last one."""
+        if self._fetcher is not None:
+            self._fetcher.fetched = batches
+            self._fetcher.done = self._fetcher.length is not None and batches >= self._fetcher.length
+
+    def iteration_of(self, sampler: PlanSampler) -> Iteration | None:
+        """Return the training iteration of the loader with a sampler; None if it has not begun or is gone."""
+        iterations = getattr(getattr(self._combined, "_iterator", None), "iterators", None) or []
+        for each in iterations:
+            if isinstance(each, Iteration) and each.has_begun and each.sampler is sampler:
+                return each
+        return None
 
     @property
     def cycles(self) -> bool:

@@ -9,11 +9,12 @@ from .factory import (
     get_optimal_num_workers,
     set_reproducible_training,
 )
-from .loader import H5DataLoader, SampleCollate
+from .loader import H5DataLoader, Iteration, SampleCollate
 
 __all__ = [
     "FEW_BLOCKS",
     "H5DataLoader",
+    "Iteration",
     "LoaderReport",
     "SampleCollate",
     "blocks_mixed",

@@ -33,7 +33,7 @@ from .pinning import PinnedBatches, pin
 from .prefetch import CLOSED, Batches, InMemoryIterator, ReadAhead
 from .workers import WorkerPool
 
-__all__ = ["H5DataLoader", "SampleCollate"]
+__all__ = ["H5DataLoader", "Iteration", "SampleCollate"]
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +100,16 @@ class Iteration:
         self.progress: Progress
         self._failed: str | None = None
         self._is_over = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a batch was requested."""
+        return hasattr(self, "progress")
+
+    @property
+    def sampler(self) -> PlanSampler:
+        """The loader's sampler."""
+        return self._loader.sampler
 
     def __iter__(self) -> Iteration:
         return self
