@@ -22,6 +22,7 @@ from ..hdf5 import INTEGRITY, ArrayLayout
 from ..loading import H5DataLoader
 from ..options import SplitOptions, TableOptions, WeightOptions
 from ..options.base import check_callable
+from ..staging import check_urls
 from ..types import IntArray
 from .arguments import SPLITS, Split, argument_of
 from .file_report import staging_report
@@ -49,6 +50,7 @@ class BaseH5DataModule(KeepsPosition):
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
+        check_urls(given)  # before they are recorded
         super().__init__(given)
         self._matched: dict[Any, Any] = {}  # what belongs to rows by its order, in all setups
         self._categories = Categories()  # of all setups

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import H5FileError, H5ValueError, listing, near
 from ..natural_order import natural_order
 from ..options import StagingOptions
-from ..staging import expand_url, is_url, look_ahead, use_staging
+from ..staging import check_url, expand_url, is_url, look_ahead, use_staging
 from ..types import PathLike, Paths
 
 SUFFIXES = (".h5", ".hdf5", ".h5ad")
@@ -91,6 +91,7 @@ def file_number(path: str) -> tuple[int, int] | str:
 
 def _expand_one(path: PathLike, name: str, staging: StagingOptions | None) -> Sequence[str]:
     if isinstance(path, str) and is_url(path):
+        check_url(path)
         use_staging(path, staging)
         return expand_url(path, SUFFIXES, name)
     text = expand_user(path)

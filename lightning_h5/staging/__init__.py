@@ -3,7 +3,7 @@
 from .folder import MirrorFolder
 from .mirror import Mirror, Staged, requests_for
 from .network import IN_FLIGHT, Address, network_address, use_network
-from .object_status import ObjectStatus, is_url, shown_url
+from .object_status import ObjectStatus, check_url, check_urls, is_url, shown_url
 from .objects import (
     INDEX_SUFFIX,
     expand_url,
@@ -27,6 +27,8 @@ __all__ = [
     "Origin",
     "PosixOrigin",
     "Staged",
+    "check_url",
+    "check_urls",
     "ensure_folder",
     "expand_url",
     "is_url",

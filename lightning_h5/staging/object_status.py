@@ -1,14 +1,23 @@
-"""URLs, and the state of the object that one names."""
+"""URLs without credentials, and the state of the object that one names."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
 import stat
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["ObjectStatus", "is_url", "shown_url"]
+from ..errors import H5ValueError
 
-URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+__all__ = ["ObjectStatus", "check_url", "check_urls", "is_url", "shown_url"]
+
+URL = re.compile(r"\s*((?:[A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]+)://")
+NAMES_CONTAINER = {"abfs", "abfss", "az", "azure", "adl"}
+"""Schemes whose URLs may have the container before "@": ``abfss://container@account.dfs.core.windows.net/run.h5``."""
 
 
 def is_url(path: object) -> bool:
@@ -17,8 +26,65 @@ def is_url(path: object) -> bool:
 
 
 def shown_url(url: str) -> str:
-    """Return a URL without what may be a secret: a password, and a signature after "?" or "#"."""
-    return re.sub(r"(://)[^/@]*:[^/@]*@", r"\1", re.split("[?#]", url, maxsplit=1)[0])
+    """Return a URL as logs and errors show it: nothing but its scheme if it may have a secret."""
+    return url if _refusal(url) is None else f"{_scheme(url)}://***"
+
+
+def check_url(url: str) -> None:
+    """Check that a URL has no place in which credentials are, and is not chained.
+
+    Raises:
+        H5ValueError: it has. The error does not show it.
+    """
+    if (refusal := _refusal(url)) is not None:
+        raise H5ValueError(f"'{_scheme(url)}://***' was given with {refusal}")
+
+
+def check_urls(values: Any) -> None:
+    """Check all URLs in settings (see ``check_url``), except in ``storage_options``, which are never shown."""
+    if isinstance(values, os.PathLike):
+        values = os.fspath(values)
+    if isinstance(values, str):
+        if is_url(values):
+            check_url(values)
+    elif isinstance(values, Mapping):
+        check_urls([value for name, value in values.items() if name != "storage_options"])
+        check_urls(list(values))
+    elif isinstance(values, list | tuple | AbstractSet):
+        for value in values:
+            check_urls(value)
+    elif dataclasses.is_dataclass(values) and not isinstance(values, type):
+        check_urls({field.name: getattr(values, field.name, None) for field in dataclasses.fields(values)})
+
+
+def _scheme(url: str) -> str:
+    found = URL.match(url)
+    return found[1] if found is not None else "?"
+
+
+def _refusal(url: str) -> str | None:
+    """Return what a URL has that it must not have, and what to do; None if there is nothing."""
+    if (found := URL.match(url)) is None:
+        return None
+    scheme, rest = found[1].lower(), url[found.end() :]
+    authority, _, path = rest.partition("/")
+    host, _, port = authority.rpartition(":")
+    # In the names of objects, "@" after a port, "#", and "?" and ";" before "=" are written %40, %23, %3F and %3B.
+    has_query = "#" in rest or re.search(r"[?;][^/]*=|\?.*&", rest) or ("?" in rest and not re.search(r"[*\[]", path))
+    has_user = "@" in authority and (scheme not in NAMES_CONTAINER or ":" in authority.partition("@")[0])
+    is_port = authority.endswith("]") or (port.isdigit() and len(port) <= 5)  # "]" ends an address of IPv6
+    if has_query or has_user or (host and not is_port) or (host and "@" in path):
+        return (
+            "a user name, a password, a signature or another query, which paths in logs and checkpoints would show. "
+            "Pass the URL without it, and credentials by the environment or staging={'storage_options': ...}. In the "
+            "name of an object, write '@' as %40, '#' as %23, '?' as %3F and ';' as %3B."
+        )
+    if "::" in found[1]:
+        return (
+            "a chain of schemes. Pass the URL of the object alone: what is read of it is kept in a mirror on the local "
+            "disk (staging)."
+        )
+    return None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from ..errors import H5DataChangedError, H5Error, H5FileError, H5ValueError
-from .object_status import ObjectStatus, is_url, shown_url
+from .object_status import ObjectStatus, check_url, is_url, shown_url
 
 __all__ = ["Stores"]
 
@@ -101,13 +101,8 @@ class Stores:
             raise self._error(url, options, error, what="listed") from None
 
     def _store(self, url: str, options: Mapping[str, Any] | None) -> _Store:
+        check_url(url)
         parts = urlsplit(url)
-        if parts.query or parts.fragment or parts.password:
-            raise H5ValueError(
-                f"{shown_url(url)!r} was given with a password, a signature or another query, which paths in logs and "
-                "checkpoints would show. Pass the URL without it, and credentials by the environment or "
-                "staging={'storage_options': ...}."
-            )
         root = f"{parts.scheme}://{parts.netloc}"
         key = root, repr(sorted((options or {}).items(), key=str))
         if (found := self._stores.get(key)) is None:
@@ -378,5 +373,8 @@ def _values(options: Any) -> Iterator[str]:
     if isinstance(options, Mapping):
         for value in options.values():
             yield from _values(value)
-    elif isinstance(options, str) and not is_url(options):
+    elif isinstance(options, str) and is_url(options):  # of an endpoint or a proxy
+        users = options.partition("://")[2].rpartition("@")[0]
+        yield from (text for text in (users, users.partition(":")[2]) if text)
+    elif isinstance(options, str):
         yield from (each for each in (options, *options.split()) if len(each) > 7)  # the latter of "Bearer ..."
