@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
+import struct
 import threading
+import time
 from collections import deque
 from contextlib import suppress
-from multiprocessing.connection import Client, Connection, Listener
+from functools import partial
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 from ..cores import local_ranks
 from ..errors import H5Error, H5FileError
+from ..threads import EndingThread
 from .stores import Stores
 
 __all__ = ["IN_FLIGHT", "Address", "ask_store", "network_address", "use_network"]
@@ -24,6 +30,8 @@ IN_FLIGHT = 64
 """Requests to stores at a time, of all ranks of a machine together."""
 
 BACKLOG = 128  # connections that wait to be accepted
+PAUSE = 0.1  # seconds after a connection could not be accepted: this process may have no descriptor left
+PEER = struct.Struct("iII")  # process, user and group at the other end of a socket
 
 Address = tuple[str, bytes]
 """Name of the socket, and the key that both sides know."""
@@ -40,8 +48,11 @@ class _Network:
         if self.is_owner:
             self._stores = Stores()
             self._turns = threading.BoundedSemaphore(max(4, IN_FLIGHT // local_ranks()))
-            self._listener = Listener(self.address[0], "AF_UNIX", backlog=BACKLOG, authkey=self.address[1])
-            threading.Thread(target=self._accept, name="lightning_h5-stores", daemon=True).start()
+            self._is_over = False
+            self._listener = socket.socket(socket.AF_UNIX)
+            self._listener.bind(self.address[0])
+            self._listener.listen(BACKLOG)
+            EndingThread(self._accept, name="lightning_h5-stores", end=self._end).start()
 
     def ask(self, what: str, *args: Any) -> Any:
         """Return what a method of ``Stores`` does."""
@@ -72,16 +83,30 @@ class _Network:
             return self._idle.pop()
         return Client(self.address[0], "AF_UNIX", authkey=self.address[1])
 
-    def _accept(self) -> None:
-        while True:
-            with suppress(Exception):  # another program knocked: it does not have the key
-                connection = self._listener.accept()
-                threading.Thread(
-                    target=self._answer, args=(connection,), name="lightning_h5-store", daemon=True
-                ).start()
+    def _end(self) -> None:
+        self._is_over = True
+        _shut(self._listener)
 
-    def _answer(self, connection: Connection) -> None:
-        with connection, suppress(EOFError, OSError):
+    def _accept(self) -> None:
+        """Accept connections; any user of the machine can connect to the socket."""
+        while not self._is_over:
+            try:
+                peer, _ = self._listener.accept()
+                user = PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))[1]
+            except OSError:
+                time.sleep(PAUSE)
+                continue
+            if user != os.geteuid():
+                peer.close()
+                continue
+            EndingThread(self._answer, (peer,), name="lightning_h5-store", end=partial(_shut, peer)).start()
+
+    def _answer(self, peer: socket.socket) -> None:
+        """Answer a worker, once both sides have shown that they know the key; others keep only this thread."""
+        connection = Connection(os.dup(peer.fileno()))
+        with peer, connection, suppress(EOFError, OSError, AuthenticationError):
+            deliver_challenge(connection, self.address[1])
+            answer_challenge(connection, self.address[1])
             while True:
                 what, args = connection.recv()
                 try:
@@ -90,6 +115,12 @@ class _Network:
                 except H5Error as error:
                     answer = False, error
                 connection.send(answer)
+
+
+def _shut(peer: socket.socket) -> None:
+    """Wake the thread that waits at a socket."""
+    with suppress(OSError):
+        peer.shutdown(socket.SHUT_RDWR)
 
 
 _network: _Network | None = None
