@@ -357,6 +357,10 @@ class CombinedHDF5Dataset(CachingDataset):
         """
         return self.files_and_rows(np.arange(len(self)))
 
+    def _build_index(self) -> list[tuple[str, int]]:
+        """Return the file of each sample, and its row there; the dataset itself keeps no such list."""
+        return self.places_of(np.arange(len(self)))
+
     def get_stats(self) -> dict[str, Any]:
         """Return what this dataset is and did, as plain values.
 

@@ -27,6 +27,7 @@ from ..order import (
     RowWeights,
     ShardMode,
     as_array,
+    note_length,
     present_replica,
     resolve_replica,
 )
@@ -305,7 +306,7 @@ class HeldDataset(TableDataset):
         shard = self.shard
         if shard.world_size > 1:
             refuse_second_sharding(Replica(shard.rank, shard.world_size))
-        return shard.n_held
+        return note_length(shard)
 
     @property
     def n_rows(self) -> int:

@@ -10,13 +10,18 @@ from .factory import (
     set_reproducible_training,
 )
 from .loader import H5DataLoader, Iteration, SampleCollate
+from .multi import LoaderBatch, MultiDataLoader, MultiDataLoaderConfig, SamplingStrategy
 
 __all__ = [
     "FEW_BLOCKS",
     "H5DataLoader",
     "Iteration",
+    "LoaderBatch",
     "LoaderReport",
+    "MultiDataLoader",
+    "MultiDataLoaderConfig",
     "SampleCollate",
+    "SamplingStrategy",
     "blocks_mixed",
     "bytes_to_mix",
     "create_multi_dataloaders",

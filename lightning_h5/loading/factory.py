@@ -32,6 +32,7 @@ from ..sizes import whole
 from ..types import DTypeLike, Paths
 from .choose_order import choose_order
 from .loader import H5DataLoader, SampleCollate
+from .multi import MultiDataLoaderConfig, SamplingStrategy
 
 __all__ = [
     "create_multi_dataloaders",
@@ -248,7 +249,7 @@ def create_multi_dataloaders(
     *,
     is_training: bool = True,
     seed: int = 42,
-) -> tuple[list[DataLoader[Any]], list[str]]:
+) -> tuple[list[DataLoader[Any]], MultiDataLoaderConfig]:
     """Return loaders for several datasets, which share one budget of worker processes.
 
     Args:
@@ -260,7 +261,8 @@ def create_multi_dataloaders(
         seed: of the orders; each dataset has its own order.
 
     Returns:
-        The loaders, and their names, in the order given.
+        The loaders in the order given, and a configuration with their names, which gives each the same weight. Both go
+        to ``MultiDataLoader``; pass another configuration to mix otherwise.
 
     Raises:
         H5ValueError: there is not one batch size for each, or there are two that differ.
@@ -287,7 +289,10 @@ def create_multi_dataloaders(
         needs_none = num_workers == "auto" and (isinstance(dataset, RowDataset) or _are_paths(dataset))
         n_workers = 0 if needs_none else each + (at < rest)
         loaders.append(create_optimized_dataloader(dataset, cast("int", size), is_training, n_workers, seed=seed + at))
-    return loaders, names
+    config = MultiDataLoaderConfig(
+        sampling_strategy=SamplingStrategy.WEIGHTED, dataloader_weights=[1.0] * len(names), dataloader_names=names
+    )
+    return loaders, config
 
 
 def _with_batch_size(given: Any) -> tuple[Any, int | None]:
@@ -341,7 +346,7 @@ def _check_shard(dataset: RankMemCachedH5Dataset, asked: Replica, *, is_given: b
         )
 
 
-def get_optimal_num_workers(device_type: str | torch.device = "cuda", *, root: str | os.PathLike[str] = "/") -> int:
+def get_optimal_num_workers(device_type: str | torch.device = "cuda") -> int:
     """Return the number of worker processes to use on this machine for a dataset that needs any.
 
     The loaders of this package decode in threads, and are fastest with none, unless a transform is slow.
@@ -349,7 +354,6 @@ def get_optimal_num_workers(device_type: str | torch.device = "cuda", *, root: s
     Args:
         device_type: where the model trains: "cpu", "cuda", another type of device, or a device. On "cpu" the answer
             is 0, since the model takes all cores.
-        root: where the system's files are; for tests.
 
     Returns:
         The cores that this process may run on (affinity, and the control group's quota), shared with the other ranks of
@@ -362,7 +366,7 @@ def get_optimal_num_workers(device_type: str | torch.device = "cuda", *, root: s
         kind = torch.device(device_type).type
     except (RuntimeError, TypeError) as error:
         raise H5ValueError(f"device_type={device_type!r} was given. Pass 'cpu', 'cuda' or 'mps'.") from error
-    return 0 if kind == "cpu" else max(0, min(MAX_WORKERS, cores_of_a_rank(root) - 1))
+    return 0 if kind == "cpu" else max(0, min(MAX_WORKERS, cores_of_a_rank() - 1))
 
 
 def set_reproducible_training(seed: int = 42) -> tuple[Callable[[int], object], torch.Generator]:

@@ -17,7 +17,15 @@ from .plan import EpochPlan, EpochRecipe, EpochSequence, OrderParameters, Segmen
 from .position import EpochSource, Position
 from .recipes import EachRowOnce, RowWeights
 from .shard_rows import ShardRows
-from .shards import EvaluationBatches, RankShard, Replica, balanced_contiguous_shard, present_replica, resolve_replica
+from .shards import (
+    EvaluationBatches,
+    RankShard,
+    Replica,
+    balanced_contiguous_shard,
+    equal_rows,
+    present_replica,
+    resolve_replica,
+)
 from .window import BlockTable
 
 __all__ = ["EpochShuffleSampler", "PlanSampler", "ShardSampler"]
@@ -336,8 +344,9 @@ class EpochShuffleSampler(DistributedSampler[Any]):
         data_len: rows of this rank, ``len(dataset)``.
         seed: of the order. Orders of neighboring seeds, epochs and ranks are unrelated.
         shuffle: if False, rows come in storage order.
-        num_samples: rows of an epoch. If ranks hold different numbers of rows and must make equally many steps, pass
-            ``dataset.rows_on_each_rank``. Other rows are left out each epoch. None takes all.
+        num_samples: rows of an epoch; others are left out each epoch. None takes all rows, or, if they are shuffled and
+            ``data_len`` is ``len(dataset)`` of a ``RankMemCachedH5Dataset``, as many as every rank holds
+            (``dataset.rows_on_each_rank``), so that ranks take equally many steps.
 
     Raises:
         H5ValueError: a number is out of range.
@@ -353,7 +362,9 @@ class EpochShuffleSampler(DistributedSampler[Any]):
                 "of rows of this rank, and at most as many per epoch."
             )
         self.data_len, self.seed, self.shuffle = data_len, seed, shuffle
-        self.num_samples = data_len if num_samples is None else num_samples
+        if num_samples is None:
+            num_samples = equal_rows(data_len) if shuffle else data_len
+        self.num_samples = num_samples
         self.epoch = 0
 
     # The rank is resolved on demand: a sampler may be created before the process group.

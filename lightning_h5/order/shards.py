@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,9 +28,11 @@ __all__ = [
     "balanced_contiguous_shard",
     "check_nodes",
     "contiguous_shard",
+    "equal_rows",
     "interleaved_indices",
     "launched_nodes",
     "launched_replica",
+    "note_length",
     "places_in",
     "present_replica",
     "resolve_replica",
@@ -381,6 +384,28 @@ class RankShard:
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         rows: IntArray = np.repeat(offsets, counts) + within
         return rows
+
+
+_asked = threading.local()  # number of rows of the shard whose length was asked for last, and of the smallest shard
+
+
+def note_length(shard: RankShard) -> int:
+    """Return the rows of a shard, and remember how many of them every rank has."""
+    _asked.sizes = shard.n_held, shard.n_least
+    return shard.n_held
+
+
+def equal_rows(n_rows: int) -> int:
+    """Return how many of a shard's rows every rank has, if its length was the last that was asked for.
+
+    A sampler that gets ``len(dataset)`` learns nothing else of the shard, and ranks whose shards differ by a row would
+    take different numbers of steps.
+
+    Args:
+        n_rows: the length.
+    """
+    n_held, n_least = getattr(_asked, "sizes", (-1, -1))
+    return n_least if n_rows == n_held else n_rows
 
 
 def _check(total: int, world_size: int, rank: int) -> None:

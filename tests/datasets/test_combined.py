@@ -482,3 +482,13 @@ def test_fields_with_other_numbers_of_rows_are_refused(make_h5):
         CombinedHDF5Dataset(path, ["x", "z"])
     with pytest.raises(H5ValueError, match="rows"):
         CombinedHDF5Dataset(path, ["x"], where={"z": 0})
+
+
+def test_the_index_names_the_file_and_the_row_of_each_sample(recordings):
+    dataset = CombinedHDF5Dataset(recordings, load_fields=["guid"], cs_label=True)
+    index = dataset._build_index()
+    assert len(index) == len(dataset) > 0
+    for sample, (path, row) in zip(dataset, index, strict=True):
+        with h5py.File(path) as file:
+            assert file["cs_label"][row]
+            assert file["guid"].asstr()[row] == sample["guid"]

@@ -28,6 +28,7 @@ from lightning_h5 import (
     interleaved_indices,
     set_reproducible_training,
 )
+from lightning_h5.cores import cores_of_a_rank
 
 ROWS = 23
 
@@ -363,8 +364,8 @@ def test_a_loader_goes_on_where_its_state_was_taken(files):
 
 def test_several_loaders_share_one_budget_of_workers(files):
     datasets = {name: CombinedHDF5Dataset(files) for name in ("a", "b", "c")}
-    loaders, names = create_multi_dataloaders(datasets, {"a": 2, "b": 3, "c": 4}, 4)
-    assert names == ["a", "b", "c"]
+    loaders, config = create_multi_dataloaders(datasets, {"a": 2, "b": 3, "c": 4}, 4)
+    assert config.dataloader_names == ["a", "b", "c"]
     assert [loader.num_workers for loader in loaders] == [2, 1, 1]
     assert [loader.sampler.batch_size for loader in loaders] == [2, 3, 4]
     as_written, _ = create_multi_dataloaders({"a": (datasets["a"], 5)})
@@ -383,7 +384,7 @@ def test_only_datasets_of_others_get_workers_by_themselves(files, monkeypatch):
 
 
 def test_a_model_on_the_cpu_gets_no_workers(monkeypatch):
-    monkeypatch.setattr("lightning_h5.loading.factory.cores_of_a_rank", lambda root: 8)
+    monkeypatch.setattr("lightning_h5.loading.factory.cores_of_a_rank", lambda: 8)
     found = [
         get_optimal_num_workers(kind) for kind in ("cpu", torch.device("cpu"), "cuda", "cuda:1", torch.device("mps"))
     ]
@@ -403,7 +404,8 @@ def test_workers_are_as_many_as_cores_that_are_left(tmp_path, monkeypatch, quota
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_ranks))
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text(quota)
-    assert get_optimal_num_workers(root=tmp_path) == (7 if expected is None else expected)
+    monkeypatch.setattr("lightning_h5.loading.factory.cores_of_a_rank", partial(cores_of_a_rank, tmp_path))
+    assert get_optimal_num_workers() == (7 if expected is None else expected)
 
 
 def test_a_deterministic_loader_gives_the_same_twice(files):

@@ -19,6 +19,7 @@ from lightning_h5.order import (
     ShardSampler,
     balanced_contiguous_shard,
     interleaved_indices,
+    note_length,
 )
 
 MODES = ["contiguous", "interleave"]
@@ -322,3 +323,26 @@ def test_epoch_shuffle_of_rows_that_are_not_there_is_refused(numbers):
     data_len, num_samples = numbers
     with pytest.raises(H5ValueError, match=rf"data_len={data_len}, num_samples={num_samples}\)"):
         EpochShuffleSampler(data_len, num_samples=num_samples)
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.booleans())
+def test_ranks_that_pass_the_lengths_of_their_shards_take_equally_many_rows(n_rows, world_size, shuffle):
+    assume(n_rows >= world_size)
+    shards = all_ranks(n_rows, world_size)
+    samplers = [EpochShuffleSampler(note_length(shard), 5, shuffle) for shard in shards]
+    if not shuffle:
+        assert [len(one) for one in samplers] == [shard.n_held for shard in shards]
+        return
+    assert {len(one) for one in samplers} == {n_rows // world_size}
+    assert len(EpochShuffleSampler(shards[0].n_held, num_samples=shards[0].n_held)) == shards[0].n_held
+    absent = []
+    for epoch in range(shards[0].n_held):
+        samplers[0].set_epoch(epoch)
+        absent += sorted({*range(shards[0].n_held)} - {*samplers[0]})
+    assert len(absent) == len(set(absent)) == (shards[0].n_held if n_rows % world_size else 0)
+
+
+def test_a_length_that_is_no_shards_is_taken_whole():
+    note_length(all_ranks(9, 2)[0])
+    assert len(EpochShuffleSampler(7)) == 7
+    assert len(EpochShuffleSampler(5)) == 4
