@@ -159,7 +159,7 @@ def test_a_loader_that_cannot_be_repeated_cannot_be_resumed():
 
 def test_a_position_of_other_loaders_is_refused(datasets):
     state = multi(datasets, "round robin").state_dict()
-    with pytest.raises(H5ResumeError, match="saved position is of .round_robin"):
+    with pytest.raises(H5ResumeError, match=r"saved position is of .round_robin"):
         multi(datasets, "sequential").load_state_dict(state)
 
 
